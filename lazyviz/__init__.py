@@ -1,0 +1,1 @@
+"""Charts the road from a cell to its memory, before anything runs."""

@@ -1,0 +1,232 @@
+"""The graph: what was recorded, as plain data.
+
+A :class:`Graph` is a list of :class:`Node` in program order.  A node calls one
+ATen operator; its arguments are Python constants and :class:`Value` objects.  A
+value is one tensor (an identity with metadata); several values can share one
+:class:`Storage`, as views do.  Everything later stages need (lifetimes, batch
+analysis, drawing, execution) is derived from these three.
+
+Nothing here imports from a later stage, holds a tensor of the user's, or runs
+anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from .._torch import OpOverload
+
+Phase = Literal["forward", "backward", "optimizer", "other"]
+State = Literal["pending", "done", "failed"]
+Role = Literal["parameter", "gradient", "optimizer", "buffer", "input"]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """One line of the user's code."""
+
+    file: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class TensorMeta:
+    """Metadata of a tensor; interned, so that equal metadata is the same object.
+
+    ``offset`` and ``stride`` count elements; ``storage_nbytes`` is the size in bytes
+    of the smallest storage the tensor fits in, from the storage's start.
+    """
+
+    __slots__ = ("device", "dtype", "flags", "nbytes", "offset", "shape", "storage_nbytes", "stride")
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        offset: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        flags: int = 0,
+    ) -> None:
+        self.shape = shape
+        self.stride = stride
+        self.offset = offset
+        self.dtype = dtype
+        self.device = device
+        self.flags = flags  # bit 0: conjugate view, bit 1: negative view
+        numel = 1
+        last = offset
+        for size, step in zip(shape, stride):
+            numel *= size
+            last += (size - 1) * step
+        self.nbytes = numel * dtype.itemsize
+        self.storage_nbytes = (last + 1) * dtype.itemsize if numel else 0
+
+    def __repr__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{list(self.shape)} {dtype} {self.device}"
+
+
+class Storage:
+    """One allocation, as eager PyTorch would make it.
+
+    Times are positions in the graph's program order: the storage exists from the
+    start of node ``created`` (-1: it existed before recording, an *external* storage);
+    user code (autograd included) dropped its last reference when ``dropped`` nodes
+    were recorded (``None``: still referenced).
+    """
+
+    __slots__ = ("created", "device", "dropped", "external", "id", "name", "nbytes", "role")
+
+    _ids = itertools.count()
+
+    def __init__(self, nbytes: int, device: torch.device, *, external: bool, created: int) -> None:
+        self.id = next(Storage._ids)
+        self.nbytes = nbytes
+        self.device = device
+        self.external = external
+        self.created = created
+        self.dropped: int | None = None
+        self.role: Role | None = None
+        self.name = ""
+
+    def __repr__(self) -> str:
+        return f"<Storage {self.id} {self.name or ''} {self.nbytes} B {self.device}>"
+
+
+class Value:
+    """One tensor of the recorded program."""
+
+    __slots__ = ("__weakref__", "id", "index", "meta", "name", "node", "storage", "symbolic_shape")
+
+    _ids = itertools.count()
+
+    def __init__(self, meta: TensorMeta, storage: Any, node: Node | None, index: int = 0) -> None:
+        self.id = next(Value._ids)
+        self.meta = meta
+        self.storage: Storage = storage
+        self.node = node  # the node that produced it; None for an input from outside
+        self.index = index
+        self.name = ""
+        self.symbolic_shape: tuple[int | str, ...] = meta.shape
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.meta.shape)
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        return self.meta.stride
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.meta.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.meta.device
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensor's elements in bytes (not of the storage it views)."""
+        return self.meta.nbytes
+
+    def __repr__(self) -> str:
+        return f"<Value {self.id} {self.meta!r}>"
+
+
+class Node:
+    """One recorded operator call.
+
+    ``args`` and ``kwargs`` are those of the call with each tensor replaced by its
+    :class:`Value`.  ``inputs`` are the values read, in argument order; ``outputs`` the
+    values returned (an in-place operator returns its own argument).  ``writes`` are
+    the storages it mutates.  ``after`` are further nodes that have to run first (write
+    orders on shared storages) beyond the producers of ``inputs``.
+    """
+
+    __slots__ = (
+        "after",
+        "args",
+        "error",
+        "forward",
+        "index",
+        "inputs",
+        "kwargs",
+        "module",
+        "op",
+        "outputs",
+        "phase",
+        "root",
+        "seconds",
+        "source",
+        "state",
+        "writes",
+    )
+
+    def __init__(self, index: int, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.index = index  # position in its graph
+        self.op = op
+        self.args = args
+        self.kwargs = kwargs
+        self.inputs: Sequence[Value] = ()
+        self.outputs: Sequence[Value] = ()
+        self.writes: Sequence[Storage] = ()
+        self.after: Sequence[Node] = ()
+        self.module = ""  # "transformer.h.0.attn", relative to the outermost module called
+        self.root = ""  # class name of that outermost module, "" outside of one
+        self.source: SourceLine | None = None
+        self.phase: Phase = "other"
+        self.forward: Node | None = None  # of a backward node: the node it differentiates
+        self.state: State = "pending"
+        self.error: str | None = None
+        self.seconds: float | None = None  # measured run time, once run with timing
+
+    @property
+    def name(self) -> str:
+        """The operator's short name and the node's position: ``"addmm_12"``."""
+        return f"{self.op._schema.name.rpartition('::')[2]}_{self.index}"
+
+    def __repr__(self) -> str:
+        return f"<Node {self.name} {self.phase} {self.module or '-'} {self.state}>"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPoint:
+    """A place where recording had to evaluate.
+
+    ``ops`` is the number of nodes that ran, ``seconds`` how long they took, ``bytes``
+    the size of the tensor that was read.  ``index`` is the number of nodes recorded
+    before it.
+    """
+
+    cause: str
+    source: SourceLine | None
+    ops: int
+    seconds: float
+    bytes: int
+    index: int
+
+
+class Graph:
+    """Nodes in program order, with the storages and outside inputs they touch."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.storages: list[Storage] = []  # in order of first appearance
+        self.inputs: list[Value] = []  # values from outside the graph
+        self.sync_points: list[SyncPoint] = []
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
