@@ -1,0 +1,160 @@
+"""When each storage exists, in eager PyTorch and in our own run.
+
+A graph's program order is the clock: position ``i`` is node ``i``.  A storage is alive
+*during* node ``i`` if ``start <= i < stop``; a node's outputs are alive during it, and
+what is freed at ``stop`` is freed just before node ``stop`` runs.  Storages from outside
+the graph start at ``-1``.
+
+Two timelines share these rules and differ in when a storage is freed:
+
+* **eager**: when the user's code (autograd included) dropped its last reference, which
+  the recorder saw.
+* **lazy**, our run: after its last use, since by the time the run starts it is known that
+  nobody will ask for it again; one that is still referenced stays to the end.  A storage
+  from outside that the user has dropped since is kept alive by the pending graph alone, so
+  it is there from the start of the run, whatever eager did.
+
+:func:`events` turns either into the list of allocations and frees that memory charts and
+(later) the allocator simulation and the batch curve read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ..graph.ir import Graph, Node, Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """The span of positions of one storage on both timelines; ``stop`` is exclusive.
+
+    ``maker`` is the node that allocated it (``None``: from outside), ``first_use`` and
+    ``last_use`` the first and last node that touches it (``None``: none does).
+    """
+
+    storage: Storage
+    start: int
+    eager_stop: int
+    lazy_stop: int
+    maker: Node | None
+    first_use: Node | None
+    last_use: Node | None
+    in_backward: bool
+
+    @property
+    def held(self) -> bool:
+        """Whether only the pending graph keeps this outside storage alive."""
+        return self.storage.external and self.storage.dropped is not None
+
+    def alive(self, position: int) -> bool:
+        """Whether our run holds the storage during node ``position``."""
+        return self.start <= position < self.lazy_stop
+
+
+class Event(NamedTuple):
+    """One allocation (``nbytes > 0``) or free (``nbytes < 0``) before node ``position``."""
+
+    position: int
+    nbytes: int
+    storage: Storage
+
+
+def main_device(graph: Graph) -> torch.device:
+    """The device that holds most of the graph's bytes; the CPU for an empty graph."""
+    totals: dict[torch.device, int] = {}
+    for storage in graph.storages:
+        totals[storage.device] = totals.get(storage.device, 0) + storage.nbytes
+    if not totals:
+        return torch.device("cpu")
+    return max(totals, key=lambda device: totals[device])
+
+
+def lifetimes(graph: Graph, device: torch.device | None = None) -> list[Lifetime]:
+    """The lifetime of every storage on ``device`` (all devices if ``None``), in graph order.
+
+    Linear in the number of nodes and their inputs.
+    """
+    nodes = graph.nodes
+    count = len(nodes)
+    first: dict[Storage, Node] = {}
+    last: dict[Storage, Node] = {}
+    backward: set[Storage] = set()
+    for node in nodes:
+        touched = [value.storage for value in node.inputs]
+        if node.phase == "backward":
+            backward.update(touched)  # what the node reads, not what it makes
+        touched += [value.storage for value in node.outputs]
+        touched += node.writes
+        for storage in touched:
+            if storage not in last:
+                first[storage] = node
+            last[storage] = node
+
+    result = []
+    for storage in graph.storages:
+        if device is not None and storage.device != device:
+            continue
+        start = -1 if storage.external else storage.created
+        last_use = last.get(storage)
+        # A node's own output is alive during the node, even if dropped at once.
+        earliest = start + 1
+        if storage.dropped is None:
+            eager_stop = lazy_stop = count
+        else:
+            eager_stop = max(storage.dropped, earliest)
+            lazy_stop = max(last_use.index + 1 if last_use is not None else earliest, earliest)
+        result.append(
+            Lifetime(
+                storage=storage,
+                start=start,
+                eager_stop=eager_stop,
+                lazy_stop=lazy_stop,
+                maker=None if storage.external or start >= count else nodes[start],
+                first_use=first.get(storage),
+                last_use=last_use,
+                in_backward=storage in backward,
+            )
+        )
+    return result
+
+
+def events(spans: Iterable[Lifetime], *, eager: bool = False) -> list[Event]:
+    """Allocations and frees in time order; at one position frees come before allocations.
+
+    Storages of 0 bytes are left out.  What stays to the end is freed at the
+    position after the last node.  ``eager``
+    chooses the eager timeline instead of our run's.
+    """
+    result = []
+    for span in spans:
+        storage = span.storage
+        if not storage.nbytes:
+            continue
+        result.append(Event(span.start, storage.nbytes, storage))
+        stop = span.eager_stop if eager else span.lazy_stop
+        result.append(Event(stop, -storage.nbytes, storage))
+    result.sort(key=_time)
+    return result
+
+
+def _time(event: Event) -> tuple[int, bool]:
+    return event.position, event.nbytes > 0
+
+
+def allocated(timeline: Sequence[Event], count: int) -> list[int]:
+    """Bytes allocated during each of ``count`` nodes."""
+    result = []
+    total = 0
+    upcoming = iter(timeline)
+    event = next(upcoming, None)
+    for position in range(count):
+        while event is not None and event.position <= position:
+            total += event.nbytes
+            event = next(upcoming, None)
+        result.append(total)
+    return result

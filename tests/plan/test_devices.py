@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import types
+
+import psutil
+import pynvml
+import pytest
+import torch
+
+from lazyviz.plan import devices as module
+from lazyviz.plan.devices import PROFILES, Device, DeviceProfile, capacity, devices, lookup, resolve
+from lazyviz.plan.units import format_bytes
+
+
+class FakeNvml:
+    """Stands in for the driver: two cards, of which the second does not answer."""
+
+    def __init__(self, monkeypatch, count=2, init_error=None):
+        self.open = 0
+        self.count = count
+        self.init_error = init_error
+        for name in (
+            "nvmlInit",
+            "nvmlShutdown",
+            "nvmlDeviceGetCount",
+            "nvmlDeviceGetHandleByIndex",
+            "nvmlDeviceGetName",
+            "nvmlDeviceGetMemoryInfo",
+        ):
+            monkeypatch.setattr(pynvml, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def nvmlInit(self):
+        if self.init_error is not None:
+            raise pynvml.NVMLError(self.init_error)
+        self.open += 1
+
+    def nvmlShutdown(self):
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self):
+        return self.count
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetName(self, handle):
+        return b"NVIDIA Test"
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        if handle == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return types.SimpleNamespace(total=1000, free=600, used=400)
+
+
+def test_every_card_is_listed_even_one_that_does_not_answer(monkeypatch):
+    nvml = FakeNvml(monkeypatch)
+    found = devices()
+    assert found[0] == Device("cuda:0", "NVIDIA Test", 1000, 600, 400)
+    assert found[1].name == "cuda:1"
+    assert found[1].total_bytes is None
+    assert "does not answer" in found[1].state
+    assert found.cuda_state == "2 GPUs"
+    assert nvml.open == 0
+    assert capacity(found[1], 5) is None
+    assert "600 B free of 1000 B" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "no NVIDIA driver"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "no NVIDIA driver"),
+        (pynvml.NVML_ERROR_UNKNOWN, "does not answer"),
+    ],
+)
+def test_a_missing_or_failing_driver_is_a_state_in_words(monkeypatch, error, words):
+    FakeNvml(monkeypatch, init_error=error)
+    found = devices()
+    assert words in found.cuda_state
+    assert found[0].name == "cpu"
+    with pytest.raises(ValueError, match=words):
+        resolve("cuda")
+
+
+def test_a_driver_without_a_card_is_a_state_in_words(monkeypatch):
+    FakeNvml(monkeypatch, count=0)
+    assert devices().cuda_state == "driver present, no GPU visible"
+
+
+def test_cuda_without_a_number_is_the_first_card(monkeypatch):
+    FakeNvml(monkeypatch)
+    assert resolve("cuda").name == "cuda:0"
+    assert resolve(torch.device("cuda", 1)).name == "cuda:1"
+    with pytest.raises(ValueError, match="cuda:7"):
+        resolve("cuda:7")
+
+
+def test_the_cpu_tells_its_memory():
+    cpu = resolve("cpu")
+    assert isinstance(cpu, Device)
+    assert 0 < cpu.free_bytes <= cpu.total_bytes
+    assert cpu.used_bytes == cpu.total_bytes - cpu.free_bytes
+
+
+def test_a_container_limit_below_the_machine_is_what_counts(monkeypatch, tmp_path):
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("600000\n")
+    (tmp_path / "memory.stat").write_text("anon 100\ninactive_file 50000\n")
+    assert module._cgroup_memory(tmp_path) == (1000000, 450000)
+    monkeypatch.setattr(module, "_cgroup_memory", lambda: (1000000, 450000))
+    cpu = module.cpu_device()
+    assert (cpu.total_bytes, cpu.free_bytes, cpu.used_bytes) == (1000000, 450000, 550000)
+    assert "container" in cpu.model
+
+
+def test_a_container_without_a_limit_has_the_machine_s_memory(monkeypatch, tmp_path):
+    (tmp_path / "memory.max").write_text("max\n")
+    assert module._cgroup_memory(tmp_path) is None
+    monkeypatch.setattr(module, "_cgroup_memory", lambda: (1 << 62, 1 << 62))  # cgroup v1's "no limit"
+    assert module.cpu_device().total_bytes == psutil.virtual_memory().total
+
+
+def test_profiles_name_a_plausible_size_and_its_source():
+    for name, profile in PROFILES.items():
+        assert profile.name == name
+        assert 8 << 30 < profile.total_bytes < 200 << 30
+        assert "NVIDIA" in profile.source or "GeForce" in profile.source
+    assert {"A100-40GB", "H100-80GB", "RTX-4090", "RTX-3060"} <= set(PROFILES)
+
+
+def test_a_profile_is_found_whatever_its_case():
+    assert lookup("a100-40gb") is PROFILES["A100-40GB"]
+    assert resolve("RTX-4090") is PROFILES["RTX-4090"]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("H100", "H100-80GB"), ("A100", "A100-40GB"), ("RTX4090", "RTX-4090"), ("v100-16", "V100-16GB")],
+)
+def test_an_unknown_name_gets_its_near_matches(name, near):
+    with pytest.raises(ValueError, match=near):
+        lookup(name)
+
+
+def test_a_name_like_nothing_gets_the_whole_list():
+    with pytest.raises(ValueError, match="known: cpu, cuda, A100-40GB"):
+        resolve("zzzzzz")
+
+
+def test_a_user_can_bring_a_profile():
+    mine = DeviceProfile("mine", 5)
+    assert resolve(mine) is mine
+    assert capacity(mine, 100) == 5
+    with pytest.raises(ValueError, match="positive"):
+        DeviceProfile("none", 0)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (1536, "1.50 KiB"), (10 << 20, "10.0 MiB"),
+     (1023 << 20, "1023 MiB"), ((1 << 30) - 1, "1.00 GiB"), (-2048, "-2.00 KiB"), (5 << 60, "5120 PiB")],
+)  # fmt: skip
+def test_bytes_read_with_three_significant_digits(nbytes, text):
+    assert format_bytes(nbytes) == text
