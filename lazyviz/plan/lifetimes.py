@@ -14,14 +14,14 @@ Two timelines share these rules and differ in when a storage is freed:
   from outside that the user has dropped since is kept alive by the pending graph alone, so
   it is there from the start of the run, whatever eager did.
 
-:func:`events` turns either into the list of allocations and frees that memory charts and
-(later) the allocator simulation and the batch curve read.
+:func:`events` turns either into the list of allocations and frees that an allocator would
+see, :func:`allocated` into the sum that a memory chart shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -29,8 +29,7 @@ import torch
 from ..graph.ir import Graph, Node, Storage
 
 
-@dataclass(frozen=True, slots=True)
-class Lifetime:
+class Lifetime(NamedTuple):
     """The span of positions of one storage on both timelines; ``stop`` is exclusive.
 
     ``maker`` is the node that allocated it (``None``: from outside), ``first_use`` and
@@ -85,12 +84,20 @@ def lifetimes(graph: Graph, device: torch.device | None = None) -> list[Lifetime
     last: dict[Storage, Node] = {}
     backward: set[Storage] = set()
     for node in nodes:
-        touched = [value.storage for value in node.inputs]
+        for value in node.inputs:
+            storage = value.storage
+            if storage not in last:
+                first[storage] = node
+            last[storage] = node
         if node.phase == "backward":
-            backward.update(touched)  # what the node reads, not what it makes
-        touched += [value.storage for value in node.outputs]
-        touched += node.writes
-        for storage in touched:
+            # What the node reads, not what it makes.
+            backward.update([value.storage for value in node.inputs])
+        for value in node.outputs:
+            storage = value.storage
+            if storage not in last:
+                first[storage] = node
+            last[storage] = node
+        for storage in node.writes:
             if storage not in last:
                 first[storage] = node
             last[storage] = node
@@ -126,9 +133,8 @@ def lifetimes(graph: Graph, device: torch.device | None = None) -> list[Lifetime
 def events(spans: Iterable[Lifetime], *, eager: bool = False) -> list[Event]:
     """Allocations and frees in time order; at one position frees come before allocations.
 
-    Storages of 0 bytes are left out.  What stays to the end is freed at the
-    position after the last node.  ``eager``
-    chooses the eager timeline instead of our run's.
+    Storages of 0 bytes are left out.  What stays to the end is freed at the position after
+    the last node.  ``eager`` chooses the eager timeline instead of our run's.
     """
     result = []
     for span in spans:
@@ -142,19 +148,18 @@ def events(spans: Iterable[Lifetime], *, eager: bool = False) -> list[Event]:
     return result
 
 
-def _time(event: Event) -> tuple[int, bool]:
-    return event.position, event.nbytes > 0
+def _time(event: Event) -> int:
+    return 2 * event.position + (event.nbytes > 0)
 
 
-def allocated(timeline: Sequence[Event], count: int) -> list[int]:
-    """Bytes allocated during each of ``count`` nodes."""
-    result = []
-    total = 0
-    upcoming = iter(timeline)
-    event = next(upcoming, None)
-    for position in range(count):
-        while event is not None and event.position <= position:
-            total += event.nbytes
-            event = next(upcoming, None)
-        result.append(total)
-    return result
+def allocated(spans: Iterable[Lifetime], count: int, *, eager: bool = False) -> list[int]:
+    """Bytes allocated during each of ``count`` nodes: the running sum of :func:`events`.
+
+    Summed without making the events, which are two objects a storage.
+    """
+    changes = [0] * (count + 1)
+    for span in spans:
+        nbytes = span.storage.nbytes
+        changes[max(span.start, 0)] += nbytes
+        changes[span.eager_stop if eager else span.lazy_stop] -= nbytes
+    return list(accumulate(changes[:count]))

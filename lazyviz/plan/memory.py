@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Literal
 
 import torch
 
 from ..graph.ir import Graph, Node, SourceLine, Storage, Value
 from .devices import Device, DeviceProfile, capacity, resolve
-from .lifetimes import Event, Lifetime, allocated, events, lifetimes, main_device
+from .lifetimes import Lifetime, allocated, lifetimes, main_device
 from .units import format_bytes
 
 Category = Literal[
@@ -223,22 +222,22 @@ def make_plan(
                 break
 
     spans = lifetimes(graph, recorded)
-    categories = {span.storage: categorize(span) for span in spans}
+    by_purpose: dict[Category, list[Lifetime]] = {category: [] for category in CATEGORIES}
+    for span in spans:
+        by_purpose[categorize(span)].append(span)
     count = len(graph.nodes)
-    ours = events(spans)
-    totals = allocated(ours, count)
-    eager_totals = allocated(events(spans, eager=True), count)
+    totals = allocated(spans, count)
+    eager_totals = allocated(spans, count, eager=True)
     peak_index = totals.index(max(totals)) if totals else None
     peak_bytes = totals[peak_index] if peak_index is not None else 0
 
     alive = []
     by_category: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
     if peak_index is not None:
-        for span in spans:
-            if span.storage.nbytes and span.alive(peak_index):
-                category = categories[span.storage]
-                by_category[category] += span.storage.nbytes
-                alive.append(_allocation(span, category))
+        for category, members in by_purpose.items():
+            at_peak = [span for span in members if span.storage.nbytes and span.alive(peak_index)]
+            by_category[category] = sum(span.storage.nbytes for span in at_peak)
+            alive += [_allocation(span, category) for span in at_peak]
     alive.sort(key=lambda allocation: -allocation.nbytes)
 
     room = capacity(target, sum(span.storage.nbytes for span in spans if _exists(span)))
@@ -251,7 +250,7 @@ def make_plan(
         eager_peak_bytes=max(eager_totals, default=0),
         timeline=list(enumerate(totals)),
         eager_timeline=list(enumerate(eager_totals)),
-        category_timeline=_by_category(ours, categories, count),
+        category_timeline={category: allocated(members, count) for category, members in by_purpose.items()},
         alive_at_peak=alive,
         by_category=by_category,
         capacity_bytes=room,
@@ -289,16 +288,6 @@ def categorize(span: Lifetime) -> Category:
     if phase != "backward" and (kept or span.in_backward):
         return "activations"
     return "temporaries"
-
-
-def _by_category(
-    timeline: Sequence[Event], categories: dict[Storage, Category], count: int
-) -> dict[Category, list[int]]:
-    changes: dict[Category, list[int]] = {category: [0] * count for category in CATEGORIES}
-    for position, nbytes, storage in timeline:
-        if position < count:
-            changes[categories[storage]][max(position, 0)] += nbytes
-    return {category: list(accumulate(change)) for category, change in changes.items()}
 
 
 def _allocation(span: Lifetime, category: Category) -> Allocation:

@@ -9,7 +9,7 @@ from lazyviz.plan.lifetimes import allocated, events, lifetimes, main_device
 def timelines(graph: Graph) -> tuple[list[int], list[int]]:
     spans = lifetimes(graph)
     count = len(graph.nodes)
-    return allocated(events(spans), count), allocated(events(spans, eager=True), count)
+    return allocated(spans, count), allocated(spans, count, eager=True)
 
 
 def test_a_temporary_lives_from_its_node_to_the_node_after_its_drop(program):
@@ -118,6 +118,23 @@ def test_events_balance_and_free_before_they_allocate(program):
         (3, -3),
     ]
     assert sum(event.nbytes for event in timeline) == 0
+
+
+def test_the_running_sum_of_the_events_is_what_is_allocated(program):
+    x = program.outside(1 << 10)
+    values = [x]
+    for index in range(40):
+        values.append(program.op([values[index * 7 % len(values)]], 1 + index * index % 13))
+        if index % 3:
+            program.drop(values[index // 2])
+    spans = lifetimes(program.graph)
+    for eager in (False, True):
+        timeline = events(spans, eager=eager)
+        sums = [
+            sum(event.nbytes for event in timeline if event.position <= index)
+            for index in range(len(program.graph.nodes))
+        ]
+        assert allocated(spans, len(program.graph.nodes), eager=eager) == sums
 
 
 def test_storages_of_other_devices_are_left_out(program):
