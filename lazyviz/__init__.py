@@ -1,1 +1,26 @@
-"""Charts the road from a cell to its memory, before anything runs."""
+"""lazyviz: see what a PyTorch cell would do, and what memory it would take, before it runs."""
+
+from __future__ import annotations
+
+from .execute.backend import Backend as Backend
+from .execute.backend import register_backend as register_backend
+from .execute.eager import Interrupted as Interrupted
+from .plan.devices import DeviceProfile as DeviceProfile
+from .record.recorder import SyncError as SyncError
+from .session import LazyGraph as LazyGraph
+from .session import Report as Report
+from .session import devices as devices
+from .session import evaluate as evaluate
+from .session import forbid_sync as forbid_sync
+from .session import is_lazy as is_lazy
+from .session import lazy as lazy
+from .session import lazy_function as lazy_function
+from .session import metrics as metrics
+from .session import sync as sync
+from .session import to_eager as to_eager
+from .session import to_lazy as to_lazy
+from .session import why as why
+
+mark_step = sync
+
+__version__ = "0.1.0"

@@ -6,4 +6,211 @@ each entry against the installed torch.
 
 from __future__ import annotations
 
-from torch._ops import OpOverload as OpOverload  # the class of torch.ops.aten.add.Tensor, for annotations
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
+from torch._ops import OpOverload as OpOverload  # the class of torch.ops.aten.add.Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException as DataDependentOutputException,
+)
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException as DynamicOutputShapeException,
+)
+from torch._subclasses.fake_tensor import (
+    FakeTensorMode as FakeTensorMode,  # shape inference for every ATen op, on a cache miss
+)
+from torch._subclasses.fake_tensor import (
+    UnsupportedOperatorException as UnsupportedOperatorException,
+)
+from torch.optim.optimizer import _foreach_supported_types
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _push_mode
+
+# --- tensors without memory -------------------------------------------------------
+
+# The one call that makes a tensor with true metadata and no memory.
+make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
+# `Tensor.__torch_function__ = ` this makes library fast paths treat a subclass as a plain tensor.
+disabled_torch_function = torch._C._disabled_torch_function_impl
+set_conj = torch._C._set_conj
+set_neg = torch._C._set_neg
+TensorBase = torch._C.TensorBase  # its methods are the originals that lazyviz overrides or patches
+_get_data = TensorBase.data.__get__  # type: ignore[attr-defined]
+_set_data = TensorBase.data.__set__  # type: ignore[attr-defined]
+
+
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor on the same memory, with no autograd history and its own version counter."""
+    return _get_data(tensor)  # type: ignore[no-any-return]
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """Identity of the tensor's storage (the address of its C++ object)."""
+    return torch._C._storage_address(tensor)  # type: ignore[attr-defined,no-any-return]
+
+
+def _python_keys() -> int:
+    return int(
+        DispatchKeySet(DispatchKey.Python).raw_repr() | DispatchKeySet(DispatchKey.PythonTLSSnapshot).raw_repr()
+    )
+
+
+_PYTHON_KEYS = _python_keys()
+
+
+def _key_set_offset() -> int:
+    """Byte offset of the dispatch key set inside a ``TensorImpl``.
+
+    Found by looking for the known key sets of two different tensors, so it does not
+    depend on the build.
+    """
+    probes = [torch.empty(1), torch.empty(1, device="meta", dtype=torch.complex64).conj()]
+    found: set[int] | None = None
+    for probe in probes:
+        key_set = torch._C._dispatch_keys(probe).raw_repr()
+        here = {o for o in range(0, 320, 8) if ctypes.c_uint64.from_address(probe._cdata + o).value == key_set}
+        found = here if found is None else found & here
+    if found is None or len(found) != 1:
+        raise ImportError(f"lazyviz does not know the tensor layout of torch {torch.__version__}")
+    return found.pop()
+
+
+_KEY_SET_OFFSET = _key_set_offset()
+
+
+def _set_python_keys(tensor: torch.Tensor, on: bool) -> None:
+    key_set = ctypes.c_uint64.from_address(tensor._cdata + _KEY_SET_OFFSET)
+    key_set.value = key_set.value | _PYTHON_KEYS if on else key_set.value & ~_PYTHON_KEYS
+
+
+def become_real(tensor: torch.Tensor, real: torch.Tensor, cls: type[torch.Tensor]) -> None:
+    """Turn a pending wrapper into an ordinary tensor of class ``cls`` on ``real``'s memory, in place.
+
+    ``Tensor.data = `` gives the wrapper ``real``'s storage and metadata but keeps its
+    Python dispatch key, for which torch has no setter; without that key it is an
+    ordinary tensor.  The ``TensorImpl`` stays the same one, so whatever C++ holds on to
+    (saved tensors, AccumulateGrad, hooks, ``.grad``, views, version counters) stays
+    right; ``torch._C._swap_tensor_impl`` would leave all of these with the old object.
+    """
+    _set_python_keys(tensor, False)
+    _set_data(tensor, real)
+    tensor.__class__ = cls
+
+
+def become_pending(tensor: torch.Tensor, wrapper: torch.Tensor, cls: type[torch.Tensor]) -> None:
+    """The reverse of :func:`become_real`: ``tensor`` takes the metadata of a memoryless ``wrapper``."""
+    _set_data(tensor, wrapper)
+    _set_python_keys(tensor, True)
+    tensor.__class__ = cls
+
+
+def set_metadata(tensor: torch.Tensor, wrapper: torch.Tensor) -> None:
+    """Give a pending tensor the metadata of ``wrapper`` (for in-place ops such as ``t_``)."""
+    _set_data(tensor, wrapper)
+
+
+# --- dispatch ---------------------------------------------------------------------
+
+_BELOW_EVERYTHING = DispatchKeySet(DispatchKey.Python)
+for _name in (
+    "PythonTLSSnapshot",
+    "ADInplaceOrView",
+    "FuncTorchDynamicLayerFrontMode",
+    "FuncTorchDynamicLayerBackMode",
+    "AutogradFunctionality",
+    *(key for key in DispatchKey.__members__ if key.startswith(("Autograd", "Autocast")) and key != "Autograd"),
+):
+    if _name in DispatchKey.__members__:
+        _BELOW_EVERYTHING = _BELOW_EVERYTHING | DispatchKeySet(DispatchKey.__members__[_name])
+_PYTHON_KEY_SET = DispatchKeySet(DispatchKey.Python) | DispatchKeySet(DispatchKey.PythonTLSSnapshot)
+
+
+def excluding_python() -> Any:
+    """Context: ops go straight to the kernel, past dispatch modes and wrappers (metadata-only kernels)."""
+    return _ExcludeDispatchKeyGuard(_PYTHON_KEY_SET)
+
+
+@contextmanager
+def kernels_only() -> Iterator[None]:
+    """Context in which a recorded ATen call reaches the kernel it reached when it was recorded.
+
+    Recording happens below autograd, autocast and every mode; running must start at
+    the same place, whatever is active around the sync point.
+    """
+    with (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        _ExcludeDispatchKeyGuard(_BELOW_EVERYTHING),
+    ):
+        yield
+
+
+def active_dispatch_modes() -> int:
+    """Number of dispatch modes on this thread's stack."""
+    return torch._C._len_torch_dispatch_stack()
+
+
+def insert_mode_at_bottom(mode: TorchDispatchMode) -> None:
+    """Put ``mode`` below the user's modes; leaving a ``with`` pops the top whoever it is."""
+    above = _pop_all()
+    _push_mode(mode)
+    for other in reversed(above):
+        _push_mode(other)
+
+
+def remove_mode(mode: TorchDispatchMode) -> bool:
+    """Take ``mode`` off this thread's stack wherever it is; False if it is not there."""
+    above = _pop_all()
+    kept = [other for other in above if other is not mode]
+    for other in reversed(kept):
+        _push_mode(other)
+    return len(kept) != len(above)
+
+
+def _pop_all() -> list[Any]:
+    popped = []
+    while torch._C._len_torch_dispatch_stack():
+        popped.append(_pop_mode())
+    return popped
+
+
+# --- autograd ---------------------------------------------------------------------
+
+current_autograd_node = torch._C._current_autograd_node  # type: ignore[attr-defined]
+# Number the next autograd node will get: forward and backward ops are paired by it.
+sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+
+
+# --- optimizers -------------------------------------------------------------------
+
+
+def support_foreach(cls: type[torch.Tensor]) -> None:
+    """``torch.optim`` picks its foreach path by exact type; lazy parameters must not change the choice."""
+    if cls not in _foreach_supported_types:
+        _foreach_supported_types.append(cls)  # type: ignore[arg-type]
+
+
+def withdraw_foreach(cls: type[torch.Tensor]) -> None:
+    if cls in _foreach_supported_types:
+        _foreach_supported_types.remove(cls)  # type: ignore[arg-type]
+
+
+# --- shape inference --------------------------------------------------------------
+
+neg_view = torch._neg_view
+# What FakeTensor raises when metadata cannot tell.
+DATA_DEPENDENT = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+    NotImplementedError,
+)
+
+
+def no_function_modes() -> Any:
+    """Context without ``__torch_function__`` modes (``torch.set_default_device``, ``with torch.device``)."""
+    return torch._C.DisableTorchFunction()

@@ -1,0 +1,170 @@
+"""The eager backend: the recorded kernels, in program order, on the user's real tensors.
+
+Nodes run exactly where recording met them, below autograd and autocast, so the
+kernels, their order and their inputs are those of eager PyTorch and results are equal
+to the last bit.  A value's memory is freed after its last use; a tensor the user still
+holds becomes real as soon as its node has run, so that an interruption between two
+nodes loses nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..record.recorder import Tape
+from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
+from ..record.tensor import make_real
+
+Progress = Callable[[int, int, TrackedNode], None]
+
+
+class Interrupted(RuntimeError):
+    """Evaluation was cancelled between two ops; finished ops are finished, the others pending."""
+
+
+def run(
+    tape: Tape,
+    nodes: Sequence[TrackedNode],
+    *,
+    progress: Progress | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    timed: bool = False,
+) -> int:
+    """Run pending ``nodes``, given in program order with all they depend on.
+
+    Args:
+        progress: called after each node with the number done, the total and the node.
+        cancelled: asked before each node.
+        timed: note each node's seconds (host time; only meaningful on a synchronous device).
+
+    Returns:
+        The peak of the bytes in tensors that the run held, outside inputs included.
+
+    Raises:
+        Interrupted: ``cancelled`` said so.
+        Exception: what the kernel raised, with the recording line added to its message; the node
+            is ``failed`` and may be evaluated again.
+    """
+    total = len(nodes)
+    memory = ResidentMemory(nodes)
+    grad_mode = torch.is_grad_enabled()
+    with ExitStack() as stack:
+        stack.callback(tape.settle)
+        stack.enter_context(_torch.kernels_only())
+        stack.callback(tape.generators.restore, tape.generators.save())
+        stack.callback(torch.set_grad_enabled, grad_mode)
+        inference = stack.enter_context(ExitStack())
+        for done, node in enumerate(nodes, 1):
+            if cancelled is not None and cancelled():
+                raise Interrupted(f"cancelled after {done - 1} of {total} ops")
+            if node.inference_mode != torch.is_inference_mode_enabled():
+                if node.inference_mode:
+                    inference.enter_context(torch.inference_mode())
+                else:
+                    inference.close()
+            if node.grad_mode != torch.is_grad_enabled():
+                torch.set_grad_enabled(node.grad_mode)
+            start = time.perf_counter() if timed else 0.0
+            _run_node(node, memory)
+            if timed:
+                node.seconds = time.perf_counter() - start
+            tape.finished(node)
+            if progress is not None:
+                progress(done, total, node)
+    return memory.peak
+
+
+class ResidentMemory:
+    """Bytes of the storages that the run holds: real sizes, counted as they come and go."""
+
+    def __init__(self, nodes: Sequence[TrackedNode]) -> None:
+        outside = {value.storage for node in nodes for value in node.inputs if value.real is not None}
+        self.now = sum(storage.nbytes for storage in outside)
+        self.peak = self.now
+
+    def made(self, real: torch.Tensor) -> None:
+        self.now += _torch.TensorBase.untyped_storage(real).nbytes()
+        self.peak = max(self.peak, self.now)
+
+    def freed(self, storage: TrackedStorage) -> None:
+        self.now -= storage.nbytes
+
+
+def _run_node(node: TrackedNode, memory: ResidentMemory) -> None:
+    draws = node.draws
+    try:
+        args, kwargs = _real(node.args), {name: _real(item) for name, item in node.kwargs.items()}
+        if draws is not None:
+            draws.generator.set_state(draws.state)
+        result = node.op(*args, **kwargs)
+        if draws is not None:
+            draws.state = draws.generator.get_state()
+    except Exception as error:
+        node.state = "failed"
+        node.error = str(error)
+        _name_line(error, node)
+        raise
+    node.state = "done"
+    node.error = None
+    del args, kwargs
+    _deliver(node, result, memory)
+    for value in node.inputs:
+        storage = value.storage
+        value.uses -= 1
+        storage.uses -= 1
+        if not value.uses:
+            value.real = None
+        if not storage.uses and not storage.live:
+            memory.freed(storage)
+
+
+def _deliver(node: TrackedNode, result: Any, memory: ResidentMemory) -> None:
+    """Give each output its real tensor: to later nodes, and to the user where one is held."""
+    results = list(result) if isinstance(result, (list, tuple)) else [result]
+    results = [item for item in results if item is not None]
+    fresh: set[TrackedStorage] = set()
+    for value in node.outputs:
+        if value.node is not node:
+            continue  # an in-place op returned its argument
+        real = results[value.index]
+        storage = value.storage
+        if storage.created == node.index and not storage.external and storage not in fresh:
+            fresh.add(storage)
+            memory.made(real)
+        if value.uses:
+            value.real = real
+        tensor = value.tensor() if value.tensor is not None else None
+        if tensor is not None and "_lazyviz" in tensor.__dict__:
+            make_real(tensor, real)
+    for storage in fresh:
+        if not storage.uses and not storage.live:
+            memory.freed(storage)
+
+
+def _real(item: Any) -> Any:
+    if isinstance(item, TrackedValue):
+        real = item.real
+        if real is None:
+            raise RuntimeError(f"internal error: {item!r} was freed before its last use")
+        return real
+    cls = type(item)
+    if cls is list or cls is tuple:
+        return cls([_real(entry) for entry in item])
+    return item
+
+
+def _name_line(error: Exception, node: TrackedNode) -> None:
+    """Add where the op was recorded to the error's message."""
+    lines = []
+    if node.source is not None:
+        lines.append(f"{node.op} was recorded at {node.source}: {node.source.text}")
+    if node.forward is not None and node.forward.source is not None:
+        lines.append(f"it is the gradient of {node.forward.op} at {node.forward.source}: {node.forward.source.text}")
+    if lines and error.args and isinstance(error.args[0], str) and lines[0] not in error.args[0]:
+        error.args = ("\n".join([error.args[0], *lines]), *error.args[1:])

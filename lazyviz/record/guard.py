@@ -1,0 +1,103 @@
+"""What an op that is *not* recorded needs first, so that it sees what eager PyTorch would show.
+
+While anything is pending: reading a pending tensor or a storage owed a write, writing a
+storage that pending nodes read or write, and drawing from a generator with pending
+draws each evaluate first what they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import _torch
+from .._torch import OpOverload
+from .rng import Generators
+from .shapes import OpInfo
+from .storage import TrackedNode
+from .tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from .recorder import Tape
+
+
+def tensors_in(items: Any) -> Iterator[torch.Tensor]:
+    """Every tensor among a call's arguments, lists included."""
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, (list, tuple)):
+            yield from tensors_in(item)
+
+
+def written_tensors(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors that the call mutates."""
+    for position, name in zip(info.mutable_positions, info.mutable_kwargs):
+        item = args[position] if position < len(args) else kwargs.get(name)
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, (list, tuple)):
+            yield from tensors_in(item)
+
+
+def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> list[TrackedNode]:
+    """Pending nodes that have to run before ``tensor``'s memory may be read (or written)."""
+    needed: list[TrackedNode] = []
+    if type(tensor) is LazyTensor or "_lazyviz" in tensor.__dict__:
+        value = tensor._lazyviz  # type: ignore[attr-defined]
+        storage = value.storage
+        if value.node is not None:
+            needed.append(value.node)
+    elif not tape.storages or tensor.layout != torch.strided:
+        return needed
+    else:
+        found = tape.storages.get(_torch.storage_address(tensor))
+        if found is None:
+            return needed
+        storage = found
+    if storage.writer is not None:
+        needed.append(storage.writer)
+    if write:
+        needed.extend(storage.readers)
+    return [node for node in needed if node.state != "done"]
+
+
+def needed_nodes(
+    tape: Tape, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[TrackedNode], int]:
+    """Pending nodes a call needs, and the bytes of the pending tensors it reads."""
+    needed: list[TrackedNode] = []
+    nbytes = 0
+    written = {id(tensor) for tensor in written_tensors(info, args, kwargs)} if info.mutates else ()
+    for tensor in tensors_in((*args, *kwargs.values())):
+        nodes = nodes_before_access(tape, tensor, write=id(tensor) in written)
+        if nodes:
+            needed.extend(nodes)
+            nbytes += tensor.numel() * tensor.element_size()
+    if info.draws:
+        generator = kwargs.get("generator")
+        if generator is None and info.generator is not None and info.generator < len(args):
+            generator = args[info.generator]
+        if generator is None:
+            device = next((tensor.device for tensor in tensors_in(args)), None) or kwargs.get("device")
+            generator = Generators.default(torch.device(device) if device is not None else torch.device("cpu"))
+        draw = tape.generators.pending(generator)
+        if draw is not None:
+            needed.append(draw)
+    return needed, nbytes
+
+
+def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run one op that is not being recorded, after what it needs."""
+    info = tape.shapes.info(op)
+    if info.metadata_only:
+        with _torch.excluding_python():
+            return op(*args, **kwargs)
+    if tape.pending:
+        needed, nbytes = needed_nodes(tape, info, args, kwargs)
+        if needed:
+            with tape.lock:
+                tape.sync(info.name if info.name != "_local_scalar_dense" else "item", needed, nbytes)
+    return op(*args, **kwargs)

@@ -1,0 +1,194 @@
+"""Where an op comes from: the user's source line, the module path, the phase."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sysconfig
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ..graph.ir import Phase, Role, SourceLine
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARIES = tuple(
+    {os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _PACKAGE}
+    | {sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+# Library code whose ops belong to a phase of their own, whatever calls it.
+_PHASES: dict[str, Phase] = {
+    os.path.join(_TORCH, "optim") + os.sep: "optimizer",
+    os.path.join(_TORCH, "nn", "utils", "clip_grad.py"): "optimizer",
+    os.path.join(_TORCH, "nn", "init.py"): "other",
+    os.path.join(_TORCH, "autograd", "__init__.py"): "backward",
+}
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether code of this file is the user's: not torch's, not a library's, not ours."""
+    if filename.startswith("<"):
+        return filename.startswith("<ipython-input")
+    return not filename.startswith(_LIBRARIES) and "site-packages" not in filename
+
+
+def _kind(filename: str) -> bool | Phase:
+    if is_user_file(filename):
+        return True
+    return next((phase for prefix, phase in _PHASES.items() if filename.startswith(prefix)), False)
+
+
+class SourceFinder:
+    """Finds the innermost frame of the user's code; remembers what it learns by code object."""
+
+    def __init__(self) -> None:
+        # Per code object: the user's (True), a library's (False), or a library's of a known phase.
+        self._kinds: dict[CodeType, bool | Phase] = {}
+        self._lines: dict[tuple[CodeType, int], SourceLine] = {}
+
+    def find(self, frame: FrameType | None) -> tuple[SourceLine | None, Phase | None]:
+        """The user's line above ``frame``, and the phase that the library code in between belongs to."""
+        kinds = self._kinds
+        phase: Phase | None = None
+        while frame is not None:
+            code = frame.f_code
+            kind = kinds.get(code)
+            if kind is None:
+                kind = kinds[code] = _kind(code.co_filename)
+            if kind is True:
+                key = (code, frame.f_lasti)
+                line = self._lines.get(key)
+                if line is None:
+                    text = linecache.getline(code.co_filename, frame.f_lineno).strip()
+                    line = self._lines[key] = SourceLine(code.co_filename, frame.f_lineno, text)
+                return line, phase
+            if kind:
+                phase = kind
+            frame = frame.f_back
+        return None, phase
+
+    def forget(self) -> None:
+        """Drop what is remembered (a cell that is run again has new code objects)."""
+        self._kinds.clear()
+        self._lines.clear()
+
+
+class Scopes:
+    """The module path and phase of what is running now.
+
+    Modules announce themselves through a wrapper around ``nn.Module.__call__`` (module
+    hooks would send every call through their slow path), optimizers through one around
+    ``step`` hooks that ``torch.optim`` offers.
+    """
+
+    def __init__(self) -> None:
+        self.module = ""
+        self.root = ""
+        self.phase: Phase = "other"
+        self._stack: list[tuple[str, str, Phase]] = []
+        self._paths: dict[int, str] = {}
+        self._known_roots: weakref.WeakKeyDictionary[torch.nn.Module, tuple[int, dict[int, str]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._parameters: dict[int, tuple[weakref.ref[torch.Tensor], Role, str]] = {}
+
+    def role_of(self, tensor: torch.Tensor) -> tuple[Role | None, str]:
+        """What a tensor from outside is: ("parameter", "h.0.attn.weight"), or (None, "")."""
+        found = self._parameters.get(id(tensor))
+        if found is not None and found[0]() is tensor:
+            return found[1], found[2]
+        if isinstance(tensor, torch.nn.Parameter):
+            return "parameter", ""
+        return None, ""
+
+    def enter(self, module: torch.nn.Module) -> None:
+        self._stack.append((self.module, self.root, self.phase))
+        if not self.root:
+            self.root = type(module).__name__
+            self._paths = self._learn(module)
+        path = self._paths.get(id(module))
+        if path is None:  # made after its root was entered, or not registered
+            path = f"{self.module}.{type(module).__name__}" if self.module else type(module).__name__
+        self.module = path
+        if self.phase == "other":
+            self.phase = "forward"
+
+    def leave(self) -> None:
+        self.module, self.root, self.phase = self._stack.pop()
+
+    @contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        before, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = before
+
+    def _learn(self, root: torch.nn.Module) -> dict[int, str]:
+        """Names of the submodules, parameters and buffers of ``root``; again when their number changed."""
+        known = self._known_roots.get(root)
+        modules = list(root.named_modules())
+        if known is not None and known[0] == len(modules):
+            paths = known[1]
+        else:
+            paths = {id(module): name for name, module in modules}
+            self._known_roots[root] = (len(modules), paths)
+        for name, module in modules:
+            for role, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for key, tensor in tensors.items():
+                    if tensor is not None:
+                        full = f"{name}.{key}" if name else key
+                        self._parameters[id(tensor)] = (weakref.ref(tensor), role, full)  # type: ignore[assignment]
+        return paths
+
+
+class ScopePatches:
+    """Announces module calls and optimizer steps to ``scopes`` while recording."""
+
+    def __init__(self, scopes: Scopes) -> None:
+        self.scopes = scopes
+        self._call: Callable[..., Any] | None = None
+        self._handles: list[Any] = []
+        self._phases: list[Phase] = []
+
+    def install(self) -> None:
+        scopes = self.scopes
+        original = self._call = torch.nn.Module.__call__
+
+        def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            scopes.enter(module)
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                scopes.leave()
+
+        torch.nn.Module.__call__ = __call__  # type: ignore[method-assign]
+
+        def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+            self._phases.append(scopes.phase)
+            scopes.phase = "optimizer"
+
+        def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if self._phases:
+                scopes.phase = self._phases.pop()
+
+        self._handles = [
+            register_optimizer_step_pre_hook(before),
+            register_optimizer_step_post_hook(after),
+        ]
+
+    def remove(self) -> None:
+        if self._call is not None:
+            torch.nn.Module.__call__ = self._call  # type: ignore[method-assign]
+            self._call = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._phases.clear()
+        self.scopes.phase = "other"

@@ -1,0 +1,211 @@
+"""Shape inference with a cache: what an op returns, from its arguments' metadata alone.
+
+FakeTensor knows every op but takes 150-190 us a call, since many of its rules are Python
+references.  Programs repeat themselves, so its answers are kept, keyed by all they
+depend on.  What depends on tensor data is never cached: it raises :class:`DataDependent`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import _torch
+from .._torch import OpOverload
+from ..graph.ir import TensorMeta
+
+_NEED_FLOATS = ("arange", "range", "linspace", "upsample", "_upsample", "interpolate")
+# Arithmetic on scalars that carries no `pointwise` tag; a scalar's value changes no shape.
+_ARITHMETIC = {
+    "add_", "addmm", "addmm_", "addbmm", "baddbmm", "baddbmm_", "addmv", "addr", "native_dropout",
+    "bernoulli", "bernoulli_", "normal_", "uniform_", "fill_", "fill", "native_layer_norm", "native_batch_norm",
+    "_native_batch_norm_legit", "native_group_norm", "scalar_tensor", "full_like",
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward",
+}  # fmt: skip
+# Answered from metadata by the kernel itself, at once: nothing to defer.
+_METADATA_ONLY = {
+    "_fused_sdp_choice", "_has_compatible_shallow_copy_type", "is_same_size", "is_pinned", "is_set_to",
+    "_use_cudnn_ctc_loss", "cudnn_is_acceptable", "_use_cudnn_rnn_flatten_weight", "is_complex",
+    "is_floating_point", "is_signed", "is_distributed", "is_inference", "_nested_tensor_storage_offsets",
+    "can_cast", "result_type", "promote_types", "size", "stride", "sym_size", "sym_stride", "sym_numel",
+    "sym_storage_offset", "dim", "numel", "is_contiguous", "is_strides_like_format",
+    "is_non_overlapping_and_dense", "_is_zerotensor", "is_conj", "is_neg", "storage_offset", "_version",
+    "output_nr", "is_leaf", "_debug_has_internal_overlap",
+}  # fmt: skip
+
+
+class DataDependent(Exception):
+    """The op's result cannot be described without running it."""
+
+
+class OpInfo:
+    """What does not change between calls of one operator."""
+
+    __slots__ = (
+        "by_type", "draws", "fills_dtype", "generator", "metadata_only", "mutable_kwargs", "mutable_positions",
+        "mutates", "name", "needs_storage", "returns_tensors", "set_like", "uncertain",
+    )  # fmt: skip
+
+    def __init__(self, op: OpOverload) -> None:
+        schema = op._schema
+        self.name = schema.name.rpartition("::")[2]
+        tags = op.tags
+        self.metadata_only = self.name in _METADATA_ONLY
+        self.returns_tensors = any("Tensor" in str(ret.type) for ret in schema.returns)
+        mutable = [
+            (position, argument)
+            for position, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        self.mutable_positions = [position for position, argument in mutable]
+        self.mutable_kwargs = [argument.name for position, argument in mutable]
+        self.mutates = bool(mutable)
+        self.draws = torch.Tag.nondeterministic_seeded in tags
+        names = [argument.name for argument in schema.arguments]
+        self.generator = names.index("generator") if "generator" in names else None
+        self.by_type = (
+            (torch.Tag.pointwise in tags or self.name.startswith("_foreach") or self.name in _ARITHMETIC)
+            and not self.name.startswith(_NEED_FLOATS)
+            and self.name != "pow"  # integers to negative integer powers are an error
+        )
+        takes_tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
+        self.fills_dtype = not takes_tensors and "dtype" in names and self.returns_tensors
+        self.needs_storage = "as_strided" in self.name
+        # They exchange storages under the tensor; running them is the only safe way.
+        self.set_like = self.name in {"set_", "set", "resize_", "resize_as_", "_resize_output_", "_sparse_coo_tensor_unsafe"}
+        self.uncertain = self.name.startswith(("empty", "new_empty", "_empty")) or self.draws
+
+
+class OutputSpec:
+    """One output: on fresh memory (``source`` None), a view of input ``source``, or that input itself."""
+
+    __slots__ = ("fresh", "itself", "meta", "nbytes", "small", "source")
+
+    def __init__(self, meta: TensorMeta, source: int | None, itself: bool, fresh: int, nbytes: int) -> None:
+        self.meta = meta
+        self.source = source  # position among the call's tensor inputs
+        self.itself = itself
+        self.fresh = fresh  # outputs with the same number share one new storage
+        self.nbytes = nbytes  # of that storage
+        self.small = meta.device.type == "cpu" and nbytes <= 512
+
+
+class Inferred:
+    """The cached answer for one call."""
+
+    __slots__ = ("container", "outputs", "restructured", "small")
+
+    def __init__(
+        self, container: type | None, outputs: list[OutputSpec | None], restructured: list[tuple[int, TensorMeta]]
+    ) -> None:
+        self.container = container  # tuple or list the op returns, None for a bare tensor or nothing
+        self.outputs = outputs
+        self.restructured = restructured  # inputs whose metadata the op changes in place
+        self.small = all(spec is None or spec.small for spec in outputs)
+
+
+class ShapeCache:
+    """Infers and remembers.  One per process; metadata is interned here."""
+
+    def __init__(self) -> None:
+        self.infos: dict[OpOverload, OpInfo] = {}
+        self.entries: dict[Any, Inferred] = {}
+        self.metas: dict[Any, TensorMeta] = {}
+        self.hits = 0
+        self.misses = 0
+        self._fake_mode = _torch.FakeTensorMode()
+
+    def info(self, op: OpOverload) -> OpInfo:
+        info = self.infos.get(op)
+        if info is None:
+            info = self.infos[op] = OpInfo(op)
+        return info
+
+    def meta_of(self, tensor: torch.Tensor) -> TensorMeta:
+        flags = int(tensor.is_conj()) | int(tensor.is_neg()) << 1
+        key = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device, flags)
+        meta = self.metas.get(key)
+        if meta is None:
+            shape, stride, offset, dtype, device, flags = key
+            meta = self.metas[key] = TensorMeta(tuple(shape), tuple(stride), offset, dtype, device, flags)
+        return meta
+
+    def infer(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]
+    ) -> Inferred:
+        """Ask FakeTensor.  ``args`` hold Values for tensors; ``inputs`` are those, in order.
+
+        Raises:
+            DataDependent: the result's shape or a decision in the op needs tensor data, or
+                torch has no shape rule for it.
+            Exception: whatever eager PyTorch raises for these shapes.
+        """
+        fakes: dict[int, torch.Tensor] = {}
+
+        def to_fake(item: Any) -> Any:
+            if isinstance(item, (list, tuple)):
+                return type(item)(to_fake(entry) for entry in item)
+            return fakes.get(id(item), item)
+
+        try:
+            with torch.no_grad(), self._fake_mode, _torch.no_function_modes():
+                for value in inputs:
+                    if id(value) not in fakes:
+                        fakes[id(value)] = _fake(value.meta, value.storage.nbytes)
+                before = [fakes[id(value)] for value in inputs]
+                metas = [_key(fake) for fake in before]
+                addresses = [_torch.storage_address(fake) for fake in before]
+                result = op(*to_fake(args), **{name: to_fake(item) for name, item in kwargs.items()})
+        except _torch.DATA_DEPENDENT as error:
+            raise DataDependent(str(error)) from error
+
+        restructured = [
+            (position, self._meta(fake)) for position, fake in enumerate(before) if _key(fake) != metas[position]
+        ]
+        container = type(result) if isinstance(result, (tuple, list)) else None
+        results = [] if result is None else list(result) if container is not None else [result]
+        if container is not None and container is not list:
+            container = tuple
+        fresh: dict[int, int] = {}
+        outputs: list[OutputSpec | None] = []
+        for item in results:
+            if item is None:
+                outputs.append(None)
+                continue
+            if not isinstance(item, torch.Tensor) or item.layout != torch.strided:
+                raise DataDependent(f"{op} returns {type(item).__name__}")
+            meta = self._meta(item)
+            source, itself = None, False
+            address = _torch.storage_address(item)
+            for position, fake in enumerate(before):
+                if item is fake:
+                    source, itself = position, True
+                    break
+                if source is None and addresses[position] == address:
+                    source = position
+            number = fresh.setdefault(address, len(fresh)) if source is None else -1
+            outputs.append(OutputSpec(meta, source, itself, number, item.untyped_storage().nbytes()))
+        return Inferred(container, outputs, restructured)
+
+    def _meta(self, fake: torch.Tensor) -> TensorMeta:
+        return self.meta_of(fake)
+
+
+def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
+
+
+def _fake(meta: TensorMeta, storage_nbytes: int) -> torch.Tensor:
+    """A fake tensor with ``meta``'s metadata on a storage of the true size."""
+    elements = storage_nbytes // meta.dtype.itemsize
+    if meta.offset == 0 and meta.storage_nbytes == storage_nbytes and meta.nbytes == storage_nbytes:
+        fake = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
+    else:
+        fake = torch.empty(elements, dtype=meta.dtype, device=meta.device)
+        fake = fake.as_strided(meta.shape, meta.stride, meta.offset)
+    if meta.flags & 1:
+        fake = fake.conj()
+    if meta.flags & 2:
+        fake = _torch.neg_view(fake)
+    return fake

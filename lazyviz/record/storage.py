@@ -1,0 +1,134 @@
+"""What recording tracks about memory: who writes it, who reads it, which user tensor shows it.
+
+These extend the plain records of :mod:`lazyviz.graph.ir` with the links to live
+tensors that only recording and execution need; planning and drawing never see them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from .._torch import OpOverload
+from ..graph.ir import Graph, Node, Storage, TensorMeta, Value
+
+if TYPE_CHECKING:
+    from .rng import DrawSequence
+
+
+class TrackedStorage(Storage):
+    """A storage with its pending accesses.
+
+    ``writer`` is the last recorded node that writes it, ``readers`` the nodes that read
+    it since.  ``live`` counts the user's tensors on it.  ``foreign`` memory can be
+    written by others (NumPy, shared memory); ``known`` means its content follows from
+    constants alone, see ``TrackedValue.constant``.
+    """
+
+    __slots__ = ("address", "foreign", "graph", "known", "live", "readers", "uses", "writer")
+
+    held_bytes: ClassVar[int] = 0  # outside memory that only pending nodes keep alive
+
+    def __init__(self, nbytes: int, device: torch.device, graph: Graph, *, external: bool) -> None:
+        super().__init__(nbytes, device, external=external, created=-1 if external else len(graph.nodes))
+        self.graph = graph
+        self.writer: TrackedNode | None = None
+        self.readers: list[TrackedNode] = []
+        self.live = 0
+        self.uses = 0
+        self.foreign = False
+        self.known = False
+        self.address = 0  # of an external storage: identity of the C++ storage
+        graph.storages.append(self)
+
+    @property
+    def has_pending_write(self) -> bool:
+        return self.writer is not None and self.writer.state != "done"
+
+    @property
+    def has_pending_access(self) -> bool:
+        return self.has_pending_write or any(node.state != "done" for node in self.readers)
+
+
+class TrackedValue(Value):
+    """A value with its links to tensors.
+
+    ``tensor`` is a weak reference to the user's tensor object, ``real`` the computed (or
+    outside) tensor while pending nodes need it, ``uses`` their number, ``constant`` a
+    small CPU tensor holding the value where it follows from constants.
+    """
+
+    __slots__ = ("constant", "real", "tensor", "uses")
+
+    storage: TrackedStorage
+    node: TrackedNode | None
+
+    def __init__(self, meta: TensorMeta, storage: TrackedStorage, node: TrackedNode | None, index: int = 0) -> None:
+        super().__init__(meta, storage, node, index)
+        self.tensor: TensorRef | None = None
+        self.real: torch.Tensor | None = None
+        self.constant: torch.Tensor | None = None
+        self.uses = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether reading the tensor now would need a node to run first."""
+        return (self.node is not None and self.node.state != "done") or self.storage.has_pending_write
+
+
+class TensorRef(weakref.ref):  # type: ignore[type-arg]
+    """Weak reference to a user's tensor; its death is when eager PyTorch would free."""
+
+    __slots__ = ("value",)
+
+    value: TrackedValue
+
+    def __new__(cls, tensor: torch.Tensor, value: TrackedValue) -> TensorRef:
+        self = super().__new__(cls, tensor, _on_tensor_death)
+        self.value = value
+        return self
+
+    def __init__(self, tensor: torch.Tensor, value: TrackedValue) -> None:
+        super().__init__(tensor, _on_tensor_death)
+        value.tensor = self
+        value.storage.live += 1
+
+
+def _on_tensor_death(ref: TensorRef) -> None:
+    value = ref.value
+    if value.tensor is ref:
+        value.tensor = None
+    storage = value.storage
+    storage.live -= 1
+    if storage.live == 0:
+        storage.dropped = len(storage.graph.nodes)
+        if storage.external and value.uses:
+            TrackedStorage.held_bytes += storage.nbytes
+
+
+class TrackedNode(Node):
+    """A node with what running it again exactly needs.
+
+    ``sequence`` orders nodes of all graphs; ``draws`` is set for random operators;
+    ``grad_mode`` and ``inference_mode`` are those it was recorded under.
+    """
+
+    __slots__ = ("draws", "graph", "grad_mode", "inference_mode", "sequence")
+
+    _sequence = itertools.count()
+
+    inputs: list[TrackedValue]
+    outputs: list[TrackedValue]
+    writes: list[TrackedStorage]
+    after: list[TrackedNode]
+
+    def __init__(self, graph: Graph, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__(len(graph.nodes), op, args, kwargs)
+        self.graph = graph
+        self.sequence = next(TrackedNode._sequence)
+        self.draws: DrawSequence | None = None
+        self.grad_mode = True
+        self.inference_mode = False

@@ -1,0 +1,235 @@
+"""Reads that pass below the dispatcher, and writes that pass beside it.
+
+``numpy()``, ``tolist()``, ``print``, pickling and their like read a tensor's memory where
+no dispatch mode sees it, and ``Tensor.data = `` exchanges it.  Pending tensors and real
+ones owed a write both need care there, so the methods of ``torch.Tensor`` and a few
+functions are patched while anything is pending or recording, and restored after.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _torch
+from .guard import nodes_before_access
+from .recorder import Tape
+from .tensor import LazyTensor, describe
+
+_MISSING = object()
+
+# Methods that read memory, with the cause a sync point shows.
+_READERS = {
+    "numpy": "numpy",
+    "__array__": "numpy",
+    "tolist": "tolist",
+    "data_ptr": "data_ptr",
+    "untyped_storage": "storage access",
+    "storage": "storage access",
+    "_typed_storage": "storage access",
+    "share_memory_": "share_memory_",
+    "is_shared": "storage access",
+    "__dlpack__": "DLPack",
+    "__reduce_ex__": "pickle",
+    "__deepcopy__": "deepcopy",
+    "__str__": "print",
+    "__format__": "format",
+    "set_": "set_",
+    "resize_": "resize_",
+}
+
+
+class Patches:
+    """Attributes replaced for a while."""
+
+    def __init__(self) -> None:
+        self._saved: list[tuple[Any, str, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        self._saved.append((owner, name, vars(owner).get(name, _MISSING)))
+        setattr(owner, name, value)
+
+    def restore(self) -> None:
+        for owner, name, value in reversed(self._saved):
+            if value is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+        self._saved.clear()
+
+    def __bool__(self) -> bool:
+        return bool(self._saved)
+
+
+class SyncPatches:
+    """Makes below-dispatcher access to pending memory a sync point."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self._patches = Patches()
+
+    @property
+    def installed(self) -> bool:
+        return bool(self._patches)
+
+    def install(self) -> None:
+        if self.installed:
+            return
+        for cls in (torch.Tensor, torch.nn.Parameter):
+            for name, cause in _READERS.items():
+                if cls is torch.Tensor or name in vars(cls):
+                    self._patches.set(cls, name, self._reader(getattr(cls, name), cause))
+            if cls is torch.Tensor or "__repr__" in vars(cls):
+                self._patches.set(cls, "__repr__", self._repr(cls.__repr__))
+        for name in ("__cuda_array_interface__", "data"):
+            self._patches.set(torch.Tensor, name, getattr(self, f"_{name.strip('_')}")())
+        self._patch_randomness()
+        self._patch_loaders()
+        self._patch_cuda()
+
+    def remove(self) -> None:
+        self._patches.restore()
+
+    def before_read(self, tensor: torch.Tensor, cause: str) -> None:
+        """Evaluate what reading ``tensor``'s memory needs."""
+        tape = self.tape
+        needed = nodes_before_access(tape, tensor, write=cause in ("set_", "resize_"))
+        if needed:
+            with tape.lock:
+                tape.sync(cause, needed, tensor.numel() * tensor.element_size())
+
+    # --- methods ------------------------------------------------------------------
+
+    def _reader(self, original: Callable[..., Any], cause: str) -> Callable[..., Any]:
+        patches = self
+        dispatches = cause in ("set_", "resize_")
+
+        @functools.wraps(original)
+        def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            tape = patches.tape
+            if tape.pending:
+                patches.before_read(tensor, cause)
+            if tape.graph is None or dispatches:
+                return original(tensor, *args, **kwargs)
+            with tape.paused():
+                return original(tensor, *args, **kwargs)
+
+        return method
+
+    def _repr(self, original: Callable[..., str]) -> Callable[..., str]:
+        tape = self.tape
+
+        @functools.wraps(original)
+        def __repr__(tensor: torch.Tensor, **kwargs: Any) -> str:
+            value = tensor.__dict__.get("_lazyviz")
+            if value is not None:
+                return describe(value.meta)
+            if nodes_before_access(tape, tensor, write=False):
+                meta = tape.shapes.meta_of(tensor)
+                kind = "Parameter" if isinstance(tensor, torch.nn.Parameter) else "tensor"
+                dtype = str(meta.dtype).removeprefix("torch.")
+                return f"{kind}{list(meta.shape)} {dtype} {meta.device}, pending write"
+            with tape.paused():
+                return original(tensor, **kwargs)
+
+        return __repr__
+
+    def _data(self) -> property:
+        tape = self.tape
+
+        def get(tensor: torch.Tensor) -> torch.Tensor:
+            return _torch.alias(tensor)
+
+        def set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+            tape.rebind(tensor, data)
+
+        return property(get, set_data)
+
+    def _cuda_array_interface(self) -> property:
+        original = torch.Tensor.__cuda_array_interface__
+
+        def get(tensor: torch.Tensor) -> Any:
+            self.before_read(tensor, "__cuda_array_interface__")
+            return original.fget(tensor)  # type: ignore[attr-defined]
+
+        return property(get)
+
+    # --- functions ----------------------------------------------------------------
+
+    def _patch_randomness(self) -> None:
+        """A generator with pending draws holds a marker, not the state the user may read."""
+        tape = self.tape
+        get_state = torch.random.get_rng_state
+        initial_seed = torch.random.initial_seed
+
+        def evaluate_draws(generator: torch.Generator) -> None:
+            draw = tape.generators.pending(generator)
+            if draw is not None:
+                tape.sync("get_rng_state", [draw])
+
+        @functools.wraps(get_state)
+        def get_rng_state() -> torch.Tensor:
+            evaluate_draws(torch.default_generator)
+            return torch.default_generator.get_state()
+
+        @functools.wraps(initial_seed)
+        def seed() -> int:
+            return tape.generators.seed_of(torch.default_generator)
+
+        for owner in (torch, torch.random):
+            self._patches.set(owner, "get_rng_state", get_rng_state)
+            self._patches.set(owner, "initial_seed", seed)
+        if torch.cuda.is_available():
+            cuda_state = torch.cuda.get_rng_state
+
+            @functools.wraps(cuda_state)
+            def get_cuda_state(device: Any = "cuda") -> torch.Tensor:
+                index = torch.device(device).index if not isinstance(device, int) else device
+                evaluate_draws(torch.cuda.default_generators[torch.cuda.current_device() if index is None else index])
+                return cuda_state(device)
+
+            for owner in (torch.cuda, torch.cuda.random):
+                self._patches.set(owner, "get_rng_state", get_cuda_state)
+
+    def _patch_loaders(self) -> None:
+        """Batches are made eagerly: a loader's seeds, shuffles and copies are not part of the graph."""
+        tape = self.tape
+        loader = torch.utils.data.DataLoader
+        iterator = torch.utils.data.dataloader._BaseDataLoaderIter
+        make_iterator, next_batch = loader.__iter__, iterator.__next__
+
+        @functools.wraps(make_iterator)
+        def __iter__(self: Any) -> Any:
+            with tape.paused():
+                return make_iterator(self)
+
+        @functools.wraps(next_batch)
+        def __next__(self: Any) -> Any:
+            with tape.paused():
+                return next_batch(self)
+
+        self._patches.set(loader, "__iter__", __iter__)
+        self._patches.set(iterator, "__next__", __next__)
+
+    def _patch_cuda(self) -> None:
+        """Synchronizing with the GPU, or asking for its memory, is asking for the work to be done."""
+        tape = self.tape
+        if not torch.cuda.is_available():
+            return
+        for name in ("synchronize", "memory_allocated", "max_memory_allocated", "memory_reserved", "memory_stats"):
+            original = getattr(torch.cuda, name)
+
+            def function(*args: Any, _original: Any = original, _name: str = name, **kwargs: Any) -> Any:
+                if tape.pending:
+                    tape.sync(f"torch.cuda.{_name}", list(tape.pending))
+                return _original(*args, **kwargs)
+
+            self._patches.set(torch.cuda, name, functools.wraps(original)(function))
+
+
+def is_pending(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is a lazy tensor that has not been evaluated."""
+    return type(tensor) is LazyTensor or "_lazyviz" in tensor.__dict__

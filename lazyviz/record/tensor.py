@@ -1,0 +1,93 @@
+"""LazyTensor: the tensor a user holds while its value is pending."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..graph.ir import TensorMeta
+from .storage import TensorRef, TrackedValue
+
+_strided = torch.strided
+
+
+class LazyTensor(torch.Tensor):
+    """A tensor with true metadata whose value has not been computed yet.
+
+    Once evaluated the same object is an ordinary ``torch.Tensor`` (or ``Parameter``).
+    The methods that would read its memory below the dispatcher are patched on
+    ``torch.Tensor`` itself while anything is pending (:mod:`lazyviz.record.sync`), since
+    real tensors owed a write need the same care.
+    """
+
+    _lazyviz: TrackedValue
+
+    # With an override here, library fast paths would not take a LazyTensor for a tensor.
+    __torch_function__ = _torch.disabled_torch_function
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Reached where no dispatch mode of ours is active: on other threads."""
+        from .recorder import tape
+
+        return tape.dispatch_unrecorded(func, types, args, kwargs or {})
+
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
+        return describe(self._lazyviz.meta)
+
+
+def describe(meta: TensorMeta) -> str:
+    """The one-line form of a pending tensor: ``lazy[8, 512] float32 cuda:0, pending``."""
+    return f"lazy{list(meta.shape)} {str(meta.dtype).removeprefix('torch.')} {meta.device}, pending"
+
+
+def memoryless(meta: TensorMeta) -> LazyTensor:
+    """A LazyTensor with ``meta``'s metadata, not yet tied to a value."""
+    tensor = _torch.make_wrapper_subclass(
+        LazyTensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, _strided, meta.device
+    )
+    if meta.flags:
+        _torch.set_conj(tensor, bool(meta.flags & 1))
+        _torch.set_neg(tensor, bool(meta.flags & 2))
+    return tensor  # type: ignore[return-value]
+
+
+def wrap(value: TrackedValue) -> LazyTensor:
+    """The tensor handed to the user for ``value``."""
+    tensor = memoryless(value.meta)
+    tensor._lazyviz = value
+    TensorRef(tensor, value)
+    return tensor
+
+
+def make_pending(tensor: torch.Tensor, value: TrackedValue) -> None:
+    """Rebind an existing tensor object (``p.data = lazy``) to ``value``, keeping its identity."""
+    wrapper = memoryless(value.meta)
+    if type(tensor) is LazyTensor:
+        _torch.set_metadata(tensor, wrapper)
+    else:
+        tensor._lazyviz_class = type(tensor)  # type: ignore[attr-defined]
+        _torch.become_pending(tensor, wrapper, LazyTensor)
+        if isinstance(tensor._lazyviz_class, type) and issubclass(tensor._lazyviz_class, torch.nn.Parameter):  # type: ignore[attr-defined]
+            tensor._is_param = True  # type: ignore[attr-defined]
+    tensor._lazyviz = value  # type: ignore[attr-defined]
+    TensorRef(tensor, value)
+
+
+def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
+    """Turn the user's pending ``tensor`` into an ordinary one on ``real``'s memory."""
+    attributes = tensor.__dict__
+    attributes.pop("_lazyviz", None)
+    cls = attributes.pop("_lazyviz_class", None)
+    # nn.Parameter marks wrapper subclasses with `_is_param` instead of giving them its class.
+    is_parameter = attributes.pop("_is_param", False)
+    if cls is None:
+        cls = torch.nn.Parameter if is_parameter else torch.Tensor
+    _torch.become_real(tensor, real, cls)
+
+
+def value_of(tensor: torch.Tensor) -> TrackedValue | None:
+    """The pending value behind a user's tensor, None for an ordinary tensor."""
+    return tensor.__dict__.get("_lazyviz")
