@@ -1,0 +1,42 @@
+# Two commands do everything from a fresh clone: `make demo` and `make test`.
+# The work is in scripts/, in Python, so that every step has a log, a time and a clear error.
+
+PYTHON ?= python3
+VENV := .venv
+IN_VENV := $(VENV)/bin/python
+OPEN ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench picture clean
+
+help: ## this list
+	@echo "lazyviz: see what a PyTorch cell will do before it does it"
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+demo: ## set up, run notebooks/quickstart.ipynb, show what it made (OPEN=0: do not open JupyterLab)
+	@$(PYTHON) scripts/environment.py demo
+	@$(IN_VENV) scripts/demo.py --open=$(OPEN)
+
+test: ## set up, then lint, types, Python, notebook, JavaScript and browser tests
+	@$(PYTHON) scripts/environment.py test
+	@$(IN_VENV) scripts/check.py
+
+lint: ## only the linters and the type checkers
+	@$(PYTHON) scripts/environment.py test
+	@$(IN_VENV) scripts/check.py --only lint
+
+format: ## let ruff rewrite what it can
+	@$(PYTHON) scripts/environment.py test
+	@$(IN_VENV) -m ruff check --fix . && $(IN_VENV) -m ruff format .
+
+bench: ## what recording costs, beside eager PyTorch and make_fx
+	@$(PYTHON) scripts/environment.py demo
+	@$(IN_VENV) benchmarks/record.py
+
+picture: ## draw the README's picture again, with the installed lazyviz
+	@$(PYTHON) scripts/environment.py demo
+	@$(IN_VENV) scripts/readme_picture.py
+
+clean: ## remove everything that make made, the virtual environment too
+	rm -rf $(VENV) out dist build js/node_modules lazyviz/static/widget.js lazyviz/static/widget.css
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

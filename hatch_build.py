@@ -1,0 +1,47 @@
+"""Build hook: compiles ``js/`` into ``lazyviz/static/`` for wheels and editable installs.
+
+The bundle is not committed.  An sdist carries the sources, so that a wheel can be
+built from it.  All the work is in ``scripts/js_build.py``, which needs only the
+standard library and also serves ``make``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+def _js_build(root: str) -> ModuleType:
+    """``scripts/js_build.py`` as a module; the build runs without the project on ``sys.path``."""
+    path = Path(root) / "scripts" / "js_build.py"
+    spec = importlib.util.spec_from_file_location("lazyviz_js_build", path)
+    if spec is None or spec.loader is None:
+        raise RuntimeError(f"lazyviz's build needs {path}, which is missing")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class WidgetBuildHook(BuildHookInterface):  # the base class is generic over a private type
+    """Runs ``npm ci`` and ``npm run build`` when the bundle is older than its sources."""
+
+    PLUGIN_NAME = "custom"
+
+    def dependencies(self) -> list[str]:
+        """Build requirements: Node from PyPI, only where it is needed and not installed."""
+        if self.target_name != "wheel":  # the target of an editable install is "wheel" too
+            return []
+        return _js_build(self.root).build_requirements()
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build the bundle before files are collected.
+
+        ``version`` is ``"standard"`` or ``"editable"``; both put the bundle in the source
+        tree, from where a wheel packs it and an editable install serves it.
+        """
+        if self.target_name == "wheel":
+            _js_build(self.root).build(report=self.app.display_info)

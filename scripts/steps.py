@@ -1,0 +1,112 @@
+"""Runs commands as named steps: one short line each, a log file, and the end of the log on failure.
+
+Standard library only: used before anything is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "out"
+LOGS = OUT / "logs"
+
+HEARTBEAT_S = 30.0  # a silent step says that it is alive this often
+TAIL_LINES = 40  # how much of a failed step's log is shown
+
+
+class StepFailed(RuntimeError):
+    """A step ended with an error; the message is complete, so print it and stop."""
+
+
+def say(text: str) -> None:
+    """Print a line at once, also into a pipe."""
+    print(text, flush=True)
+
+
+def relative(path: Path) -> str:
+    """``path`` as seen from the repository root."""
+    try:
+        return str(path.relative_to(ROOT))
+    except ValueError:
+        return str(path)
+
+
+def _log_path(title: str) -> Path:
+    LOGS.mkdir(parents=True, exist_ok=True)
+    return LOGS / (re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") + ".log")
+
+
+def run(
+    title: str,
+    command: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path = ROOT,
+    stream: bool = False,
+    quiet_failure: bool = False,
+) -> float:
+    """Run ``command`` as the step ``title`` and return its wall time in seconds.
+
+    Its output goes to a log file; with ``stream`` also to the screen.  Raises
+    :class:`StepFailed` when it cannot start or exits with an error, after showing the end
+    of the log (unless it was streamed, or ``quiet_failure``: the caller has another way).
+    """
+    log = _log_path(title)
+    say(f"-- {title}")
+    begin = time.monotonic()
+    full_env = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+    words = [str(word) for word in command]
+    with log.open("w", encoding="utf-8") as sink:
+        sink.write(f"$ {' '.join(words)}\n")
+        sink.flush()
+        try:
+            process = subprocess.Popen(
+                words,
+                cwd=cwd,
+                env=full_env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            raise StepFailed(f"{title}: cannot start {words[0]}: {error}") from error
+        finished = threading.Event()
+        if not stream:
+            threading.Thread(target=_heartbeat, args=(begin, finished), daemon=True).start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                sink.write(line)
+                if stream:
+                    sys.stdout.write(line)
+                    sys.stdout.flush()
+            status = process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            raise
+        finally:
+            finished.set()
+    seconds = time.monotonic() - begin
+    if status:
+        if not stream and not quiet_failure:
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            say("\n".join(lines[-TAIL_LINES:]))
+        raise StepFailed(f"{title}: failed (exit {status}), the whole output is in {relative(log)}")
+    say(f"   done in {seconds:.0f} s" if seconds >= 1 else "   done")
+    return seconds
+
+
+def _heartbeat(begin: float, finished: threading.Event) -> None:
+    while not finished.wait(HEARTBEAT_S):
+        say(f"   ... {time.monotonic() - begin:.0f} s")
