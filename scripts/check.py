@@ -52,12 +52,10 @@ def main(args: list[str]) -> int:
     checks = [check for check in CHECKS if check.lint or only is None]
     name = "make lint" if only else "make test"
     if importlib.util.find_spec("lazyviz") is None:
-        say(f"{name}: lazyviz is not installed here, use `{name}`")
+        say(f"lazyviz is not installed in {sys.prefix}; use `{name}`, which sets everything up")
         return 1
-    env = {"PYTHONPATH": "", "JUPYTER_PLATFORM_DIRS": "1"}
     chromium = find_chromium()
-    if chromium:
-        env["CHROMIUM"] = chromium
+    env = {"CHROMIUM": chromium} if chromium else {}
     failed: list[str] = []
     begin = time.monotonic()
     for check in checks:

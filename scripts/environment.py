@@ -16,9 +16,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-if sys.version_info < (3, 10):
+if sys.version_info < (3, 10):  # noqa: UP036  (this file is what an older Python meets first)
     sys.exit(
-        f"lazyviz needs Python 3.10 or newer, this is {platform.python_version()}: make PYTHON=python3.12 ..."
+        f"lazyviz needs Python 3.10 or newer, this is {platform.python_version()}: make PYTHON=python3.12"
     )
 
 import js_build
@@ -84,7 +84,7 @@ def make_venv() -> None:
     """
     python = sys.executable
     ways: list[tuple[str, list[list[str | Path]]]] = [
-        ("virtual environment in .venv", [[python, "-m", "venv", VENV]]),
+        ("virtual environment in .venv", [[python, "-m", "venv", "--clear", VENV]]),
         (
             "virtual environment, pip brought from outside",
             [
@@ -160,9 +160,8 @@ def build_widget() -> None:
 
 def install_lazyviz(target: str, constraints: list[str | Path]) -> None:
     """lazyviz, editable, with the extra that ``target`` needs."""
-    value = digest(
-        ROOT / "pyproject.toml", *(ROOT / name for name in ("constraints.txt", "constraints-cpu.txt"))
-    )
+    files = ("pyproject.toml", "constraints.txt", "constraints-cpu.txt")
+    value = digest(*(ROOT / name for name in files))
     done = [name for name in EXTRAS if is_stamped(name, value)]
     if target in done or "test" in done:  # test installs everything that demo does
         return
@@ -202,9 +201,11 @@ def install_chromium() -> None:
 def main(target: str) -> int:
     """Make everything ready for ``target``; returns the exit status."""
     try:
-        if not PYTHON.exists() or not is_stamped("venv", digest()):
+        ours = (VENV / ".stamp-venv").exists()
+        # Somebody's own .venv is used as it is; one of ours, made by another Python, is made again.
+        if not PYTHON.exists() or (ours and not is_stamped("venv", digest())):
             make_venv()
-            put_stamp("venv", digest())
+        put_stamp("venv", digest())
         constraints = install_torch()
         build_widget()
         install_lazyviz(target, constraints)
