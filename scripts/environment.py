@@ -17,9 +17,7 @@ import sys
 from pathlib import Path
 
 if sys.version_info < (3, 10):  # noqa: UP036  (this file is what an older Python meets first)
-    sys.exit(
-        f"lazyviz needs Python 3.10 or newer, this is {platform.python_version()}: make PYTHON=python3.12"
-    )
+    sys.exit(f"lazyviz needs Python 3.10 or newer, not {platform.python_version()}: make PYTHON=python3.12")
 
 import js_build
 from steps import OUT, ROOT, StepFailed, run, say
