@@ -8,6 +8,7 @@ standard library and also serves ``make``.
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,7 @@ def _js_build(root: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise RuntimeError(f"lazyviz's build needs {path}, which is missing")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)
     return module
 
@@ -43,5 +45,10 @@ class WidgetBuildHook(BuildHookInterface):  # the base class is generic over a p
         ``version`` is ``"standard"`` or ``"editable"``; both put the bundle in the source
         tree, from where a wheel packs it and an editable install serves it.
         """
-        if self.target_name == "wheel":
-            _js_build(self.root).build(report=self.app.display_info)
+        if self.target_name != "wheel":
+            return
+        js_build = _js_build(self.root)
+        try:
+            js_build.build(report=self.app.display_info)
+        except js_build.BuildError as error:  # its message is complete: no traceback around it
+            self.app.abort(str(error))
