@@ -7,6 +7,7 @@ each entry against the installed torch.
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +37,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _pus
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 # `Tensor.__torch_function__ = ` this makes library fast paths treat a subclass as a plain tensor.
 disabled_torch_function = torch._C._disabled_torch_function_impl
+_disabled_torch_dispatch = torch._C._disabled_torch_dispatch_impl
 set_conj = torch._C._set_conj
 set_neg = torch._C._set_neg
 TensorBase = torch._C.TensorBase  # its methods are the originals that lazyviz overrides or patches
@@ -103,7 +105,8 @@ def become_real(tensor: torch.Tensor, real: torch.Tensor, cls: type[torch.Tensor
 
 def become_pending(tensor: torch.Tensor, wrapper: torch.Tensor, cls: type[torch.Tensor]) -> None:
     """The reverse of :func:`become_real`: ``tensor`` takes the metadata of a memoryless ``wrapper``."""
-    _set_data(tensor, wrapper)
+    with torch._C.DisableTorchFunctionSubclass():  # UninitializedParameter's would call the public setter
+        _set_data(tensor, wrapper)
     _set_python_keys(tensor, True)
     tensor.__class__ = cls
 
@@ -127,6 +130,11 @@ for _name in (
     if _name in DispatchKey.__members__:
         _BELOW_EVERYTHING = _BELOW_EVERYTHING | DispatchKeySet(DispatchKey.__members__[_name])
 _PYTHON_KEY_SET = DispatchKeySet(DispatchKey.Python) | DispatchKeySet(DispatchKey.PythonTLSSnapshot)
+
+
+def dispatches_itself(cls: type) -> bool:
+    """Whether a tensor class has a ``__torch_dispatch__`` of its own."""
+    return getattr(cls, "__torch_dispatch__", _disabled_torch_dispatch) is not _disabled_torch_dispatch
 
 
 def excluding_python() -> Any:
@@ -209,6 +217,17 @@ DATA_DEPENDENT = (
     UnsupportedOperatorException,
     NotImplementedError,
 )
+
+
+@contextmanager
+def quiet_shape_rules() -> Iterator[None]:
+    """Context in which FakeTensor does not log the errors that it also raises."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def no_function_modes() -> Any:

@@ -50,7 +50,7 @@ class RecorderMode(_torch.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for cls in types:
-            if cls is not LazyTensor:
+            if cls is not LazyTensor and _torch.dispatches_itself(cls):
                 return NotImplemented  # another subclass unwraps itself first
         if tape.graph is None or tape.pauses or tape.owner != threading.get_ident() and not tape.in_autograd():
             return guard.dispatch(tape, func, args, kwargs or {})
@@ -87,6 +87,8 @@ class Tape:
         if info.metadata_only:
             with _torch.excluding_python():
                 return op(*args, **kwargs)
+        if info.lifts and type(args[0]) is not LazyTensor:
+            return args[0]
         values: list[TrackedValue] = []
         tensors: list[torch.Tensor] = []
         key: list[Any] = [op, torch.get_default_dtype()]
@@ -98,6 +100,8 @@ class Tape:
                 new_kwargs[name] = self._translate(item, info.by_type, values, tensors, key)
         except _NotDeferrable as reason:
             return self.run_now(op, info, args, kwargs, str(reason))
+        if info.mutates and self._writes_foreign(info, args, kwargs):
+            return self.run_now(op, info, args, kwargs, "write to memory shared with others")
         if info.needs_storage:
             key.extend([value.storage.nbytes for value in values])
         cache_key = tuple(key)
@@ -112,7 +116,7 @@ class Tape:
             try:
                 inferred = shapes.infer(op, new_args, new_kwargs, values)
             except DataDependent as reason:
-                return self.run_now(op, info, args, kwargs, f"the result of {info.name} depends on data ({reason})")
+                return self.run_now(op, info, args, kwargs, str(reason))
             shapes.entries[cache_key] = inferred
             shapes.misses += 1
         else:
@@ -212,6 +216,14 @@ class Tape:
             storage.known = True
             value.constant = value.real.clone()
         return value
+
+    def _writes_foreign(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the call writes memory that NumPy, say, shows too: it must be seen there at once."""
+        for tensor in guard.written_tensors(info, args, kwargs):
+            value = self.outside.get(id(tensor))
+            if value is not None and value.storage.foreign and type(tensor) is not LazyTensor:
+                return True
+        return False
 
     def _order(
         self,
@@ -477,7 +489,7 @@ class Tape:
     def dispatch_unrecorded(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """An op on a pending tensor where our mode is not active (another thread): evaluate, then run."""
         for cls in types:
-            if cls is not LazyTensor:
+            if cls is not LazyTensor and _torch.dispatches_itself(cls):
                 return NotImplemented
         return guard.dispatch(self, func, args, kwargs)
 

@@ -7,7 +7,7 @@ depend on.  What depends on tensor data is never cached: it raises :class:`DataD
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -16,6 +16,7 @@ from .._torch import OpOverload
 from ..graph.ir import TensorMeta
 
 _NEED_FLOATS = ("arange", "range", "linspace", "upsample", "_upsample", "interpolate")
+_PROBE_NBYTES = 256 * 2**20  # largest inputs on which a kernel is asked for its error message
 # Arithmetic on scalars that carries no `pointwise` tag; a scalar's value changes no shape.
 _ARITHMETIC = {
     "add_", "addmm", "addmm_", "addbmm", "baddbmm", "baddbmm_", "addmv", "addr", "native_dropout",
@@ -44,7 +45,7 @@ class OpInfo:
 
     __slots__ = (
         "by_type", "draws", "fills_dtype", "generator", "metadata_only", "mutable_kwargs", "mutable_positions",
-        "mutates", "name", "needs_storage", "returns_tensors", "set_like", "uncertain",
+        "lifts", "mutates", "name", "needs_storage", "returns_tensors", "set_like", "uncertain",
     )  # fmt: skip
 
     def __init__(self, op: OpOverload) -> None:
@@ -71,6 +72,7 @@ class OpInfo:
         )
         takes_tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
         self.fills_dtype = not takes_tensors and "dtype" in names and self.returns_tensors
+        self.lifts = self.name in ("lift", "lift_fresh")  # hands over a tensor made from Python data
         self.needs_storage = "as_strided" in self.name
         # They exchange storages under the tensor; running them is the only safe way.
         self.set_like = self.name in {"set_", "set", "resize_", "resize_as_", "_resize_output_", "_sparse_coo_tensor_unsafe"}
@@ -141,24 +143,17 @@ class ShapeCache:
                 torch has no shape rule for it.
             Exception: whatever eager PyTorch raises for these shapes.
         """
-        fakes: dict[int, torch.Tensor] = {}
-
-        def to_fake(item: Any) -> Any:
-            if isinstance(item, (list, tuple)):
-                return type(item)(to_fake(entry) for entry in item)
-            return fakes.get(id(item), item)
-
         try:
-            with torch.no_grad(), self._fake_mode, _torch.no_function_modes():
-                for value in inputs:
-                    if id(value) not in fakes:
-                        fakes[id(value)] = _fake(value.meta, value.storage.nbytes)
+            with torch.no_grad(), self._fake_mode, _torch.no_function_modes(), _torch.quiet_shape_rules():
+                fakes = {id(value): _fake(value.meta, value.storage.nbytes) for value in inputs}
                 before = [fakes[id(value)] for value in inputs]
                 metas = [_key(fake) for fake in before]
                 addresses = [_torch.storage_address(fake) for fake in before]
-                result = op(*to_fake(args), **{name: to_fake(item) for name, item in kwargs.items()})
+                result = op(*_substitute(args, fakes), **_substitute(kwargs, fakes))
         except _torch.DATA_DEPENDENT as error:
-            raise DataDependent(str(error)) from error
+            raise DataDependent(f"the result of {op} depends on data") from error
+        except Exception as error:
+            self._raise_as_eager(op, args, kwargs, inputs, error)
 
         restructured = [
             (position, self._meta(fake)) for position, fake in enumerate(before) if _key(fake) != metas[position]
@@ -188,8 +183,31 @@ class ShapeCache:
             outputs.append(OutputSpec(meta, source, itself, number, item.untyped_storage().nbytes()))
         return Inferred(container, outputs, restructured)
 
+    def _raise_as_eager(
+        self, op: OpOverload, args: Any, kwargs: Any, inputs: list[Any], error: Exception
+    ) -> NoReturn:
+        """Shape rules word errors in their own way: let the kernel itself refuse tensors of these shapes."""
+        if sum(value.storage.nbytes for value in inputs) > _PROBE_NBYTES:
+            raise error
+        try:
+            with torch.no_grad(), _torch.kernels_only():
+                probes = {id(value): _fake(value.meta, value.storage.nbytes).zero_() for value in inputs}
+                op(*_substitute(args, probes), **_substitute(kwargs, probes))
+        except Exception as eager_error:
+            raise eager_error.with_traceback(None) from None
+        raise DataDependent(f"torch's shape rule for {op} refuses what its kernel takes") from error
+
     def _meta(self, fake: torch.Tensor) -> TensorMeta:
         return self.meta_of(fake)
+
+
+def _substitute(item: Any, tensors: dict[int, torch.Tensor]) -> Any:
+    """``item`` with each value replaced by its tensor."""
+    if isinstance(item, dict):
+        return {name: _substitute(entry, tensors) for name, entry in item.items()}
+    if isinstance(item, (list, tuple)):
+        return type(item)([_substitute(entry, tensors) for entry in item])
+    return tensors.get(id(item), item)
 
 
 def _key(tensor: torch.Tensor) -> tuple[Any, ...]:

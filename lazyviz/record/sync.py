@@ -17,7 +17,7 @@ import torch
 from .. import _torch
 from .guard import nodes_before_access
 from .recorder import Tape
-from .tensor import LazyTensor, describe
+from .tensor import LazyTensor, describe, take_class
 
 _MISSING = object()
 
@@ -88,6 +88,7 @@ class SyncPatches:
             self._patches.set(torch.Tensor, name, getattr(self, f"_{name.strip('_')}")())
         self._patch_randomness()
         self._patch_loaders()
+        self._patch_subclasses()
         self._patch_cuda()
 
     def remove(self) -> None:
@@ -111,7 +112,12 @@ class SyncPatches:
         def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             tape = patches.tape
             if tape.pending:
+                cls = type(tensor)
+                if cause == "tolist" and (constant := known_constant(tensor)) is not None:
+                    return constant.tolist()
                 patches.before_read(tensor, cause)
+                if type(tensor) is not cls:  # now a Parameter, say, with a method of its own
+                    return getattr(tensor, original.__name__)(*args, **kwargs)
             if tape.graph is None or dispatches:
                 return original(tensor, *args, **kwargs)
             with tape.paused():
@@ -141,6 +147,9 @@ class SyncPatches:
         tape = self.tape
 
         def get(tensor: torch.Tensor) -> torch.Tensor:
+            if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+                with tape.paused():  # it has no data; asked for its device
+                    return _torch.alias(tensor)
             return _torch.alias(tensor)
 
         def set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
@@ -214,6 +223,35 @@ class SyncPatches:
         self._patches.set(loader, "__iter__", __iter__)
         self._patches.set(iterator, "__next__", __next__)
 
+    def _patch_subclasses(self) -> None:
+        """``_make_subclass`` copies a tensor's C++ object past every dispatch: never a pending one."""
+        tape = self.tape
+        make_subclass = torch.Tensor._make_subclass
+
+        def _make_subclass(cls: type, data: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.before_read(data, "_make_subclass")
+            return make_subclass(cls, data, *args, **kwargs)
+
+        self._patches.set(torch.Tensor, "_make_subclass", staticmethod(_make_subclass))
+        for cls in (torch.nn.parameter.UninitializedParameter, torch.nn.parameter.UninitializedBuffer):
+            new = cls.__new__
+
+            def __new__(cls: type, *args: Any, _new: Any = new, **kwargs: Any) -> Any:
+                with tape.paused():  # a placeholder without data
+                    return _new(cls, *args, **kwargs)
+
+            self._patches.set(cls, "__new__", __new__)
+
+        materialize = torch.nn.parameter.UninitializedTensorMixin.materialize
+
+        @functools.wraps(materialize)
+        def materialize_pending(tensor: Any, *args: Any, **kwargs: Any) -> None:
+            materialize(tensor, *args, **kwargs)
+            if is_pending(tensor):
+                take_class(tensor, type(tensor))
+
+        self._patches.set(torch.nn.parameter.UninitializedTensorMixin, "materialize", materialize_pending)
+
     def _patch_cuda(self) -> None:
         """Synchronizing with the GPU, or asking for its memory, is asking for the work to be done."""
         tape = self.tape
@@ -228,6 +266,12 @@ class SyncPatches:
                 return _original(*args, **kwargs)
 
             self._patches.set(torch.cuda, name, functools.wraps(original)(function))
+
+
+def known_constant(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The value of a pending tensor that follows from constants alone, else None."""
+    value = tensor.__dict__.get("_lazyviz")
+    return value.constant if value is not None and value.storage.known else None
 
 
 def is_pending(tensor: torch.Tensor) -> bool:

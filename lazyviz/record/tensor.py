@@ -68,12 +68,19 @@ def make_pending(tensor: torch.Tensor, value: TrackedValue) -> None:
     if type(tensor) is LazyTensor:
         _torch.set_metadata(tensor, wrapper)
     else:
-        tensor._lazyviz_class = type(tensor)  # type: ignore[attr-defined]
+        cls = type(tensor)
         _torch.become_pending(tensor, wrapper, LazyTensor)
-        if isinstance(tensor._lazyviz_class, type) and issubclass(tensor._lazyviz_class, torch.nn.Parameter):  # type: ignore[attr-defined]
-            tensor._is_param = True  # type: ignore[attr-defined]
+        take_class(tensor, cls)
     tensor._lazyviz = value  # type: ignore[attr-defined]
     TensorRef(tensor, value)
+
+
+def take_class(tensor: torch.Tensor, cls: type[torch.Tensor]) -> None:
+    """Remember that the pending ``tensor`` is to be of class ``cls`` once it is real."""
+    tensor.__class__ = LazyTensor
+    tensor._lazyviz_class = cls  # type: ignore[attr-defined]
+    if issubclass(cls, torch.nn.Parameter):
+        tensor._is_param = True  # type: ignore[attr-defined]
 
 
 def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:

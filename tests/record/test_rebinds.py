@@ -1,0 +1,144 @@
+"""Objects keep their identity: `.data`, moving modules, lazy modules, building in the block."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+
+
+def test_data_assignment_keeps_the_parameter():
+    p = nn.Parameter(torch.zeros(3))
+    x = torch.ones(3)
+    with lazyviz.lazy() as graph:
+        p.data = x * 2
+        y = p * 3
+    graph.evaluate()
+    assert type(p) is nn.Parameter and p.is_leaf and p.requires_grad
+    assert p.tolist() == [2, 2, 2]
+    assert y.tolist() == [6, 6, 6]
+
+
+def test_double_inside_the_block():
+    model, eager = nn.Linear(3, 2), None
+    eager = copy.deepcopy(model).double()
+    x = torch.randn(4, 3, dtype=torch.float64)
+    weight = model.weight
+    with lazyviz.lazy() as graph:
+        model.double()
+        out = model(x)
+    assert not graph.sync_points
+    graph.evaluate()
+    assert model.weight is weight and type(weight) is nn.Parameter
+    assert torch.equal(out, eager(x))
+
+
+def test_a_model_built_in_the_block_is_ordinary_afterwards():
+    def build():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
+        loss = model(torch.randn(6, 4)).pow(2).mean()
+        loss.backward()
+        return model, loss
+
+    expected, expected_loss = build()
+    with lazyviz.lazy() as graph:
+        model, loss = build()
+    assert not graph.sync_points
+    graph.evaluate()
+    assert torch.equal(loss, expected_loss)
+    for name, value in expected.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+    for ours, theirs in zip(model.parameters(), expected.parameters()):
+        assert type(ours) is nn.Parameter and ours.is_leaf
+        assert torch.equal(ours.grad, theirs.grad)
+    # and it trains on, eagerly
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.randn(6, 4)).sum().backward()
+    optimizer.step()
+
+
+def test_lazy_modules_materialize():
+    def build():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2))
+        out = model(torch.randn(2, 3, 8, 8))
+        out.sum().backward()
+        return model, out
+
+    expected, expected_out = build()
+    with lazyviz.lazy() as graph:
+        model, out = build()
+    graph.evaluate()
+    assert torch.equal(out, expected_out)
+    for ours, theirs in zip(model.parameters(), expected.parameters()):
+        assert type(ours) is nn.Parameter
+        assert torch.equal(ours, theirs)
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_backward_in_a_later_cell_reaches_a_lazily_built_leaf():
+    with lazyviz.lazy() as graph:
+        w = torch.ones(3, requires_grad=True)
+        seen = []
+        w.register_hook(lambda grad: seen.append(tuple(grad.shape)))
+        y = (w * 2).exp()
+        y.retain_grad()
+        loss = y.sum()
+    graph.evaluate()
+    loss.backward()
+    assert torch.equal(w.grad, 2 * torch.exp(2 * torch.ones(3)))
+    assert torch.equal(y.grad, torch.ones(3))
+    assert seen == [(3,)]
+
+
+def test_backward_in_a_later_cell_without_evaluating_first():
+    x = torch.randn(4, 3)
+    model = nn.Linear(3, 2)
+    with lazyviz.lazy():
+        loss = model(x).pow(2).sum()
+    loss.backward()
+    expected = copy.deepcopy(model)
+    expected.zero_grad()
+    expected(x).pow(2).sum().backward()
+    assert torch.equal(model.weight.grad, expected.weight.grad)
+
+
+def test_version_counters_still_catch_bad_in_place_writes():
+    with lazyviz.lazy() as graph:
+        w = torch.ones(3, requires_grad=True)
+        y = w.exp()
+        loss = (y * y).sum()
+    graph.evaluate()
+    with torch.no_grad():
+        y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_metadata_changing_in_place_ops():
+    x = torch.arange(6.0).reshape(2, 3)
+    with lazyviz.lazy() as graph:
+        y = x * 1
+        z = y + 1
+        y.t_()
+        y.unsqueeze_(0)
+        w = y * 2
+    assert y.shape == (1, 3, 2)
+    graph.evaluate()
+    assert y.shape == (1, 3, 2) and y.stride() == (x * 1).t_().unsqueeze_(0).stride()
+    assert torch.equal(w, (x.t() * 2).unsqueeze(0))
+    assert torch.equal(z, x + 1)
+    y.resize_(1, 3, 3)
+
+
+def test_deepcopy_of_a_lazily_built_model():
+    with lazyviz.lazy():
+        model = nn.Linear(3, 3)
+        twin = copy.deepcopy(model)
+    assert torch.equal(model.weight, twin.weight)
+    assert type(twin.weight) is nn.Parameter

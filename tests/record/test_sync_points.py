@@ -1,0 +1,129 @@
+"""Reads of values evaluate what they need, and say so; looks do not."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import lazyviz
+
+READS = {
+    "item": lambda t: t.sum().item(),
+    "float": lambda t: float(t.sum()),
+    "int": lambda t: int(t.sum()),
+    "bool": lambda t: bool(t.sum() > 0),
+    "if": lambda t: 1 if t.sum() > 0 else 2,
+    "print": lambda t: str(t),
+    "format": lambda t: f"{t.sum():.3f}",
+    "tolist": lambda t: t.tolist(),
+    "numpy": lambda t: t.numpy().copy(),
+    "array": lambda t: np.asarray(t).copy(),
+    "data_ptr": lambda t: t.data_ptr() != 0,
+    "storage": lambda t: t.untyped_storage().nbytes(),
+    "dlpack": lambda t: torch.from_dlpack(t).sum().item(),
+    "pickle": lambda t: pickle.loads(pickle.dumps(t)).tolist(),
+    "save": lambda t: torch.save(t, io.BytesIO()),
+    "deepcopy": lambda t: copy.deepcopy(t).tolist(),
+    "equal": lambda t: torch.equal(t, t),
+    "allclose": lambda t: torch.allclose(t, t),
+    "nonzero": lambda t: t.nonzero().tolist(),
+    "mask": lambda t: t[t > 0].tolist(),
+    "unique": lambda t: t.unique().tolist(),
+    "iterate": lambda t: [float(row.sum()) for row in t],
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_read_is_a_sync_point_with_eagers_answer(name):
+    x = torch.randn(5, 3)
+    read = READS[name]
+    expected = read(x * 2 + 1)
+    with lazyviz.lazy() as graph:
+        y = x * 2 + 1
+        assert lazyviz.is_lazy(y)
+        got = read(y)
+    if isinstance(expected, np.ndarray):
+        assert np.array_equal(got, expected)
+    elif name != "save":
+        assert got == expected
+    assert graph.sync_points
+    assert graph.sync_points[0].source.text.startswith(("got = read(y)", f'"{name}"'))
+    assert graph.sync_points[0].ops >= 2
+    assert type(y) is torch.Tensor
+
+
+def test_repr_and_display_never_run_the_graph():
+    x = torch.randn(8, 512)
+    weight = torch.nn.Parameter(torch.ones(3))
+    with lazyviz.lazy() as graph:
+        y = x * 2
+        with torch.no_grad():
+            weight.add_(1)
+        assert repr(y) == "lazy[8, 512] float32 cpu, pending"
+        assert repr([y]) == "[lazy[8, 512] float32 cpu, pending]"
+        assert f"{y!r}" == repr(y)
+        assert "pending write" in repr(weight)
+        assert "pending" in repr(graph)
+    assert "pending write" in repr(weight)
+    assert graph.pending == len(graph.nodes) and not graph.sync_points
+    graph.evaluate()
+    assert repr(weight) == "Parameter containing:\ntensor([2., 2., 2.], requires_grad=True)"
+
+
+def test_no_sync_makes_a_read_an_error_that_names_the_line():
+    x = torch.randn(3)
+    with pytest.raises(lazyviz.SyncError, match=r"item needs .* total = y.sum\(\).item\(\)"):  # noqa: PT012
+        with lazyviz.lazy(allow_sync=False):
+            y = x * 2
+            total = y.sum().item()
+    assert not torch.overrides.is_tensor_method_or_property(total) if "total" in locals() else True
+    assert torch.equal(y, x * 2)
+
+
+def test_forbid_sync_covers_plain_code_too():
+    x = torch.randn(3)
+    with lazyviz.lazy():
+        y = x * 2
+    with lazyviz.forbid_sync(), pytest.raises(lazyviz.SyncError):
+        y.tolist()
+    assert y.tolist() == (x * 2).tolist()
+
+
+def test_small_known_cpu_values_are_no_sync_points():
+    with lazyviz.lazy() as graph:
+        assert torch.arange(4).tolist() == [0, 1, 2, 3]
+        assert torch.tensor(1e-3).item() == pytest.approx(1e-3)
+        step = torch.tensor(0.0)
+        for _ in range(3):
+            step += 1
+        assert step.item() == 3.0
+        mask = torch.tensor([True, False])
+        assert mask.any()
+    assert [point.cause for point in graph.sync_points] == []
+
+
+def test_a_known_value_is_forgotten_once_unknown_data_is_written():
+    x = torch.randn(3, 3)
+    with lazyviz.lazy() as graph:
+        total = torch.zeros(())
+        total += 1
+        total += x.sum()
+        got = total.item()
+    assert got == (torch.zeros(()) + 1 + x.sum()).item()
+    assert [point.cause for point in graph.sync_points] == ["item"]
+
+
+def test_sync_inside_the_block_evaluates_only_what_is_needed():
+    x = torch.randn(3)
+    with lazyviz.lazy() as graph:
+        y = x + 1
+        z = x + 2
+        y.tolist()
+        assert not lazyviz.is_lazy(y)
+        assert lazyviz.is_lazy(z)
+    assert graph.pending == 1
