@@ -246,7 +246,9 @@ class SyncPatches:
 
         @functools.wraps(materialize)
         def materialize_pending(tensor: Any, *args: Any, **kwargs: Any) -> None:
+            tensor.cls_to_become = type(tensor).cls_to_become  # a class attribute; the class changes in between
             materialize(tensor, *args, **kwargs)
+            del tensor.cls_to_become
             if is_pending(tensor):
                 take_class(tensor, type(tensor))
 
