@@ -162,7 +162,7 @@ class Plan:
             lines.append("largest:")
             for allocation in self.alive_at_peak[:5]:
                 lines.append(f"  {format_bytes(allocation.nbytes):>10}  {_what(allocation)}")
-        lines.append(self._verdict())
+        lines.append(self.verdict())
         if self.recorded_device.type != "cpu" or self._profile:
             lines.append(
                 "Counted: tensors. Not counted: the CUDA allocator's rounding and fragments, "
@@ -175,7 +175,8 @@ class Plan:
             )
         return "\n".join(lines)
 
-    def _verdict(self) -> str:
+    def verdict(self) -> str:
+        """Whether it fits, in one sentence."""
         if self.capacity_bytes is None:
             return f"Whether it fits is unknown: {self.device} does not tell its memory."
         room = format_bytes(self.capacity_bytes)

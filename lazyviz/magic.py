@@ -1,0 +1,460 @@
+"""``%%lazy`` and ``%lazy``: the life cycle of a cell, and what is shown of it.
+
+A ``%%lazy`` cell is compiled and run here the way ``%%time`` does it, under the name that
+IPython itself gives the cell: breakpoints, the recorder and tracebacks see the user's own
+lines, with ``%%lazy`` as line 1.
+"""
+
+# IPython's decorators are untyped.
+# mypy: disable-error-code="untyped-decorator"
+
+from __future__ import annotations
+
+import ast
+import inspect
+import keyword
+import os
+import weakref
+from collections.abc import Iterable
+from contextlib import ExitStack
+from types import CodeType, TracebackType
+from typing import Any
+
+import torch
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import (
+    Magics,
+    line_magic,
+    magics_class,
+    no_var_expand,
+    output_can_be_silenced,
+)
+from IPython.core.magic import cell_magic as ipython_cell_magic
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.display import display
+
+from . import session
+from .execute.backend import backend_names
+from .plan.devices import PROFILES, cuda_devices, resolve
+from .plan.memory import Plan
+
+OPTIONS = (
+    "--as",
+    "--assume",
+    "--backend",
+    "--batch",
+    "--device",
+    "--no-sync",
+    "--no-widget",
+    "--now",
+    "--split",
+)
+VERBS = ("status", "evaluate", "plan", "explain", "why", "reset", "devices")
+
+_LATEST = "_lazy"
+_NO_GRAPH = "There is no lazy graph yet: run a %%lazy cell first."
+_NO_AWAIT = (
+    "%%lazy does not record top-level `await` (line {line} of the cell): "
+    "await in a cell of its own, before this one, and use the result here."
+)
+
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+_TO_A_MODE = (os.path.join(_TORCH, "_compile.py"), os.path.join(_TORCH, "_dynamo") + os.sep)
+
+
+@magics_class
+class LazyMagics(Magics):
+    """The two magics, and the hooks around cells that they need."""
+
+    shell: Any  # an InteractiveShell; IPython says it may be None, but not for registered magics
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self._raw_cell = ""
+        # An exception of a cell, while IPython has yet to show it.
+        self._raised: BaseException | None = None
+
+    # --- %%lazy ---------------------------------------------------------------------
+
+    @no_var_expand
+    @output_can_be_silenced
+    @magic_arguments("%lazy")
+    @argument("--as", dest="name", metavar="NAME", help="bind the LazyGraph to NAME (it is always _lazy too)")
+    @argument(
+        "--device",
+        metavar="DEVICE",
+        help="plan for this device: cpu, cuda, cuda:1, or a profile such as A100-40GB, present or not",
+    )
+    @argument(
+        "--batch", metavar="NAMES", help="the variables whose dim 0 is the batch: x,y (not available yet)"
+    )
+    @argument(
+        "--split",
+        metavar="off|auto|N",
+        default="off",
+        help="run the batch in N pieces (only 'off' is available yet)",
+    )
+    @argument("--backend", metavar="NAME", default="eager", help="what runs the graph: eager, the default")
+    @argument("--now", action="store_true", help="evaluate at the end of the cell, still showing the graph")
+    @argument("--no-sync", action="store_true", help="make a sync point in this cell an error at its line")
+    @argument(
+        "--assume",
+        metavar="LINE=VALUE",
+        action="append",
+        default=[],
+        help="the value a read at that line gets on an absent device (not available yet)",
+    )
+    @argument("--no-widget", action="store_true", help="text and static picture only")
+    @ipython_cell_magic("lazy")  # type: ignore[arg-type]
+    def lazy_cell(self, line: str, cell: str) -> Any:
+        """Record what PyTorch would do in this cell, without doing it, and show it.
+
+        Nothing runs until a value is needed, the Evaluate button is pressed or
+        ``%lazy evaluate`` is called.
+        """
+        options = parse_argstring(self.lazy_cell, line)
+        self._check(options)
+        try:
+            body, last = self._compile(line, cell)
+        except SyntaxError as error:
+            self._begin_traceback_in_cell(error)
+            raise
+        with ExitStack() as recording:
+            try:
+                graph = recording.enter_context(
+                    session.lazy(
+                        device=options.device,
+                        backend=options.backend,
+                        allow_sync=not options.no_sync,
+                        code=cell,
+                    )
+                )
+            except (ValueError, RuntimeError) as error:
+                raise UsageError(f"%%lazy: {error}") from None
+            result = None
+            try:
+                result = self._run(body, last)
+            except BaseException as error:
+                recording.close()
+                self._bind(graph, options.name)
+                self._begin_traceback_in_cell(error)
+                if graph.nodes:
+                    self._show(graph, options.no_widget)
+                raise
+        self._bind(graph, options.name)
+        try:
+            if options.now and graph.pending:
+                graph.evaluate(backend=options.backend)
+        finally:
+            # Also after a failed evaluation: the picture says what is done and what is not.
+            self._show(graph, options.no_widget)
+        return result
+
+    def _check(self, options: Any) -> None:
+        """Refuse bad and unsupported options before anything of the cell runs."""
+        name = options.name
+        if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
+            raise UsageError(f"%%lazy: --as needs the name of a variable, got {name!r}.")
+        if options.batch is not None:
+            raise UsageError("%%lazy: --batch is not available in this version of lazyviz.")
+        if options.split != "off":
+            if options.split != "auto" and not options.split.isdigit():
+                raise UsageError(f"%%lazy: --split takes off, auto or a number, got {options.split!r}.")
+            raise UsageError(f"%%lazy: --split {options.split} is not available in this version of lazyviz.")
+        if options.assume:
+            raise UsageError("%%lazy: --assume is not available in this version of lazyviz.")
+        if options.device is not None:
+            try:
+                resolve(options.device)
+            except ValueError as error:
+                raise UsageError(f"%%lazy: {error}") from None
+
+    # --- compiling and running the cell -----------------------------------------------
+
+    def _compile(self, line: str, cell: str) -> tuple[CodeType, CodeType | None]:
+        """The cell's code, and that of its last expression if it ends in one."""
+        shell = self.shell
+        raw = self._raw_cell.rstrip()
+        text = cell.rstrip()
+        if raw.endswith(text) and raw != text:
+            before = raw[: len(raw) - len(text)].count("\n")
+        else:  # called through run_cell_magic: there is no cell around it
+            raw, before = f"%%lazy {line}\n{text}", 1
+        # Comment lines stand for what precedes the code, so that line numbers are the cell's.
+        header = "".join(f"# {above}\n" for above in raw.split("\n")[:before])
+        code = header + shell.transform_cell(cell)
+        filename = shell.compile.cache(code, shell.displayhook.prompt_count, raw_code=raw)
+        # Parsed and compiled by the shell's own compiler: `from __future__` of earlier cells holds.
+        tree = shell.transform_ast(shell.compile.ast_parse(code, filename))
+        _refuse_await(tree, filename)
+        last = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr):
+            last = ast.Expression(tree.body.pop().value)
+        body = shell.compile(tree, filename, "exec")
+        return body, None if last is None else shell.compile(last, filename, "eval")
+
+    def _run(self, body: CodeType, last: CodeType | None) -> Any:
+        namespace = self.shell.user_ns
+        exec(body, namespace)
+        return None if last is None else eval(last, namespace)
+
+    def _begin_traceback_in_cell(self, error: BaseException) -> None:
+        """Have IPython show ``error`` as it would without us: the user's lines, and libraries'.
+
+        Above those lines are IPython's call of the magic, which would print the whole cell a
+        second time as a string, and this module; below them can be the recorder.  ``%tb``
+        shows it all.
+        """
+        if isinstance(error, SyntaxError):
+            # IPython has another way for these, which asks nobody.
+            shown = type(self.shell).showsyntaxerror
+            self.shell.showsyntaxerror = lambda filename=None, running_compiled_code=False: shown(
+                self.shell, filename
+            )
+            return
+        shell = weakref.ref(self.shell)
+
+        def render() -> list[str]:
+            ip = shell()
+            assert ip is not None  # it is what calls this
+            return ip.InteractiveTB.structured_traceback(
+                type(error), error, _without_us(error.__traceback__), tb_offset=0
+            )
+
+        try:
+            error._render_traceback_ = render  # type: ignore[attr-defined]
+        except AttributeError:  # a class with slots: IPython's own traceback it is
+            return
+        self._raised = error
+
+    # --- showing ------------------------------------------------------------------------
+
+    def _bind(self, graph: session.LazyGraph, name: str | None) -> None:
+        self.shell.user_ns[_LATEST] = graph
+        if name is not None:
+            self.shell.user_ns[name] = graph
+
+    def _show(self, graph: session.LazyGraph, no_widget: bool) -> None:
+        if not _has_frontend(self.shell):
+            print(graph.text())
+            if graph.report is not None and not graph.pending:
+                print(f"Evaluated: {graph.report}")
+            return
+        # A separate output: it is what a saved notebook shows where the widget cannot run.
+        display(graph.static_bundle(), raw=True)
+        if not no_widget:
+            display(graph.widget())
+
+    # --- %lazy --------------------------------------------------------------------------
+
+    @line_magic("lazy")  # type: ignore[arg-type]
+    def lazy_line(self, line: str) -> None:
+        """What is pending, what it would take, and running it.
+
+        ``%lazy VERB`` works on the latest graph, ``%lazy VERB NAME`` on the one called NAME:
+
+        * ``status``    ops recorded and pending, sync points
+        * ``evaluate``  run what is pending (NAME may also be a tensor: what it needs)
+        * ``plan``      peak memory, and whether it fits
+        * ``explain``   the plan in full: what is alive at the peak, by category and module
+        * ``why``       what caused the last evaluation
+        * ``reset``     forget everything pending, unevaluated
+        * ``devices``   the devices of this machine and the known profiles
+        """
+        verb, _, rest = line.strip().partition(" ")
+        names = rest.split()
+        if verb not in VERBS:
+            known = ", ".join(VERBS)
+            raise UsageError(
+                f"%lazy {verb}: unknown, use one of {known}." if verb else f"%lazy needs one of {known}."
+            )
+        if len(names) > (0 if verb in ("why", "reset", "devices") else 1):
+            raise UsageError(f"%lazy {verb}: too many names.")
+        if verb == "devices":
+            print(session.devices())
+        elif verb == "why":
+            print(session.why())
+        elif verb == "reset":
+            session.reset()
+            print("Everything pending was forgotten.")
+        else:
+            self._on_graph(verb, names[0] if names else None)
+
+    def _on_graph(self, verb: str, name: str | None) -> None:
+        namespace = self.shell.user_ns
+        if name is None and _LATEST not in namespace:
+            raise UsageError(f"%lazy {verb}: {_NO_GRAPH}")
+        if name is not None and name not in namespace:
+            raise UsageError(f"%lazy {verb}: there is no variable {name!r}.")
+        target = namespace[name or _LATEST]
+        if verb == "evaluate" and isinstance(target, torch.Tensor):
+            print(session.evaluate(target))
+        elif not isinstance(target, session.LazyGraph):
+            raise UsageError(
+                f"%lazy {verb}: {name or _LATEST} is no lazy graph but a {type(target).__name__}."
+            )
+        elif verb == "evaluate":
+            print(target.evaluate() if target.pending else "Nothing is pending.")
+        elif verb == "status":
+            print(_status(target))
+        elif verb == "plan":
+            print(_summary(target.plan()))
+        else:
+            print(target.plan().explain())
+
+    # --- around cells ---------------------------------------------------------------------
+
+    def before_cell(self, info: Any) -> None:
+        self._raw_cell = info.raw_cell or ""
+
+    def after_cell(self, result: Any = None) -> None:
+        self._raw_cell = ""
+        if self._raised is not None:
+            # It has been shown; raised again elsewhere it is an exception like any other.
+            vars(self._raised).pop("_render_traceback_", None)
+            self._raised = None
+        vars(self.shell).pop("showsyntaxerror", None)
+        session.cell_boundary()
+
+    # --- completion -----------------------------------------------------------------------
+
+    def complete_cell_options(self, shell: InteractiveShell, event: Any) -> list[str]:
+        """What TAB offers on a ``%%lazy`` line: options, or values of the option before."""
+        words = event.text_until_cursor.split()
+        previous = words[-1] if event.text_until_cursor.endswith(" ") else words[-2]
+        choices: Iterable[str]
+        if previous == "--device":
+            choices = ["cpu", *(gpu.name for gpu in cuda_devices()[0]), *PROFILES]
+        elif previous == "--backend":
+            choices = backend_names()
+        elif previous == "--split":
+            choices = ["off", "auto"]
+        elif previous in ("--as", "--assume", "--batch"):
+            choices = []
+        else:
+            choices = [option for option in OPTIONS if option not in words[:-1] or option == "--assume"]
+        return list(choices)
+
+    def complete_verbs(self, shell: InteractiveShell, event: Any) -> list[str]:
+        """What TAB offers on a ``%lazy`` line: verbs, then names of graphs."""
+        words = event.text_until_cursor.split()
+        if len(words) + event.text_until_cursor.endswith(" ") <= 2:
+            return list(VERBS)
+        return sorted(
+            name for name, value in list(shell.user_ns.items()) if isinstance(value, session.LazyGraph)
+        )
+
+
+def _refuse_await(tree: ast.Module, filename: str) -> None:
+    """``UsageError`` if the code needs an event loop at its top level."""
+    code = compile(tree, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    if not code.co_flags & inspect.CO_COROUTINE:
+        return
+    raise UsageError(_NO_AWAIT.format(line=_first_await(tree)))
+
+
+_ASYNC = (ast.Await, ast.AsyncFor, ast.AsyncWith)
+_OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+def _first_await(tree: ast.Module) -> int | str:
+    """The line of the first ``await`` outside of functions (in any of its forms)."""
+    lines = []
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        comprehensions = getattr(node, "generators", ())
+        if isinstance(node, _ASYNC) or any(part.is_async for part in comprehensions):
+            lines.append(node.lineno)  # type: ignore[attr-defined]
+        stack += [child for child in ast.iter_child_nodes(node) if not isinstance(child, _OWN_SCOPE)]
+    return min(lines, default="?")
+
+
+def _without_us(traceback: TracebackType | None) -> TracebackType | None:
+    """The frames of ``traceback`` below this module and above the recorder."""
+    frames: list[TracebackType] = []
+    while traceback is not None:
+        filename = traceback.tb_frame.f_code.co_filename
+        if filename == __file__:
+            frames.clear()
+        elif filename.startswith(_PACKAGE):
+            # What a dispatch mode costs on the way to the recorder is ours too.
+            while frames and frames[-1].tb_frame.f_code.co_filename.startswith(_TO_A_MODE):
+                frames.pop()
+            break
+        else:
+            frames.append(traceback)
+        traceback = traceback.tb_next
+    rebuilt = None
+    for frame in reversed(frames):
+        rebuilt = TracebackType(rebuilt, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return rebuilt
+
+
+def _has_frontend(shell: InteractiveShell) -> bool:
+    """Whether outputs go to a Jupyter front end (which can show widgets), not to a terminal."""
+    return hasattr(shell, "kernel")
+
+
+def _status(graph: session.LazyGraph) -> str:
+    lines = [f"{len(graph.nodes)} ops recorded, {graph.pending} pending, {graph.state}"]
+    for sync in graph.sync_points:
+        where = f" at {sync.source}" if sync.source is not None else ""
+        lines.append(f"  sync point: {sync.cause}{where} ({sync.ops} ops, {sync.seconds:.3f} s)")
+    if graph.report is not None:
+        lines.append(f"last run: {graph.report}")
+    return "\n".join(lines)
+
+
+def _summary(plan: Plan) -> str:
+    lines = plan.explain().split("\n")
+    verdict = plan.verdict()
+    table = next((index for index, line in enumerate(lines) if line.startswith("Alive")), len(lines))
+    return "\n".join([*(line for line in lines[:table] if line != verdict), verdict])
+
+
+# --- loading and unloading ------------------------------------------------------------------
+
+_HOOK = "complete_command"
+_loaded: weakref.WeakKeyDictionary[InteractiveShell, LazyMagics] = weakref.WeakKeyDictionary()
+
+
+def load_ipython_extension(ipython: InteractiveShell) -> None:
+    """Register ``%%lazy`` and ``%lazy``; doing it twice changes nothing."""
+    if ipython in _loaded:
+        return
+    magics = LazyMagics(ipython)
+    ipython.register_magics(magics)
+    ipython.set_hook(_HOOK, magics.complete_cell_options, str_key="%%lazy")
+    ipython.set_hook(_HOOK, magics.complete_verbs, str_key="%lazy")
+    ipython.events.register("pre_run_cell", magics.before_cell)
+    ipython.events.register("post_run_cell", magics.after_cell)
+    _loaded[ipython] = magics
+
+
+def unload_ipython_extension(ipython: InteractiveShell) -> None:
+    """Take everything back that loading put in place.
+
+    What is pending is evaluated first: tensors that were promised a value get it, and
+    PyTorch is left without a hook of ours.
+    """
+    magics = _loaded.pop(ipython, None)
+    if magics is None:
+        return
+    try:
+        if session.metrics()["ops pending"]:
+            session.sync()
+    finally:
+        ipython.events.unregister("pre_run_cell", magics.before_cell)
+        ipython.events.unregister("post_run_cell", magics.after_cell)
+        for key in ("%%lazy", "%lazy"):
+            ipython.strdispatchers[_HOOK].strs.pop(key, None)
+        manager = ipython.magics_manager
+        manager.registry.pop(type(magics).__name__, None)
+        for kind in ("line", "cell"):
+            manager.magics[kind].pop("lazy", None)
+        ipython.user_ns.pop(_LATEST, None)
+        session.cell_boundary()
