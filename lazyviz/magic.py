@@ -21,6 +21,12 @@ from types import CodeType, TracebackType
 from typing import Any
 
 import torch
+from IPython.core.completer import (
+    CompletionContext,
+    SimpleCompletion,
+    SimpleMatcherResult,
+    context_matcher,
+)
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import (
@@ -183,6 +189,8 @@ class LazyMagics(Magics):
             before = raw[: len(raw) - len(text)].count("\n")
         else:  # called through run_cell_magic: there is no cell around it
             raw, before = f"%%lazy {line}\n{text}", 1
+        # transform_cell takes blank lines away from the top.
+        before += cell[: len(cell) - len(cell.lstrip())].count("\n")
         # Comment lines stand for what precedes the code, so that line numbers are the cell's.
         header = "".join(f"# {above}\n" for above in raw.split("\n")[:before])
         code = header + shell.transform_cell(cell)
@@ -321,31 +329,47 @@ class LazyMagics(Magics):
 
     # --- completion -----------------------------------------------------------------------
 
-    def complete_cell_options(self, shell: InteractiveShell, event: Any) -> list[str]:
-        """What TAB offers on a ``%%lazy`` line: options, or values of the option before."""
-        words = event.text_until_cursor.split()
-        previous = words[-1] if event.text_until_cursor.endswith(" ") else words[-2]
-        choices: Iterable[str]
-        if previous == "--device":
-            choices = ["cpu", *(gpu.name for gpu in cuda_devices()[0]), *PROFILES]
-        elif previous == "--backend":
-            choices = backend_names()
-        elif previous == "--split":
-            choices = ["off", "auto"]
-        elif previous in ("--as", "--assume", "--batch"):
-            choices = []
-        else:
-            choices = [option for option in OPTIONS if option not in words[:-1] or option == "--assume"]
-        return list(choices)
+    @context_matcher(identifier="lazyviz")
+    def complete(self, context: CompletionContext) -> SimpleMatcherResult:
+        """What TAB offers on a ``%%lazy`` or ``%lazy`` line, and nothing else there."""
+        typed = context.text_until_cursor
+        words = typed.split()
+        if typed.endswith(" "):
+            words.append("")
+        choices: Iterable[str] = ()
+        ours = len(words) > 1 and words[0] in ("%%lazy", "%lazy")
+        if ours and words[0] == "%%lazy":
+            choices = self._option_choices(words)
+        elif ours and len(words) == 2:
+            choices = VERBS
+        elif ours and len(words) == 3:
+            choices = sorted(
+                name
+                for name, value in list(self.shell.user_ns.items())
+                if isinstance(value, session.LazyGraph)
+            )
+        token = context.token
+        return {
+            "completions": [
+                SimpleCompletion(text=choice, type="param") for choice in choices if choice.startswith(token)
+            ],
+            "suppress": ours,
+            "do_not_suppress": set(),
+            "matched_fragment": token,
+            "ordered": True,
+        }
 
-    def complete_verbs(self, shell: InteractiveShell, event: Any) -> list[str]:
-        """What TAB offers on a ``%lazy`` line: verbs, then names of graphs."""
-        words = event.text_until_cursor.split()
-        if len(words) + event.text_until_cursor.endswith(" ") <= 2:
-            return list(VERBS)
-        return sorted(
-            name for name, value in list(shell.user_ns.items()) if isinstance(value, session.LazyGraph)
-        )
+    def _option_choices(self, words: list[str]) -> Iterable[str]:
+        previous = words[-2]
+        if previous == "--device":
+            return ["cpu", *(gpu.name for gpu in cuda_devices()[0]), *PROFILES]
+        if previous == "--backend":
+            return backend_names()
+        if previous == "--split":
+            return ["off", "auto"]
+        if previous in ("--as", "--assume", "--batch"):
+            return []
+        return [option for option in OPTIONS if option not in words[:-1] or option == "--assume"]
 
 
 def _refuse_await(tree: ast.Module, filename: str) -> None:
@@ -418,7 +442,6 @@ def _summary(plan: Plan) -> str:
 
 # --- loading and unloading ------------------------------------------------------------------
 
-_HOOK = "complete_command"
 _loaded: weakref.WeakKeyDictionary[InteractiveShell, LazyMagics] = weakref.WeakKeyDictionary()
 
 
@@ -428,8 +451,7 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
         return
     magics = LazyMagics(ipython)
     ipython.register_magics(magics)
-    ipython.set_hook(_HOOK, magics.complete_cell_options, str_key="%%lazy")
-    ipython.set_hook(_HOOK, magics.complete_verbs, str_key="%lazy")
+    ipython.Completer.custom_matchers.append(magics.complete)
     ipython.events.register("pre_run_cell", magics.before_cell)
     ipython.events.register("post_run_cell", magics.after_cell)
     _loaded[ipython] = magics
@@ -450,8 +472,9 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
     finally:
         ipython.events.unregister("pre_run_cell", magics.before_cell)
         ipython.events.unregister("post_run_cell", magics.after_cell)
-        for key in ("%%lazy", "%lazy"):
-            ipython.strdispatchers[_HOOK].strs.pop(key, None)
+        matchers = ipython.Completer.custom_matchers
+        if magics.complete in matchers:
+            matchers.remove(magics.complete)
         manager = ipython.magics_manager
         manager.registry.pop(type(magics).__name__, None)
         for kind in ("line", "cell"):

@@ -1,0 +1,456 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from IPython.core.completer import provisionalcompleter
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+import lazyviz
+from lazyviz import magic, session
+
+
+class Cells:
+    """Runs cells as a notebook would, and tells what was printed."""
+
+    def __init__(self, shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+        self.shell = shell
+        self.capsys = capsys
+        self.output = ""
+
+    def __call__(self, cell: str):
+        self.capsys.readouterr()
+        result = self.shell.run_cell(cell, store_history=True)
+        captured = self.capsys.readouterr()
+        self.output = captured.out + captured.err
+        return result
+
+    def __getitem__(self, name: str):
+        return self.shell.user_ns[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.shell.user_ns
+
+
+@pytest.fixture
+def shell():
+    InteractiveShell.clear_instance()
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    shell = InteractiveShell.instance(config=config)
+    yield shell
+    magic.unload_ipython_extension(shell)
+    session.reset()
+    InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def run(shell, capsys, monkeypatch):
+    # What the pictures look like is the view's to test; here it counts that they are shown.
+    monkeypatch.setattr(session.LazyGraph, "text", lambda graph: f"TEXT OF {graph!r}")
+    monkeypatch.setattr(session.LazyGraph, "static_bundle", lambda graph: {"text/plain": "STATIC"})
+    cells = Cells(shell, capsys)
+    magic.load_ipython_extension(shell)
+    assert cells("import torch").success
+    return cells
+
+
+# --- a cell that works ---------------------------------------------------------------------
+
+
+def test_a_lazy_cell_records_and_shows_its_graph_without_running(run):
+    assert run("%%lazy --as g\nx = torch.ones(3)\ny = x + 1").success
+    assert run["g"] is run["_lazy"]
+    assert run["g"].pending == 2
+    assert "TEXT OF <LazyGraph: 2 ops, 2 pending" in run.output
+    assert lazyviz.is_lazy(run["y"])
+
+
+def test_the_last_expression_is_the_cell_s_result(run):
+    result = run("%%lazy\nx = torch.ones(3)\nx + 1")
+    assert lazyviz.is_lazy(result.result)
+    assert "Out[2]: lazy[3] float32 cpu, pending" in run.output
+    assert run["_"] is result.result
+
+
+def test_a_semicolon_silences_the_result(run):
+    result = run("%%lazy\nx = torch.ones(3)\nx + 1;")
+    assert result.result is None
+    assert "Out[" not in run.output
+
+
+def test_a_cell_of_plain_python_has_an_empty_graph(run):
+    assert run("%%lazy\na = 1 + 1\na").result == 2
+    assert run["_lazy"].pending == 0
+
+
+def test_now_evaluates_at_the_end_and_still_shows_the_graph(run):
+    result = run("%%lazy --now\ny = torch.ones(3) + 1\ny")
+    assert "TEXT OF <LazyGraph: 2 ops, 0 pending" in run.output
+    assert "Evaluated: 2 ops" in run.output
+    assert torch.equal(result.result, torch.full((3,), 2.0))
+    assert type(result.result) is torch.Tensor
+
+
+def test_shell_escapes_and_line_magics_work_inside(run):
+    assert run("%%lazy\n!echo from the shell\n%time y = torch.ones(2)\ny").success
+    assert "from the shell" in run.output
+    assert "Wall time" in run.output
+    assert run["_lazy"].pending == 1
+
+
+def test_future_imports_of_earlier_cells_hold(run):
+    run("from __future__ import annotations")
+    run("%%lazy\ndef f(x: not_defined_anywhere): pass\nf.__annotations__")
+    assert run["_"] == {"x": "not_defined_anywhere"}
+
+
+def test_ops_carry_the_line_of_the_cell_as_the_user_counts_it(run):
+    run("\n\n%%lazy\n\nx = torch.ones(3)\ny = x + 1")
+    assert [(node.source.line, node.source.text) for node in run["_lazy"].nodes] == [
+        (5, "x = torch.ones(3)"),
+        (6, "y = x + 1"),
+    ]
+
+
+def test_the_magic_can_be_called_from_code(run):
+    run.shell.run_cell_magic("lazy", "--as g", "y = torch.ones(3)\n")
+    assert run["g"].pending == 1
+    assert run["g"].nodes[0].source.line == 2  # as if %%lazy stood above it
+
+
+# --- a cell that fails ------------------------------------------------------------------------
+
+
+def test_an_exception_appears_once_at_the_user_s_line(run):
+    result = run("%%lazy\nx = torch.ones(3)\n\nundefined_name\n")
+    assert isinstance(result.error_in_exec, NameError)
+    assert run.output.count("----> 4 undefined_name") == 1
+    assert run.output.count("undefined_name\n") == 1
+    assert "Cell In[2], line 4" in run.output
+    assert "run_cell_magic" not in run.output
+    assert "magic.py" not in run.output
+
+
+def test_a_shape_mismatch_appears_at_the_user_s_line_without_the_recorder(run):
+    result = run("%%lazy\na = torch.ones(2, 3)\na @ torch.ones(2, 3)\n")
+    assert isinstance(result.error_in_exec, RuntimeError)
+    assert "----> 3 a @ torch.ones(2, 3)" in run.output
+    assert "recorder" not in run.output
+    assert "fake_tensor" not in run.output
+    assert "_dynamo" not in run.output
+
+
+def test_frames_of_the_user_s_functions_stay_in_the_traceback(run):
+    run("def outer():\n    return inner()\ndef inner():\n    return 1 / 0")
+    run("%%lazy\nouter()")
+    assert "----> 2 outer()" in run.output
+    assert "----> 2     return inner()" in run.output
+    assert "----> 4     return 1 / 0" in run.output
+
+
+def test_what_was_recorded_before_an_exception_stays_pending_and_is_shown(run):
+    run("%%lazy --as g\ny = torch.ones(3) + 1\n1 / 0")
+    assert run["g"] is run["_lazy"]
+    assert run["g"].pending == 2
+    assert "TEXT OF <LazyGraph: 2 ops, 2 pending" in run.output
+    run("z = torch.ones(2) + 1")
+    assert type(run["z"]) is torch.Tensor  # recording has ended
+    assert run["g"].pending == 2
+    assert run("y.tolist()").result == [2.0, 2.0, 2.0]
+
+
+def test_nothing_recorded_before_an_exception_shows_nothing_but_the_exception(run):
+    run("%%lazy\n1 / 0\ntorch.ones(3)")
+    assert "TEXT OF" not in run.output
+    assert "ZeroDivisionError" in run.output
+
+
+def test_an_interrupt_ends_recording_and_keeps_the_graph(run):
+    result = run("%%lazy\ny = torch.ones(3)\nraise KeyboardInterrupt")
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    assert run["_lazy"].pending == 1
+    assert not lazyviz.is_lazy(torch.ones(2))
+
+
+def test_a_syntax_error_is_shown_like_any_other_and_nothing_runs(run):
+    result = run("%%lazy\nran = True\nx = = 1\n")
+    assert isinstance(result.error_in_exec, SyntaxError)
+    assert "Cell In[2], line 3" in run.output
+    assert "run_cell_magic" not in run.output
+    assert "magic.py" not in run.output
+    assert "ran" not in run
+    assert "showsyntaxerror" not in vars(run.shell)
+
+
+def test_an_exception_raised_again_later_shows_where(run):
+    run("%%lazy\ntry:\n    1 / 0\nexcept Exception as error:\n    kept = error\nraise kept")
+    assert "line 6" in run.output
+    run("raise kept")
+    assert "----> 1 raise kept" in run.output
+
+
+def test_top_level_await_is_one_clear_usage_error(run):
+    for cell, line in [
+        ("import asyncio\nawait asyncio.sleep(0)", 3),
+        ("ran = True\nasync def f():\n    await g()\nasync with f() as h:\n    pass", 5),
+        ("\n[i async for i in rows()]", 3),
+    ]:
+        result = run(f"%%lazy\n{cell}")
+        assert isinstance(result.error_in_exec, UsageError)
+        assert "top-level `await`" in run.output
+        assert f"line {line} " in run.output
+        assert "\n" not in run.output.strip()
+    assert "ran" not in run
+
+
+def test_await_inside_a_function_is_fine(run):
+    assert run("%%lazy\nasync def f():\n    await g()\ny = torch.ones(2)").success
+
+
+def test_no_sync_makes_a_sync_point_an_error_at_its_line(run):
+    run("w = torch.ones(3)")
+    result = run("%%lazy --no-sync\ny = w + torch.rand(3)\nprint(float(y[0]))")
+    assert isinstance(result.error_in_exec, lazyviz.SyncError)
+    assert "----> 3 print(float(y[0]))" in run.output
+
+
+# --- options -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ("--nope", "--nope"),
+        ("--as 1x", "1x"),
+        ("--as class", "class"),
+        ("--device H100", "H100-80GB"),
+        ("--device cuda:99", "cuda:99"),
+        ("--backend nosuch", "nosuch"),
+        ("--batch x", "--batch is not available in this version"),
+        ("--split 4", "--split 4 is not available in this version"),
+        ("--split auto", "--split auto is not available in this version"),
+        ("--split maybe", "off, auto or a number"),
+        ("--assume 3=1", "--assume is not available in this version"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_the_cell_does_not_run(run, options, word):
+    result = run(f"%%lazy {options}\nran = True")
+    assert isinstance(result.error_in_exec, UsageError)
+    assert word in run.output
+    assert len(run.output.strip().splitlines()) == 1
+    assert "ran" not in run
+    assert "_lazy" not in run
+
+
+def test_a_profile_can_be_planned_for(run):
+    assert run("%%lazy --device RTX-3060 --split off --backend eager\ny = torch.ones(3)").success
+    assert run["_lazy"].plan().device == "RTX-3060"
+
+
+def test_the_help_names_every_option(run):
+    doc = magic.LazyMagics.lazy_cell.__doc__
+    for option in magic.OPTIONS:
+        assert option in doc
+    assert "%%lazy [--as NAME]" in doc
+
+
+def completions(shell: InteractiveShell, typed: str) -> list[str]:
+    with provisionalcompleter():
+        return [match.text for match in shell.Completer.completions(typed, len(typed))]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("%%lazy --n", ["--no-sync", "--no-widget", "--now"]),
+        ("%%lazy --now --no-s", ["--no-sync"]),
+        ("%%lazy --device RTX", ["RTX-3060", "RTX-3090", "RTX-4090", "RTX-5090"]),
+        ("%%lazy --backend e", ["eager"]),
+        ("%%lazy --split ", ["off", "auto"]),
+        ("%lazy e", ["evaluate", "explain"]),
+        ("%lazy plan _", ["_lazy"]),
+    ],
+)
+def test_tab_completes_options_values_and_verbs(run, typed, offered):
+    run("%%lazy\ny = torch.ones(3)")
+    assert completions(run.shell, typed) == offered
+
+
+def test_an_option_already_given_is_not_offered_again(run):
+    typed = "%%lazy --now --"
+    matches = completions(run.shell, typed)
+    assert "--now" not in matches
+    assert "--as" in matches
+
+
+# --- %lazy -------------------------------------------------------------------------------------
+
+
+def test_evaluate_runs_the_latest_graph_and_says_what_it_took(run):
+    run("%%lazy\ny = torch.ones(3) + 1")
+    assert run("%lazy evaluate").success
+    assert "2 ops in" in run.output
+    assert type(run["y"]) is torch.Tensor
+    run("%lazy evaluate")
+    assert "Nothing is pending" in run.output
+
+
+def test_a_verb_takes_the_name_of_a_graph(run):
+    run("%%lazy --as first\na = torch.ones(3)")
+    run("%%lazy\nb = torch.ones(3)")
+    run("%lazy evaluate first")
+    assert (run["first"].pending, run["_lazy"].pending) == (0, 1)
+
+
+def test_evaluate_takes_a_tensor_and_runs_what_it_needs(run):
+    run("%%lazy\na = torch.ones(3) + 1\nb = torch.ones(3) * 2")
+    run("%lazy evaluate a")
+    assert run["_lazy"].pending == 2
+    assert run["a"].tolist() == [2.0] * 3
+
+
+def test_status_plan_explain_why_and_devices_answer_in_text_and_run_nothing(run):
+    run("%%lazy\nx = torch.ones(1000)\ny = x + 1")
+    run("%lazy status")
+    assert "2 ops recorded, 2 pending" in run.output
+    run("%lazy plan")
+    assert "Projected peak on cpu: 7.81 KiB" in run.output
+    assert "fit" in run.output
+    assert "by category" not in run.output
+    run("%lazy explain")
+    assert "by category" in run.output
+    run("%lazy why")
+    assert "last evaluation" in run.output
+    run("%lazy devices")
+    assert "A100-40GB" in run.output
+    assert "cpu" in run.output
+    assert run["_lazy"].pending == 2
+
+
+def test_status_names_the_sync_points(run):
+    run("w = torch.ones(3)")
+    run("%%lazy\ny = w + torch.rand(3)\nv = float(y[0])")
+    run("%lazy status")
+    assert "sync point" in run.output
+    assert ":3" in run.output
+
+
+def test_reset_forgets_what_is_pending(run):
+    run("%%lazy\ny = torch.ones(3)")
+    run("%lazy reset")
+    assert session.metrics()["ops pending"] == 0
+
+
+@pytest.mark.parametrize("line", ["", "frobnicate", "plan nosuch", "plan a b", "why x", "explain number"])
+def test_a_bad_verb_or_name_is_one_line(run, line):
+    run("number = 3")
+    run("%%lazy\ny = torch.ones(3)")
+    result = run(f"%lazy {line}")
+    assert isinstance(result.error_in_exec, UsageError)
+    assert len(run.output.strip().splitlines()) == 1
+
+
+def test_without_a_graph_verbs_say_how_to_get_one(run):
+    run("%lazy plan")
+    assert "run a %%lazy cell first" in run.output
+
+
+# --- where it is shown -----------------------------------------------------------------------------
+
+
+class Frontend:
+    """Makes a shell look like a kernel's and keeps what is displayed."""
+
+    def __init__(self, shell):
+        shell.kernel = object()
+        shell.display_pub = CapturingDisplayPublisher()
+        self.outputs = shell.display_pub.outputs
+
+    def texts(self):
+        return [output["data"].get("text/plain") for output in self.outputs]
+
+
+class FakeWidget:
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {"text/plain": "WIDGET", "application/vnd.jupyter.widget-view+json": {}}
+
+
+def test_in_jupyter_the_static_picture_comes_first_then_the_widget(run, monkeypatch):
+    monkeypatch.setattr(session.LazyGraph, "widget", lambda graph: FakeWidget())
+    frontend = Frontend(run.shell)
+    assert run("%%lazy\ny = torch.ones(3)").success
+    assert frontend.texts() == ["STATIC", "WIDGET"]
+    assert "TEXT OF" not in run.output
+
+
+def test_no_widget_shows_the_static_picture_alone(run, monkeypatch):
+    monkeypatch.setattr(session.LazyGraph, "widget", lambda graph: pytest.fail("a widget was made"))
+    frontend = Frontend(run.shell)
+    assert run("%%lazy --no-widget\ny = torch.ones(3)").success
+    assert frontend.texts() == ["STATIC"]
+
+
+# --- loading and unloading ----------------------------------------------------------------------------
+
+
+def snapshot(shell):
+    return (
+        {kind: set(names) for kind, names in shell.magics_manager.magics.items()},
+        set(shell.magics_manager.registry),
+        {event: list(callbacks) for event, callbacks in shell.events.callbacks.items()},
+        list(shell.Completer.custom_matchers),
+        set(vars(shell)),
+    )
+
+
+def test_loading_twice_changes_nothing_and_unloading_leaves_nothing(shell, capsys):
+    before = snapshot(shell)
+    magic.load_ipython_extension(shell)
+    once = snapshot(shell)
+    assert once != before
+    magic.load_ipython_extension(shell)
+    assert snapshot(shell) == once
+    magic.unload_ipython_extension(shell)
+    assert snapshot(shell) == before
+    magic.unload_ipython_extension(shell)
+    assert snapshot(shell) == before
+
+
+def test_unloading_evaluates_what_is_owed_and_leaves_pytorch_as_it_was(run):
+    numpy_before = torch.Tensor.numpy
+    run("%%lazy\ny = torch.ones(3) + 1")
+    y = run["y"]
+    magic.unload_ipython_extension(run.shell)
+    assert type(y) is torch.Tensor
+    assert y.tolist() == [2.0] * 3
+    assert "_lazy" not in run
+    assert torch.Tensor.numpy is numpy_before
+    assert "torch.utils._python_dispatch" in sys.modules
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    assert _get_current_dispatch_mode() is None
+
+
+def test_the_extension_loads_unloads_and_reloads_by_name(shell, capsys):
+    run = Cells(shell, capsys)
+    assert run("%load_ext lazyviz").success
+    assert run("%load_ext lazyviz").success
+    assert "already loaded" in run.output
+    assert run("%reload_ext lazyviz").success
+    assert run("%%lazy --no-widget\na = 1").success
+    assert run("%unload_ext lazyviz").success
+    assert not run("%lazy status").success
+
+
+def test_between_cells_the_session_is_told(run, monkeypatch):
+    calls = []
+    monkeypatch.setattr(session, "cell_boundary", lambda: calls.append(1))
+    run("a = 1")
+    run("b = 1")
+    assert len(calls) == 2
