@@ -1,0 +1,184 @@
+"""How a graph is run: in parts, once, with progress, through interruptions and errors."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+
+
+def test_evaluating_twice_runs_nothing_twice():
+    x = torch.ones(3)
+    with lazyviz.lazy() as graph:
+        y = x + 1
+    assert graph.evaluate().ops_run == 1
+    assert graph.evaluate().ops_run == 0
+    assert lazyviz.evaluate().ops_run == 0
+    assert y.tolist() == [2, 2, 2]
+
+
+def test_progress_counts_ops():
+    x = torch.ones(3)
+    seen = []
+    with lazyviz.lazy() as graph:
+        y = (x + 1) * 2 - 3
+    graph.evaluate(progress=seen.append)
+    assert [(p.done, p.total) for p in seen] == [(1, 3), (2, 3), (3, 3)]
+    assert y.tolist() == [1, 1, 1]
+
+
+def test_cancelling_and_going_on():
+    x = torch.ones(3)
+    cancel = threading.Event()
+    with lazyviz.lazy() as graph:
+        y = x + 1
+        z = y * 2
+    with pytest.raises(lazyviz.Interrupted):
+        graph.evaluate(progress=lambda p: cancel.set(), cancel=cancel)
+    assert graph.state == "interrupted"
+    assert graph.pending == 1
+    assert type(y) is torch.Tensor and lazyviz.is_lazy(z)
+    graph.evaluate()
+    assert z.tolist() == [4, 4, 4]
+    assert graph.state == "done"
+
+
+def test_an_error_only_data_can_tell_names_the_line_and_may_be_tried_again():
+    table = torch.randn(4, 2)
+    index = torch.tensor([0, 9])
+    with lazyviz.lazy() as graph:
+        good = table * 2
+        bad = table[index]
+        worse = bad + 1
+    with pytest.raises(IndexError, match=r"out of bounds[\s\S]*test_evaluation.py:\d+: bad = table\[index\]"):
+        graph.evaluate()
+    assert graph.state == "failed"
+    assert torch.equal(good, table * 2)
+    assert graph.pending == 2
+    with pytest.raises(IndexError):
+        worse.tolist()
+
+
+def test_memory_is_freed_at_last_use():
+    x = torch.ones(1000)
+    with lazyviz.lazy() as graph:
+        y = x
+        for _ in range(50):
+            y = y + 1
+    report = graph.evaluate()
+    assert report.peak_bytes <= 3 * x.nbytes
+    assert y[0].item() == 51
+
+
+def test_an_input_the_cell_drops_is_held_only_while_needed():
+    x = torch.ones(1000)
+    gone = weakref.ref(x.untyped_storage())
+    with lazyviz.lazy() as graph:
+        y = x + 1
+        del x
+    gc.collect()
+    assert gone() is None or graph.pending
+    graph.evaluate()
+    del y
+    assert not graph.pending
+
+
+def test_the_byte_budget_is_a_named_sync_point():
+    with lazyviz.lazy(held_bytes_limit=10_000) as graph:
+        total = torch.zeros(1000)
+        for step in range(10):
+            total = total + torch.from_numpy(torch.full((1000,), float(step)).numpy())
+    assert any("byte budget" in point.cause for point in graph.sync_points)
+    assert total[0].item() == 45
+
+
+def test_two_graphs_share_tensors_in_any_order():
+    x = torch.ones(3)
+    with lazyviz.lazy() as first:
+        y = x + 1
+    with lazyviz.lazy() as second:
+        z = y * 2
+        y.add_(10)
+    second.evaluate()
+    assert z.tolist() == [4, 4, 4]
+    assert y.tolist() == [12, 12, 12]
+    assert first.pending == 0
+
+
+def test_nested_blocks_record_into_the_inner_graph():
+    x = torch.ones(3)
+    with lazyviz.lazy() as outer:
+        y = x + 1
+        with lazyviz.lazy() as inner:
+            z = y + 1
+        w = z + 1
+    assert (len(outer.nodes), len(inner.nodes)) == (2, 1)
+    outer.evaluate()
+    assert w.tolist() == [4, 4, 4]
+
+
+def test_lazy_function_gives_result_and_graph():
+    @lazyviz.lazy_function
+    def f(x):
+        return x * 3
+
+    result, graph = f(torch.ones(2))
+    assert lazyviz.is_lazy(result) and graph.pending == 1
+    assert lazyviz.to_eager(result).tolist() == [3, 3]
+
+
+def test_ten_thousand_ops_need_no_recursion():
+    x = torch.zeros(())
+    with lazyviz.lazy() as graph:
+        y = torch.ones(3) * x
+        for _ in range(10_000):
+            y = y + 1
+    lazyviz.evaluate(y)
+    assert y.tolist() == [10_000] * 3
+    assert graph.pending == 0
+
+
+def test_many_blocks_leave_nothing_behind():
+    model = nn.Linear(4, 4)
+    x = torch.randn(2, 4)
+
+    def block():
+        with lazyviz.lazy() as graph:
+            model.zero_grad()
+            model(x).sum().backward()
+        graph.evaluate()
+
+    from lazyviz.record.storage import TrackedNode
+
+    block()
+    gc.collect()
+    before = sum(isinstance(o, TrackedNode) for o in gc.get_objects())
+    for _ in range(20):
+        block()
+    gc.collect()
+    assert sum(isinstance(o, TrackedNode) for o in gc.get_objects()) <= before
+
+
+def test_the_report_tells_what_ran():
+    x = torch.ones(3)
+    with lazyviz.lazy() as graph:
+        y = x + 1
+    report = graph.evaluate()
+    assert (report.ops_run, report.backend, report.pieces, report.share) == (1, "eager", 1, 1.0)
+    assert report.seconds > 0 and report.peak_bytes == 24
+    assert "evaluate()" in lazyviz.why()
+    assert lazyviz.metrics()["ops recorded"] >= 1
+    assert y.tolist() == [2, 2, 2]
+
+
+def test_unsupported_asks_are_one_clear_error():
+    for options in ({"batch": ["x"]}, {"split": 4}, {"backend": "nope"}, {"device": "TPU-9000"}):
+        with pytest.raises(ValueError):
+            with lazyviz.lazy(**options):
+                pass
