@@ -1,0 +1,56 @@
+"""Makes a notebook fit to be committed: run it, keep only outputs that are the same everywhere.
+
+    .venv/bin/python scripts/notebook_outputs.py notebooks/*.ipynb
+
+Cells tagged ``nbval-check-output`` keep their text, which nbval compares on every run;
+all other outputs (pictures, timings, losses) are dropped, so that a diff shows what a
+person changed.  Widget state, which breaks other viewers, is never kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+from steps import say
+
+CHECKED = "nbval-check-output"
+
+
+def keep_only_checked(notebook: Any) -> None:
+    """Drop, in place, what differs between two runs."""
+    notebook.metadata.pop("widgets", None)
+    language = notebook.metadata.get("language_info", {})
+    notebook.metadata["language_info"] = {"name": language.get("name", "python")}
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        cell.execution_count = None
+        cell.metadata.pop("execution", None)
+        if CHECKED not in cell.metadata.get("tags", []):
+            cell.outputs = []
+        for output in cell.outputs:
+            if "execution_count" in output:
+                output.execution_count = None
+
+
+def main(paths: list[str]) -> int:
+    """Run and rewrite the notebooks; returns the exit status."""
+    if not paths:
+        say(__doc__ or "")
+        return 2
+    for path in map(Path, paths):
+        notebook = nbformat.read(path, as_version=4)
+        folder = {"metadata": {"path": str(path.parent)}}
+        NotebookClient(notebook, timeout=600, resources=folder, store_widget_state=False).execute()
+        keep_only_checked(notebook)
+        nbformat.write(notebook, path)
+        say(f"{path}: run, and left with the outputs that nbval checks")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
