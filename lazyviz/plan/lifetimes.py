@@ -33,7 +33,8 @@ class Lifetime(NamedTuple):
     """The span of positions of one storage on both timelines; ``stop`` is exclusive.
 
     ``maker`` is the node that allocated it (``None``: from outside), ``first_use`` and
-    ``last_use`` the first and last node that touches it (``None``: none does).
+    ``last_use`` the first and last node that touches it (``None``: none does);
+    ``in_backward`` says whether a backward node reads it.
     """
 
     storage: Storage
@@ -48,7 +49,7 @@ class Lifetime(NamedTuple):
     @property
     def held(self) -> bool:
         """Whether only the pending graph keeps this outside storage alive."""
-        return self.storage.external and self.storage.dropped is not None
+        return self.maker is None and self.storage.dropped is not None
 
     def alive(self, position: int) -> bool:
         """Whether our run holds the storage during node ``position``."""
@@ -63,19 +64,22 @@ class Event(NamedTuple):
     storage: Storage
 
 
-def main_device(graph: Graph) -> torch.device:
-    """The device that holds most of the graph's bytes; the CPU for an empty graph."""
+def main_device(spans: Iterable[Lifetime]) -> torch.device:
+    """The device that holds most of the bytes; the CPU if there are none."""
     totals: dict[torch.device, int] = {}
-    for storage in graph.storages:
+    for span in spans:
+        storage = span.storage
         totals[storage.device] = totals.get(storage.device, 0) + storage.nbytes
     if not totals:
         return torch.device("cpu")
     return max(totals, key=lambda device: totals[device])
 
 
-def lifetimes(graph: Graph, device: torch.device | None = None) -> list[Lifetime]:
-    """The lifetime of every storage on ``device`` (all devices if ``None``), in graph order.
+def lifetimes(graph: Graph) -> list[Lifetime]:
+    """The lifetime of every storage that the graph made or touches, on any device.
 
+    A graph may work on storages of an earlier one.  To it they are from outside; where
+    their ``dropped`` counts the other graph's nodes, their last use here stands for it.
     Linear in the number of nodes and their inputs.
     """
     nodes = graph.nodes
@@ -102,26 +106,26 @@ def lifetimes(graph: Graph, device: torch.device | None = None) -> list[Lifetime
                 first[storage] = node
             last[storage] = node
 
+    own = set(graph.storages)
     result = []
-    for storage in graph.storages:
-        if device is not None and storage.device != device:
-            continue
-        start = -1 if storage.external else storage.created
+    for storage in (*graph.storages, *(storage for storage in last if storage not in own)):
+        foreign = storage not in own
+        start = -1 if foreign or storage.external else storage.created
         last_use = last.get(storage)
         # A node's own output is alive during the node, even if dropped at once.
         earliest = start + 1
         if storage.dropped is None:
             eager_stop = lazy_stop = count
         else:
-            eager_stop = max(storage.dropped, earliest)
             lazy_stop = max(last_use.index + 1 if last_use is not None else earliest, earliest)
+            eager_stop = lazy_stop if foreign else max(storage.dropped, earliest)
         result.append(
             Lifetime(
                 storage=storage,
                 start=start,
                 eager_stop=eager_stop,
                 lazy_stop=lazy_stop,
-                maker=None if storage.external or start >= count else nodes[start],
+                maker=nodes[start] if 0 <= start < count else None,
                 first_use=first.get(storage),
                 last_use=last_use,
                 in_backward=storage in backward,

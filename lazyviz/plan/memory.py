@@ -214,21 +214,22 @@ def make_plan(
     if backend not in (None, "eager"):
         raise ValueError(f"The backend {backend!r} is not available in this version, only 'eager'.")
 
-    recorded = main_device(graph)
+    everywhere = lifetimes(graph)
+    recorded = main_device(everywhere)
     target = resolve(device) if device is not None else _target_of(recorded)
     if isinstance(target, Device):
-        for storage_device in {storage.device for storage in graph.storages}:
+        for storage_device in {span.storage.device for span in everywhere}:
             if _same_device(target.name, storage_device):
                 recorded = storage_device
                 break
 
-    spans = lifetimes(graph, recorded)
-    by_purpose: dict[Category, list[Lifetime]] = {category: [] for category in CATEGORIES}
-    for span in spans:
-        by_purpose[categorize(span)].append(span)
+    spans = [span for span in everywhere if span.storage.device == recorded]
     count = len(graph.nodes)
     totals = allocated(spans, count)
     eager_totals = allocated(spans, count, eager=True)
+    by_purpose: dict[Category, list[Lifetime]] = {category: [] for category in CATEGORIES}
+    for span in spans:
+        by_purpose[categorize(span)].append(span)
     peak_index = totals.index(max(totals)) if totals else None
     peak_bytes = totals[peak_index] if peak_index is not None else 0
 
@@ -279,10 +280,10 @@ def categorize(span: Lifetime) -> Category:
     category = _OF_ROLE.get(storage.role)
     if category is not None:
         return category
-    if storage.external:
+    if span.maker is None:
         return "inputs"
     kept = storage.dropped is None
-    phase = span.maker.phase if span.maker is not None else "other"
+    phase = span.maker.phase
     if phase == "optimizer":
         return "optimizer" if kept else "temporaries"
     # Code outside of modules is "other": a loss written by hand is forward like any.
@@ -309,6 +310,9 @@ def _exists(span: Lifetime) -> bool:
     """Whether the storage takes up memory at this moment, so that "free" excludes it."""
     if span.maker is not None:
         return span.maker.state == "done" and span.storage.dropped is None
+    if not span.storage.external and span.first_use is not None:  # an earlier graph makes it
+        makers = [value.node for value in span.first_use.inputs if value.storage is span.storage]
+        return all(maker is None or maker.state == "done" for maker in makers)
     if span.storage.dropped is None:
         return True
     return span.last_use is not None and span.last_use.state != "done"

@@ -137,14 +137,31 @@ def test_the_running_sum_of_the_events_is_what_is_allocated(program):
         assert allocated(spans, len(program.graph.nodes), eager=eager) == sums
 
 
-def test_storages_of_other_devices_are_left_out(program):
+def test_the_main_device_is_the_one_with_most_bytes(program):
     cuda = torch.device("cuda", 0)
     x = program.outside(10)
-    program.op([x], 50, device=cuda)
     program.op([x], 5)
-    assert main_device(program.graph) == cuda
-    assert [span.storage.nbytes for span in lifetimes(program.graph, cuda)] == [50]
-    assert [span.storage.nbytes for span in lifetimes(program.graph, torch.device("cpu"))] == [10, 5]
+    assert main_device(lifetimes(program.graph)) == torch.device("cpu")
+    program.op([x], 50, device=cuda)
+    assert main_device(lifetimes(program.graph)) == cuda
+
+
+def test_storages_of_an_earlier_graph_are_outside_storages(program):
+    w = program.outside(1000, role="parameter")
+    h = program.op([w], 100)
+    later = type(program)()
+    a = later.op([w, h], 10)
+    program.op([h], 1)
+    program.drop(h)  # h.dropped counts the first graph's nodes
+    later.op([a], 10)
+    ours, eager = timelines(later.graph)
+    assert ours == eager == [1110, 1020]
+    assert [(span.storage.nbytes, span.start, span.held) for span in lifetimes(later.graph)] == [
+        (10, 0, False),
+        (10, 1, False),
+        (1000, -1, False),
+        (100, -1, True),
+    ]
 
 
 def test_backward_marks_what_it_reads_not_what_it_makes(program):
@@ -157,5 +174,5 @@ def test_backward_marks_what_it_reads_not_what_it_makes(program):
 def test_an_empty_graph_has_no_lifetimes_and_lives_on_the_cpu():
     graph = Graph()
     assert lifetimes(graph) == []
-    assert main_device(graph) == torch.device("cpu")
+    assert main_device([]) == torch.device("cpu")
     assert allocated([], 0) == []
