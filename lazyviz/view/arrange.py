@@ -1,0 +1,180 @@
+"""Where everything is drawn: coordinates of all boxes of a picture, open groups inside one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .boxes import Box
+from .layout import Placed, place
+from .scene import SIZES, Scene
+
+# Room inside an open group: left and right, above (its title), below.
+GROUP_PADDING = (16.0, 40.0, 18.0)
+LANE_PADDING = (18.0, 64.0, 22.0)
+LANE_GAP = 22.0
+LANE_MIN_WIDTH = 224.0
+
+
+@dataclass(slots=True)
+class Frame:
+    """A box with its absolute position; ``open`` if its children are drawn."""
+
+    box: Box
+    x: float
+    y: float
+    width: float
+    height: float
+    open: bool
+
+
+@dataclass(slots=True)
+class Line:
+    """An edge as a list of points, in the direction the data flows."""
+
+    points: list[tuple[float, float]]
+    label: str
+    at: tuple[float, float] | None  # middle of the label's base line, if it is drawn
+
+
+@dataclass(slots=True)
+class Arrangement:
+    frames: list[Frame]  # outer before inner
+    lines: list[Line]
+    width: float
+    height: float
+
+
+def padding(box: Box) -> tuple[float, float, float]:
+    if box.kind == "lane":
+        return LANE_PADDING
+    return (0.0, 0.0, 0.0) if box.kind == "root" else GROUP_PADDING
+
+
+def is_row(box: Box) -> bool:
+    """Whether the children stand side by side: lanes."""
+    return bool(box.children) and box.children[0].kind == "lane"
+
+
+def arrange(scene: Scene, opened: set[str]) -> Arrangement:
+    """Coordinates of the picture with the groups of ``opened`` (ids) open."""
+    order = [scene.hierarchy.root]
+    for box in order:  # grows while it is read
+        order += [child for child in box.children if child.id in opened]
+    size: dict[str, tuple[float, float]] = {}
+    placed: dict[str, Placed] = {}
+    for box in reversed(order):
+        side, above, below = padding(box)
+        sizes = [size.get(child.id) or SIZES.get(child.kind, SIZES["module"]) for child in box.children]
+        if is_row(box):
+            starts, at = [], 0.0
+            tall = max(height for _, height in sizes)
+            for child, (width, _) in zip(box.children, sizes, strict=True):
+                starts.append(at)
+                at += width + LANE_GAP
+                size[child.id] = (width, tall)
+            result = Placed(starts, [0.0] * len(starts), max(at - LANE_GAP, 0.0), tall)
+        else:
+            result = place(scene.layers(box), sizes, flip=box.phase == "backward")
+        placed[box.id] = result
+        least = LANE_MIN_WIDTH if box.kind == "lane" else SIZES["module"][0] + 2 * side
+        width = max(result.width + 2 * side, least) if side else result.width
+        size[box.id] = (width, result.height + above + below)
+    root = scene.hierarchy.root
+    frames: list[Frame] = []
+    lines: list[Line] = []
+    origin: dict[str, tuple[float, float]] = {root.id: (0.0, 0.0)}
+    for box in order:
+        left, top = origin[box.id]
+        side, above, below = padding(box)
+        width, height = size[box.id]
+        result = placed[box.id]
+        left += (width - result.width) / 2
+        spare = height - above - below - result.height
+        top += above + (spare if box.kind == "lane" and box.phase == "backward" else 0.0)
+        rects: list[tuple[float, float, float, float]] = []
+        for position, child in enumerate(box.children):
+            w, h = size.get(child.id) or SIZES.get(child.kind, SIZES["module"])
+            x, y = left + result.x[position], top + result.y[position]
+            rects.append((x, y, w, h))
+            origin[child.id] = (x, y)
+            frames.append(Frame(child, x, y, w, h, child.id in opened))
+        if not is_row(box):
+            lines += _lines(scene, box, result, rects, left, top)
+    width, height = size[root.id]
+    return Arrangement(frames, lines, width, height)
+
+
+def _lines(
+    scene: Scene,
+    box: Box,
+    placed: Placed,
+    rects: list[tuple[float, float, float, float]],
+    left: float,
+    top: float,
+) -> list[Line]:
+    """Edges of one group: out of the boxes' flow side, straight through the layers they pass."""
+    layers = scene.layers(box)
+    flip = box.phase == "backward"
+    level = {i: number for number, layer in enumerate(layers.layers) for i in layer}
+    last = len(layers.layers) - 1
+    texts = [scene.edge_text(values) for values in box.edges.values()]
+    labels = edge_labels(layers.paths, texts, [child.kind in ("module", "step") for child in box.children])
+    lines = []
+    for number, path in enumerate(layers.paths):
+        points: list[tuple[float, float]] = []
+        for step, i in enumerate(path):
+            if i < layers.boxes:
+                x, y, w, h = rects[i]
+                start = step == 0
+                points.append((x + w / 2, y + h if start != flip else y))
+            else:
+                row = last - level[i] if flip else level[i]
+                x = left + placed.x[i] + 4.0
+                ends = (top + placed.tops[row], top + placed.bottoms[row])
+                points += [(x, end) for end in (reversed(ends) if flip else ends)]
+        at = None
+        if labels[number] == "start":
+            at = (points[0][0], points[0][1] + (13.0 if not flip else -6.0))
+        elif labels[number] == "end":
+            at = (points[-1][0], points[-1][1] + (-9.0 if not flip else 16.0))
+        lines.append(Line(points, texts[number], at))
+    return lines
+
+
+def edge_labels(paths: list[list[int]], texts: list[str], groups: list[bool]) -> list[str | None]:
+    """Where each edge's label goes: ``"start"`` below its group, ``"end"``, or nowhere.
+
+    An op's own second line tells what leaves it, so only what leaves groups is labelled:
+    once if all its edges carry the same, else where one edge alone arrives.
+    """
+    leaving: dict[int, set[str]] = {}
+    arriving: dict[int, int] = {}
+    for path, text in zip(paths, texts, strict=True):
+        leaving.setdefault(path[0], set()).add(text)
+        arriving[path[-1]] = arriving.get(path[-1], 0) + 1
+    done: set[int] = set()
+    result: list[str | None] = []
+    for path, text in zip(paths, texts, strict=True):
+        where = None
+        if groups[path[0]] and text:
+            if len(leaving[path[0]]) == 1:
+                where = "start" if path[0] not in done else None
+                done.add(path[0])
+            elif arriving[path[-1]] == 1 and groups[path[-1]]:
+                where = "end"
+        result.append(where)
+    return result
+
+
+def curve(points: list[tuple[float, float]]) -> str:
+    """An SVG path through ``points``: vertical at both ends of each segment."""
+    x, y = points[0]
+    parts = [f"M{x:.1f},{y:.1f}"]
+    for nx, ny in points[1:]:
+        middle = (y + ny) / 2
+        if abs(nx - x) < 0.5:
+            parts.append(f"L{nx:.1f},{ny:.1f}")
+        else:
+            parts.append(f"C{x:.1f},{middle:.1f} {nx:.1f},{middle:.1f} {nx:.1f},{ny:.1f}")
+        x, y = nx, ny
+    return "".join(parts)

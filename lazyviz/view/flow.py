@@ -1,0 +1,144 @@
+"""Which op reads what: the data flow that the boxes are sorted and joined by."""
+
+from __future__ import annotations
+
+from ..graph.ir import Graph, Node, Storage, Value
+
+# For each node the values it reads, each with the position of the node that made it.
+Reads = list[list[tuple["int | None", Value]]]
+
+LOOSE_OPS = 24  # ops outside of modules in one lane; more are grouped by source line
+# Only metadata, though the schema does not call them views.
+LIKE_VIEWS = {
+    "aten::_conj",
+    "aten::_reshape_alias",
+    "aten::_unsafe_view",
+    "aten::detach",
+    "aten::lift_fresh",
+}
+
+
+def hidden_views(graph: Graph) -> list[bool]:
+    """Which nodes only view memory, and so hide behind their consumer."""
+    by_op: dict[object, bool] = {}
+    hidden = []
+    for node in graph.nodes:
+        known = by_op.get(node.op)
+        if known is None:
+            known = by_op[node.op] = bool(node.op.is_view) or node.op._schema.name in LIKE_VIEWS
+        hidden.append(known and bool(node.inputs) and node.state != "failed")
+    return hidden
+
+
+def data_flow(graph: Graph, hidden: list[bool]) -> tuple[Reads, dict[int, list[Node]], dict[int, int]]:
+    """What each node reads, seen through hidden views; the views behind each; last uses by storage id."""
+    nodes = graph.nodes
+    reads: Reads = []
+    behind: dict[int, list[Node]] = {}
+    waiting: dict[int, list[Node]] = {}  # hidden views, by the id of the value they make
+    writer: dict[int, int] = {}  # last node that wrote a storage in place
+    origin: dict[int, tuple[int | None, Value]] = {}  # of hidden nodes
+    last_use: dict[int, int] = {}
+    for index, node in enumerate(nodes):
+        found: list[tuple[int | None, Value]] = []
+        seen: set[int] = set()
+        for value in node.inputs:
+            if value.id in seen:
+                continue
+            seen.add(value.id)
+            last_use[value.storage.id] = index
+            maker = value.node
+            known = maker is not None and maker.index < index and nodes[maker.index] is maker
+            producer = maker.index if maker is not None and known else None
+            if producer is not None and hidden[producer]:
+                producer, source = origin[producer]
+            else:
+                source = value
+            written = writer.get(value.storage.id)
+            if written is not None and (producer is None or written > producer):
+                producer, source = written, value
+            found.append((producer, source))
+            if value.id in waiting:
+                (waiting if hidden[index] else behind).setdefault(
+                    node.outputs[0].id if hidden[index] and node.outputs else index, []
+                ).extend(waiting[value.id])
+        if hidden[index]:
+            origin[index] = found[0]
+            for output in node.outputs:
+                waiting.setdefault(output.id, []).append(node)
+        for output in node.outputs:
+            last_use[output.storage.id] = index
+        for storage in node.writes:
+            writer[storage.id] = index
+        reads.append(found)
+    return reads, behind, last_use
+
+
+def steps_of(graph: Graph) -> list[int]:
+    """The training step of each node: a new one starts with the first forward op after a backward."""
+    steps: list[int] = []
+    step, after, begin = 0, False, 0
+    for index, node in enumerate(graph.nodes):
+        if node.phase in ("backward", "optimizer"):
+            after, begin = True, index + 1
+        elif node.phase == "forward" and after:
+            step, after = step + 1, False
+            steps[begin:] = [step] * (index - begin)  # loading the next batch belongs to its step
+        steps.append(step)
+    return steps
+
+
+def crowded_lanes(graph: Graph, hidden: list[bool], steps: list[int]) -> set[tuple[int, str]]:
+    """The (step, phase) lanes with more loose ops than a picture can bear."""
+    loose: dict[tuple[int, str], int] = {}
+    for index, node in enumerate(graph.nodes):
+        if not node.root and not node.module and not hidden[index]:
+            lane = steps[index], node.phase
+            loose[lane] = loose.get(lane, 0) + 1
+    return {lane for lane, count in loose.items() if count > LOOSE_OPS}
+
+
+def updates(nodes: list[Node]) -> dict[int, tuple[int, str]]:
+    """For each optimizer op, the number and label of the update it is part of.
+
+    Ops of one source line belong together; among them, those up to the last write of the
+    same parameters are one update.
+    """
+    result: dict[int, tuple[int, str]] = {}
+    number = 0
+    runs: list[list[Node]] = []
+    for node in nodes:
+        if node.phase != "optimizer":
+            continue
+        last = runs[-1][-1] if runs else None
+        if last is not None and last.index == node.index - 1 and last.source == node.source:
+            runs[-1].append(node)
+        else:
+            runs.append([node])
+    for run in runs:
+        parts: list[tuple[tuple[Storage, ...], list[Node]]] = []
+        pending: list[Node] = []
+        for node in run:
+            pending.append(node)
+            written = tuple(storage for storage in node.writes if storage.role == "parameter")
+            if not written:
+                continue
+            if parts and parts[-1][0] == written:
+                parts[-1][1].extend(pending)
+            else:
+                parts.append((written, pending))
+            pending = []
+        if pending:
+            parts.append(((), pending))
+        for written, part in parts:
+            if written:
+                one = len(written) == 1 and written[0].name
+                label = one or (f"{len(written)} parameters" if len(written) > 1 else "1 parameter")
+                label = f"update {label}"
+            else:
+                source = part[0].source
+                label = source.text.strip() if source is not None else "optimizer"
+            for node in part:
+                result[node.index] = number, label
+            number += 1
+    return result

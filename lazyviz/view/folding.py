@@ -1,0 +1,139 @@
+"""Folds: what repeats is drawn once, and long lists are cut into runs."""
+
+from __future__ import annotations
+
+from .boxes import Box
+
+MAX_PERIOD = 32  # longest sequence of boxes that is looked for again right after itself
+
+
+def fold_repeats(parent: Box) -> list[Box]:
+    """The children of ``parent`` with each repeated sequence as one box.
+
+    Two or more equal groups in a row become one box that stands for them (``x 12``); a
+    sequence of several boxes, or of single ops, has to come three times, as a loop's does.
+    Opened, the box shows its members.
+    """
+    children = parent.children
+    hashes = [child.shape_hash for child in children]
+    total = len(children)
+    result: list[Box] = []
+    at = 0
+    while at < total:
+        period, repeats = _best(hashes, children, at)
+        if repeats == 1 or (period * repeats == total and parent.repeats > 1):
+            result.append(children[at])
+            at += 1
+            continue
+        members = children[at : at + period * repeats]
+        result.append(_fold(parent, members, period, repeats))
+        at += period * repeats
+    if len(result) == 1 and result[0].repeats > 1 and parent.kind == "module" and parent.parent is not None:
+        # The whole group is one repeat: it is the fold.
+        only = result[0]
+        parent.repeats = only.repeats
+        if only.kind == "module":
+            parent.label = f"{parent.label}.{only.label}"
+        for member in only.children:
+            member.parent = parent
+        return only.children
+    return result
+
+
+def _best(hashes: list[int], children: list[Box], at: int) -> tuple[int, int]:
+    """The period and number of repeats that cover most from ``at`` on; ``(1, 1)`` if nothing repeats."""
+    best = (1, 1)
+    count = len(hashes)
+    for period in range(1, min(MAX_PERIOD, (count - at) // 2) + 1):
+        if hashes[at] != hashes[at + period]:
+            continue
+        end = at + period
+        while end < count and hashes[end] == hashes[end - period]:
+            end += 1
+        repeats = (end - at) // period
+        alone = period == 1 and children[at].is_group
+        enough = repeats >= 2 if alone else repeats >= 3 and period * repeats >= 6
+        if enough and period * repeats > best[0] * best[1]:
+            best = (period, repeats)
+    return best
+
+
+def _fold(parent: Box, members: list[Box], period: int, repeats: int) -> Box:
+    if period == 1 and members[0].is_group:
+        fold = Box(members[0].kind, _range([member.label for member in members]), members[0].phase, parent)
+        fold.children = members
+    elif period == 1:
+        fold = Box("module", members[0].label, members[0].phase, parent)
+        fold.children = members
+    else:
+        fold = Box("step", "step", members[0].phase, parent)
+        for number in range(repeats):
+            step = Box("step", f"step {number + 1}", fold.phase, fold)
+            step.children = members[number * period : (number + 1) * period]
+            for member in step.children:
+                member.parent = step
+            count(step)
+            fold.children.append(step)
+    for member in fold.children:
+        member.parent = fold
+    fold.repeats = repeats
+    fold.key = ("fold", members[0].key)
+    count(fold)
+    fold.shape_hash = hash(tuple(member.shape_hash for member in members))
+    return fold
+
+
+def count(box: Box) -> None:
+    """Set what a group's children add up to."""
+    box.ops = sum(child.ops for child in box.children)
+    box.nbytes = sum(child.nbytes for child in box.children)
+    box.first = min((child.first for child in box.children if child.first >= 0), default=-1)
+
+
+def _range(labels: list[str]) -> str:
+    """``["h.0", ..., "h.11"]`` -> ``"h.0–11"``; one label for all stays as it is."""
+    first, last = labels[0], labels[-1]
+    if first == last:
+        return first
+    same = next(
+        (at for at, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]),
+        min(len(first), len(last)),
+    )
+    common = first[:same]
+    cut = max(common.rfind("."), common.rfind(" "), common.rfind("_")) + 1
+    tail = last[cut:]
+    if first[:cut] == labels[len(labels) // 2][:cut]:
+        if first[cut:].isdigit() and tail.isdigit():
+            return f"{first}–{tail}"
+        if cut and common[:cut].strip() == "update":
+            return f"update {first[cut:]} … {tail}"
+    return f"{first} … {tail}"
+
+
+def chunk(parent: Box, limit: int) -> list[Box]:
+    """The children of ``parent`` in consecutive runs, at most ``limit`` of them.
+
+    Runs of runs, if need be: no group ends up with more than ``limit`` children.
+    """
+    boxes = parent.children
+    while len(boxes) > limit:
+        size = max(2, min(limit, -(-len(boxes) // limit)))
+        runs: list[Box] = []
+        for at in range(0, len(boxes), size):
+            members = boxes[at : at + size]
+            if len(members) == 1:
+                runs.append(members[0])
+                continue
+            run = Box("step" if members[0].kind == "step" else "module", "", members[0].phase, parent)
+            run.children = members
+            count(run)
+            first, last = _edge_label(members[0], 0), _edge_label(members[-1], -1)
+            run.label = first if first == last else f"{first} … {last}"
+            runs.append(run)
+        boxes = runs
+    return boxes
+
+
+def _edge_label(box: Box, end: int) -> str:
+    label = box.label
+    return label.split(" … ")[end] if " … " in label else label

@@ -1,0 +1,239 @@
+"""Our layered layout (Sugiyama's three steps): layers, order in the layers, coordinates.
+
+Python finds layers and orders of each group once (:func:`layers_of`).  Coordinates
+(:func:`place`) depend on which boxes are open, so the browser computes them too
+(``js/src/layout.ts``); both are held to the same golden files.
+
+A group's boxes are numbered from 0; an edge over several layers passes through *bends*,
+numbered on from the boxes.  Coordinates are pixels, y downwards; a box's position is its
+top left corner.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+LAYER_GAP = 34.0  # between layers
+BOX_GAP = 18.0  # between boxes of a layer
+BEND_WIDTH = 8.0
+BEND_WEIGHT = 4.0  # bends move less than boxes, so that long edges stay straight
+PLACE_SWEEPS = 6
+ORDER_SWEEPS = 4
+
+
+@dataclass(slots=True)
+class Layers:
+    """Layers of one group, first to last, each from left to right.
+
+    ``paths[i]`` is what edge ``i`` passes through: its boxes and the bends between them.
+    """
+
+    boxes: int
+    layers: list[list[int]]
+    paths: list[list[int]]
+
+
+@dataclass(slots=True)
+class Placed:
+    """Positions of boxes (and bends), and the group's size."""
+
+    x: list[float]
+    y: list[float]
+    width: float
+    height: float
+    tops: list[float] = field(default_factory=list)  # of each layer
+    bottoms: list[float] = field(default_factory=list)
+
+
+def layers_of(
+    count: int,
+    edges: Sequence[tuple[int, int]],
+    order: Sequence[tuple[int, int]] = (),
+    *,
+    widest: int = 5,
+    close: Sequence[int] = (),
+) -> Layers:
+    """Layers and orders for ``count`` boxes.
+
+    ``edges`` and ``order`` are pairs (before, after) with ``before < after``; those of
+    ``order`` are not drawn.  A layer holds at most ``widest`` boxes.  The boxes in ``close``
+    (tensors from outside) move down to just above what reads them.
+    """
+    layer = _assign(count, edges, order, widest, set(close))
+    layers: list[list[int]] = [[] for _ in range(max(layer, default=-1) + 1)]
+    for box in range(count):
+        layers[layer[box]].append(box)
+    paths = []
+    bends = count
+    for start, end in edges:
+        path = [start]
+        for between in range(layer[start] + 1, layer[end]):
+            layers[between].append(bends)
+            path.append(bends)
+            bends += 1
+        path.append(end)
+        paths.append(path)
+    return Layers(count, _ordered(layers, paths, bends), paths)
+
+
+def _assign(
+    count: int,
+    edges: Sequence[tuple[int, int]],
+    order: Sequence[tuple[int, int]],
+    widest: int,
+    close: set[int],
+) -> list[int]:
+    before: list[list[int]] = [[] for _ in range(count)]
+    after: list[list[int]] = [[] for _ in range(count)]
+    for start, end in (*edges, *order):
+        if not 0 <= start < end < count:
+            raise ValueError(f"an edge must go forward between the {count} boxes, not {start} -> {end}")
+        before[end].append(start)
+        after[start].append(end)
+    layer = [0] * count
+    room: dict[int, int] = {}
+    for box in range(count):
+        if box in close and not before[box] and after[box]:
+            continue  # placed once its reader is
+        at = max((layer[b] + 1 for b in before[box] if b not in close or before[b]), default=0)
+        if any(b in close and not before[b] for b in before[box]):
+            at = max(at, 1)
+        while room.get(at, 0) >= widest:
+            at += 1
+        layer[box] = at
+        room[at] = room.get(at, 0) + 1
+    for box in reversed(range(count)):
+        if box in close and not before[box] and after[box]:
+            layer[box] = max(min(layer[a] for a in after[box]) - 1, 0)
+    return _spread(count, layer, before, widest)
+
+
+def _spread(count: int, layer: list[int], before: list[list[int]], widest: int) -> list[int]:
+    """Cut layers that are still too wide (by what moved into them) into several."""
+    by_layer: dict[int, list[int]] = {}
+    for box in range(count):
+        by_layer.setdefault(layer[box], []).append(box)
+    result = [0] * count
+    at = 0
+    for key in sorted(by_layer):
+        members = by_layer[key]
+        rows = -(-len(members) // widest)
+        size = -(-len(members) // rows)
+        for number, box in enumerate(members):
+            result[box] = at + number // size
+        at += rows
+    return result
+
+
+def _ordered(layers: list[list[int]], paths: list[list[int]], count: int) -> list[list[int]]:
+    """Barycenter sweeps; the order with the fewest crossings seen is kept."""
+    up: list[list[int]] = [[] for _ in range(count)]
+    down: list[list[int]] = [[] for _ in range(count)]
+    for path in paths:
+        for start, end in itertools.pairwise(path):
+            down[start].append(end)
+            up[end].append(start)
+    best = [list(layer) for layer in layers]
+    fewest = _crossings(best, down)
+    current = [list(layer) for layer in layers]
+    for sweep in range(ORDER_SWEEPS):
+        if fewest == 0:
+            break
+        downwards = sweep % 2 == 0
+        sequence = range(1, len(current)) if downwards else range(len(current) - 2, -1, -1)
+        for at in sequence:
+            neighbours = up if downwards else down
+            place = {box: i for i, box in enumerate(current[at - 1 if downwards else at + 1])}
+            scores = {}
+            for i, box in enumerate(current[at]):
+                known = [place[other] for other in neighbours[box] if other in place]
+                scores[box] = (sum(known) / len(known) if known else float(i), i)
+            current[at].sort(key=scores.__getitem__)
+        crossings = _crossings(current, down)
+        if crossings < fewest:
+            fewest, best = crossings, [list(layer) for layer in current]
+    return best
+
+
+def _crossings(layers: list[list[int]], down: list[list[int]]) -> int:
+    total = 0
+    for upper, lower in itertools.pairwise(layers):
+        place = {box: i for i, box in enumerate(lower)}
+        ends = [place[end] for box in upper for end in sorted(down[box], key=lambda end: place.get(end, 0))]
+        for i, end in enumerate(ends):
+            total += sum(1 for other in ends[:i] if other > end)
+    return total
+
+
+def place(layers: Layers, sizes: Sequence[tuple[float, float]], *, flip: bool = False) -> Placed:
+    """Coordinates for boxes of these ``sizes`` (width, height); ``flip`` puts the first layer last.
+
+    The same arithmetic as ``js/src/layout.ts``, operation by operation.
+    """
+    count = sum(len(layer) for layer in layers.layers)
+    width = [sizes[i][0] if i < layers.boxes else BEND_WIDTH for i in range(count)]
+    height = [sizes[i][1] if i < layers.boxes else 0.0 for i in range(count)]
+    neighbours: tuple[list[list[int]], list[list[int]]] = (
+        [[] for _ in range(count)],
+        [[] for _ in range(count)],
+    )
+    for path in layers.paths:
+        for start, end in itertools.pairwise(path):
+            neighbours[0][end].append(start)
+            neighbours[1][start].append(end)
+    center = [0.0] * count
+    for layer in layers.layers:
+        at = -sum(width[i] for i in layer) / 2 - BOX_GAP * (len(layer) - 1) / 2
+        for i in layer:
+            center[i] = at + width[i] / 2
+            at += width[i] + BOX_GAP
+    for sweep in range(PLACE_SWEEPS):
+        downwards = sweep % 2 == 0
+        for layer in layers.layers if downwards else reversed(layers.layers):
+            _settle(layer, neighbours[0 if downwards else 1], center, width, layers.boxes)
+    left = min((center[i] - width[i] / 2 for i in range(count)), default=0.0)
+    right = max((center[i] + width[i] / 2 for i in range(count)), default=0.0)
+    y = [0.0] * count
+    tops, bottoms = [], []
+    top = 0.0
+    for layer in reversed(layers.layers) if flip else layers.layers:
+        tall = max((height[i] for i in layer), default=0.0)
+        for i in layer:
+            y[i] = top + (tall - height[i]) / 2
+        tops.append(top)
+        bottoms.append(top + tall)
+        top += tall + LAYER_GAP
+    x = [center[i] - width[i] / 2 - left for i in range(count)]
+    return Placed(x, y, right - left, max(top - LAYER_GAP, 0.0), tops, bottoms)
+
+
+def _settle(
+    layer: list[int], neighbours: list[list[int]], center: list[float], width: list[float], boxes: int
+) -> None:
+    """Move a layer's boxes as near to their neighbours' middle as order and gaps allow.
+
+    The least squares answer, by pooling neighbours that push against one another.
+    """
+    offset = 0.0
+    pools: list[list[float]] = []  # sum of weight * wish, weight, number of boxes
+    offsets = []
+    for position, i in enumerate(layer):
+        if position:
+            offset += (width[layer[position - 1]] + width[i]) / 2 + BOX_GAP
+        offsets.append(offset)
+        around = neighbours[i]
+        wish = sum(center[n] for n in around) / len(around) if around else center[i]
+        weight = BEND_WEIGHT if i >= boxes else 1.0
+        pools.append([weight * (wish - offset), weight, 1.0])
+        while len(pools) > 1 and pools[-2][0] / pools[-2][1] > pools[-1][0] / pools[-1][1]:
+            last = pools.pop()
+            pools[-1][0] += last[0]
+            pools[-1][1] += last[1]
+            pools[-1][2] += last[2]
+    position = 0
+    for total, weight, members in pools:
+        for _ in range(int(members)):
+            center[layer[position]] = total / weight + offsets[position]
+            position += 1

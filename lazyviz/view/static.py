@@ -1,0 +1,363 @@
+"""The static picture: one self-contained SVG, for saved notebooks, exports and previews.
+
+A saved notebook shows it wherever the widget cannot run, so it has an opaque card of its
+own and reads the same on dark and on light pages.  No scripts, no links, no fonts to load;
+every string from the user's program is escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import itertools
+import re
+import uuid
+from typing import Any
+
+from ..graph.ir import Graph
+from ..plan.units import format_bytes
+from .arrange import Arrangement, Frame, arrange, curve
+from .scene import PlanLike, Scene, plural
+from .text import render_text
+
+WIDTH = 900.0
+MARGIN = 20.0
+FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
+MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
+STATIC_CLASS = "lazyviz-static"
+
+CATEGORY_COLORS = {
+    "parameters": "#4e79a7",
+    "gradients": "#e15759",
+    "optimizer": "#b07aa1",
+    "activations": "#59a14f",
+    "inputs": "#76b7b2",
+    "buffers": "#9c755f",
+    "temporaries": "#edc948",
+    "held": "#8a8f98",
+}
+PHASE_COLORS = {"forward": "#2f6fb3", "backward": "#b8561c", "optimizer": "#7d4f9e", "other": "#5f6b7a"}
+ROLE_COLORS = {
+    "parameter": "#4e79a7",
+    "gradient": "#e15759",
+    "optimizer": "#b07aa1",
+    "buffer": "#9c755f",
+    "input": "#76b7b2",
+}
+_VERDICT_COLORS = {"fits": "#1a7f4b", "too-big": "#c0352b", "unknown": "#5f6b7a"}
+_INK, _MUTED, _FAINT, _CARD, _LINE = "#1d2733", "#5c6874", "#e3e8ee", "#ffffff", "#98a4b1"
+
+
+def shorten(text: str, room: float, size: float, *, mono: bool = False) -> str:
+    """``text`` with its middle left out where it would be wider than ``room`` pixels."""
+    fits = max(int(room / (size * (0.602 if mono else 0.56))), 4)
+    if len(text) <= fits:
+        return text
+    head = (fits - 1) * 2 // 5
+    return f"{text[:head]}…{text[len(text) - (fits - 1 - head) :]}"
+
+
+def _escape(text: object) -> str:
+    # Characters that XML 1.0 does not allow would make the whole picture unreadable.
+    clean = re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", str(text))
+    return html.escape(clean, quote=True)
+
+
+def _text(
+    x: float,
+    y: float,
+    text: str,
+    *,
+    size: float = 12,
+    fill: str = _INK,
+    weight: int = 400,
+    anchor: str = "start",
+    mono: bool = False,
+    extra: str = "",
+) -> str:
+    family = f' font-family="{MONO}"' if mono else ""
+    bold = f' font-weight="{weight}"' if weight != 400 else ""
+    where = f' text-anchor="{anchor}"' if anchor != "start" else ""
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" fill="{fill}"{family}{bold}{where}{extra}>'
+        f"{_escape(text)}</text>"
+    )
+
+
+def _rect(
+    x: float,
+    y: float,
+    w: float,
+    h: float,
+    *,
+    fill: str,
+    stroke: str = "none",
+    radius: float = 6,
+    extra: str = "",
+) -> str:
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="{radius:g}" '
+        f'fill="{fill}" stroke="{stroke}"{extra}/>'
+    )
+
+
+def render_svg(
+    graph: Graph, plan: PlanLike, *, title: str = "lazyviz", state: str = "pending", report: Any = None
+) -> str:
+    """The picture of ``graph``: lanes of modules, memory, verdict and legend, as SVG text.
+
+    ``state`` is one of pending, running, done, failed, interrupted; ``report``, once there
+    is one, has ``ops_run``, ``seconds`` and ``peak_bytes``.
+    """
+    scene = Scene(graph, plan)
+    parts, top = _header(scene, title, state, report)
+    if graph.nodes:
+        picture = arrange(scene, {box.id for box in scene.opened()})
+        room = WIDTH - 2 * MARGIN
+        scale = min(1.0, room / picture.width)
+        left = (WIDTH - picture.width * scale) / 2
+        parts.append(f'<g transform="translate({left:.1f},{top:.1f}) scale({scale:.4f})">')
+        parts += _picture(picture, scene)
+        parts.append("</g>")
+        top += picture.height * scale + 22
+        chart, top = _chart(scene.memory(), top)
+        parts += chart
+    else:
+        parts.append(
+            _text(MARGIN, top + 14, "Nothing was recorded: no PyTorch op ran.", fill=_MUTED, size=13)
+        )
+        top += 30
+    height = top + 12
+    described = _escape(f"{title}: {scene.summary()}")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {height:.0f}" width="{WIDTH:g}" '
+        f'height="{height:.0f}" role="img" aria-label="{described}" font-family="{_escape(FONT)}">'
+        f"<title>{described}</title>"
+        + _rect(0.5, 0.5, WIDTH - 1, height - 1, fill=_CARD, stroke="#cfd6de", radius=10)
+        + "".join(parts)
+        + "</svg>"
+    )
+
+
+def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str], float]:
+    memory = scene.memory()
+    color = _VERDICT_COLORS[memory["verdict"]]
+    chip = shorten(memory["verdictText"], 430, 12)
+    wide = len(chip) * 6.5 + 34
+    parts = [
+        _text(MARGIN, 33, shorten(title, WIDTH - wide - 70, 17), size=17, weight=650),
+        _rect(WIDTH - MARGIN - wide, 16, wide, 25, fill=color, radius=12.5, extra=' fill-opacity="0.12"'),
+        f'<circle cx="{WIDTH - MARGIN - wide + 14:.1f}" cy="28.5" r="4.5" fill="{color}"/>',
+        _text(WIDTH - MARGIN - wide + 25, 33, chip, fill=color, weight=600, size=12),
+    ]
+    words = {
+        "pending": "not run yet",
+        "running": "running",
+        "done": "evaluated",
+        "failed": "failed",
+        "interrupted": "interrupted",
+    }
+    line = f"{scene.summary()} · {words.get(state, state)}"
+    if report is not None:
+        line += f" · ran {plural(report.ops_run, 'op')} in {report.seconds:.3g} s"
+        if getattr(report, "peak_bytes", None) is not None:
+            line += f", measured peak {format_bytes(report.peak_bytes)}"
+    parts.append(_text(MARGIN, 56, shorten(line, WIDTH - 2 * MARGIN, 12.5), fill=_MUTED, size=12.5))
+    top = 74.0
+    for sync in scene.graph.sync_points[:4]:
+        where = f", line {sync.source.line}: {sync.source.text.strip()}" if sync.source is not None else ""
+        text = shorten(f"sync point: {sync.cause}{where}", WIDTH - 2 * MARGIN - 14, 12)
+        parts.append(f'<circle cx="{MARGIN + 4:.1f}" cy="{top - 4:.1f}" r="4" fill="#c0352b"/>')
+        parts.append(_text(MARGIN + 14, top, text, size=12, fill="#9b2c22"))
+        top += 17
+    if len(scene.graph.sync_points) > 4:
+        parts.append(_text(MARGIN + 14, top, f"and {len(scene.graph.sync_points) - 4} more", fill=_MUTED))
+        top += 17
+    return parts, top + 4
+
+
+def _picture(picture: Arrangement, scene: Scene) -> list[str]:
+    parts = [_frame(frame, scene) for frame in picture.frames if frame.open]
+    for line in picture.lines:
+        x, y = line.points[-1]
+        before = line.points[-2][1]
+        tip = 5.0 if before < y else -5.0
+        parts.append(
+            f'<path d="{curve([*line.points[:-1], (x, y - tip)])}" fill="none" stroke="{_LINE}" '
+            f'stroke-width="1.3"/><path d="M{x - 4:.1f},{y - tip * 1.4:.1f}L{x:.1f},{y:.1f}'
+            f'L{x + 4:.1f},{y - tip * 1.4:.1f}Z" fill="{_LINE}"/>'
+        )
+    for line in picture.lines:
+        if line.at is not None:
+            halo = f' paint-order="stroke" stroke="{_CARD}" stroke-width="4" stroke-linejoin="round"'
+            parts.append(_text(*line.at, line.label, size=10.5, fill=_MUTED, anchor="middle", extra=halo))
+    parts += [_closed(frame, scene) for frame in picture.frames if not frame.open]
+    return parts
+
+
+def _frame(frame: Frame, scene: Scene) -> str:
+    box = frame.box
+    color = PHASE_COLORS[box.phase]
+    lane = box.kind == "lane"
+    parts = [
+        _rect(
+            frame.x,
+            frame.y,
+            frame.width,
+            frame.height,
+            fill=color,
+            stroke=color,
+            radius=10,
+            extra=' fill-opacity="0.05" stroke-opacity="0.3"',
+        )
+    ]
+    if lane:
+        arrow = {"forward": " ↓", "backward": " ↑"}.get(box.phase, "")
+        title = box.label.capitalize() + arrow
+        parts.append(_text(frame.x + 16, frame.y + 25, title, size=14, weight=650, fill=color))
+        subtitle = shorten(scene.subtitle(box), frame.width - 24, 11.5)
+        parts.append(_text(frame.x + 16, frame.y + 43, subtitle, size=11.5, fill=_MUTED))
+    else:
+        label = shorten(box.label, frame.width - 24, 12.5)
+        parts.append(_text(frame.x + 14, frame.y + 23, label, size=12.5, weight=600, fill=color))
+    return "".join(parts)
+
+
+def _closed(frame: Frame, scene: Scene) -> str:
+    box, x, y, w, h = frame.box, frame.x, frame.y, frame.width, frame.height
+    color = PHASE_COLORS[box.phase]
+    subtitle = scene.subtitle(box)
+    parts = []
+    if box.kind == "sync":
+        parts.append(_rect(x, y, w, h, fill="#fdecea", stroke="#c0352b", extra=' stroke-dasharray="5 3"'))
+        parts.append(
+            _text(x + 12, y + 15, shorten(box.label, w - 24, 11.5), size=11.5, fill="#9b2c22", weight=600)
+        )
+        parts.append(_text(x + 12, y + 28, shorten(subtitle, w - 24, 10.5), size=10.5, fill="#9b2c22"))
+    elif box.kind in ("input", "output"):
+        dot = ROLE_COLORS.get(str(box.key), _MUTED)
+        dash = ' stroke-dasharray="4 2.5"' if box.kind == "output" else ""
+        parts.append(_rect(x, y, w, h, fill="#f6f8fa", stroke="#b9c3cd", radius=h / 2, extra=dash))
+        parts.append(f'<circle cx="{x + 15:.1f}" cy="{y + 14:.1f}" r="4" fill="{dot}"/>')
+        parts.append(_text(x + 25, y + 18, shorten(box.label, w - 40, 11.5), size=11.5, weight=600))
+        parts.append(_text(x + 25, y + 31, shorten(subtitle, w - 40, 10.5), size=10.5, fill=_MUTED))
+    elif box.kind == "op":
+        parts.append(_rect(x, y, w, h, fill="#ffffff", stroke="#b9c3cd"))
+        parts.append(_text(x + 11, y + 17, shorten(box.label, w - 20, 11.5, mono=True), size=11.5, mono=True))
+        parts.append(_text(x + 11, y + 32, shorten(subtitle, w - 20, 10.5), size=10.5, fill=_MUTED))
+    else:
+        badge = f"× {box.repeats}" if box.repeats > 1 else ""
+        room = w - 26 - (len(badge) * 7 + 14 if badge else 0)
+        if badge:
+            parts.append(
+                _rect(x + 6, y + 6, w, h, fill="#ffffff", stroke=color, extra=' stroke-opacity="0.35"')
+            )
+            parts.append(
+                _rect(x + 3, y + 3, w, h, fill="#ffffff", stroke=color, extra=' stroke-opacity="0.5"')
+            )
+        parts.append(_rect(x, y, w, h, fill="#ffffff", stroke=color, extra=' stroke-opacity="0.75"'))
+        parts.append(
+            f'<path d="M{x + 4:.1f},{y + 7:.1f}v{h - 14:.1f}" stroke="{color}" stroke-width="3" '
+            'stroke-linecap="round"/>'
+        )
+        parts.append(_text(x + 14, y + 19, shorten(box.label, room, 12.5), size=12.5, weight=600))
+        parts.append(_text(x + 14, y + 35, shorten(subtitle, w - 24, 10.5), size=10.5, fill=_MUTED))
+        if badge:
+            wide = len(badge) * 7 + 10
+            parts.append(
+                _rect(x + w - wide - 6, y + 6, wide, 18, fill=color, radius=9, extra=' fill-opacity="0.14"')
+            )
+            parts.append(
+                _text(x + w - wide / 2 - 6, y + 19, badge, size=11.5, weight=650, fill=color, anchor="middle")
+            )
+    return "".join(parts)
+
+
+def _chart(memory: dict[str, Any], top: float) -> tuple[list[str], float]:
+    """The memory chart and its legend; returns where the next thing may start."""
+    left, right, tall = MARGIN + 66, WIDTH - MARGIN, 130.0
+    parts = [_text(MARGIN, top + 4, "Projected memory", size=13, weight=650)]
+    note = f"peak {memory['peakText']} at {memory['peakName']}" if memory["peakName"] else ""
+    note += f" · plain eager PyTorch: {memory['eagerText']}"
+    parts.append(
+        _text(MARGIN + 130, top + 4, shorten(note, WIDTH - 2 * MARGIN - 130, 11.5), size=11.5, fill=_MUTED)
+    )
+    top += 18
+    bottom = top + tall
+    points = len(memory["at"])
+    near = memory["capacity"] is not None and memory["capacity"] < 2 * memory["peak"]
+    most = max(memory["peak"], memory["capacity"] if near else 0, 1) * 1.08
+    step = (right - left) / max(points, 1)
+
+    def y_of(nbytes: float) -> float:
+        return bottom - nbytes / most * tall
+
+    parts.append(_rect(left, top, right - left, tall, fill="#f6f8fa", radius=0))
+    shares = (0, 0.5, 1)
+    for share in shares:
+        y = y_of(memory["peak"] * share)
+        parts.append(f'<path d="M{left:.1f},{y:.1f}H{right:.1f}" stroke="{_FAINT}"/>')
+        label = format_bytes(round(memory["peak"] * share))
+        parts.append(_text(left - 7, y + 4, label, size=10.5, fill=_MUTED, anchor="end"))
+    below = [0] * points
+    for category in memory["categories"]:
+        above = [low + size for low, size in zip(below, category["bytes"], strict=True)]
+        path = [f"M{left:.1f},{y_of(above[0]):.1f}"]
+        path += [f"V{y_of(above[i]):.1f}H{left + (i + 1) * step:.1f}" for i in range(points)]
+        path += [f"V{y_of(below[i]):.1f}H{left + i * step:.1f}" for i in reversed(range(points))]
+        color = CATEGORY_COLORS.get(category["name"], _MUTED)
+        parts.append(f'<path d="{"".join(path)}Z" fill="{color}"/>')
+        below = above
+    if memory["peakAt"] is not None and memory["peakAt"] in memory["at"]:
+        x = left + (memory["at"].index(memory["peakAt"]) + 0.5) * step
+        y = y_of(memory["peak"])
+        parts.append(f'<path d="M{x:.1f},{top:.1f}V{bottom:.1f}" stroke="{_INK}" stroke-dasharray="3 3"/>')
+        parts.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{_CARD}" stroke="{_INK}" stroke-width="1.6"/>'
+        )
+    if near:
+        y = y_of(memory["capacity"])
+        parts.append(f'<path d="M{left:.1f},{y:.1f}H{right:.1f}" stroke="#c0352b" stroke-width="1.5"/>')
+        words = f"{memory['device']}: {memory['capacityText']}"
+        halo = f' paint-order="stroke" stroke="{_CARD}" stroke-width="3"'
+        parts.append(_text(right - 4, y - 4, words, size=10.5, fill="#9b2c22", anchor="end", extra=halo))
+    starts = memory["phases"]
+    for (phase, first), following in itertools.zip_longest(starts, starts[1:]):
+        last = following[1] if following else memory["count"]
+        x0 = left + (right - left) * first / max(memory["count"], 1)
+        x1 = left + (right - left) * last / max(memory["count"], 1)
+        color = PHASE_COLORS[phase]
+        parts.append(_rect(x0, bottom + 3, max(x1 - x0 - 1, 1), 4, fill=color, radius=1))
+        if x1 - x0 > 70:
+            parts.append(_text((x0 + x1) / 2, bottom + 19, phase, size=10.5, fill=color, anchor="middle"))
+    bottom += 40
+    x = left
+    for category in memory["categories"]:
+        label = f"{category['name']} {format_bytes(category['peak'])}"
+        wide = 16 + len(label) * 6.1 + 14
+        if x + wide > right:
+            x, bottom = left, bottom + 18
+        parts.append(
+            _rect(x, bottom - 9, 10, 10, fill=CATEGORY_COLORS.get(category["name"], _MUTED), radius=2)
+        )
+        parts.append(_text(x + 15, bottom, label, size=11, fill=_MUTED))
+        x += wide
+    return parts, bottom + 8
+
+
+def static_bundle(
+    graph: Graph, plan: PlanLike, *, title: str = "lazyviz", state: str = "pending", report: Any = None
+) -> dict[str, str]:
+    """The separate output that saved notebooks keep: MIME type -> data.
+
+    ``text/html`` is one ``<img>`` with the picture in it; its id (``static_id``) lets a live
+    widget hide it.
+    """
+    svg = render_svg(graph, plan, title=title, state=state, report=report)
+    data = base64.b64encode(svg.encode()).decode()
+    alt = _escape(f"{title}: the recorded graph and its projected memory")
+    image = (
+        f'<img class="{STATIC_CLASS}" id="{STATIC_CLASS}-{uuid.uuid4().hex[:12]}" alt="{alt}" '
+        f'style="max-width:100%;height:auto" src="data:image/svg+xml;base64,{data}">'
+    )
+    return {"text/html": image, "text/plain": render_text(graph, plan)}
