@@ -5,6 +5,8 @@ from __future__ import annotations
 from .execute.backend import Backend as Backend
 from .execute.backend import register_backend as register_backend
 from .execute.eager import Interrupted as Interrupted
+from .magic import load_ipython_extension as load_ipython_extension
+from .magic import unload_ipython_extension as unload_ipython_extension
 from .plan.devices import DeviceProfile as DeviceProfile
 from .record.recorder import SyncError as SyncError
 from .session import LazyGraph as LazyGraph

@@ -27,6 +27,9 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException as UnsupportedOperatorException,
 )
+from torch.nn.parameter import (  # type: ignore[attr-defined]
+    UninitializedTensorMixin as UninitializedTensorMixin,
+)
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _push_mode
@@ -47,17 +50,18 @@ _set_data = TensorBase.data.__set__  # type: ignore[attr-defined]
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
     """A plain tensor on the same memory, with no autograd history and its own version counter."""
-    return _get_data(tensor)  # type: ignore[no-any-return]
+    return _get_data(tensor)
 
 
 def storage_address(tensor: torch.Tensor) -> int:
     """Identity of the tensor's storage (the address of its C++ object)."""
-    return torch._C._storage_address(tensor)  # type: ignore[attr-defined,no-any-return]
+    return torch._C._storage_address(tensor)  # type: ignore[attr-defined]
 
 
 def _python_keys() -> int:
     return int(
-        DispatchKeySet(DispatchKey.Python).raw_repr() | DispatchKeySet(DispatchKey.PythonTLSSnapshot).raw_repr()
+        DispatchKeySet(DispatchKey.Python).raw_repr()
+        | DispatchKeySet(DispatchKey.PythonTLSSnapshot).raw_repr()
     )
 
 
@@ -74,7 +78,9 @@ def _key_set_offset() -> int:
     found: set[int] | None = None
     for probe in probes:
         key_set = torch._C._dispatch_keys(probe).raw_repr()
-        here = {o for o in range(0, 320, 8) if ctypes.c_uint64.from_address(probe._cdata + o).value == key_set}
+        here = {
+            o for o in range(0, 320, 8) if ctypes.c_uint64.from_address(probe._cdata + o).value == key_set
+        }
         found = here if found is None else found & here
     if found is None or len(found) != 1:
         raise ImportError(f"lazyviz does not know the tensor layout of torch {torch.__version__}")
@@ -125,7 +131,11 @@ for _name in (
     "FuncTorchDynamicLayerFrontMode",
     "FuncTorchDynamicLayerBackMode",
     "AutogradFunctionality",
-    *(key for key in DispatchKey.__members__ if key.startswith(("Autograd", "Autocast")) and key != "Autograd"),
+    *(
+        key
+        for key in DispatchKey.__members__
+        if key.startswith(("Autograd", "Autocast")) and key != "Autograd"
+    ),
 ):
     if _name in DispatchKey.__members__:
         _BELOW_EVERYTHING = _BELOW_EVERYTHING | DispatchKeySet(DispatchKey.__members__[_name])
@@ -188,7 +198,7 @@ def _pop_all() -> list[Any]:
 
 # --- autograd ---------------------------------------------------------------------
 
-current_autograd_node = torch._C._current_autograd_node  # type: ignore[attr-defined]
+current_autograd_node = torch._C._current_autograd_node
 # Number the next autograd node will get: forward and backward ops are paired by it.
 sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
@@ -199,12 +209,12 @@ sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 def support_foreach(cls: type[torch.Tensor]) -> None:
     """``torch.optim`` picks its foreach path by exact type; lazy parameters must not change the choice."""
     if cls not in _foreach_supported_types:
-        _foreach_supported_types.append(cls)  # type: ignore[arg-type]
+        _foreach_supported_types.append(cls)
 
 
 def withdraw_foreach(cls: type[torch.Tensor]) -> None:
     if cls in _foreach_supported_types:
-        _foreach_supported_types.remove(cls)  # type: ignore[arg-type]
+        _foreach_supported_types.remove(cls)
 
 
 # --- shape inference --------------------------------------------------------------

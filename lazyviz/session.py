@@ -24,7 +24,8 @@ from .execute.backend import find_backend
 from .graph.ir import Graph, SyncPoint
 from .metrics import Metrics
 from .record.guard import nodes_before_access
-from .record.recorder import HELD_BYTES_LIMIT, RecorderMode, SyncError, closure, tape
+from .record.order import closure
+from .record.recorder import HELD_BYTES_LIMIT, RecorderMode, SyncError, tape
 from .record.scopes import ScopePatches
 from .record.storage import TrackedNode
 from .record.sync import SyncPatches, is_pending
@@ -258,9 +259,15 @@ def _evaluate(
     global _last_cause
     from .execute.progress import Progress
 
-    touched = list({id(node.graph): _graphs[id(node.graph)] for node in nodes if id(node.graph) in _graphs}.values())
+    touched = list(
+        {id(node.graph): _graphs[id(node.graph)] for node in nodes if id(node.graph) in _graphs}.values()
+    )
     start = time.perf_counter()
-    cuda = [index for index in {value.device.index for node in nodes for value in node.outputs} if index is not None]
+    cuda = [
+        index
+        for index in {value.device.index for node in nodes for value in node.outputs}
+        if index is not None
+    ]
     cuda = [index for index in cuda if torch.cuda.is_available()]
     for index in cuda:
         torch.cuda.reset_peak_memory_stats(index)

@@ -47,7 +47,9 @@ def register_backend(name: str, backend: Backend) -> None:
     if name == "eager":
         raise ValueError("the name 'eager' is taken by the built-in backend")
     if not isinstance(backend, Backend):
-        raise TypeError(f"a backend needs a method compile(segment, inputs), {type(backend).__name__} has none")
+        raise TypeError(
+            f"a backend needs a method compile(segment, inputs), {type(backend).__name__} has none"
+        )
     _backends[name] = backend
 
 

@@ -165,6 +165,8 @@ def _name_line(error: Exception, node: TrackedNode) -> None:
     if node.source is not None:
         lines.append(f"{node.op} was recorded at {node.source}: {node.source.text}")
     if node.forward is not None and node.forward.source is not None:
-        lines.append(f"it is the gradient of {node.forward.op} at {node.forward.source}: {node.forward.source.text}")
+        lines.append(
+            f"it is the gradient of {node.forward.op} at {node.forward.source}: {node.forward.source.text}"
+        )
     if lines and error.args and isinstance(error.args[0], str) and lines[0] not in error.args[0]:
         error.args = ("\n".join([error.args[0], *lines]), *error.args[1:])

@@ -82,7 +82,9 @@ def needed_nodes(
             generator = args[info.generator]
         if generator is None:
             device = next((tensor.device for tensor in tensors_in(args)), None) or kwargs.get("device")
-            generator = Generators.default(torch.device(device) if device is not None else torch.device("cpu"))
+            generator = Generators.default(
+                torch.device(device) if device is not None else torch.device("cpu")
+            )
         draw = tape.generators.pending(generator)
         if draw is not None:
             needed.append(draw)

@@ -20,19 +20,18 @@ import torch
 from .. import _torch
 from .._torch import OpOverload
 from ..graph.ir import Graph, SyncPoint, TensorMeta
-from . import guard
+from . import constants, guard
+from .order import closure, order
 from .rng import Generators
-from .scopes import Scopes, SourceFinder
+from .scopes import Scopes
 from .shapes import DataDependent, Inferred, OpInfo, ShapeCache
 from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue
-from .tensor import LazyTensor, make_pending, memoryless, wrap
+from .tensor import LazyTensor, make_pending, wrap
 
 HELD_BYTES_LIMIT = 4 * 2**30
 """Bytes of dropped outside tensors a pending graph may keep alive before it is evaluated."""
 
 _NUMBERS = (float, int, bool, complex)
-_CONSTANT_NBYTES = 512
-_NO_GRADIENT = 1 << 62  # AccumulateGrad and its like carry the largest sequence number
 
 
 class SyncError(RuntimeError):
@@ -52,7 +51,11 @@ class RecorderMode(_torch.TorchDispatchMode):
         for cls in types:
             if cls is not LazyTensor and _torch.dispatches_itself(cls):
                 return NotImplemented  # another subclass unwraps itself first
-        if tape.graph is None or tape.pauses or tape.owner != threading.get_ident() and not tape.in_autograd():
+        if (
+            tape.graph is None
+            or tape.pauses
+            or (tape.owner != threading.get_ident() and not tape.in_autograd())
+        ):
             return guard.dispatch(tape, func, args, kwargs or {})
         return tape.record(func, args, kwargs or {})
 
@@ -67,14 +70,12 @@ class Tape:
         self.allow_sync = True
         self.shapes = ShapeCache()
         self.scopes = Scopes()
-        self.sources = SourceFinder()
         self.generators = Generators()
         self.evaluator: Evaluator | None = None
         self.lock = threading.RLock()  # held while nodes run
         self.pending: dict[TrackedNode, None] = {}  # in program order
         self.outside: dict[int, TrackedValue] = {}  # by id of the real tensor
         self.storages: dict[int, TrackedStorage] = {}  # by address of the real storage
-        self.by_sequence: dict[int, TrackedNode] = {}  # autograd sequence number -> forward node
         self.held_bytes_limit = HELD_BYTES_LIMIT
         self.on_sync: list[Callable[[SyncPoint], None]] = []
 
@@ -84,72 +85,78 @@ class Tape:
         """Record one op call; returns pending tensors in the op's own structure."""
         shapes = self.shapes
         info = shapes.infos.get(op) or shapes.info(op)
-        if info.metadata_only:
-            with _torch.excluding_python():
-                return op(*args, **kwargs)
-        if info.lifts and type(args[0]) is not LazyTensor:
-            return args[0]
+        if info.special:
+            if info.metadata_only:
+                with _torch.excluding_python():
+                    return op(*args, **kwargs)
+            if info.lifts and type(args[0]) is not LazyTensor:
+                return args[0]
         values: list[TrackedValue] = []
         tensors: list[torch.Tensor] = []
         key: list[Any] = [op, torch.get_default_dtype()]
+        by_type = info.by_type
         try:
-            new_args = tuple([self._translate(item, info.by_type, values, tensors, key) for item in args])
+            new_args = tuple([self._translate(item, by_type, values, tensors, key) for item in args])
             new_kwargs = {}
             for name, item in kwargs.items():
                 key.append(name)
-                new_kwargs[name] = self._translate(item, info.by_type, values, tensors, key)
+                new_kwargs[name] = self._translate(item, by_type, values, tensors, key)
         except _NotDeferrable as reason:
             return self.run_now(op, info, args, kwargs, str(reason))
-        if info.mutates and self._writes_foreign(info, args, kwargs):
-            return self.run_now(op, info, args, kwargs, "write to memory shared with others")
         if info.needs_storage:
-            key.extend([value.storage.nbytes for value in values])
+            key += [value.storage.nbytes for value in values]
         cache_key = tuple(key)
         inferred = shapes.entries.get(cache_key)
         if inferred is None:
-            if not info.returns_tensors and not info.mutates and not values:
-                return op(*args, **kwargs)  # e.g. profiler annotations
-            if not info.returns_tensors and not info.mutates:
-                return self._read(op, info, args, kwargs, values, new_args, new_kwargs)
-            if info.set_like:
-                return self.run_now(op, info, args, kwargs, f"{info.name} exchanges memory")
+            if info.returns_numbers:
+                if not values:
+                    return op(*args, **kwargs)  # e.g. profiler annotations
+                if constants.known(values):
+                    return constants.compute(op, new_args, new_kwargs)
+                name = "item" if info.name == "_local_scalar_dense" else info.name
+                return self.run_now(op, info, args, kwargs, name)
             try:
-                inferred = shapes.infer(op, new_args, new_kwargs, values)
+                inferred = shapes.infer(op, info, new_args, new_kwargs, values)
             except DataDependent as reason:
                 return self.run_now(op, info, args, kwargs, str(reason))
             shapes.entries[cache_key] = inferred
             shapes.misses += 1
         else:
             shapes.hits += 1
-        if inferred.restructured and any(type(tensors[at]) is not LazyTensor for at, _ in inferred.restructured):
-            return self.run_now(op, info, args, kwargs, f"{info.name} restructures an outside tensor")
-        outputs = inferred.outputs
-        if outputs and outputs[0] is not None:
-            device = outputs[0].meta.device.type
-            if device == "meta":
-                return op(*args, **kwargs)  # no memory, nothing to defer
-            if device == "cpu" and info.name in ("_to_copy", "copy_") and values[-1].device.type != "cpu":
+        if inferred.on_meta:
+            return op(*args, **kwargs)  # no memory, nothing to defer
+        if inferred.special:
+            if inferred.to_cpu:
                 return self.run_now(op, info, args, kwargs, "copy to the CPU")
-            if info.fills_dtype and new_kwargs.get("dtype") is None:
-                new_kwargs["dtype"] = outputs[0].meta.dtype  # the default dtype may change before the run
+            if any(type(tensors[at]) is not LazyTensor for at, _ in inferred.restructured):
+                return self.run_now(op, info, args, kwargs, f"{info.name} restructures an outside tensor")
+            if inferred.dtype is not None and new_kwargs.get("dtype") is None:
+                new_kwargs["dtype"] = inferred.dtype  # the default may change before the run
+        written: Sequence[TrackedStorage] = ()
+        if info.mutates:
+            written = [self._storage_of(tensor) for tensor in guard.written_tensors(info, args, kwargs)]
+            if any(storage.foreign for storage in written):
+                return self.run_now(op, info, args, kwargs, "write to memory shared with others")
 
         graph = self.graph
         assert graph is not None
         node = TrackedNode(graph, op, new_args, new_kwargs)
         node.inputs = values
-        self._order(node, info, args, kwargs, values, tensors)
-        self._locate(node, info)
-        node.grad_mode = torch.is_grad_enabled()
-        node.inference_mode = torch.is_inference_mode_enabled()
-        if info.draws and (generator := self._generator(info, args, kwargs, outputs, values)) is not None:
+        order(node, written)
+        self.scopes.locate(node, sys._getframe(2), info.mutates)
+        if info.draws and (generator := self._generator(info, args, kwargs, inferred, values)) is not None:
             self.generators.record(node, generator)
         result = self._outputs(node, inferred, values, tensors)
         graph.nodes.append(node)
         self.pending[node] = None
-        self._fold(node, info, inferred, op, new_args, new_kwargs, values)
+        if (inferred.small and not info.uncertain) or written:
+            constants.fold(node, info, inferred, values)
         if TrackedStorage.held_bytes > self.held_bytes_limit:
             self.sync("dropped inputs kept by the graph exceed the byte budget", list(self.pending))
         return result
+
+    def _storage_of(self, tensor: torch.Tensor) -> TrackedStorage:
+        return tensor._lazyviz.storage if type(tensor) is LazyTensor else self.outside[id(tensor)].storage
 
     def _translate(
         self,
@@ -186,9 +193,13 @@ class Tape:
     def _from_outside(self, tensor: torch.Tensor) -> TrackedValue:
         """The value of a real tensor that recording meets."""
         value = self.outside.get(id(tensor))
-        if value is not None and value.real is not None and value.tensor is not None and value.tensor() is tensor:
-            if not value.storage.foreign or _same_bytes(value.real, tensor):
-                return value
+        if (
+            value is not None
+            and value.real is not None
+            and value.tensor is not None
+            and value.tensor() is tensor
+        ) and (not value.storage.foreign or _same_bytes(value.real, tensor)):
+            return value
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             raise _NotDeferrable(f"a {tensor.layout} tensor cannot be deferred")
         graph = self.graph
@@ -211,98 +222,26 @@ class Tape:
         TensorRef(tensor, value)
         graph.inputs.append(value)
         self.outside[id(tensor)] = value
-        small = tensor.numel() == 1 or (not tensor.is_floating_point() and value.nbytes <= _CONSTANT_NBYTES)
-        if small and tensor.device.type == "cpu" and not tensor.requires_grad and not storage.has_pending_write:
-            storage.known = True
-            value.constant = value.real.clone()
+        if not storage.has_pending_write:
+            constants.learn(value, tensor)
         return value
-
-    def _writes_foreign(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the call writes memory that NumPy, say, shows too: it must be seen there at once."""
-        for tensor in guard.written_tensors(info, args, kwargs):
-            value = self.outside.get(id(tensor))
-            if value is not None and value.storage.foreign and type(tensor) is not LazyTensor:
-                return True
-        return False
-
-    def _order(
-        self,
-        node: TrackedNode,
-        info: OpInfo,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        values: list[TrackedValue],
-        tensors: list[torch.Tensor],
-    ) -> None:
-        """Read-after-write, write-after-read and write-after-write on storages."""
-        after: list[TrackedNode] = []
-        for value in values:
-            value.uses += 1
-            storage = value.storage
-            storage.uses += 1
-            writer = storage.writer
-            if writer is not None and writer is not value.node:
-                after.append(writer)
-            storage.readers.append(node)
-        writes: list[TrackedStorage] = []
-        if info.mutates:
-            by_id = {id(tensor): value for tensor, value in zip(tensors, values)}
-            for tensor in guard.written_tensors(info, args, kwargs):
-                storage = by_id[id(tensor)].storage
-                after.extend([reader for reader in storage.readers if reader is not node])
-                storage.writer = node
-                storage.readers = []
-                if storage not in writes:
-                    writes.append(storage)
-        node.after = after
-        node.writes = writes
-
-    def _locate(self, node: TrackedNode, info: OpInfo) -> None:
-        """Module path, source line and phase."""
-        scopes = self.scopes
-        node.source, hint = self.sources.find(sys._getframe(3))
-        engine = _torch.current_autograd_node()
-        node.module = scopes.module
-        node.root = scopes.root
-        if engine is None:
-            phase = hint or scopes.phase
-            if phase == "other" and hint is None and node.inputs and (torch.is_grad_enabled() or not info.mutates):
-                phase = "forward"
-            node.phase = phase
-            self.by_sequence.setdefault(_torch.sequence_number() - 1, node)
-            return
-        node.phase = "backward"
-        sequence = engine._sequence_nr()
-        if sequence < _NO_GRADIENT:
-            forward = self.by_sequence.get(sequence)
-            if forward is not None:
-                node.forward = forward
-                if not node.module:
-                    node.module, node.root = forward.module, forward.root
-        elif (parameter := getattr(engine, "variable", None)) is not None:
-            role, name = scopes.role_of(parameter)
-            node.module = name.rpartition(".")[0]
-            for value in node.inputs:
-                if value.storage.role is None:
-                    value.storage.role = "gradient"
-                    value.storage.name = f"{name}.grad" if name else "grad"
 
     def _generator(
         self,
         info: OpInfo,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        outputs: list[Any],
+        inferred: Inferred,
         values: list[TrackedValue],
     ) -> torch.Generator | None:
         generator = kwargs.get("generator")
         if generator is None and info.generator is not None and info.generator < len(args):
             generator = args[info.generator]
         if generator is not None:
-            return generator  # type: ignore[no-any-return]
+            return generator
         if info.name == "native_dropout" and args[2] is False:
             return None
-        device = next((spec.meta.device for spec in outputs if spec is not None), None)
+        device = next((spec.meta.device for spec in inferred.outputs if spec is not None), None)
         return Generators.default(device if device is not None else values[0].device)
 
     def _outputs(
@@ -330,7 +269,9 @@ class Tape:
             else:
                 storage = fresh.get(spec.fresh)  # type: ignore[assignment]
                 if storage is None:
-                    storage = fresh[spec.fresh] = TrackedStorage(spec.nbytes, spec.meta.device, graph, external=False)
+                    storage = fresh[spec.fresh] = TrackedStorage(
+                        spec.nbytes, spec.meta.device, graph, external=False
+                    )
             value = TrackedValue(spec.meta, storage, node, len(outputs))
             outputs.append(value)
             results.append(wrap(value))
@@ -346,54 +287,6 @@ class Tape:
         release(old)
         make_pending(tensor, new)
         return new
-
-    # --- constants ----------------------------------------------------------------
-
-    def _fold(
-        self,
-        node: TrackedNode,
-        info: OpInfo,
-        inferred: Inferred,
-        op: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        values: list[TrackedValue],
-    ) -> None:
-        """Carry small CPU values that follow from constants, so that reading one is no sync point."""
-        known = inferred.small and not info.uncertain
-        if known:
-            for value in values:
-                if value.constant is None or not value.storage.known:
-                    known = False
-                    break
-        if not known:
-            for storage in node.writes:
-                storage.known = False
-            return
-        with torch.no_grad(), _torch.kernels_only():
-            result = op(*_constants(args), **_constants(kwargs))
-        results = [] if result is None else list(result) if isinstance(result, (list, tuple)) else [result]
-        for value, constant in zip(node.outputs, [item for item in results if item is not None]):
-            if value.constant is None:
-                value.constant = constant
-                value.storage.known = True
-
-    def _read(
-        self,
-        op: OpOverload,
-        info: OpInfo,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        values: list[TrackedValue],
-        new_args: tuple[Any, ...],
-        new_kwargs: dict[str, Any],
-    ) -> Any:
-        """An op that returns Python numbers: from constants if they are known, else a sync point."""
-        if all(value.constant is not None and value.storage.known for value in values):
-            with torch.no_grad(), _torch.kernels_only():
-                return op(*_constants(new_args), **_constants(new_kwargs))
-        name = "item" if info.name == "_local_scalar_dense" else info.name
-        return self.run_now(op, info, args, kwargs, name)
 
     # --- sync points --------------------------------------------------------------
 
@@ -415,7 +308,7 @@ class Tape:
             SyncError: syncs are forbidden here.
         """
         nodes = closure(needed)
-        line = self.sources.find(sys._getframe(1))[0]
+        line = self.scopes.sources.find(sys._getframe(1))[0]
         if self.graph is not None and not self.allow_sync:
             where = f" at line {line.line}: {line.text}" if line else ""
             raise SyncError(f"{cause} needs {len(nodes)} pending ops to run{where}; syncs are forbidden here")
@@ -423,7 +316,9 @@ class Tape:
         if nodes:
             self.evaluate(nodes, f"{cause} at {line}" if line else cause)
         if self.graph is not None:
-            point = SyncPoint(cause, line, len(nodes), time.perf_counter() - start, nbytes, len(self.graph.nodes))
+            point = SyncPoint(
+                cause, line, len(nodes), time.perf_counter() - start, nbytes, len(self.graph.nodes)
+            )
             self.graph.sync_points.append(point)
             for callback in self.on_sync:
                 callback(point)
@@ -444,8 +339,8 @@ class Tape:
             self.outside.clear()
             self.storages.clear()
             if self.graph is None:
-                self.by_sequence.clear()
-                self.sources.forget()
+                self.scopes.by_sequence.clear()
+                self.scopes.sources.forget()
             return
         self.storages = {a: storage for a, storage in self.storages.items() if storage.has_pending_access}
         for node in self.pending:
@@ -514,35 +409,6 @@ def release(value: TrackedValue) -> None:
         value.storage.live -= 1
         if value.storage.live == 0:
             value.storage.dropped = len(value.storage.graph.nodes)
-
-
-def closure(targets: Iterable[TrackedNode]) -> list[TrackedNode]:
-    """The pending nodes that ``targets`` need, themselves included, in program order."""
-    found: set[TrackedNode] = set()
-    stack = [node for node in targets if node.state != "done"]
-    while stack:
-        node = stack.pop()
-        if node in found:
-            continue
-        found.add(node)
-        for value in node.inputs:
-            producer = value.node
-            if producer is not None and producer.state != "done" and producer not in found:
-                stack.append(producer)
-        for other in node.after:
-            if other.state != "done" and other not in found:
-                stack.append(other)
-    return sorted(found, key=lambda node: node.sequence)
-
-
-def _constants(item: Any) -> Any:
-    if isinstance(item, TrackedValue):
-        return item.constant
-    if isinstance(item, (list, tuple)):
-        return type(item)([_constants(entry) for entry in item])
-    if isinstance(item, dict):
-        return {name: _constants(entry) for name, entry in item.items()}
-    return item
 
 
 def _same_bytes(snapshot: torch.Tensor, tensor: torch.Tensor) -> bool:

@@ -87,7 +87,7 @@ class Generators:
         return saved
 
     def restore(self, saved: list[tuple[torch.Generator, torch.Tensor, bool]]) -> None:
-        """After running draws: the state eager would have left, or what was there if draws are still pending."""
+        """After running draws: the state eager would have left, or what was there while draws are pending."""
         for generator, state, marked in saved:
             tail = self._tails.get(id(generator))
             if tail is None:

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from .. import _torch
 from ..graph.ir import Phase, Role, SourceLine
+from .storage import TrackedNode
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = tuple(
@@ -29,6 +31,9 @@ _PHASES: dict[str, Phase] = {
     os.path.join(_TORCH, "nn", "init.py"): "other",
     os.path.join(_TORCH, "autograd", "__init__.py"): "backward",
 }
+
+
+_NO_SEQUENCE = 1 << 62  # AccumulateGrad and its like carry the largest sequence number
 
 
 def is_user_file(filename: str) -> bool:
@@ -91,12 +96,45 @@ class Scopes:
         self.module = ""
         self.root = ""
         self.phase: Phase = "other"
+        self.sources = SourceFinder()
+        self.by_sequence: dict[int, TrackedNode] = {}  # autograd sequence number -> forward node
         self._stack: list[tuple[str, str, Phase]] = []
         self._paths: dict[int, str] = {}
         self._known_roots: weakref.WeakKeyDictionary[torch.nn.Module, tuple[int, dict[int, str]]] = (
             weakref.WeakKeyDictionary()
         )
         self._parameters: dict[int, tuple[weakref.ref[torch.Tensor], Role, str]] = {}
+
+    def locate(self, node: TrackedNode, frame: FrameType | None, mutates: bool) -> None:
+        """Note where ``node`` comes from: module path, source line, phase, grad modes."""
+        node.source, hint = self.sources.find(frame)
+        node.module = self.module
+        node.root = self.root
+        node.grad_mode = torch.is_grad_enabled()
+        node.inference_mode = torch.is_inference_mode_enabled()
+        engine = _torch.current_autograd_node()
+        if engine is None:
+            phase = hint or self.phase
+            if phase == "other" and hint is None and node.inputs and (node.grad_mode or not mutates):
+                phase = "forward"
+            node.phase = phase
+            self.by_sequence.setdefault(_torch.sequence_number() - 1, node)
+            return
+        node.phase = "backward"
+        sequence = engine._sequence_nr()
+        if sequence < _NO_SEQUENCE:
+            forward = self.by_sequence.get(sequence)
+            if forward is not None:
+                node.forward = forward
+                if not node.module:
+                    node.module, node.root = forward.module, forward.root
+        elif (parameter := getattr(engine, "variable", None)) is not None:
+            _, name = self.role_of(parameter)
+            node.module = name.rpartition(".")[0]
+            for value in node.inputs:
+                if value.storage.role is None:
+                    value.storage.role = "gradient"
+                    value.storage.name = f"{name}.grad" if name else "grad"
 
     def role_of(self, tensor: torch.Tensor) -> tuple[Role | None, str]:
         """What a tensor from outside is: ("parameter", "h.0.attn.weight"), or (None, "")."""

@@ -19,9 +19,9 @@ _NEED_FLOATS = ("arange", "range", "linspace", "upsample", "_upsample", "interpo
 _PROBE_NBYTES = 256 * 2**20  # largest inputs on which a kernel is asked for its error message
 # Arithmetic on scalars that carries no `pointwise` tag; a scalar's value changes no shape.
 _ARITHMETIC = {
-    "add_", "addmm", "addmm_", "addbmm", "baddbmm", "baddbmm_", "addmv", "addr", "native_dropout",
-    "bernoulli", "bernoulli_", "normal_", "uniform_", "fill_", "fill", "native_layer_norm", "native_batch_norm",
-    "_native_batch_norm_legit", "native_group_norm", "scalar_tensor", "full_like",
+    "addmm", "addmm_", "addbmm", "baddbmm", "baddbmm_", "addmv", "addr", "native_dropout",
+    "bernoulli", "bernoulli_", "normal_", "uniform_", "fill_", "fill", "native_layer_norm",
+    "native_batch_norm", "_native_batch_norm_legit", "native_group_norm", "scalar_tensor", "full_like",
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward",
 }  # fmt: skip
 # Answered from metadata by the kernel itself, at once: nothing to defer.
@@ -44,8 +44,8 @@ class OpInfo:
     """What does not change between calls of one operator."""
 
     __slots__ = (
-        "by_type", "draws", "fills_dtype", "generator", "metadata_only", "mutable_kwargs", "mutable_positions",
-        "lifts", "mutates", "name", "needs_storage", "returns_tensors", "set_like", "uncertain",
+        "by_type", "draws", "fills_dtype", "generator", "lifts", "metadata_only", "mutable_kwargs",
+        "mutable_positions", "mutates", "name", "needs_storage", "returns_numbers", "special", "set_like", "uncertain",
     )  # fmt: skip
 
     def __init__(self, op: OpOverload) -> None:
@@ -53,7 +53,7 @@ class OpInfo:
         self.name = schema.name.rpartition("::")[2]
         tags = op.tags
         self.metadata_only = self.name in _METADATA_ONLY
-        self.returns_tensors = any("Tensor" in str(ret.type) for ret in schema.returns)
+        returns_tensors = any("Tensor" in str(ret.type) for ret in schema.returns)
         mutable = [
             (position, argument)
             for position, argument in enumerate(schema.arguments)
@@ -71,11 +71,20 @@ class OpInfo:
             and self.name != "pow"  # integers to negative integer powers are an error
         )
         takes_tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
-        self.fills_dtype = not takes_tensors and "dtype" in names and self.returns_tensors
+        self.fills_dtype = not takes_tensors and "dtype" in names and returns_tensors
         self.lifts = self.name in ("lift", "lift_fresh")  # hands over a tensor made from Python data
         self.needs_storage = "as_strided" in self.name
         # They exchange storages under the tensor; running them is the only safe way.
-        self.set_like = self.name in {"set_", "set", "resize_", "resize_as_", "_resize_output_", "_sparse_coo_tensor_unsafe"}
+        self.set_like = self.name in {
+            "set_",
+            "set",
+            "resize_",
+            "resize_as_",
+            "_resize_output_",
+            "_sparse_coo_tensor_unsafe",
+        }
+        self.special = self.metadata_only or self.lifts
+        self.returns_numbers = not returns_tensors and not self.mutates
         self.uncertain = self.name.startswith(("empty", "new_empty", "_empty")) or self.draws
 
 
@@ -96,15 +105,30 @@ class OutputSpec:
 class Inferred:
     """The cached answer for one call."""
 
-    __slots__ = ("container", "outputs", "restructured", "small")
+    __slots__ = ("container", "dtype", "on_meta", "outputs", "restructured", "small", "special", "to_cpu")
 
     def __init__(
-        self, container: type | None, outputs: list[OutputSpec | None], restructured: list[tuple[int, TensorMeta]]
+        self,
+        info: OpInfo,
+        container: type | None,
+        outputs: list[OutputSpec | None],
+        restructured: list[tuple[int, TensorMeta]],
+        from_cpu: bool,
     ) -> None:
         self.container = container  # tuple or list the op returns, None for a bare tensor or nothing
         self.outputs = outputs
         self.restructured = restructured  # inputs whose metadata the op changes in place
         self.small = all(spec is None or spec.small for spec in outputs)
+        meta = next((spec.meta for spec in outputs if spec is not None), None)
+        self.on_meta = meta is not None and meta.device.type == "meta"
+        self.to_cpu = (
+            info.name in ("_to_copy", "copy_")
+            and not from_cpu
+            and meta is not None
+            and meta.device.type == "cpu"
+        )
+        self.dtype = meta.dtype if info.fills_dtype and meta is not None else None
+        self.special = self.to_cpu or self.dtype is not None or bool(restructured)
 
 
 class ShapeCache:
@@ -130,11 +154,13 @@ class ShapeCache:
         meta = self.metas.get(key)
         if meta is None:
             shape, stride, offset, dtype, device, flags = key
-            meta = self.metas[key] = TensorMeta(tuple(shape), tuple(stride), offset, dtype, device, flags)
+            meta = self.metas[key] = TensorMeta(
+                tuple(shape), tuple(stride), int(offset), dtype, device, flags
+            )
         return meta
 
     def infer(
-        self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]
+        self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]
     ) -> Inferred:
         """Ask FakeTensor.  ``args`` hold Values for tensors; ``inputs`` are those, in order.
 
@@ -143,6 +169,8 @@ class ShapeCache:
                 torch has no shape rule for it.
             Exception: whatever eager PyTorch raises for these shapes.
         """
+        if info.set_like:
+            raise DataDependent(f"{info.name} exchanges memory")
         try:
             with torch.no_grad(), self._fake_mode, _torch.no_function_modes(), _torch.quiet_shape_rules():
                 fakes = {id(value): _fake(value.meta, value.storage.nbytes) for value in inputs}
@@ -156,7 +184,9 @@ class ShapeCache:
             self._raise_as_eager(op, args, kwargs, inputs, error)
 
         restructured = [
-            (position, self._meta(fake)) for position, fake in enumerate(before) if _key(fake) != metas[position]
+            (position, self.meta_of(fake))
+            for position, fake in enumerate(before)
+            if _key(fake) != metas[position]
         ]
         container = type(result) if isinstance(result, (tuple, list)) else None
         results = [] if result is None else list(result) if container is not None else [result]
@@ -170,7 +200,7 @@ class ShapeCache:
                 continue
             if not isinstance(item, torch.Tensor) or item.layout != torch.strided:
                 raise DataDependent(f"{op} returns {type(item).__name__}")
-            meta = self._meta(item)
+            meta = self.meta_of(item)
             source, itself = None, False
             address = _torch.storage_address(item)
             for position, fake in enumerate(before):
@@ -181,7 +211,8 @@ class ShapeCache:
                     source = position
             number = fresh.setdefault(address, len(fresh)) if source is None else -1
             outputs.append(OutputSpec(meta, source, itself, number, item.untyped_storage().nbytes()))
-        return Inferred(container, outputs, restructured)
+        from_cpu = all(value.meta.device.type == "cpu" for value in inputs)
+        return Inferred(info, container, outputs, restructured, from_cpu)
 
     def _raise_as_eager(
         self, op: OpOverload, args: Any, kwargs: Any, inputs: list[Any], error: Exception
@@ -196,9 +227,6 @@ class ShapeCache:
         except Exception as eager_error:
             raise eager_error.with_traceback(None) from None
         raise DataDependent(f"torch's shape rule for {op} refuses what its kernel takes") from error
-
-    def _meta(self, fake: torch.Tensor) -> TensorMeta:
-        return self.meta_of(fake)
 
 
 def _substitute(item: Any, tensors: dict[int, torch.Tensor]) -> Any:

@@ -66,7 +66,9 @@ class TrackedValue(Value):
     storage: TrackedStorage
     node: TrackedNode | None
 
-    def __init__(self, meta: TensorMeta, storage: TrackedStorage, node: TrackedNode | None, index: int = 0) -> None:
+    def __init__(
+        self, meta: TensorMeta, storage: TrackedStorage, node: TrackedNode | None, index: int = 0
+    ) -> None:
         super().__init__(meta, storage, node, index)
         self.tensor: TensorRef | None = None
         self.real: torch.Tensor | None = None
@@ -79,7 +81,7 @@ class TrackedValue(Value):
         return (self.node is not None and self.node.state != "done") or self.storage.has_pending_write
 
 
-class TensorRef(weakref.ref):  # type: ignore[type-arg]
+class TensorRef(weakref.ref):
     """Weak reference to a user's tensor; its death is when eager PyTorch would free."""
 
     __slots__ = ("value",)
@@ -92,7 +94,7 @@ class TensorRef(weakref.ref):  # type: ignore[type-arg]
         return self
 
     def __init__(self, tensor: torch.Tensor, value: TrackedValue) -> None:
-        super().__init__(tensor, _on_tensor_death)
+        super().__init__(tensor, _on_tensor_death)  # type: ignore[call-arg]
         value.tensor = self
         value.storage.live += 1
 

@@ -147,7 +147,7 @@ class SyncPatches:
         tape = self.tape
 
         def get(tensor: torch.Tensor) -> torch.Tensor:
-            if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+            if isinstance(tensor, _torch.UninitializedTensorMixin):
                 with tape.paused():  # it has no data; asked for its device
                     return _torch.alias(tensor)
             return _torch.alias(tensor)
@@ -197,7 +197,9 @@ class SyncPatches:
             @functools.wraps(cuda_state)
             def get_cuda_state(device: Any = "cuda") -> torch.Tensor:
                 index = torch.device(device).index if not isinstance(device, int) else device
-                evaluate_draws(torch.cuda.default_generators[torch.cuda.current_device() if index is None else index])
+                evaluate_draws(
+                    torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
+                )
                 return cuda_state(device)
 
             for owner in (torch.cuda, torch.cuda.random):
@@ -242,24 +244,32 @@ class SyncPatches:
 
             self._patches.set(cls, "__new__", __new__)
 
-        materialize = torch.nn.parameter.UninitializedTensorMixin.materialize
+        materialize = _torch.UninitializedTensorMixin.materialize
 
         @functools.wraps(materialize)
         def materialize_pending(tensor: Any, *args: Any, **kwargs: Any) -> None:
-            tensor.cls_to_become = type(tensor).cls_to_become  # a class attribute; the class changes in between
+            tensor.cls_to_become = type(
+                tensor
+            ).cls_to_become  # a class attribute; the class changes in between
             materialize(tensor, *args, **kwargs)
             del tensor.cls_to_become
             if is_pending(tensor):
                 take_class(tensor, type(tensor))
 
-        self._patches.set(torch.nn.parameter.UninitializedTensorMixin, "materialize", materialize_pending)
+        self._patches.set(_torch.UninitializedTensorMixin, "materialize", materialize_pending)
 
     def _patch_cuda(self) -> None:
         """Synchronizing with the GPU, or asking for its memory, is asking for the work to be done."""
         tape = self.tape
         if not torch.cuda.is_available():
             return
-        for name in ("synchronize", "memory_allocated", "max_memory_allocated", "memory_reserved", "memory_stats"):
+        for name in (
+            "synchronize",
+            "memory_allocated",
+            "max_memory_allocated",
+            "memory_reserved",
+            "memory_stats",
+        ):
             original = getattr(torch.cuda, name)
 
             def function(*args: Any, _original: Any = original, _name: str = name, **kwargs: Any) -> Any:

@@ -25,10 +25,12 @@ class LazyTensor(torch.Tensor):
     _lazyviz: TrackedValue
 
     # With an override here, library fast paths would not take a LazyTensor for a tensor.
-    __torch_function__ = _torch.disabled_torch_function
+    __torch_function__ = _torch.disabled_torch_function  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Reached where no dispatch mode of ours is active: on other threads."""
         from .recorder import tape
 
@@ -51,7 +53,7 @@ def memoryless(meta: TensorMeta) -> LazyTensor:
     if meta.flags:
         _torch.set_conj(tensor, bool(meta.flags & 1))
         _torch.set_neg(tensor, bool(meta.flags & 2))
-    return tensor  # type: ignore[return-value]
+    return tensor
 
 
 def wrap(value: TrackedValue) -> LazyTensor:
@@ -80,7 +82,7 @@ def take_class(tensor: torch.Tensor, cls: type[torch.Tensor]) -> None:
     tensor.__class__ = LazyTensor
     tensor._lazyviz_class = cls  # type: ignore[attr-defined]
     if issubclass(cls, torch.nn.Parameter):
-        tensor._is_param = True  # type: ignore[attr-defined]
+        tensor._is_param = True
 
 
 def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:

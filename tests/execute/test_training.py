@@ -58,7 +58,14 @@ def assert_same_training(make, step, *, seed=7, rounds=2, sync_points=0):
 def gpt2(**options):
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
-        n_layer=3, n_embd=64, n_head=4, vocab_size=211, n_positions=64, bos_token_id=0, eos_token_id=0, **options
+        n_layer=3,
+        n_embd=64,
+        n_head=4,
+        vocab_size=211,
+        n_positions=64,
+        bos_token_id=0,
+        eos_token_id=0,
+        **options,
     )
     return transformers.GPT2LMHeadModel(config).train()
 
@@ -205,7 +212,9 @@ def test_activation_checkpointing(reentrant):
     x = torch.randn(8, 16, generator=torch.Generator().manual_seed(2))
 
     def make():
-        model = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.2), nn.GELU()) for _ in range(3)])
+        model = nn.Sequential(
+            *[nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.2), nn.GELU()) for _ in range(3)]
+        )
         return model, torch.optim.SGD(model.parameters(), 0.1)
 
     def step(model, optimizer):

@@ -160,7 +160,9 @@ def test_another_thread_that_uses_a_pending_tensor_gets_its_value():
 
 
 def test_nothing_is_left_behind():
-    before = {name: torch.Tensor.__dict__.get(name) for name in ("numpy", "tolist", "data", "__repr__", "__str__")}
+    before = {
+        name: torch.Tensor.__dict__.get(name) for name in ("numpy", "tolist", "data", "__repr__", "__str__")
+    }
     call = torch.nn.Module.__call__
     with lazyviz.lazy() as graph:
         y = torch.ones(3) * 2

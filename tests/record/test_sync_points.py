@@ -77,7 +77,7 @@ def test_repr_and_display_never_run_the_graph():
 
 def test_no_sync_makes_a_read_an_error_that_names_the_line():
     x = torch.randn(3)
-    with pytest.raises(lazyviz.SyncError, match=r"item needs .* total = y.sum\(\).item\(\)"):  # noqa: PT012
+    with pytest.raises(lazyviz.SyncError, match=r"item needs .* total = y.sum\(\).item\(\)"):
         with lazyviz.lazy(allow_sync=False):
             y = x * 2
             total = y.sum().item()

@@ -1,0 +1,66 @@
+"""Small CPU values that follow from constants, carried beside the graph.
+
+Adam's step counter, ``torch.tensor(1e-3)`` or ``arange(4)`` are known without running
+anything of the user's; carrying them means that reading one (``step.item()``) is no
+sync point.  The writes to real tensors still wait for evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import _torch
+from .._torch import OpOverload
+from .shapes import Inferred, OpInfo
+from .storage import TrackedNode, TrackedValue
+
+LARGEST_NBYTES = 512  # of a value that is carried: a few scalars, not data
+
+
+def known(values: Sequence[TrackedValue]) -> bool:
+    """Whether the content of every value follows from constants."""
+    for value in values:  # noqa: SIM110 - on the path of every op; a generator costs as much as the rest
+        if value.constant is None or not value.storage.known:
+            return False
+    return True
+
+
+def learn(value: TrackedValue, tensor: torch.Tensor) -> None:
+    """Note what is known of an outside tensor: single numbers, and small ones of integers or truth values."""
+    small = tensor.numel() == 1 or (not tensor.is_floating_point() and value.nbytes <= LARGEST_NBYTES)
+    if small and tensor.device.type == "cpu" and not tensor.requires_grad and value.real is not None:
+        value.storage.known = True
+        value.constant = value.real.clone()
+
+
+def compute(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The op on what is known of its arguments."""
+    with torch.no_grad(), _torch.kernels_only():
+        return op(*_substitute(args), **_substitute(kwargs))
+
+
+def fold(node: TrackedNode, info: OpInfo, inferred: Inferred, values: Sequence[TrackedValue]) -> None:
+    """Carry the constants through a recorded node, or forget those that it overwrites."""
+    if info.uncertain or not inferred.small or not known(values):
+        for storage in node.writes:
+            storage.known = False
+        return
+    result = compute(node.op, node.args, node.kwargs)
+    results = [] if result is None else list(result) if isinstance(result, (list, tuple)) else [result]
+    for value, constant in zip(node.outputs, [item for item in results if item is not None]):
+        if value.constant is None:
+            value.constant = constant
+            value.storage.known = True
+
+
+def _substitute(item: Any) -> Any:
+    if isinstance(item, TrackedValue):
+        return item.constant
+    if isinstance(item, (list, tuple)):
+        return type(item)([_substitute(entry) for entry in item])
+    if isinstance(item, dict):
+        return {name: _substitute(entry) for name, entry in item.items()}
+    return item

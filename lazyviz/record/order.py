@@ -1,0 +1,53 @@
+"""Which node has to run before which: reads and writes of shared storages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .storage import TrackedNode, TrackedStorage, TrackedValue
+
+
+def order(node: TrackedNode, written: Sequence[TrackedStorage]) -> None:
+    """Append ``node`` to the program order of the storages it reads and writes.
+
+    Fills in ``node.after`` with what must run first beyond the producers of its inputs:
+    the last write to what it reads, and earlier reads of what it writes.
+    """
+    after: list[TrackedNode] = []
+    value: TrackedValue
+    for value in node.inputs:
+        value.uses += 1
+        storage = value.storage
+        storage.uses += 1
+        writer = storage.writer
+        if writer is not None and writer is not value.node:
+            after.append(writer)
+        storage.readers.append(node)
+    if written:
+        writes: list[TrackedStorage] = []
+        for storage in written:
+            after += [reader for reader in storage.readers if reader is not node]
+            storage.writer = node
+            storage.readers = []
+            if storage not in writes:
+                writes.append(storage)
+        node.writes = writes
+    node.after = after
+
+
+def closure(targets: Iterable[TrackedNode]) -> list[TrackedNode]:
+    """The pending nodes that ``targets`` need, themselves included, in program order."""
+    found: set[TrackedNode] = set()
+    stack = [node for node in targets if node.state != "done"]
+    while stack:
+        node = stack.pop()
+        if node in found:
+            continue
+        found.add(node)
+        producers = [value.node for value in node.inputs]
+        stack += [other for other in (*producers, *node.after) if other is not None and other.state != "done"]
+    return sorted(found, key=_sequence)
+
+
+def _sequence(node: TrackedNode) -> int:
+    return node.sequence
