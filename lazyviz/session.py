@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -166,6 +167,8 @@ class LazyGraph:
         name = backend or self.backend
         if find_backend(name) is not None:
             raise ValueError(f"backend {name!r} cannot run graphs in this version of lazyviz")
+        if tape.graph is not None and tape.owner != threading.get_ident():
+            raise RuntimeError("a cell is recording on another thread; evaluate once it has ended")
         with tape.lock:
             targets = _needed(tensors) if tensors else [node for node in self.nodes if node.state != "done"]
             return _evaluate(closure(targets), "evaluate()", progress=progress, cancel=cancel, graph=self)
@@ -317,6 +320,19 @@ def _evaluate(
     return report
 
 
+def _forget_in_child() -> None:
+    """A forked child (a loader's worker) neither records nor evaluates what its parent recorded."""
+    tape.graph = None
+    tape.pending.clear()
+    tape.outside.clear()
+    tape.storages.clear()
+    tape.lock = threading.RLock()
+    _graphs.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
 def _evaluate_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
     if _forbidden.get():
         raise SyncError(f"{cause} needs {len(nodes)} pending ops to run, inside forbid_sync()")
@@ -363,6 +379,8 @@ def lazy(
         resolve(device)
     if tape.graph is not None and tape.owner != threading.get_ident():
         raise RuntimeError("another thread is recording; one lazy block at a time")
+    with tape.lock:  # a run on another thread ends first
+        pass
     outer = (tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit)
     graph = LazyGraph(Graph(), device=device, backend=backend, code=code)
     _graphs[id(graph.ir)] = graph

@@ -9,9 +9,11 @@ nodes loses nothing.
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -48,6 +50,7 @@ def run(
 
     Raises:
         Interrupted: ``cancelled`` said so.
+        KeyboardInterrupt: the user interrupted; like a cancellation, between two ops.
         Exception: what the kernel raised, with the recording line added to its message; the node
             is ``failed`` and may be evaluated again.
     """
@@ -60,7 +63,10 @@ def run(
         stack.callback(tape.generators.restore, tape.generators.save())
         stack.callback(torch.set_grad_enabled, grad_mode)
         inference = stack.enter_context(ExitStack())
+        interrupted = stack.enter_context(_deferred_interrupts())
         for done, node in enumerate(nodes, 1):
+            if interrupted:
+                raise KeyboardInterrupt(f"interrupted after {done - 1} of {total} ops")
             if cancelled is not None and cancelled():
                 raise Interrupted(f"cancelled after {done - 1} of {total} ops")
             if node.inference_mode != torch.is_inference_mode_enabled():
@@ -78,6 +84,24 @@ def run(
             if progress is not None:
                 progress(done, total, node)
     return memory.peak
+
+
+@contextmanager
+def _deferred_interrupts() -> Iterator[list[int]]:
+    """Collect SIGINT instead of raising it in the middle of a node: a half-noted in-place op would run twice."""
+    arrived: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield arrived
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):  # not set from Python, or ignored: not ours to touch
+        yield arrived
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
+    try:
+        yield arrived
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class ResidentMemory:

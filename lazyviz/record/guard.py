@@ -99,6 +99,9 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
             return op(*args, **kwargs)
     if tape.pending:
         needed, nbytes = needed_nodes(tape, info, args, kwargs)
+        if info.draws and not needed:
+            with tape.lock:  # a run on another thread has the generators' states in its hands
+                return op(*args, **kwargs)
         if needed:
             with tape.lock:
                 tape.sync(info.name if info.name != "_local_scalar_dense" else "item", needed, nbytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import weakref
 
@@ -182,3 +183,46 @@ def test_unsupported_asks_are_one_clear_error():
         with pytest.raises(ValueError):
             with lazyviz.lazy(**options):
                 pass
+
+
+def test_an_interrupt_lands_between_two_ops(monkeypatch):
+    x = torch.zeros(3)
+    with lazyviz.lazy() as graph:
+        for _ in range(20):
+            x.add_(1)
+
+    def interrupt(progress):
+        if progress.done == 7:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        graph.evaluate(progress=interrupt)
+    assert graph.pending == 13
+    assert graph.state == "interrupted"
+    assert x.tolist() == [20, 20, 20]  # reading goes on from there
+
+
+def test_evaluating_on_a_worker_thread_leaves_the_main_thread_right():
+    torch.manual_seed(1)
+    expected = [torch.rand(3), torch.rand(3)]
+    torch.manual_seed(1)
+    with lazyviz.lazy() as graph:
+        y = torch.rand(3)
+    thread = threading.Thread(target=graph.evaluate)
+    thread.start()
+    thread.join()
+    assert type(y) is torch.Tensor
+    assert torch.equal(y, expected[0])
+    assert torch.equal(torch.rand(3), expected[1])
+
+
+def test_a_loader_with_workers_inside_the_block():
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.arange(12.0).reshape(6, 2))
+    weight = torch.ones(2)
+    with lazyviz.lazy() as graph:
+        weight.add_(1)
+        total = sum((batch @ weight).sum() for (batch,) in DataLoader(data, batch_size=2, num_workers=1))
+    graph.evaluate()
+    assert total.item() == 2 * sum(range(12))
