@@ -182,3 +182,22 @@ def test_an_installed_wheel_loads_as_an_extension(distributions, tmp_path):
     place, found = done.stdout.split()
     assert Path(place).is_relative_to(site)
     assert found == "True"
+
+
+def linked_files(page: Path) -> list[str]:
+    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+    return [link for link in links if not link.startswith("http")]
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_every_file_that_a_page_points_to_exists(name):
+    links = linked_files(ROOT / name)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_every_make_target_that_a_page_names_exists():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        named = set(re.findall(r"\bmake ([a-z]+)\b(?: +#|`|\n)", (ROOT / name).read_text(encoding="utf-8")))
+        assert named <= targets, name
