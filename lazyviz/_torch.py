@@ -88,6 +88,7 @@ def _key_set_offset() -> int:
 
 
 _KEY_SET_OFFSET = _key_set_offset()
+_LAZY_BITS = DispatchKeySet(DispatchKey.Conjugate) | DispatchKeySet(DispatchKey.Negative)
 
 
 def _set_python_keys(tensor: torch.Tensor, on: bool) -> None:
@@ -105,21 +106,30 @@ def become_real(tensor: torch.Tensor, real: torch.Tensor, cls: type[torch.Tensor
     right; ``torch._C._swap_tensor_impl`` would leave all of these with the old object.
     """
     _set_python_keys(tensor, False)
-    _set_data(tensor, real)
+    _take(tensor, real)
     tensor.__class__ = cls
 
 
 def become_pending(tensor: torch.Tensor, wrapper: torch.Tensor, cls: type[torch.Tensor]) -> None:
     """The reverse of :func:`become_real`: ``tensor`` takes the metadata of a memoryless ``wrapper``."""
     with torch._C.DisableTorchFunctionSubclass():  # UninitializedParameter's would call the public setter
-        _set_data(tensor, wrapper)
+        _take(tensor, wrapper)
     _set_python_keys(tensor, True)
     tensor.__class__ = cls
 
 
 def set_metadata(tensor: torch.Tensor, wrapper: torch.Tensor) -> None:
     """Give a pending tensor the metadata of ``wrapper`` (for in-place ops such as ``t_``)."""
-    _set_data(tensor, wrapper)
+    _take(tensor, wrapper)
+
+
+def _take(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """``tensor.data = other``, which on conjugate and negative views would first compute them."""
+    if tensor.is_conj() or tensor.is_neg() or other.is_conj() or other.is_neg():
+        with _ExcludeDispatchKeyGuard(_LAZY_BITS):
+            _set_data(tensor, other)
+    else:
+        _set_data(tensor, other)
 
 
 # --- dispatch ---------------------------------------------------------------------

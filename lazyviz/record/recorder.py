@@ -108,9 +108,9 @@ class Tape:
         cache_key = tuple(key)
         inferred = shapes.entries.get(cache_key)
         if inferred is None:
+            if not values and not info.returns_tensors:
+                return op(*args, **kwargs)  # e.g. profiler annotations
             if info.returns_numbers:
-                if not values:
-                    return op(*args, **kwargs)  # e.g. profiler annotations
                 if constants.known(values):
                     return constants.compute(op, new_args, new_kwargs)
                 name = "item" if info.name == "_local_scalar_dense" else info.name

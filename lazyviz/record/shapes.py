@@ -45,7 +45,7 @@ class OpInfo:
 
     __slots__ = (
         "by_type", "draws", "fills_dtype", "generator", "lifts", "metadata_only", "mutable_kwargs",
-        "mutable_positions", "mutates", "name", "needs_storage", "returns_numbers", "special", "set_like", "uncertain",
+        "mutable_positions", "mutates", "name", "needs_storage", "returns_numbers", "returns_tensors", "special", "set_like", "uncertain",
     )  # fmt: skip
 
     def __init__(self, op: OpOverload) -> None:
@@ -53,7 +53,7 @@ class OpInfo:
         self.name = schema.name.rpartition("::")[2]
         tags = op.tags
         self.metadata_only = self.name in _METADATA_ONLY
-        returns_tensors = any("Tensor" in str(ret.type) for ret in schema.returns)
+        self.returns_tensors = any("Tensor" in str(ret.type) for ret in schema.returns)
         mutable = [
             (position, argument)
             for position, argument in enumerate(schema.arguments)
@@ -71,7 +71,7 @@ class OpInfo:
             and self.name != "pow"  # integers to negative integer powers are an error
         )
         takes_tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
-        self.fills_dtype = not takes_tensors and "dtype" in names and returns_tensors
+        self.fills_dtype = not takes_tensors and "dtype" in names and self.returns_tensors
         self.lifts = self.name in ("lift", "lift_fresh")  # hands over a tensor made from Python data
         self.needs_storage = "as_strided" in self.name
         # They exchange storages under the tensor; running them is the only safe way.
@@ -84,7 +84,8 @@ class OpInfo:
             "_sparse_coo_tensor_unsafe",
         }
         self.special = self.metadata_only or self.lifts
-        self.returns_numbers = not returns_tensors and not self.mutates
+        # An op that returns nothing is a check, which can fail as well when the graph runs.
+        self.returns_numbers = bool(schema.returns) and not self.returns_tensors and not self.mutates
         self.uncertain = self.name.startswith(("empty", "new_empty", "_empty")) or self.draws
 
 
