@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from steps import OUT, ROOT, relative, say
 
 NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
 TIMEOUT_S = 600
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 # The tags by which the notebook marks what is worth printing here.
 SHOWN = {
@@ -52,6 +54,7 @@ def execute(notebook: Any) -> None:
         resources={"metadata": {"path": str(NOTEBOOK.parent)}},
         # Widget state would make the file large and other viewers choke; the static pictures stay.
         store_widget_state=False,
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],
         on_cell_start=on_cell_start,
     )
     client.execute()
@@ -89,7 +92,7 @@ def main(args: list[str]) -> int:
         execute(notebook)
     except CellExecutionError as error:
         executed, _ = save(notebook)
-        say(str(error))
+        say(ANSI.sub("", str(error)))
         say(f"make demo: a cell of the notebook failed; it stands in {relative(executed)}")
         return 1
     say(f"   done in {time.monotonic() - begin:.0f} s")
