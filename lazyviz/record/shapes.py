@@ -45,7 +45,8 @@ class OpInfo:
 
     __slots__ = (
         "by_type", "draws", "fills_dtype", "generator", "lifts", "metadata_only", "mutable_kwargs",
-        "mutable_positions", "mutates", "name", "needs_storage", "returns_numbers", "returns_tensors", "special", "set_like", "uncertain",
+        "mutable_positions", "mutates", "name", "needs_storage", "returns_numbers", "returns_tensors",
+        "special", "set_like", "uncertain",
     )  # fmt: skip
 
     def __init__(self, op: OpOverload) -> None:
