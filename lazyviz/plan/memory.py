@@ -180,11 +180,12 @@ class Plan:
         if self.capacity_bytes is None:
             return f"Whether it fits is unknown: {self.device} does not tell its memory."
         room = format_bytes(self.capacity_bytes)
-        what = "has" if self._profile else "has, free or already used by these tensors,"
+        if not self._profile:
+            room += " free (tensors already there included)"
         if self.fits:
-            return f"It fits: {self.device} {what} {room}."
+            return f"It fits: {self.device} has {room}."
         over = format_bytes(self.peak_bytes - self.capacity_bytes)
-        return f"It does not fit: {self.device} {what} {room}, {over} too little."
+        return f"It does not fit: {self.device} has {room}, {over} too little."
 
 
 _VERDICT = {True: "fits", False: "does not fit", None: "unknown whether it fits"}
@@ -281,7 +282,9 @@ def categorize(span: Lifetime) -> Category:
     if category is not None:
         return category
     if span.maker is None:
-        return "inputs"
+        # State of an optimizer that has stepped before: no module and no data loader made it.
+        in_optimizer = span.first_use is not None and span.first_use.phase == "optimizer"
+        return "optimizer" if in_optimizer else "inputs"
     kept = storage.dropped is None
     phase = span.maker.phase
     if phase == "optimizer":

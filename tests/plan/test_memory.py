@@ -96,6 +96,15 @@ def test_buffers_and_temporaries_of_the_optimizer_have_their_own_categories(prog
     assert plan.by_category["optimizer"] == 3
 
 
+def test_outside_state_that_only_the_optimizer_touches_is_the_optimizer_s(program):
+    x = program.outside(5)
+    state = program.outside(30)
+    a = program.op([x], 1)
+    program.op([state, a], phase="optimizer")
+    plan = make_plan(program.graph)
+    assert (plan.by_category["optimizer"], plan.by_category["inputs"]) == (30, 5)
+
+
 def test_a_profile_with_enough_memory_fits_and_a_small_one_does_not(training_step):
     small = make_plan(training_step, device=DeviceProfile("tiny", 4103))
     large = make_plan(training_step, device=DeviceProfile("enough", 4104))
