@@ -125,8 +125,8 @@ class LazyMagics(Magics):
         self._check(options)
         try:
             body, last = self._compile(line, cell)
-        except SyntaxError as error:
-            self._begin_traceback_in_cell(error)
+        except SyntaxError:
+            self._show_syntax_error_alone()
             raise
         with ExitStack() as recording:
             try:
@@ -216,13 +216,6 @@ class LazyMagics(Magics):
         second time as a string, and this module; below them can be the recorder.  ``%tb``
         shows it all.
         """
-        if isinstance(error, SyntaxError):
-            # IPython has another way for these, which asks nobody.
-            shown = type(self.shell).showsyntaxerror
-            self.shell.showsyntaxerror = lambda filename=None, running_compiled_code=False: shown(
-                self.shell, filename
-            )
-            return
         shell = weakref.ref(self.shell)
 
         def render() -> list[str]:
@@ -237,6 +230,13 @@ class LazyMagics(Magics):
         except AttributeError:  # a class with slots: IPython's own traceback it is
             return
         self._raised = error
+
+    def _show_syntax_error_alone(self) -> None:
+        """Have IPython show the coming ``SyntaxError`` as one of the cell, without a stack."""
+        shown = type(self.shell).showsyntaxerror
+        self.shell.showsyntaxerror = lambda filename=None, running_compiled_code=False: shown(
+            self.shell, filename
+        )
 
     # --- showing ------------------------------------------------------------------------
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import re
 import sys
 
+import nbclient
+import nbformat
 import pytest
 import torch
 from IPython.core.completer import provisionalcompleter
@@ -186,6 +189,12 @@ def test_a_syntax_error_is_shown_like_any_other_and_nothing_runs(run):
     assert "magic.py" not in run.output
     assert "ran" not in run
     assert "showsyntaxerror" not in vars(run.shell)
+
+
+def test_a_syntax_error_in_code_that_the_cell_runs_keeps_its_stack(run):
+    run("%%lazy\n\nexec('x = = 1')")
+    assert "Cell In[2], line 3" in run.output
+    assert "x = = 1" in run.output
 
 
 def test_an_exception_raised_again_later_shows_where(run):
@@ -454,3 +463,61 @@ def test_between_cells_the_session_is_told(run, monkeypatch):
     run("a = 1")
     run("b = 1")
     assert len(calls) == 2
+
+
+# --- in a real kernel -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    """A notebook run by a real kernel: cell -> its outputs."""
+    cells = [
+        "import torch\n%load_ext lazyviz",
+        "%%lazy --no-widget --as g\nx = torch.ones(3)\ny = x + 1\ny",
+        "%%lazy --no-widget\nz = y * 2\ntorch.ones(2, 3) @ torch.ones(2, 3)",
+        "%%lazy\n\nx = = 1",
+        "print(*[(node.source.line, node.source.text) for node in g.nodes])",
+        "%lazy evaluate",
+        "y",
+        "%%lazy --nope\n1",
+        "%unload_ext lazyviz\nprint('lazy' in get_ipython().magics_manager.magics['cell'])",
+    ]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(book, allow_errors=True, timeout=120).execute()
+    return [cell.outputs for cell in book.cells]
+
+
+def traceback_of(outputs) -> str:
+    (error,) = [output for output in outputs if output.output_type == "error"]
+    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
+
+
+def test_a_kernel_shows_the_static_picture_and_the_result(notebook):
+    picture, result = notebook[1]
+    assert set(picture.data) == {"text/html", "text/plain"}
+    assert result.data["text/plain"] == "lazy[3] float32 cpu, pending"
+
+
+def test_a_kernel_shows_an_error_once_at_the_user_s_line(notebook):
+    text = traceback_of(notebook[2])
+    assert "Cell In[3], line 3" in text
+    assert text.count("torch.ones(2, 3) @ torch.ones(2, 3)") == 1
+    assert "run_cell_magic" not in text
+    assert "recorder" not in text
+
+
+def test_a_kernel_shows_a_syntax_error_at_the_user_s_line(notebook):
+    text = traceback_of(notebook[3])
+    assert "Cell In[4], line 3" in text
+    assert "run_cell_magic" not in text
+
+
+def test_a_kernel_s_ops_know_their_lines(notebook):
+    assert notebook[4][0].text.strip() == "(2, 'x = torch.ones(3)') (3, 'y = x + 1')"
+
+
+def test_a_kernel_evaluates_and_unloads(notebook):
+    assert "ops in" in notebook[5][0].text
+    assert notebook[6][0].data["text/plain"] == "tensor([2., 2., 2.])"
+    assert notebook[7][0].text.strip().splitlines() == ["UsageError: unrecognized arguments: --nope"]
+    assert notebook[8][0].text.strip() == "False"

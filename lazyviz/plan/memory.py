@@ -7,6 +7,7 @@ Sizes are those of the tensors' storages, to the byte.  What the CUDA caching al
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -334,8 +335,15 @@ def _where(node: Node) -> str:
     if node.phase != "other":
         parts.append(f"({node.phase})")
     if node.source is not None:
-        parts.append(f"at {node.source}")
+        parts.append(f"at {_line(node.source)}")
     return " ".join(parts)
+
+
+def _line(source: SourceLine) -> str:
+    """``"line 3"`` of a cell, ``"train.py:3"`` of a file: what the user can look up."""
+    if source.file.startswith("<") or f"{os.sep}ipykernel_" in source.file:
+        return f"line {source.line}"
+    return f"{os.path.basename(source.file)}:{source.line}"
 
 
 def _what(allocation: Allocation) -> str:

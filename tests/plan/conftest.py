@@ -47,7 +47,7 @@ class Program:
         node.module = module
         node.writes = tuple(value.storage for value in writes)
         if line is not None:
-            node.source = SourceLine("In[1]", line, f"line {line} of the cell")
+            node.source = SourceLine("<ipython-input-1-0>", line, f"line {line} of the cell")
         if nbytes is None:
             output = inputs[0]
             node.writes = (output.storage,)

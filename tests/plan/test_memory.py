@@ -191,7 +191,7 @@ def test_lifetimes_can_be_asked_for_storages_values_and_nodes(training_step):
 def test_explain_names_the_peak_the_line_the_categories_and_the_verdict(training_step):
     text = make_plan(training_step, device=DeviceProfile("tiny", 1000)).explain()
     assert "Projected peak on tiny: 4.01 KiB" in text
-    assert "clone_4 (optimizer) at In[1]:4" in text
+    assert "clone_4 (optimizer) at line 4" in text
     assert "line 4 of the cell" in text
     assert "1000 B" in text
     assert "parameters, fc.weight, used in fc" in text
