@@ -54,6 +54,7 @@ def execute(notebook: Any) -> None:
         resources={"metadata": {"path": str(NOTEBOOK.parent)}},
         # Widget state would make the file large and other viewers choke; the static pictures stay.
         store_widget_state=False,
+        coalesce_streams=True,  # a progress bar rewrites its line, as on a terminal
         extra_arguments=["--IPKernelApp.log_level=ERROR"],
         on_cell_start=on_cell_start,
     )
