@@ -54,8 +54,10 @@ class SourceFinder:
 
     def __init__(self) -> None:
         # Per code object: the user's (True), a library's (False), or a library's of a known phase.
-        self._kinds: dict[CodeType, bool | Phase] = {}
-        self._lines: dict[tuple[CodeType, int], SourceLine] = {}
+        # Keyed by id, since hashing a code object hashes all it contains; `_codes` keeps ids valid.
+        self._kinds: dict[int, bool | Phase] = {}
+        self._lines: dict[tuple[int, int], SourceLine] = {}
+        self._codes: list[CodeType] = []
 
     def find(self, frame: FrameType | None) -> tuple[SourceLine | None, Phase | None]:
         """The user's line above ``frame``, and the phase that the library code in between belongs to."""
@@ -63,11 +65,12 @@ class SourceFinder:
         phase: Phase | None = None
         while frame is not None:
             code = frame.f_code
-            kind = kinds.get(code)
+            kind = kinds.get(id(code))
             if kind is None:
-                kind = kinds[code] = _kind(code.co_filename)
+                kind = kinds[id(code)] = _kind(code.co_filename)
+                self._codes.append(code)
             if kind is True:
-                key = (code, frame.f_lasti)
+                key = (id(code), frame.f_lasti)
                 line = self._lines.get(key)
                 if line is None:
                     text = linecache.getline(code.co_filename, frame.f_lineno).strip()
@@ -81,6 +84,7 @@ class SourceFinder:
     def forget(self) -> None:
         """Drop what is remembered (a cell that is run again has new code objects)."""
         self._kinds.clear()
+        self._codes.clear()
         self._lines.clear()
 
 
