@@ -424,7 +424,9 @@ def _has_frontend(shell: InteractiveShell) -> bool:
 
 
 def _status(graph: session.LazyGraph) -> str:
-    lines = [f"{len(graph.nodes)} ops recorded, {graph.pending} pending, {graph.state}"]
+    lines = [f"{len(graph.nodes)} ops recorded, {graph.pending} pending"]
+    if graph.state not in ("pending", "done"):
+        lines[0] += f", {graph.state}"
     for sync in graph.sync_points:
         where = f" at {sync.source}" if sync.source is not None else ""
         lines.append(f"  sync point: {sync.cause}{where} ({sync.ops} ops, {sync.seconds:.3f} s)")
