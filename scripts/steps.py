@@ -102,6 +102,8 @@ def run(
         if not stream and not quiet_failure:
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
             say("\n".join(lines[-TAIL_LINES:]))
+        if quiet_failure:
+            say("   did not work here, there is another way")
         raise StepFailed(f"{title}: failed (exit {status}), the whole output is in {relative(log)}")
     say(f"   done in {seconds:.0f} s" if seconds >= 1 else "   done")
     return seconds
