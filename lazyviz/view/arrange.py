@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .boxes import Box
@@ -55,8 +56,41 @@ def is_row(box: Box) -> bool:
     return bool(box.children) and box.children[0].kind == "lane"
 
 
-def arrange(scene: Scene, opened: set[str]) -> Arrangement:
-    """Coordinates of the picture with the groups of ``opened`` (ids) open."""
+def lane_rows(sizes: Sequence[tuple[float, float]], room: float) -> tuple[Placed, list[tuple[float, float]]]:
+    """Lanes side by side, in several rows where ``room`` (pixels) is too narrow for one.
+
+    Lanes of a row are as high as the highest; shorter rows are stretched to the widest.
+    Returns positions and the new sizes.
+    """
+    rows: list[list[int]] = []
+    used = 0.0
+    for lane, (width, _) in enumerate(sizes):
+        if rows and used + LANE_GAP + width <= room:
+            rows[-1].append(lane)
+            used += LANE_GAP + width
+        else:
+            rows.append([lane])
+            used = width
+    total = max(sum(sizes[lane][0] for lane in row) + LANE_GAP * (len(row) - 1) for row in rows)
+    x, y, stretched = [0.0] * len(sizes), [0.0] * len(sizes), list(sizes)
+    top = 0.0
+    for row in rows:
+        tall = max(sizes[lane][1] for lane in row)
+        own = sum(sizes[lane][0] for lane in row) + LANE_GAP * (len(row) - 1)
+        left = 0.0
+        for lane in row:
+            wide = sizes[lane][0] + (total - own) / len(row)
+            x[lane], y[lane], stretched[lane] = left, top, (wide, tall)
+            left += wide + LANE_GAP
+        top += tall + LANE_GAP
+    return Placed(x, y, total, top - LANE_GAP), stretched
+
+
+def arrange(scene: Scene, opened: set[str], *, room: float = 1e9) -> Arrangement:
+    """Coordinates of the picture with the groups of ``opened`` (ids) open.
+
+    ``room`` is the width in pixels that the lanes of a step should keep to.
+    """
     order = [scene.hierarchy.root]
     for box in order:  # grows while it is read
         order += [child for child in box.children if child.id in opened]
@@ -66,13 +100,8 @@ def arrange(scene: Scene, opened: set[str]) -> Arrangement:
         side, above, below = padding(box)
         sizes = [size.get(child.id) or SIZES.get(child.kind, SIZES["module"]) for child in box.children]
         if is_row(box):
-            starts, at = [], 0.0
-            tall = max(height for _, height in sizes)
-            for child, (width, _) in zip(box.children, sizes, strict=True):
-                starts.append(at)
-                at += width + LANE_GAP
-                size[child.id] = (width, tall)
-            result = Placed(starts, [0.0] * len(starts), max(at - LANE_GAP, 0.0), tall)
+            result, stretched = lane_rows(sizes, room)
+            size.update((child.id, each) for child, each in zip(box.children, stretched, strict=True))
         else:
             result = place(scene.layers(box), sizes, flip=box.phase == "backward")
         placed[box.id] = result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..graph.ir import Graph, Node, Storage, Value
+from ..graph.ir import Graph, Node, Value
 
 # For each node the values it reads, each with the position of the node that made it.
 Reads = list[list[tuple["int | None", Value]]]
@@ -98,47 +98,39 @@ def crowded_lanes(graph: Graph, hidden: list[bool], steps: list[int]) -> set[tup
     return {lane for lane, count in loose.items() if count > LOOSE_OPS}
 
 
-def updates(nodes: list[Node]) -> dict[int, tuple[int, str]]:
-    """For each optimizer op, the number and label of the update it is part of.
+def updates(nodes: list[Node]) -> dict[int, tuple[object, str]]:
+    """For each optimizer op, the key and label of the update it is part of.
 
-    Ops of one source line belong together; among them, those up to the last write of the
-    same parameters are one update.
+    An op that writes parameters belongs to the update of those; one that only serves a
+    single update, from the same line (making or changing its state), belongs to that.
+    The rest is grouped by source line.
     """
-    result: dict[int, tuple[int, str]] = {}
-    number = 0
-    runs: list[list[Node]] = []
-    for node in nodes:
+    result: dict[int, tuple[object, str]] = {}
+    serves: dict[int, tuple[object, str, object] | None] = {}  # by storage id; None: several updates
+    for node in reversed(nodes):
         if node.phase != "optimizer":
             continue
-        last = runs[-1][-1] if runs else None
-        if last is not None and last.index == node.index - 1 and last.source == node.source:
-            runs[-1].append(node)
+        written = [storage for storage in node.writes if storage.role == "parameter"]
+        update: tuple[object, str, object] | None = None
+        if written:
+            label = (written[0].name or "1 parameter") if len(written) == 1 else f"{len(written)} parameters"
+            update = tuple(storage.id for storage in written), f"update {label}", node.source
         else:
-            runs.append([node])
-    for run in runs:
-        parts: list[tuple[tuple[Storage, ...], list[Node]]] = []
-        pending: list[Node] = []
-        for node in run:
-            pending.append(node)
-            written = tuple(storage for storage in node.writes if storage.role == "parameter")
-            if not written:
-                continue
-            if parts and parts[-1][0] == written:
-                parts[-1][1].extend(pending)
+            touched = {value.storage.id for value in node.outputs}.union(
+                storage.id for storage in node.writes
+            )
+            served = {serves[storage] for storage in touched if storage in serves}
+            only = served.pop() if len(served) == 1 else None
+            if only is not None and only[2] == node.source:
+                update = only
+        if update is not None:
+            result[node.index] = update[0], update[1]
+        else:
+            source = node.source
+            result[node.index] = ("line", source), source.text.strip() if source is not None else "optimizer"
+        for storage in {value.storage for value in node.inputs}:
+            if storage.role == "parameter" or (storage.id in serves and serves[storage.id] != update):
+                serves[storage.id] = None if storage.role != "parameter" else serves.get(storage.id)
             else:
-                parts.append((written, pending))
-            pending = []
-        if pending:
-            parts.append(((), pending))
-        for written, part in parts:
-            if written:
-                one = len(written) == 1 and written[0].name
-                label = one or (f"{len(written)} parameters" if len(written) > 1 else "1 parameter")
-                label = f"update {label}"
-            else:
-                source = part[0].source
-                label = source.text.strip() if source is not None else "optimizer"
-            for node in part:
-                result[node.index] = number, label
-            number += 1
-    return result
+                serves[storage.id] = update
+    return {index: result[index] for index in sorted(result)}

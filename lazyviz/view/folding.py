@@ -106,7 +106,7 @@ def _range(labels: list[str]) -> str:
         if first[cut:].isdigit() and tail.isdigit():
             return f"{first}–{tail}"
         if cut and common[:cut].strip() == "update":
-            return f"update {first[cut:]} … {tail}"
+            return "update parameters"
     return f"{first} … {tail}"
 
 

@@ -116,7 +116,7 @@ def _below(box: Box, ancestor: Box) -> Box | None:
     return current if current is not None and current.parent is ancestor else None
 
 
-def _path(node: Node, update: tuple[int, str] | None, by_line: bool) -> list[tuple[object, Kind, str]]:
+def _path(node: Node, update: tuple[object, str] | None, by_line: bool) -> list[tuple[object, Kind, str]]:
     if update is not None:
         return [(("update", update[0]), "module", update[1])]
     keys: list[tuple[object, Kind, str]] = []
@@ -186,6 +186,7 @@ def _dissolve(root: Box) -> None:
                 child
                 for child in box.children
                 if child.kind == "module"
+                and box.phase != "optimizer"
                 and child.repeats == 1
                 and any(grandchild.is_group for grandchild in child.children)
                 and (len(box.children) + len(child.children) - 1 <= LANE_BOXES)

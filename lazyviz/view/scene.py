@@ -19,14 +19,14 @@ from .layout import Layers, layers_of
 
 # Width and height of a closed box, in pixels.
 SIZES: dict[str, tuple[float, float]] = {
-    "op": (168.0, 40.0),
-    "module": (188.0, 44.0),
-    "step": (188.0, 44.0),
-    "input": (148.0, 38.0),
-    "output": (148.0, 38.0),
-    "sync": (208.0, 34.0),
+    "op": (184.0, 42.0),
+    "module": (200.0, 46.0),
+    "step": (200.0, 46.0),
+    "input": (164.0, 40.0),
+    "output": (164.0, 40.0),
+    "sync": (212.0, 42.0),
 }
-LANE_WIDEST = 3  # boxes side by side in a lane
+LANE_WIDEST = 2  # boxes side by side in a lane
 CHART_POINTS = 240
 LISTED = 40  # allocations listed for the peak
 PHASE_TITLES = {"forward": "Forward", "backward": "Backward", "optimizer": "Optimizer", "other": "Other"}
@@ -108,12 +108,12 @@ def verdict(plan: PlanLike) -> tuple[str, str]:
     """The verdict's hook (``fits``, ``too-big``, ``unknown``) and its words."""
     need = plan.reserved_bytes if plan.reserved_bytes is not None else plan.peak_bytes
     if plan.capacity_bytes is None or plan.fits is None:
-        return "unknown", f"peak {format_bytes(need)} · memory of {plan.device} unknown"
+        return "unknown", f"Peak {format_bytes(need)} · memory of {plan.device} unknown"
     room = f"{format_bytes(plan.capacity_bytes)} on {plan.device}"
     if plan.fits:
-        return "fits", f"fits: peak {format_bytes(need)} of {room}"
+        return "fits", f"Fits: peak {format_bytes(need)} of {room}"
     over = format_bytes(max(need - plan.capacity_bytes, 0))
-    return "too-big", f"too big by {over}: peak {format_bytes(need)} of {room}"
+    return "too-big", f"Too big by {over}: peak {format_bytes(need)} of {room}"
 
 
 class Scene:
@@ -232,7 +232,12 @@ class Scene:
             span = range(bucket * count // buckets, (bucket + 1) * count // buckets)
             picks.append(max(span, key=lambda i: timeline[i][1]))
         categories = [
-            {"name": str(name), "bytes": [series[i] for i in picks], "peak": plan.by_category.get(name, 0)}
+            {
+                "name": str(name),
+                "bytes": [series[i] for i in picks],
+                "peak": (size := plan.by_category.get(name, 0)),
+                "peakText": format_bytes(size),
+            }
             for name, series in plan.category_timeline.items()
             if any(series[i] for i in picks)
         ]

@@ -22,6 +22,7 @@ from .text import render_text
 
 WIDTH = 900.0
 MARGIN = 20.0
+MIN_SCALE = 0.85  # lanes that would be drawn smaller than this go into a second row
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 STATIC_CLASS = "lazyviz-static"
@@ -48,9 +49,14 @@ _VERDICT_COLORS = {"fits": "#1a7f4b", "too-big": "#c0352b", "unknown": "#5f6b7a"
 _INK, _MUTED, _FAINT, _CARD, _LINE = "#1d2733", "#5c6874", "#e3e8ee", "#ffffff", "#98a4b1"
 
 
-def shorten(text: str, room: float, size: float, *, mono: bool = False) -> str:
+def char_width(size: float, *, mono: bool = False, bold: bool = False) -> float:
+    """Mean width of a character in pixels, of the widest of the fonts that may be there."""
+    return size * (0.605 if mono else 0.66 if bold else 0.58)
+
+
+def shorten(text: str, room: float, size: float, *, mono: bool = False, bold: bool = False) -> str:
     """``text`` with its middle left out where it would be wider than ``room`` pixels."""
-    fits = max(int(room / (size * (0.602 if mono else 0.56))), 4)
+    fits = max(int(room / char_width(size, mono=mono, bold=bold)), 4)
     if len(text) <= fits:
         return text
     head = (fits - 1) * 2 // 5
@@ -112,7 +118,7 @@ def render_svg(
     scene = Scene(graph, plan)
     parts, top = _header(scene, title, state, report)
     if graph.nodes:
-        picture = arrange(scene, {box.id for box in scene.opened()})
+        picture = arrange(scene, {box.id for box in scene.opened()}, room=WIDTH / MIN_SCALE)
         room = WIDTH - 2 * MARGIN
         scale = min(1.0, room / picture.width)
         left = (WIDTH - picture.width * scale) / 2
@@ -142,10 +148,10 @@ def render_svg(
 def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str], float]:
     memory = scene.memory()
     color = _VERDICT_COLORS[memory["verdict"]]
-    chip = shorten(memory["verdictText"], 430, 12)
-    wide = len(chip) * 6.5 + 34
+    chip = shorten(memory["verdictText"], 480, 12, bold=True)
+    wide = len(chip) * char_width(12, bold=True) + 40
     parts = [
-        _text(MARGIN, 33, shorten(title, WIDTH - wide - 70, 17), size=17, weight=650),
+        _text(MARGIN, 33, shorten(title, WIDTH - wide - 70, 17, bold=True), size=17, weight=650),
         _rect(WIDTH - MARGIN - wide, 16, wide, 25, fill=color, radius=12.5, extra=' fill-opacity="0.12"'),
         f'<circle cx="{WIDTH - MARGIN - wide + 14:.1f}" cy="28.5" r="4.5" fill="{color}"/>',
         _text(WIDTH - MARGIN - wide + 25, 33, chip, fill=color, weight=600, size=12),
@@ -190,7 +196,7 @@ def _picture(picture: Arrangement, scene: Scene) -> list[str]:
     for line in picture.lines:
         if line.at is not None:
             halo = f' paint-order="stroke" stroke="{_CARD}" stroke-width="4" stroke-linejoin="round"'
-            parts.append(_text(*line.at, line.label, size=10.5, fill=_MUTED, anchor="middle", extra=halo))
+            parts.append(_text(*line.at, line.label, size=11, fill=_MUTED, anchor="middle", extra=halo))
     parts += [_closed(frame, scene) for frame in picture.frames if not frame.open]
     return parts
 
@@ -205,7 +211,7 @@ def _frame(frame: Frame, scene: Scene) -> str:
             frame.y,
             frame.width,
             frame.height,
-            fill=color,
+            fill=color if lane or box.kind == "module" else _CARD,
             stroke=color,
             radius=10,
             extra=' fill-opacity="0.05" stroke-opacity="0.3"',
@@ -218,7 +224,8 @@ def _frame(frame: Frame, scene: Scene) -> str:
         subtitle = shorten(scene.subtitle(box), frame.width - 24, 11.5)
         parts.append(_text(frame.x + 16, frame.y + 43, subtitle, size=11.5, fill=_MUTED))
     else:
-        label = shorten(box.label, frame.width - 24, 12.5)
+        name = f"{box.label} × {box.repeats}" if box.repeats > 1 else box.label
+        label = shorten(name, frame.width - 24, 12.5, bold=True)
         parts.append(_text(frame.x + 14, frame.y + 23, label, size=12.5, weight=600, fill=color))
     return "".join(parts)
 
@@ -231,23 +238,32 @@ def _closed(frame: Frame, scene: Scene) -> str:
     if box.kind == "sync":
         parts.append(_rect(x, y, w, h, fill="#fdecea", stroke="#c0352b", extra=' stroke-dasharray="5 3"'))
         parts.append(
-            _text(x + 12, y + 15, shorten(box.label, w - 24, 11.5), size=11.5, fill="#9b2c22", weight=600)
+            _text(
+                x + 12,
+                y + 18,
+                shorten(box.label, w - 24, 11.5, bold=True),
+                size=11.5,
+                fill="#9b2c22",
+                weight=600,
+            )
         )
-        parts.append(_text(x + 12, y + 28, shorten(subtitle, w - 24, 10.5), size=10.5, fill="#9b2c22"))
+        parts.append(_text(x + 12, y + 33, shorten(subtitle, w - 24, 11), size=11, fill="#9b2c22"))
     elif box.kind in ("input", "output"):
         dot = ROLE_COLORS.get(str(box.key), _MUTED)
         dash = ' stroke-dasharray="4 2.5"' if box.kind == "output" else ""
         parts.append(_rect(x, y, w, h, fill="#f6f8fa", stroke="#b9c3cd", radius=h / 2, extra=dash))
         parts.append(f'<circle cx="{x + 15:.1f}" cy="{y + 14:.1f}" r="4" fill="{dot}"/>')
-        parts.append(_text(x + 25, y + 18, shorten(box.label, w - 40, 11.5), size=11.5, weight=600))
-        parts.append(_text(x + 25, y + 31, shorten(subtitle, w - 40, 10.5), size=10.5, fill=_MUTED))
+        parts.append(
+            _text(x + 25, y + 18, shorten(box.label, w - 40, 11.5, bold=True), size=11.5, weight=600)
+        )
+        parts.append(_text(x + 25, y + 32, shorten(subtitle, w - 40, 11), size=11, fill=_MUTED))
     elif box.kind == "op":
         parts.append(_rect(x, y, w, h, fill="#ffffff", stroke="#b9c3cd"))
         parts.append(_text(x + 11, y + 17, shorten(box.label, w - 20, 11.5, mono=True), size=11.5, mono=True))
-        parts.append(_text(x + 11, y + 32, shorten(subtitle, w - 20, 10.5), size=10.5, fill=_MUTED))
+        parts.append(_text(x + 11, y + 33, shorten(subtitle, w - 20, 11), size=11, fill=_MUTED))
     else:
         badge = f"× {box.repeats}" if box.repeats > 1 else ""
-        room = w - 26 - (len(badge) * 7 + 14 if badge else 0)
+        room = w - 26 - (len(badge) * 7.5 + 16 if badge else 0)
         if badge:
             parts.append(
                 _rect(x + 6, y + 6, w, h, fill="#ffffff", stroke=color, extra=' stroke-opacity="0.35"')
@@ -260,10 +276,10 @@ def _closed(frame: Frame, scene: Scene) -> str:
             f'<path d="M{x + 4:.1f},{y + 7:.1f}v{h - 14:.1f}" stroke="{color}" stroke-width="3" '
             'stroke-linecap="round"/>'
         )
-        parts.append(_text(x + 14, y + 19, shorten(box.label, room, 12.5), size=12.5, weight=600))
-        parts.append(_text(x + 14, y + 35, shorten(subtitle, w - 24, 10.5), size=10.5, fill=_MUTED))
+        parts.append(_text(x + 14, y + 19, shorten(box.label, room, 12.5, bold=True), size=12.5, weight=600))
+        parts.append(_text(x + 14, y + 36, shorten(subtitle, w - 24, 11), size=11, fill=_MUTED))
         if badge:
-            wide = len(badge) * 7 + 10
+            wide = len(badge) * 7.5 + 12
             parts.append(
                 _rect(x + w - wide - 6, y + 6, wide, 18, fill=color, radius=9, extra=' fill-opacity="0.14"')
             )
@@ -280,7 +296,7 @@ def _chart(memory: dict[str, Any], top: float) -> tuple[list[str], float]:
     note = f"peak {memory['peakText']} at {memory['peakName']}" if memory["peakName"] else ""
     note += f" · plain eager PyTorch: {memory['eagerText']}"
     parts.append(
-        _text(MARGIN + 130, top + 4, shorten(note, WIDTH - 2 * MARGIN - 130, 11.5), size=11.5, fill=_MUTED)
+        _text(MARGIN + 160, top + 4, shorten(note, WIDTH - 2 * MARGIN - 160, 11.5), size=11.5, fill=_MUTED)
     )
     top += 18
     bottom = top + tall
@@ -298,7 +314,7 @@ def _chart(memory: dict[str, Any], top: float) -> tuple[list[str], float]:
         y = y_of(memory["peak"] * share)
         parts.append(f'<path d="M{left:.1f},{y:.1f}H{right:.1f}" stroke="{_FAINT}"/>')
         label = format_bytes(round(memory["peak"] * share))
-        parts.append(_text(left - 7, y + 4, label, size=10.5, fill=_MUTED, anchor="end"))
+        parts.append(_text(left - 7, y + 4, label, size=11, fill=_MUTED, anchor="end"))
     below = [0] * points
     for category in memory["categories"]:
         above = [low + size for low, size in zip(below, category["bytes"], strict=True)]
@@ -320,7 +336,7 @@ def _chart(memory: dict[str, Any], top: float) -> tuple[list[str], float]:
         parts.append(f'<path d="M{left:.1f},{y:.1f}H{right:.1f}" stroke="#c0352b" stroke-width="1.5"/>')
         words = f"{memory['device']}: {memory['capacityText']}"
         halo = f' paint-order="stroke" stroke="{_CARD}" stroke-width="3"'
-        parts.append(_text(right - 4, y - 4, words, size=10.5, fill="#9b2c22", anchor="end", extra=halo))
+        parts.append(_text(right - 4, y - 4, words, size=11, fill="#9b2c22", anchor="end", extra=halo))
     starts = memory["phases"]
     for (phase, first), following in itertools.zip_longest(starts, starts[1:]):
         last = following[1] if following else memory["count"]
@@ -329,12 +345,12 @@ def _chart(memory: dict[str, Any], top: float) -> tuple[list[str], float]:
         color = PHASE_COLORS[phase]
         parts.append(_rect(x0, bottom + 3, max(x1 - x0 - 1, 1), 4, fill=color, radius=1))
         if x1 - x0 > 70:
-            parts.append(_text((x0 + x1) / 2, bottom + 19, phase, size=10.5, fill=color, anchor="middle"))
+            parts.append(_text((x0 + x1) / 2, bottom + 19, phase, size=11, fill=color, anchor="middle"))
     bottom += 40
     x = left
     for category in memory["categories"]:
         label = f"{category['name']} {format_bytes(category['peak'])}"
-        wide = 16 + len(label) * 6.1 + 14
+        wide = 16 + len(label) * char_width(11) + 16
         if x + wide > right:
             x, bottom = left, bottom + 18
         parts.append(

@@ -92,7 +92,7 @@ def _memory(plan: PlanLike, width: int) -> list[str]:
         made = f", {allocation.node.name}" if allocation.node is not None else ""
         line = f", line {allocation.source.line}" if allocation.source is not None else ""
         lines.append(f"  {format_bytes(allocation.nbytes):>10}  {allocation.category}: {name}{made}{line}")
-    lines.append(f"On {plan.device}: {verdict(plan)[1]}")
+    lines.append(verdict(plan)[1])
     return lines
 
 

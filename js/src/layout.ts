@@ -1,0 +1,155 @@
+// Coordinates of one group.  The same arithmetic as `place` in lazyviz/view/layout.py, held to the same
+// golden files: Python finds layers and orders, the browser places what is open.
+
+export const LAYER_GAP = 34;
+export const BOX_GAP = 18;
+export const BEND_WIDTH = 8;
+export const BEND_WEIGHT = 4;
+export const PLACE_SWEEPS = 6;
+
+export interface Placed {
+  x: number[];
+  y: number[];
+  width: number;
+  height: number;
+  tops: number[];
+  bottoms: number[];
+}
+
+export type Size = readonly [width: number, height: number];
+
+const at = (list: readonly number[], index: number): number => list[index] ?? 0;
+
+/** Coordinates for boxes of these sizes; indices past `sizes` are bends of edges. */
+export function place(
+  layers: readonly (readonly number[])[],
+  paths: readonly (readonly number[])[],
+  sizes: readonly Size[],
+  flip: boolean,
+): Placed {
+  const boxes = sizes.length;
+  const count = layers.reduce((sum, layer) => sum + layer.length, 0);
+  const width = Array.from({ length: count }, (_, i) => sizes[i]?.[0] ?? BEND_WIDTH);
+  const height = Array.from({ length: count }, (_, i) => sizes[i]?.[1] ?? 0);
+  const above: number[][] = Array.from({ length: count }, () => []);
+  const below: number[][] = Array.from({ length: count }, () => []);
+  for (const path of paths) {
+    for (let step = 1; step < path.length; step++) {
+      above[at(path, step)]?.push(at(path, step - 1));
+      below[at(path, step - 1)]?.push(at(path, step));
+    }
+  }
+  const center = new Array<number>(count).fill(0);
+  for (const layer of layers) {
+    let x = -layer.reduce((sum, i) => sum + at(width, i), 0) / 2 - (BOX_GAP * (layer.length - 1)) / 2;
+    for (const i of layer) {
+      center[i] = x + at(width, i) / 2;
+      x += at(width, i) + BOX_GAP;
+    }
+  }
+  const upwards = [...layers].reverse();
+  for (let sweep = 0; sweep < PLACE_SWEEPS; sweep++) {
+    const down = sweep % 2 === 0;
+    for (const layer of down ? layers : upwards) settle(layer, down ? above : below, center, width, boxes);
+  }
+  let left = count ? Infinity : 0;
+  let right = count ? -Infinity : 0;
+  for (let i = 0; i < count; i++) {
+    left = Math.min(left, at(center, i) - at(width, i) / 2);
+    right = Math.max(right, at(center, i) + at(width, i) / 2);
+  }
+  const y = new Array<number>(count).fill(0);
+  const tops: number[] = [];
+  const bottoms: number[] = [];
+  let top = 0;
+  for (const layer of flip ? upwards : layers) {
+    const tall = layer.reduce((most, i) => Math.max(most, at(height, i)), 0);
+    for (const i of layer) y[i] = top + (tall - at(height, i)) / 2;
+    tops.push(top);
+    bottoms.push(top + tall);
+    top += tall + LAYER_GAP;
+  }
+  const x = center.map((middle, i) => middle - at(width, i) / 2 - left);
+  return { x, y, width: right - left, height: Math.max(top - LAYER_GAP, 0), tops, bottoms };
+}
+
+/** Moves a layer's boxes as near to their neighbours' middle as order and gaps allow (least squares). */
+function settle(
+  layer: readonly number[],
+  neighbours: readonly (readonly number[])[],
+  center: number[],
+  width: readonly number[],
+  boxes: number,
+): void {
+  let offset = 0;
+  const offsets: number[] = [];
+  const pools: { total: number; weight: number; members: number }[] = [];
+  layer.forEach((i, position) => {
+    if (position > 0) offset += (at(width, at(layer, position - 1)) + at(width, i)) / 2 + BOX_GAP;
+    offsets.push(offset);
+    const around = neighbours[i] ?? [];
+    const wish = around.length
+      ? around.reduce((sum, other) => sum + at(center, other), 0) / around.length
+      : at(center, i);
+    const weight = i >= boxes ? BEND_WEIGHT : 1;
+    let pool = { total: weight * (wish - offset), weight, members: 1 };
+    for (let last = pools.at(-1); last && last.total / last.weight > pool.total / pool.weight; last = pools.at(-1)) {
+      pools.pop();
+      pool = {
+        total: last.total + pool.total,
+        weight: last.weight + pool.weight,
+        members: last.members + pool.members,
+      };
+    }
+    pools.push(pool);
+  });
+  let position = 0;
+  for (const { total, weight, members } of pools) {
+    for (let n = 0; n < members; n++, position++) {
+      center[at(layer, position)] = total / weight + at(offsets, position);
+    }
+  }
+}
+
+/** Where each edge's label goes; the rule of `edge_labels` in lazyviz/view/arrange.py. */
+export function edgeLabels(
+  paths: readonly (readonly number[])[],
+  texts: readonly string[],
+  groups: readonly boolean[],
+): ("start" | "end" | null)[] {
+  const leaving = new Map<number, Set<string>>();
+  const arriving = new Map<number, number>();
+  paths.forEach((path, n) => {
+    const start = at(path, 0);
+    const end = at(path, path.length - 1);
+    leaving.set(start, (leaving.get(start) ?? new Set()).add(texts[n] ?? ""));
+    arriving.set(end, (arriving.get(end) ?? 0) + 1);
+  });
+  const done = new Set<number>();
+  return paths.map((path, n) => {
+    const start = at(path, 0);
+    const end = at(path, path.length - 1);
+    if (!groups[start] || !texts[n]) return null;
+    if (leaving.get(start)?.size === 1) {
+      const first = !done.has(start);
+      done.add(start);
+      return first ? "start" : null;
+    }
+    return arriving.get(end) === 1 && groups[end] ? "end" : null;
+  });
+}
+
+/** An SVG path through the points, vertical at both ends of each segment. */
+export function curve(points: readonly Size[]): string {
+  let [x, y] = points[0] ?? [0, 0];
+  let path = `M${x.toFixed(1)},${y.toFixed(1)}`;
+  for (const [nx, ny] of points.slice(1)) {
+    const middle = (y + ny) / 2;
+    path +=
+      Math.abs(nx - x) < 0.5
+        ? `L${nx.toFixed(1)},${ny.toFixed(1)}`
+        : `C${x.toFixed(1)},${middle.toFixed(1)} ${nx.toFixed(1)},${middle.toFixed(1)} ${nx.toFixed(1)},${ny.toFixed(1)}`;
+    [x, y] = [nx, ny];
+  }
+  return path;
+}

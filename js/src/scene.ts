@@ -1,0 +1,257 @@
+// The groups received so far, which of them are open, and where everything is drawn.
+// The counterpart of lazyviz/view/arrange.py.
+
+import { curve, edgeLabels, place, type Placed, type Size } from "./layout";
+import type { BoxData, GroupData } from "./types";
+
+export const SIZES: Record<string, Size> = {
+  op: [184, 42],
+  module: [200, 46],
+  step: [200, 46],
+  input: [164, 40],
+  output: [164, 40],
+  sync: [212, 42],
+};
+const CLOSED: Size = [200, 46];
+const GROUP_PADDING = [16, 40, 18] as const;
+const LANE_PADDING = [18, 64, 22] as const;
+const LANE_GAP = 22;
+const LANE_MIN_WIDTH = 224;
+
+export interface Frame {
+  box: BoxData;
+  x: number;
+  y: number;
+  width: number;
+  height: number;
+  open: boolean;
+  parent: string;
+}
+
+export interface Line {
+  path: string;
+  from: string;
+  to: string;
+  label: string;
+  tip: { x: number; y: number; down: boolean };
+  labelAt: Size | null;
+}
+
+export interface Arrangement {
+  frames: Frame[];
+  lines: Line[];
+  width: number;
+  height: number;
+}
+
+export class Scene {
+  readonly groups = new Map<string, GroupData>();
+  readonly open = new Set<string>();
+  readonly boxes = new Map<string, BoxData>();
+  private readonly parents = new Map<string, string>();
+
+  constructor(
+    readonly root: string,
+    groups: readonly GroupData[],
+    private readonly first: readonly string[],
+  ) {
+    this.add(groups);
+    this.collapseAll();
+  }
+
+  add(groups: readonly GroupData[]): void {
+    for (const group of groups) {
+      this.groups.set(group.id, group);
+      for (const box of group.boxes) {
+        this.boxes.set(box.id, box);
+        this.parents.set(box.id, group.id);
+      }
+    }
+  }
+
+  collapseAll(): void {
+    this.open.clear();
+    for (const id of this.first) this.open.add(id);
+  }
+
+  /** Whether a click may close the group; lanes stay open. */
+  closable(id: string): boolean {
+    return this.open.has(id) && this.boxes.get(id)?.kind !== "lane" && id !== this.root;
+  }
+
+  /** Opens all groups that are here, outer ones first, while no more than `limit` boxes are drawn. */
+  openAll(limit: number): boolean {
+    const queue = [this.root];
+    let drawn = 0;
+    for (let id = queue.shift(); id !== undefined; id = queue.shift()) {
+      const group = this.groups.get(id);
+      if (!group) continue;
+      if (drawn + group.boxes.length > limit && id !== this.root) return false;
+      drawn += group.boxes.length;
+      this.open.add(id);
+      for (const box of group.boxes) if (box.group) queue.push(box.id);
+    }
+    return true;
+  }
+
+  /** The innermost box of an ancestor chain (outermost first) that is drawn now. */
+  visible(chain: readonly string[]): string | null {
+    let shown: string | null = null;
+    for (const id of chain) {
+      if (id !== this.root) shown = id;
+      if (id !== this.root && !this.open.has(id)) break;
+    }
+    return shown !== null && this.boxes.has(shown) ? shown : null;
+  }
+
+  /** Coordinates of everything drawn; the lanes of a step keep to `room` pixels of width. */
+  arrange(room: number): Arrangement {
+    const order: { id: string; group: GroupData; box: BoxData | null }[] = [];
+    const root = this.groups.get(this.root);
+    if (root) order.push({ id: this.root, group: root, box: null });
+    for (let n = 0; n < order.length; n++) {
+      for (const box of order[n]?.group.boxes ?? []) {
+        const group = this.open.has(box.id) ? this.groups.get(box.id) : undefined;
+        if (group) order.push({ id: box.id, group, box });
+      }
+    }
+    const size = new Map<string, Size>();
+    const placed = new Map<string, Placed>();
+    const sizeOf = (box: BoxData): Size => size.get(box.id) ?? SIZES[box.kind] ?? CLOSED;
+    for (const { id, group, box } of [...order].reverse()) {
+      const [side, above, below] = paddingOf(box);
+      const sizes = group.boxes.map(sizeOf);
+      let result: Placed;
+      if (group.row) {
+        const [rows, stretched] = laneRows(sizes, room);
+        result = rows;
+        group.boxes.forEach((child, n) => size.set(child.id, stretched[n] ?? CLOSED));
+      } else {
+        const paths = (group.edges ?? []).map((edge) => edge[0]);
+        result = place(group.layers ?? [], paths, sizes, group.flip ?? false);
+      }
+      placed.set(id, result);
+      const least = box?.kind === "lane" ? LANE_MIN_WIDTH : CLOSED[0] + 2 * side;
+      size.set(id, [
+        side ? Math.max(result.width + 2 * side, least) : result.width,
+        result.height + above + below,
+      ]);
+    }
+    const frames: Frame[] = [];
+    const lines: Line[] = [];
+    const origin = new Map<string, Size>([[this.root, [0, 0]]]);
+    for (const { id, group, box } of order) {
+      const result = placed.get(id);
+      const [width, height] = size.get(id) ?? [0, 0];
+      let [left, top] = origin.get(id) ?? [0, 0];
+      if (!result) continue;
+      const [, above, below] = paddingOf(box);
+      left += (width - result.width) / 2;
+      const spare = height - above - below - result.height;
+      top += above + (box?.kind === "lane" && box.phase === "backward" ? spare : 0);
+      const rects = group.boxes.map((child, n): Frame => {
+        const [w, h] = sizeOf(child);
+        const x = left + (result.x[n] ?? 0);
+        const y = top + (result.y[n] ?? 0);
+        origin.set(child.id, [x, y]);
+        const open = this.open.has(child.id) && this.groups.has(child.id);
+        return { box: child, x, y, width: w, height: h, open, parent: id };
+      });
+      frames.push(...rects);
+      if (!group.row) lines.push(...linesOf(group, result, rects, left, top));
+    }
+    const [width, height] = size.get(this.root) ?? [0, 0];
+    return { frames, lines, width, height };
+  }
+
+  parentOf(id: string): string | undefined {
+    return this.parents.get(id);
+  }
+}
+
+/** Lanes side by side, in several rows where there is no room for one; also their stretched sizes. */
+export function laneRows(sizes: readonly Size[], room: number): [Placed, Size[]] {
+  const rows: number[][] = [];
+  let used = 0;
+  sizes.forEach(([width], lane) => {
+    const row = rows.at(-1);
+    if (row && used + LANE_GAP + width <= room) {
+      row.push(lane);
+      used += LANE_GAP + width;
+    } else {
+      rows.push([lane]);
+      used = width;
+    }
+  });
+  const widthOf = (row: readonly number[]): number =>
+    row.reduce((sum, lane) => sum + (sizes[lane]?.[0] ?? 0), 0) + LANE_GAP * (row.length - 1);
+  const total = Math.max(0, ...rows.map(widthOf));
+  const x = sizes.map(() => 0);
+  const y = sizes.map(() => 0);
+  const stretched = [...sizes];
+  let top = 0;
+  for (const row of rows) {
+    const tall = Math.max(0, ...row.map((lane) => sizes[lane]?.[1] ?? 0));
+    const more = (total - widthOf(row)) / row.length;
+    let left = 0;
+    for (const lane of row) {
+      const wide = (sizes[lane]?.[0] ?? 0) + more;
+      x[lane] = left;
+      y[lane] = top;
+      stretched[lane] = [wide, tall];
+      left += wide + LANE_GAP;
+    }
+    top += tall + LANE_GAP;
+  }
+  return [{ x, y, width: total, height: top - LANE_GAP, tops: [], bottoms: [] }, stretched];
+}
+
+function paddingOf(box: BoxData | null): readonly [number, number, number] {
+  if (box === null) return [0, 0, 0];
+  return box.kind === "lane" ? LANE_PADDING : GROUP_PADDING;
+}
+
+function linesOf(group: GroupData, placed: Placed, rects: Frame[], left: number, top: number): Line[] {
+  const layers = group.layers ?? [];
+  const edges = group.edges ?? [];
+  const flip = group.flip ?? false;
+  const level = new Map<number, number>();
+  layers.forEach((layer, number) => layer.forEach((i) => level.set(i, number)));
+  const labels = edgeLabels(
+    edges.map((edge) => edge[0]),
+    edges.map((edge) => edge[1]),
+    group.boxes.map((box) => box.kind === "module" || box.kind === "step"),
+  );
+  return edges.map(([path, label], number): Line => {
+    const points: Size[] = [];
+    path.forEach((i, step) => {
+      const rect = rects[i];
+      if (rect) {
+        const below = (step === 0) !== flip;
+        points.push([rect.x + rect.width / 2, below ? rect.y + rect.height : rect.y]);
+      } else {
+        const row = flip ? layers.length - 1 - (level.get(i) ?? 0) : (level.get(i) ?? 0);
+        const x = left + (placed.x[i] ?? 0) + 4;
+        const ends: Size[] = [
+          [x, top + (placed.tops[row] ?? 0)],
+          [x, top + (placed.bottoms[row] ?? 0)],
+        ];
+        points.push(...(flip ? ends.reverse() : ends));
+      }
+    });
+    const [x, y] = points.at(-1) ?? [0, 0];
+    const down = (points.at(-2)?.[1] ?? 0) < y;
+    const start = points[0] ?? [0, 0];
+    let labelAt: Size | null = null;
+    if (labels[number] === "start") labelAt = [start[0], start[1] + (flip ? -6 : 13)];
+    if (labels[number] === "end") labelAt = [x, y + (flip ? 16 : -9)];
+    return {
+      path: curve([...points.slice(0, -1), [x, down ? y - 5 : y + 5]]),
+      from: rects[path[0] ?? -1]?.box.id ?? "",
+      to: rects[path.at(-1) ?? -1]?.box.id ?? "",
+      label,
+      tip: { x, y, down },
+      labelAt,
+    };
+  });
+}

@@ -1,0 +1,199 @@
+// Title, state and verdict; the buttons; the search box; progress.
+
+import { html, seconds } from "./dom";
+import type { Link, Memory, Progress, State } from "./types";
+
+const STATES: Record<State, string> = {
+  pending: "not run yet",
+  running: "running",
+  done: "evaluated",
+  failed: "failed",
+  interrupted: "interrupted: evaluate to go on",
+};
+
+export type ToolbarAction =
+  | "evaluate"
+  | "cancel"
+  | "fit"
+  | "collapse-all"
+  | "expand-all"
+  | "save"
+  | "views";
+
+export interface ToolbarEvents {
+  act(action: ToolbarAction): void;
+  search(query: string): void;
+  go(chain: string[]): void;
+}
+
+export class Toolbar {
+  readonly element: HTMLElement;
+  private readonly state = html("span", { class: "lz-state", role: "status" });
+  private readonly summary = html("span", { class: "lz-muted lz-summary" });
+  private readonly buttons = new Map<ToolbarAction, HTMLButtonElement>();
+  private readonly bar = html("progress", { class: "lz-progress", max: 1, value: 0, "aria-label": "Evaluation progress" });
+  private readonly progressText = html("span", { class: "lz-muted lz-progress-text" });
+  private readonly progressRow: HTMLElement;
+  private readonly hits = html("ul", { class: "lz-hits", role: "listbox", "aria-label": "Search results" });
+  private readonly query: HTMLInputElement;
+  private timer: ReturnType<typeof setTimeout> | undefined;
+
+  constructor(
+    title: string,
+    memory: Memory | null,
+    views: boolean,
+    private readonly events: ToolbarEvents,
+  ) {
+    const button = (action: ToolbarAction, label: string, hint: string, classes = ""): HTMLButtonElement => {
+      const made = html("button", { type: "button", "data-action": action, title: hint, class: `lz-button ${classes}` }, label);
+      made.addEventListener("click", () => {
+        events.act(action);
+      });
+      this.buttons.set(action, made);
+      return made;
+    };
+    this.query = html("input", {
+      type: "search",
+      "data-action": "search",
+      placeholder: "Search ops, modules, lines",
+      "aria-label": "Search ops, modules and lines",
+      autocomplete: "off",
+      spellcheck: "false",
+    });
+    this.query.addEventListener("input", () => {
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => {
+        this.ask();
+      }, 150);
+    });
+    this.query.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.clearSearch();
+      if (event.key === "Enter") {
+        const first = this.hits.querySelector<HTMLButtonElement>("button");
+        if (first) first.click();
+        else this.ask();
+      }
+      if (event.key === "ArrowDown") {
+        event.preventDefault();
+        this.hits.querySelector<HTMLButtonElement>("button")?.focus();
+      }
+    });
+    const viewsButton = button(
+      "views",
+      "Views",
+      "Also draw the ops that only view memory (view, t, detach)",
+      "lz-toggle",
+    );
+    viewsButton.setAttribute("aria-pressed", String(views));
+    this.progressRow = html("div", { class: "lz-progress-row" }, this.bar, this.progressText);
+    this.hits.hidden = true;
+    const chip = memory
+      ? [
+          html(
+            "span",
+            { class: "lz-verdict", "data-verdict": memory.verdict, title: memory.verdictText },
+            html("span", { class: "lz-dot", "aria-hidden": "true" }),
+            memory.verdictText,
+          ),
+        ]
+      : [];
+    this.element = html(
+      "header",
+      { class: "lz-toolbar" },
+      html("div", { class: "lz-title-row" }, html("h2", { title }, title), this.state, ...chip),
+      html("div", { class: "lz-summary-row" }, this.summary),
+      html(
+        "div",
+        { class: "lz-button-row", role: "toolbar", "aria-label": "Graph" },
+        button("evaluate", "Evaluate", "Run the pending ops", "lz-primary"),
+        button("cancel", "Cancel", "Stop after the op that is running"),
+        html("span", { class: "lz-gap" }),
+        button("fit", "Fit", "Show the whole graph"),
+        button("collapse-all", "Collapse all", "Close every group"),
+        button("expand-all", "Expand all", "Open every group"),
+        viewsButton,
+        button("save", "Save", "Save the picture as SVG"),
+        html("div", { class: "lz-search" }, this.query, this.hits),
+      ),
+      this.progressRow,
+    );
+  }
+
+  showState(state: State, report: string): void {
+    this.state.textContent = STATES[state];
+    const evaluate = this.buttons.get("evaluate");
+    const cancel = this.buttons.get("cancel");
+    if (evaluate) evaluate.disabled = state === "running" || state === "done";
+    if (cancel) {
+      cancel.disabled = state !== "running";
+      cancel.hidden = state !== "running";
+    }
+    this.progressRow.hidden = state !== "running";
+    if (state === "running") this.showProgress(null);
+    if (report && state !== "running") this.state.textContent = `${STATES[state]} · ${report}`;
+  }
+
+  showSummary(summary: string): void {
+    this.summary.textContent = summary;
+    this.summary.title = summary;
+  }
+
+  showProgress(progress: Progress | null): void {
+    if (!progress || !progress.total) {
+      this.bar.removeAttribute("value");
+      this.progressText.textContent = "starting";
+      return;
+    }
+    this.bar.max = progress.total;
+    this.bar.value = progress.done;
+    const left = progress.done > 0 ? (progress.seconds / progress.done) * (progress.total - progress.done) : 0;
+    const text = `${progress.done.toLocaleString("en")} of ${progress.total.toLocaleString("en")} ops`;
+    this.progressText.textContent =
+      `${text} · ${seconds(progress.seconds)}` +
+      (progress.seconds > 1 && left > 0.5 ? ` · about ${seconds(left)} left` : "") +
+      (progress.label ? ` · ${progress.label}` : "");
+  }
+
+  showHits(query: string, hits: (Link & { sub: string })[], total: number): void {
+    if (query !== this.query.value.trim()) return;
+    const rows = hits.map((hit) => {
+      const row = html(
+        "button",
+        { type: "button", class: "lz-hit", role: "option", title: hit.label },
+        html("span", {}, hit.label),
+        html("span", { class: "lz-muted" }, hit.sub),
+      );
+      row.addEventListener("click", () => {
+        this.hits.hidden = true;
+        this.events.go(hit.chain);
+      });
+      row.addEventListener("keydown", (event) => {
+        const item = row.parentElement;
+        const other = event.key === "ArrowDown" ? item?.nextElementSibling : event.key === "ArrowUp" ? item?.previousElementSibling : null;
+        other?.querySelector("button")?.focus();
+        if (event.key.startsWith("Arrow")) event.preventDefault();
+        if (event.key === "Escape") this.clearSearch();
+      });
+      return html("li", { role: "presentation" }, row);
+    });
+    const note = hits.length ? (total > hits.length ? `${total - hits.length} more` : "") : "Nothing found";
+    this.hits.replaceChildren(...rows, ...(note ? [html("li", { class: "lz-muted lz-hit-note" }, note)] : []));
+    this.hits.hidden = false;
+  }
+
+  setViews(on: boolean): void {
+    this.buttons.get("views")?.setAttribute("aria-pressed", String(on));
+  }
+
+  private ask(): void {
+    const query = this.query.value.trim();
+    if (query) this.events.search(query);
+    else this.hits.hidden = true;
+  }
+
+  private clearSearch(): void {
+    this.query.value = "";
+    this.hits.hidden = true;
+    this.query.focus();
+  }
+}

@@ -1,0 +1,136 @@
+// What Python sends.  lazyviz/view/scene.py, details.py and widget.py are the other side of this contract.
+
+export type State = "pending" | "running" | "done" | "failed" | "interrupted";
+export type Phase = "forward" | "backward" | "optimizer" | "other";
+export type Kind = "lane" | "step" | "module" | "op" | "input" | "output" | "sync";
+
+export interface BoxData {
+  id: string;
+  kind: Kind;
+  label: string;
+  sub: string;
+  phase: Phase;
+  op?: string;
+  role?: string;
+  group?: number;
+  repeats?: number;
+  entry?: boolean;
+  exit?: boolean;
+}
+
+export type EdgeData = [path: number[], label: string];
+
+export interface GroupData {
+  id: string;
+  boxes: BoxData[];
+  row?: boolean;
+  layers?: number[][];
+  edges?: EdgeData[];
+  flip?: boolean;
+}
+
+export interface Alive {
+  bytes: string;
+  category: string;
+  label: string;
+  chain: string[];
+}
+
+export interface Memory {
+  count: number;
+  at: number[];
+  categories: { name: string; bytes: number[]; peak: number; peakText: string }[];
+  peak: number;
+  peakText: string;
+  peakAt: number | null;
+  peakName: string;
+  eagerText: string;
+  capacity: number | null;
+  capacityText: string;
+  device: string;
+  verdict: "fits" | "too-big" | "unknown";
+  verdictText: string;
+  alive: Alive[];
+  aliveCount: number;
+  phases: [Phase, number][];
+}
+
+export interface SceneData {
+  title: string;
+  root: string;
+  opened: string[];
+  groups: GroupData[];
+  memory: Memory | null;
+  views: boolean;
+}
+
+export interface Source {
+  file: string;
+  line: number;
+  text: string;
+}
+
+export interface Link {
+  label: string;
+  chain: string[];
+}
+
+export interface TensorRow {
+  name: string;
+  shape: string;
+  dtype: string;
+  bytes: string;
+  from?: Link | null;
+  readers?: Link[];
+  more?: number;
+}
+
+export interface Flow extends Link {
+  bytes: string;
+  out: boolean;
+}
+
+export interface Details {
+  id: string;
+  title: string;
+  subtitle: string;
+  facts: [name: string, value: string][];
+  source: Source | null;
+  inputs: TensorRow[];
+  outputs: TensorRow[];
+  forward: Link | null;
+  flows: Flow[];
+  lifetime: [number, number] | null;
+}
+
+export interface Progress {
+  done: number;
+  total: number;
+  seconds: number;
+  label: string;
+}
+
+export interface Failure {
+  message: string;
+  source: Source | null;
+  chain: string[];
+}
+
+export type FromPython =
+  | { kind: "groups"; groups: GroupData[]; note: string }
+  | { kind: "details"; details: Details }
+  | { kind: "reveal"; groups: GroupData[]; chain: string[] }
+  | { kind: "found"; query: string; hits: (Link & { sub: string })[]; total: number };
+
+export type Action =
+  | "evaluate"
+  | "cancel"
+  | "open"
+  | "open-all"
+  | "select"
+  | "reveal"
+  | "search"
+  | "views";
+
+/** Sends an action with the id it is about; never anything else. */
+export type Send = (action: Action, id?: string) => void;

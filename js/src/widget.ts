@@ -1,0 +1,298 @@
+// The widget: puts toolbar, graph, details and memory chart together and talks to Python.
+// Python's side is lazyviz/view/widget.py; a message to it names an action and an id.
+
+import { DetailsPanel, failureBlock } from "./details-panel";
+import { html } from "./dom";
+import { GraphView } from "./graph-view";
+import { MemoryChart } from "./memory-chart";
+import { download, svgText } from "./save-svg";
+import { Scene } from "./scene";
+import { hideStaticPicture } from "./static-picture";
+import { Toolbar } from "./toolbar";
+import type { Failure, FromPython, Progress, SceneData, Send, State } from "./types";
+
+const MOST_BOXES = 2000;
+
+// What an event carries depends on its name: a message for "msg:custom", nothing of use for the others.
+type Callback = (message: FromPython) => void;
+
+/** What this widget needs of an anywidget model. */
+export interface Model {
+  get(name: string): unknown;
+  on(event: string, callback: Callback): void;
+  off(event: string, callback: Callback): void;
+  send(content: unknown): void;
+}
+
+export function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
+  const root = html("div", { class: "lazyviz", "data-lm-suppress-shortcuts": "true" });
+  // Keys are the widget's while the focus is in it, not the notebook's shortcuts.
+  root.addEventListener("keydown", (event) => {
+    event.stopPropagation();
+  });
+  el.append(root);
+  let body = new Body(model, root);
+  const rebuild = (): void => {
+    body.stop();
+    root.replaceChildren();
+    body = new Body(model, root);
+  };
+  model.on("change:scene", rebuild);
+  const showPicture = hideStaticPicture(String(model.get("static_id") ?? ""));
+  return () => {
+    model.off("change:scene", rebuild);
+    body.stop();
+    showPicture();
+    root.remove();
+  };
+}
+
+class Body {
+  private readonly data: SceneData;
+  private readonly scene: Scene;
+  private readonly graph: GraphView;
+  private readonly details: DetailsPanel;
+  private readonly chart: MemoryChart | null;
+  private readonly toolbar: Toolbar;
+  private readonly errors = html("div", { class: "lz-errors" });
+  private readonly observer: ResizeObserver;
+  private readonly waiting = new Set<string>();
+  private selected: string | null = null;
+  private expanding = false;
+  private readonly listeners: [string, Callback][] = [];
+
+  constructor(
+    private readonly model: Model,
+    private readonly root: HTMLElement,
+  ) {
+    this.data = model.get("scene") as SceneData;
+    this.scene = new Scene(this.data.root, this.data.groups, this.data.opened);
+    const go = (chain: string[]): void => {
+      this.go(chain);
+    };
+    this.toolbar = new Toolbar(this.data.title, this.data.memory, this.data.views, {
+      act: (action) => {
+        this.act(action);
+      },
+      search: (query) => {
+        this.send("search", query);
+      },
+      go,
+    });
+    this.details = new DetailsPanel({ go });
+    this.graph = new GraphView(this.scene, {
+      choose: (id) => {
+        this.choose(id);
+      },
+      clear: () => {
+        this.clear();
+      },
+    });
+    const { memory } = this.data;
+    this.chart = memory
+      ? new MemoryChart(memory, {
+          peak: () => {
+            this.showPeak(true);
+          },
+        })
+      : null;
+    const left = html("div", { class: "lz-left" }, this.graph.element);
+    if (this.chart) left.append(this.chart.element);
+    root.append(this.toolbar.element, this.errors, html("div", { class: "lz-body" }, left, this.details.element));
+    if (!this.scene.boxes.size) left.prepend(html("p", { class: "lz-muted lz-empty" }, "Nothing was recorded: no PyTorch op ran."));
+    this.showPeak(false);
+    this.observer = new ResizeObserver(() => {
+      this.graph.resize(this.graph.element.clientWidth);
+      this.chart?.resize(this.chart.element.clientWidth);
+    });
+    this.observer.observe(left);
+    this.listen("change:state", () => {
+      this.showState();
+    });
+    this.listen("change:report", () => {
+      this.showState();
+    });
+    this.listen("change:summary", () => {
+      this.showState();
+    });
+    this.listen("change:error", () => {
+      this.showError();
+    });
+    this.listen("change:progress", () => {
+      this.toolbar.showProgress(model.get("progress") as Progress | null);
+    });
+    this.listen("msg:custom", (message) => {
+      this.hear(message);
+    });
+    this.showState();
+    this.showError();
+  }
+
+  stop(): void {
+    this.observer.disconnect();
+    for (const [event, callback] of this.listeners) this.model.off(event, callback);
+  }
+
+  private listen(event: string, callback: Callback): void {
+    this.model.on(event, callback);
+    this.listeners.push([event, callback]);
+  }
+
+  private readonly send: Send = (action, id = "") => {
+    this.model.send({ action, id });
+  };
+
+  private hear(message: FromPython): void {
+    switch (message.kind) {
+      case "groups":
+        this.scene.add(message.groups);
+        this.opened(message.groups.map((group) => group.id));
+        break;
+      case "details":
+        if (message.details.id !== this.selected) break;
+        this.details.show(message.details);
+        this.graph.overlay(message.details.flows);
+        this.chart?.mark(message.details.lifetime);
+        break;
+      case "reveal":
+        this.scene.add(message.groups);
+        this.reveal(message.chain);
+        break;
+      case "found":
+        this.toolbar.showHits(message.query, message.hits, message.total);
+        break;
+    }
+  }
+
+  /** Groups that were asked for have come. */
+  private opened(ids: string[]): void {
+    if (this.expanding) {
+      this.expanding = false;
+      this.scene.openAll(MOST_BOXES);
+      this.graph.draw();
+      this.graph.home();
+      return;
+    }
+    for (const id of ids) {
+      if (this.waiting.delete(id)) this.scene.open.add(id);
+    }
+    this.graph.draw(this.selected ?? undefined);
+  }
+
+  private choose(id: string): void {
+    const box = this.scene.boxes.get(id);
+    if (!box) return;
+    this.select(id);
+    if (!box.group) return;
+    if (this.scene.closable(id)) this.scene.open.delete(id);
+    else if (this.scene.groups.has(id)) this.scene.open.add(id);
+    else {
+      this.waiting.add(id);
+      this.send("open", id);
+      return;
+    }
+    this.graph.draw(id);
+    this.graph.focus(id);
+  }
+
+  private select(id: string): void {
+    this.selected = id;
+    this.graph.light(new Map());
+    this.graph.select(id);
+    this.chart?.mark(null);
+    const box = this.scene.boxes.get(id);
+    if (box) this.details.showBox(box);
+    this.send("select", id);
+  }
+
+  private clear(): void {
+    this.selected = null;
+    this.graph.light(new Map());
+    this.graph.select(null);
+    this.chart?.mark(null);
+    this.showPeak(false);
+  }
+
+  private go(chain: string[]): void {
+    const last = chain.at(-1);
+    if (last === undefined) return;
+    const missing = chain.slice(0, -1).some((id) => !this.scene.groups.has(id));
+    if (missing) this.send("reveal", last);
+    else this.reveal(chain);
+  }
+
+  private reveal(chain: string[]): void {
+    for (const id of chain.slice(0, -1)) this.scene.open.add(id);
+    const last = chain.at(-1);
+    if (last === undefined) return;
+    this.graph.draw();
+    this.select(last);
+    this.graph.center(last);
+  }
+
+  private showPeak(light: boolean): void {
+    const { memory } = this.data;
+    if (!memory) return;
+    this.details.showPeak(memory);
+    if (!light) return;
+    this.selected = null;
+    this.graph.select(null);
+    this.chart?.mark(null);
+    const lit = new Map<string, string>();
+    for (const alive of memory.alive) {
+      const id = this.scene.visible(alive.chain);
+      if (id !== null && this.scene.boxes.get(id)?.kind !== "lane") lit.set(id, alive.bytes);
+    }
+    this.graph.light(lit);
+  }
+
+  private showState(): void {
+    const state = this.model.get("state") as State;
+    this.root.dataset["state"] = state;
+    this.toolbar.showState(state, String(this.model.get("report") ?? ""));
+    this.toolbar.showSummary(String(this.model.get("summary") ?? ""));
+  }
+
+  private showError(): void {
+    const failure = this.model.get("error") as Failure | null;
+    const block =
+      failure?.message !== undefined
+        ? [
+            failureBlock(failure, (chain) => {
+              this.go(chain);
+            }),
+          ]
+        : [];
+    this.errors.replaceChildren(...block);
+  }
+
+  private act(action: Parameters<ConstructorParameters<typeof Toolbar>[3]["act"]>[0]): void {
+    switch (action) {
+      case "evaluate":
+      case "cancel":
+      case "views":
+        this.send(action);
+        break;
+      case "fit":
+        this.graph.fit();
+        break;
+      case "collapse-all":
+        this.scene.collapseAll();
+        this.graph.draw();
+        this.graph.home();
+        break;
+      case "expand-all":
+        this.expanding = true;
+        this.send("open-all");
+        break;
+      case "save": {
+        const { width, height } = this.graph.size;
+        const background = getComputedStyle(this.root).backgroundColor;
+        download(svgText(this.graph.svg, width, height, background), "lazyviz.svg");
+        break;
+      }
+    }
+  }
+}
+
+export default { render };

@@ -1,0 +1,91 @@
+"""Writes pictures of a graph to files."""
+
+from __future__ import annotations
+
+import html
+import shutil
+import subprocess
+from pathlib import Path
+
+from ..graph.ir import Graph
+from .dot import to_dot
+from .scene import PlanLike
+from .static import render_svg, static_bundle
+from .text import render_text
+
+DOT_SECONDS = 60.0
+FORMATS = ("svg", "html", "dot", "pdf", "png")
+_LATER = ("json", "pickle")
+
+
+def save(
+    graph: Graph,
+    plan: PlanLike,
+    path: str | Path,
+    format: str | None = None,
+    *,
+    title: str = "lazyviz",
+    state: str = "pending",
+    dot_seconds: float = DOT_SECONDS,
+) -> None:
+    """Write ``graph`` to ``path`` as ``format``; by default the suffix of ``path`` says which.
+
+    ``svg`` and ``html`` are the static picture, ``dot`` is Graphviz's language.  ``pdf`` and
+    ``png`` are laid out by Graphviz's ``dot`` program, where it is installed, within
+    ``dot_seconds`` seconds.
+
+    Raises:
+        ValueError: an unknown format, or one that is not available yet.
+        RuntimeError: ``dot`` is not installed, failed, or took too long.
+    """
+    path = Path(path)
+    kind = (format or path.suffix.removeprefix(".")).lower()
+    if kind == "svg":
+        path.write_text(render_svg(graph, plan, title=title, state=state), encoding="utf-8")
+    elif kind == "html":
+        path.write_text(_page(graph, plan, title, state), encoding="utf-8")
+    elif kind == "dot":
+        path.write_text(to_dot(graph).source, encoding="utf-8")
+    elif kind in ("pdf", "png"):
+        path.write_bytes(_laid_out(graph, kind, dot_seconds))
+    elif kind in _LATER or path.suffix.removeprefix(".") in _LATER:
+        raise ValueError(f"saving as {kind!r} is not available yet; these formats work: {', '.join(FORMATS)}")
+    else:
+        raise ValueError(f"unknown format {kind!r}; these formats work: {', '.join(FORMATS)}")
+
+
+def _page(graph: Graph, plan: PlanLike, title: str, state: str) -> str:
+    image = static_bundle(graph, plan, title=title, state=state)["text/html"]
+    text = html.escape(render_text(graph, plan))
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width"><style>'
+        "body{font-family:system-ui,sans-serif;max-width:940px;margin:2rem auto;padding:0 1rem;"
+        "color-scheme:light dark}pre{overflow-x:auto}</style></head><body>\n"
+        f"{image}\n<details><summary>As text</summary><pre>{text}</pre></details>\n</body></html>\n"
+    )
+
+
+def _laid_out(graph: Graph, kind: str, seconds: float) -> bytes:
+    program = shutil.which("dot")
+    if program is None:
+        raise RuntimeError(
+            f"saving as {kind} needs Graphviz's `dot` program, which is not installed (Debian: "
+            "`apt install graphviz`); .svg and .html need nothing"
+        )
+    try:
+        done = subprocess.run(
+            [program, f"-T{kind}"],
+            input=to_dot(graph).source.encode(),
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(
+            f"`dot` did not finish {len(graph.nodes):,} ops in {seconds:g} seconds; "
+            "save as .svg or .html, which lay out group by group"
+        ) from None
+    if done.returncode != 0:
+        raise RuntimeError(f"`dot` failed: {done.stderr.decode(errors='replace').strip()[:500]}")
+    return done.stdout

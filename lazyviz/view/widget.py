@@ -1,0 +1,336 @@
+"""The widget, Python's side: sends groups as they are opened, runs the graph when asked.
+
+The page sends messages ``{"action": name, "id": id}``; everything else in them is ignored.
+It is sent the first picture and the state as traits, and groups, details and search hits as
+messages, so that neither a page nor a saved notebook ever holds the whole graph.
+
+Evaluate starts one worker thread and returns, so that the kernel goes on hearing Cancel.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import anywidget
+import traitlets
+
+from ..graph.ir import Graph, SourceLine
+from ..plan.units import format_bytes
+from .boxes import Box, chain
+from .details import describe, find, source_json
+from .scene import PlanLike, Scene, plural
+
+STATIC = Path(__file__).parent.parent / "static"
+PROGRESS_INTERVAL = 0.1  # seconds between two progress messages
+FIRST_BYTES = 40_000  # about how much JSON the first picture may take, chart not counted
+EXPANDED_BOXES = 2000  # boxes that "Expand all" opens at most
+MAX_QUERY = 200
+
+_log = logging.getLogger(__name__)
+
+
+class ProgressLike(Protocol):
+    """Where a run is: ``done`` of ``total`` ops after ``seconds``, now at ``label``."""
+
+    done: int
+    total: int
+    seconds: float
+    label: str
+
+
+class Controller(Protocol):
+    """What the widget shows and drives: a recorded graph that can be planned and run."""
+
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def state(self) -> str:
+        """``pending``, ``running``, ``done``, ``failed`` or ``interrupted``."""
+
+    def plan(self) -> PlanLike: ...
+
+    def evaluate(
+        self, *, progress: Callable[[Any], None] | None = None, cancel: threading.Event | None = None
+    ) -> Any:
+        """Run what is pending; the report has ops_run, seconds, peak_bytes, backend and pieces."""
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called, on whatever thread, when the state changes."""
+
+
+@functools.cache
+def _bundle(name: str) -> str:
+    path = STATIC / name
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RuntimeError(
+            f"lazyviz/static/{name} is missing: the widget's JavaScript has not been built. In a source "
+            "checkout run `pip install -e .` again, or `npm --prefix js ci && npm --prefix js run build`."
+        ) from None
+
+
+class LazyWidget(anywidget.AnyWidget):
+    """The interactive picture of one recorded graph.
+
+    Args:
+        controller: the graph with its plan, its state and the means to run it.
+        static_id: id of the ``<img>`` in the output before this one, hidden while this is live.
+
+    Raises:
+        RuntimeError: the JavaScript bundle is missing; the message says how to build it.
+    """
+
+    _esm = traitlets.Unicode().tag(sync=True)
+    _css = traitlets.Unicode().tag(sync=True)
+    scene = traitlets.Dict().tag(sync=True)
+    state = traitlets.Unicode("pending").tag(sync=True)
+    summary = traitlets.Unicode("").tag(sync=True)
+    progress = traitlets.Dict(allow_none=True, default_value=None).tag(sync=True)
+    report = traitlets.Unicode("").tag(sync=True)
+    error = traitlets.Dict(allow_none=True, default_value=None).tag(sync=True)
+    static_id = traitlets.Unicode("").tag(sync=True)
+
+    def __init__(self, controller: Controller, *, static_id: str = "") -> None:
+        self._controller = controller
+        self._scene = Scene(controller.graph, controller.plan())
+        self._views = False
+        self._cancel = threading.Event()
+        self._worker: threading.Thread | None = None
+        self._start = threading.Lock()
+        self.exception: BaseException | None = None  # of the last run
+        super().__init__(
+            _esm=_bundle("widget.js"),
+            _css=_bundle("widget.css"),
+            scene=self._first(),
+            state=controller.state,
+            summary=self._scene.summary(),
+            report=_report_text(getattr(controller, "report", None)),
+            static_id=static_id,
+        )
+        self.on_msg(self._hear)
+        controller.subscribe(self._changed)
+
+    # --- what is sent -------------------------------------------------------------
+
+    def _first(self) -> dict[str, Any]:
+        """The first picture: what is open, and of the groups below what fits in a small message."""
+        scene = self._scene
+        opened = scene.opened()
+        groups = [scene.group(box) for box in opened]
+        size = sum(_size(group) for group in groups)
+        queue = [child for box in opened for child in box.children if child.is_group and child not in opened]
+        for box in queue:  # grows while it is read
+            group = scene.group(box)
+            size += _size(group)
+            if size > FIRST_BYTES:
+                break
+            groups.append(group)
+            queue += [child for child in box.children if child.is_group]
+        return {
+            "title": self._controller.title,
+            "root": scene.hierarchy.root.id,
+            "opened": [box.id for box in opened],
+            "groups": groups,
+            "memory": scene.memory() if scene.graph.nodes else None,
+            "views": self._views,
+        }
+
+    def _hear(self, _: Any, content: Any, buffers: Any) -> None:
+        if not isinstance(content, dict):
+            return
+        action, id = content.get("action"), content.get("id")
+        handler = self._handlers.get(action) if isinstance(action, str) else None
+        if handler is None:
+            _log.warning("lazyviz: ignored a message with the unknown action %.40r", action)
+            return
+        handler(self, id if isinstance(id, str) else "")
+
+    def _evaluate(self, _: str) -> None:
+        self.run()
+
+    def _cancelled(self, _: str) -> None:
+        self.cancel()
+
+    def _open(self, id: str) -> None:
+        box = self._scene.hierarchy.boxes.get(id)
+        if box is not None and box.is_group:
+            self._send_groups([box])
+
+    def _open_all(self, _: str) -> None:
+        groups = []
+        drawn = 0
+        queue = [self._scene.hierarchy.root]
+        for box in queue:  # grows while it is read
+            drawn += len(box.children)
+            if drawn > EXPANDED_BOXES:
+                break
+            groups.append(box)
+            queue += [child for child in box.children if child.is_group]
+        self._send_groups(groups)
+
+    def _send_groups(self, groups: list[Box]) -> None:
+        self.send({"kind": "groups", "groups": [self._scene.group(box) for box in groups]})
+
+    def _select(self, id: str) -> None:
+        box = self._scene.hierarchy.boxes.get(id)
+        if box is not None:
+            self.send({"kind": "details", "details": describe(self._scene, box)})
+
+    def _reveal(self, id: str) -> None:
+        box = self._scene.hierarchy.boxes.get(id)
+        if box is None:
+            return
+        path = chain(box)
+        groups = [self._scene.group(self._scene.hierarchy.boxes[each]) for each in path[:-1]]
+        self.send({"kind": "reveal", "groups": groups, "chain": path})
+
+    def _search(self, query: str) -> None:
+        hits, total = find(self._scene, query[:MAX_QUERY])
+        self.send({"kind": "found", "query": query, "hits": hits, "total": total})
+
+    def _toggle_views(self, _: str) -> None:
+        self._views = not self._views
+        self._scene = Scene(self._controller.graph, self._scene.plan, views=self._views)
+        self.scene = self._first()
+
+    _handlers = {  # noqa: RUF012 (constant)
+        "evaluate": _evaluate,
+        "cancel": _cancelled,
+        "open": _open,
+        "open-all": _open_all,
+        "select": _select,
+        "reveal": _reveal,
+        "search": _search,
+        "views": _toggle_views,
+    }
+
+    # --- running ------------------------------------------------------------------
+
+    def run(self) -> threading.Thread:
+        """Evaluate what is pending on a worker thread; the one that runs already, if there is one."""
+        with self._start:
+            if self._worker is not None and self._worker.is_alive():
+                return self._worker
+            self._cancel.clear()
+            self.exception = None
+            with self.hold_sync():
+                self.error = None
+                self.progress = None
+                self.state = "running"
+            # The worker sees the caller's context (autocast, output routing) as a plain call would.
+            context = contextvars.copy_context()
+            self._worker = threading.Thread(
+                target=context.run, args=(self._work,), name="lazyviz-evaluate", daemon=True
+            )
+            self._worker.start()
+            return self._worker
+
+    def cancel(self) -> None:
+        """Ask the run to stop after the op that is running."""
+        self._cancel.set()
+
+    def _work(self) -> None:
+        last = 0.0
+
+        def show(progress: ProgressLike) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= PROGRESS_INTERVAL:
+                last = now
+                self.progress = {
+                    "done": progress.done,
+                    "total": progress.total,
+                    "seconds": progress.seconds,
+                    "label": progress.label,
+                }
+
+        report: Any = None
+        try:
+            report = self._controller.evaluate(progress=show, cancel=self._cancel)
+        except BaseException as error:
+            # Everything is shown in the widget; a thread has nobody to raise to.
+            self.exception = error
+        self._finish(report)
+
+    def _finish(self, report: Any) -> None:
+        error = self.exception
+        pending = any(node.state != "done" for node in self._controller.graph.nodes)
+        stopped = self._cancel.is_set() and pending
+        if isinstance(error, KeyboardInterrupt) or (stopped and not self._failed_node()):
+            state = "interrupted"
+        elif error is not None:
+            state = "failed"
+        else:
+            state = self._controller.state
+        with self.hold_sync():
+            if error is not None and state == "failed":
+                self.error = self._failure(error)
+            self.report = _report_text(
+                report if report is not None else getattr(self._controller, "report", None)
+            )
+            self.summary = self._scene.summary()
+            self.state = state
+
+    def _failed_node(self) -> Any:
+        return next((node for node in self._controller.graph.nodes if node.state == "failed"), None)
+
+    def _failure(self, error: BaseException) -> dict[str, Any]:
+        node = self._failed_node()
+        source: SourceLine | None = node.source if node is not None else None
+        box = self._scene.hierarchy.box_of[node.index] if node is not None else None
+        notes = [str(note) for note in getattr(error, "__notes__", ())]
+        message = "\n".join([f"{type(error).__name__}: {error}".rstrip(": "), *notes])
+        return {
+            "message": message,
+            "source": source_json(source),
+            "chain": chain(box) if box is not None else [],
+        }
+
+    def _changed(self) -> None:
+        """The state changed elsewhere: a sync point ran the graph, or ``evaluate()`` was called."""
+        if self._worker is not None and self._worker.is_alive():
+            return  # the worker reports by itself
+        controller = self._controller
+        error = getattr(controller, "error", None)
+        with self.hold_sync():
+            if controller.state == "failed" and isinstance(error, BaseException):
+                self.error = self._failure(error)
+            elif controller.state in ("running", "done"):
+                self.error = None
+            self.report = _report_text(getattr(controller, "report", None))
+            self.summary = self._scene.summary()
+            self.state = controller.state
+
+
+def static_id_of(bundle: dict[str, str]) -> str:
+    """The id of the picture in a static bundle, for ``LazyWidget(static_id=...)``."""
+    found = re.search(r'\bid="([\w-]+)"', bundle.get("text/html", ""))
+    return found.group(1) if found else ""
+
+
+def _size(group: dict[str, Any]) -> int:
+    """About how many bytes of JSON a group is."""
+    return 170 * len(group["boxes"]) + 45 * len(group.get("edges", ()))
+
+
+def _report_text(report: Any) -> str:
+    if report is None:
+        return ""
+    text = f"ran {plural(report.ops_run, 'op')} in {report.seconds:.3g} s"
+    if report.peak_bytes is not None:
+        text += f", measured peak {format_bytes(report.peak_bytes)}"
+    if getattr(report, "pieces", 1) > 1:
+        text += f", in {report.pieces} pieces"
+    backend = getattr(report, "backend", "eager")
+    return text if backend == "eager" else f"{text}, with {backend}"
