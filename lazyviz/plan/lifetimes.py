@@ -8,7 +8,8 @@ the graph start at ``-1``.
 Two timelines share these rules and differ in when a storage is freed:
 
 * **eager**: when the user's code (autograd included) dropped its last reference, which
-  the recorder saw.
+  the recorder saw.  Nobody saw when a storage from outside came to be: one that stays was
+  there all along, one that was dropped while recording, a loop's batch, came with its first use.
 * **lazy**, our run: after its last use, since by the time the run starts it is known that
   nobody will ask for it again; one that is still referenced stays to the end.  A storage
   from outside that the user has dropped since is kept alive by the pending graph alone, so
@@ -32,6 +33,8 @@ from ..graph.ir import Graph, Node, Storage
 class Lifetime(NamedTuple):
     """The span of positions of one storage on both timelines; ``stop`` is exclusive.
 
+    ``start`` to ``lazy_stop`` is our run's, ``eager_start`` to ``eager_stop`` eager's.
+
     ``maker`` is the node that allocated it (``None``: from outside), ``first_use`` and
     ``last_use`` the first and last node that touches it (``None``: none does);
     ``in_backward`` says whether a backward node reads it.
@@ -39,6 +42,7 @@ class Lifetime(NamedTuple):
 
     storage: Storage
     start: int
+    eager_start: int
     eager_stop: int
     lazy_stop: int
     maker: Node | None
@@ -114,15 +118,20 @@ def lifetimes(graph: Graph) -> list[Lifetime]:
         last_use = last.get(storage)
         # A node's own output is alive during the node, even if dropped at once.
         earliest = start + 1
+        eager_start = start
         if storage.dropped is None:
             eager_stop = lazy_stop = count
         else:
             lazy_stop = max(last_use.index + 1 if last_use is not None else earliest, earliest)
             eager_stop = lazy_stop if foreign else max(storage.dropped, earliest)
+            if start < 0 and storage.role is None and last_use is not None:
+                eager_start = first[storage].index
+                eager_stop = max(eager_stop, eager_start + 1)
         result.append(
             Lifetime(
                 storage=storage,
                 start=start,
+                eager_start=eager_start,
                 eager_stop=eager_stop,
                 lazy_stop=lazy_stop,
                 maker=nodes[start] if 0 <= start < count else None,
@@ -145,8 +154,8 @@ def events(spans: Iterable[Lifetime], *, eager: bool = False) -> list[Event]:
         storage = span.storage
         if not storage.nbytes:
             continue
-        result.append(Event(span.start, storage.nbytes, storage))
-        stop = span.eager_stop if eager else span.lazy_stop
+        start, stop = (span.eager_start, span.eager_stop) if eager else (span.start, span.lazy_stop)
+        result.append(Event(start, storage.nbytes, storage))
         result.append(Event(stop, -storage.nbytes, storage))
     result.sort(key=_time)
     return result
@@ -164,6 +173,7 @@ def allocated(spans: Iterable[Lifetime], count: int, *, eager: bool = False) -> 
     changes = [0] * (count + 1)
     for span in spans:
         nbytes = span.storage.nbytes
-        changes[max(span.start, 0)] += nbytes
-        changes[span.eager_stop if eager else span.lazy_stop] -= nbytes
+        start, stop = (span.eager_start, span.eager_stop) if eager else (span.start, span.lazy_stop)
+        changes[max(start, 0)] += nbytes
+        changes[stop] -= nbytes
     return list(accumulate(changes[:count]))

@@ -100,6 +100,18 @@ def test_an_outside_storage_dropped_late_is_freed_early_by_our_run_and_late_by_e
     assert ours == [11, 2, 3]
 
 
+def test_a_loop_s_batches_are_all_held_by_our_run_and_one_at_a_time_by_eager(program):
+    w = program.outside(100, role="parameter")
+    total = program.op([w], 1)
+    for _ in range(3):
+        batch = program.outside(50)
+        program.op([total, batch])
+        program.drop(batch)
+    ours, eager = timelines(program.graph)
+    assert ours == [251, 251, 201, 151]
+    assert eager == [101, 151, 151, 151]
+
+
 def test_events_balance_and_free_before_they_allocate(program):
     x = program.outside(10)
     a = program.op([x], 1)
