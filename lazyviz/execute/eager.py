@@ -60,7 +60,7 @@ def run(
     with ExitStack() as stack:
         stack.callback(tape.settle)
         stack.enter_context(_torch.kernels_only())
-        stack.callback(tape.generators.restore, tape.generators.save())
+        stack.callback(tape.generators.restore, tape.generators.save(nodes))
         stack.callback(torch.set_grad_enabled, grad_mode)
         inference = stack.enter_context(ExitStack())
         interrupted = stack.enter_context(_deferred_interrupts())
@@ -88,7 +88,7 @@ def run(
 
 @contextmanager
 def _deferred_interrupts() -> Iterator[list[int]]:
-    """Collect SIGINT instead of raising it in the middle of a node: a half-noted in-place op would run twice."""
+    """Collect SIGINT; raised in the middle of a node, an in-place op could run twice."""
     arrived: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield arrived

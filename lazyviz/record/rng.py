@@ -10,6 +10,7 @@ before it, each from the state its predecessor left.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 import torch
 
@@ -78,22 +79,26 @@ class Generators:
         scratch.set_state(tail[1].state)
         return scratch.initial_seed()
 
-    def save(self) -> list[tuple[torch.Generator, torch.Tensor, bool]]:
-        """Before running draws: each generator's state, and whether that state is our marker."""
-        saved = []
-        for marker, sequence in self._tails.values():
-            generator = sequence.generator
-            saved.append((generator, generator.get_state(), generator.initial_seed() == marker))
-        return saved
+    def save(self, nodes: Iterable[TrackedNode]) -> list[tuple[torch.Generator, torch.Tensor, bool]]:
+        """Before running ``nodes``: the state of each generator they draw from; is it our marker?"""
+        generators = {
+            id(node.draws.generator): node.draws.generator for node in nodes if node.draws is not None
+        }
+        return [
+            (
+                generator,
+                generator.get_state(),
+                key in self._tails and self._tails[key][0] == generator.initial_seed(),
+            )
+            for key, generator in generators.items()
+        ]
 
     def restore(self, saved: list[tuple[torch.Generator, torch.Tensor, bool]]) -> None:
         """After running draws: the state eager would have left, or what was there while draws are pending."""
         for generator, state, marked in saved:
-            tail = self._tails.get(id(generator))
-            if tail is None:
-                continue
-            sequence = tail[1]
-            done = sequence.last is None or sequence.last.state == "done"
-            if done:
-                del self._tails[id(generator)]
-            generator.set_state(sequence.state if marked and done else state)
+            if marked:
+                sequence = self._tails[id(generator)][1]
+                if sequence.last is None or sequence.last.state == "done":
+                    del self._tails[id(generator)]
+                    state = sequence.state
+            generator.set_state(state)

@@ -29,6 +29,7 @@ _PHASES: dict[str, Phase] = {
     os.path.join(_TORCH, "optim") + os.sep: "optimizer",
     os.path.join(_TORCH, "nn", "utils", "clip_grad.py"): "optimizer",
     os.path.join(_TORCH, "nn", "init.py"): "other",
+    os.path.join(_TORCH, "nn", "parameter.py"): "other",
     os.path.join(_TORCH, "autograd", "__init__.py"): "backward",
 }
 
@@ -107,6 +108,7 @@ class Scopes:
         self._known_roots: weakref.WeakKeyDictionary[torch.nn.Module, tuple[int, dict[int, str]]] = (
             weakref.WeakKeyDictionary()
         )
+        self._roots: dict[int, str] = {}  # by id of a parameter or buffer: class of the outermost module
         self._parameters: dict[int, tuple[weakref.ref[torch.Tensor], Role, str]] = {}
 
     def locate(self, node: TrackedNode, frame: FrameType | None, mutates: bool) -> None:
@@ -134,6 +136,7 @@ class Scopes:
                     node.module, node.root = forward.module, forward.root
         elif (parameter := getattr(engine, "variable", None)) is not None:
             _, name = self.role_of(parameter)
+            node.root = self._roots.get(id(parameter), "")
             node.module = name.rpartition(".")[0]
             for value in node.inputs:
                 if value.storage.role is None:
@@ -186,6 +189,7 @@ class Scopes:
                 for key, tensor in tensors.items():
                     if tensor is not None:
                         full = f"{name}.{key}" if name else key
+                        self._roots[id(tensor)] = type(root).__name__
                         self._parameters[id(tensor)] = (weakref.ref(tensor), role, full)  # type: ignore[assignment]
         return paths
 

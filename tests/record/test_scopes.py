@@ -1,0 +1,96 @@
+"""Every node knows its module, its source line and its phase."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import lazyviz
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(4, 8)
+        self.down = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return x + self.down(F.relu(self.up(x)))
+
+
+def record():
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(2, 4)
+    with lazyviz.lazy() as graph:
+        loss = model(x).sum()  # the forward line
+        loss.backward()  # the backward line
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return graph
+
+
+def test_forward_nodes_carry_their_module():
+    graph = record()
+    by_op = [(node.op._schema.name, node.module) for node in graph.nodes if node.phase == "forward"]
+    assert [m for name, m in by_op if name == "aten::addmm"] == ["0.up", "0.down", "1.up", "1.down"]
+    assert [m for name, m in by_op if name == "aten::relu"] == ["0", "1"]
+    assert [m for name, m in by_op if name == "aten::sum"] == [""]
+    assert {node.root for node in graph.nodes if node.module} == {"Sequential"}
+
+
+def test_backward_nodes_sit_in_their_forward_module():
+    graph = record()
+    backward = [node for node in graph.nodes if node.phase == "backward"]
+    multiplications = [node for node in backward if node.op._schema.name == "aten::mm"]
+    assert [node.module for node in multiplications] == [
+        "1.down", "1.down", "1.up", "1.up", "0.down", "0.down", "0.up",
+    ]  # fmt: skip
+    assert all(node.forward.op._schema.name == "aten::addmm" for node in multiplications)
+    assert all(node.source.text == "loss.backward()  # the backward line" for node in backward)
+
+
+def test_phases_follow_what_runs():
+    graph = record()
+    phases = [node.phase for node in graph.nodes]
+    assert sorted(set(phases), key=phases.index) == ["forward", "backward", "optimizer"]
+    clip = [node for node in graph.nodes if "clip_grad_norm_" in node.source.text]
+    assert clip and {node.phase for node in clip} == {"optimizer"}
+
+
+def test_sources_are_the_users_innermost_line():
+    graph = record()
+    relu = next(node for node in graph.nodes if node.op._schema.name == "aten::relu")
+    assert relu.source.text == "return x + self.down(F.relu(self.up(x)))"
+    assert relu.source.file == __file__
+
+
+def test_storages_know_parameters_and_gradients():
+    graph = record()
+    named = {storage.name: storage.role for storage in graph.ir.storages if storage.name}
+    assert named["0.up.weight"] == "parameter"
+    assert named["0.up.weight.grad"] == "gradient"
+
+
+def test_building_a_model_is_no_forward_phase():
+    with lazyviz.lazy() as graph:
+        nn.Linear(3, 3)
+    assert {node.phase for node in graph.nodes} == {"other"}
+
+
+def test_module_call_is_restored_and_exceptions_unwind_scopes():
+    class Broken(nn.Module):
+        def forward(self, x):
+            raise KeyError("mine")
+
+    model = nn.Sequential(Broken())
+    with lazyviz.lazy() as graph:
+        try:
+            model(torch.ones(1))
+        except KeyError:
+            pass
+        y = torch.ones(1) + 1
+    assert graph.nodes[-1].module == ""
+    assert y.tolist() == [2]

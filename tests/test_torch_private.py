@@ -1,0 +1,174 @@
+"""Each private torch API lazyviz uses does what ``lazyviz/_torch.py`` says it does."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import lazyviz
+from lazyviz import _torch
+
+
+class Wrapper(torch.Tensor):
+    __torch_function__ = _torch.disabled_torch_function
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError(f"{func} reached a pending tensor")
+
+
+def wrapper(shape=(2, 3), dtype=torch.float32):
+    stride = torch.empty(shape, device="meta").stride()
+    return _torch.make_wrapper_subclass(
+        Wrapper, shape, stride, 0, None, dtype, torch.strided, torch.device("cpu")
+    )
+
+
+def test_private_names_stay_in_one_module():
+    package = Path(lazyviz.__file__).parent
+    for path in package.rglob("*.py"):
+        if path.name != "_torch.py":
+            found = re.search(
+                r"torch\._[A-Za-z]\w*|from torch\._\w+|_make_wrapper_subclass\(", path.read_text()
+            )
+            assert found is None, f"{path.name}: {found}"
+
+
+def test_a_wrapper_becomes_an_ordinary_tensor_in_place():
+    tensor = wrapper()
+    tensor.requires_grad_()
+    hooked = []
+    tensor.register_hook(hooked.append)
+    real = torch.arange(6.0).reshape(2, 3)
+    _torch.become_real(tensor, real, torch.Tensor)
+    assert type(tensor) is torch.Tensor
+    assert tensor.data_ptr() == real.data_ptr()
+    assert "Python" not in str(torch._C._dispatch_keys(tensor))
+    (tensor * 2).sum().backward()
+    assert tensor.grad.tolist() == [[2, 2, 2], [2, 2, 2]]
+    assert len(hooked) == 1
+    tensor.requires_grad_(False).resize_(3, 3)  # metadata may change again
+
+
+def test_conjugate_and_negative_views_become_real_without_being_read():
+    for view in (lambda t: t.conj(), lambda t: t.conj().imag):
+        with lazyviz.lazy() as graph:
+            x = torch.randn(3, dtype=torch.complex64)
+            y = view(x)
+        graph.evaluate()
+        assert torch.equal(y, view(x))
+        assert (y.is_conj(), y.is_neg()) == (view(x).is_conj(), view(x).is_neg())
+
+
+def test_a_real_tensor_becomes_pending_and_back():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    address = parameter._cdata
+    _torch.become_pending(parameter, wrapper((4,)), Wrapper)
+    assert parameter.shape == (4,)
+    with pytest.raises(AssertionError, match="reached a pending tensor"):
+        parameter + 1
+    _torch.become_real(parameter, torch.zeros(4), torch.nn.Parameter)
+    assert parameter._cdata == address
+    assert (parameter + 1).tolist() == [1, 1, 1, 1]
+
+
+def test_a_wrapper_that_only_autograd_holds_keeps_its_python_object():
+    tensor = wrapper()
+    holder = torch.ones(2, 3, requires_grad=True)
+    holder.grad = tensor
+    deaths = []
+    reference = weakref.ref(tensor, deaths.append)
+    del tensor
+    assert reference() is holder.grad and not deaths
+    holder.grad = None
+    assert deaths
+
+
+def test_aliases_share_memory_and_not_the_version():
+    tensor = torch.ones(3)
+    alias = _torch.alias(tensor)
+    alias.add_(1)
+    assert tensor.tolist() == [2, 2, 2]
+    assert tensor._version == 0
+    assert _torch.storage_address(alias) == _torch.storage_address(tensor)
+    assert _torch.storage_address(tensor.clone()) != _torch.storage_address(tensor)
+
+
+def test_kernels_only_reaches_no_mode_no_autograd_and_no_autocast():
+    class Refuse(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            raise AssertionError("a mode saw the op")
+
+    weight = torch.ones(2, 2, requires_grad=True)
+    with Refuse(), torch.autocast("cpu", dtype=torch.bfloat16), torch.device("meta"), _torch.kernels_only():
+        result = torch.ops.aten.mm.default(weight, weight)
+        made = torch.ops.aten.ones.default([2], device=torch.device("cpu"))
+    assert result.dtype == torch.float32 and not result.requires_grad
+    assert made.device.type == "cpu"
+
+
+def test_excluding_python_lets_kernels_answer_from_metadata():
+    tensor = wrapper()
+    with _torch.excluding_python():
+        assert torch.ops.aten.is_same_size.default(tensor, tensor)
+
+
+def test_a_mode_goes_in_at_the_bottom_and_out_from_anywhere():
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(self)
+            return func(*args, **(kwargs or {}))
+
+    seen: list[Mode] = []
+    ours = Mode()
+    with Mode() as theirs:
+        _torch.insert_mode_at_bottom(ours)
+        torch.ones(1)
+        assert seen == [theirs, ours]
+        assert _torch.remove_mode(ours) and not _torch.remove_mode(ours)
+        torch.ones(1)
+        assert seen[2:] == [theirs]
+    assert _torch.active_dispatch_modes() == 0
+
+
+def test_sequence_numbers_pair_forward_and_backward():
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            node = _torch.current_autograd_node()
+            seen.append((func, _torch.sequence_number() - 1 if node is None else node._sequence_nr()))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(3, requires_grad=True)
+    with Watch():
+        x.exp().sum().backward()
+    numbers = {str(func): number for func, number in seen}
+    backward = [number for func, number in seen if str(func) == "aten.mul.Tensor"]
+    assert backward == [numbers["aten.exp.default"]]
+
+
+def test_lazy_parameters_do_not_change_the_choice_of_foreach():
+    from torch.optim.optimizer import _foreach_supported_types
+
+    before = list(_foreach_supported_types)
+    _torch.support_foreach(Wrapper)
+    assert Wrapper in _foreach_supported_types
+    _torch.withdraw_foreach(Wrapper)
+    assert list(_foreach_supported_types) == before
+
+
+def test_dispatches_itself_tells_subclasses_with_their_own_dispatch():
+    assert _torch.dispatches_itself(Wrapper)
+    assert not _torch.dispatches_itself(torch.nn.Parameter)
+
+
+def test_shape_rule_errors_are_not_logged_twice(caplog):
+    with pytest.raises(RuntimeError), lazyviz.lazy():
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    assert not caplog.records
