@@ -14,6 +14,7 @@ import ast
 import inspect
 import keyword
 import os
+import warnings
 import weakref
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -148,7 +149,10 @@ class LazyMagics(Magics):
                 self._bind(graph, options.name)
                 self._begin_traceback_in_cell(error)
                 if graph.nodes:
-                    self._show(graph, options.no_widget)
+                    try:
+                        self._show(graph, options.no_widget)
+                    except Exception as trouble:  # must not stand before the user's own error
+                        warnings.warn(f"lazyviz could not show the graph: {trouble!r}")
                 raise
         self._bind(graph, options.name)
         try:

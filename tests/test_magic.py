@@ -174,6 +174,16 @@ def test_nothing_recorded_before_an_exception_shows_nothing_but_the_exception(ru
     assert "ZeroDivisionError" in run.output
 
 
+def test_a_picture_that_fails_does_not_hide_the_user_s_error(run, monkeypatch):
+    def fail(graph):
+        raise OSError("no picture")
+
+    monkeypatch.setattr(session.LazyGraph, "text", fail)
+    with pytest.warns(UserWarning, match="could not show the graph: OSError"):
+        result = run("%%lazy\ny = torch.ones(3)\n1 / 0")
+    assert isinstance(result.error_in_exec, ZeroDivisionError)
+
+
 def test_an_interrupt_ends_recording_and_keeps_the_graph(run):
     result = run("%%lazy\ny = torch.ones(3)\nraise KeyboardInterrupt")
     assert isinstance(result.error_in_exec, KeyboardInterrupt)
