@@ -42,6 +42,7 @@ class Metrics:
             ordered = sorted(recent)
             number, total = self._totals[name]
             result[name] = {"count": number, "total": total} | {
-                f"p{percent}": ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] for percent in (50, 90, 99)
+                f"p{percent}": ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+                for percent in (50, 90, 99)
             }
         return result

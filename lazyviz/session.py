@@ -393,6 +393,7 @@ def lazy(
     try:
         yield graph
     finally:
+        _mark_parameters(graph.ir)
         tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit = outer
         if tape.graph is None:
             _scope_patches.remove()
@@ -403,6 +404,15 @@ def lazy(
         _metrics.count("ops recorded", len(graph.ir))
         tape.settle()
         _unwatch()
+
+
+def _mark_parameters(graph: Graph) -> None:
+    """Storages of parameters that the block made: only the tensor objects tell, once they are parameters."""
+    for node in graph.nodes:
+        for value in node.outputs:
+            tensor = value.tensor() if value.tensor is not None else None
+            if tensor is not None and value.storage.role is None and isinstance(tensor, torch.nn.Parameter):
+                value.storage.role = "parameter"
 
 
 def lazy_function(function: Callable[..., Any]) -> Callable[..., tuple[Any, LazyGraph]]:

@@ -357,7 +357,7 @@ def test_status_names_the_sync_points(run):
     run("%%lazy\ny = w + torch.rand(3)\nv = float(y[0])")
     run("%lazy status")
     assert "sync point" in run.output
-    assert ":3" in run.output
+    assert "at line 3" in run.output
 
 
 def test_reset_forgets_what_is_pending(run):

@@ -13,6 +13,7 @@ anything.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,8 +35,13 @@ class SourceLine:
     line: int
     text: str
 
+    @property
+    def in_cell(self) -> bool:
+        """Whether the line is a notebook cell's, whose file name (IPython's) says nothing to the user."""
+        return self.file.startswith("<") or f"{os.sep}ipykernel_" in self.file
+
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"line {self.line}" if self.in_cell else f"{self.file}:{self.line}"
 
 
 class TensorMeta:

@@ -341,9 +341,7 @@ def _where(node: Node) -> str:
 
 def _line(source: SourceLine) -> str:
     """``"line 3"`` of a cell, ``"train.py:3"`` of a file: what the user can look up."""
-    if source.file.startswith("<") or f"{os.sep}ipykernel_" in source.file:
-        return f"line {source.line}"
-    return f"{os.path.basename(source.file)}:{source.line}"
+    return str(source) if source.in_cell else f"{os.path.basename(source.file)}:{source.line}"
 
 
 def _what(allocation: Allocation) -> str:

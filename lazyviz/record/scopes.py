@@ -189,6 +189,9 @@ class Scopes:
                 for key, tensor in tensors.items():
                     if tensor is not None:
                         full = f"{name}.{key}" if name else key
+                        pending = tensor.__dict__.get("_lazyviz")
+                        if pending is not None:  # made in this block: it has a storage already
+                            pending.storage.role, pending.storage.name = role, full
                         self._roots[id(tensor)] = type(root).__name__
                         self._parameters[id(tensor)] = (weakref.ref(tensor), role, full)  # type: ignore[assignment]
         return paths

@@ -94,3 +94,13 @@ def test_module_call_is_restored_and_exceptions_unwind_scopes():
         y = torch.ones(1) + 1
     assert graph.nodes[-1].module == ""
     assert y.tolist() == [2]
+
+
+def test_parameters_made_in_the_block_are_parameters_of_the_plan():
+    with lazyviz.lazy() as graph:
+        called = nn.Linear(3, 5)
+        called(torch.ones(2, 3))
+        alone = nn.Parameter(torch.zeros(7))
+    roles = {storage.nbytes: (storage.role, storage.name) for storage in graph.ir.storages if storage.role}
+    assert roles == {60: ("parameter", "weight"), 20: ("parameter", "bias"), 28: ("parameter", "")}
+    assert lazyviz.is_lazy(alone)
