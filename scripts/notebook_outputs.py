@@ -28,13 +28,13 @@ def keep_only_checked(notebook: Any) -> None:
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue
-        cell.execution_count = None
+        checked = CHECKED in cell.metadata.get("tags", [])
         cell.metadata.pop("execution", None)
-        if CHECKED not in cell.metadata.get("tags", []):
-            cell.outputs = []
+        cell.execution_count = 1 if checked else None  # nbval compares only cells that were run
+        cell.outputs = cell.outputs if checked else []
         for output in cell.outputs:
             if "execution_count" in output:
-                output.execution_count = None
+                output.execution_count = 1
 
 
 def main(paths: list[str]) -> int:

@@ -45,7 +45,7 @@ def test_a_committed_notebook_keeps_just_the_outputs_that_nbval_compares(path: P
     for cell in code_cells(path):
         checked = "nbval-check-output" in cell["metadata"].get("tags", [])
         assert bool(cell["outputs"]) == checked, cell["source"]
-        assert cell["execution_count"] is None
+        assert cell["execution_count"] == (1 if checked else None)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=IDS)
