@@ -28,10 +28,10 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 # The tags by which the notebook marks what is worth printing here.
 SHOWN = {
-    "lazyviz-plan": "The plan, made before anything ran:",
-    "lazyviz-report": "The report, after evaluating:",
-    "lazyviz-accuracy": "The loop of lazy steps:",
-    "lazyviz-equal": "Against plain PyTorch:",
+    "lazyviz-plan": "the plan, made before anything ran",
+    "lazyviz-report": "the report, after evaluating",
+    "lazyviz-accuracy": "what it printed",
+    "lazyviz-equal": "what it found",
 }
 
 
@@ -40,12 +40,17 @@ def text_of(cell: Any) -> str:
     return "".join(output.text for output in cell.outputs if output.output_type == "stream")
 
 
+def heading(cell: Any) -> str:
+    """The heading that a markdown cell begins with, without its marks and its number."""
+    return cell.source.splitlines()[0].lstrip("# 0123456789.")
+
+
 def execute(notebook: Any) -> None:
     """Run every cell, in place, with one line of progress a section."""
 
     def on_cell_start(cell: Any, cell_index: int) -> None:
         if cell.cell_type == "markdown" and cell.source.startswith("#"):
-            say(f"   {cell.source.splitlines()[0].lstrip('# ')}")
+            say(f"   {heading(cell)}")
 
     client = NotebookClient(
         notebook,
@@ -73,10 +78,13 @@ def save(notebook: Any) -> tuple[Path, Path]:
 
 def show(notebook: Any) -> None:
     """Print the outputs of the tagged cells, in the notebook's order."""
+    section = ""
     for cell in notebook.cells:
+        if cell.cell_type == "markdown" and cell.source.startswith("#"):
+            section = heading(cell)
         for tag in cell.metadata.get("tags", []):
             if tag in SHOWN:
-                say(f"\n{SHOWN[tag]}")
+                say(f"\n{section} — {SHOWN[tag]}")
                 say("\n".join(f"  {line}" for line in text_of(cell).rstrip().splitlines()))
     say("")
 

@@ -45,7 +45,13 @@ def main(paths: list[str]) -> int:
     for path in map(Path, paths):
         notebook = nbformat.read(path, as_version=4)
         folder = {"metadata": {"path": str(path.parent)}}
-        NotebookClient(notebook, timeout=600, resources=folder, store_widget_state=False).execute()
+        NotebookClient(
+            notebook,
+            timeout=600,
+            resources=folder,
+            store_widget_state=False,
+            extra_arguments=["--IPKernelApp.log_level=ERROR"],
+        ).execute()
         keep_only_checked(notebook)
         nbformat.write(notebook, path)
         say(f"{path}: run, and left with the outputs that nbval checks")

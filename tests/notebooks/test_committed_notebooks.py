@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -52,6 +53,6 @@ def test_a_committed_notebook_keeps_just_the_outputs_that_nbval_compares(path: P
 def test_every_code_cell_follows_a_sentence_that_says_what_to_look_at(path: Path):
     cells = nbformat.read(path, as_version=4).cells
     assert cells[0].cell_type == "markdown"
-    for before, cell in zip(cells, cells[1:]):
+    for before, cell in pairwise(cells):
         if cell.cell_type == "code":
             assert before.cell_type == "markdown", cell.source
