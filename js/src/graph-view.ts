@@ -8,7 +8,7 @@ import type { Arrangement, Frame, Scene } from "./scene";
 import type { Flow } from "./types";
 
 const LEAST_HEIGHT = 240;
-const MOST_HEIGHT = 640;
+const MOST_HEIGHT = 820;
 const LEGIBLE = 0.8; // the scale that lanes are wrapped for
 const LEAST_SCALE = 0.62; // of the first view
 
@@ -30,7 +30,7 @@ export class GraphView {
   private lit = new Map<string, string>();
   private flows: Flow[] = [];
   private width = 0;
-  private first = true;
+  private touched = false; // the reader has panned or zoomed: the view is theirs
 
   constructor(
     private readonly scene: Scene,
@@ -60,7 +60,8 @@ export class GraphView {
         }
         return !(event as MouseEvent).ctrlKey && (event as MouseEvent).button === 0;
       })
-      .on("zoom", (event: { transform: ZoomTransform }) => {
+      .on("zoom", (event: { transform: ZoomTransform; sourceEvent: unknown }) => {
+        if (event.sourceEvent) this.touched = true;
         this.content.setAttribute("transform", event.transform.toString());
       });
     target.call(this.behaviour).on("dblclick.zoom", null);
@@ -102,10 +103,7 @@ export class GraphView {
     if (width < 10 || Math.abs(width - this.width) < 1) return;
     this.width = width;
     this.draw();
-    if (this.first) {
-      this.first = false;
-    }
-    this.home();
+    if (!this.touched) this.home();
   }
 
   /** Draws anew; the box `anchor`, if it is there before and after, stays where it is on screen. */
@@ -118,18 +116,28 @@ export class GraphView {
     this.content.replaceChildren(...this.picture(arrangement));
     this.mark();
     const after = anchor !== undefined ? this.frames.get(anchor) : undefined;
-    if (before && after) {
-      const { x, y, k } = this.transform;
+    const { x, y, k } = this.transform;
+    if (!before || !after) {
+      if (!this.touched) this.home();
+    } else if (this.touched) {
+      this.grow(k);
       this.move(zoomIdentity.translate(x + (before.x - after.x) * k, y + (before.y - after.y) * k).scale(k));
+    } else {
+      // As wide as there is room for, the box about where it was, no empty space above or below.
+      const scale = this.homeScale();
+      const height = this.grow(scale);
+      const top = y + before.y * k - after.y * scale;
+      const lowest = Math.min(height - 12 - arrangement.height * scale, 12);
+      this.move(zoomIdentity.translate(this.homeLeft(scale), Math.min(Math.max(top, lowest), 12)).scale(scale));
     }
-    this.grow(this.transform.k);
   }
 
   /** The whole picture in view. */
   fit(): void {
     const { arrangement } = this;
     if (!arrangement) return;
-    const height = this.svg.clientHeight || LEAST_HEIGHT;
+    this.touched = true;
+    const height = this.grow(this.homeScale());
     const k = Math.min((this.width - 24) / arrangement.width, (height - 24) / arrangement.height, 1);
     this.move(
       zoomIdentity
@@ -142,9 +150,18 @@ export class GraphView {
   home(): void {
     const { arrangement } = this;
     if (!arrangement) return;
-    const k = Math.min(1, Math.max((this.width - 24) / arrangement.width, LEAST_SCALE));
+    this.touched = false;
+    const k = this.homeScale();
     this.grow(k);
-    this.move(zoomIdentity.translate(Math.max((this.width - arrangement.width * k) / 2, 12), 12).scale(k));
+    this.move(zoomIdentity.translate(this.homeLeft(k), 12).scale(k));
+  }
+
+  private homeScale(): number {
+    return Math.min(1, Math.max((this.width - 24) / (this.arrangement?.width || 1), LEAST_SCALE));
+  }
+
+  private homeLeft(k: number): number {
+    return Math.max((this.width - (this.arrangement?.width ?? 0) * k) / 2, 12);
   }
 
   select(id: string | null): void {
@@ -173,6 +190,7 @@ export class GraphView {
   center(id: string): void {
     const frame = this.frames.get(id);
     if (!frame) return;
+    this.touched = true;
     const k = Math.max(this.transform.k, LEGIBLE);
     const height = this.svg.clientHeight || LEAST_HEIGHT;
     this.move(
@@ -189,11 +207,11 @@ export class GraphView {
     return { width: this.arrangement?.width ?? 0, height: this.arrangement?.height ?? 0 };
   }
 
-  private grow(k: number): void {
+  private grow(k: number): number {
     const wanted = (this.arrangement?.height ?? 0) * k + 24;
-    const now = this.svg.clientHeight;
-    const height = Math.min(Math.max(wanted, LEAST_HEIGHT, this.first ? 0 : Math.min(now, wanted)), MOST_HEIGHT);
-    this.svg.style.height = `${height.toFixed(0)}px`;
+    const height = Math.round(Math.min(Math.max(wanted, LEAST_HEIGHT), MOST_HEIGHT));
+    this.svg.style.height = `${height}px`;
+    return height;
   }
 
   private move(transform: ZoomTransform): void {

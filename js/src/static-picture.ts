@@ -1,24 +1,36 @@
 // The static picture in the output before the widget is for readers without a kernel: a live widget hides it.
 
-/** Hides the picture with this id as soon as it is there; returns how to stop looking and show it again. */
-export function hideStaticPicture(id: string): () => void {
-  if (!id) return () => undefined;
+const OUTPUT = ".jp-OutputArea-child, .output_area, .cell-output";
+const AREA = ".jp-OutputArea, .output, .output_container";
+
+/** Hides the picture (the one with this id, else the nearest before `widget` in its cell); returns the undo. */
+export function hideStaticPicture(widget: HTMLElement, id: string): () => void {
   const hidden: HTMLElement[] = [];
   let timer: ReturnType<typeof setTimeout> | undefined;
   let tries = 0;
   const look = (): void => {
-    for (const picture of document.querySelectorAll<HTMLElement>(`img[id="${CSS.escape(id)}"]`)) {
-      const output = picture.closest<HTMLElement>(".jp-OutputArea-child, .output_area, .cell-output") ?? picture;
-      if (output.querySelector(".lazyviz")) continue;
+    const picture = id ? document.getElementById(id) : nearestBefore(widget);
+    const output = picture?.closest<HTMLElement>(OUTPUT) ?? picture;
+    if (output && !output.contains(widget)) {
       output.style.display = "none";
       hidden.push(output);
+    } else if (tries++ < 40) {
+      // The picture's output may be rendered after the widget's, and the widget before it is in the page.
+      timer = setTimeout(look, 250);
     }
-    // The picture's output may be rendered after the widget's.
-    if (!hidden.length && tries++ < 40) timer = setTimeout(look, 250);
   };
   look();
   return () => {
     clearTimeout(timer);
     for (const output of hidden) output.style.removeProperty("display");
   };
+}
+
+function nearestBefore(widget: HTMLElement): HTMLElement | null {
+  const area = widget.closest(AREA);
+  let nearest: HTMLElement | null = null;
+  for (const picture of area?.querySelectorAll<HTMLElement>("img.lazyviz-static") ?? []) {
+    if (picture.compareDocumentPosition(widget) & Node.DOCUMENT_POSITION_FOLLOWING) nearest = picture;
+  }
+  return nearest;
 }

@@ -38,7 +38,7 @@ export function render({ model, el }: { model: Model; el: HTMLElement }): () => 
     body = new Body(model, root);
   };
   model.on("change:scene", rebuild);
-  const showPicture = hideStaticPicture(String(model.get("static_id") ?? ""));
+  const showPicture = hideStaticPicture(root, String(model.get("static_id") ?? ""));
   return () => {
     model.off("change:scene", rebuild);
     body.stop();
@@ -170,7 +170,7 @@ class Body {
       this.expanding = false;
       this.scene.openAll(MOST_BOXES);
       this.graph.draw();
-      this.graph.home();
+      this.graph.fit();
       return;
     }
     for (const id of ids) {

@@ -96,9 +96,9 @@ class LazyWidget(anywidget.AnyWidget):
     scene = traitlets.Dict().tag(sync=True)
     state = traitlets.Unicode("pending").tag(sync=True)
     summary = traitlets.Unicode("").tag(sync=True)
-    progress = traitlets.Dict(allow_none=True, default_value=None).tag(sync=True)
+    progress: Any = traitlets.Dict(allow_none=True, default_value=None).tag(sync=True)
     report = traitlets.Unicode("").tag(sync=True)
-    error = traitlets.Dict(allow_none=True, default_value=None).tag(sync=True)
+    error: Any = traitlets.Dict(allow_none=True, default_value=None).tag(sync=True)
     static_id = traitlets.Unicode("").tag(sync=True)
 
     def __init__(self, controller: Controller, *, static_id: str = "") -> None:
