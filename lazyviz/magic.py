@@ -81,6 +81,8 @@ class LazyMagics(Magics):
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self._raw_cell = ""
+        self._cell_id: str | None = None
+        self._widgets: dict[str, Any] = {}  # the last one of each cell
         # An exception of a cell, while IPython has yet to show it.
         self._raised: BaseException | None = None
 
@@ -258,7 +260,14 @@ class LazyMagics(Magics):
         # A separate output: it is what a saved notebook shows where the widget cannot run.
         display(graph.static_bundle(), raw=True)
         if not no_widget:
-            display(graph.widget())
+            # The cell's output is replaced: so is the graph that only its old widget could reach.
+            previous = self._widgets.pop(self._cell_id or "", None)
+            if previous is not None:
+                previous.close()
+            widget = graph.widget()
+            if self._cell_id is not None:
+                self._widgets[self._cell_id] = widget
+            display(widget)
 
     # --- %lazy --------------------------------------------------------------------------
 
@@ -321,6 +330,7 @@ class LazyMagics(Magics):
 
     def before_cell(self, info: Any) -> None:
         self._raw_cell = info.raw_cell or ""
+        self._cell_id = getattr(info, "cell_id", None)
 
     def after_cell(self, result: Any = None) -> None:
         self._raw_cell = ""

@@ -11,55 +11,30 @@ import functools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _torch
 from .execute import eager
 from .execute.backend import find_backend
+from .execute.report import Report as Report
 from .graph.ir import Graph, SyncPoint
 from .metrics import Metrics
 from .record.guard import nodes_before_access
 from .record.order import closure
-from .record.recorder import HELD_BYTES_LIMIT, RecorderMode, SyncError, tape
-from .record.scopes import ScopePatches
+from .record.recorder import HELD_BYTES_LIMIT, SyncError, tape
 from .record.storage import TrackedNode
-from .record.sync import SyncPatches, is_pending
-from .record.tensor import LazyTensor
+from .record.sync import is_pending
+from .record.watch import Watch
 
 if TYPE_CHECKING:
     import graphviz
 
     from .plan.memory import Plan
-
-
-@dataclass(frozen=True)
-class Report:
-    """What one evaluation did.
-
-    ``seconds`` is wall time; ``peak_bytes`` the measured peak of tensor memory (CUDA: the
-    allocator's counter; CPU: the real sizes of the storages the run held).  ``share`` is
-    the share of ops that the named backend itself ran.
-    """
-
-    ops_run: int
-    seconds: float
-    peak_bytes: int | None
-    backend: str
-    cause: str
-    pieces: int = 1
-    share: float = 1.0
-    cache_hit: bool = False
-    cache_miss_reason: str | None = None
-
-    def __str__(self) -> str:
-        peak = "" if self.peak_bytes is None else f", peak {self.peak_bytes / 2**20:.1f} MiB"
-        return f"{self.ops_run} ops in {self.seconds:.3f} s with {self.backend}{peak} ({self.cause})"
 
 
 class LazyGraph:
@@ -198,8 +173,8 @@ class LazyGraph:
         save(self.ir, self.plan(), path, format)
 
     def widget(self) -> Any:
-        """The interactive widget; the same one each time."""
-        if self._widget is None:
+        """The interactive widget; the same one each time, until it is closed."""
+        if self._widget is None or self._widget.comm is None:
             from .view.widget import LazyWidget
 
             self._widget = LazyWidget(self)
@@ -217,33 +192,12 @@ class LazyGraph:
 
 # --- the pieces below the public functions ------------------------------------------
 
-_mode = RecorderMode()
-_thread = threading.local()
-_scope_patches = ScopePatches(tape.scopes)
-_sync_patches = SyncPatches(tape)
-_graphs: dict[int, LazyGraph] = {}  # by id of the ir.Graph, those with pending nodes
+_watch = Watch(tape)
+# Graphs with pending nodes, by id of the ir.Graph; weak, since a graph nobody can reach need not run.
+_graphs: weakref.WeakValueDictionary[int, LazyGraph] = weakref.WeakValueDictionary()
 _forbidden = contextvars.ContextVar("lazyviz_forbid_sync", default=False)
 _metrics = Metrics()
 _last_cause = "nothing has been evaluated yet"
-
-
-def _watch() -> None:
-    """Make this thread's ops pass our mode, and below-dispatcher reads our patches."""
-    if not getattr(_thread, "watched", False):
-        _torch.insert_mode_at_bottom(_mode)
-        _thread.watched = True
-    _sync_patches.install()
-    _torch.support_foreach(LazyTensor)
-
-
-def _unwatch() -> None:
-    """Leave PyTorch as it was, once nothing is recording or pending."""
-    if tape.graph is not None or tape.pending:
-        return
-    _sync_patches.remove()
-    _torch.withdraw_foreach(LazyTensor)
-    if getattr(_thread, "watched", False) and _torch.remove_mode(_mode):
-        _thread.watched = False
 
 
 def _needed(tensors: Sequence[torch.Tensor]) -> list[TrackedNode]:
@@ -314,7 +268,7 @@ def _evaluate(
             if not lazy.pending:
                 _graphs.pop(id(lazy.ir), None)
             lazy._changed(outcome)
-        _unwatch()
+        _watch.release()
     if graph is not None:
         graph.report = report
     return report
@@ -385,28 +339,26 @@ def lazy(
     graph = LazyGraph(Graph(), device=device, backend=backend, code=code)
     _graphs[id(graph.ir)] = graph
     if outer[0] is None:
-        _watch()
-        _scope_patches.install()
+        _watch.begin_recording()
     tape.graph, tape.owner = graph.ir, threading.get_ident()
     tape.allow_sync, tape.held_bytes_limit = allow_sync, held_bytes_limit
     start = time.perf_counter()
     try:
         yield graph
     finally:
-        _mark_parameters(graph.ir)
+        _mark_parameters(graph)
         tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit = outer
-        if tape.graph is None:
-            _scope_patches.remove()
         if not graph.pending:
             _graphs.pop(id(graph.ir), None)
         _metrics.add("record", time.perf_counter() - start)
         _metrics.count("graphs")
         _metrics.count("ops recorded", len(graph.ir))
         tape.settle()
-        _unwatch()
+        if tape.graph is None:
+            _watch.end_recording()
 
 
-def _mark_parameters(graph: Graph) -> None:
+def _mark_parameters(graph: LazyGraph) -> None:
     """Storages of parameters that the block made: only the tensor objects tell, once they are parameters."""
     for node in graph.nodes:
         for value in node.outputs:
@@ -494,8 +446,9 @@ def devices() -> list[Any]:
 
 
 def cell_boundary() -> None:
-    """Between two cells: leave PyTorch as it was if nothing is pending."""
-    _unwatch()
+    """Between two cells: forget what nobody can see; leave PyTorch as it was if nothing is pending."""
+    tape.forget_unreachable([graph.ir for graph in _graphs.values()])
+    _watch.release()
 
 
 def reset() -> None:
@@ -508,4 +461,4 @@ def reset() -> None:
     tape.pending.clear()
     _graphs.clear()
     tape.settle()
-    _unwatch()
+    _watch.release()

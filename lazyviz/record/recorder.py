@@ -352,6 +352,21 @@ class Tape:
             storage.nbytes for storage in self.storages.values() if storage.external and not storage.live
         )
 
+    def forget_unreachable(self, reachable: Iterable[Graph]) -> None:
+        """Drop pending nodes of unreachable graphs that show in no tensor, owed write or owed draw."""
+        kept = {id(graph) for graph in reachable}
+        if all(id(node.graph) in kept for node in self.pending):
+            return
+        wanted = closure(node for node in self.pending if id(node.graph) in kept or _is_owed(node))
+        for node in self.pending.keys() - set(wanted):
+            del self.pending[node]
+            for value in node.inputs:
+                value.uses -= 1
+                value.storage.uses -= 1
+                if not value.uses:
+                    value.real = None
+        self.settle()
+
     # --- who is who ---------------------------------------------------------------
 
     def in_autograd(self) -> bool:
@@ -409,6 +424,15 @@ def release(value: TrackedValue) -> None:
         value.storage.live -= 1
         if value.storage.live == 0:
             value.storage.dropped = len(value.storage.graph.nodes)
+
+
+def _is_owed(node: TrackedNode) -> bool:
+    """Whether eager PyTorch would have left something of ``node`` that can still be seen."""
+    return (
+        node.draws is not None
+        or any(storage.external or storage.live for storage in node.writes)
+        or any(value.tensor is not None for value in node.outputs)
+    )
 
 
 def _same_bytes(snapshot: torch.Tensor, tensor: torch.Tensor) -> bool:

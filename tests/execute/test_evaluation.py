@@ -226,3 +226,39 @@ def test_a_loader_with_workers_inside_the_block():
         total = sum((batch @ weight).sum() for (batch,) in DataLoader(data, batch_size=2, num_workers=1))
     graph.evaluate()
     assert total.item() == 2 * sum(range(12))
+
+
+def test_a_graph_nobody_can_reach_is_forgotten():
+    from lazyviz.session import cell_boundary
+
+    x = torch.ones(3)
+    with lazyviz.lazy() as graph:
+        y = x + 1
+        z = (y * 2).sum()
+    del graph
+    gc.collect()
+    cell_boundary()
+    assert lazyviz.metrics()["ops pending"] == 3  # y and z can still be seen
+    del y, z
+    cell_boundary()
+    assert lazyviz.metrics()["ops pending"] == 0
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_an_owed_write_and_an_owed_draw_are_not_forgotten():
+    from lazyviz.session import cell_boundary
+
+    torch.manual_seed(3)
+    torch.rand(5)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    x = torch.ones(3)
+    with lazyviz.lazy():
+        x.add_(torch.ones(3) * 2)
+        torch.rand(5)
+        x * 5  # nobody sees this one
+    gc.collect()
+    cell_boundary()
+    assert lazyviz.metrics()["ops pending"] == 4
+    assert torch.equal(torch.rand(2), expected)
+    assert x.tolist() == [3, 3, 3]
