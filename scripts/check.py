@@ -36,11 +36,11 @@ CHECKS = (
     Check("mypy", ("-m", "mypy"), lint=True),
     Check("eslint", (*NPM, "lint"), lint=True),
     Check("tsc", (*NPM, "typecheck"), lint=True),
-    Check("Python tests", ("-m", "pytest", "-q", f"--ignore={BROWSER}"), stream=True),
+    Check("Python tests", ("-m", "pytest", f"--ignore={BROWSER}"), stream=True),
     # The kernel is another process, and nbval's own warnings are not ours: errors in cells are what counts.
-    Check("notebooks", ("-m", "pytest", "-q", "--nbval-lax", "-W", "default", "notebooks"), stream=True),
+    Check("notebooks", ("-m", "pytest", "--nbval-lax", "-W", "default", "notebooks"), stream=True),
     Check("JavaScript tests", (*NPM, "test")),
-    Check("browser test", ("-m", "pytest", "-q", BROWSER), stream=True),
+    Check("browser test", ("-m", "pytest", BROWSER), stream=True),
 )
 
 
