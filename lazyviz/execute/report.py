@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..plan.units import format_bytes
+
 
 @dataclass(frozen=True)
 class Report:
@@ -25,5 +27,5 @@ class Report:
     cache_miss_reason: str | None = None
 
     def __str__(self) -> str:
-        peak = "" if self.peak_bytes is None else f", peak {self.peak_bytes / 2**20:.1f} MiB"
+        peak = "" if self.peak_bytes is None else f", peak {format_bytes(self.peak_bytes)}"
         return f"{self.ops_run} ops in {self.seconds:.3f} s with {self.backend}{peak} ({self.cause})"
