@@ -22,6 +22,7 @@ import torch
 from .execute import eager
 from .execute.backend import find_backend
 from .execute.report import Report as Report
+from .execute.segments import run_with_backend
 from .graph.ir import Graph, SyncPoint
 from .metrics import Metrics
 from .record.guard import nodes_before_access
@@ -140,13 +141,14 @@ class LazyGraph:
         if split not in (None, "off"):
             raise ValueError("splitting is not available in this version of lazyviz")
         name = backend or self.backend
-        if find_backend(name) is not None:
-            raise ValueError(f"backend {name!r} cannot run graphs in this version of lazyviz")
+        find_backend(name)
         if tape.graph is not None and tape.owner != threading.get_ident():
             raise RuntimeError("a cell is recording on another thread; evaluate once it has ended")
         with tape.lock:
             targets = _needed(tensors) if tensors else [node for node in self.nodes if node.state != "done"]
-            return _evaluate(closure(targets), "evaluate()", progress=progress, cancel=cancel, graph=self)
+            return _evaluate(
+                closure(targets), "evaluate()", backend=name, progress=progress, cancel=cancel, graph=self
+            )
 
     # --- showing ------------------------------------------------------------------
 
@@ -208,6 +210,7 @@ def _evaluate(
     nodes: Sequence[TrackedNode],
     cause: str,
     *,
+    backend: str = "eager",
     progress: Callable[[Any], None] | None = None,
     cancel: threading.Event | None = None,
     graph: LazyGraph | None = None,
@@ -237,14 +240,17 @@ def _evaluate(
         lazy.error = None
         lazy._changed("running")
     outcome: str | None = None
+    peak: int | None = None
+    share = 0
     try:
-        peak: int | None = eager.run(
-            tape,
-            nodes,
-            progress=on_node if progress is not None else None,
-            cancelled=cancel.is_set if cancel is not None else None,
-            timed=not cuda,
-        )
+        runner = find_backend(backend)
+        on_progress = on_node if progress is not None else None
+        cancelled = cancel.is_set if cancel is not None else None
+        if runner is None:
+            peak = eager.run(tape, nodes, progress=on_progress, cancelled=cancelled, timed=not cuda)
+            share = len(nodes)
+        else:
+            peak, share = run_with_backend(tape, nodes, runner, progress=on_progress, cancelled=cancelled)
         for index in cuda:
             torch.cuda.synchronize(index)
             peak = torch.cuda.max_memory_allocated(index)
@@ -259,7 +265,14 @@ def _evaluate(
     finally:
         seconds = time.perf_counter() - start
         done = sum(node.state == "done" for node in nodes)
-        report = Report(done, seconds, peak if outcome is None else None, "eager", cause)
+        report = Report(
+            done,
+            seconds,
+            peak,
+            backend,
+            cause,
+            share=share / len(nodes) if nodes and outcome is None else 1.0,
+        )
         _last_cause = f"{cause}: {done} ops in {seconds:.3f} s"
         _metrics.add("evaluate", seconds)
         _metrics.count("ops run", done)
@@ -325,8 +338,7 @@ def lazy(
     """
     if batch is not None or split not in (None, "off"):
         raise ValueError("naming a batch and splitting are not available in this version of lazyviz")
-    if find_backend(backend) is not None:
-        raise ValueError(f"backend {backend!r} cannot run graphs in this version of lazyviz")
+    find_backend(backend)
     if device is not None:
         from .plan.devices import resolve
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -56,19 +56,9 @@ def run(
     """
     total = len(nodes)
     memory = ResidentMemory(nodes)
-    grad_mode = torch.is_grad_enabled()
-    with ExitStack() as stack:
-        stack.callback(tape.settle)
-        stack.enter_context(_torch.kernels_only())
-        stack.callback(tape.generators.restore, tape.generators.save(nodes))
-        stack.callback(torch.set_grad_enabled, grad_mode)
-        inference = stack.enter_context(ExitStack())
-        interrupted = stack.enter_context(_deferred_interrupts())
+    with kernel_level(tape, nodes) as interrupted, ExitStack() as inference:
         for done, node in enumerate(nodes, 1):
-            if interrupted:
-                raise KeyboardInterrupt(f"interrupted after {done - 1} of {total} ops")
-            if cancelled is not None and cancelled():
-                raise Interrupted(f"cancelled after {done - 1} of {total} ops")
+            check_interrupts(interrupted, cancelled, f"after {done - 1} of {total} ops")
             if node.inference_mode != torch.is_inference_mode_enabled():
                 if node.inference_mode:
                     inference.enter_context(torch.inference_mode())
@@ -77,13 +67,33 @@ def run(
             if node.grad_mode != torch.is_grad_enabled():
                 torch.set_grad_enabled(node.grad_mode)
             start = time.perf_counter() if timed else 0.0
-            _run_node(node, memory)
+            run_node(node, memory)
             if timed:
                 node.seconds = time.perf_counter() - start
             tape.finished(node)
             if progress is not None:
                 progress(done, total, node)
     return memory.peak
+
+
+@contextmanager
+def kernel_level(tape: Tape, nodes: Sequence[TrackedNode]) -> Iterator[list[int]]:
+    """Context in which recorded calls run where they were recorded; yields the interrupts that arrive."""
+    grad_mode = torch.is_grad_enabled()
+    with ExitStack() as stack:
+        arrived = stack.enter_context(_deferred_interrupts())
+        stack.callback(tape.settle)
+        stack.enter_context(_torch.kernels_only())
+        stack.callback(tape.generators.restore, tape.generators.save(nodes))
+        stack.callback(torch.set_grad_enabled, grad_mode)
+        yield arrived
+
+
+def check_interrupts(arrived: list[int], cancelled: Callable[[], bool] | None, where: str) -> None:
+    if arrived:
+        raise KeyboardInterrupt(f"interrupted {where}")
+    if cancelled is not None and cancelled():
+        raise Interrupted(f"cancelled {where}")
 
 
 @contextmanager
@@ -102,6 +112,8 @@ def _deferred_interrupts() -> Iterator[list[int]]:
         yield arrived
     finally:
         signal.signal(signal.SIGINT, before)
+    if arrived:  # it came during the last op: everything is done, but the user did interrupt
+        signal.raise_signal(signal.SIGINT)
 
 
 class ResidentMemory:
@@ -120,7 +132,7 @@ class ResidentMemory:
         self.now -= storage.nbytes
 
 
-def _run_node(node: TrackedNode, memory: ResidentMemory) -> None:
+def run_node(node: TrackedNode, memory: ResidentMemory) -> None:
     draws = node.draws
     try:
         args, kwargs = _real(node.args), {name: _real(item) for name, item in node.kwargs.items()}
@@ -137,28 +149,19 @@ def _run_node(node: TrackedNode, memory: ResidentMemory) -> None:
     node.state = "done"
     node.error = None
     del args, kwargs
-    _deliver(node, result, memory)
-    for value in node.inputs:
-        storage = value.storage
-        value.uses -= 1
-        storage.uses -= 1
-        if not value.uses:
-            value.real = None
-        if not storage.uses and not storage.live:
-            memory.freed(storage)
-
-
-def _deliver(node: TrackedNode, result: Any, memory: ResidentMemory) -> None:
-    """Give each output its real tensor: to later nodes, and to the user where one is held."""
     results = list(result) if isinstance(result, (list, tuple)) else [result]
     results = [item for item in results if item is not None]
+    own = [value for value in node.outputs if value.node is node]  # an in-place op returns its argument
+    deliver({value: results[value.index] for value in own}, memory)
+    consumed(node, memory)
+
+
+def deliver(results: Mapping[TrackedValue, torch.Tensor], memory: ResidentMemory) -> None:
+    """Give each computed value its tensor: to later nodes, and to the user where one is held."""
     fresh: set[TrackedStorage] = set()
-    for value in node.outputs:
-        if value.node is not node:
-            continue  # an in-place op returned its argument
-        real = results[value.index]
+    for value, real in results.items():
         storage = value.storage
-        if storage.created == node.index and not storage.external and storage not in fresh:
+        if value.node is not None and storage.created == value.node.index and storage not in fresh:
             fresh.add(storage)
             memory.made(real)
         if value.uses:
@@ -167,6 +170,18 @@ def _deliver(node: TrackedNode, result: Any, memory: ResidentMemory) -> None:
         if tensor is not None and "_lazyviz" in tensor.__dict__:
             make_real(tensor, real)
     for storage in fresh:
+        if not storage.uses and not storage.live:
+            memory.freed(storage)
+
+
+def consumed(node: TrackedNode, memory: ResidentMemory) -> None:
+    """``node`` has run: free what it was the last to need."""
+    for value in node.inputs:
+        storage = value.storage
+        value.uses -= 1
+        storage.uses -= 1
+        if not value.uses:
+            value.real = None
         if not storage.uses and not storage.live:
             memory.freed(storage)
 

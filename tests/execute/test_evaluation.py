@@ -262,3 +262,13 @@ def test_an_owed_write_and_an_owed_draw_are_not_forgotten():
     assert lazyviz.metrics()["ops pending"] == 4
     assert torch.equal(torch.rand(2), expected)
     assert x.tolist() == [3, 3, 3]
+
+
+def test_an_interrupt_during_the_last_op_is_not_lost():
+    x = torch.zeros(3)
+    with lazyviz.lazy() as graph:
+        y = x + 1
+    with pytest.raises(KeyboardInterrupt):
+        graph.evaluate(progress=lambda p: signal.raise_signal(signal.SIGINT))
+    assert graph.pending == 0
+    assert y.tolist() == [1, 1, 1]

@@ -1,0 +1,108 @@
+"""Registered backends run whole segments; draws stay eager's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+from lazyviz.execute import backend as registry
+
+
+class Interpreter:
+    """The smallest backend: calls each op of the segment."""
+
+    def __init__(self):
+        self.compiled = []
+
+    def compile(self, segment, inputs):
+        self.compiled.append(len(segment.nodes))
+
+        def run(*tensors):
+            values = dict(zip(segment.inputs, tensors))
+
+            def read(item):
+                if isinstance(item, (list, tuple)):
+                    return type(item)(read(entry) for entry in item)
+                return values.get(item, item) if item.__hash__ is not None else item
+
+            for node in segment.nodes:
+                result = node.op(*read(node.args), **{k: read(v) for k, v in node.kwargs.items()})
+                results = list(result) if isinstance(result, (list, tuple)) else [result]
+                results = [item for item in results if item is not None]
+                for value in node.outputs:
+                    if value.node is node:
+                        values[value] = results[value.index]
+            return [values[value] for value in segment.outputs]
+
+        return run
+
+
+@pytest.fixture
+def interpreter():
+    backend = Interpreter()
+    lazyviz.register_backend("interpreter", backend)
+    yield backend
+    del registry._backends["interpreter"]
+
+
+def test_a_training_step_on_a_registered_backend(interpreter):
+    def step(model, optimizer, x):
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def make():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+        return model, torch.optim.AdamW(model.parameters())
+
+    x = torch.randn(6, 4)
+    eager_model, eager_optimizer = make()
+    model, optimizer = make()
+    torch.manual_seed(1)
+    expected = step(eager_model, eager_optimizer, x)
+    torch.manual_seed(1)
+    with lazyviz.lazy(backend="interpreter") as graph:
+        loss = step(model, optimizer, x)
+    report = graph.evaluate()
+    assert report.backend == "interpreter"
+    draw = next(index for index, node in enumerate(graph.nodes) if node.draws is not None)
+    assert interpreter.compiled == [draw, len(graph.nodes) - draw - 1]  # dropout's draw is between them
+    assert report.share == 1 - 1 / len(graph.nodes)
+    assert torch.equal(loss, expected)
+    for ours, theirs in zip(model.parameters(), eager_model.parameters()):
+        assert type(ours) is nn.Parameter
+        assert torch.equal(ours, theirs) and torch.equal(ours.grad, theirs.grad)
+    assert graph.pending == 0
+
+
+def test_a_backend_that_fails_leaves_everything_pending():
+    class Broken:
+        def compile(self, segment, inputs):
+            return lambda *tensors: []
+
+    lazyviz.register_backend("broken", Broken())
+    try:
+        x = torch.ones(3)
+        with lazyviz.lazy() as graph:
+            y = x + 1
+        with pytest.raises(ValueError, match="0 tensors for a segment with 1"):
+            graph.evaluate(backend="broken")
+        assert graph.pending == 1
+        assert y.tolist() == [2, 2, 2]
+    finally:
+        del registry._backends["broken"]
+
+
+def test_unknown_and_unfit_backends_are_clear_errors():
+    with pytest.raises(ValueError, match=r"no backend 'nope'; there are: eager"):
+        with lazyviz.lazy(backend="nope"):
+            pass
+    with pytest.raises(TypeError, match="compile"):
+        lazyviz.register_backend("empty", object())
+    with pytest.raises(ValueError, match="built-in"):
+        lazyviz.register_backend("eager", Interpreter())
