@@ -159,11 +159,11 @@ def test_many_blocks_leave_nothing_behind():
 
     block()
     gc.collect()
-    before = sum(isinstance(o, TrackedNode) for o in gc.get_objects())
+    before = sum(type(o) is TrackedNode for o in gc.get_objects())
     for _ in range(20):
         block()
     gc.collect()
-    assert sum(isinstance(o, TrackedNode) for o in gc.get_objects()) <= before
+    assert sum(type(o) is TrackedNode for o in gc.get_objects()) <= before
 
 
 def test_the_report_tells_what_ran():
