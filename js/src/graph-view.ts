@@ -8,7 +8,7 @@ import type { Arrangement, Frame, Scene } from "./scene";
 import type { Flow } from "./types";
 
 const LEAST_HEIGHT = 240;
-const MOST_HEIGHT = 820;
+const MOST_HEIGHT = 900;
 const LEGIBLE = 0.8; // the scale that lanes are wrapped for
 const LEAST_SCALE = 0.62; // of the first view
 

@@ -17,6 +17,7 @@ const GROUP_PADDING = [16, 40, 18] as const;
 const LANE_PADDING = [18, 64, 22] as const;
 const LANE_GAP = 22;
 const LANE_MIN_WIDTH = 224;
+const STACKED_HEIGHT = 1600; // higher lanes stay side by side: one below the other they would be out of sight
 
 export interface Frame {
   box: BoxData;
@@ -142,13 +143,11 @@ export class Scene {
     const origin = new Map<string, Size>([[this.root, [0, 0]]]);
     for (const { id, group, box } of order) {
       const result = placed.get(id);
-      const [width, height] = size.get(id) ?? [0, 0];
+      const [width] = size.get(id) ?? [0, 0];
       let [left, top] = origin.get(id) ?? [0, 0];
       if (!result) continue;
-      const [, above, below] = paddingOf(box);
       left += (width - result.width) / 2;
-      const spare = height - above - below - result.height;
-      top += above + (box?.kind === "lane" && box.phase === "backward" ? spare : 0);
+      top += paddingOf(box)[1];
       const rects = group.boxes.map((child, n): Frame => {
         const [w, h] = sizeOf(child);
         const x = left + (result.x[n] ?? 0);
@@ -173,6 +172,7 @@ export class Scene {
 export function laneRows(sizes: readonly Size[], room: number): [Placed, Size[]] {
   const rows: number[][] = [];
   let used = 0;
+  if (sizes.some((size) => size[1] > STACKED_HEIGHT)) room = Infinity;
   sizes.forEach(([width], lane) => {
     const row = rows.at(-1);
     if (row && used + LANE_GAP + width <= room) {

@@ -55,7 +55,7 @@ export class Toolbar {
     this.query = html("input", {
       type: "search",
       "data-action": "search",
-      placeholder: "Search ops, modules, lines",
+      placeholder: "Search",
       "aria-label": "Search ops, modules and lines",
       autocomplete: "off",
       spellcheck: "false",

@@ -170,7 +170,7 @@ class Body {
       this.expanding = false;
       this.scene.openAll(MOST_BOXES);
       this.graph.draw();
-      this.graph.fit();
+      this.graph.home();
       return;
     }
     for (const id of ids) {

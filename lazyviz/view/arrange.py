@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ GROUP_PADDING = (16.0, 40.0, 18.0)
 LANE_PADDING = (18.0, 64.0, 22.0)
 LANE_GAP = 22.0
 LANE_MIN_WIDTH = 224.0
+STACKED_HEIGHT = 1600.0  # higher lanes stay side by side: one below the other they would be out of sight
 
 
 @dataclass(slots=True)
@@ -64,6 +66,8 @@ def lane_rows(sizes: Sequence[tuple[float, float]], room: float) -> tuple[Placed
     """
     rows: list[list[int]] = []
     used = 0.0
+    if any(height > STACKED_HEIGHT for _, height in sizes):
+        room = math.inf
     for lane, (width, _) in enumerate(sizes):
         if rows and used + LANE_GAP + width <= room:
             rows[-1].append(lane)
@@ -86,7 +90,7 @@ def lane_rows(sizes: Sequence[tuple[float, float]], room: float) -> tuple[Placed
     return Placed(x, y, total, top - LANE_GAP), stretched
 
 
-def arrange(scene: Scene, opened: set[str], *, room: float = 1e9) -> Arrangement:
+def arrange(scene: Scene, opened: set[str], *, room: float = math.inf) -> Arrangement:
     """Coordinates of the picture with the groups of ``opened`` (ids) open.
 
     ``room`` is the width in pixels that the lanes of a step should keep to.
@@ -114,12 +118,11 @@ def arrange(scene: Scene, opened: set[str], *, room: float = 1e9) -> Arrangement
     origin: dict[str, tuple[float, float]] = {root.id: (0.0, 0.0)}
     for box in order:
         left, top = origin[box.id]
-        side, above, below = padding(box)
-        width, height = size[box.id]
+        above = padding(box)[1]
+        width = size[box.id][0]
         result = placed[box.id]
         left += (width - result.width) / 2
-        spare = height - above - below - result.height
-        top += above + (spare if box.kind == "lane" and box.phase == "backward" else 0.0)
+        top += above
         rects: list[tuple[float, float, float, float]] = []
         for position, child in enumerate(box.children):
             w, h = size.get(child.id) or SIZES.get(child.kind, SIZES["module"])

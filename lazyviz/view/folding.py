@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from .boxes import Box
 
 MAX_PERIOD = 32  # longest sequence of boxes that is looked for again right after itself
@@ -15,13 +17,15 @@ def fold_repeats(parent: Box) -> list[Box]:
     Opened, the box shows its members.
     """
     children = parent.children
+    if parent.repeats > 1:  # folded already
+        return children
     hashes = [child.shape_hash for child in children]
     total = len(children)
     result: list[Box] = []
     at = 0
     while at < total:
         period, repeats = _best(hashes, children, at)
-        if repeats == 1 or (period * repeats == total and parent.repeats > 1):
+        if repeats == 1:
             result.append(children[at])
             at += 1
             continue
@@ -33,11 +37,30 @@ def fold_repeats(parent: Box) -> list[Box]:
         only = result[0]
         parent.repeats = only.repeats
         if only.kind == "module":
-            parent.label = f"{parent.label}.{only.label}"
+            parent.label = path_label(parent, only)
         for member in only.children:
             member.parent = parent
         return only.children
     return result
+
+
+def path_label(outer: Box, inner: Box) -> str:
+    """The label of a group that is drawn with its only child as one box."""
+    if isinstance(outer.key, tuple):
+        if outer.key[0] == "line":
+            return outer.label
+        siblings = outer.parent.children if outer.parent is not None else []
+        if all(box.key == outer.key for box in siblings if isinstance(box.key, tuple) and len(box.key) == 1):
+            return inner.label  # the one model of its lane needs no name
+    return join(outer.label, inner.label)
+
+
+def join(outer: str, inner: str) -> str:
+    """The path of ``inner`` in ``outer``; an item of a list already carries the list's name (``h.0``)."""
+    name = outer.rpartition(".")[2]
+    if inner.startswith(f"{name}.") and inner[len(name) + 1 :][:1].isdigit():
+        return outer[: len(outer) - len(name)] + inner
+    return f"{outer}.{inner}"
 
 
 def _best(hashes: list[int], children: list[Box], at: int) -> tuple[int, int]:
@@ -105,8 +128,8 @@ def _range(labels: list[str]) -> str:
     if first[:cut] == labels[len(labels) // 2][:cut]:
         if first[cut:].isdigit() and tail.isdigit():
             return f"{first}–{tail}"
-        if cut and common[:cut].strip() == "update":
-            return "update parameters"
+        if common.startswith("update "):
+            return "updates"
     return f"{first} … {tail}"
 
 
@@ -117,7 +140,7 @@ def chunk(parent: Box, limit: int) -> list[Box]:
     """
     boxes = parent.children
     while len(boxes) > limit:
-        size = max(2, min(limit, -(-len(boxes) // limit)))
+        size = min(limit, math.isqrt(len(boxes)) + 1)
         runs: list[Box] = []
         for at in range(0, len(boxes), size):
             members = boxes[at : at + size]
@@ -128,7 +151,7 @@ def chunk(parent: Box, limit: int) -> list[Box]:
             run.children = members
             count(run)
             first, last = _edge_label(members[0], 0), _edge_label(members[-1], -1)
-            run.label = first if first == last else f"{first} … {last}"
+            run.label = f"{first} … {last}" if first != last else f"{first} {at + 1}–{at + len(members)}"
             runs.append(run)
         boxes = runs
     return boxes

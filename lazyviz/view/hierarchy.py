@@ -16,7 +16,7 @@ import itertools
 from ..graph.ir import Graph, Node, SyncPoint, Value
 from .boxes import Box, Hierarchy, Kind, op_name
 from .flow import Reads, crowded_lanes, data_flow, hidden_views, steps_of, updates
-from .folding import chunk, count, fold_repeats
+from .folding import chunk, count, fold_repeats, join, path_label
 
 MAX_CHILDREN = 64  # children of one group; more are cut into runs
 MAX_EDGE_VALUES = 512  # values counted on one edge
@@ -123,7 +123,11 @@ def _path(node: Node, update: tuple[object, str] | None, by_line: bool) -> list[
     if node.root:
         keys.append(((node.root,), "module", node.root))
     if node.module:
-        keys += [(part, "module", part) for part in node.module.split(".")]
+        before = node.root
+        for part in node.module.split("."):
+            # An item of a list or a sequence has only a number for a name.
+            keys.append((part, "module", f"{before}.{part}" if part.isdigit() and before else part))
+            before = part
     if not keys and by_line and node.source is not None:
         source = node.source
         label = source.text.strip() or f"line {source.line}"
@@ -157,7 +161,7 @@ def _simplify(root: Box) -> None:
             continue
         if box.kind == "module" and len(box.children) == 1 and box.children[0].is_group:
             only = box.children[0]
-            box.label = f"{box.label}.{only.label}"
+            box.label = path_label(box, only)
             box.repeats, box.children = only.repeats, only.children
             for grandchild in box.children:
                 grandchild.parent = box
@@ -194,12 +198,12 @@ def _dissolve(root: Box) -> None:
             if not candidates:
                 break
             chosen = max(candidates, key=lambda child: child.ops)
-            prefix = "" if chosen.label in roots and len(roots) == 1 else chosen.label + "."
+            whole = chosen.label in roots and len(roots) == 1
             at = box.children.index(chosen)
             for part in chosen.children:
                 part.parent = box
-                if part.kind == "module":
-                    part.label = prefix + part.label
+                if part.kind == "module" and not whole:
+                    part.label = join(chosen.label, part.label)
             box.children[at : at + 1] = chosen.children
 
 

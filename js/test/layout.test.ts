@@ -1,0 +1,100 @@
+// The browser's coordinates against the golden files that Python is held to as well.
+
+import { readFileSync } from "node:fs";
+import { resolve } from "node:path";
+import { describe, expect, it } from "vitest";
+import { curve, edgeLabels, place, type Placed, type Size } from "../src/layout";
+import { Scene } from "../src/scene";
+import type { GroupData } from "../src/types";
+
+const golden = (name: string): unknown =>
+  JSON.parse(readFileSync(resolve(import.meta.dirname, `../../tests/view/golden/${name}.json`), "utf8"));
+
+const round = (value: number): number => Math.round(value * 1e6) / 1e6 + 0;
+
+interface LayoutCase {
+  sizes: Size[];
+  flip: boolean;
+  layers: number[][];
+  paths: number[][];
+  placed: Placed;
+}
+
+describe("place", () => {
+  const cases = Object.entries(golden("layout") as Record<string, LayoutCase>);
+  it.each(cases)("gives %s the coordinates that Python gives it", (_, { sizes, flip, layers, paths, placed }) => {
+    const found = place(layers, paths, sizes, flip);
+    expect(found.x.map(round)).toEqual(placed.x);
+    expect(found.y.map(round)).toEqual(placed.y);
+    expect(round(found.width)).toBe(placed.width);
+    expect(round(found.height)).toBe(placed.height);
+    expect(found.tops.map(round)).toEqual(placed.tops);
+    expect(found.bottoms.map(round)).toEqual(placed.bottoms);
+  });
+});
+
+interface PictureCase {
+  root: string;
+  room: number;
+  groups: GroupData[];
+  opened: string[];
+  frames: [string, number, number, number, number][];
+  lines: [string, [number, number] | null][];
+  size: [number, number];
+}
+
+describe("Scene", () => {
+  it.each(["picture", "picture-wrapped"])("draws %s where Python draws it", (name) => {
+    const expected = golden(name) as PictureCase;
+    const scene = new Scene(expected.root, expected.groups, expected.opened);
+    const found = scene.arrange(expected.room);
+    expect(found.frames.map(({ box, x, y, width, height }) => [box.id, ...[x, y, width, height].map(round)])).toEqual(
+      expected.frames,
+    );
+    expect(found.lines.map(({ label, labelAt }) => [label, labelAt ? labelAt.map(round) : null])).toEqual(
+      expected.lines,
+    );
+    expect([found.width, found.height].map(round)).toEqual(expected.size);
+  });
+
+  it("shows what stands for a box that is not drawn: its innermost drawn ancestor", () => {
+    const { root, groups } = golden("picture") as PictureCase;
+    const lanes = groups.find((group) => group.id === root)?.boxes.map((box) => box.id) ?? [];
+    const scene = new Scene(root, groups, [root, ...lanes]);
+    const fold = groups.flatMap((group) => group.boxes).find((box) => box.repeats && box.phase === "forward");
+    const member = groups.find((group) => group.id === fold?.id)?.boxes[0];
+    const chain = [root, lanes[0] ?? "", fold?.id ?? "", member?.id ?? ""];
+    expect(scene.visible(chain)).toBe(fold?.id);
+    scene.open.add(fold?.id ?? "");
+    expect(scene.visible(chain)).toBe(member?.id);
+    scene.collapseAll();
+    expect(scene.visible(chain)).toBe(fold?.id);
+  });
+
+  it("opens everything up to a limit", () => {
+    const { root, groups } = golden("picture") as PictureCase;
+    const scene = new Scene(root, groups, [root]);
+    expect(scene.openAll(1000)).toBe(true);
+    expect(scene.open.size).toBe(groups.length);
+    scene.collapseAll();
+    expect(scene.openAll(8)).toBe(false);
+  });
+});
+
+describe("edges", () => {
+  it("are labelled by Python's rule", () => {
+    const paths = [
+      [0, 1],
+      [0, 2],
+      [1, 2],
+    ];
+    expect(edgeLabels(paths, ["a", "a", "b"], [true, true, true])).toEqual(["start", null, "start"]);
+    expect(edgeLabels(paths, ["a", "c", "b"], [true, true, true])).toEqual(["end", null, "start"]);
+    expect(edgeLabels(paths, ["a", "a", "b"], [false, true, true])).toEqual([null, null, "start"]);
+  });
+
+  it("are straight where they can be", () => {
+    expect(curve([[0, 0], [0, 10]])).toBe("M0.0,0.0L0.0,10.0");
+    expect(curve([[0, 0], [8, 10]])).toBe("M0.0,0.0C0.0,5.0 8.0,5.0 8.0,10.0");
+  });
+});

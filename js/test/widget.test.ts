@@ -1,0 +1,275 @@
+import { readFileSync } from "node:fs";
+import { resolve } from "node:path";
+import { beforeEach, describe, expect, it, vi } from "vitest";
+import { shorten } from "../src/dom";
+import { bytesText } from "../src/memory-chart";
+import type { GroupData, Memory, SceneData } from "../src/types";
+import { render, type Model } from "../src/widget";
+
+const picture = JSON.parse(
+  readFileSync(resolve(import.meta.dirname, "../../tests/view/golden/picture.json"), "utf8"),
+) as { root: string; groups: GroupData[] };
+
+const memory: Memory = {
+  count: 3,
+  at: [0, 1, 2],
+  categories: [{ name: "activations", bytes: [10, 20, 5], peak: 20, peakText: "20 B" }],
+  peak: 20,
+  peakText: "20 B",
+  peakAt: 1,
+  peakName: "h.0: mm",
+  eagerText: "24 B",
+  capacity: 30,
+  capacityText: "30 B",
+  device: "cpu",
+  verdict: "fits",
+  verdictText: "Fits: peak 20 B of 30 B on cpu",
+  alive: [{ bytes: "20 B", category: "activations", label: "h.0 · mm", chain: [] }],
+  aliveCount: 1,
+  phases: [
+    ["forward", 0],
+    ["backward", 2],
+  ],
+};
+
+class FakeModel implements Model {
+  readonly sent: unknown[] = [];
+  private readonly callbacks = new Map<string, Set<(message: never) => void>>();
+  constructor(private readonly values: Record<string, unknown>) {}
+  get(name: string): unknown {
+    return this.values[name];
+  }
+  on(event: string, callback: (message: never) => void): void {
+    this.callbacks.set(event, (this.callbacks.get(event) ?? new Set()).add(callback));
+  }
+  off(event: string, callback: (message: never) => void): void {
+    this.callbacks.get(event)?.delete(callback);
+  }
+  send(content: unknown): void {
+    this.sent.push(content);
+  }
+  emit(event: string, message?: unknown): void {
+    for (const callback of [...(this.callbacks.get(event) ?? [])]) callback(message as never);
+  }
+  set(name: string, value: unknown): void {
+    this.values[name] = value;
+    this.emit(`change:${name}`);
+  }
+  get listeners(): number {
+    return [...this.callbacks.values()].reduce((sum, set) => sum + set.size, 0);
+  }
+}
+
+function groupsOf(ids: string[]): GroupData[] {
+  return picture.groups.filter((group) => ids.includes(group.id));
+}
+
+function start(): { model: FakeModel; root: HTMLElement; stop: () => void } {
+  const lanes = groupsOf([picture.root]).flatMap((group) => group.boxes.map((box) => box.id));
+  const scene: SceneData = {
+    title: "<b>step</b>",
+    root: picture.root,
+    opened: [picture.root, ...lanes],
+    groups: groupsOf([picture.root, ...lanes]),
+    memory,
+    views: false,
+  };
+  const model = new FakeModel({
+    scene,
+    state: "pending",
+    summary: "13 ops recorded",
+    report: "",
+    error: null,
+    progress: null,
+    static_id: "",
+  });
+  const el = document.createElement("div");
+  document.body.replaceChildren(el);
+  const stop = render({ model, el });
+  const root = el.querySelector<HTMLElement>(".lazyviz");
+  if (!root) throw new Error("nothing rendered");
+  return { model, root, stop };
+}
+
+const node = (root: HTMLElement, id: string): SVGGElement | null =>
+  root.querySelector<SVGGElement>(`[data-node="${id}"]`);
+
+beforeEach(() => {
+  // happy-dom lays nothing out: give elements a width, and observers a first call.
+  vi.spyOn(HTMLElement.prototype, "clientWidth", "get").mockReturnValue(1000);
+  vi.stubGlobal(
+    "ResizeObserver",
+    class {
+      constructor(private readonly callback: () => void) {}
+      observe(): void {
+        this.callback();
+      }
+      disconnect(): void {
+        /* nothing is observed */
+      }
+    },
+  );
+});
+
+describe("the widget", () => {
+  it("has the hooks that tests and style sheets rely on", () => {
+    const { root } = start();
+    expect(root.dataset["state"]).toBe("pending");
+    for (const action of ["evaluate", "cancel", "collapse-all", "expand-all", "fit", "save"]) {
+      expect(root.querySelector(`button[data-action="${action}"]`), action).not.toBeNull();
+    }
+    expect(root.querySelector('input[data-action="search"]')).not.toBeNull();
+    expect(root.querySelector('input[data-action="batch-size"]')).toBeNull();
+    expect(root.querySelector('[data-verdict="fits"]')?.textContent).toContain("Fits");
+    expect(root.querySelector('[data-chart="memory"]')).not.toBeNull();
+    expect(root.querySelector('[data-panel="details"]')).not.toBeNull();
+    expect(root.querySelector("progress")).not.toBeNull();
+    const nodes = [...root.querySelectorAll<SVGElement>("[data-node]")];
+    expect(nodes.length).toBeGreaterThan(4);
+    for (const each of nodes) {
+      expect(each.getAttribute("data-kind")).toMatch(/^(op|module|input|output|sync|step)$/);
+      expect(each.getAttribute("data-phase")).toMatch(/^(forward|backward|optimizer|other)$/);
+      expect(each.hasAttribute("data-op")).toBe(true);
+      expect(each.getAttribute("aria-label")).toBeTruthy();
+    }
+  });
+
+  it("takes whatever Python sends as text", () => {
+    const { root, model } = start();
+    expect(root.querySelector("h2")?.textContent).toBe("<b>step</b>");
+    expect(root.querySelector("h2 b")).toBeNull();
+    model.set("error", { message: "<img src=x onerror=alert(1)>", source: null, chain: [] });
+    expect(root.querySelector("img")).toBeNull();
+    expect(root.querySelector('[role="alert"]')?.textContent).toContain("<img");
+  });
+
+  it("asks for a group when it is opened, draws it in place, and closes it by itself", () => {
+    const { root, model } = start();
+    const fold = root.querySelector<SVGGElement>('[data-kind="module"][data-phase="forward"]');
+    const id = fold?.getAttribute("data-node") ?? "";
+    expect(fold?.getAttribute("aria-expanded")).toBe("false");
+    const before = root.querySelectorAll("[data-node]").length;
+    fold?.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+    expect(model.sent).toContainEqual({ action: "open", id });
+    model.emit("msg:custom", { kind: "groups", groups: groupsOf([id]), note: "" });
+    expect(node(root, id)?.getAttribute("aria-expanded")).toBe("true");
+    expect(root.querySelectorAll("[data-node]").length).toBe(before + 3);
+    model.sent.length = 0;
+    node(root, id)?.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+    expect(root.querySelectorAll("[data-node]").length).toBe(before);
+    expect(model.sent).toEqual([{ action: "select", id }]);
+  });
+
+  it("opens a group from the keyboard", () => {
+    const { root, model } = start();
+    const fold = root.querySelector<SVGGElement>('[data-kind="module"]');
+    fold?.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
+    expect(model.sent).toContainEqual({ action: "open", id: fold?.getAttribute("data-node") });
+  });
+
+  it("names an action and an id in every message, and nothing else", () => {
+    const { root, model } = start();
+    for (const button of root.querySelectorAll<HTMLButtonElement>("button[data-action]")) {
+      if (button.dataset["action"] !== "save") button.click();
+    }
+    expect(model.sent.length).toBeGreaterThan(2);
+    for (const message of model.sent) {
+      expect(Object.keys(message as object).sort()).toEqual(["action", "id"]);
+    }
+  });
+
+  it("shows running with progress and Cancel, then what was measured", () => {
+    const { root, model } = start();
+    const button = (action: string): HTMLButtonElement | null => root.querySelector(`button[data-action="${action}"]`);
+    expect(button("cancel")?.hidden).toBe(true);
+    button("evaluate")?.click();
+    expect(model.sent).toContainEqual({ action: "evaluate", id: "" });
+    model.set("state", "running");
+    expect(root.dataset["state"]).toBe("running");
+    expect(button("evaluate")?.disabled).toBe(true);
+    expect(button("cancel")?.disabled).toBe(false);
+    model.set("progress", { done: 50, total: 100, seconds: 2, label: "h.0" });
+    expect(root.querySelector("progress")?.value).toBe(50);
+    expect(root.textContent).toContain("50 of 100 ops");
+    button("cancel")?.click();
+    expect(model.sent).toContainEqual({ action: "cancel", id: "" });
+    model.set("report", "ran 100 ops in 4 s, measured peak 20 B");
+    model.set("state", "done");
+    expect(root.textContent).toContain("measured peak 20 B");
+    expect(button("cancel")?.hidden).toBe(true);
+  });
+
+  it("shows what is known of the clicked box, and marks its lifetime on the chart", () => {
+    const { root, model } = start();
+    const op = root.querySelector<SVGGElement>('[data-kind="op"]');
+    const id = op?.getAttribute("data-node") ?? "";
+    op?.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+    expect(model.sent).toContainEqual({ action: "select", id });
+    const details = {
+      id,
+      title: "mean",
+      subtitle: "",
+      facts: [["op", "aten.mean.default"]],
+      source: { file: "cell.py", line: 4, text: "loss = net(x)" },
+      inputs: [{ name: "", shape: "4×8", dtype: "float32", bytes: "128 B", from: { label: "h.2: relu", chain: [] } }],
+      outputs: [],
+      forward: null,
+      flows: [],
+      lifetime: [1, 2],
+    };
+    model.emit("msg:custom", { kind: "details", details });
+    const panel = root.querySelector('[data-panel="details"]');
+    expect(panel?.textContent).toContain("aten.mean.default");
+    expect(panel?.textContent).toContain("cell.py, line 4");
+    expect(root.querySelector(".lz-lifetime")).not.toBeNull();
+    model.emit("msg:custom", { kind: "details", details: { ...details, id: "other", title: "late answer" } });
+    expect(panel?.textContent).not.toContain("late answer");
+  });
+
+  it("lights up what is alive when the peak is clicked", () => {
+    const lanes = groupsOf([picture.root]).flatMap((group) => group.boxes);
+    const target = groupsOf([lanes[0]?.id ?? ""])[0]?.boxes.find((box) => box.kind === "op");
+    const alive = memory.alive[0];
+    if (alive) alive.chain = [picture.root, lanes[0]?.id ?? "", target?.id ?? ""];
+    const { root } = start();
+    root.querySelector(".lz-peak")?.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+    expect(node(root, target?.id ?? "")?.classList.contains("lz-lit")).toBe(true);
+  });
+
+  it("hides the picture before it while it lives, and leaves nothing behind", () => {
+    const { model, root, stop } = start();
+    stop();
+    expect(root.isConnected).toBe(false);
+    expect(model.listeners).toBe(0);
+    const area = document.createElement("div");
+    area.className = "jp-OutputArea";
+    const output = document.createElement("div");
+    output.className = "jp-OutputArea-child";
+    const image = document.createElement("img");
+    image.className = "lazyviz-static";
+    output.append(image);
+    const el = document.createElement("div");
+    area.append(output, el);
+    document.body.replaceChildren(area);
+    const undo = render({ model, el });
+    expect(output.style.display).toBe("none");
+    undo();
+    expect(output.style.display).toBe("");
+  });
+});
+
+describe("words", () => {
+  it("are shortened in the middle", () => {
+    expect(shorten("transformer.h.0.attn.c_attn", 80, 12)).toMatch(/^tra.*…*c_attn$/);
+    expect(shorten("relu", 80, 12)).toBe("relu");
+  });
+
+  it.each([
+    [0, "0 B"],
+    [1536, "1.50 KiB"],
+    [1_048_570, "1.00 MiB"],
+    [151_000_000, "144 MiB"],
+  ])("%d bytes read as %s", (bytes, text) => {
+    expect(bytesText(bytes)).toBe(text);
+  });
+});

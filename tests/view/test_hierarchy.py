@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import time
+
+from lazyviz.view.hierarchy import MAX_CHILDREN, build_hierarchy
+
+
+def lanes_of(graph, **options):
+    return {lane.phase: lane for lane in build_hierarchy(graph, **options).lanes()}
+
+
+def labels(box):
+    return [child.label for child in box.children]
+
+
+def test_phases_are_lanes_and_equal_layers_are_one_box(step):
+    lanes = lanes_of(step)
+    assert list(lanes) == ["forward", "backward", "optimizer"]
+    assert labels(lanes["forward"]) == ["x", "h.0–2", "mean"]
+    fold = lanes["forward"].children[1]
+    assert (fold.kind, fold.repeats, fold.ops) == ("module", 3, 6)
+    assert labels(fold) == ["h.0", "h.1", "h.2"]
+
+
+def test_a_backward_op_sits_in_the_module_of_its_forward_op(step):
+    backward = lanes_of(step)["backward"]
+    assert labels(backward) == ["ones_like", "h.2–0"]
+    assert labels(backward.children[1].children[0]) == ["act", "mm", "mm"]
+
+
+def test_the_optimizer_is_one_box_per_parameter_until_opened(step):
+    (fold,) = lanes_of(step)["optimizer"].children
+    assert (fold.label, fold.repeats) == ("updates", 3)
+    assert labels(fold) == ["update h.0.weight", "update h.1.weight", "update h.2.weight"]
+
+
+def test_views_hide_behind_their_consumer_until_asked_for(step):
+    hierarchy = build_hierarchy(step)
+    assert hierarchy.box_of[0] is None  # t()
+    assert [node.name for node in hierarchy.behind[1]] == ["t_0"]
+    assert hierarchy.reads[1][1][1].name == "h.0.weight"  # mm reads the weight, seen through t()
+    with_views = build_hierarchy(step, views=True)
+    assert with_views.box_of[0] is not None
+    assert len(with_views.boxes) > len(hierarchy.boxes)
+
+
+def test_a_graph_of_nothing_but_views_is_drawn(write):
+    program = write.Program()
+    program(write.aten.t.default, [program.outside()], (8, 4))
+    assert build_hierarchy(program.graph).box_of[0] is not None
+
+
+def test_inputs_and_parameters_are_boxes_of_their_own_where_they_are_first_read(step):
+    hierarchy = build_hierarchy(step)
+    inputs = [box for box in hierarchy.boxes.values() if box.kind == "input"]
+    assert sorted(box.label for box in inputs) == ["h.0.weight", "h.1.weight", "h.2.weight", "x"]
+    by_name = {box.label: box for box in inputs}
+    assert by_name["x"].parent.kind == "lane"
+    assert by_name["h.1.weight"].parent.label == "h.1"
+
+
+def test_every_edge_goes_forward_among_the_children_of_one_group(step):
+    hierarchy = build_hierarchy(step)
+    for group in hierarchy.boxes.values():
+        for start, end in [*group.edges, *group.order]:
+            assert start.parent is group
+            assert end.parent is group
+            assert start.position < end.position or start.kind == "lane"
+
+
+def test_interleaved_backward_ops_join_their_module_without_a_cycle(write):
+    program, aten = write.Program(), write.aten
+    x = program.outside()
+    a = program(aten.mul.Tensor, [x], module="a", phase="backward")
+    b = program(aten.mul.Tensor, [x], module="b", phase="backward")
+    program(aten.relu.default, [a], module="a", phase="backward")  # needs only a: joins a
+    program(aten.add.Tensor, [a, b], module="a", phase="backward")  # needs b too: a again, after b
+    hierarchy = build_hierarchy(program.graph)
+    first, other, joined, again = hierarchy.box_of
+    assert joined.parent is first.parent
+    assert again.parent is not first.parent
+    assert other.parent is not first.parent
+
+
+def test_a_module_that_is_called_twice_is_drawn_twice(write):
+    program, aten = write.Program(), write.aten
+    y = program.outside()
+    for name in ("conv1", "act", "conv2", "act"):
+        y = program(aten.relu.default if name == "act" else aten.sin.default, [y], module=name)
+    lane = lanes_of(program.graph)["forward"]
+    everything = [box for box in lane.children if box.kind != "input"]
+    assert sum(box.ops for box in everything) == 4
+    hierarchy = build_hierarchy(program.graph)
+    assert hierarchy.box_of[1].parent is not hierarchy.box_of[3].parent
+
+
+def test_a_sync_point_is_a_barrier_between_what_was_recorded_before_and_after(write):
+    program, aten = write.Program(), write.aten
+    x = program.outside()
+    program(aten.sin.default, [x], module="a")
+    program.sync()
+    program(aten.cos.default, [x], module="a")
+    lane = lanes_of(program.graph)["forward"]
+    kinds = [box.kind for box in lane.children if box.kind != "input"]
+    assert kinds == ["module", "sync", "module"]
+    sync = next(box for box in lane.children if box.kind == "sync")
+    assert {start.label for start, end in lane.order if end is sync} >= {"Net.a"} or len(lane.order) >= 2
+
+
+def test_a_loop_of_steps_folds_into_one_box_and_shows_one_step(write):
+    program = write.Program()
+    x = program.outside((4, 8), name="x")
+    for _ in range(5):
+        write.training_step(program, x=x)
+    hierarchy = build_hierarchy(program.graph)
+    folds = [box for box in hierarchy.boxes.values() if box.kind == "step" and box.repeats > 1]
+    assert [(fold.label, fold.repeats) for fold in folds] == [("step 1–5", 5)]
+    opened = [hierarchy.boxes[id].label for id in hierarchy.opened]
+    assert sorted(opened) == ["step 1", "step 1–5"]
+
+
+def test_a_repeated_sequence_of_ops_folds_into_steps(write):
+    program, aten = write.Program(), write.aten
+    y = program.outside(name="h")
+    for _ in range(20):
+        y = program(aten.tanh.default, [program(aten.sin.default, [y], module="rnn")], module="rnn")
+    boxes = build_hierarchy(program.graph).boxes.values()
+    assert [(box.kind, box.repeats, box.ops) for box in boxes if box.repeats > 1] == [("module", 20, 40)]
+
+
+def test_an_in_place_write_is_what_a_later_reader_reads(write):
+    program, aten = write.Program(), write.aten
+    made = program(aten.sin.default, [program.outside()])
+    program(aten.mul_.Tensor, [made], writes=made)
+    program(aten.cos.default, [made])
+    assert build_hierarchy(program.graph).reads[2][0][0] == 1
+
+
+def test_a_hundred_thousand_ops_are_sorted_in_seconds_and_no_group_is_too_long(write):
+    program, aten = write.Program(), write.aten
+    y = program.outside((2,))
+    ops = [aten.sin.default, aten.cos.default, aten.tanh.default]
+    for i in range(100_000):
+        y = program(
+            ops[(i * i) % 7 % 3],
+            [y],
+            (2,),
+            root="" if i % 2 else "Net",
+            module="" if i % 2 else f"m.{i % 11}",
+        )
+    start = time.perf_counter()
+    hierarchy = build_hierarchy(program.graph)
+    assert time.perf_counter() - start < 20
+    assert max(len(box.children) for box in hierarchy.boxes.values()) <= MAX_CHILDREN
+    assert hierarchy.root.ops == 100_000
+
+
+def test_a_deep_nest_of_modules_needs_no_recursion(write):
+    program = write.Program()
+    y = program.outside()
+    for depth in range(1, 1500):
+        y = program(write.aten.sin.default, [y], module=".".join(["m"] * depth))
+    assert build_hierarchy(program.graph).root.ops == 1499

@@ -1,0 +1,152 @@
+"""Layout, held to golden files that ``js/test/layout.test.ts`` reads as well.
+
+``LAZYVIZ_ACCEPT_GOLDEN=1`` writes them anew; review the diff.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from lazyviz.plan.memory import make_plan
+from lazyviz.view.arrange import arrange, edge_labels
+from lazyviz.view.layout import BOX_GAP, layers_of, place
+from lazyviz.view.scene import Scene
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def random_group(seed: int):
+    pick = random.Random(seed)
+    count = pick.randint(2, 40)
+    edges = sorted(
+        {(a, b) for b in range(1, count) for a in pick.sample(range(b), min(b, pick.randint(0, 2)))}
+    )
+    sizes = [
+        (float(pick.choice([164, 184, 200, 340])), float(pick.choice([40, 42, 46, 210])))
+        for _ in range(count)
+    ]
+    return count, edges, sizes
+
+
+def golden_cases():
+    cases = {
+        "chain": (4, [(0, 1), (1, 2), (2, 3)], [(200.0, 46.0)] * 4, False),
+        "residual": (4, [(0, 1), (1, 2), (0, 3), (2, 3)], [(184.0, 42.0)] * 4, False),
+        "backward": (
+            5,
+            [(0, 1), (0, 2), (1, 3), (2, 3), (0, 4)],
+            [(200.0, 46.0)] * 4 + [(500.0, 300.0)],
+            True,
+        ),
+        "unconnected": (13, [], [(200.0, 46.0)] * 13, False),
+        "empty": (0, [], [], False),
+    }
+    for seed in range(6):
+        cases[f"random-{seed}"] = (*random_group(seed), seed % 2 == 1)
+    return cases
+
+
+def rounded(numbers):
+    return [round(number, 6) + 0.0 for number in numbers]
+
+
+def compare(name: str, found) -> None:
+    path = GOLDEN / f"{name}.json"
+    text = json.dumps(found, indent=1) + "\n"
+    if os.environ.get("LAZYVIZ_ACCEPT_GOLDEN"):
+        path.write_text(text)
+    assert json.loads(path.read_text()) == json.loads(text)
+
+
+def test_the_golden_layouts_are_reproduced():
+    found = {}
+    for name, (count, edges, sizes, flip) in golden_cases().items():
+        layers = layers_of(count, edges)
+        placed = place(layers, sizes, flip=flip)
+        found[name] = {
+            "sizes": sizes,
+            "flip": flip,
+            "layers": layers.layers,
+            "paths": layers.paths,
+            "placed": {
+                "x": rounded(placed.x),
+                "y": rounded(placed.y),
+                "width": round(placed.width, 6),
+                "height": round(placed.height, 6),
+                "tops": rounded(placed.tops),
+                "bottoms": rounded(placed.bottoms),
+            },
+        }
+    compare("layout", found)
+
+
+@pytest.mark.parametrize("room", [560.0, 1e9])
+def test_the_golden_picture_is_reproduced(step, room):
+    scene = Scene(step, make_plan(step))
+    opened = {box.id for box in scene.opened()} | {
+        box.id for box in scene.hierarchy.boxes.values() if box.label in ("h.0–2", "h.1", "h.2–0")
+    }
+    picture = arrange(scene, opened, room=room)
+    found = {
+        "root": scene.hierarchy.root.id,
+        "room": room,
+        "groups": [scene.group(box) for box in scene.hierarchy.boxes.values() if box.is_group],
+        "opened": sorted(opened),
+        "frames": [
+            [frame.box.id, *rounded([frame.x, frame.y, frame.width, frame.height])]
+            for frame in picture.frames
+        ],
+        "lines": [[line.label, rounded(line.at) if line.at else None] for line in picture.lines],
+        "size": rounded([picture.width, picture.height]),
+    }
+    compare("picture-wrapped" if room < 1000 else "picture", found)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_boxes_never_overlap_and_data_flows_one_way(seed):
+    count, edges, sizes = random_group(seed)
+    layers = layers_of(count, edges, widest=4, close=[0])
+    assert sorted(i for layer in layers.layers for i in layer if i < count) == list(range(count))
+    placed = place(layers, sizes)
+    rects = [(placed.x[i], placed.y[i], *sizes[i]) for i in range(count)]
+    for i, (x, y, w, h) in enumerate(rects):
+        assert x >= -1e-6
+        assert x + w <= placed.width + 1e-6
+        for x2, y2, w2, h2 in rects[:i]:
+            apart = x + w + BOX_GAP <= x2 + 1e-6 or x2 + w2 + BOX_GAP <= x + 1e-6
+            assert apart or y + h <= y2 + 1e-6 or y2 + h2 <= y + 1e-6
+    for start, end in edges:
+        assert rects[start][1] + rects[start][3] <= rects[end][1]
+    for layer in layers.layers:
+        assert sum(i < count for i in layer) <= 4
+
+
+def test_a_flipped_group_is_the_same_group_upside_down():
+    layers = layers_of(3, [(0, 1), (1, 2)])
+    sizes = [(100.0, 10.0), (100.0, 30.0), (100.0, 20.0)]
+    down, up = place(layers, sizes), place(layers, sizes, flip=True)
+    assert down.x == up.x
+    assert [up.height - y - h for y, (_, h) in zip(up.y, sizes, strict=True)] == down.y
+
+
+def test_an_edge_that_goes_backward_is_refused():
+    with pytest.raises(ValueError, match="forward"):
+        layers_of(2, [(1, 0)])
+
+
+def test_a_tensor_from_outside_stands_just_above_its_reader():
+    assert layers_of(3, [(0, 1), (1, 2)], close=[0]).layers == [[0], [1], [2]]
+    late = layers_of(4, [(1, 2), (2, 3), (0, 3)], close=[0])
+    assert 0 in late.layers[1]
+
+
+def test_an_edge_is_labelled_once_below_a_group_whose_edges_carry_the_same():
+    paths = [[0, 1], [0, 2], [1, 2]]
+    assert edge_labels(paths, ["a", "a", "b"], [True, True, True]) == ["start", None, "start"]
+    assert edge_labels(paths, ["a", "c", "b"], [True, True, True]) == ["end", None, "start"]
+    assert edge_labels(paths, ["a", "a", "b"], [False, True, True]) == [None, None, "start"]
