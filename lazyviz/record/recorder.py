@@ -161,7 +161,7 @@ class Tape:
     def _translate(
         self,
         item: Any,
-        by_type: bool,
+        by_type: frozenset[type],
         values: list[TrackedValue],
         tensors: list[torch.Tensor],
         key: list[Any],
@@ -174,7 +174,7 @@ class Tape:
             value = self._from_outside(item)
         elif cls in _NUMBERS:
             key.append(cls)
-            if not by_type:
+            if cls not in by_type:
                 key.append(item)
             return item
         elif cls is list or cls is tuple:

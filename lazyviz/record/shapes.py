@@ -27,7 +27,7 @@ _ARITHMETIC = {
 # Answered from metadata by the kernel itself, at once: nothing to defer.
 _METADATA_ONLY = {
     "_fused_sdp_choice", "_has_compatible_shallow_copy_type", "is_same_size", "is_pinned", "is_set_to",
-    "_use_cudnn_ctc_loss", "cudnn_is_acceptable", "_use_cudnn_rnn_flatten_weight", "is_complex",
+    "cudnn_is_acceptable", "_use_cudnn_rnn_flatten_weight", "is_complex",
     "is_floating_point", "is_signed", "is_distributed", "is_inference", "_nested_tensor_storage_offsets",
     "can_cast", "result_type", "promote_types", "size", "stride", "sym_size", "sym_stride", "sym_numel",
     "sym_storage_offset", "dim", "numel", "is_contiguous", "is_strides_like_format",
@@ -66,11 +66,13 @@ class OpInfo:
         self.draws = torch.Tag.nondeterministic_seeded in tags
         names = [argument.name for argument in schema.arguments]
         self.generator = names.index("generator") if "generator" in names else None
-        self.by_type = (
-            (torch.Tag.pointwise in tags or self.name.startswith("_foreach") or self.name in _ARITHMETIC)
-            and not self.name.startswith(_NEED_FLOATS)
-            and self.name != "pow"  # integers to negative integer powers are an error
-        )
+        self.by_type: frozenset[type] = frozenset()  # numbers of these types need no place in the cache's key
+        if self.name.startswith(_NEED_FLOATS) or self.name == "pow":
+            pass  # sizes, and integers to negative integer powers, which are an error
+        elif torch.Tag.pointwise in tags or self.name.startswith("_foreach"):
+            self.by_type = frozenset((float, int, complex))
+        elif self.name in _ARITHMETIC:
+            self.by_type = frozenset((float, complex))
         takes_tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
         self.fills_dtype = not takes_tensors and "dtype" in names and self.returns_tensors
         self.lifts = self.name in ("lift", "lift_fresh")  # hands over a tensor made from Python data
@@ -211,6 +213,8 @@ class ShapeCache:
                     break
                 if source is None and addresses[position] == address:
                     source = position
+            if source is not None and meta.storage_nbytes > inputs[source].storage.nbytes:
+                self._raise_as_eager(op, args, kwargs, inputs, RuntimeError(f"{op} goes out of its storage"))
             number = fresh.setdefault(address, len(fresh)) if source is None else -1
             outputs.append(OutputSpec(meta, source, itself, number, item.untyped_storage().nbytes()))
         from_cpu = all(value.meta.device.type == "cpu" for value in inputs)

@@ -89,6 +89,7 @@ class SyncPatches:
         self._patch_randomness()
         self._patch_loaders()
         self._patch_subclasses()
+        self._patch_ctc_loss()
         self._patch_cuda()
 
     def remove(self) -> None:
@@ -257,6 +258,17 @@ class SyncPatches:
                 take_class(tensor, type(tensor))
 
         self._patches.set(_torch.UninitializedTensorMixin, "materialize", materialize_pending)
+
+    def _patch_ctc_loss(self) -> None:
+        """Its C++ code fills a fresh tensor of lengths past the dispatcher: run it at once."""
+        ctc_loss = torch.ctc_loss
+
+        @functools.wraps(ctc_loss)
+        def run_now(*args: Any, **kwargs: Any) -> torch.Tensor:
+            with self.tape.paused():
+                return ctc_loss(*args, **kwargs)
+
+        self._patches.set(torch, "ctc_loss", run_now)
 
     def _patch_cuda(self) -> None:
         """Synchronizing with the GPU, or asking for its memory, is asking for the work to be done."""

@@ -1,0 +1,123 @@
+"""The shape cache answers what FakeTensor would, and tells apart what has to be told apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import lazyviz
+from lazyviz.record.recorder import tape
+
+
+def both(program, *inputs):
+    expected = program(*inputs)
+    with lazyviz.lazy() as graph:
+        result = program(*inputs)
+        shape, stride, dtype = result.shape, result.stride(), result.dtype
+    assert (shape, stride, dtype) == (expected.shape, expected.stride(), expected.dtype)
+    graph.evaluate()
+    assert torch.equal(result, expected)
+    return graph
+
+
+def test_a_second_recording_asks_nothing_again():
+    def program(x):
+        return (x @ x.t()).softmax(-1).sum()
+
+    x = torch.randn(7, 3)
+    both(program, x)
+    misses = tape.shapes.misses
+    both(program, torch.randn(7, 3))
+    assert tape.shapes.misses == misses
+
+
+def test_learning_rates_do_not_miss_the_cache():
+    x = torch.randn(3, 3)
+    both(lambda x: torch.add(x * 0.1, x, alpha=0.5), x)
+    misses = tape.shapes.misses
+    both(lambda x: torch.add(x * 0.2, x, alpha=0.75), x)
+    assert tape.shapes.misses == misses
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+def test_integers_that_are_structure_are_told_apart(groups):
+    both(lambda x: F.group_norm(x, groups), torch.randn(4, 8, 3))
+
+
+def test_the_type_of_a_scalar_decides_the_result_type():
+    x = torch.arange(4)
+    for scalar in (1, 1.0, True, 1j):
+        both(lambda x, s=scalar: x * s, x)
+
+
+def test_the_default_dtype_at_recording_time_holds():
+    torch.set_default_dtype(torch.float64)
+    try:
+        expected = torch.ones(3) / 3
+        with lazyviz.lazy() as graph:
+            result = torch.ones(3) / 3
+    finally:
+        torch.set_default_dtype(torch.float32)
+    graph.evaluate()
+    assert result.dtype == torch.float64 and torch.equal(result, expected)
+
+
+def test_views_know_the_size_of_their_storage():
+    both(lambda x: x[2:4].as_strided((3, 2), (2, 1), 0), torch.randn(6, 2))
+    with pytest.raises(RuntimeError, match="out of bounds"), lazyviz.lazy():
+        torch.randn(6, 2)[2:4].as_strided((30, 2), (2, 1), 0)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda: torch.ones(2, 3) @ torch.ones(2, 3),
+        lambda: torch.ones(2, 3) + torch.ones(4),
+        lambda: torch.cat([torch.ones(2, 3), torch.ones(2, 4)]),
+        lambda: torch.ones(2, 3).view(5),
+        lambda: F.conv2d(torch.ones(1, 3, 8, 8), torch.ones(4, 2, 3, 3)),
+        lambda: torch.ones(3).sum(dim=2),
+        lambda: F.linear(torch.ones(2, 3), torch.ones(4, 5)),
+        lambda: torch.ones(2, dtype=torch.int64).mean(),
+    ],
+)
+def test_a_wrong_shape_fails_at_recording_with_eagers_own_words(program):
+    with pytest.raises(Exception) as eager:
+        program()
+    with pytest.raises(type(eager.value)) as lazy, lazyviz.lazy():
+        program()
+    assert str(lazy.value) == str(eager.value)
+
+
+def test_ctc_loss_is_a_sync_point_and_right():
+    log_probs = torch.randn(10, 3, 5).log_softmax(2).requires_grad_()
+    targets = torch.randint(1, 5, (3, 4))
+    lengths = torch.full((3,), 10), torch.full((3,), 4)
+    expected = F.ctc_loss(log_probs * 1, targets, *lengths)
+    (expected_grad,) = torch.autograd.grad(expected, log_probs)
+    with lazyviz.lazy() as graph:
+        loss = F.ctc_loss(log_probs * 1, targets, *lengths)
+        (grad,) = torch.autograd.grad(loss, log_probs)
+    assert "ctc_loss" in graph.sync_points[0].cause
+    graph.evaluate()
+    assert torch.equal(loss, expected) and torch.equal(grad, expected_grad)
+
+
+def test_a_library_op_without_a_shape_rule_is_a_sync_point():
+    library = torch.library.Library("lazyviz_test", "DEF")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: x * 2, "CPU")
+    x = torch.ones(3)
+    with lazyviz.lazy() as graph:
+        y = torch.ops.lazyviz_test.double(x + 1) + 1
+    assert "lazyviz_test.double" in graph.sync_points[0].cause
+    assert y.tolist() == [5, 5, 5]
+
+
+def test_sparse_tensors_run_at_a_named_sync_point():
+    dense = torch.eye(3)
+    with lazyviz.lazy() as graph:
+        product = torch.sparse.mm((dense * 2).to_sparse(), dense + 1)
+    assert graph.sync_points
+    assert torch.equal(product, torch.sparse.mm((dense * 2).to_sparse(), dense + 1))
