@@ -9,7 +9,7 @@ from .boxes import Box
 MAX_PERIOD = 32  # longest sequence of boxes that is looked for again right after itself
 
 
-def fold_repeats(parent: Box) -> list[Box]:
+def fold_repeats(parent: Box, *, only_model: bool = False) -> list[Box]:
     """The children of ``parent`` with each repeated sequence as one box.
 
     Two or more equal groups in a row become one box that stands for them (``x 12``); a
@@ -37,20 +37,19 @@ def fold_repeats(parent: Box) -> list[Box]:
         only = result[0]
         parent.repeats = only.repeats
         if only.kind == "module":
-            parent.label = path_label(parent, only)
+            parent.label = path_label(parent, only, only_model=only_model)
         for member in only.children:
             member.parent = parent
         return only.children
     return result
 
 
-def path_label(outer: Box, inner: Box) -> str:
+def path_label(outer: Box, inner: Box, *, only_model: bool) -> str:
     """The label of a group that is drawn with its only child as one box."""
     if isinstance(outer.key, tuple):
         if outer.key[0] == "line":
             return outer.label
-        siblings = outer.parent.children if outer.parent is not None else []
-        if all(box.key == outer.key for box in siblings if isinstance(box.key, tuple) and len(box.key) == 1):
+        if only_model:
             return inner.label  # the one model of its lane needs no name
     return join(outer.label, inner.label)
 

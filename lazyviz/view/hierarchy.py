@@ -148,7 +148,9 @@ def _bottom_up(root: Box) -> list[Box]:
 
 def _simplify(root: Box) -> None:
     """Count, merge chains of only children, and fold repeats, from the leaves up."""
-    for box in _bottom_up(root):
+    boxes = _bottom_up(root)
+    one_model = {box for box in boxes if box.kind == "lane" and len(_models(box)) == 1}
+    for box in boxes:
         if box.node is not None:
             node = box.node
             made = {value.storage for value in node.outputs if value.storage.created == node.index}
@@ -161,7 +163,7 @@ def _simplify(root: Box) -> None:
             continue
         if box.kind == "module" and len(box.children) == 1 and box.children[0].is_group:
             only = box.children[0]
-            box.label = path_label(box, only)
+            box.label = path_label(box, only, only_model=box.parent in one_model)
             box.repeats, box.children = only.repeats, only.children
             for grandchild in box.children:
                 grandchild.parent = box
@@ -171,8 +173,17 @@ def _simplify(root: Box) -> None:
         else:
             box.shape_hash = hash(tuple(child.shape_hash for child in box.children))
         if box.kind != "root" or all(child.kind == "step" for child in box.children):
-            box.children = fold_repeats(box)
+            box.children = fold_repeats(box, only_model=box.parent in one_model)
         count(box)
+
+
+def _models(lane: Box) -> set[object]:
+    """Names of the outermost modules in a lane."""
+    return {
+        child.key[0]
+        for child in lane.children
+        if child.kind == "module" and isinstance(child.key, tuple) and len(child.key) == 1
+    }
 
 
 def _dissolve(root: Box) -> None:
@@ -183,8 +194,7 @@ def _dissolve(root: Box) -> None:
         if box.kind != "lane":
             stack.extend(child for child in box.children if child.kind in ("step", "lane"))
             continue
-        modules = [child for child in box.children if child.kind == "module"]
-        roots = {child.label for child in modules if isinstance(child.key, tuple)}
+        roots = _models(box)
         while True:
             candidates = [
                 child

@@ -158,6 +158,6 @@ def test_a_hundred_thousand_ops_are_sorted_in_seconds_and_no_group_is_too_long(w
 def test_a_deep_nest_of_modules_needs_no_recursion(write):
     program = write.Program()
     y = program.outside()
-    for depth in range(1, 1500):
+    for depth in range(100, 1500, 100):
         y = program(write.aten.sin.default, [y], module=".".join(["m"] * depth))
-    assert build_hierarchy(program.graph).root.ops == 1499
+    assert build_hierarchy(program.graph).root.ops == 14

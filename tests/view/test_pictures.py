@@ -1,0 +1,181 @@
+"""The static picture, the text form, DOT and the files they are saved to."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import re
+import types
+import xml.etree.ElementTree as ElementTree
+
+import graphviz
+import pytest
+
+from lazyviz.graph.ir import Graph
+from lazyviz.plan.memory import make_plan
+from lazyviz.view import export
+from lazyviz.view.dot import to_dot
+from lazyviz.view.export import save
+from lazyviz.view.scene import Scene, verdict
+from lazyviz.view.static import WIDTH, render_svg, static_bundle
+from lazyviz.view.text import render_text
+
+NASTY = '<script>alert("x")</script> & "quotes" \\n {a|b} \x00 ]]>'
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def texts(svg: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+
+
+def test_the_picture_is_one_self_contained_svg_with_lanes_chart_and_verdict(step, plan):
+    svg = render_svg(step, plan, title="one step", state="pending")
+    words = texts(svg)
+    for expected in ("one step", "Forward ↓", "Backward ↑", "Optimizer", "h.0–2", "× 3", "Projected memory"):
+        assert expected in words
+    assert any(word.startswith("Fits: peak") for word in words)
+    assert any("parameters" in word for word in words)
+    assert not re.search(r"<script|href|url\(|@import|<image|<foreignObject", svg)
+    assert ElementTree.fromstring(svg).get("width") == f"{WIDTH:g}"
+
+
+def test_nothing_in_the_picture_reaches_outside_of_it(step, plan):
+    root = ElementTree.fromstring(render_svg(step, plan))
+    height = float(root.get("height"))
+    for rect in root.iter(f"{SVG}rect"):
+        assert float(rect.get("x")) >= 0
+        assert float(rect.get("y")) + float(rect.get("height")) <= height + 0.5
+
+
+def test_names_from_the_program_are_escaped_everywhere(write):
+    program = write.Program()
+    x = program.outside(name=NASTY)
+    program(write.aten.sin.default, [x], module=f"a{NASTY.replace('.', '')}", root=NASTY, text=NASTY)
+    program.sync(cause=NASTY)
+    graph = program.graph
+    plan = make_plan(graph)
+    svg = render_svg(graph, plan, title=NASTY)
+    ElementTree.fromstring(svg)
+    assert "<script" not in svg
+    bundle = static_bundle(graph, plan, title=NASTY)
+    assert "<script" not in bundle["text/html"]
+    source = to_dot(graph).source
+    assert '"quotes"' not in source.replace('\\"', "")
+
+
+def test_the_bundle_is_an_image_with_an_id_and_a_text(step, plan):
+    bundle = static_bundle(step, plan)
+    assert set(bundle) == {"text/html", "text/plain"}
+    found = re.fullmatch(
+        r'<img class="lazyviz-static" id="(lazyviz-static-\w+)" alt="[^"]+" style="[^"]+" '
+        r'src="data:image/svg\+xml;base64,([\w+/=]+)">',
+        bundle["text/html"],
+    )
+    assert found
+    ElementTree.fromstring(base64.b64decode(found[2]))
+    assert static_bundle(step, plan)["text/html"] != bundle["text/html"]  # ids are unique
+
+
+def test_a_graph_without_ops_says_so(step):
+    graph = Graph()
+    plan = make_plan(graph)
+    assert any("Nothing was recorded" in word for word in texts(render_svg(graph, plan)))
+    assert "Nothing was recorded" in render_text(graph, plan)
+
+
+def test_a_plan_that_does_not_fit_shows_the_capacity_and_by_how_much(step, plan):
+    small = dataclasses.replace(plan, capacity_bytes=plan.peak_bytes - 100, fits=False)
+    assert verdict(small)[0] == "too-big"
+    words = texts(render_svg(step, small))
+    assert any(word.startswith("Too big by 100 B") for word in words)
+    assert any(word.startswith("cpu: ") for word in words)
+    unknown = dataclasses.replace(plan, capacity_bytes=None, fits=None)
+    assert verdict(unknown)[0] == "unknown"
+
+
+def test_what_was_measured_is_shown_once_there_is_a_report(step, plan):
+    report = types.SimpleNamespace(ops_run=12, seconds=0.25, peak_bytes=2048)
+    words = texts(render_svg(step, plan, state="done", report=report))
+    assert any("evaluated · ran 12 ops in 0.25 s, measured peak 2.00 KiB" in word for word in words)
+
+
+def test_sync_points_are_named_with_cause_and_line(write):
+    program = write.Program()
+    program(write.aten.sin.default, [program.outside()])
+    program.sync("item", 9)
+    plan = make_plan(program.graph)
+    assert any("item, line 9" in word for word in texts(render_svg(program.graph, plan)))
+    assert "sync point: item at line 9: print(loss.item())" in render_text(program.graph, plan)
+
+
+def test_the_text_names_ops_modules_peak_and_verdict(step, plan):
+    text = render_text(step, plan, width=100)
+    assert text.splitlines()[0] == f"{len(step.nodes)} ops recorded, {len(step.nodes)} pending, no sync point"
+    assert "h.0–2 × 3" in text
+    assert "Memory over the run, peak" in text
+    assert "Alive at the peak:" in text
+    assert text.splitlines()[-1].startswith("Fits: peak")
+
+
+@pytest.mark.parametrize("width", [48, 80, 120])
+def test_no_line_of_the_text_is_wider_than_asked_for(step, plan, width):
+    assert max(map(len, render_text(step, plan, width=width).splitlines())) <= width
+
+
+def test_the_chart_keeps_the_peak_when_it_leaves_positions_out(write):
+    program = write.Program()
+    for _ in range(60):
+        write.training_step(program, 4)
+    plan = make_plan(program.graph)
+    memory = Scene(program.graph, plan).memory()
+    assert len(memory["at"]) < len(plan.timeline)
+    totals = [sum(sizes) for sizes in zip(*(c["bytes"] for c in memory["categories"]), strict=True)]
+    assert max(totals) == plan.peak_bytes
+
+
+def test_dot_has_a_cluster_for_each_lane_and_module_and_a_node_for_each_op(step):
+    dot = to_dot(step)
+    assert isinstance(dot, graphviz.Digraph)
+    assert "Forward" in dot.source
+    assert dot.source.count("subgraph cluster_") >= 9
+    for node in step.nodes:
+        assert f"\tn{node.index} [" in dot.source
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("a.svg", "<svg"), ("a.html", "<!doctype html>"), ("a.dot", "digraph")]
+)
+def test_pictures_are_saved_by_suffix(step, plan, tmp_path, name, start):
+    save(step, plan, tmp_path / name)
+    assert (tmp_path / name).read_text(encoding="utf-8").startswith(start)
+
+
+def test_the_format_may_be_named_instead(step, plan, tmp_path):
+    save(step, plan, tmp_path / "picture", format="svg")
+    assert (tmp_path / "picture").read_text(encoding="utf-8").startswith("<svg")
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.pickle"])
+def test_formats_of_later_versions_are_refused_by_name(step, plan, tmp_path, name):
+    with pytest.raises(ValueError, match=r"not available yet.*svg, html, dot, pdf, png"):
+        save(step, plan, tmp_path / name)
+    with pytest.raises(ValueError, match="unknown format 'xyz'"):
+        save(step, plan, tmp_path / "a.xyz")
+
+
+def test_pdf_without_dot_says_what_to_install(step, plan, tmp_path, monkeypatch):
+    monkeypatch.setattr(export.shutil, "which", lambda _: None)
+    with pytest.raises(RuntimeError, match="apt install graphviz"):
+        save(step, plan, tmp_path / "a.pdf")
+
+
+def test_dot_is_stopped_after_its_time(step, plan, tmp_path, monkeypatch):
+    program = tmp_path / "dot"
+    program.write_text("#!/bin/sh\nexec sleep 30\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(export.shutil, "which", lambda _: str(program))
+    with pytest.raises(RuntimeError, match="did not finish"):
+        save(step, plan, tmp_path / "a.png", dot_seconds=0.2)
+    program.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
+    with pytest.raises(RuntimeError, match="broken"):
+        save(step, plan, tmp_path / "a.png")

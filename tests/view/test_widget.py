@@ -1,0 +1,254 @@
+"""Python's side of the widget, driven by messages as the page sends them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import types
+
+import pytest
+
+from lazyviz.plan.memory import make_plan
+from lazyviz.view import widget as module
+from lazyviz.view.hierarchy import build_hierarchy
+from lazyviz.view.widget import LazyWidget
+
+
+class FakeController:
+    """A graph that "runs" by marking its nodes done, and can be made to fail or to wait."""
+
+    def __init__(self, graph) -> None:
+        self.graph = graph
+        self.title = "a step"
+        self.report = None
+        self.error = None
+        self.fail_at: int | None = None
+        self.pause = 0.0
+        self.threads: list[threading.Thread] = []
+        self.listeners = []
+
+    @property
+    def state(self) -> str:
+        return "done" if all(node.state == "done" for node in self.graph.nodes) else "pending"
+
+    def plan(self):
+        return make_plan(self.graph)
+
+    def subscribe(self, callback) -> None:
+        self.listeners.append(callback)
+
+    def evaluate(self, *, progress=None, cancel=None):
+        self.threads.append(threading.current_thread())
+        total = len(self.graph.nodes)
+        for done, node in enumerate(self.graph.nodes):
+            if cancel is not None and cancel.is_set():
+                raise RuntimeError("interrupted")
+            if done == self.fail_at:
+                node.state = "failed"
+                raise RuntimeError("shapes do not match")
+            node.state = "done"
+            time.sleep(self.pause)
+            if progress is not None:
+                progress(types.SimpleNamespace(done=done + 1, total=total, seconds=0.1, label=node.name))
+        self.report = types.SimpleNamespace(
+            ops_run=total, seconds=0.5, peak_bytes=4096, backend="eager", pieces=1
+        )
+        return self.report
+
+
+@pytest.fixture
+def made(step, monkeypatch):
+    """A widget over a fake controller, and what it sent to the page."""
+    monkeypatch.setattr(module, "_bundle", lambda name: "export default {}" if name.endswith("js") else "")
+    controller = FakeController(step)
+    widget = LazyWidget(controller)
+    sent: list = []
+    monkeypatch.setattr(widget, "send", lambda content, buffers=None: sent.append(content))
+    yield types.SimpleNamespace(widget=widget, controller=controller, sent=sent, graph=step)
+    widget.close()
+
+
+def say(made, action, id=""):
+    made.widget._handle_custom_msg({"action": action, "id": id}, [])
+
+
+def finished(widget):
+    widget._worker.join(10)
+    assert not widget._worker.is_alive()
+
+
+def id_of(made, label):
+    return next(box.id for box in made.widget._scene.hierarchy.boxes.values() if box.label == label)
+
+
+def test_the_first_picture_is_lanes_with_everything_in_them_closed(made):
+    scene = made.widget.scene
+    lanes = scene["groups"][0]["boxes"]
+    assert [lane["label"] for lane in lanes] == ["Forward", "Backward", "Optimizer"]
+    assert scene["opened"] == [scene["root"], *[lane["id"] for lane in lanes]]
+    json.dumps(scene)
+
+
+def test_a_group_is_sent_when_it_is_opened(made):
+    fold = id_of(made, "h.0–2")
+    say(made, "open", fold)
+    (message,) = made.sent
+    assert message["kind"] == "groups"
+    assert [box["label"] for box in message["groups"][0]["boxes"]] == ["h.0", "h.1", "h.2"]
+
+
+def test_a_click_tells_op_line_shapes_producers_and_readers(made):
+    say(made, "select", "n1")
+    details = made.sent[0]["details"]
+    facts = dict(details["facts"])
+    assert facts["op"] == "aten.mm.default"
+    assert facts["module"] == "Net.h.0"
+    assert facts["through"] == "t"
+    assert details["source"] == {"file": "cell.py", "line": 1, "text": "loss = net(x)"}
+    assert [row["shape"] for row in details["inputs"]] == ["4×8", "8×8"]
+    assert details["inputs"][1]["name"] == "h.0.weight"
+    assert [reader["label"] for reader in details["outputs"][0]["readers"]] == [
+        "h.0.act: relu",
+        "h.0.act: threshold_backward",
+    ]
+    assert details["flows"][0]["label"] == "h.0.act: threshold_backward"
+    start, stop = details["lifetime"]
+    assert start == 1
+    assert stop > 10
+
+
+def test_a_backward_op_links_to_the_op_it_differentiates(made):
+    hierarchy = build_hierarchy(made.graph)
+    node = next(node for node in made.graph.nodes if node.forward is not None)
+    say(made, "select", hierarchy.box_of[node.index].id)
+    assert made.sent[0]["details"]["forward"]["chain"][-1] == f"n{node.forward.index}"
+
+
+@pytest.mark.parametrize("kind", ["op", "module", "input", "lane", "root"])
+def test_every_kind_of_box_can_be_described(made, kind):
+    for box in list(made.widget._scene.hierarchy.boxes.values()):
+        if box.kind == kind:
+            say(made, "select", box.id)
+    assert made.sent
+    json.dumps(made.sent)
+
+
+def test_search_finds_ops_modules_and_lines(made):
+    for query, expected in [
+        ("threshold", "h.2.act: threshold_backward"),
+        ("h.1", "h.1"),
+        ("opt.step", "optimizer: add_"),
+    ]:
+        made.sent.clear()
+        say(made, "search", query)
+        found = made.sent[0]
+        assert any(expected in hit["label"] for hit in found["hits"]), (query, found["hits"])
+        assert found["total"] >= len(found["hits"])
+    made.sent.clear()
+    say(made, "search", "<nothing>")
+    assert made.sent[0]["hits"] == []
+
+
+def test_revealing_a_deep_op_sends_all_groups_on_the_way(made):
+    say(made, "reveal", "n1")
+    message = made.sent[0]
+    assert message["chain"][-1] == "n1"
+    assert [group["id"] for group in message["groups"]] == message["chain"][:-1]
+
+
+def test_views_are_drawn_when_asked_for(made):
+    before = len(made.widget._scene.hierarchy.boxes)
+    say(made, "views")
+    assert made.widget.scene["views"] is True
+    assert len(made.widget._scene.hierarchy.boxes) > before
+
+
+def test_messages_that_are_no_known_action_are_ignored(made):
+    for message in [
+        None,
+        7,
+        {},
+        {"action": "exec", "id": "import os"},
+        {"action": ["open"]},
+        {"action": "open", "id": 3},
+    ]:
+        made.widget._handle_custom_msg(message, [])
+    say(made, "open", "no-such-id")
+    say(made, "select", "n999")
+    assert made.sent == []
+
+
+def test_evaluate_runs_on_one_worker_thread_and_reports_what_was_measured(made):
+    made.controller.pause = 0.01
+    say(made, "evaluate")
+    say(made, "evaluate")
+    assert made.widget.state == "running"
+    finished(made.widget)
+    assert made.widget.state == "done"
+    assert made.widget.report == f"ran {len(made.graph.nodes)} ops in 0.5 s, measured peak 4.00 KiB"
+    assert ", 0 pending" in made.widget.summary
+    (thread,) = made.controller.threads
+    assert thread is not threading.main_thread()
+
+
+def test_progress_is_sent_at_most_ten_times_a_second(made):
+    made.controller.pause = 0.02
+    seen = []
+    made.widget.observe(lambda change: seen.append(change["new"]), "progress")
+    start = time.monotonic()
+    say(made, "evaluate")
+    finished(made.widget)
+    assert 1 <= len(seen) <= (time.monotonic() - start) * 10 + 2
+    assert seen[0]["total"] == len(made.graph.nodes)
+
+
+def test_cancel_stops_the_run_and_evaluate_goes_on_from_there(made):
+    made.controller.pause = 0.05
+    say(made, "evaluate")
+    say(made, "cancel")
+    finished(made.widget)
+    assert made.widget.state == "interrupted"
+    assert made.widget.error is None
+    made.controller.pause = 0.0
+    say(made, "evaluate")
+    finished(made.widget)
+    assert made.widget.state == "done"
+
+
+def test_an_error_is_shown_with_its_message_and_the_users_line(made):
+    made.controller.fail_at = 4
+    say(made, "evaluate")
+    finished(made.widget)
+    assert made.widget.state == "failed"
+    assert made.widget.error["message"] == "RuntimeError: shapes do not match"
+    assert made.widget.error["source"]["text"] == "loss = net(x)"
+    assert made.widget.error["chain"][-1] == "n4"
+    assert isinstance(made.widget.exception, RuntimeError)
+
+
+def test_a_change_elsewhere_is_followed(made):
+    for node in made.graph.nodes:
+        node.state = "done"
+    made.controller.report = types.SimpleNamespace(ops_run=3, seconds=0.1, peak_bytes=None, backend="eager")
+    made.controller.listeners[0]()
+    assert made.widget.state == "done"
+    assert made.widget.report == "ran 3 ops in 0.1 s"
+
+
+def test_the_state_stays_small_however_large_the_graph(write, monkeypatch):
+    monkeypatch.setattr(module, "_bundle", lambda name: "")
+    program = write.Program()
+    for _ in range(40):
+        write.training_step(program, 12)
+    widget = LazyWidget(FakeController(program.graph))
+    assert len(json.dumps(widget.scene)) < 150_000
+    widget.close()
+
+
+def test_a_missing_bundle_says_how_to_build_it(step, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "STATIC", tmp_path)
+    module._bundle.cache_clear()
+    with pytest.raises(RuntimeError, match="npm --prefix js ci && npm --prefix js run build"):
+        LazyWidget(FakeController(step))
+    module._bundle.cache_clear()
