@@ -1,0 +1,56 @@
+"""The house keeps its floor plan: data flows one way, and imports with it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import lazyviz
+
+PACKAGE = Path(lazyviz.__file__).parent
+# What modules of a stage may import from the package. `graph.ir` is the vocabulary that recording
+# writes in; the rest of `graph` comes after it.
+MAY_IMPORT = {
+    "_torch": set(),
+    "metrics": set(),
+    "record": {"_torch", "record", "graph.ir"},
+    "graph": {"_torch", "graph"},
+    "plan": {"_torch", "graph", "plan"},
+    "view": {"_torch", "graph", "plan", "view"},
+    "execute": {"_torch", "record", "graph", "plan", "execute"},
+}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules of this package that the file imports, as dotted names below the package."""
+    inside = path.relative_to(PACKAGE).with_suffix("").parts
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = [*inside[: len(inside) - node.level], *(node.module.split(".") if node.module else [])]
+            if (PACKAGE.joinpath(*base)).is_dir():
+                found |= {".".join([*base, name.name]) for name in node.names}
+            else:
+                found.add(".".join(base))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lazyviz"):
+            found.add((node.module or "").removeprefix("lazyviz").lstrip("."))
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_only_from_earlier_stages(path):
+    stage = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if stage not in MAY_IMPORT:
+        assert stage in ("__init__", "session", "magic"), f"{stage} has no place in the house"
+        return
+    for module in imports_of(path):
+        allowed = any(module == name or module.startswith(f"{name}.") for name in MAY_IMPORT[stage])
+        assert allowed, f"{path.name} imports {module}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_fits_in_a_head(path):
+    assert len(path.read_text().splitlines()) <= 500
