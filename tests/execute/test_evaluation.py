@@ -272,3 +272,24 @@ def test_an_interrupt_during_the_last_op_is_not_lost():
         graph.evaluate(progress=lambda p: signal.raise_signal(signal.SIGINT))
     assert graph.pending == 0
     assert y.tolist() == [1, 1, 1]
+
+
+def test_a_mark_step_training_loop():
+    def train(mark_step):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 4)).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            mark_step()
+        return loss, model.weight
+
+    expected_loss, expected_weight = train(lambda: None)
+    with lazyviz.lazy() as graph:
+        loss, weight = train(lazyviz.mark_step)
+    assert graph.pending == 0
+    assert torch.equal(loss, expected_loss) and torch.equal(weight, expected_weight)
+    assert lazyviz.mark_step is lazyviz.sync
