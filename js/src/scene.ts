@@ -243,7 +243,8 @@ function linesOf(group: GroupData, placed: Placed, rects: Frame[], left: number,
     const down = (points.at(-2)?.[1] ?? 0) < y;
     const start = points[0] ?? [0, 0];
     let labelAt: Size | null = null;
-    if (labels[number] === "start") labelAt = [start[0], start[1] + (flip ? -6 : 13)];
+    const behind = rects[path[0] ?? -1]?.box.repeats ? 6 : 0; // a fold's further cards
+    if (labels[number] === "start") labelAt = [start[0], start[1] + (flip ? -6 : 13 + behind)];
     if (labels[number] === "end") labelAt = [x, y + (flip ? 16 : -9)];
     return {
       path: curve([...points.slice(0, -1), [x, down ? y - 5 : y + 5]]),

@@ -147,6 +147,7 @@ class Body {
       case "groups":
         this.scene.add(message.groups);
         this.opened(message.groups.map((group) => group.id));
+        if (message.note) this.toolbar.showSummary(`${String(this.model.get("summary"))} · ${message.note}`);
         break;
       case "details":
         if (message.details.id !== this.selected) break;

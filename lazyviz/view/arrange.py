@@ -166,7 +166,8 @@ def _lines(
                 points += [(x, end) for end in (reversed(ends) if flip else ends)]
         at = None
         if labels[number] == "start":
-            at = (points[0][0], points[0][1] + (13.0 if not flip else -6.0))
+            behind = 6.0 if box.children[path[0]].repeats > 1 else 0.0  # a fold's further cards
+            at = (points[0][0], points[0][1] + (13.0 + behind if not flip else -6.0))
         elif labels[number] == "end":
             at = (points[-1][0], points[-1][1] + (-9.0 if not flip else 16.0))
         lines.append(Line(points, texts[number], at))

@@ -344,6 +344,8 @@ def find(scene: Scene, query: str) -> tuple[list[dict[str, Any]], int]:
             words += [node.name, str(node.op), _module(node)]
             if node.source is not None:
                 words += [node.source.text, f"line {node.source.line}"]
+        elif box.values:
+            words += [value.name or value.storage.name for value in box.values]
         elif box.sync is not None and box.sync.source is not None:
             words.append(f"line {box.sync.source.line}")
         if not any(wanted in word.casefold() for word in words):

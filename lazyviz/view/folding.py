@@ -47,7 +47,7 @@ def fold_repeats(parent: Box, *, only_model: bool = False) -> list[Box]:
 def path_label(outer: Box, inner: Box, *, only_model: bool) -> str:
     """The label of a group that is drawn with its only child as one box."""
     if isinstance(outer.key, tuple):
-        if outer.key[0] == "line":
+        if outer.key[0] in ("line", "update"):
             return outer.label
         if only_model:
             return inner.label  # the one model of its lane needs no name

@@ -250,6 +250,8 @@ def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -
         parts = [[value] for value in values] if len(values) <= SEPARATE_INPUTS else [values]
         for part in parts:
             label: str = part[0].name or part[0].storage.name or role
+            if group.kind == "module" and role in ("parameter", "buffer"):
+                label = label.rpartition(".")[2]  # the module's own name is around it
             label = label if len(part) == 1 else f"{len(part)} {_plural(role)}"
             box = Box("input", label, group.phase, group)
             box.key = role

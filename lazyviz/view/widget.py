@@ -168,19 +168,20 @@ class LazyWidget(anywidget.AnyWidget):
             self._send_groups([box])
 
     def _open_all(self, _: str) -> None:
-        groups = []
-        drawn = 0
+        groups: list[Box] = []
+        drawn, note = 0, ""
         queue = [self._scene.hierarchy.root]
         for box in queue:  # grows while it is read
             drawn += len(box.children)
-            if drawn > EXPANDED_BOXES:
+            if drawn > EXPANDED_BOXES and groups:
+                note = f"too many boxes to open all: {EXPANDED_BOXES:,} are shown, open others by a click"
                 break
             groups.append(box)
             queue += [child for child in box.children if child.is_group]
-        self._send_groups(groups)
+        self._send_groups(groups, note)
 
-    def _send_groups(self, groups: list[Box]) -> None:
-        self.send({"kind": "groups", "groups": [self._scene.group(box) for box in groups]})
+    def _send_groups(self, groups: list[Box], note: str = "") -> None:
+        self.send({"kind": "groups", "groups": [self._scene.group(box) for box in groups], "note": note})
 
     def _select(self, id: str) -> None:
         box = self._scene.hierarchy.boxes.get(id)

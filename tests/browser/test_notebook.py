@@ -104,7 +104,7 @@ def texts_out_of_their_box(page) -> list[str]:
 
 def scrolls_sideways(page) -> bool:
     return page.evaluate(
-        "() => document.querySelector('.lazyviz').scrollWidth > document.querySelector('.lazyviz').clientWidth"
+        "[document.querySelector('.lazyviz')].some((root) => root.scrollWidth > root.clientWidth)"
     )
 
 
@@ -170,7 +170,7 @@ def test_a_lazy_cell_is_seen_opened_evaluated_and_still_there_without_a_kernel(
     )
     assert html.startswith("<img")
 
-    # Reopened where nothing runs: the kernel of this copy does not exist.
+    # Reopened as a copy whose kernel is not there: no widget can be alive in it.
     saved["metadata"]["kernelspec"] = {"display_name": "gone", "language": "python", "name": "gone"}
     saved["metadata"].pop("widgets", None)
     (lab.directory / "reopened.ipynb").write_text(json.dumps(saved))

@@ -157,6 +157,17 @@ def test_revealing_a_deep_op_sends_all_groups_on_the_way(made):
     assert [group["id"] for group in message["groups"]] == message["chain"][:-1]
 
 
+def test_expanding_all_says_when_it_leaves_something_closed(made, monkeypatch):
+    say(made, "open-all")
+    assert made.sent[-1]["note"] == ""
+    assert len(made.sent[-1]["groups"]) == sum(
+        box.is_group for box in made.widget._scene.hierarchy.boxes.values()
+    )
+    monkeypatch.setattr(module, "EXPANDED_BOXES", 8)
+    say(made, "open-all")
+    assert "too many boxes" in made.sent[-1]["note"]
+
+
 def test_views_are_drawn_when_asked_for(made):
     before = len(made.widget._scene.hierarchy.boxes)
     say(made, "views")
