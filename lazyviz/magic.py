@@ -10,15 +10,12 @@ lines, with ``%%lazy`` as line 1.
 
 from __future__ import annotations
 
-import ast
-import inspect
 import keyword
-import os
 import warnings
 import weakref
 from collections.abc import Iterable
 from contextlib import ExitStack
-from types import CodeType, TracebackType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -42,6 +39,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from . import session
+from .cell import compile_cell, without_us
 from .execute.backend import backend_names
 from .plan.devices import PROFILES, cuda_devices, resolve
 from .plan.memory import Plan
@@ -61,15 +59,6 @@ VERBS = ("status", "evaluate", "plan", "explain", "why", "reset", "devices")
 
 _LATEST = "_lazy"
 _NO_GRAPH = "There is no lazy graph yet: run a %%lazy cell first."
-_NO_AWAIT = (
-    "%%lazy does not record top-level `await` (line {line} of the cell): "
-    "await in a cell of its own, before this one, and use the result here."
-)
-
-
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
-_TO_A_MODE = (os.path.join(_TORCH, "_compile.py"), os.path.join(_TORCH, "_dynamo") + os.sep)
 
 
 @magics_class
@@ -127,7 +116,7 @@ class LazyMagics(Magics):
         options = parse_argstring(self.lazy_cell, line)
         self._check(options)
         try:
-            body, last = self._compile(line, cell)
+            body, last = compile_cell(self.shell, self._raw_cell, line, cell)
         except SyntaxError:
             self._show_syntax_error_alone()
             raise
@@ -139,6 +128,7 @@ class LazyMagics(Magics):
                         backend=options.backend,
                         allow_sync=not options.no_sync,
                         code=cell,
+                        names=self.shell.user_ns,
                     )
                 )
             except (ValueError, RuntimeError) as error:
@@ -184,31 +174,7 @@ class LazyMagics(Magics):
             except ValueError as error:
                 raise UsageError(f"%%lazy: {error}") from None
 
-    # --- compiling and running the cell -----------------------------------------------
-
-    def _compile(self, line: str, cell: str) -> tuple[CodeType, CodeType | None]:
-        """The cell's code, and that of its last expression if it ends in one."""
-        shell = self.shell
-        raw = self._raw_cell.rstrip()
-        text = cell.rstrip()
-        if raw.endswith(text) and raw != text:
-            before = raw[: len(raw) - len(text)].count("\n")
-        else:  # called through run_cell_magic: there is no cell around it
-            raw, before = f"%%lazy {line}\n{text}", 1
-        # transform_cell takes blank lines away from the top.
-        before += cell[: len(cell) - len(cell.lstrip())].count("\n")
-        # Comment lines stand for what precedes the code, so that line numbers are the cell's.
-        header = "".join(f"# {above}\n" for above in raw.split("\n")[:before])
-        code = header + shell.transform_cell(cell)
-        filename = shell.compile.cache(code, shell.displayhook.prompt_count, raw_code=raw)
-        # Parsed and compiled by the shell's own compiler: `from __future__` of earlier cells holds.
-        tree = shell.transform_ast(shell.compile.ast_parse(code, filename))
-        _refuse_await(tree, filename)
-        last = None
-        if tree.body and isinstance(tree.body[-1], ast.Expr):
-            last = ast.Expression(tree.body.pop().value)
-        body = shell.compile(tree, filename, "exec")
-        return body, None if last is None else shell.compile(last, filename, "eval")
+    # --- running the cell -------------------------------------------------------------
 
     def _run(self, body: CodeType, last: CodeType | None) -> Any:
         namespace = self.shell.user_ns
@@ -228,7 +194,7 @@ class LazyMagics(Magics):
             ip = shell()
             assert ip is not None  # it is what calls this
             return ip.InteractiveTB.structured_traceback(
-                type(error), error, _without_us(error.__traceback__), tb_offset=0
+                type(error), error, without_us(error.__traceback__), tb_offset=0
             )
 
         try:
@@ -258,7 +224,13 @@ class LazyMagics(Magics):
                 print(f"Evaluated: {graph.report}")
             return
         # A separate output: it is what a saved notebook shows where the widget cannot run.
-        display(graph.static_bundle(), raw=True)
+        picture = display(graph.static_bundle(), raw=True, display_id=True)
+
+        def refresh() -> None:
+            if graph.state != "running":
+                picture.update(graph.static_bundle(), raw=True)
+
+        graph.subscribe(refresh)
         if not no_widget:
             # The cell's output is replaced: so is the graph that only its old widget could reach.
             previous = self._widgets.pop(self._cell_id or "", None)
@@ -384,52 +356,6 @@ class LazyMagics(Magics):
         if previous in ("--as", "--assume", "--batch"):
             return []
         return [option for option in OPTIONS if option not in words[:-1] or option == "--assume"]
-
-
-def _refuse_await(tree: ast.Module, filename: str) -> None:
-    """``UsageError`` if the code needs an event loop at its top level."""
-    code = compile(tree, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    if not code.co_flags & inspect.CO_COROUTINE:
-        return
-    raise UsageError(_NO_AWAIT.format(line=_first_await(tree)))
-
-
-_ASYNC = (ast.Await, ast.AsyncFor, ast.AsyncWith)
-_OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-
-
-def _first_await(tree: ast.Module) -> int | str:
-    """The line of the first ``await`` outside of functions (in any of its forms)."""
-    lines = []
-    stack: list[ast.AST] = [tree]
-    while stack:
-        node = stack.pop()
-        comprehensions = getattr(node, "generators", ())
-        if isinstance(node, _ASYNC) or any(part.is_async for part in comprehensions):
-            lines.append(node.lineno)  # type: ignore[attr-defined]
-        stack += [child for child in ast.iter_child_nodes(node) if not isinstance(child, _OWN_SCOPE)]
-    return min(lines, default="?")
-
-
-def _without_us(traceback: TracebackType | None) -> TracebackType | None:
-    """The frames of ``traceback`` below this module and above the recorder."""
-    frames: list[TracebackType] = []
-    while traceback is not None:
-        filename = traceback.tb_frame.f_code.co_filename
-        if filename == __file__:
-            frames.clear()
-        elif filename.startswith(_PACKAGE):
-            # What a dispatch mode costs on the way to the recorder is ours too.
-            while frames and frames[-1].tb_frame.f_code.co_filename.startswith(_TO_A_MODE):
-                frames.pop()
-            break
-        else:
-            frames.append(traceback)
-        traceback = traceback.tb_next
-    rebuilt = None
-    for frame in reversed(frames):
-        rebuilt = TracebackType(rebuilt, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return rebuilt
 
 
 def _has_frontend(shell: InteractiveShell) -> bool:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import inspect
 import os
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -172,7 +175,7 @@ class LazyGraph:
         """Write a picture of the graph; the suffix of ``path`` says which kind."""
         from .view.export import save
 
-        save(self.ir, self.plan(), path, format)
+        save(self.ir, self.plan(), path, format, title=self.title, state=self.state)
 
     def widget(self) -> Any:
         """The interactive widget; the same one each time, until it is closed."""
@@ -186,7 +189,7 @@ class LazyGraph:
         """The picture for saved notebooks: MIME type -> data."""
         from .view.static import static_bundle
 
-        return static_bundle(self.ir, self.plan(), title=self.title, state=self.state)
+        return static_bundle(self.ir, self.plan(), title=self.title, state=self.state, report=self.report)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         return self.widget()._repr_mimebundle_(include=include, exclude=exclude)
@@ -323,6 +326,7 @@ def lazy(
     *,
     held_bytes_limit: int = HELD_BYTES_LIMIT,
     code: str = "",
+    names: Mapping[str, Any] | None = None,
 ) -> Iterator[LazyGraph]:
     """Record the PyTorch ops of a block instead of running them.
 
@@ -331,6 +335,8 @@ def lazy(
         allow_sync: False makes a sync point inside the block an error that names its line.
         held_bytes_limit: evaluate once pending ops keep more than this many bytes of
             outside tensors alive that the block itself has dropped.
+        names: the variables by which pictures call tensors; default: the caller's, at a
+            module's top level.
 
     Raises:
         ValueError: an option this version does not support, an unknown device or backend.
@@ -359,6 +365,7 @@ def lazy(
         yield graph
     finally:
         _mark_parameters(graph)
+        tape.name_tensors(names if names is not None else _variables_of(sys._getframe(2)))
         tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit = outer
         if not graph.pending:
             _graphs.pop(id(graph.ir), None)
@@ -368,6 +375,11 @@ def lazy(
         tape.settle()
         if tape.graph is None:
             _watch.end_recording()
+
+
+def _variables_of(frame: FrameType) -> Mapping[str, Any]:
+    """The variables of a module's frame; reading a function's would keep its tensors alive."""
+    return {} if frame.f_code.co_flags & inspect.CO_NEWLOCALS else frame.f_globals
 
 
 def _mark_parameters(graph: LazyGraph) -> None:

@@ -15,6 +15,7 @@ PACKAGE = Path(lazyviz.__file__).parent
 MAY_IMPORT = {
     "_torch": set(),
     "metrics": set(),
+    "cell": set(),
     "record": {"_torch", "record", "graph.ir"},
     "graph": {"_torch", "graph"},
     "plan": {"_torch", "graph", "plan"},

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -402,6 +402,16 @@ class Tape:
             if cls is not LazyTensor and _torch.dispatches_itself(cls):
                 return NotImplemented
         return guard.dispatch(self, func, args, kwargs)
+
+    def name_tensors(self, variables: Mapping[str, Any]) -> None:
+        """Call values as the user's variables are called; only names that do not begin with ``_``."""
+        for name, tensor in list(variables.items()):
+            if isinstance(tensor, torch.Tensor) and not name.startswith("_"):
+                value = tensor.__dict__.get("_lazyviz") or self.outside.get(id(tensor))
+                if value is not None and not value.name:
+                    value.name = name
+                    if value.storage.external and not value.storage.name:
+                        value.storage.name = name
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -175,6 +175,19 @@ class Scopes:
         finally:
             self.phase = before
 
+    def learn_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Name what the optimizer keeps for each parameter: ``"h.0.weight.exp_avg"``."""
+        for parameter, state in optimizer.state.items():
+            _, name = self.role_of(parameter)
+            for key, tensor in state.items() if isinstance(state, dict) else ():
+                if isinstance(tensor, torch.Tensor):
+                    full = f"{name}.{key}" if name else key
+                    pending = tensor.__dict__.get("_lazyviz")
+                    if pending is not None:
+                        pending.storage.role, pending.storage.name = "optimizer", full
+                    else:
+                        self._parameters[id(tensor)] = (weakref.ref(tensor), "optimizer", full)
+
     def _learn(self, root: torch.nn.Module) -> dict[int, str]:
         """Names of the submodules, parameters and buffers of ``root``; again when their number changed."""
         known = self._known_roots.get(root)
@@ -220,12 +233,14 @@ class ScopePatches:
         torch.nn.Module.__call__ = __call__  # type: ignore[method-assign]
 
         def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+            scopes.learn_state(optimizer)
             self._phases.append(scopes.phase)
             scopes.phase = "optimizer"
 
         def after(optimizer: Any, args: Any, kwargs: Any) -> None:
             if self._phases:
                 scopes.phase = self._phases.pop()
+            scopes.learn_state(optimizer)
 
         self._handles = [
             register_optimizer_step_pre_hook(before),

@@ -104,3 +104,29 @@ def test_parameters_made_in_the_block_are_parameters_of_the_plan():
     roles = {storage.nbytes: (storage.role, storage.name) for storage in graph.ir.storages if storage.role}
     assert roles == {60: ("parameter", "weight"), 20: ("parameter", "bias"), 28: ("parameter", "")}
     assert lazyviz.is_lazy(alone)
+
+
+def test_tensors_are_called_as_the_users_variables():
+    images = torch.randn(2, 4)
+    model = nn.Linear(4, 3)
+    variables = {"images": images, "_hidden": images}
+    with lazyviz.lazy(names=variables) as graph:
+        scores = model(images)
+        variables["loss"] = loss = scores.sum()
+    names = {value.name for value in graph.ir.inputs}
+    assert "images" in names
+    assert graph.nodes[-1].outputs[0].name == "loss"
+    assert lazyviz.is_lazy(loss)
+
+
+def test_optimizer_state_is_named_after_its_parameter():
+    model = nn.Sequential(nn.Linear(4, 3))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):  # made in the first block, from outside in the second
+        with lazyviz.lazy() as graph:
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+        roles = {storage.name: storage.role for storage in graph.ir.storages if storage.role == "optimizer"}
+        assert {"0.weight.exp_avg", "0.bias.exp_avg_sq"} <= roles.keys()
+        graph.evaluate()
+    assert "0.weight.step" in roles

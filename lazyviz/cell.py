@@ -1,0 +1,103 @@
+"""The code of a ``%%lazy`` cell: compiled under the name IPython gives it, shown at the user's lines."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+from types import CodeType, TracebackType
+from typing import Any
+
+import torch
+from IPython.core.error import UsageError
+
+_NO_AWAIT = (
+    "%%lazy does not record top-level `await` (line {line} of the cell): "
+    "await in a cell of its own, before this one, and use the result here."
+)
+
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+_TO_A_MODE = (os.path.join(_TORCH, "_compile.py"), os.path.join(_TORCH, "_dynamo") + os.sep)
+_OURS = (__file__, os.path.join(_PACKAGE, "magic.py"))
+
+
+def compile_cell(shell: Any, raw_cell: str, line: str, cell: str) -> tuple[CodeType, CodeType | None]:
+    """The code of a ``%%lazy`` cell, and that of its last expression if it ends in one.
+
+    Args:
+        raw_cell: the whole cell as typed, empty when the magic was called from code.
+        line: what follows ``%%lazy``.
+        cell: the lines below it.
+
+    Raises:
+        SyntaxError: at the cell's own line.
+        UsageError: the cell needs an event loop at its top level.
+    """
+    raw = raw_cell.rstrip()
+    text = cell.rstrip()
+    if raw.endswith(text) and raw != text:
+        before = raw[: len(raw) - len(text)].count("\n")
+    else:  # called through run_cell_magic: there is no cell around it
+        raw, before = f"%%lazy {line}\n{text}", 1
+    # transform_cell takes blank lines away from the top.
+    before += cell[: len(cell) - len(cell.lstrip())].count("\n")
+    # Comment lines stand for what precedes the code, so that line numbers are the cell's.
+    header = "".join(f"# {above}\n" for above in raw.split("\n")[:before])
+    code = header + shell.transform_cell(cell)
+    filename = shell.compile.cache(code, shell.displayhook.prompt_count, raw_code=raw)
+    # Parsed and compiled by the shell's own compiler: `from __future__` of earlier cells holds.
+    tree = shell.transform_ast(shell.compile.ast_parse(code, filename))
+    _refuse_await(tree, filename)
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = ast.Expression(tree.body.pop().value)
+    body = shell.compile(tree, filename, "exec")
+    return body, None if last is None else shell.compile(last, filename, "eval")
+
+
+def _refuse_await(tree: ast.Module, filename: str) -> None:
+    """``UsageError`` if the code needs an event loop at its top level."""
+    code = compile(tree, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    if not code.co_flags & inspect.CO_COROUTINE:
+        return
+    raise UsageError(_NO_AWAIT.format(line=_first_await(tree)))
+
+
+_ASYNC = (ast.Await, ast.AsyncFor, ast.AsyncWith)
+_OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+def _first_await(tree: ast.Module) -> int | str:
+    """The line of the first ``await`` outside of functions (in any of its forms)."""
+    lines = []
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        comprehensions = getattr(node, "generators", ())
+        if isinstance(node, _ASYNC) or any(part.is_async for part in comprehensions):
+            lines.append(node.lineno)  # type: ignore[attr-defined]
+        stack += [child for child in ast.iter_child_nodes(node) if not isinstance(child, _OWN_SCOPE)]
+    return min(lines, default="?")
+
+
+def without_us(traceback: TracebackType | None) -> TracebackType | None:
+    """The frames of ``traceback`` below the magic and above the recorder."""
+    frames: list[TracebackType] = []
+    while traceback is not None:
+        filename = traceback.tb_frame.f_code.co_filename
+        if filename in _OURS:
+            frames.clear()
+        elif filename.startswith(_PACKAGE):
+            # What a dispatch mode costs on the way to the recorder is ours too.
+            while frames and frames[-1].tb_frame.f_code.co_filename.startswith(_TO_A_MODE):
+                frames.pop()
+            break
+        else:
+            frames.append(traceback)
+        traceback = traceback.tb_next
+    rebuilt = None
+    for frame in reversed(frames):
+        rebuilt = TracebackType(rebuilt, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return rebuilt
