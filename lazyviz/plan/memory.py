@@ -159,7 +159,7 @@ class Plan:
             for allocation in self.alive_at_peak:
                 module = allocation.module or "(outside of a module)"
                 by_module[module] = by_module.get(module, 0) + allocation.nbytes
-            lines += _table(by_module, self.peak_bytes, 8)
+            lines += _table(_fold(by_module), self.peak_bytes, 8)
             lines.append("largest:")
             for allocation in self.alive_at_peak[:5]:
                 lines.append(f"  {format_bytes(allocation.nbytes):>10}  {_what(allocation)}")
@@ -303,11 +303,36 @@ def _allocation(span: Lifetime, category: Category) -> Allocation:
         nbytes=storage.nbytes,
         category=category,
         node=maker,
-        module=place.module if place is not None else "",
+        module=_module_of(storage) or (place.module if place is not None else ""),
         source=maker.source if maker is not None else None,
         name=storage.name,
         storage=storage,
     )
+
+
+# How many last parts of its name a storage has beyond its module: "h.0.attn.weight.exp_avg".
+_NAME_PARTS = {"parameter": 1, "buffer": 1, "gradient": 2, "optimizer": 2}
+
+
+def _module_of(storage: Storage) -> str:
+    """The module a named storage belongs to, wherever it was made (optimizer state, say)."""
+    parts = storage.name.split(".")
+    return ".".join(parts[: -_NAME_PARTS.get(storage.role or "", len(parts))])
+
+
+def _fold(by_module: dict[str, int]) -> dict[str, int]:
+    """Modules that differ only in numbers as one: ``"h.*.mlp × 12"``; fewer than three stay as they are."""
+    families: dict[str, list[str]] = {}
+    for module in by_module:
+        pattern = ".".join("*" if part.isdigit() else part for part in module.split("."))
+        families.setdefault(pattern, []).append(module)
+    folded: dict[str, int] = {}
+    for pattern, modules in families.items():
+        if len(modules) < 3:
+            folded |= {module: by_module[module] for module in modules}
+        else:
+            folded[f"{pattern} × {len(modules)}"] = sum(by_module[module] for module in modules)
+    return folded
 
 
 def _exists(span: Lifetime) -> bool:

@@ -197,10 +197,12 @@ class Scopes:
         else:
             paths = {id(module): name for name, module in modules}
             self._known_roots[root] = (len(modules), paths)
+        seen: set[int] = set()  # a tied weight goes by its first name, as in named_parameters()
         for name, module in modules:
             for role, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for key, tensor in tensors.items():
-                    if tensor is not None:
+                    if tensor is not None and id(tensor) not in seen:
+                        seen.add(id(tensor))
                         full = f"{name}.{key}" if name else key
                         pending = tensor.__dict__.get("_lazyviz")
                         if pending is not None:  # made in this block: it has a storage already

@@ -215,3 +215,21 @@ def test_planning_a_hundred_thousand_nodes_takes_under_ten_microseconds_each(pro
     # The machine may be busy: the bound is loose here, the figure is the benchmark's.
     assert elapsed / count < 40e-6
     print(f"{1e6 * elapsed / count:.2f} us a node")
+
+
+def test_explain_folds_modules_that_differ_only_in_numbers():
+    from torch import nn
+
+    import lazyviz
+
+    model = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(5)])
+    optimizer = torch.optim.Adam(model.parameters())
+    with lazyviz.lazy() as graph:
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+    text = graph.plan().explain()
+    assert "* × 5" in text
+    modules = {
+        allocation.module for allocation in graph.plan().alive_at_peak if allocation.category == "optimizer"
+    }
+    assert modules and modules <= {"0", "1", "2", "3", "4"}
