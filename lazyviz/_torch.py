@@ -21,12 +21,14 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException as DynamicOutputShapeException,
 )
+from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.fake_tensor import (
     FakeTensorMode as FakeTensorMode,  # shape inference for every ATen op, on a cache miss
 )
 from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException as UnsupportedOperatorException,
 )
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.parameter import (  # type: ignore[attr-defined]
     UninitializedTensorMixin as UninitializedTensorMixin,
 )
@@ -206,6 +208,9 @@ def _pop_all() -> list[Any]:
     return popped
 
 
+# Tensors of torch.export and torch.compile: their own modes know what to do with them.
+TRACING_TENSORS = (FakeTensor, FunctionalTensor)
+
 # --- autograd ---------------------------------------------------------------------
 
 current_autograd_node = torch._C._current_autograd_node
@@ -229,6 +234,8 @@ def withdraw_foreach(cls: type[torch.Tensor]) -> None:
 
 # --- shape inference --------------------------------------------------------------
 
+VF = torch._VF  # the functions nn.utils.rnn and nn.RNN call
+is_zero_tensor = torch._is_zerotensor
 neg_view = torch._neg_view
 # What FakeTensor raises when metadata cannot tell.
 DATA_DEPENDENT = (

@@ -30,9 +30,10 @@ from .graph.ir import Graph, SyncPoint
 from .metrics import Metrics
 from .record.guard import nodes_before_access
 from .record.order import closure
-from .record.recorder import HELD_BYTES_LIMIT, SyncError, tape
-from .record.storage import TrackedNode
-from .record.sync import is_pending
+from .record.pending import HELD_BYTES_LIMIT, SyncError
+from .record.recorder import tape
+from .record.storage import FORGOTTEN, TrackedNode
+from .record.tensor import is_pending
 from .record.watch import Watch
 
 if TYPE_CHECKING:
@@ -150,7 +151,12 @@ class LazyGraph:
         with tape.lock:
             targets = _needed(tensors) if tensors else [node for node in self.nodes if node.state != "done"]
             return _evaluate(
-                closure(targets), "evaluate()", backend=name, progress=progress, cancel=cancel, graph=self
+                closure(targets),
+                _called("evaluate()"),
+                backend=name,
+                progress=progress,
+                cancel=cancel,
+                graph=self,
             )
 
     # --- showing ------------------------------------------------------------------
@@ -220,6 +226,8 @@ def _evaluate(
 ) -> Report:
     """Run ``nodes`` (closed under dependencies, in program order) and tell the graphs they belong to."""
     global _last_cause
+    if any(node.error == FORGOTTEN for node in nodes):
+        raise RuntimeError(FORGOTTEN)
     from .execute.progress import Progress
 
     touched = list(
@@ -293,19 +301,24 @@ def _evaluate(
 def _forget_in_child() -> None:
     """A forked child (a loader's worker) neither records nor evaluates what its parent recorded."""
     tape.graph = None
-    tape.pending.clear()
-    tape.outside.clear()
-    tape.storages.clear()
     tape.lock = threading.RLock()
+    tape.forget_all()
     _graphs.clear()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
+def _called(what: str) -> str:
+    """``what``, with the user's line that called for it."""
+    line, _ = tape.scopes.sources.find(sys._getframe(2))
+    return f"{what} at {line}" if line is not None else what
+
+
 def _evaluate_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
     if _forbidden.get():
         raise SyncError(f"{cause} needs {len(nodes)} pending ops to run, inside forbid_sync()")
+    _metrics.count("syncs")
     _metrics.count(f"syncs by {cause.partition(' at ')[0]}")
     _evaluate(nodes, cause)
 
@@ -407,7 +420,7 @@ def evaluate(*tensors: torch.Tensor) -> Report:
     """Run what ``tensors`` need, in whatever graphs; without arguments, everything pending."""
     with tape.lock:
         nodes = closure(_needed(tensors) if tensors else list(tape.pending))
-        return _evaluate(nodes, "lazyviz.evaluate()")
+        return _evaluate(nodes, _called("lazyviz.evaluate()"))
 
 
 def sync() -> Report:
@@ -449,8 +462,9 @@ def forbid_sync() -> Iterator[None]:
 
 
 def why() -> str:
-    """What caused the last evaluation."""
-    return f"last evaluation: {_last_cause}"
+    """What caused the last evaluation, and what the shape cache last had to ask for."""
+    miss = tape.shapes.last_miss or "none yet"
+    return f"last evaluation: {_last_cause}\nlast shape cache miss: {miss}"
 
 
 def metrics() -> dict[str, Any]:
@@ -459,6 +473,8 @@ def metrics() -> dict[str, Any]:
     result["shape cache hits"] = tape.shapes.hits
     result["shape cache misses"] = tape.shapes.misses
     result["ops pending"] = len(tape.pending)
+    for counter in ("ops recorded", "ops run", "graphs", "compiles", "syncs", "bytes read at syncs"):
+        result.setdefault(counter, 0)
     return result
 
 
@@ -477,12 +493,6 @@ def cell_boundary() -> None:
 
 def reset() -> None:
     """Forget everything pending, unevaluated; tensors that were pending stay without a value."""
-    for node in list(tape.pending):
-        node.state = "failed"
-        node.error = "forgotten by lazyviz.reset()"
-        for value in node.inputs:
-            value.real = None
-    tape.pending.clear()
+    tape.forget_all()
     _graphs.clear()
-    tape.settle()
     _watch.release()

@@ -121,15 +121,17 @@ class ResidentMemory:
 
     def __init__(self, nodes: Sequence[TrackedNode]) -> None:
         outside = {value.storage for node in nodes for value in node.inputs if value.real is not None}
-        self.now = sum(storage.nbytes for storage in outside)
-        self.peak = self.now
+        self._sizes = {storage: storage.nbytes for storage in outside}
+        self._now = sum(self._sizes.values())
+        self.peak = self._now
 
-    def made(self, real: torch.Tensor) -> None:
-        self.now += _torch.TensorBase.untyped_storage(real).nbytes()
-        self.peak = max(self.peak, self.now)
+    def made(self, storage: TrackedStorage, real: torch.Tensor) -> None:
+        size = self._sizes[storage] = _torch.TensorBase.untyped_storage(real).nbytes()
+        self._now += size
+        self.peak = max(self.peak, self._now)
 
     def freed(self, storage: TrackedStorage) -> None:
-        self.now -= storage.nbytes
+        self._now -= self._sizes.pop(storage, 0)
 
 
 def run_node(node: TrackedNode, memory: ResidentMemory) -> None:
@@ -163,7 +165,7 @@ def deliver(results: Mapping[TrackedValue, torch.Tensor], memory: ResidentMemory
         storage = value.storage
         if value.node is not None and storage.created == value.node.index and storage not in fresh:
             fresh.add(storage)
-            memory.made(real)
+            memory.made(storage, real)
         if value.uses:
             value.real = real
         tensor = value.tensor() if value.tensor is not None else None

@@ -14,7 +14,6 @@ import torch
 
 from .. import _torch
 from .._torch import OpOverload
-from .shapes import Inferred, OpInfo
 from .storage import TrackedNode, TrackedValue
 
 LARGEST_NBYTES = 512  # of a value that is carried: a few scalars, not data
@@ -42,13 +41,8 @@ def compute(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return op(*_substitute(args), **_substitute(kwargs))
 
 
-def fold(node: TrackedNode, info: OpInfo, inferred: Inferred, values: Sequence[TrackedValue]) -> None:
-    """Carry the constants through a recorded node, or forget those that it overwrites."""
-    if info.uncertain or not inferred.small or not known(values):
-        for storage in node.writes:
-            storage.known = False
-        return
-    result = compute(node.op, node.args, node.kwargs)
+def carry(node: TrackedNode, result: Any) -> None:
+    """Note ``result``, computed from constants, as what the node's outputs will hold."""
     results = [] if result is None else list(result) if isinstance(result, (list, tuple)) else [result]
     for value, constant in zip(node.outputs, [item for item in results if item is not None]):
         if value.constant is None:

@@ -16,8 +16,8 @@ from .. import _torch
 from .._torch import OpOverload
 from .rng import Generators
 from .shapes import OpInfo
-from .storage import TrackedNode
-from .tensor import LazyTensor
+from .storage import FORGOTTEN, TrackedNode
+from .tensor import LazyTensor, describe
 
 if TYPE_CHECKING:
     from .recorder import Tape
@@ -34,12 +34,23 @@ def tensors_in(items: Any) -> Iterator[torch.Tensor]:
 
 def written_tensors(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """The tensors that the call mutates."""
+    if info.hidden_writes and _argument(info, info.hidden_condition, args, kwargs, True):
+        for position in info.hidden_writes:
+            tensor = _argument(info, position, args, kwargs, None)
+            if isinstance(tensor, torch.Tensor):
+                yield tensor
     for position, name in zip(info.mutable_positions, info.mutable_kwargs):
         item = args[position] if position < len(args) else kwargs.get(name)
         if isinstance(item, torch.Tensor):
             yield item
         elif isinstance(item, (list, tuple)):
             yield from tensors_in(item)
+
+
+def _argument(info: OpInfo, position: int | None, args: Any, kwargs: Any, default: Any) -> Any:
+    if position is None:
+        return default
+    return args[position] if position < len(args) else kwargs.get(info.argument_names[position], default)
 
 
 def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> list[TrackedNode]:
@@ -98,6 +109,8 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
         with _torch.excluding_python():
             return op(*args, **kwargs)
     if tape.pending:
+        if info.is_view and any(type(tensor) is LazyTensor for tensor in tensors_in(args)):
+            return tape.record_view(op, args, kwargs)
         needed, nbytes = needed_nodes(tape, info, args, kwargs)
         if info.draws and not needed:
             with tape.lock:  # a run on another thread has the generators' states in its hands
@@ -105,4 +118,30 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
         if needed:
             with tape.lock:
                 tape.sync(info.name if info.name != "_local_scalar_dense" else "item", needed, nbytes)
+    refuse_forgotten((*args, *kwargs.values()))
     return op(*args, **kwargs)
+
+
+def dispatch_opaque(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a higher-order operator (``torch.cond``, flex attention) at once: it is not one kernel."""
+    needed = [
+        node
+        for tensor in tensors_in((*args, *kwargs.values()))
+        for node in nodes_before_access(tape, tensor, write=False)
+    ]
+    if needed:
+        with tape.lock:
+            tape.sync(str(op), needed)
+    with tape.paused():
+        return op(*args, **kwargs)
+
+
+def refuse_forgotten(items: Any) -> None:
+    """A tensor that nothing can evaluate any more is one clear error.
+
+    Raises:
+        RuntimeError: one of the tensors is still without a value.
+    """
+    for tensor in tensors_in(items):
+        if type(tensor) is LazyTensor:
+            raise RuntimeError(f"{describe(tensor._lazyviz)}; {FORGOTTEN}")

@@ -10,47 +10,38 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from .. import _torch
 from .._torch import OpOverload
-from ..graph.ir import Graph, SyncPoint, TensorMeta
+from ..graph.ir import TensorMeta
 from . import constants, guard
-from .order import closure, order
+from .order import order
+from .pending import Pending, release
 from .rng import Generators
-from .scopes import Scopes
-from .shapes import DataDependent, Inferred, OpInfo, ShapeCache
+from .shapes import DataDependent, Inferred, OpInfo
 from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue
-from .tensor import LazyTensor, make_pending, wrap
-
-HELD_BYTES_LIMIT = 4 * 2**30
-"""Bytes of dropped outside tensors a pending graph may keep alive before it is evaluated."""
+from .tensor import LazyTensor, is_pending, make_pending, wrap
 
 _NUMBERS = (float, int, bool, complex)
-
-
-class SyncError(RuntimeError):
-    """An op needed values where syncs are forbidden."""
-
-
-class Evaluator(Protocol):
-    """Runs pending nodes, given in program order; provided by a later stage."""
-
-    def __call__(self, nodes: Sequence[TrackedNode], cause: str) -> None: ...
 
 
 class RecorderMode(_torch.TorchDispatchMode):
     """Sends every op on this thread to the tape."""
 
+    supports_higher_order_operators = True  # run at once: torch.cond, flex_attention, ...
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for cls in types:
             if cls is not LazyTensor and _torch.dispatches_itself(cls):
+                if issubclass(cls, _torch.TRACING_TENSORS):
+                    return func(*args, **(kwargs or {}))  # export and compile run through their own modes
                 return NotImplemented  # another subclass unwraps itself first
+        if type(func) is not OpOverload:
+            return guard.dispatch_opaque(tape, func, args, kwargs or {})
         if (
             tape.graph is None
             or tape.pauses
@@ -60,24 +51,8 @@ class RecorderMode(_torch.TorchDispatchMode):
         return tape.record(func, args, kwargs or {})
 
 
-class Tape:
+class Tape(Pending):
     """Everything pending in this process, and the graph being recorded, if any."""
-
-    def __init__(self) -> None:
-        self.graph: Graph | None = None
-        self.owner = 0  # thread that records
-        self.pauses = 0
-        self.allow_sync = True
-        self.shapes = ShapeCache()
-        self.scopes = Scopes()
-        self.generators = Generators()
-        self.evaluator: Evaluator | None = None
-        self.lock = threading.RLock()  # held while nodes run
-        self.pending: dict[TrackedNode, None] = {}  # in program order
-        self.outside: dict[int, TrackedValue] = {}  # by id of the real tensor
-        self.storages: dict[int, TrackedStorage] = {}  # by address of the real storage
-        self.held_bytes_limit = HELD_BYTES_LIMIT
-        self.on_sync: list[Callable[[SyncPoint], None]] = []
 
     # --- recording ----------------------------------------------------------------
 
@@ -91,9 +66,11 @@ class Tape:
                     return op(*args, **kwargs)
             if info.lifts and type(args[0]) is not LazyTensor:
                 return args[0]
+            if info.zeros:
+                return op(*args, **kwargs)  # a tensor without memory, which the layers above see through
         values: list[TrackedValue] = []
         tensors: list[torch.Tensor] = []
-        key: list[Any] = [op, torch.get_default_dtype()]
+        key: list[Any] = [op, torch.get_default_dtype(), torch.is_grad_enabled()]
         by_type = info.by_type
         try:
             new_args = tuple([self._translate(item, by_type, values, tensors, key) for item in args])
@@ -103,6 +80,10 @@ class Tape:
                 new_kwargs[name] = self._translate(item, by_type, values, tensors, key)
         except _NotDeferrable as reason:
             return self.run_now(op, info, args, kwargs, str(reason))
+        except _ZeroTensor:
+            if not any(is_pending(tensor) for tensor in guard.tensors_in((*args, *kwargs.values()))):
+                return op(*args, **kwargs)
+            return self.record(op, _replace(args, _with_memory), _replace(kwargs, _with_memory))
         if info.needs_storage:
             key += [value.storage.nbytes for value in values]
         cache_key = tuple(key)
@@ -121,10 +102,12 @@ class Tape:
                 return self.run_now(op, info, args, kwargs, str(reason))
             shapes.entries[cache_key] = inferred
             shapes.misses += 1
+            shapes.last_miss = f"{op} of {', '.join(str(value.meta) for value in values) or 'no tensors'}"
         else:
             shapes.hits += 1
         if inferred.on_meta:
-            return op(*args, **kwargs)  # no memory, nothing to defer
+            # No memory, nothing to defer.
+            return op(*_replace(args, _on_meta), **_replace(kwargs, _on_meta))
         if inferred.special:
             if inferred.to_cpu:
                 return self.run_now(op, info, args, kwargs, "copy to the CPU")
@@ -138,6 +121,11 @@ class Tape:
             if any(storage.foreign for storage in written):
                 return self.run_now(op, info, args, kwargs, "write to memory shared with others")
 
+        folded: Any = None
+        known = inferred.small and not info.uncertain and constants.known(values)
+        if known:  # before anything is noted: an error here is the user's, at this line
+            folded = constants.compute(op, new_args, new_kwargs)
+
         graph = self.graph
         assert graph is not None
         node = TrackedNode(graph, op, new_args, new_kwargs)
@@ -149,8 +137,11 @@ class Tape:
         result = self._outputs(node, inferred, values, tensors)
         graph.nodes.append(node)
         self.pending[node] = None
-        if (inferred.small and not info.uncertain) or written:
-            constants.fold(node, info, inferred, values)
+        if known:
+            constants.carry(node, folded)
+        else:
+            for storage in written:
+                storage.known = False
         if TrackedStorage.held_bytes > self.held_bytes_limit:
             self.sync("dropped inputs kept by the graph exceed the byte budget", list(self.pending))
         return result
@@ -200,6 +191,8 @@ class Tape:
             and value.tensor() is tensor
         ) and (not value.storage.foreign or _same_bytes(value.real, tensor)):
             return value
+        if _torch.is_zero_tensor(tensor):
+            raise _ZeroTensor
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             raise _NotDeferrable(f"a {tensor.layout} tensor cannot be deferred")
         graph = self.graph
@@ -301,80 +294,29 @@ class Tape:
                 value.storage.known = False
         return op(*args, **kwargs)
 
-    def sync(self, cause: str, needed: Iterable[TrackedNode], nbytes: int = 0) -> None:
-        """Evaluate ``needed`` and what it depends on; note the sync point in the graph being recorded.
+    def record_view(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A view of a pending tensor taken outside of a block: recorded, not evaluated.
 
-        Raises:
-            SyncError: syncs are forbidden here.
+        Autograd takes such views while it holds locks of the tensors that an evaluation
+        would touch.
         """
-        nodes = closure(needed)
-        line = self.scopes.sources.find(sys._getframe(1))[0]
-        if self.graph is not None and not self.allow_sync:
-            where = f" at line {line.line}: {line.text}" if line else ""
-            raise SyncError(f"{cause} needs {len(nodes)} pending ops to run{where}; syncs are forbidden here")
-        start = time.perf_counter()
-        if nodes:
-            self.evaluate(nodes, f"{cause} at {line}" if line else cause)
-        if self.graph is not None:
-            point = SyncPoint(
-                cause, line, len(nodes), time.perf_counter() - start, nbytes, len(self.graph.nodes)
-            )
-            self.graph.sync_points.append(point)
-            for callback in self.on_sync:
-                callback(point)
-
-    def evaluate(self, nodes: Sequence[TrackedNode], cause: str) -> None:
-        if self.evaluator is None:
-            raise RuntimeError("lazyviz has no evaluator; import lazyviz.session")
-        self.evaluator(nodes, cause)
-
-    def finished(self, node: TrackedNode) -> None:
-        """Called by the evaluator after each node."""
-        self.pending.pop(node, None)
-
-    def settle(self) -> None:
-        """After an evaluation: forget real memory that nothing pending touches any more."""
-        TrackedStorage.held_bytes = 0
-        if not self.pending:
-            self.outside.clear()
-            self.storages.clear()
-            if self.graph is None:
-                self.scopes.by_sequence.clear()
-                self.scopes.sources.forget()
-            return
-        self.storages = {a: storage for a, storage in self.storages.items() if storage.has_pending_access}
-        for node in self.pending:
-            for value in node.inputs:
-                if value.real is not None and not value.storage.foreign:
-                    self.storages.setdefault(_torch.storage_address(value.real), value.storage)
-        self.outside = {key: value for key, value in self.outside.items() if value.real is not None}
-        TrackedStorage.held_bytes = sum(
-            storage.nbytes for storage in self.storages.values() if storage.external and not storage.live
-        )
-
-    def forget_unreachable(self, reachable: Iterable[Graph]) -> None:
-        """Drop pending nodes of unreachable graphs that show in no tensor, owed write or owed draw."""
-        kept = {id(graph) for graph in reachable}
-        if all(id(node.graph) in kept for node in self.pending):
-            return
-        wanted = closure(node for node in self.pending if id(node.graph) in kept or _is_owed(node))
-        for node in self.pending.keys() - set(wanted):
-            del self.pending[node]
-            for value in node.inputs:
-                value.uses -= 1
-                value.storage.uses -= 1
-                if not value.uses:
-                    value.real = None
-        self.settle()
-
-    # --- who is who ---------------------------------------------------------------
+        lazy = next(tensor for tensor in guard.tensors_in(args) if isinstance(tensor, LazyTensor))
+        graph = lazy._lazyviz.storage.graph
+        recorded = len(graph.nodes)
+        before, self.graph = self.graph, graph
+        try:
+            return self.record(op, args, kwargs)
+        finally:
+            self.graph = before
+            self._views += graph.nodes[recorded:]  # type: ignore[arg-type]
 
     def in_autograd(self) -> bool:
         return _torch.current_autograd_node() is not None
 
     def rebind(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
         """``tensor.data = data`` where either is pending: recorded, keeping ``tensor``'s identity."""
-        old = tensor.__dict__.get("_lazyviz") or self.outside.pop(id(tensor), None)
+        old = self.value_of(tensor)
+        self.outside.pop(id(tensor), None)
         if type(data) is not LazyTensor:
             if old is not None and type(tensor) is LazyTensor:
                 from .tensor import make_real
@@ -403,46 +345,50 @@ class Tape:
                 return NotImplemented
         return guard.dispatch(self, func, args, kwargs)
 
+    def value_of(self, tensor: torch.Tensor) -> TrackedValue | None:
+        """The value recorded for a tensor, pending or from outside."""
+        return tensor.__dict__.get("_lazyviz") or self.outside.get(id(tensor))
+
     def name_tensors(self, variables: Mapping[str, Any]) -> None:
         """Call values as the user's variables are called; only names that do not begin with ``_``."""
         for name, tensor in list(variables.items()):
             if isinstance(tensor, torch.Tensor) and not name.startswith("_"):
-                value = tensor.__dict__.get("_lazyviz") or self.outside.get(id(tensor))
+                value = self.value_of(tensor)
                 if value is not None and not value.name:
                     value.name = name
                     if value.storage.external and not value.storage.name:
                         value.storage.name = name
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Record nothing for a while; ops run at once, after what they need."""
-        self.pauses += 1
-        try:
-            yield
-        finally:
-            self.pauses -= 1
 
 
 class _NotDeferrable(Exception):
     pass
 
 
-def release(value: TrackedValue) -> None:
-    """Cut the link between a value and the user's tensor (which now shows something else)."""
-    if value.tensor is not None:
-        value.tensor = None
-        value.storage.live -= 1
-        if value.storage.live == 0:
-            value.storage.dropped = len(value.storage.graph.nodes)
+class _ZeroTensor(Exception):
+    """An argument is one of autograd's zeros without memory; only views of such reach the kernels' level."""
 
 
-def _is_owed(node: TrackedNode) -> bool:
-    """Whether eager PyTorch would have left something of ``node`` that can still be seen."""
-    return (
-        node.draws is not None
-        or any(storage.external or storage.live for storage in node.writes)
-        or any(value.tensor is not None for value in node.outputs)
-    )
+def _replace(item: Any, replacement: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Arguments with ``replacement(tensor)`` for each tensor, lists included."""
+    if isinstance(item, dict):
+        return {name: _replace(entry, replacement) for name, entry in item.items()}
+    if isinstance(item, (list, tuple)):
+        return type(item)([_replace(entry, replacement) for entry in item])
+    return replacement(item) if isinstance(item, torch.Tensor) else item
+
+
+def _with_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Ordinary zeros for autograd's zeros without memory."""
+    if _torch.is_zero_tensor(tensor):
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return tensor
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """A stand-in for a pending tensor where only metadata counts."""
+    if is_pending(tensor):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return tensor
 
 
 def _same_bytes(snapshot: torch.Tensor, tensor: torch.Tensor) -> bool:

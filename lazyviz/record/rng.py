@@ -79,6 +79,14 @@ class Generators:
         scratch.set_state(tail[1].state)
         return scratch.initial_seed()
 
+    def forget(self) -> None:
+        """Pending draws will not happen: generators go back to the state before them."""
+        for key, (marker, sequence) in list(self._tails.items()):
+            if sequence.last is None or sequence.last.state != "done":
+                if sequence.generator.initial_seed() == marker:
+                    sequence.generator.set_state(sequence.state)
+                del self._tails[key]
+
     def save(self, nodes: Iterable[TrackedNode]) -> list[tuple[torch.Generator, torch.Tensor, bool]]:
         """Before running ``nodes``: the state of each generator they draw from; is it our marker?"""
         generators = {

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from .. import _torch
 from ..graph.ir import Phase, Role, SourceLine
-from .storage import TrackedNode
+from .storage import TrackedNode, TrackedValue
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = tuple(
@@ -34,6 +34,7 @@ _PHASES: dict[str, Phase] = {
 }
 
 
+ValueFinder = Callable[[torch.Tensor], TrackedValue | None]  # what recording knows of a tensor, if anything
 _NO_SEQUENCE = 1 << 62  # AccumulateGrad and its like carry the largest sequence number
 
 
@@ -175,16 +176,16 @@ class Scopes:
         finally:
             self.phase = before
 
-    def learn_state(self, optimizer: torch.optim.Optimizer) -> None:
+    def learn_state(self, optimizer: torch.optim.Optimizer, find: ValueFinder) -> None:
         """Name what the optimizer keeps for each parameter: ``"h.0.weight.exp_avg"``."""
         for parameter, state in optimizer.state.items():
             _, name = self.role_of(parameter)
             for key, tensor in state.items() if isinstance(state, dict) else ():
                 if isinstance(tensor, torch.Tensor):
                     full = f"{name}.{key}" if name else key
-                    pending = tensor.__dict__.get("_lazyviz")
-                    if pending is not None:
-                        pending.storage.role, pending.storage.name = "optimizer", full
+                    value = find(tensor)
+                    if value is not None:
+                        value.storage.role, value.storage.name = "optimizer", full
                     else:
                         self._parameters[id(tensor)] = (weakref.ref(tensor), "optimizer", full)
 
@@ -215,8 +216,9 @@ class Scopes:
 class ScopePatches:
     """Announces module calls and optimizer steps to ``scopes`` while recording."""
 
-    def __init__(self, scopes: Scopes) -> None:
+    def __init__(self, scopes: Scopes, find: ValueFinder) -> None:
         self.scopes = scopes
+        self._find = find
         self._call: Callable[..., Any] | None = None
         self._handles: list[Any] = []
         self._phases: list[Phase] = []
@@ -235,14 +237,14 @@ class ScopePatches:
         torch.nn.Module.__call__ = __call__  # type: ignore[method-assign]
 
         def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-            scopes.learn_state(optimizer)
+            scopes.learn_state(optimizer, self._find)
             self._phases.append(scopes.phase)
             scopes.phase = "optimizer"
 
         def after(optimizer: Any, args: Any, kwargs: Any) -> None:
             if self._phases:
                 scopes.phase = self._phases.pop()
-            scopes.learn_state(optimizer)
+            scopes.learn_state(optimizer, self._find)
 
         self._handles = [
             register_optimizer_step_pre_hook(before),

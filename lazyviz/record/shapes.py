@@ -7,6 +7,7 @@ depend on.  What depends on tensor data is never cached: it raises :class:`DataD
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -35,6 +36,24 @@ _METADATA_ONLY = {
     "output_nr", "is_leaf", "_debug_has_internal_overlap",
 }  # fmt: skip
 
+# Ops that write arguments which their schema does not mark: which, and the argument that says whether.
+_RUNNING_STATISTICS = ("running_mean", "running_var")
+_HIDDEN_WRITES: dict[str, tuple[tuple[str, ...], str | None]] = {
+    "native_batch_norm": (_RUNNING_STATISTICS, "training"),
+    "cudnn_batch_norm": (_RUNNING_STATISTICS, "training"),
+    "miopen_batch_norm": (_RUNNING_STATISTICS, "training"),
+    "_batch_norm_impl_index": (_RUNNING_STATISTICS, "training"),
+    "batch_norm": (_RUNNING_STATISTICS, "training"),
+    "instance_norm": (_RUNNING_STATISTICS, "use_input_stats"),
+    "batch_norm_update_stats": (_RUNNING_STATISTICS, None),
+    "batch_norm_gather_stats": (_RUNNING_STATISTICS, None),
+    "batch_norm_gather_stats_with_counts": (_RUNNING_STATISTICS, None),
+}
+# Ops whose shape rule is wrong about what the CPU kernel returns (oneDNN's workspace): ask the kernel.
+_ASK_THE_KERNEL = {"mkldnn_rnn_layer"}
+# Ops that make quantized tensors, whose kind a shape rule does not show.
+_QUANTIZING = ("quantize_per_", "_make_per_", "_empty_affine", "_empty_per_channel")
+
 
 class DataDependent(Exception):
     """The op's result cannot be described without running it."""
@@ -44,9 +63,10 @@ class OpInfo:
     """What does not change between calls of one operator."""
 
     __slots__ = (
-        "by_type", "draws", "fills_dtype", "generator", "lifts", "metadata_only", "mutable_kwargs",
+        "argument_names", "by_type", "draws", "fills_dtype", "generator", "hidden_condition", "hidden_writes",
+        "is_view", "lifts", "metadata_only", "mutable_kwargs",
         "mutable_positions", "mutates", "name", "needs_storage", "returns_numbers", "returns_tensors",
-        "special", "set_like", "uncertain",
+        "special", "set_like", "uncertain", "zeros",
     )  # fmt: skip
 
     def __init__(self, op: OpOverload) -> None:
@@ -62,9 +82,18 @@ class OpInfo:
         ]
         self.mutable_positions = [position for position, argument in mutable]
         self.mutable_kwargs = [argument.name for position, argument in mutable]
-        self.mutates = bool(mutable)
-        self.draws = torch.Tag.nondeterministic_seeded in tags
         names = [argument.name for argument in schema.arguments]
+        hidden, condition = _HIDDEN_WRITES.get(self.name, ((), None))
+        self.hidden_writes = [names.index(name) for name in hidden if name in names]
+        self.hidden_condition = names.index(condition) if condition in names else None
+        self.mutates = bool(mutable) or bool(self.hidden_writes)
+        self.argument_names = names
+        self.is_view = (
+            bool(schema.returns)
+            and not self.mutates
+            and all(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns)
+        )
+        self.draws = torch.Tag.nondeterministic_seeded in tags
         self.generator = names.index("generator") if "generator" in names else None
         self.by_type: frozenset[type] = frozenset()  # numbers of these types need no place in the cache's key
         if self.name.startswith(_NEED_FLOATS) or self.name == "pow":
@@ -86,7 +115,8 @@ class OpInfo:
             "_resize_output_",
             "_sparse_coo_tensor_unsafe",
         }
-        self.special = self.metadata_only or self.lifts
+        self.zeros = self.name == "_efficientzerotensor"
+        self.special = self.metadata_only or self.lifts or self.zeros
         # An op that returns nothing is a check, which can fail as well when the graph runs.
         self.returns_numbers = bool(schema.returns) and not self.returns_tensors and not self.mutates
         self.uncertain = self.name.startswith(("empty", "new_empty", "_empty")) or self.draws
@@ -144,6 +174,7 @@ class ShapeCache:
         self.metas: dict[Any, TensorMeta] = {}
         self.hits = 0
         self.misses = 0
+        self.last_miss = ""  # the last call that had to be asked for, in words
         self._fake_mode = _torch.FakeTensorMode()
 
     def info(self, op: OpOverload) -> OpInfo:
@@ -175,6 +206,8 @@ class ShapeCache:
         """
         if info.set_like:
             raise DataDependent(f"{info.name} exchanges memory")
+        if info.name.startswith(_QUANTIZING):
+            raise DataDependent(f"{info.name} makes a quantized tensor")
         try:
             with torch.no_grad(), self._fake_mode, _torch.no_function_modes(), _torch.quiet_shape_rules():
                 fakes = {id(value): _fake(value.meta, value.storage.nbytes) for value in inputs}
@@ -187,6 +220,8 @@ class ShapeCache:
         except Exception as error:
             self._raise_as_eager(op, args, kwargs, inputs, error)
 
+        if info.name in _ASK_THE_KERNEL:
+            result = self._ask_the_kernel(op, args, kwargs, inputs, result)
         restructured = [
             (position, self.meta_of(fake))
             for position, fake in enumerate(before)
@@ -219,6 +254,21 @@ class ShapeCache:
             outputs.append(OutputSpec(meta, source, itself, number, item.untyped_storage().nbytes()))
         from_cpu = all(value.meta.device.type == "cpu" for value in inputs)
         return Inferred(info, container, outputs, restructured, from_cpu)
+
+    def _ask_the_kernel(
+        self, op: OpOverload, args: Any, kwargs: Any, inputs: list[Any], inferred: Any
+    ) -> Sequence[torch.Tensor]:
+        """What the kernel returns for zeros of these shapes, with the aliases that the shape rule tells."""
+        with _torch.kernels_only():  # in the user's grad mode: it decides what is kept for backward
+            probes = {id(value): _fake(value.meta, value.storage.nbytes).zero_() for value in inputs}
+            actual = op(*_substitute(args, probes), **_substitute(kwargs, probes))
+        with self._fake_mode, _torch.no_function_modes():
+            return [
+                fake
+                if fake is None or real is None or _key(fake) == _key(real)
+                else torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
+                for fake, real in zip(inferred, actual)
+            ]
 
     def _raise_as_eager(
         self, op: OpOverload, args: Any, kwargs: Any, inputs: list[Any], error: Exception

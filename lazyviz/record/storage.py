@@ -18,6 +18,9 @@ from ..graph.ir import Graph, Node, Storage, TensorMeta, Value
 if TYPE_CHECKING:
     from .rng import DrawSequence
 
+FORGOTTEN = "forgotten: lazyviz.reset() or a fork of the process dropped it before it ran"
+"""``Node.error`` of a node that will never run."""
+
 
 class TrackedStorage(Storage):
     """A storage with its pending accesses.

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from .. import _torch
-from .guard import nodes_before_access
+from .guard import nodes_before_access, tensors_in
 from .recorder import Tape
-from .tensor import LazyTensor, describe, take_class
+from .tensor import describe, is_pending, take_class
 
 _MISSING = object()
 
@@ -33,6 +33,7 @@ _READERS = {
     "share_memory_": "share_memory_",
     "is_shared": "storage access",
     "__dlpack__": "DLPack",
+    "as_subclass": "as_subclass",
     "__reduce_ex__": "pickle",
     "__deepcopy__": "deepcopy",
     "__str__": "print",
@@ -89,7 +90,7 @@ class SyncPatches:
         self._patch_randomness()
         self._patch_loaders()
         self._patch_subclasses()
-        self._patch_ctc_loss()
+        self._patch_native_readers()
         self._patch_cuda()
 
     def remove(self) -> None:
@@ -133,7 +134,7 @@ class SyncPatches:
         def __repr__(tensor: torch.Tensor, **kwargs: Any) -> str:
             value = tensor.__dict__.get("_lazyviz")
             if value is not None:
-                return describe(value.meta)
+                return describe(value)
             if nodes_before_access(tape, tensor, write=False):
                 meta = tape.shapes.meta_of(tensor)
                 kind = "Parameter" if isinstance(tensor, torch.nn.Parameter) else "tensor"
@@ -208,13 +209,20 @@ class SyncPatches:
 
     def _patch_loaders(self) -> None:
         """Batches are made eagerly: a loader's seeds, shuffles and copies are not part of the graph."""
-        tape = self.tape
+        tape, patches = self.tape, self
         loader = torch.utils.data.DataLoader
         iterator = torch.utils.data.dataloader._BaseDataLoaderIter
         make_iterator, next_batch = loader.__iter__, iterator.__next__
 
         @functools.wraps(make_iterator)
         def __iter__(self: Any) -> Any:
+            if self.num_workers and tape.pending:
+                # Workers are forked: what they read must be there. Elsewhere a dataset's own reads tell.
+                contents = (
+                    [*vars(self.dataset).values()] if hasattr(self.dataset, "__dict__") else [self.dataset]
+                )
+                for tensor in tensors_in([item for item in contents if not isinstance(item, dict)]):
+                    patches.before_read(tensor, "DataLoader workers")
             with tape.paused():
                 return make_iterator(self)
 
@@ -259,16 +267,55 @@ class SyncPatches:
 
         self._patches.set(_torch.UninitializedTensorMixin, "materialize", materialize_pending)
 
-    def _patch_ctc_loss(self) -> None:
-        """Its C++ code fills a fresh tensor of lengths past the dispatcher: run it at once."""
-        ctc_loss = torch.ctc_loss
+    def _patch_native_readers(self) -> None:
+        """Functions whose C++ code reads or fills memory past the dispatcher."""
+        for owner, name in ((torch, "ctc_loss"), (_torch.VF, "_pad_packed_sequence")):
+            self._patches.set(owner, name, self._at_once(getattr(owner, name)))  # they fill fresh tensors
+        for owner, name in ((torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack")):
+            self._patches.set(owner, name, self._after_reading(getattr(owner, name), "DLPack"))
+        constructors: list[tuple[Any, str]] = [
+            (torch, "tensor"),
+            (torch, "as_tensor"),
+            (torch.Tensor, "new_tensor"),
+        ]
+        for owner, name in constructors:
+            # From a list of tensors they read each; a tensor itself goes through the dispatcher.
+            self._patches.set(
+                owner, name, self._after_reading(getattr(owner, name), f"torch.{name}", nested=True)
+            )
+        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+            original = getattr(_torch.VF, name)
+            self._patches.set(_torch.VF, name, self._after_reading(original, "batch sizes", lengths=True))
 
-        @functools.wraps(ctc_loss)
-        def run_now(*args: Any, **kwargs: Any) -> torch.Tensor:
-            with self.tape.paused():
-                return ctc_loss(*args, **kwargs)
+    def _at_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        tape = self.tape
 
-        self._patches.set(torch, "ctc_loss", run_now)
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            with tape.paused():
+                return original(*args, **kwargs)
+
+        return function
+
+    def _after_reading(
+        self, original: Callable[..., Any], cause: str, *, nested: bool = False, lengths: bool = False
+    ) -> Callable[..., Any]:
+        """``original`` once the tensors it reads have their values: all, those in lists, or lengths only."""
+
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            if self.tape.pending:
+                items = [
+                    item
+                    for item in (*args, *kwargs.values())
+                    if not nested or isinstance(item, (list, tuple))
+                ]
+                for tensor in tensors_in(items):
+                    if not lengths or (tensor.dtype == torch.int64 and tensor.dim() == 1):
+                        self.before_read(tensor, cause)
+            return original(*args, **kwargs)
+
+        return function
 
     def _patch_cuda(self) -> None:
         """Synchronizing with the GPU, or asking for its memory, is asking for the work to be done."""
@@ -296,8 +343,3 @@ def known_constant(tensor: torch.Tensor) -> torch.Tensor | None:
     """The value of a pending tensor that follows from constants alone, else None."""
     value = tensor.__dict__.get("_lazyviz")
     return value.constant if value is not None and value.storage.known else None
-
-
-def is_pending(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` is a lazy tensor that has not been evaluated."""
-    return type(tensor) is LazyTensor or "_lazyviz" in tensor.__dict__

@@ -8,7 +8,7 @@ import torch
 
 from .. import _torch
 from ..graph.ir import TensorMeta
-from .storage import TensorRef, TrackedValue
+from .storage import FORGOTTEN, TensorRef, TrackedValue
 
 _strided = torch.strided
 
@@ -37,12 +37,14 @@ class LazyTensor(torch.Tensor):
         return tape.dispatch_unrecorded(func, types, args, kwargs or {})
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
-        return describe(self._lazyviz.meta)
+        return describe(self._lazyviz)
 
 
-def describe(meta: TensorMeta) -> str:
+def describe(value: TrackedValue) -> str:
     """The one-line form of a pending tensor: ``lazy[8, 512] float32 cuda:0, pending``."""
-    return f"lazy{list(meta.shape)} {str(meta.dtype).removeprefix('torch.')} {meta.device}, pending"
+    meta = value.meta
+    state = "forgotten" if value.node is not None and value.node.error == FORGOTTEN else "pending"
+    return f"lazy{list(meta.shape)} {str(meta.dtype).removeprefix('torch.')} {meta.device}, {state}"
 
 
 def memoryless(meta: TensorMeta) -> LazyTensor:
@@ -97,6 +99,6 @@ def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
     _torch.become_real(tensor, real, cls)
 
 
-def value_of(tensor: torch.Tensor) -> TrackedValue | None:
-    """The pending value behind a user's tensor, None for an ordinary tensor."""
-    return tensor.__dict__.get("_lazyviz")
+def is_pending(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is a lazy tensor that has not been evaluated."""
+    return type(tensor) is LazyTensor or "_lazyviz" in tensor.__dict__

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Callable
 
 from .. import _torch
 from .recorder import RecorderMode, Tape
@@ -14,8 +16,10 @@ from .tensor import LazyTensor
 class Watch:
     """Installs the dispatch mode and the patches that feed the tape; takes them out again.
 
-    The mode is there per thread; it can only be taken out by the thread that has it, and
-    not while it is handling an op, so :meth:`release` is called wherever it might work.
+    The mode is there per thread, on the one that records and those started while something
+    is pending; older threads are guarded only where they touch a lazy tensor.  It can only
+    be taken out by the thread that has it, and not while it is handling an op, so
+    :meth:`release` is called wherever it might work.
     """
 
     def __init__(self, tape: Tape) -> None:
@@ -23,15 +27,35 @@ class Watch:
         self._mode = RecorderMode()
         self._thread = threading.local()
         self._reads = SyncPatches(tape)
-        self._scopes = ScopePatches(tape.scopes)
+        self._scopes = ScopePatches(tape.scopes, tape.value_of)
 
     def begin_recording(self) -> None:
         if not getattr(self._thread, "watched", False):
             _torch.insert_mode_at_bottom(self._mode)
             self._thread.watched = True
-        self._reads.install()
+        if not self._reads.installed:
+            self._reads.install()
+            self._start = threading.Thread.start
+            threading.Thread.start = self._guarded_start()  # type: ignore[method-assign, assignment]
         self._scopes.install()
         _torch.support_foreach(LazyTensor)
+
+    def _guarded_start(self) -> Callable[[threading.Thread], None]:
+        """``Thread.start`` that gives the new thread our mode; those that run already cannot be given it."""
+        start, mode = threading.Thread.start, self._mode
+
+        @functools.wraps(start)
+        def guarded_start(thread: threading.Thread) -> None:
+            run = thread.run
+
+            def guarded_run() -> None:
+                _torch.insert_mode_at_bottom(mode)
+                run()
+
+            thread.run = guarded_run  # type: ignore[method-assign]
+            start(thread)
+
+        return guarded_start
 
     def end_recording(self) -> None:
         self._scopes.remove()
@@ -41,7 +65,9 @@ class Watch:
         """Leave PyTorch as it was, if nothing is recording or pending."""
         if self._tape.graph is not None or self._tape.pending:
             return
-        self._reads.remove()
+        if self._reads.installed:
+            self._reads.remove()
+            threading.Thread.start = self._start  # type: ignore[method-assign]
         _torch.withdraw_foreach(LazyTensor)
         if getattr(self._thread, "watched", False) and _torch.remove_mode(self._mode):
             self._thread.watched = False

@@ -1,0 +1,169 @@
+"""What is pending: evaluating it when something needs it, forgetting it when nothing can."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from .. import _torch
+from ..graph.ir import Graph, SyncPoint
+from .order import closure
+from .rng import Generators
+from .scopes import Scopes
+from .shapes import ShapeCache
+from .storage import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue
+
+HELD_BYTES_LIMIT = 4 * 2**30
+"""Bytes of dropped outside tensors a pending graph may keep alive before it is evaluated."""
+
+
+class SyncError(RuntimeError):
+    """An op needed values where syncs are forbidden."""
+
+
+class Evaluator(Protocol):
+    """Runs pending nodes, given in program order; provided by a later stage."""
+
+    def __call__(self, nodes: Sequence[TrackedNode], cause: str) -> None: ...
+
+
+class Pending:
+    """What is pending in this process, with what it needs to be run and to be forgotten."""
+
+    def __init__(self) -> None:
+        self.graph: Graph | None = None
+        self.owner = 0  # thread that records
+        self.pauses = 0
+        self.allow_sync = True
+        self.shapes = ShapeCache()
+        self.scopes = Scopes()
+        self.generators = Generators()
+        self.evaluator: Evaluator | None = None
+        self.lock = threading.RLock()  # held while nodes run
+        self.pending: dict[TrackedNode, None] = {}  # in program order
+        self.outside: dict[int, TrackedValue] = {}  # by id of the real tensor
+        self.storages: dict[int, TrackedStorage] = {}  # by address of the real storage
+        self._views: list[TrackedNode] = []  # pending ones recorded outside of a block
+        self.held_bytes_limit = HELD_BYTES_LIMIT
+        self.on_sync: list[Callable[[SyncPoint], None]] = []
+
+    def sync(self, cause: str, needed: Iterable[TrackedNode], nbytes: int = 0) -> None:
+        """Evaluate ``needed`` and what it depends on; note the sync point in the graph being recorded.
+
+        Raises:
+            SyncError: syncs are forbidden here.
+        """
+        nodes = closure(needed)
+        line = self.scopes.sources.find(sys._getframe(1))[0]
+        if self.graph is not None and not self.allow_sync:
+            where = f" at line {line.line}: {line.text}" if line else ""
+            raise SyncError(f"{cause} needs {len(nodes)} pending ops to run{where}; syncs are forbidden here")
+        start = time.perf_counter()
+        if nodes:
+            self.evaluate(nodes, f"{cause} at {line}" if line else cause)
+        if self.graph is not None:
+            point = SyncPoint(
+                cause, line, len(nodes), time.perf_counter() - start, nbytes, len(self.graph.nodes)
+            )
+            self.graph.sync_points.append(point)
+            for callback in self.on_sync:
+                callback(point)
+
+    def evaluate(self, nodes: Sequence[TrackedNode], cause: str) -> None:
+        if self.evaluator is None:
+            raise RuntimeError("lazyviz has no evaluator; import lazyviz.session")
+        self.evaluator(nodes, cause)
+
+    def finished(self, node: TrackedNode) -> None:
+        """Called by the evaluator after each node."""
+        self.pending.pop(node, None)
+
+    def _drop_unseen_views(self) -> None:
+        """Views taken outside of a block that nobody holds any more need not run."""
+        for node in self._views:
+            if node.state != "done" and not any(value.tensor or value.uses for value in node.outputs):
+                node.state = "done"
+                self._withdraw(node)
+        self._views = [node for node in self._views if node.state != "done"]
+
+    def _withdraw(self, node: TrackedNode) -> None:
+        """Take a node out of what is pending; it no longer needs its inputs."""
+        self.pending.pop(node, None)
+        for value in node.inputs:
+            value.uses -= 1
+            value.storage.uses -= 1
+            if not value.uses:
+                value.real = None
+
+    def forget_all(self) -> None:
+        """Drop everything pending, unevaluated, for good."""
+        for node in list(self.pending):
+            node.state, node.error = "failed", FORGOTTEN
+            self._withdraw(node)
+        self.generators.forget()
+        self.settle()
+
+    def settle(self) -> None:
+        """After an evaluation: forget real memory that nothing pending touches any more."""
+        TrackedStorage.held_bytes = 0
+        self._drop_unseen_views()
+        if not self.pending:
+            self.outside.clear()
+            self.storages.clear()
+            if self.graph is None:
+                self.scopes.by_sequence.clear()
+                self.scopes.sources.forget()
+            return
+        self.storages = {a: storage for a, storage in self.storages.items() if storage.has_pending_access}
+        for node in self.pending:
+            for value in node.inputs:
+                if value.real is not None and not value.storage.foreign:
+                    self.storages.setdefault(_torch.storage_address(value.real), value.storage)
+        self.outside = {key: value for key, value in self.outside.items() if value.real is not None}
+        TrackedStorage.held_bytes = sum(
+            storage.nbytes for storage in self.storages.values() if storage.external and not storage.live
+        )
+
+    def forget_unreachable(self, reachable: Iterable[Graph]) -> None:
+        """Drop pending nodes of unreachable graphs that show in no tensor, owed write or owed draw."""
+        self._drop_unseen_views()
+        kept = {id(graph) for graph in reachable}
+        if all(id(node.graph) in kept for node in self.pending):
+            return
+        wanted = closure(node for node in self.pending if id(node.graph) in kept or _is_owed(node))
+        for node in self.pending.keys() - set(wanted):
+            self._withdraw(node)
+        self.settle()
+
+    # --- who is who ---------------------------------------------------------------
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record nothing for a while; ops run at once, after what they need."""
+        self.pauses += 1
+        try:
+            yield
+        finally:
+            self.pauses -= 1
+
+
+def release(value: TrackedValue) -> None:
+    """Cut the link between a value and the user's tensor (which now shows something else)."""
+    if value.tensor is not None:
+        value.tensor = None
+        value.storage.live -= 1
+        if value.storage.live == 0:
+            value.storage.dropped = len(value.storage.graph.nodes)
+
+
+def _is_owed(node: TrackedNode) -> bool:
+    """Whether eager PyTorch would have left something of ``node`` that can still be seen."""
+    return (
+        node.draws is not None
+        or any(storage.external or storage.live for storage in node.writes)
+        or any(value.tensor is not None for value in node.outputs)
+    )
