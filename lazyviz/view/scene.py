@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from ..graph.ir import Graph, Node, SourceLine, Storage, Value
 from ..plan.units import format_bytes
 from .boxes import Box, Hierarchy, chain, op_name
+from .flow import hidden_views
 from .hierarchy import build_hierarchy
 from .layout import Layers, layers_of
 
@@ -304,8 +305,10 @@ class Scene:
         return " · ".join(parts) or str(allocation.category)
 
     def summary(self) -> str:
-        """``"3,803 ops recorded, 3,803 pending, no sync point"``"""
+        """``"3,803 ops recorded (920 of them views), 3,803 pending, no sync point"``"""
         graph = self.graph
         pending = sum(node.state != "done" for node in graph.nodes)
         syncs = plural(len(graph.sync_points), "sync point") if graph.sync_points else "no sync point"
-        return f"{plural(len(graph.nodes), 'op')} recorded, {pending:,} pending, {syncs}"
+        views = sum(hidden_views(graph))  # the lanes' numbers are without them
+        among = f" ({views:,} of them {'a view' if views == 1 else 'views'})" if views else ""
+        return f"{plural(len(graph.nodes), 'op')} recorded{among}, {pending:,} pending, {syncs}"
