@@ -140,6 +140,7 @@ class LazyMagics(Magics):
                 recording.close()
                 self._bind(graph, options.name)
                 self._begin_traceback_in_cell(error)
+                graph.title += f": what the cell did before its {type(error).__name__}"
                 if graph.nodes:
                     try:
                         self._show(graph, options.no_widget)

@@ -198,7 +198,11 @@ class LazyGraph:
         return static_bundle(self.ir, self.plan(), title=self.title, state=self.state, report=self.report)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        return self.widget()._repr_mimebundle_(include=include, exclude=exclude)
+        bundle = self.widget()._repr_mimebundle_(include=include, exclude=exclude)
+        data = bundle[0] if isinstance(bundle, tuple) else bundle
+        if data is not None:
+            data["text/plain"] = repr(self)
+        return bundle
 
 
 # --- the pieces below the public functions ------------------------------------------

@@ -124,9 +124,9 @@ class Pending:
                 if value.real is not None and not value.storage.foreign:
                     self.storages.setdefault(_torch.storage_address(value.real), value.storage)
         self.outside = {key: value for key, value in self.outside.items() if value.real is not None}
-        TrackedStorage.held_bytes = sum(
-            storage.nbytes for storage in self.storages.values() if storage.external and not storage.live
-        )
+        # From the nodes: an address of foreign memory can have come to belong to other memory since.
+        inputs = {value.storage for node in self.pending for value in node.inputs}
+        TrackedStorage.held_bytes = sum(s.nbytes for s in inputs if s.external and not s.live)
 
     def forget_unreachable(self, reachable: Iterable[Graph]) -> None:
         """Drop pending nodes of unreachable graphs that show in no tensor, owed write or owed draw."""

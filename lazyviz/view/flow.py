@@ -75,13 +75,18 @@ def data_flow(graph: Graph, hidden: list[bool]) -> tuple[Reads, dict[int, list[N
 
 
 def steps_of(graph: Graph) -> list[int]:
-    """The training step of each node: a new one starts with the first forward op after a backward."""
+    """The training step of each node: a new one starts with the first forward op after a backward.
+
+    Only one with a backward of its own is a step; what merely looks at the results of the last
+    step belongs to that.
+    """
     steps: list[int] = []
     step, after, begin = 0, False, 0
+    last = max((index for index, node in enumerate(graph.nodes) if node.phase == "backward"), default=-1)
     for index, node in enumerate(graph.nodes):
         if node.phase in ("backward", "optimizer"):
             after, begin = True, index + 1
-        elif node.phase == "forward" and after:
+        elif node.phase == "forward" and after and index < last:
             step, after = step + 1, False
             steps[begin:] = [step] * (index - begin)  # loading the next batch belongs to its step
         steps.append(step)

@@ -309,6 +309,14 @@ def _join(hierarchy: Hierarchy) -> None:
         for producer, value in found:
             if producer is None:
                 maker = hierarchy.box_of_value.get(value.id)
+                if (
+                    maker is not None
+                    and maker.key in ("parameter", "buffer")
+                    and not _within(reader, maker.parent)
+                ):
+                    # A weight that every pass of a loop reads is drawn with the first: it does not flow
+                    # from one pass to the others.
+                    continue
             else:
                 maker = hierarchy.box_of[producer]
             if maker is not None and maker is not reader:
@@ -319,6 +327,12 @@ def _join(hierarchy: Hierarchy) -> None:
                 maker = hierarchy.box_of[box.key]
                 if maker is not None:
                     _connect(maker, box, box.values[0])
+
+
+def _within(box: Box | None, group: Box | None) -> bool:
+    while box is not None and box is not group:
+        box = box.parent
+    return box is not None
 
 
 def _connect(maker: Box, reader: Box, value: Value) -> None:

@@ -121,6 +121,14 @@ class LazyWidget(anywidget.AnyWidget):
         self.on_msg(self._hear)
         controller.subscribe(self._changed)
 
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        """The widget alone: where it cannot live, the picture in the output before it says it all."""
+        bundle = super()._repr_mimebundle_(**options)
+        data = bundle[0] if isinstance(bundle, tuple) else bundle
+        if data is not None and "text/plain" in data:
+            data["text/plain"] = ""
+        return bundle
+
     # --- what is sent -------------------------------------------------------------
 
     def _first(self) -> dict[str, Any]:
