@@ -381,10 +381,14 @@ def lazy(
     try:
         yield graph
     finally:
-        _mark_parameters(graph)
+        tape.mark_parameters(graph.nodes)
         tape.name_tensors(names if names is not None else _variables_of(sys._getframe(2)))
         tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit = outer
-        if not graph.pending:
+        own = [node for node in graph.nodes if node.state != "done"]
+        if earlier := len(closure(own)) - len(own):
+            # The plan is of this cell's ops alone: say what else its evaluation will run.
+            graph.title += f", after {earlier:,} pending ops of earlier cells"
+        if not own:
             _graphs.pop(id(graph.ir), None)
         _metrics.add("record", time.perf_counter() - start)
         _metrics.count("graphs")
@@ -397,15 +401,6 @@ def lazy(
 def _variables_of(frame: FrameType) -> Mapping[str, Any]:
     """The variables of a module's frame; reading a function's would keep its tensors alive."""
     return {} if frame.f_code.co_flags & inspect.CO_NEWLOCALS else frame.f_globals
-
-
-def _mark_parameters(graph: LazyGraph) -> None:
-    """Storages of parameters that the block made: only the tensor objects tell, once they are parameters."""
-    for node in graph.nodes:
-        for value in node.outputs:
-            tensor = value.tensor() if value.tensor is not None else None
-            if tensor is not None and value.storage.role is None and isinstance(tensor, torch.nn.Parameter):
-                value.storage.role = "parameter"
 
 
 def lazy_function(function: Callable[..., Any]) -> Callable[..., tuple[Any, LazyGraph]]:

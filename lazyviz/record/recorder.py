@@ -200,12 +200,13 @@ class Tape(Pending):
         address = _torch.storage_address(tensor)
         storage = self.storages.get(address)
         memory = _torch.TensorBase.untyped_storage(tensor)
-        if storage is None or (storage.foreign and not storage.has_pending_write):
+        if storage is None:
             storage = TrackedStorage(memory.nbytes(), tensor.device, graph, external=True)
             storage.address = address
             storage.foreign = tensor.device.type == "cpu" and not memory.resizable() and tensor.numel() > 0
             storage.role, storage.name = self.scopes.role_of(tensor)
-            self.storages[address] = storage
+            if not storage.foreign:  # of that a snapshot is read, and its address may pass to other memory
+                self.storages[address] = storage
         value = TrackedValue(self.shapes.meta_of(tensor), storage, None)
         value.name = storage.name
         value.real = _torch.alias(tensor)
@@ -348,6 +349,14 @@ class Tape(Pending):
     def value_of(self, tensor: torch.Tensor) -> TrackedValue | None:
         """The value recorded for a tensor, pending or from outside."""
         return tensor.__dict__.get("_lazyviz") or self.outside.get(id(tensor))
+
+    def mark_parameters(self, nodes: Sequence[TrackedNode]) -> None:
+        """Give their role to storages of parameters that a block made; only the tensor objects tell."""
+        for node in nodes:
+            for value in node.outputs:
+                tensor = value.tensor() if value.tensor is not None else None
+                if isinstance(tensor, torch.nn.Parameter) and value.storage.role is None:
+                    value.storage.role = "parameter"
 
     def name_tensors(self, variables: Mapping[str, Any]) -> None:
         """Call values as the user's variables are called; only names that do not begin with ``_``."""

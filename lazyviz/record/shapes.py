@@ -174,6 +174,7 @@ class ShapeCache:
         self.metas: dict[Any, TensorMeta] = {}
         self.hits = 0
         self.misses = 0
+        self.inferring = False  # torch's own shape rules are running, on tensors of ours that hold nothing
         self.last_miss = ""  # the last call that had to be asked for, in words
         self._fake_mode = _torch.FakeTensorMode()
 
@@ -208,6 +209,7 @@ class ShapeCache:
             raise DataDependent(f"{info.name} exchanges memory")
         if info.name.startswith(_QUANTIZING):
             raise DataDependent(f"{info.name} makes a quantized tensor")
+        self.inferring = True
         try:
             with torch.no_grad(), self._fake_mode, _torch.no_function_modes(), _torch.quiet_shape_rules():
                 fakes = {id(value): _fake(value.meta, value.storage.nbytes) for value in inputs}
@@ -219,7 +221,8 @@ class ShapeCache:
             raise DataDependent(f"the result of {op} depends on data") from error
         except Exception as error:
             self._raise_as_eager(op, args, kwargs, inputs, error)
-
+        finally:
+            self.inferring = False
         if info.name in _ASK_THE_KERNEL:
             result = self._ask_the_kernel(op, args, kwargs, inputs, result)
         restructured = [

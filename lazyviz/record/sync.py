@@ -99,6 +99,8 @@ class SyncPatches:
     def before_read(self, tensor: torch.Tensor, cause: str) -> None:
         """Evaluate what reading ``tensor``'s memory needs."""
         tape = self.tape
+        if tape.shapes.inferring:
+            return
         needed = nodes_before_access(tape, tensor, write=cause in ("set_", "resize_"))
         if needed:
             with tape.lock:

@@ -157,14 +157,14 @@ def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str
         _text(WIDTH - MARGIN - wide + 25, 33, chip, fill=color, weight=600, size=12),
     ]
     words = {
-        "pending": "not run yet",
+        "pending": "partly run" if any(node.state == "done" for node in scene.graph.nodes) else "not run yet",
         "running": "running",
         "done": "evaluated",
         "failed": "failed",
         "interrupted": "interrupted",
     }
     line = f"{scene.summary()} · {words.get(state, state)}"
-    if report is not None:
+    if report is not None and state != "pending":  # else it is of a sync point, a part only
         line += f" · ran {plural(report.ops_run, 'op')} in {report.seconds:.3g} s"
         if getattr(report, "peak_bytes", None) is not None:
             line += f", measured peak {format_bytes(report.peak_bytes)}"

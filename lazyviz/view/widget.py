@@ -115,7 +115,7 @@ class LazyWidget(anywidget.AnyWidget):
             scene=self._first(),
             state=controller.state,
             summary=self._scene.summary(),
-            report=_report_text(getattr(controller, "report", None)),
+            report=_report_text(controller),
             static_id=static_id,
         )
         self.on_msg(self._hear)
@@ -285,9 +285,7 @@ class LazyWidget(anywidget.AnyWidget):
         with self.hold_sync():
             if error is not None and state == "failed":
                 self.error = self._failure(error)
-            self.report = _report_text(
-                report if report is not None else getattr(self._controller, "report", None)
-            )
+            self.report = _report_text(self._controller, report)
             self.summary = self._scene.summary()
             self.state = state
 
@@ -317,7 +315,7 @@ class LazyWidget(anywidget.AnyWidget):
                 self.error = self._failure(error)
             elif controller.state in ("running", "done"):
                 self.error = None
-            self.report = _report_text(getattr(controller, "report", None))
+            self.report = _report_text(controller)
             self.summary = self._scene.summary()
             self.state = controller.state
 
@@ -333,8 +331,10 @@ def _size(group: dict[str, Any]) -> int:
     return 170 * len(group["boxes"]) + 45 * len(group.get("edges", ()))
 
 
-def _report_text(report: Any) -> str:
-    if report is None:
+def _report_text(controller: Controller, report: Any = None) -> str:
+    """What the last run did; while ops are pending that was a sync point's part, which says little."""
+    report = report if report is not None else getattr(controller, "report", None)
+    if report is None or controller.state == "pending":
         return ""
     text = f"ran {plural(report.ops_run, 'op')} in {report.seconds:.3g} s"
     if report.peak_bytes is not None:

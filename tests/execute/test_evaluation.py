@@ -293,3 +293,14 @@ def test_a_mark_step_training_loop():
     assert graph.pending == 0
     assert torch.equal(loss, expected_loss) and torch.equal(weight, expected_weight)
     assert lazyviz.mark_step is lazyviz.sync
+
+
+def test_a_graph_says_what_else_its_evaluation_will_run():
+    x = torch.ones(3)
+    with lazyviz.lazy():
+        y = (x + 1) * 2
+    with lazyviz.lazy() as second:
+        z = y * 3
+    assert second.title == "lazyviz, after 2 pending ops of earlier cells"
+    assert second.evaluate().ops_run == 3
+    assert z.tolist() == [12, 12, 12]
