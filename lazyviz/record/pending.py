@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -49,7 +49,6 @@ class Pending:
         self.storages: dict[int, TrackedStorage] = {}  # by address of the real storage
         self._views: list[TrackedNode] = []  # pending ones recorded outside of a block
         self.held_bytes_limit = HELD_BYTES_LIMIT
-        self.on_sync: list[Callable[[SyncPoint], None]] = []
 
     def sync(self, cause: str, needed: Iterable[TrackedNode], nbytes: int = 0) -> None:
         """Evaluate ``needed`` and what it depends on; note the sync point in the graph being recorded.
@@ -70,8 +69,6 @@ class Pending:
                 cause, line, len(nodes), time.perf_counter() - start, nbytes, len(self.graph.nodes)
             )
             self.graph.sync_points.append(point)
-            for callback in self.on_sync:
-                callback(point)
 
     def evaluate(self, nodes: Sequence[TrackedNode], cause: str) -> None:
         if self.evaluator is None:
@@ -138,8 +135,6 @@ class Pending:
         for node in self.pending.keys() - set(wanted):
             self._withdraw(node)
         self.settle()
-
-    # --- who is who ---------------------------------------------------------------
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ from .pending import Pending, release
 from .rng import Generators
 from .shapes import DataDependent, Inferred, OpInfo
 from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue
-from .tensor import LazyTensor, is_pending, make_pending, wrap
+from .tensor import LazyTensor, is_pending, make_pending, make_real, wrap
 
 _NUMBERS = (float, int, bool, complex)
 
@@ -274,13 +274,12 @@ class Tape(Pending):
             return inferred.container(results)
         return results[0] if results else None
 
-    def _restructure(self, tensor: torch.Tensor, meta: TensorMeta, node: TrackedNode) -> TrackedValue:
+    def _restructure(self, tensor: torch.Tensor, meta: TensorMeta, node: TrackedNode) -> None:
         """``t_``, ``unsqueeze_`` and the like: the same tensor object gets a new value."""
         old: TrackedValue = tensor._lazyviz  # type: ignore[attr-defined]
         new = TrackedValue(meta, old.storage, node)
         release(old)
         make_pending(tensor, new)
-        return new
 
     # --- sync points --------------------------------------------------------------
 
@@ -320,8 +319,6 @@ class Tape(Pending):
         self.outside.pop(id(tensor), None)
         if type(data) is not LazyTensor:
             if old is not None and type(tensor) is LazyTensor:
-                from .tensor import make_real
-
                 release(old)
                 make_real(tensor, data)
             else:

@@ -6,8 +6,7 @@ import linecache
 import os
 import sysconfig
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
@@ -94,8 +93,8 @@ class Scopes:
     """The module path and phase of what is running now.
 
     Modules announce themselves through a wrapper around ``nn.Module.__call__`` (module
-    hooks would send every call through their slow path), optimizers through one around
-    ``step`` hooks that ``torch.optim`` offers.
+    hooks would send every call through their slow path), optimizers through the global
+    step hooks that ``torch.optim`` offers.
     """
 
     def __init__(self) -> None:
@@ -167,14 +166,6 @@ class Scopes:
 
     def leave(self) -> None:
         self.module, self.root, self.phase = self._stack.pop()
-
-    @contextmanager
-    def during(self, phase: Phase) -> Iterator[None]:
-        before, self.phase = self.phase, phase
-        try:
-            yield
-        finally:
-            self.phase = before
 
     def learn_state(self, optimizer: torch.optim.Optimizer, find: ValueFinder) -> None:
         """Name what the optimizer keeps for each parameter: ``"h.0.weight.exp_avg"``."""

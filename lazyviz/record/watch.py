@@ -42,7 +42,7 @@ class Watch:
 
     def _guarded_start(self) -> Callable[[threading.Thread], None]:
         """``Thread.start`` that gives the new thread our mode; those that run already cannot be given it."""
-        start, mode = threading.Thread.start, self._mode
+        start, mode, local = threading.Thread.start, self._mode, self._thread
 
         @functools.wraps(start)
         def guarded_start(thread: threading.Thread) -> None:
@@ -50,6 +50,7 @@ class Watch:
 
             def guarded_run() -> None:
                 _torch.insert_mode_at_bottom(mode)
+                local.watched = True  # a block on this thread must not put it there a second time
                 run()
 
             thread.run = guarded_run  # type: ignore[method-assign]

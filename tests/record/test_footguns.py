@@ -257,3 +257,20 @@ def test_the_workspace_of_an_lstm_is_planned_and_measured():
         lstm(x)
     plan = graph.plan()
     assert plan.peak_bytes == graph.evaluate().peak_bytes
+
+
+def test_a_block_on_a_thread_started_while_something_is_pending_records_once():
+    x = torch.ones(3)
+    with lazyviz.lazy():
+        x.add_(1)
+    lengths = []
+
+    def work():
+        with lazyviz.lazy() as graph:
+            torch.ones(2) * 2
+        lengths.append((len(graph.nodes), torch._C._len_torch_dispatch_stack()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert lengths == [(2, 1)]
