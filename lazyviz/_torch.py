@@ -216,6 +216,10 @@ TRACING_TENSORS = (FakeTensor, FunctionalTensor)
 current_autograd_node = torch._C._current_autograd_node
 # Number the next autograd node will get: forward and backward ops are paired by it.
 sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+# Modules whose `_engine_run_backward` is called for every backward pass.
+BACKWARD_ENTRIES: tuple[Any, ...] = (torch.autograd, torch.autograd.graph)
+# Functions of torch.nn.functional that are implemented in C++, by name.
+nn_functions: Any = torch._C._nn
 
 
 # --- optimizers -------------------------------------------------------------------

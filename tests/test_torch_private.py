@@ -172,3 +172,24 @@ def test_shape_rule_errors_are_not_logged_twice(caplog):
     with pytest.raises(RuntimeError), lazyviz.lazy():
         torch.ones(2, 3) @ torch.ones(2, 3)
     assert not caplog.records
+
+
+def test_every_backward_pass_goes_through_the_entries(monkeypatch):
+    passes = []
+    for owner in _torch.BACKWARD_ENTRIES:
+        original = owner._engine_run_backward
+
+        def entry(*args, _original=original, **kwargs):
+            passes.append(args)
+            return _original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, "_engine_run_backward", entry)
+    x = torch.ones(3, requires_grad=True)
+    x.sum().backward()
+    torch.autograd.grad(x.sum(), x)
+    assert len(passes) == 2
+
+
+def test_functional_calls_cross_entropy_where_it_is_patched(monkeypatch):
+    monkeypatch.setattr(_torch.nn_functions, "cross_entropy_loss", lambda *args, **kwargs: "patched")
+    assert torch.nn.functional.cross_entropy(torch.ones(2, 3), torch.tensor([0, 1])) == "patched"

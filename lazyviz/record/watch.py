@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from .. import _torch
+from .formulas import FormulaPatches
 from .recorder import RecorderMode, Tape
 from .scopes import ScopePatches
 from .sync import SyncPatches
@@ -27,6 +28,7 @@ class Watch:
         self._mode = RecorderMode()
         self._thread = threading.local()
         self._reads = SyncPatches(tape)
+        self._formulas = FormulaPatches(tape, self._mode)
         self._scopes = ScopePatches(tape.scopes, tape.value_of)
 
     def begin_recording(self) -> None:
@@ -38,6 +40,7 @@ class Watch:
             self._start = threading.Thread.start
             threading.Thread.start = self._guarded_start()  # type: ignore[method-assign, assignment]
         self._scopes.install()
+        self._formulas.install()
         _torch.support_foreach(LazyTensor)
 
     def _guarded_start(self) -> Callable[[threading.Thread], None]:
@@ -60,6 +63,7 @@ class Watch:
 
     def end_recording(self) -> None:
         self._scopes.remove()
+        self._formulas.remove()
         self.release()
 
     def release(self) -> None:

@@ -1,0 +1,126 @@
+"""Code of ATen that computes in another way when it does not see plain tensors.
+
+A few formulas ask whether a tensor is subclass-like, which every tensor is while a
+dispatch mode is active, and then avoid what subclasses might not support.  That way
+ends in other bits, or strides.  Such formulas are rare, and on their plain way they read
+values themselves (the gradient of ``prod`` looks for zeros), so they run at once, on
+plain tensors and with no mode of ours active: a sync point that says so.
+
+The list comes from running PyTorch's own operator samples with and without a mode that
+does nothing (``tests/record/test_formulas.py``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .. import _torch
+from .guard import nodes_before_access, tensors_in
+from .recorder import Tape
+from .sync import Patches
+
+# By the names of their autograd nodes.
+GRADIENTS = frozenset({"MaskedFillBackward1", "OrmqrBackward0", "ProdBackward0", "ProdBackward1"})
+
+
+class FormulaPatches:
+    """While installed, the formulas that do not take lazy tensors for plain ones run at once."""
+
+    def __init__(self, tape: Tape, mode: _torch.TorchDispatchMode) -> None:
+        self._tape = tape
+        self._mode = mode
+        self._patches = Patches()
+
+    def install(self) -> None:
+        for owner in _torch.BACKWARD_ENTRIES:
+            run_backward = self._run_backward(owner._engine_run_backward)
+            self._patches.set(owner, "_engine_run_backward", run_backward)
+        loss = self._cross_entropy(_torch.nn_functions.cross_entropy_loss)
+        self._patches.set(_torch.nn_functions, "cross_entropy_loss", loss)
+
+    def remove(self) -> None:
+        self._patches.restore()
+
+    def _run_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The autograd engine, with the nodes of ``GRADIENTS`` at once."""
+        tape = self._tape
+
+        @functools.wraps(original)
+        def run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            if tape.graph is None or tape.pauses:
+                return original(outputs, *args, **kwargs)
+            plain = PlainTensors(tape, self._mode)
+            handles: list[Any] = []
+            try:
+                for node in _autograd_nodes(outputs):
+                    if node.name() in GRADIENTS:
+                        handles.append(node.register_prehook(functools.partial(_before, plain, node)))
+                        handles.append(node.register_hook(lambda inputs, outputs: plain.end()))
+                return original(outputs, *args, **kwargs)
+            finally:
+                plain.end()  # where a node failed
+                for handle in handles:
+                    handle.remove()
+
+        return run_backward
+
+    def _cross_entropy(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """With class weights and label smoothing, a mean adds up the weights in another order."""
+        tape = self._tape
+
+        @functools.wraps(original)
+        def cross_entropy_loss(*args: Any, **kwargs: Any) -> Any:
+            weight = args[2] if len(args) > 2 else kwargs.get("weight")
+            smoothing = args[5] if len(args) > 5 else kwargs.get("label_smoothing", 0.0)
+            if tape.graph is None or tape.pauses or weight is None or not smoothing:
+                return original(*args, **kwargs)
+            plain = PlainTensors(tape, self._mode)
+            plain.begin("cross_entropy with weight and label_smoothing", (*args, *kwargs.values()))
+            try:
+                return original(*args, **kwargs)
+            finally:
+                plain.end()
+
+        return cross_entropy_loss
+
+
+class PlainTensors:
+    """A stretch of the program on plain tensors, with our mode off."""
+
+    def __init__(self, tape: Tape, mode: _torch.TorchDispatchMode) -> None:
+        self._tape = tape
+        self._mode = mode
+        self._off = False
+
+    def begin(self, cause: str, arguments: Iterable[Any]) -> None:
+        tensors = list(tensors_in(arguments))
+        needed = [n for t in tensors for n in nodes_before_access(self._tape, t, write=False)]
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self._tape.sync(cause, needed, nbytes)
+        self._off = _torch.remove_mode(self._mode)
+
+    def end(self) -> None:
+        if self._off:
+            _torch.insert_mode_at_bottom(self._mode)
+            self._off = False
+
+
+def _before(plain: PlainTensors, node: Any, gradients: Sequence[torch.Tensor | None]) -> None:
+    saved = [getattr(node, field) for field in dir(node) if field.startswith("_saved_")]
+    plain.begin(f"{node.name()} reads values", (*gradients, *saved))
+
+
+def _autograd_nodes(outputs: Sequence[Any]) -> Iterator[Any]:
+    """Every autograd node below ``outputs`` (tensors or gradient edges), each once."""
+    stack = [output.grad_fn if isinstance(output, torch.Tensor) else output.node for output in outputs]
+    seen: set[Any] = set()
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            stack += [following for following, _ in node.next_functions]

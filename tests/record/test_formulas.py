@@ -1,0 +1,105 @@
+"""Formulas that ATen changes for subclass-like tensors give eager's bits, at a named sync point."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import lazyviz
+
+from ..bits import difference
+
+
+def both_ways(program, *make_inputs):
+    expected = program(*[make() for make in make_inputs])
+    inputs = [make() for make in make_inputs]
+    with lazyviz.lazy() as graph:
+        result = program(*inputs)
+    graph.evaluate()
+    assert difference(expected, result) is None
+    return graph
+
+
+def gradients(function):
+    def program(*inputs):
+        output = function(*inputs)
+        leaves = [tensor for tensor in inputs if tensor.requires_grad]
+        weights = torch.linspace(0.5, 1.5, output.numel()).reshape(output.shape)
+        return torch.autograd.grad((output * weights).sum(), leaves)
+
+    return program
+
+
+def seeded(*shape, seed=0):
+    def make():
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(shape, generator=generator).requires_grad_()
+
+    return make
+
+
+MASK = torch.arange(400).reshape(20, 20) % 3 == 0
+
+CASES = {
+    "ProdBackward1": (gradients(lambda x: x.prod(1)), seeded(5, 5, 5)),
+    "ProdBackward0": (gradients(lambda x: x.prod()), seeded(30)),
+    "MaskedFillBackward1": (gradients(lambda x, v: x.masked_fill(MASK, v)), seeded(20, 20), seeded()),
+    "OrmqrBackward0": (gradients(torch.ormqr), seeded(5, 5), seeded(5, seed=1), seeded(5, 5, seed=2)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_its_gradient_has_eager_bits(name):
+    program, *inputs = CASES[name]
+    graph = both_ways(program, *inputs)
+    assert [point.cause for point in graph.sync_points] == [f"{name} reads values"]
+
+
+def test_recording_goes_on_after_such_a_gradient():
+    def program(x):
+        x.relu().prod(0).sum().backward()
+        return x.grad * 2
+
+    graph = both_ways(program, seeded(6, 7))
+    assert graph.nodes[-1].op is torch.ops.aten.mul.Tensor
+
+
+def test_recording_goes_on_after_such_a_gradient_failed():
+    x = torch.ones(3, 3, requires_grad=True)
+    with lazyviz.lazy() as graph:
+        total = (x * 2).prod(0)
+        total.register_hook(lambda gradient: gradient[:, None])  # of a wrong shape
+        with pytest.raises(RuntimeError):
+            total.sum().backward()
+        later = x + 1
+    assert lazyviz.is_lazy(later)
+    graph.evaluate()
+
+
+def test_where_syncs_are_forbidden_it_is_an_error():
+    x = torch.ones(3, 3, requires_grad=True)
+    with lazyviz.lazy(allow_sync=False):
+        total = (x * 2).prod(0).sum()
+        with pytest.raises(lazyviz.SyncError, match="ProdBackward1 reads values"):
+            total.backward()
+
+
+def test_weighted_and_smoothed_cross_entropy():
+    targets = torch.arange(50) % 7
+    targets[::5] = -100
+
+    def program(logits):
+        weight = torch.linspace(0.1, 2, 7)
+        loss = F.cross_entropy(logits, targets, weight, label_smoothing=0.1)
+        return loss.detach(), torch.autograd.grad(loss, logits)
+
+    graph = both_ways(program, seeded(50, 7))
+    assert "cross_entropy" in graph.sync_points[0].cause
+
+
+def test_other_cross_entropy_is_deferred():
+    def program(logits):
+        return torch.autograd.grad(F.cross_entropy(logits, torch.arange(7), label_smoothing=0.1), logits)
+
+    assert not both_ways(program, seeded(7, 7)).sync_points
