@@ -193,3 +193,21 @@ def test_every_backward_pass_goes_through_the_entries(monkeypatch):
 def test_functional_calls_cross_entropy_where_it_is_patched(monkeypatch):
     monkeypatch.setattr(_torch.nn_functions, "cross_entropy_loss", lambda *args, **kwargs: "patched")
     assert torch.nn.functional.cross_entropy(torch.ones(2, 3), torch.tensor([0, 1])) == "patched"
+
+
+def test_generators_keep_their_identity_through_the_dispatcher():
+    seen = []
+
+    class Watch(_torch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(kwargs["generator"])
+            return func(*args, **kwargs)
+
+    own = torch.Generator()
+    with Watch():
+        torch.rand(2, generator=torch.default_generator)
+        torch.rand(2, generator=own)
+    assert [_torch.generator_identity(generator) for generator in seen] == [
+        _torch.generator_identity(torch.default_generator),
+        _torch.generator_identity(own),
+    ]

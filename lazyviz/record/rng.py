@@ -5,6 +5,10 @@ generator reaches no hook, so after each recorded draw the generator is given a 
 ours, its *marker*: whoever reads the seed next sees whether somebody seeded it since.
 Draws between two seedings form a :class:`DrawSequence`; evaluating one evaluates those
 before it, each from the state its predecessor left.
+
+Code of PyTorch's that only hands a state back later (checkpointing, ``fork_rng``) is
+given a pending tensor for it: the operator ``lazyviz::rng_state`` below is recorded in
+the draws' order, and a sequence can begin with what it will return.
 """
 
 from __future__ import annotations
@@ -14,21 +18,75 @@ from collections.abc import Iterable
 
 import torch
 
-from .storage import TrackedNode
+from .. import _torch
+from .storage import TrackedNode, TrackedValue
+
+# CPU: the Mersenne Twister's; CUDA: a seed and an offset of 8 bytes each.
+_STATE_NBYTES = {"cpu": torch.default_generator.get_state().numel(), "cuda": 16}
+torch.library.define(
+    "lazyviz::rng_state", "(Generator generator) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,)
+)
+torch.library.impl("lazyviz::rng_state", "CompositeExplicitAutograd", torch.Generator.get_state)
+torch.library.register_fake(
+    "lazyviz::rng_state",
+    lambda generator: torch.empty(_STATE_NBYTES[generator.device.type], dtype=torch.uint8),
+)
+rng_state: _torch.OpOverload = torch.ops.lazyviz.rng_state.default
+"""The state of ``generator``, after the draws recorded before."""
 
 # Markers are counted up from here: seeds nobody types (a 64-bit number with a fixed upper half).
 _FIRST_MARKER = 0x4C5A_5631_0000_0000
 
 
 class DrawSequence:
-    """Draws from one generator without a reseed in between; ``state`` is that before the next pending one."""
+    """Draws from one generator without a reseed in between.
 
-    __slots__ = ("generator", "last", "state")
+    ``state`` is that before the next pending one; a value where another sequence has to
+    be drawn first.
+    """
 
-    def __init__(self, generator: torch.Generator, state: torch.Tensor) -> None:
+    __slots__ = ("_state", "generator", "last")
+
+    def __init__(self, generator: torch.Generator, state: torch.Tensor | TrackedValue) -> None:
         self.generator = generator
-        self.state = state
+        self._state = state
+        if isinstance(state, TrackedValue):
+            state.uses += 1
         self.last: TrackedNode | None = None
+
+    @property
+    def awaits(self) -> TrackedNode | None:
+        """The pending node that returns the state to begin with."""
+        return self._state.node if isinstance(self._state, TrackedValue) else None
+
+    @property
+    def state(self) -> torch.Tensor:
+        if isinstance(self._state, TrackedValue):
+            value, real = self._state, self._state.real
+            if real is None:
+                raise RuntimeError("internal error: the generator's state has not been computed")
+            self.state = real
+            value.uses -= 1
+            if not value.uses:
+                value.real = None
+            return real
+        return self._state
+
+    @state.setter
+    def state(self, state: torch.Tensor) -> None:
+        self._state = state
+
+    @property
+    def earlier_state(self) -> torch.Tensor:
+        """Of the same seed as ``state``, and known: the last one computed before it."""
+        sequence = self
+        while isinstance(sequence._state, TrackedValue):
+            node = sequence._state.node
+            assert node is not None and node.draws is not None
+            if node.state == "done":
+                return sequence.state
+            sequence = node.draws
+        return sequence._state
 
 
 class Generators:
@@ -36,7 +94,7 @@ class Generators:
 
     def __init__(self) -> None:
         self._markers = itertools.count(_FIRST_MARKER)
-        # id of the generator -> (its last marker, the sequence the marker stands for)
+        # identity of the generator -> (its last marker, the sequence the marker stands for)
         self._tails: dict[int, tuple[int, DrawSequence]] = {}
 
     @staticmethod
@@ -48,35 +106,43 @@ class Generators:
 
     def pending(self, generator: torch.Generator) -> TrackedNode | None:
         """The draw whose after-state the generator stands for now, if that draw is pending."""
-        tail = self._tails.get(id(generator))
+        tail = self._tails.get(_torch.generator_identity(generator))
         if tail is None or generator.initial_seed() != tail[0]:
             return None
-        last = tail[1].last
+        last = tail[1].last or tail[1].awaits
         return last if last is not None and last.state != "done" else None
 
     def record(self, node: TrackedNode, generator: torch.Generator) -> None:
         """Append a draw to the generator's program order."""
-        tail = self._tails.get(id(generator))
+        tail = self._tails.get(_torch.generator_identity(generator))
         if tail is not None and generator.initial_seed() == tail[0]:
             sequence = tail[1]
         else:
             sequence = DrawSequence(generator, generator.get_state())
-        if sequence.last is not None:
-            node.after.append(sequence.last)
+        before = sequence.last or sequence.awaits
+        if before is not None:
+            node.after.append(before)
         sequence.last = node
         node.draws = sequence
+        self._mark(sequence)
+
+    def restart(self, generator: torch.Generator, state: TrackedValue) -> None:
+        """The generator's state is what the pending ``rng_state`` node of ``state`` will return."""
+        self._mark(DrawSequence(generator, state))
+
+    def _mark(self, sequence: DrawSequence) -> None:
         marker = next(self._markers)
-        generator.manual_seed(marker)
-        self._tails[id(generator)] = (marker, sequence)
+        sequence.generator.manual_seed(marker)
+        self._tails[_torch.generator_identity(sequence.generator)] = (marker, sequence)
 
     def seed_of(self, generator: torch.Generator) -> int:
         """The seed the user would see: that of the state the sequence began with, not our marker."""
         seed = generator.initial_seed()
-        tail = self._tails.get(id(generator))
+        tail = self._tails.get(_torch.generator_identity(generator))
         if tail is None or seed != tail[0]:
             return seed
         scratch = torch.Generator(generator.device)
-        scratch.set_state(tail[1].state)
+        scratch.set_state(tail[1].earlier_state)
         return scratch.initial_seed()
 
     def forget(self) -> None:
@@ -84,13 +150,15 @@ class Generators:
         for key, (marker, sequence) in list(self._tails.items()):
             if sequence.last is None or sequence.last.state != "done":
                 if sequence.generator.initial_seed() == marker:
-                    sequence.generator.set_state(sequence.state)
+                    sequence.generator.set_state(sequence.earlier_state)
                 del self._tails[key]
 
     def save(self, nodes: Iterable[TrackedNode]) -> list[tuple[torch.Generator, torch.Tensor, bool]]:
         """Before running ``nodes``: the state of each generator they draw from; is it our marker?"""
         generators = {
-            id(node.draws.generator): node.draws.generator for node in nodes if node.draws is not None
+            _torch.generator_identity(node.draws.generator): node.draws.generator
+            for node in nodes
+            if node.draws is not None
         }
         return [
             (
@@ -105,8 +173,10 @@ class Generators:
         """After running draws: the state eager would have left, or what was there while draws are pending."""
         for generator, state, marked in saved:
             if marked:
-                sequence = self._tails[id(generator)][1]
-                if sequence.last is None or sequence.last.state == "done":
-                    del self._tails[id(generator)]
+                key = _torch.generator_identity(generator)
+                sequence = self._tails[key][1]
+                last = sequence.last or sequence.awaits
+                if last is None or last.state == "done":
+                    del self._tails[key]
                     state = sequence.state
             generator.set_state(state)

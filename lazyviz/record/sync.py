@@ -9,7 +9,8 @@ functions are patched while anything is pending or recording, and restored after
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +18,12 @@ import torch
 from .. import _torch
 from .guard import nodes_before_access, tensors_in
 from .recorder import Tape
+from .rng import rng_state
 from .tensor import describe, is_pending, take_class
 
 _MISSING = object()
+# Modules that read a generator's state only to set it again.
+_HAND_BACK_STATES = ("torch.utils.checkpoint", "torch.random")
 
 # Methods that read memory, with the cause a sync point shows.
 _READERS = {
@@ -175,39 +179,53 @@ class SyncPatches:
     def _patch_randomness(self) -> None:
         """A generator with pending draws holds a marker, not the state the user may read."""
         tape = self.tape
-        get_state = torch.random.get_rng_state
+        default = torch.default_generator
         initial_seed = torch.random.initial_seed
-
-        def evaluate_draws(generator: torch.Generator) -> None:
-            draw = tape.generators.pending(generator)
-            if draw is not None:
-                tape.sync("get_rng_state", [draw])
-
-        @functools.wraps(get_state)
-        def get_rng_state() -> torch.Tensor:
-            evaluate_draws(torch.default_generator)
-            return torch.default_generator.get_state()
 
         @functools.wraps(initial_seed)
         def seed() -> int:
-            return tape.generators.seed_of(torch.default_generator)
+            return tape.generators.seed_of(default)
 
         for owner in (torch, torch.random):
-            self._patches.set(owner, "get_rng_state", get_rng_state)
             self._patches.set(owner, "initial_seed", seed)
+        self._patch_states((torch, torch.random), lambda: default)
         if torch.cuda.is_available():
-            cuda_state = torch.cuda.get_rng_state
 
-            @functools.wraps(cuda_state)
-            def get_cuda_state(device: Any = "cuda") -> torch.Tensor:
-                index = torch.device(device).index if not isinstance(device, int) else device
-                evaluate_draws(
-                    torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
-                )
-                return cuda_state(device)
+            def of_device(device: Any = "cuda") -> torch.Generator:
+                index = device if isinstance(device, int) else torch.device(device).index
+                return torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
 
-            for owner in (torch.cuda, torch.cuda.random):
-                self._patches.set(owner, "get_rng_state", get_cuda_state)
+            self._patch_states((torch.cuda, torch.cuda.random), of_device)
+
+    def _patch_states(self, owners: Sequence[Any], generator_of: Callable[..., torch.Generator]) -> None:
+        """``get_rng_state`` and ``set_rng_state`` of a kind of device."""
+        tape = self.tape
+        get_state, set_state = owners[0].get_rng_state, owners[0].set_rng_state
+
+        @functools.wraps(get_state)
+        def get_rng_state(*args: Any, **kwargs: Any) -> torch.Tensor:
+            generator = generator_of(*args, **kwargs)
+            draw = tape.generators.pending(generator)
+            if draw is not None:
+                caller = sys._getframe(1).f_globals.get("__name__")
+                if tape.graph is not None and not tape.pauses and caller in _HAND_BACK_STATES:
+                    return rng_state(generator)
+                tape.sync("get_rng_state", [draw])
+            return get_state(*args, **kwargs)
+
+        @functools.wraps(set_state)
+        def set_rng_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            if is_pending(new_state):
+                node = new_state._lazyviz.node  # type: ignore[attr-defined]
+                if tape.graph is not None and node.op is rng_state:
+                    tape.generators.restart(generator_of(*args, **kwargs), new_state._lazyviz)  # type: ignore[attr-defined]
+                    return
+                self.before_read(new_state, "set_rng_state")
+            set_state(new_state, *args, **kwargs)
+
+        for owner in owners:
+            self._patches.set(owner, "get_rng_state", get_rng_state)
+            self._patches.set(owner, "set_rng_state", set_rng_state)
 
     def _patch_loaders(self) -> None:
         """Batches are made eagerly: a loader's seeds, shuffles and copies are not part of the graph."""

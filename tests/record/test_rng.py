@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import lazyviz
+from lazyviz import session
+
+from ..bits import difference
 
 
 def test_a_seed_set_between_draws_is_noticed():
@@ -135,3 +141,78 @@ def test_in_place_draws(device):
         result = torch.empty(7, device=device).normal_().uniform_(1, 2)
     graph.evaluate()
     assert torch.equal(result, expected)
+
+
+def checkpointed(use_reentrant):
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.ReLU(), nn.Dropout(0.3))
+    x = torch.randn(4, 8, requires_grad=True)
+    y = F.dropout(x, 0.2)
+    for _ in range(2):
+        y = checkpoint(first, y, use_reentrant=use_reentrant)
+        y = F.dropout(y, 0.1)
+    with torch.random.fork_rng():
+        torch.rand(3)
+        torch.manual_seed(3)
+        inside = torch.rand(3)
+    y.sum().backward()
+    return x.grad, y.detach(), [p.grad for p in first.parameters()], inside, torch.rand(2)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointed_dropout_is_deferred(use_reentrant):
+    expected, state = checkpointed(use_reentrant), torch.get_rng_state()
+    with lazyviz.lazy(allow_sync=False) as graph:
+        results = checkpointed(use_reentrant)
+    lazyviz.evaluate(results[-1])  # draws made after the recomputation, first
+    graph.evaluate()
+    assert difference(expected, results) is None
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_state_that_the_user_reads_is_evaluated():
+    with lazyviz.lazy() as graph:
+        torch.rand(3)
+        state = torch.get_rng_state()
+    assert type(state) is torch.Tensor
+    assert [point.cause for point in graph.sync_points] == ["get_rng_state"]
+
+
+def test_forgetting_a_forked_state_goes_back_to_the_draws_before():
+    torch.manual_seed(5)
+    with lazyviz.lazy():
+        torch.rand(3)
+        with torch.random.fork_rng():
+            torch.rand(3)
+        assert torch.initial_seed() == 5
+    session.reset()
+    assert torch.initial_seed() == 5
+    after = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(after, torch.rand(3))
+
+
+def test_a_forked_state_outside_of_the_block_is_evaluated_first():
+    def program():
+        torch.manual_seed(2)
+        a = torch.rand(2)
+        with torch.random.fork_rng():
+            b = torch.rand(2)
+        return a, b
+
+    expected = (*program(), torch.rand(2))
+    with lazyviz.lazy() as graph:
+        results = program()
+    drawn = torch.rand(2)  # evaluates the state it begins with
+    graph.evaluate()
+    assert difference(expected, (*results, drawn)) is None
+
+
+def test_the_default_generator_by_name_is_the_default_generator():
+    torch.manual_seed(1)
+    expected = [torch.rand(2), torch.rand(2, generator=torch.default_generator), torch.rand(2)]
+    torch.manual_seed(1)
+    with lazyviz.lazy() as graph:
+        results = [torch.rand(2), torch.rand(2, generator=torch.default_generator), torch.rand(2)]
+    graph.evaluate()
+    assert difference(expected, results) is None
