@@ -206,11 +206,47 @@ def remove_mode(mode: TorchDispatchMode) -> bool:
     return len(kept) != len(above)
 
 
+def has_mode(mode: TorchDispatchMode) -> bool:
+    """Whether ``mode`` is on this thread's stack."""
+    stack = range(torch._C._len_torch_dispatch_stack())
+    return any(torch._C._get_dispatch_stack_at(at) is mode for at in stack)
+
+
+def refresh_modes() -> None:
+    """Make PyTorch look at this thread's modes again.
+
+    Leaving an inference mode brings back the dispatch keys that were active when it was
+    entered, whether or not modes came or went in between; with a stale set modes are
+    passed by, or looked for where there are none.
+    """
+    above = _pop_all() or [TorchDispatchMode()]
+    for mode in reversed(above):
+        _push_mode(mode)
+    if type(above[0]) is TorchDispatchMode:
+        _pop_mode()
+
+
 def _pop_all() -> list[Any]:
     popped = []
     while torch._C._len_torch_dispatch_stack():
         popped.append(_pop_mode())
     return popped
+
+
+# The guard below `torch.inference_mode`; what enters and leaves it is watched, see `refresh_modes`.
+InferenceGuard = torch._C._InferenceMode
+_enter_inference, _leave_inference = InferenceGuard.__enter__, InferenceGuard.__exit__
+
+
+@contextmanager
+def inference_mode(enabled: bool) -> Iterator[None]:
+    """``torch.inference_mode(enabled)`` for our own use, not watched."""
+    guard = InferenceGuard(enabled)
+    _enter_inference(guard)
+    try:
+        yield
+    finally:
+        _leave_inference(guard, None, None, None)
 
 
 # Tensors of torch.export and torch.compile: their own modes know what to do with them.

@@ -373,6 +373,7 @@ def lazy(
     outer = (tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit)
     graph = LazyGraph(Graph(), device=device, backend=backend, code=code)
     _graphs[id(graph.ir)] = graph
+    tape.watching.add(graph.ir)
     if outer[0] is None:
         _watch.begin_recording()
     tape.graph, tape.owner = graph.ir, threading.get_ident()

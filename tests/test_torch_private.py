@@ -211,3 +211,34 @@ def test_generators_keep_their_identity_through_the_dispatcher():
         _torch.generator_identity(torch.default_generator),
         _torch.generator_identity(own),
     ]
+
+
+def test_refreshed_modes_are_found_again_after_an_inference_mode_hid_them():
+    class Count(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            Count.seen += 1
+            return func(*args, **(kwargs or {}))
+
+    mode, x = Count(), torch.ones(2)
+    with torch.inference_mode():
+        _torch.insert_mode_at_bottom(mode)
+    assert _torch.has_mode(mode)
+    x + 1
+    assert Count.seen == 0  # the reason for refreshing
+    _torch.refresh_modes()
+    x + 1
+    assert Count.seen == 1
+    with torch.inference_mode():
+        _torch.remove_mode(mode)
+    _torch.refresh_modes()
+    assert (x + 1).tolist() == [2, 2] and not _torch.has_mode(mode)
+
+
+def test_our_own_inference_mode_is_torchs():
+    with _torch.inference_mode(True):
+        assert torch.ones(1).is_inference()
+        with _torch.inference_mode(False):
+            assert not torch.ones(1).is_inference()
+    assert not torch.is_inference_mode_enabled()

@@ -61,7 +61,7 @@ def run(
             check_interrupts(interrupted, cancelled, f"after {done - 1} of {total} ops")
             if node.inference_mode != torch.is_inference_mode_enabled():
                 if node.inference_mode:
-                    inference.enter_context(torch.inference_mode())
+                    inference.enter_context(_torch.inference_mode(True))
                 else:
                     inference.close()
             if node.grad_mode != torch.is_grad_enabled():
@@ -82,6 +82,8 @@ def kernel_level(tape: Tape, nodes: Sequence[TrackedNode]) -> Iterator[list[int]
     grad_mode = torch.is_grad_enabled()
     with ExitStack() as stack:
         arrived = stack.enter_context(_deferred_interrupts())
+        if torch.is_inference_mode_enabled():  # each node runs in the mode of its record
+            stack.enter_context(_torch.inference_mode(False))
         stack.callback(tape.settle)
         stack.enter_context(_torch.kernels_only())
         stack.callback(tape.generators.restore, tape.generators.save(nodes))

@@ -47,6 +47,13 @@ def written_tensors(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any])
             yield from tensors_in(item)
 
 
+def count_writes(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Advance the version counters that the kernel would have advanced in eager PyTorch, on the CPU."""
+    for tensor in written_tensors(info, args, kwargs):
+        if tensor.device.type == "cpu" and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
+
 def _argument(info: OpInfo, position: int | None, args: Any, kwargs: Any, default: Any) -> Any:
     if position is None:
         return default
@@ -119,6 +126,8 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
             with tape.lock:
                 tape.sync(info.name if info.name != "_local_scalar_dense" else "item", needed, nbytes)
     refuse_forgotten((*args, *kwargs.values()))
+    if info.counts_writes:
+        count_writes(info, args, kwargs)
     return op(*args, **kwargs)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -47,6 +48,7 @@ class Pending:
         self.pending: dict[TrackedNode, None] = {}  # in program order
         self.outside: dict[int, TrackedValue] = {}  # by id of the real tensor
         self.storages: dict[int, TrackedStorage] = {}  # by address of the real storage
+        self.watching: weakref.WeakSet[Graph] = weakref.WeakSet()  # whose values point to tensors
         self._views: list[TrackedNode] = []  # pending ones recorded outside of a block
         self.held_bytes_limit = HELD_BYTES_LIMIT
 
@@ -114,6 +116,7 @@ class Pending:
             if self.graph is None:
                 self.scopes.by_sequence.clear()
                 self.scopes.sources.forget()
+                self._let_go()
             return
         self.storages = {a: storage for a, storage in self.storages.items() if storage.has_pending_access}
         for node in self.pending:
@@ -124,6 +127,13 @@ class Pending:
         # From the nodes: an address of foreign memory can have come to belong to other memory since.
         inputs = {value.storage for node in self.pending for value in node.inputs}
         TrackedStorage.held_bytes = sum(s.nbytes for s in inputs if s.external and not s.live)
+
+    def _let_go(self) -> None:
+        """Nothing is recorded or pending: leave no weak references to the user's tensors."""
+        for graph in self.watching:
+            for value in (*graph.inputs, *(value for node in graph.nodes for value in node.outputs)):
+                value.tensor = None  # type: ignore[attr-defined]
+        self.watching.clear()
 
     def forget_unreachable(self, reachable: Iterable[Graph]) -> None:
         """Drop pending nodes of unreachable graphs that show in no tensor, owed write or owed draw."""

@@ -23,7 +23,7 @@ from .order import order
 from .pending import Pending, release
 from .rng import Generators
 from .shapes import DataDependent, Inferred, OpInfo
-from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue
+from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue, let_go
 from .tensor import LazyTensor, is_pending, make_pending, make_real, wrap
 
 _NUMBERS = (float, int, bool, complex)
@@ -86,6 +86,9 @@ class Tape(Pending):
             return self.record(op, _replace(args, _with_memory), _replace(kwargs, _with_memory))
         if info.needs_storage:
             key += [value.storage.nbytes for value in values]
+        if info.mutates and len(values) > 1 and len({value.storage for value in values}) < len(values):
+            # Kernels refuse operands that overlap in part.
+            key += [_first_on_storage(values, value) for value in values]
         cache_key = tuple(key)
         inferred = shapes.entries.get(cache_key)
         if inferred is None:
@@ -94,6 +97,9 @@ class Tape(Pending):
             if info.returns_numbers:
                 if constants.known(values):
                     return constants.compute(op, new_args, new_kwargs)
+                if info.name == "_has_same_storage_numel":  # asked for each pair of a value and its tangent
+                    left, right = (value.storage.nbytes // value.dtype.itemsize for value in values)
+                    return left == right
                 name = "item" if info.name == "_local_scalar_dense" else info.name
                 return self.run_now(op, info, args, kwargs, name)
             try:
@@ -120,6 +126,8 @@ class Tape(Pending):
             written = [self._storage_of(tensor) for tensor in guard.written_tensors(info, args, kwargs)]
             if any(storage.foreign for storage in written):
                 return self.run_now(op, info, args, kwargs, "write to memory shared with others")
+            if info.counts_writes:
+                guard.count_writes(info, args, kwargs)
 
         folded: Any = None
         known = inferred.small and not info.uncertain and constants.known(values)
@@ -207,6 +215,8 @@ class Tape(Pending):
             storage.role, storage.name = self.scopes.role_of(tensor)
             if not storage.foreign:  # of that a snapshot is read, and its address may pass to other memory
                 self.storages[address] = storage
+        elif storage.nbytes < memory.nbytes():
+            storage.nbytes = memory.nbytes()  # `resize_` has been there
         value = TrackedValue(self.shapes.meta_of(tensor), storage, None)
         value.name = storage.name
         value.real = _torch.alias(tensor)
@@ -268,7 +278,7 @@ class Tape(Pending):
                     )
             value = TrackedValue(spec.meta, storage, node, len(outputs))
             outputs.append(value)
-            results.append(wrap(value))
+            results.append(wrap(value, None if spec.source is None else tensors[spec.source]))
         node.outputs = outputs
         if inferred.container is not None:
             return inferred.container(results)
@@ -279,7 +289,7 @@ class Tape(Pending):
         old: TrackedValue = tensor._lazyviz  # type: ignore[attr-defined]
         new = TrackedValue(meta, old.storage, node)
         release(old)
-        make_pending(tensor, new)
+        make_pending(tensor, new, tensor)
 
     # --- sync points --------------------------------------------------------------
 
@@ -292,6 +302,8 @@ class Tape(Pending):
             if value is not None:
                 release(value)
                 value.storage.known = False
+        if info.counts_writes:
+            guard.count_writes(info, args, kwargs)
         return op(*args, **kwargs)
 
     def record_view(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -331,10 +343,29 @@ class Tape(Pending):
         role, name = self.scopes.role_of(tensor)
         if source.storage.role is None:
             source.storage.role, source.storage.name = role, name
-        make_pending(tensor, value)
+        make_pending(tensor, value, data)
         if source.node is not None:
             source.node.outputs.append(value)
             value.constant = source.constant
+
+    def swap(self, exchange: Callable[[Any, Any], None], one: torch.Tensor, other: torch.Tensor) -> None:
+        """``torch.utils.swap_tensors(one, other)``, which our weak references would forbid."""
+        values = [self.value_of(one), self.value_of(other)]
+        for tensor, value in zip((one, other), values):
+            self.outside.pop(id(tensor), None)
+            let_go(tensor)
+            if value is not None:
+                value.tensor = None
+                value.storage.live -= 1
+        try:
+            exchange(one, other)
+            values.reverse()
+        finally:
+            for tensor, value in zip((one, other), values):
+                if value is not None:
+                    TensorRef(tensor, value)
+                    if not is_pending(tensor):
+                        self.outside[id(tensor)] = value
 
     def dispatch_unrecorded(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """An op on a pending tensor where our mode is not active (another thread): evaluate, then run."""
@@ -372,6 +403,10 @@ class _NotDeferrable(Exception):
 
 class _ZeroTensor(Exception):
     """An argument is one of autograd's zeros without memory; only views of such reach the kernels' level."""
+
+
+def _first_on_storage(values: list[TrackedValue], value: TrackedValue) -> int:
+    return next(at for at, other in enumerate(values) if other.storage is value.storage)
 
 
 def _replace(item: Any, replacement: Callable[[torch.Tensor], torch.Tensor]) -> Any:

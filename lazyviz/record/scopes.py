@@ -109,7 +109,9 @@ class Scopes:
             weakref.WeakKeyDictionary()
         )
         self._roots: dict[int, str] = {}  # by id of a parameter or buffer: class of the outermost module
-        self._parameters: dict[int, tuple[weakref.ref[torch.Tensor], Role, str]] = {}
+        # By id of a tensor: its module and its name there, its role and its full name.  Of an optimizer's
+        # tensors, which have no module, themselves.  (A tensor with weak references cannot be swapped.)
+        self._parameters: dict[int, tuple[weakref.ref[Any], str, Role, str]] = {}
 
     def locate(self, node: TrackedNode, frame: FrameType | None, mutates: bool) -> None:
         """Note where ``node`` comes from: module path, source line, phase, grad modes."""
@@ -146,8 +148,13 @@ class Scopes:
     def role_of(self, tensor: torch.Tensor) -> tuple[Role | None, str]:
         """What a tensor from outside is: ("parameter", "h.0.attn.weight"), or (None, "")."""
         found = self._parameters.get(id(tensor))
-        if found is not None and found[0]() is tensor:
-            return found[1], found[2]
+        if found is not None:
+            reference, key, role, name = found
+            owner = reference()
+            if isinstance(owner, torch.nn.Module):
+                owner = owner._parameters.get(key) if role == "parameter" else owner._buffers.get(key)
+            if owner is tensor:
+                return role, name
         if isinstance(tensor, torch.nn.Parameter):
             return "parameter", ""
         return None, ""
@@ -178,7 +185,7 @@ class Scopes:
                     if value is not None:
                         value.storage.role, value.storage.name = "optimizer", full
                     else:
-                        self._parameters[id(tensor)] = (weakref.ref(tensor), "optimizer", full)
+                        self._parameters[id(tensor)] = (weakref.ref(tensor), "", "optimizer", full)
 
     def _learn(self, root: torch.nn.Module) -> dict[int, str]:
         """Names of the submodules, parameters and buffers of ``root``; again when their number changed."""
@@ -200,7 +207,7 @@ class Scopes:
                         if pending is not None:  # made in this block: it has a storage already
                             pending.storage.role, pending.storage.name = role, full
                         self._roots[id(tensor)] = type(root).__name__
-                        self._parameters[id(tensor)] = (weakref.ref(tensor), role, full)  # type: ignore[assignment]
+                        self._parameters[id(tensor)] = (weakref.ref(module), key, role, full)  # type: ignore[assignment]
         return paths
 
 

@@ -15,6 +15,7 @@ import torch
 from .. import _torch
 from .._torch import OpOverload
 from ..graph.ir import TensorMeta
+from .rng import Generators
 
 _NEED_FLOATS = ("arange", "range", "linspace", "upsample", "_upsample", "interpolate")
 _PROBE_NBYTES = 256 * 2**20  # largest inputs on which a kernel is asked for its error message
@@ -63,7 +64,8 @@ class OpInfo:
     """What does not change between calls of one operator."""
 
     __slots__ = (
-        "argument_names", "by_type", "draws", "fills_dtype", "generator", "hidden_condition", "hidden_writes",
+        "argument_names", "by_type", "counts_writes", "draws", "fills_dtype", "generator",
+        "hidden_condition", "hidden_writes",
         "is_view", "lifts", "metadata_only", "mutable_kwargs",
         "mutable_positions", "mutates", "name", "needs_storage", "returns_numbers", "returns_tensors",
         "special", "set_like", "uncertain", "zeros",
@@ -88,6 +90,8 @@ class OpInfo:
         self.hidden_condition = names.index(condition) if condition in names else None
         self.mutates = bool(mutable) or bool(self.hidden_writes)
         self.argument_names = names
+        # Their kernels count writes only where they call further ops above the level that we record at.
+        self.counts_writes = bool(mutable) and self.name.startswith("_foreach")
         self.is_view = (
             bool(schema.returns)
             and not self.mutates
@@ -223,6 +227,8 @@ class ShapeCache:
             self._raise_as_eager(op, args, kwargs, inputs, error)
         finally:
             self.inferring = False
+        if info.mutates and _may_overlap(inputs):
+            self._let_the_kernel_refuse(op, args, kwargs, inputs)
         if info.name in _ASK_THE_KERNEL:
             result = self._ask_the_kernel(op, args, kwargs, inputs, result)
         restructured = [
@@ -263,7 +269,7 @@ class ShapeCache:
     ) -> Sequence[torch.Tensor]:
         """What the kernel returns for zeros of these shapes, with the aliases that the shape rule tells."""
         with _torch.kernels_only():  # in the user's grad mode: it decides what is kept for backward
-            probes = {id(value): _fake(value.meta, value.storage.nbytes).zero_() for value in inputs}
+            probes = _zeros(inputs)
             actual = op(*_substitute(args, probes), **_substitute(kwargs, probes))
         with self._fake_mode, _torch.no_function_modes():
             return [
@@ -277,15 +283,32 @@ class ShapeCache:
         self, op: OpOverload, args: Any, kwargs: Any, inputs: list[Any], error: Exception
     ) -> NoReturn:
         """Shape rules word errors in their own way: let the kernel itself refuse tensors of these shapes."""
-        if sum(value.storage.nbytes for value in inputs) > _PROBE_NBYTES:
+        if op.namespace == "aten" and sum(value.storage.nbytes for value in inputs) > _PROBE_NBYTES:
             raise error
+        self._let_the_kernel_refuse(op, args, kwargs, inputs)
+        raise DataDependent(f"torch's shape rule for {op} refuses what its kernel takes") from error
+
+    def _let_the_kernel_refuse(self, op: OpOverload, args: Any, kwargs: Any, inputs: list[Any]) -> None:
+        """Have the kernel raise what it raises for zeros of these shapes on storages shared like these.
+
+        A kernel that is not PyTorch's own may do anything: it is called only for the user.
+        """
+        if op.namespace != "aten" or sum(value.storage.nbytes for value in inputs) > _PROBE_NBYTES:
+            return
+        states: list[tuple[torch.Generator, torch.Tensor]] = []
+        if torch.Tag.nondeterministic_seeded in op.tags and inputs:
+            own = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.Generator)]
+            generators = own or [Generators.default(inputs[0].meta.device)]
+            states = [(generator, generator.get_state()) for generator in generators]
         try:
             with torch.no_grad(), _torch.kernels_only():
-                probes = {id(value): _fake(value.meta, value.storage.nbytes).zero_() for value in inputs}
+                probes = _zeros(inputs)
                 op(*_substitute(args, probes), **_substitute(kwargs, probes))
-        except Exception as eager_error:
-            raise eager_error.with_traceback(None) from None
-        raise DataDependent(f"torch's shape rule for {op} refuses what its kernel takes") from error
+        except Exception as error:
+            raise error.with_traceback(None) from None
+        finally:
+            for generator, state in states:
+                generator.set_state(state)
 
 
 def _substitute(item: Any, tensors: dict[int, torch.Tensor]) -> Any:
@@ -301,6 +324,29 @@ def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
 
 
+def _may_overlap(inputs: list[Any]) -> bool:
+    """Whether two of the values share a storage, or one shows an element of it twice."""
+    if len({value.storage for value in inputs}) < len({id(value) for value in inputs}):
+        return True
+    metas = [value.meta for value in inputs]
+    return any(0 in meta.stride and meta.storage_nbytes < meta.nbytes for meta in metas)
+
+
+def _zeros(inputs: list[Any]) -> dict[int, torch.Tensor]:
+    """By id of the value: zeros with its metadata, on memory shared as the values share theirs."""
+    probes: dict[int, torch.Tensor] = {}
+    memory: dict[Any, torch.UntypedStorage] = {}
+    for value in inputs:
+        meta = value.meta
+        if value.storage not in memory:
+            zeros = torch.zeros(value.storage.nbytes, dtype=torch.uint8, device=meta.device)
+            memory[value.storage] = _torch.TensorBase.untyped_storage(zeros)
+        probe = torch.empty(0, dtype=meta.dtype, device=meta.device)
+        _torch.TensorBase.set_(probe, memory[value.storage], meta.offset, meta.shape, meta.stride)
+        probes[id(value)] = _with_flags(probe, meta)
+    return probes
+
+
 def _fake(meta: TensorMeta, storage_nbytes: int) -> torch.Tensor:
     """A fake tensor with ``meta``'s metadata on a storage of the true size."""
     elements = storage_nbytes // meta.dtype.itemsize
@@ -309,8 +355,12 @@ def _fake(meta: TensorMeta, storage_nbytes: int) -> torch.Tensor:
     else:
         fake = torch.empty(elements, dtype=meta.dtype, device=meta.device)
         fake = fake.as_strided(meta.shape, meta.stride, meta.offset)
+    return _with_flags(fake, meta)
+
+
+def _with_flags(tensor: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
     if meta.flags & 1:
-        fake = fake.conj()
+        tensor = tensor.conj()
     if meta.flags & 2:
-        fake = _torch.neg_view(fake)
-    return fake
+        tensor = _torch.neg_view(tensor)
+    return tensor

@@ -114,6 +114,13 @@ def _on_tensor_death(ref: TensorRef) -> None:
             TrackedStorage.held_bytes += storage.nbytes
 
 
+def let_go(tensor: torch.Tensor) -> None:
+    """Drop our weak references to ``tensor``; PyTorch swaps no tensor that has any."""
+    for ref in weakref.getweakrefs(tensor):
+        if type(ref) is TensorRef:
+            ref.value.tensor = None
+
+
 class TrackedNode(Node):
     """A node with what running it again exactly needs.
 

@@ -273,6 +273,14 @@ class SyncPatches:
 
             self._patches.set(cls, "__new__", __new__)
 
+        swap = torch.utils.swap_tensors
+
+        @functools.wraps(swap)
+        def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+            tape.swap(swap, t1, t2)
+
+        self._patches.set(torch.utils, "swap_tensors", swap_tensors)
+
         materialize = _torch.UninitializedTensorMixin.materialize
 
         @functools.wraps(materialize)

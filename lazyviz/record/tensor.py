@@ -47,8 +47,14 @@ def describe(value: TrackedValue) -> str:
     return f"lazy{list(meta.shape)} {str(meta.dtype).removeprefix('torch.')} {meta.device}, {state}"
 
 
-def memoryless(meta: TensorMeta) -> LazyTensor:
-    """A LazyTensor with ``meta``'s metadata, not yet tied to a value."""
+def memoryless(meta: TensorMeta, like: torch.Tensor | None = None) -> LazyTensor:
+    """A LazyTensor with ``meta``'s metadata, not yet tied to a value.
+
+    It is an inference tensor if ``like`` is one; without ``like`` the mode decides.
+    """
+    if like is not None and like.is_inference() != torch.is_inference_mode_enabled():
+        with _torch.inference_mode(like.is_inference()):
+            return memoryless(meta)
     tensor = _torch.make_wrapper_subclass(
         LazyTensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, _strided, meta.device
     )
@@ -58,17 +64,17 @@ def memoryless(meta: TensorMeta) -> LazyTensor:
     return tensor
 
 
-def wrap(value: TrackedValue) -> LazyTensor:
-    """The tensor handed to the user for ``value``."""
-    tensor = memoryless(value.meta)
+def wrap(value: TrackedValue, base: torch.Tensor | None = None) -> LazyTensor:
+    """The tensor handed to the user for ``value``, a view of ``base`` if that is given."""
+    tensor = memoryless(value.meta, base)
     tensor._lazyviz = value
     TensorRef(tensor, value)
     return tensor
 
 
-def make_pending(tensor: torch.Tensor, value: TrackedValue) -> None:
-    """Rebind an existing tensor object (``p.data = lazy``) to ``value``, keeping its identity."""
-    wrapper = memoryless(value.meta)
+def make_pending(tensor: torch.Tensor, value: TrackedValue, data: torch.Tensor) -> None:
+    """Rebind an existing tensor object (``p.data = data``) to ``value``, keeping its identity."""
+    wrapper = memoryless(value.meta, data)
     if type(tensor) is LazyTensor:
         _torch.set_metadata(tensor, wrapper)
     else:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from .. import _torch
 from .formulas import FormulaPatches
 from .recorder import RecorderMode, Tape
 from .scopes import ScopePatches
-from .sync import SyncPatches
+from .sync import Patches, SyncPatches
 from .tensor import LazyTensor
 
 
@@ -30,15 +31,18 @@ class Watch:
         self._reads = SyncPatches(tape)
         self._formulas = FormulaPatches(tape, self._mode)
         self._scopes = ScopePatches(tape.scopes, tape.value_of)
+        self._patches = Patches()
 
     def begin_recording(self) -> None:
-        if not getattr(self._thread, "watched", False):
+        if not _torch.has_mode(self._mode):
             _torch.insert_mode_at_bottom(self._mode)
-            self._thread.watched = True
+            self._thread.entered = 0
         if not self._reads.installed:
             self._reads.install()
             self._start = threading.Thread.start
             threading.Thread.start = self._guarded_start()  # type: ignore[method-assign, assignment]
+        if not self._patches:
+            self._watch_inference_mode()
         self._scopes.install()
         self._formulas.install()
         _torch.support_foreach(LazyTensor)
@@ -53,13 +57,32 @@ class Watch:
 
             def guarded_run() -> None:
                 _torch.insert_mode_at_bottom(mode)
-                local.watched = True  # a block on this thread must not put it there a second time
+                local.entered = 0
                 run()
 
             thread.run = guarded_run  # type: ignore[method-assign]
             start(thread)
 
         return guarded_start
+
+    def _watch_inference_mode(self) -> None:
+        """Inference modes that are left restore the dispatch keys from when they were entered."""
+        guard, local = _torch.InferenceGuard, self._thread
+        enter, leave = guard.__enter__, guard.__exit__
+
+        def __enter__(mode: Any) -> Any:
+            local.entered = getattr(local, "entered", 0) + 1
+            return enter(mode)
+
+        def __exit__(mode: Any, *error: Any) -> Any:
+            result = leave(mode, *error)
+            local.entered = getattr(local, "entered", 0) - 1
+            _torch.refresh_modes()
+            self.release()
+            return result
+
+        self._patches.set(guard, "__enter__", __enter__)
+        self._patches.set(guard, "__exit__", __exit__)
 
     def end_recording(self) -> None:
         self._scopes.remove()
@@ -74,5 +97,7 @@ class Watch:
             self._reads.remove()
             threading.Thread.start = self._start  # type: ignore[method-assign]
         _torch.withdraw_foreach(LazyTensor)
-        if getattr(self._thread, "watched", False) and _torch.remove_mode(self._mode):
-            self._thread.watched = False
+        # Backward passes and inference modes bring back what was active when they were entered.
+        if getattr(self._thread, "entered", 0) <= 0 and not self._tape.in_autograd():
+            _torch.remove_mode(self._mode)
+            self._patches.restore()
