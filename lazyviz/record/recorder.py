@@ -22,7 +22,7 @@ from . import constants, guard
 from .order import order
 from .pending import Pending, release
 from .rng import Generators
-from .shapes import DataDependent, Inferred, OpInfo
+from .shapes import DataDependent, Inferred, OpInfo, sharing
 from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue
 from .tensor import LazyTensor, is_pending, make_pending, make_real, wrap
 
@@ -68,6 +68,8 @@ class Tape(Pending):
                 return args[0]
             if info.zeros:
                 return op(*args, **kwargs)  # a tensor without memory, which the layers above see through
+        if info.is_view and type(args[0]) is not LazyTensor and self._is_foreign(args[0]):
+            return op(*args, **kwargs)  # what others write later shows in views, but not in a snapshot
         values: list[TrackedValue] = []
         tensors: list[torch.Tensor] = []
         key: list[Any] = [op, torch.get_default_dtype(), torch.is_grad_enabled()]
@@ -86,6 +88,8 @@ class Tape(Pending):
             return self.record(op, _replace(args, _with_memory), _replace(kwargs, _with_memory))
         if info.needs_storage:
             key += [value.storage.nbytes for value in values]
+        if info.mutates and len(values) > 1:
+            key.append(sharing(values))  # the kernel may refuse to write what it reads
         cache_key = tuple(key)
         inferred = shapes.entries.get(cache_key)
         if inferred is None:
@@ -137,6 +141,9 @@ class Tape(Pending):
         result = self._outputs(node, inferred, values, tensors)
         graph.nodes.append(node)
         self.pending[node] = None
+        if info.bumps_versions:
+            counted = [t for t in guard.written_tensors(info, args, kwargs) if not t.is_inference()]
+            torch.autograd.graph.increment_version(counted)
         if known:
             constants.carry(node, folded)
         else:
@@ -203,7 +210,7 @@ class Tape(Pending):
         if storage is None:
             storage = TrackedStorage(memory.nbytes(), tensor.device, graph, external=True)
             storage.address = address
-            storage.foreign = tensor.device.type == "cpu" and not memory.resizable() and tensor.numel() > 0
+            storage.foreign = _shared_with_others(tensor)
             storage.role, storage.name = self.scopes.role_of(tensor)
             if not storage.foreign:  # of that a snapshot is read, and its address may pass to other memory
                 self.storages[address] = storage
@@ -219,6 +226,12 @@ class Tape(Pending):
         if not storage.has_pending_write:
             constants.learn(value, tensor)
         return value
+
+    def _is_foreign(self, tensor: torch.Tensor) -> bool:
+        value = self.outside.get(id(tensor))
+        if value is not None and value.tensor is not None and value.tensor() is tensor:
+            return value.storage.foreign
+        return tensor.layout == torch.strided and _shared_with_others(tensor)
 
     def _generator(
         self,
@@ -249,7 +262,7 @@ class Tape(Pending):
             if tensors[at]._lazyviz.node is not node:  # type: ignore[attr-defined]
                 self._restructure(tensors[at], meta, node)
         graph = node.graph
-        for spec in inferred.outputs:
+        for position, spec in enumerate(inferred.outputs):
             if spec is None:
                 results.append(None)
                 continue
@@ -266,9 +279,13 @@ class Tape(Pending):
                     storage = fresh[spec.fresh] = TrackedStorage(
                         spec.nbytes, spec.meta.device, graph, external=False
                     )
-            value = TrackedValue(spec.meta, storage, node, len(outputs))
+            value = TrackedValue(spec.meta, storage, node, position)
             outputs.append(value)
-            results.append(wrap(value))
+            if node.inference_mode and spec.source is not None and not tensors[spec.source].is_inference():
+                with torch.inference_mode(False):  # there, too, a view of an ordinary tensor is one
+                    results.append(wrap(value))
+            else:
+                results.append(wrap(value))
         node.outputs = outputs
         if inferred.container is not None:
             return inferred.container(results)
@@ -395,6 +412,13 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     if is_pending(tensor):
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return tensor
+
+
+def _shared_with_others(tensor: torch.Tensor) -> bool:
+    """Whether NumPy, another process or a file may write the tensor's memory."""
+    if tensor.device.type != "cpu" or not tensor.numel():
+        return False
+    return not _torch.TensorBase.untyped_storage(tensor).resizable()
 
 
 def _same_bytes(snapshot: torch.Tensor, tensor: torch.Tensor) -> bool:

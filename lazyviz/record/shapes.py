@@ -7,6 +7,7 @@ depend on.  What depends on tensor data is never cached: it raises :class:`DataD
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -18,6 +19,9 @@ from ..graph.ir import TensorMeta
 
 _NEED_FLOATS = ("arange", "range", "linspace", "upsample", "_upsample", "interpolate")
 _PROBE_NBYTES = 256 * 2**20  # largest inputs on which a kernel is asked for its error message
+_DOUBT_NBYTES = 4 * 2**20  # largest inputs and outputs on which it is asked whether it takes their dtypes
+# They want one dtype of all, which shape rules do not check.
+_SAME_DTYPE = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution"}
 # Arithmetic on scalars that carries no `pointwise` tag; a scalar's value changes no shape.
 _ARITHMETIC = {
     "addmm", "addmm_", "addbmm", "baddbmm", "baddbmm_", "addmv", "addr", "native_dropout",
@@ -27,7 +31,7 @@ _ARITHMETIC = {
 }  # fmt: skip
 # Answered from metadata by the kernel itself, at once: nothing to defer.
 _METADATA_ONLY = {
-    "_fused_sdp_choice", "_has_compatible_shallow_copy_type", "is_same_size", "is_pinned", "is_set_to",
+    "_fused_sdp_choice", "_has_compatible_shallow_copy_type", "is_same_size", "is_pinned",
     "cudnn_is_acceptable", "_use_cudnn_rnn_flatten_weight", "is_complex",
     "is_floating_point", "is_signed", "is_distributed", "is_inference", "_nested_tensor_storage_offsets",
     "can_cast", "result_type", "promote_types", "size", "stride", "sym_size", "sym_stride", "sym_numel",
@@ -63,7 +67,7 @@ class OpInfo:
     """What does not change between calls of one operator."""
 
     __slots__ = (
-        "argument_names", "by_type", "draws", "fills_dtype", "generator", "hidden_condition", "hidden_writes",
+        "argument_names", "bumps_versions", "by_type", "draws", "fills_dtype", "generator", "hidden_condition", "hidden_writes",
         "is_view", "lifts", "metadata_only", "mutable_kwargs",
         "mutable_positions", "mutates", "name", "needs_storage", "returns_numbers", "returns_tensors",
         "special", "set_like", "uncertain", "zeros",
@@ -87,6 +91,8 @@ class OpInfo:
         self.hidden_writes = [names.index(name) for name in hidden if name in names]
         self.hidden_condition = names.index(condition) if condition in names else None
         self.mutates = bool(mutable) or bool(self.hidden_writes)
+        # Above the kernels nobody counts these writes; the kernels, op by op inside, run later.
+        self.bumps_versions = self.name.startswith("_foreach_") and self.name.endswith("_")
         self.argument_names = names
         self.is_view = (
             bool(schema.returns)
@@ -120,6 +126,13 @@ class OpInfo:
         # An op that returns nothing is a check, which can fail as well when the graph runs.
         self.returns_numbers = bool(schema.returns) and not self.returns_tensors and not self.mutates
         self.uncertain = self.name.startswith(("empty", "new_empty", "_empty")) or self.draws
+
+
+def _output_mask(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[bool]:
+    if "output_mask" not in info.argument_names:
+        return ()
+    position = info.argument_names.index("output_mask")
+    return args[position] if position < len(args) else kwargs.get("output_mask", ())
 
 
 class OutputSpec:
@@ -223,6 +236,8 @@ class ShapeCache:
             self._raise_as_eager(op, args, kwargs, inputs, error)
         finally:
             self.inferring = False
+        if not info.is_view and self._refused(op, info, args, kwargs, inputs, result):
+            raise DataDependent(f"{op} may not take these arguments")  # the kernel tells, at this line
         if info.name in _ASK_THE_KERNEL:
             result = self._ask_the_kernel(op, args, kwargs, inputs, result)
         restructured = [
@@ -234,6 +249,9 @@ class ShapeCache:
         results = [] if result is None else list(result) if container is not None else [result]
         if container is not None and container is not list:
             container = tuple
+        for position, wanted in enumerate(_output_mask(info, args, kwargs)):
+            if not wanted and not info.mutates:
+                results[position] = None  # kernels leave out what the mask does; not every shape rule does
         fresh: dict[int, int] = {}
         outputs: list[OutputSpec | None] = []
         for item in results:
@@ -263,8 +281,7 @@ class ShapeCache:
     ) -> Sequence[torch.Tensor]:
         """What the kernel returns for zeros of these shapes, with the aliases that the shape rule tells."""
         with _torch.kernels_only():  # in the user's grad mode: it decides what is kept for backward
-            probes = {id(value): _fake(value.meta, value.storage.nbytes).zero_() for value in inputs}
-            actual = op(*_substitute(args, probes), **_substitute(kwargs, probes))
+            actual = _probe(op, args, kwargs, inputs)
         with self._fake_mode, _torch.no_function_modes():
             return [
                 fake
@@ -281,11 +298,74 @@ class ShapeCache:
             raise error
         try:
             with torch.no_grad(), _torch.kernels_only():
-                probes = {id(value): _fake(value.meta, value.storage.nbytes).zero_() for value in inputs}
-                op(*_substitute(args, probes), **_substitute(kwargs, probes))
+                _probe(op, args, kwargs, inputs)
         except Exception as eager_error:
             raise eager_error.with_traceback(None) from None
         raise DataDependent(f"torch's shape rule for {op} refuses what its kernel takes") from error
+
+    def _refused(
+        self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, inputs: list[Any], result: Any
+    ) -> bool:
+        """Whether the kernel might refuse what its shape rule takes: some dtypes, writes to what is read."""
+        dtypes = {value.meta.dtype for value in inputs}
+        if len(dtypes) > 1 and info.name in _SAME_DTYPE:
+            return True
+        nbytes = sum(value.storage.nbytes for value in inputs)
+        if info.mutates and (sharing(inputs) or any(_overlaps_itself(value.meta) for value in inputs)):
+            limit = _PROBE_NBYTES
+        elif dtypes <= _COMMON_DTYPES:
+            return False
+        else:
+            limit = _DOUBT_NBYTES
+            results = result if isinstance(result, (list, tuple)) else [result]
+            nbytes += sum(item.nbytes for item in results if isinstance(item, torch.Tensor))
+        if nbytes > limit or any(value.meta.device.type == "meta" for value in inputs):
+            return False
+        with torch.no_grad(), _torch.kernels_only(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for fill in (0, 1):  # what it refuses of the one it may take of the other
+                try:
+                    _probe(op, args, kwargs, inputs, fill)
+                    return False
+                except Exception:
+                    pass
+        return True
+
+
+_COMMON_DTYPES = frozenset((torch.float32, torch.float64))
+
+
+def sharing(values: Sequence[Any]) -> tuple[int, ...]:
+    """Which of a call's tensors share memory: for each the first one on its storage; () if none do."""
+    storages = [value.storage for value in values]
+    if len(set(storages)) == len(storages):
+        return ()
+    return tuple([storages.index(storage) for storage in storages])
+
+
+def _probe(op: OpOverload, args: Any, kwargs: Any, inputs: list[Any], fill: int = 0) -> Any:
+    """The kernel's answer to tensors like ``inputs``, shared memory included, that hold ``fill``."""
+    memory: dict[Any, torch.UntypedStorage] = {}
+    probes: dict[int, torch.Tensor] = {}
+    if sharing(inputs):
+        for value in inputs:
+            if value.storage not in memory:
+                first = _fake(value.meta, value.storage.nbytes).fill_(fill)
+                memory[value.storage] = first.untyped_storage()
+            meta = value.meta
+            probe = torch.empty(0, dtype=meta.dtype, device=meta.device)
+            probe.set_(memory[value.storage], meta.offset, meta.shape, meta.stride)
+            probes[id(value)] = _with_flags(probe, meta.flags)
+    else:
+        probes = {id(value): _fake(value.meta, value.storage.nbytes).fill_(fill) for value in inputs}
+    generators = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.Generator)]
+    generator = generators[0] if generators else torch.default_generator
+    state = generator.get_state() if torch.Tag.nondeterministic_seeded in op.tags else None
+    try:
+        return op(*_substitute(args, probes), **_substitute(kwargs, probes))
+    finally:
+        if state is not None:
+            generator.set_state(state)
 
 
 def _substitute(item: Any, tensors: dict[int, torch.Tensor]) -> Any:
@@ -309,8 +389,16 @@ def _fake(meta: TensorMeta, storage_nbytes: int) -> torch.Tensor:
     else:
         fake = torch.empty(elements, dtype=meta.dtype, device=meta.device)
         fake = fake.as_strided(meta.shape, meta.stride, meta.offset)
-    if meta.flags & 1:
-        fake = fake.conj()
-    if meta.flags & 2:
-        fake = _torch.neg_view(fake)
-    return fake
+    return _with_flags(fake, meta.flags)
+
+
+def _with_flags(tensor: torch.Tensor, flags: int) -> torch.Tensor:
+    if flags & 1:
+        tensor = tensor.conj()
+    if flags & 2:
+        tensor = _torch.neg_view(tensor)
+    return tensor
+
+
+def _overlaps_itself(meta: TensorMeta) -> bool:
+    return any(step == 0 and size > 1 for size, step in zip(meta.shape, meta.stride))

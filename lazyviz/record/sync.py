@@ -273,6 +273,19 @@ class SyncPatches:
 
             self._patches.set(cls, "__new__", __new__)
 
+        new_parameter = torch.nn.Parameter.__new__
+
+        def __new_parameter__(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
+            if requires_grad and data is not None and is_pending(data) and not (data.is_floating_point() or data.is_complex()):
+                raise RuntimeError(
+                    "Only Tensors of floating point and complex dtype can require gradients"
+                )  # in the words for ordinary tensors
+            tensor = new_parameter(cls, data, requires_grad)
+            if is_pending(tensor) and cls is not torch.nn.Parameter:
+                take_class(tensor, cls)
+            return tensor
+
+        self._patches.set(torch.nn.Parameter, "__new__", __new_parameter__)
         materialize = _torch.UninitializedTensorMixin.materialize
 
         @functools.wraps(materialize)
