@@ -21,6 +21,7 @@ from ..graph.ir import TensorMeta
 from . import constants, guard
 from .order import order
 from .pending import Pending, release
+from .probes import sharing
 from .rng import Generators
 from .shapes import DataDependent, Inferred, OpInfo
 from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue, let_go
@@ -68,6 +69,8 @@ class Tape(Pending):
                 return args[0]
             if info.zeros:
                 return op(*args, **kwargs)  # a tensor without memory, which the layers above see through
+        if info.is_view and type(args[0]) is not LazyTensor and self._is_foreign(args[0]):
+            return op(*args, **kwargs)  # what others write later shows in views, but not in a snapshot
         values: list[TrackedValue] = []
         tensors: list[torch.Tensor] = []
         key: list[Any] = [op, torch.get_default_dtype(), torch.is_grad_enabled()]
@@ -86,9 +89,8 @@ class Tape(Pending):
             return self.record(op, _replace(args, _with_memory), _replace(kwargs, _with_memory))
         if info.needs_storage:
             key += [value.storage.nbytes for value in values]
-        if info.mutates and len(values) > 1 and len({value.storage for value in values}) < len(values):
-            # Kernels refuse operands that overlap in part.
-            key += [_first_on_storage(values, value) for value in values]
+        if info.mutates and len(values) > 1:
+            key.append(sharing(values))  # the kernel may refuse to write what it reads
         cache_key = tuple(key)
         inferred = shapes.entries.get(cache_key)
         if inferred is None:
@@ -211,7 +213,7 @@ class Tape(Pending):
         if storage is None:
             storage = TrackedStorage(memory.nbytes(), tensor.device, graph, external=True)
             storage.address = address
-            storage.foreign = tensor.device.type == "cpu" and not memory.resizable() and tensor.numel() > 0
+            storage.foreign = _shared_with_others(tensor)
             storage.role, storage.name = self.scopes.role_of(tensor)
             if not storage.foreign:  # of that a snapshot is read, and its address may pass to other memory
                 self.storages[address] = storage
@@ -229,6 +231,12 @@ class Tape(Pending):
         if not storage.has_pending_write:
             constants.learn(value, tensor)
         return value
+
+    def _is_foreign(self, tensor: torch.Tensor) -> bool:
+        value = self.outside.get(id(tensor))
+        if value is not None and value.tensor is not None and value.tensor() is tensor:
+            return value.storage.foreign
+        return tensor.layout == torch.strided and _shared_with_others(tensor)
 
     def _generator(
         self,
@@ -259,7 +267,7 @@ class Tape(Pending):
             if tensors[at]._lazyviz.node is not node:  # type: ignore[attr-defined]
                 self._restructure(tensors[at], meta, node)
         graph = node.graph
-        for spec in inferred.outputs:
+        for position, spec in enumerate(inferred.outputs):
             if spec is None:
                 results.append(None)
                 continue
@@ -276,7 +284,7 @@ class Tape(Pending):
                     storage = fresh[spec.fresh] = TrackedStorage(
                         spec.nbytes, spec.meta.device, graph, external=False
                     )
-            value = TrackedValue(spec.meta, storage, node, len(outputs))
+            value = TrackedValue(spec.meta, storage, node, position)
             outputs.append(value)
             results.append(wrap(value, None if spec.source is None else tensors[spec.source]))
         node.outputs = outputs
@@ -405,10 +413,6 @@ class _ZeroTensor(Exception):
     """An argument is one of autograd's zeros without memory; only views of such reach the kernels' level."""
 
 
-def _first_on_storage(values: list[TrackedValue], value: TrackedValue) -> int:
-    return next(at for at, other in enumerate(values) if other.storage is value.storage)
-
-
 def _replace(item: Any, replacement: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Arguments with ``replacement(tensor)`` for each tensor, lists included."""
     if isinstance(item, dict):
@@ -430,6 +434,13 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     if is_pending(tensor):
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return tensor
+
+
+def _shared_with_others(tensor: torch.Tensor) -> bool:
+    """Whether NumPy, another process or a file may write the tensor's memory."""
+    if tensor.device.type != "cpu" or not tensor.numel():
+        return False
+    return not _torch.TensorBase.untyped_storage(tensor).resizable()
 
 
 def _same_bytes(snapshot: torch.Tensor, tensor: torch.Tensor) -> bool:

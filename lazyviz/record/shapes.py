@@ -15,10 +15,9 @@ import torch
 from .. import _torch
 from .._torch import OpOverload
 from ..graph.ir import TensorMeta
-from .rng import Generators
+from . import layouts, probes
 
 _NEED_FLOATS = ("arange", "range", "linspace", "upsample", "_upsample", "interpolate")
-_PROBE_NBYTES = 256 * 2**20  # largest inputs on which a kernel is asked for its error message
 # Arithmetic on scalars that carries no `pointwise` tag; a scalar's value changes no shape.
 _ARITHMETIC = {
     "addmm", "addmm_", "addbmm", "baddbmm", "baddbmm_", "addmv", "addr", "native_dropout",
@@ -28,7 +27,7 @@ _ARITHMETIC = {
 }  # fmt: skip
 # Answered from metadata by the kernel itself, at once: nothing to defer.
 _METADATA_ONLY = {
-    "_fused_sdp_choice", "_has_compatible_shallow_copy_type", "is_same_size", "is_pinned", "is_set_to",
+    "_fused_sdp_choice", "_has_compatible_shallow_copy_type", "is_same_size", "is_pinned",
     "cudnn_is_acceptable", "_use_cudnn_rnn_flatten_weight", "is_complex",
     "is_floating_point", "is_signed", "is_distributed", "is_inference", "_nested_tensor_storage_offsets",
     "can_cast", "result_type", "promote_types", "size", "stride", "sym_size", "sym_stride", "sym_numel",
@@ -126,6 +125,13 @@ class OpInfo:
         self.uncertain = self.name.startswith(("empty", "new_empty", "_empty")) or self.draws
 
 
+def _output_mask(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[bool]:
+    if "output_mask" not in info.argument_names:
+        return ()
+    position = info.argument_names.index("output_mask")
+    return args[position] if position < len(args) else kwargs.get("output_mask", ())
+
+
 class OutputSpec:
     """One output: on fresh memory (``source`` None), a view of input ``source``, or that input itself."""
 
@@ -220,15 +226,26 @@ class ShapeCache:
                 before = [fakes[id(value)] for value in inputs]
                 metas = [_key(fake) for fake in before]
                 addresses = [_torch.storage_address(fake) for fake in before]
-                result = op(*_substitute(args, fakes), **_substitute(kwargs, fakes))
+                fake_args, fake_kwargs = probes.substitute(args, fakes), probes.substitute(kwargs, fakes)
+                result = op(*fake_args, **fake_kwargs)
+                arguments = dict(zip(info.argument_names, fake_args)) | fake_kwargs
+                result = layouts.corrected(op, info.name, arguments, before, result)
         except _torch.DATA_DEPENDENT as error:
             raise DataDependent(f"the result of {op} depends on data") from error
         except Exception as error:
             self._raise_as_eager(op, args, kwargs, inputs, error)
         finally:
             self.inferring = False
-        if info.mutates and _may_overlap(inputs):
-            self._let_the_kernel_refuse(op, args, kwargs, inputs)
+        if probes.unlike_its_rule(info.name, info.mutates, inputs):
+            refused = probes.refusal(op, args, kwargs, inputs)
+            if refused is not None:
+                raise refused.with_traceback(None) from None
+        elif (
+            not info.is_view
+            and probes.doubtful(inputs, result)
+            and probes.refusal(op, args, kwargs, inputs) is not None
+        ):
+            raise DataDependent(f"{op} may not take these dtypes")  # the kernel tells, at this line
         if info.name in _ASK_THE_KERNEL:
             result = self._ask_the_kernel(op, args, kwargs, inputs, result)
         restructured = [
@@ -240,9 +257,12 @@ class ShapeCache:
         results = [] if result is None else list(result) if container is not None else [result]
         if container is not None and container is not list:
             container = tuple
+        for position, wanted in enumerate(_output_mask(info, args, kwargs)):
+            if not wanted and not info.mutates:
+                results[position] = None  # kernels leave out what the mask does; not every shape rule does
         fresh: dict[int, int] = {}
         outputs: list[OutputSpec | None] = []
-        for item in results:
+        for at, item in enumerate(results):
             if item is None:
                 outputs.append(None)
                 continue
@@ -260,7 +280,8 @@ class ShapeCache:
             if source is not None and meta.storage_nbytes > inputs[source].storage.nbytes:
                 self._raise_as_eager(op, args, kwargs, inputs, RuntimeError(f"{op} goes out of its storage"))
             number = fresh.setdefault(address, len(fresh)) if source is None else -1
-            outputs.append(OutputSpec(meta, source, itself, number, item.untyped_storage().nbytes()))
+            nbytes = layouts.storage_nbytes(info.name, arguments, at, item)
+            outputs.append(OutputSpec(meta, source, itself, number, nbytes))
         from_cpu = all(value.meta.device.type == "cpu" for value in inputs)
         return Inferred(info, container, outputs, restructured, from_cpu)
 
@@ -269,8 +290,7 @@ class ShapeCache:
     ) -> Sequence[torch.Tensor]:
         """What the kernel returns for zeros of these shapes, with the aliases that the shape rule tells."""
         with _torch.kernels_only():  # in the user's grad mode: it decides what is kept for backward
-            probes = _zeros(inputs)
-            actual = op(*_substitute(args, probes), **_substitute(kwargs, probes))
+            actual = probes.answer(op, args, kwargs, inputs)
         with self._fake_mode, _torch.no_function_modes():
             return [
                 fake
@@ -283,68 +303,16 @@ class ShapeCache:
         self, op: OpOverload, args: Any, kwargs: Any, inputs: list[Any], error: Exception
     ) -> NoReturn:
         """Shape rules word errors in their own way: let the kernel itself refuse tensors of these shapes."""
-        if op.namespace == "aten" and sum(value.storage.nbytes for value in inputs) > _PROBE_NBYTES:
+        refused = probes.refusal(op, args, kwargs, inputs)
+        if refused is not None:
+            raise refused.with_traceback(None) from None
+        if op.namespace == "aten" and sum(value.storage.nbytes for value in inputs) > probes.LARGEST_NBYTES:
             raise error
-        self._let_the_kernel_refuse(op, args, kwargs, inputs)
         raise DataDependent(f"torch's shape rule for {op} refuses what its kernel takes") from error
-
-    def _let_the_kernel_refuse(self, op: OpOverload, args: Any, kwargs: Any, inputs: list[Any]) -> None:
-        """Have the kernel raise what it raises for zeros of these shapes on storages shared like these.
-
-        A kernel that is not PyTorch's own may do anything: it is called only for the user.
-        """
-        if op.namespace != "aten" or sum(value.storage.nbytes for value in inputs) > _PROBE_NBYTES:
-            return
-        states: list[tuple[torch.Generator, torch.Tensor]] = []
-        if torch.Tag.nondeterministic_seeded in op.tags and inputs:
-            own = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.Generator)]
-            generators = own or [Generators.default(inputs[0].meta.device)]
-            states = [(generator, generator.get_state()) for generator in generators]
-        try:
-            with torch.no_grad(), _torch.kernels_only():
-                probes = _zeros(inputs)
-                op(*_substitute(args, probes), **_substitute(kwargs, probes))
-        except Exception as error:
-            raise error.with_traceback(None) from None
-        finally:
-            for generator, state in states:
-                generator.set_state(state)
-
-
-def _substitute(item: Any, tensors: dict[int, torch.Tensor]) -> Any:
-    """``item`` with each value replaced by its tensor."""
-    if isinstance(item, dict):
-        return {name: _substitute(entry, tensors) for name, entry in item.items()}
-    if isinstance(item, (list, tuple)):
-        return type(item)([_substitute(entry, tensors) for entry in item])
-    return tensors.get(id(item), item)
 
 
 def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
-
-
-def _may_overlap(inputs: list[Any]) -> bool:
-    """Whether two of the values share a storage, or one shows an element of it twice."""
-    if len({value.storage for value in inputs}) < len({id(value) for value in inputs}):
-        return True
-    metas = [value.meta for value in inputs]
-    return any(0 in meta.stride and meta.storage_nbytes < meta.nbytes for meta in metas)
-
-
-def _zeros(inputs: list[Any]) -> dict[int, torch.Tensor]:
-    """By id of the value: zeros with its metadata, on memory shared as the values share theirs."""
-    probes: dict[int, torch.Tensor] = {}
-    memory: dict[Any, torch.UntypedStorage] = {}
-    for value in inputs:
-        meta = value.meta
-        if value.storage not in memory:
-            zeros = torch.zeros(value.storage.nbytes, dtype=torch.uint8, device=meta.device)
-            memory[value.storage] = _torch.TensorBase.untyped_storage(zeros)
-        probe = torch.empty(0, dtype=meta.dtype, device=meta.device)
-        _torch.TensorBase.set_(probe, memory[value.storage], meta.offset, meta.shape, meta.stride)
-        probes[id(value)] = _with_flags(probe, meta)
-    return probes
 
 
 def _fake(meta: TensorMeta, storage_nbytes: int) -> torch.Tensor:
@@ -355,12 +323,4 @@ def _fake(meta: TensorMeta, storage_nbytes: int) -> torch.Tensor:
     else:
         fake = torch.empty(elements, dtype=meta.dtype, device=meta.device)
         fake = fake.as_strided(meta.shape, meta.stride, meta.offset)
-    return _with_flags(fake, meta)
-
-
-def _with_flags(tensor: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
-    if meta.flags & 1:
-        tensor = tensor.conj()
-    if meta.flags & 2:
-        tensor = _torch.neg_view(tensor)
-    return tensor
+    return probes.with_flags(fake, meta.flags)

@@ -281,6 +281,20 @@ class SyncPatches:
 
         self._patches.set(torch.utils, "swap_tensors", swap_tensors)
 
+        new_parameter = torch.nn.Parameter.__new__
+
+        def __new_parameter__(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
+            wanted = requires_grad and data is not None and is_pending(data)
+            if wanted and not (data.is_floating_point() or data.is_complex()):
+                # In the words for ordinary tensors; those for subclasses are others.
+                raise RuntimeError("Only Tensors of floating point and complex dtype can require gradients")
+            tensor: Any = new_parameter(cls, data, requires_grad)
+            if is_pending(tensor) and cls is not torch.nn.Parameter:
+                take_class(tensor, cls)
+            return tensor
+
+        self._patches.set(torch.nn.Parameter, "__new__", __new_parameter__)
+
         materialize = _torch.UninitializedTensorMixin.materialize
 
         @functools.wraps(materialize)

@@ -1,0 +1,189 @@
+"""Where torch's shape rules describe another result than the kernels give: strides, dtypes, memory.
+
+Most rules are Python references of the operators, which are right about shapes but not
+always about how a result is laid out.  What is corrected here was found by running
+PyTorch's operator samples, forward and backward, and comparing what was recorded with
+what the kernels returned (``tests/conformance/test_metadata.py`` does that).  Each
+correction says what the kernel does; it works on tensors without memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .. import _torch
+from .._torch import OpOverload
+
+Result = Any  # what an operator returns: a tensor, a tuple or list of them and None
+
+
+def corrected(
+    op: OpOverload, name: str, arguments: dict[str, Any], tensors: Sequence[torch.Tensor], result: Result
+) -> Result:
+    """``result`` of the shape rule of ``op``, laid out as the kernel would; called in the fake mode.
+
+    Args:
+        arguments: the call's arguments by name, with fake tensors.
+        tensors: the fake tensors among them, in order.
+    """
+    correct = _CORRECTIONS.get(name)
+    if correct is not None:
+        return correct(arguments, result)
+    if not isinstance(result, torch.Tensor) or torch.Tag.pointwise not in op.tags or name in _NOT_ITERATED:
+        return result
+    if any(result is tensor for tensor in tensors):
+        return result
+    numbers = op._overloadname == "Scalar" or any(
+        type(arguments.get(argument.name)) in _NUMBERS
+        for argument in op._schema.arguments
+        if str(argument.type) == "Tensor"
+    )
+    return _iterated(tensors, result, numbers)
+
+
+def storage_nbytes(name: str, arguments: dict[str, Any], position: int, tensor: torch.Tensor) -> int:
+    """Bytes of the storage that the kernel leaves output number ``position`` on."""
+    nbytes = tensor.untyped_storage().nbytes()
+    if name in _REDUCED_IN_PLACE and arguments.get("reduction", 1) != 0:
+        # The losses of all elements are computed into the result's memory, which is then resized.
+        shape = torch.broadcast_shapes(arguments["self"].shape, arguments["target"].shape)
+        return max(nbytes, shape.numel() * tensor.element_size())
+    if name in ("_embedding_bag", "_embedding_bag_forward_only") and position == 1 and tensor.numel():
+        return nbytes + tensor.element_size()  # one more offset than there are indices
+    return nbytes
+
+
+_REDUCED_IN_PLACE = {"mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy"}
+# Pointwise by tag, but not computed by an iterator over their arguments.
+_NOT_ITERATED = {"clone", "_to_copy", "copy", "fill", "masked_fill", "alias_copy", "detach_copy"}
+_NUMBERS = (int, float, bool, complex)
+
+
+def _laid_out(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    if tuple(stride) == tensor.stride():
+        return tensor
+    return torch.empty_strided(tensor.shape, tuple(stride), dtype=tensor.dtype, device=tensor.device)
+
+
+def _in_format(tensor: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    with _torch.excluding_python():
+        like = torch.empty(tensor.shape, device="meta", memory_format=memory_format)
+    return _laid_out(tensor, like.stride())
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
+
+
+_ITERATED: dict[int, Callable[..., torch.Tensor]] = {1: torch.neg, 2: torch.add, 3: torch.addcmul}
+
+
+def _iterated(tensors: Sequence[torch.Tensor], result: torch.Tensor, number: bool = False) -> torch.Tensor:
+    """TensorIterator chooses strides by its operands alone: those of any other op on the same ones.
+
+    A ``number`` among them is a tensor without dimensions to it.
+    """
+    same = _ITERATED.get(len(tensors) + number)
+    if same is None or not tensors:
+        return result
+    with _torch.excluding_python():
+        operands = [_meta(tensor) for tensor in tensors]
+        if number:
+            operands.append(torch.empty((), device="meta"))
+        like = same(*operands)
+    return _laid_out(result, like.stride()) if like.shape == result.shape else result
+
+
+def _like(arguments: dict[str, Any], result: Result) -> Result:
+    """A dense tensor's strides are kept, those of dimensions of size 1 too."""
+    source = arguments["self"]
+    memory_format = arguments.get("memory_format")
+    if memory_format in (None, torch.preserve_format) and _dense(source):
+        return _laid_out(result, source.stride())
+    return result
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie side by side in some order of the dimensions."""
+    expected = 1
+    for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride()) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _contiguous(arguments: dict[str, Any], result: Result) -> Result:
+    if isinstance(result, torch.Tensor):
+        return _in_format(result, torch.contiguous_format)
+    return tuple([item if item is None else _in_format(item, torch.contiguous_format) for item in result])
+
+
+def _format_of(argument: str) -> Callable[[dict[str, Any], Result], Result]:
+    """The first result has the memory format that the named argument suggests."""
+
+    def correct(arguments: dict[str, Any], result: Result) -> Result:
+        memory_format = _suggested(arguments[argument])
+        if not isinstance(result, (tuple, list)):
+            return _in_format(result, memory_format)
+        if result[0] is None:
+            return result
+        return (_in_format(result[0], memory_format), *result[1:])
+
+    return correct
+
+
+def _suggested(tensor: torch.Tensor) -> torch.memory_format:
+    """``Tensor::suggest_memory_format``: what the strides look like."""
+    memory_format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    if memory_format is None or tensor.is_contiguous():
+        return torch.contiguous_format
+    return memory_format if tensor.is_contiguous(memory_format=memory_format) else torch.contiguous_format
+
+
+def _in_order(*names: str) -> Callable[[dict[str, Any], Result], Result]:
+    """An iterator over the named arguments, in this order."""
+
+    def correct(arguments: dict[str, Any], result: Result) -> Result:
+        tensors = [arguments[name] for name in names if isinstance(arguments.get(name), torch.Tensor)]
+        return _iterated(tensors, result)
+
+    return correct
+
+
+def _view(arguments: dict[str, Any], result: Result) -> Result:
+    """Strides of dimensions of size 1 follow those of their neighbours."""
+    with _torch.excluding_python():
+        like = _meta(arguments["self"]).view(result.shape)
+    if like.stride() == result.stride():
+        return result
+    return result.as_strided(result.shape, like.stride(), result.storage_offset())
+
+
+def _layer_norm(arguments: dict[str, Any], result: Result) -> Result:
+    """Where weights are wider than the input, so are the statistics that are kept."""
+    source, weight = arguments["input"], arguments.get("weight")
+    if weight is None or weight.dtype == source.dtype or source.device.type != "cpu":
+        return result
+    return (result[0], *[tensor.to(weight.dtype) for tensor in result[1:]])
+
+
+_CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
+    **{f"{name}_like": _like for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")},
+    "view": _view,
+    "native_layer_norm": _layer_norm,
+    "native_layer_norm_backward": _contiguous,
+    "native_group_norm_backward": _contiguous,
+    "_log_softmax_backward_data": _contiguous,
+    "native_batch_norm_backward": _format_of("input"),
+    "batch_norm_backward": _format_of("input"),
+    "max_unpool2d": _format_of("self"),
+    "hardswish_backward": _in_order("grad_output", "self"),
+    "hardtanh_backward": _in_order("grad_output", "self"),
+    "logit_backward": _in_order("grad_output", "self"),
+    "threshold_backward": _in_order("self", "grad_output"),
+    "binary_cross_entropy_backward": _like,
+}

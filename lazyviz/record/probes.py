@@ -1,0 +1,122 @@
+"""Asking a kernel itself, on small tensors of known content, what its shape rule does not tell.
+
+Shape rules word errors in their own way, take dtypes that no kernel has, and do not mind
+operands that overlap.  A probe has the metadata of what was recorded, on memory shared in
+the same way, and holds zeros or ones.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import _torch
+from .._torch import OpOverload
+from ..graph.ir import TensorMeta
+from .rng import Generators
+
+LARGEST_NBYTES = 256 * 2**20
+"""Inputs above this are not probed."""
+_LARGEST_DOUBTFUL_NBYTES = 4 * 2**20  # of inputs and outputs, where only the dtypes are unusual
+_COMMON_DTYPES = frozenset((torch.float32, torch.float64))
+# They want one dtype of all, which shape rules do not check.
+_SAME_DTYPE = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution"}
+
+
+def sharing(values: Sequence[Any]) -> tuple[int, ...]:
+    """Which of a call's values share memory: for each the first one on its storage; () if none do."""
+    storages = [value.storage for value in values]
+    if len(set(storages)) == len(storages):
+        return ()
+    return tuple([storages.index(storage) for storage in storages])
+
+
+def answer(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], fill: int = 0) -> Any:
+    """What the kernel returns for probes that hold ``fill``; random ones leave their generator alone."""
+    memory: dict[Any, torch.UntypedStorage] = {}
+    probes: dict[int, torch.Tensor] = {}
+    for value in inputs:
+        meta: TensorMeta = value.meta
+        if value.storage not in memory:
+            elements = value.storage.nbytes // meta.dtype.itemsize
+            content = torch.full((elements,), fill, dtype=meta.dtype, device=meta.device)
+            memory[value.storage] = _torch.TensorBase.untyped_storage(content)
+        probe = torch.empty(0, dtype=meta.dtype, device=meta.device)
+        _torch.TensorBase.set_(probe, memory[value.storage], meta.offset, meta.shape, meta.stride)
+        probes[id(value)] = with_flags(probe, meta.flags)
+    states: list[tuple[torch.Generator, torch.Tensor]] = []
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        own = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.Generator)]
+        device = inputs[0].meta.device if inputs else torch.device("cpu")
+        states = [(generator, generator.get_state()) for generator in own or [Generators.default(device)]]
+    try:
+        return op(*substitute(args, probes), **substitute(kwargs, probes))
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
+
+
+def refusal(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> Exception | None:
+    """What the kernel raises for zeros and for ones alike, so not for their sake; None if it takes either.
+
+    A kernel that is not PyTorch's own may do anything: it is called only for the user.
+    """
+    if op.namespace != "aten" or _nbytes(inputs) > LARGEST_NBYTES:
+        return None
+    refused: Exception | None = None
+    with torch.no_grad(), _torch.kernels_only(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for fill in (0, 1):
+            try:
+                answer(op, args, kwargs, inputs, fill)
+                return None
+            except Exception as error:
+                refused = refused or error
+    return refused
+
+
+def unlike_its_rule(name: str, mutates: bool, inputs: Sequence[Any]) -> bool:
+    """Whether the kernel may refuse, for every content, what its shape rule takes."""
+    if len(inputs) > 1 and name in _SAME_DTYPE and len({value.meta.dtype for value in inputs}) > 1:
+        return True
+    return mutates and (bool(sharing(inputs)) or any(_overlaps_itself(value.meta) for value in inputs))
+
+
+def doubtful(inputs: Sequence[Any], result: Any) -> bool:
+    """Whether the kernel may lack these dtypes, and is cheap to ask."""
+    if {value.meta.dtype for value in inputs} <= _COMMON_DTYPES:
+        return False
+    if any(value.meta.device.type == "meta" for value in inputs):
+        return False
+    results = result if isinstance(result, (list, tuple)) else [result]
+    made = sum(item.nbytes for item in results if isinstance(item, torch.Tensor))
+    return _nbytes(inputs) + made <= _LARGEST_DOUBTFUL_NBYTES
+
+
+def substitute(item: Any, tensors: dict[int, torch.Tensor]) -> Any:
+    """``item`` with each value replaced by its tensor."""
+    if isinstance(item, dict):
+        return {name: substitute(entry, tensors) for name, entry in item.items()}
+    if isinstance(item, (list, tuple)):
+        return type(item)([substitute(entry, tensors) for entry in item])
+    return tensors.get(id(item), item)
+
+
+def with_flags(tensor: torch.Tensor, flags: int) -> torch.Tensor:
+    """``tensor`` with the conjugate and negative bits of a :class:`TensorMeta`."""
+    if flags & 1:
+        tensor = tensor.conj()
+    if flags & 2:
+        tensor = _torch.neg_view(tensor)
+    return tensor
+
+
+def _nbytes(inputs: Sequence[Any]) -> int:
+    return sum(value.storage.nbytes for value in inputs)
+
+
+def _overlaps_itself(meta: TensorMeta) -> bool:
+    return any(step == 0 and size > 1 for size, step in zip(meta.shape, meta.stride))
