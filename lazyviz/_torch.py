@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -257,6 +258,37 @@ TRACING_TENSORS = (FakeTensor, FunctionalTensor)
 current_autograd_node = torch._C._current_autograd_node
 # Number the next autograd node will get: forward and backward ops are paired by it.
 sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+
+
+def _owners(arguments: tuple[Any, ...]) -> tuple[int, int]:
+    """References to the first argument of an op as a dispatch mode gets it, from C++ and from Python."""
+    return arguments[0]._use_count(), sys.getrefcount(arguments[0])
+
+
+def _owners_in_the_engine() -> tuple[int, int]:
+    """What ``_owners`` says of a gradient that only the autograd engine holds."""
+    found: list[tuple[int, int]] = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.add.Tensor:
+                found.append(_owners(args))
+            return func(*args, **(kwargs or {}))
+
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.ones(1, requires_grad=True, device="cpu") * 1
+        total = (x.exp().sum(), x.sin().sum())
+    with Count():
+        torch.autograd.backward(total)
+    return found[0]
+
+
+def engine_is_sole_owner(arguments: tuple[Any, ...]) -> bool:
+    """Whether nothing but the autograd engine holds the first argument of an op that it calls."""
+    return _owners(arguments) == _OWNERS_IN_THE_ENGINE
+
+
+_OWNERS_IN_THE_ENGINE = _owners_in_the_engine()
 # Modules whose `_engine_run_backward` is called for every backward pass.
 BACKWARD_ENTRIES: tuple[Any, ...] = (torch.autograd, torch.autograd.graph)
 # Functions of torch.nn.functional that are implemented in C++, by name.

@@ -242,3 +242,30 @@ def test_our_own_inference_mode_is_torchs():
         with _torch.inference_mode(False):
             assert not torch.ones(1).is_inference()
     assert not torch.is_inference_mode_enabled()
+
+
+def test_a_gradient_that_only_the_engine_holds_is_told_from_one_that_is_held():
+    found = []
+
+    class Watch(_torch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.add.Tensor:
+                found.append(_torch.engine_is_sole_owner(args))
+            return func(*args, **(kwargs or {}))
+
+    def sums(kept):
+        x = torch.ones(2, requires_grad=True) * 1
+        other = x.clone()
+        other.grad_fn.register_hook(lambda inputs, outputs: kept.extend(inputs))
+        total = x.exp().sum() + other.sum()
+        found.clear()
+        with Watch():
+            total.backward()
+        return list(found)
+
+    class Forget(list):
+        def extend(self, items):
+            pass
+
+    assert sums(Forget()) == [True]
+    assert sums([]) == [False]

@@ -76,9 +76,24 @@ class TensorMeta:
         self.nbytes = numel * dtype.itemsize
         self.storage_nbytes = (last + 1) * dtype.itemsize if numel else 0
 
+    @property
+    def dense(self) -> bool:
+        """Whether the elements lie side by side, in some order of the dimensions."""
+        return is_dense(self.shape, self.stride)
+
     def __repr__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         return f"{list(self.shape)} {dtype} {self.device}"
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a tensor's elements lie side by side, in some order of the dimensions."""
+    expected = 1
+    for step, size in sorted((step, size) for size, step in zip(shape, stride) if size != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
 
 
 class Storage:

@@ -1,4 +1,4 @@
-"""Code of ATen that computes in another way when it does not see plain tensors.
+"""Code of PyTorch that computes in another way when it does not see plain tensors.
 
 A few formulas ask whether a tensor is subclass-like, which every tensor is while a
 dispatch mode is active, and then avoid what subclasses might not support.  That way
@@ -8,6 +8,9 @@ plain tensors and with no mode of ours active: a sync point that says so.
 
 The list comes from running PyTorch's own operator samples with and without a mode that
 does nothing (``tests/record/test_formulas.py``).
+
+The autograd engine, too, adds up gradients in place only where it sees plain tensors.
+Here nothing reads values: the recorder is told which additions are the engine's.
 """
 
 from __future__ import annotations
@@ -55,14 +58,20 @@ class FormulaPatches:
                 return original(outputs, *args, **kwargs)
             plain = PlainTensors(tape, self._mode)
             handles: list[Any] = []
+            makers: dict[Any, list[Any]] = {}  # of each gradient: the nodes whose results it is the sum of
             try:
                 for node in _autograd_nodes(outputs):
                     if node.name() in GRADIENTS:
                         handles.append(node.register_prehook(functools.partial(_before, plain, node)))
                         handles.append(node.register_hook(lambda inputs, outputs: plain.end()))
+                    for edge in node.next_functions:
+                        makers.setdefault(edge, []).append(node)
+                adding = {node for nodes in makers.values() if len(nodes) > 1 for node in nodes}
+                handles += [node.register_hook(functools.partial(_after, tape, node)) for node in adding]
                 return original(outputs, *args, **kwargs)
             finally:
                 plain.end()  # where a node failed
+                tape.summing = None
                 for handle in handles:
                     handle.remove()
 
@@ -112,6 +121,11 @@ class PlainTensors:
 def _before(plain: PlainTensors, node: Any, gradients: Sequence[torch.Tensor | None]) -> None:
     saved = [getattr(node, field) for field in dir(node) if field.startswith("_saved_")]
     plain.begin(f"{node.name()} reads values", (*gradients, *saved))
+
+
+def _after(tape: Tape, node: Any, inputs: Any, outputs: Any) -> None:
+    """``node`` has computed its gradients; what it still calls is the engine adding them to others."""
+    tape.summing = node
 
 
 def _autograd_nodes(outputs: Sequence[Any]) -> Iterator[Any]:

@@ -16,6 +16,7 @@ import torch
 
 from .. import _torch
 from .._torch import OpOverload
+from ..graph.ir import is_dense
 
 Result = Any  # what an operator returns: a tensor, a tuple or list of them and None
 
@@ -101,19 +102,9 @@ def _like(arguments: dict[str, Any], result: Result) -> Result:
     """A dense tensor's strides are kept, those of dimensions of size 1 too."""
     source = arguments["self"]
     memory_format = arguments.get("memory_format")
-    if memory_format in (None, torch.preserve_format) and _dense(source):
+    if memory_format in (None, torch.preserve_format) and is_dense(source.shape, source.stride()):
         return _laid_out(result, source.stride())
     return result
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements lie side by side in some order of the dimensions."""
-    expected = 1
-    for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride()) if n != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _contiguous(arguments: dict[str, Any], result: Result) -> Result:

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from .. import _torch
 from ..graph.ir import Graph, SyncPoint
@@ -40,6 +40,7 @@ class Pending:
         self.owner = 0  # thread that records
         self.pauses = 0
         self.allow_sync = True
+        self.summing: Any = None  # the autograd node whose results the engine adds to others now, if any
         self.shapes = ShapeCache()
         self.scopes = Scopes()
         self.generators = Generators()

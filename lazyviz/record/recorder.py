@@ -69,6 +69,9 @@ class Tape(Pending):
                 return args[0]
             if info.zeros:
                 return op(*args, **kwargs)  # a tensor without memory, which the layers above see through
+            if info.adds and self.summing is not None and self._sums_in_place(args):
+                torch.autograd.graph.increment_version(args[0])
+                return self.record(torch.ops.aten.add_.Tensor, args, kwargs)
         if info.is_view and type(args[0]) is not LazyTensor and self._is_foreign(args[0]):
             return op(*args, **kwargs)  # what others write later shows in views, but not in a snapshot
         values: list[TrackedValue] = []
@@ -155,6 +158,27 @@ class Tape(Pending):
         if TrackedStorage.held_bytes > self.held_bytes_limit:
             self.sync("dropped inputs kept by the graph exceed the byte budget", list(self.pending))
         return result
+
+    def _sums_in_place(self, args: tuple[Any, ...]) -> bool:
+        """Whether the engine would add two gradients of one tensor in the memory of the first.
+
+        It does not where either is subclass-like, as every tensor is to it here; the other
+        conditions are its own (``can_accumulate_inplace`` of its input buffer).
+        """
+        if self.summing is not _torch.current_autograd_node():
+            self.summing = None
+            return False
+        if type(args[0]) is not LazyTensor or torch.is_grad_enabled() or len(args) != 2:
+            return False
+        value: TrackedValue = args[0]._lazyviz
+        return (
+            value.storage.live == 1
+            and value.meta.dense
+            and args[1].dtype == value.meta.dtype
+            and args[1].shape == value.meta.shape
+            and not _torch.is_zero_tensor(args[1])
+            and _torch.engine_is_sole_owner(args)
+        )
 
     def _storage_of(self, tensor: torch.Tensor) -> TrackedStorage:
         return tensor._lazyviz.storage if type(tensor) is LazyTensor else self.outside[id(tensor)].storage

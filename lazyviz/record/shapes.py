@@ -63,7 +63,7 @@ class OpInfo:
     """What does not change between calls of one operator."""
 
     __slots__ = (
-        "argument_names", "by_type", "counts_writes", "draws", "fills_dtype", "generator",
+        "adds", "argument_names", "by_type", "counts_writes", "draws", "fills_dtype", "generator",
         "hidden_condition", "hidden_writes",
         "is_view", "lifts", "metadata_only", "mutable_kwargs",
         "mutable_positions", "mutates", "name", "needs_storage", "returns_numbers", "returns_tensors",
@@ -119,7 +119,8 @@ class OpInfo:
             "_sparse_coo_tensor_unsafe",
         }
         self.zeros = self.name == "_efficientzerotensor"
-        self.special = self.metadata_only or self.lifts or self.zeros
+        self.adds = op is torch.ops.aten.add.Tensor
+        self.special = self.metadata_only or self.lifts or self.zeros or self.adds
         # An op that returns nothing is a check, which can fail as well when the graph runs.
         self.returns_numbers = bool(schema.returns) and not self.returns_tensors and not self.mutates
         self.uncertain = self.name.startswith(("empty", "new_empty", "_empty")) or self.draws

@@ -103,3 +103,70 @@ def test_other_cross_entropy_is_deferred():
         return torch.autograd.grad(F.cross_entropy(logits, torch.arange(7), label_smoothing=0.1), logits)
 
     assert not both_ways(program, seeded(7, 7)).sync_points
+
+
+def sums_of(program):
+    """The additions of gradients that the engine makes in a lazy block, by operator."""
+    x = torch.randn(3, 4, requires_grad=True)
+    expected = torch.autograd.grad(program(x), x)
+    with lazyviz.lazy() as graph:
+        results = torch.autograd.grad(program(x), x)
+    names = [str(n.op) for n in graph.nodes if n.phase == "backward" and "add" in str(n.op)]
+    graph.evaluate()
+    assert difference(expected, results) is None
+    return names
+
+
+def test_the_engine_adds_gradients_in_place():
+    def program(x):
+        y = x * 2
+        return (y.exp() + y.sin() + y.cos()).sum()
+
+    assert sums_of(program) == ["aten.add_.Tensor"] * 2
+
+
+def test_a_gradient_that_somebody_holds_is_not_added_to():
+    kept = []
+
+    class Keep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            result = gradient * 3
+            kept.append(result)
+            return result
+
+    def program(x):
+        y = x * 2
+        return (y.exp() + Keep.apply(y)).sum()
+
+    assert sums_of(program) == ["aten.add.Tensor"]
+    assert torch.equal(*kept)  # eager's, and the block's
+
+
+def test_a_gradient_on_shared_memory_is_not_added_to():
+    def program(x):
+        y = x * 2
+        return (y.exp() + y.sum(0)).sum()  # the gradient of sum is expanded
+
+    assert sums_of(program) in (["aten.add.Tensor"], ["aten.add_.Tensor"])
+
+
+def test_additions_in_formulas_and_in_hooks_are_not_the_engine_s():
+    def program(x):
+        y = x * 2
+        y.register_hook(lambda gradient: gradient + gradient)
+        return (torch.nn.functional.gelu(y) + y.sin()).sum()
+
+    assert sums_of(program).count("aten.add_.Tensor") == 1
+
+
+def test_with_create_graph_nothing_is_added_in_place():
+    x = torch.randn(3, requires_grad=True)
+    with lazyviz.lazy() as graph:
+        y = x * 2
+        torch.autograd.grad((y.exp() + y.sin()).sum(), x, create_graph=True)
+    assert "aten.add_.Tensor" not in [str(node.op) for node in graph.nodes]
