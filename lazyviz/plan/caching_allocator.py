@@ -1,10 +1,10 @@
 """The state of PyTorch's CUDA caching allocator, followed block by block.
 
 What :mod:`.allocator` plays its events on.  Followed is the native backend of
-``c10/cuda/CUDACachingAllocator.cpp``; the names in brackets below are those of its functions.  Its
-source was read as of 2.6, and every difference to 2.13 that a comparison with the 2.13 library
-showed (``benchmarks/allocator_traces.py``) is followed: memory fraction 1 neither limits nor lets
-garbage be collected, and the size of shared segments is an option.
+``c10/cuda/CUDACachingAllocator.cpp``; the names in brackets below are those of its functions.  The
+source was read as of PyTorch 2.6; what the compiled libraries of 2.11, 2.13 and 2.15, compared step
+by step (``benchmarks/allocator_traces.py``), do otherwise is followed: a memory fraction of 1 neither
+limits nor lets garbage be collected, and the size of shared segments is an option.
 
 Not simulated: the ``cudaMallocAsync`` backend, private pools (CUDA graphs, ``MemPool``: what a
 snapshot has of them counts as taken), blocks that wait for another stream (``record_stream``), the
