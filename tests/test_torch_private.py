@@ -242,3 +242,30 @@ def test_our_own_inference_mode_is_torchs():
         with _torch.inference_mode(False):
             assert not torch.ones(1).is_inference()
     assert not torch.is_inference_mode_enabled()
+
+
+def test_a_composite_can_be_given_another_kernel_and_its_own_again():
+    before = torch._C._dispatch_dump("aten::matmul")
+    own = _torch.composite_kernel("matmul")
+    seen = []
+
+    def matmul(left, right):
+        seen.append((left.shape, right.shape))
+        return own(left, right)
+
+    put_back = _torch.override_composites({"matmul": matmul})
+    left, right = torch.randn(2, 3, requires_grad=True), torch.randn(3, 4)
+    product = torch.linalg.multi_dot([left, right]) + left @ right  # called from C++ and from Python
+    put_back()
+    assert len(seen) >= 1 and type((left @ right).grad_fn) is type(own(left, right).grad_fn)
+    assert torch.equal(product.detach(), (left.detach() @ right) * 2)
+    assert torch._C._dispatch_dump("aten::matmul") == before
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_a_tangent_is_seen():
+    with torch.autograd.forward_ad.dual_level():
+        tensor = torch.ones(2)
+        assert not _torch.has_tangent(tensor)
+        assert _torch.has_tangent(torch.autograd.forward_ad.make_dual(tensor, tensor))
+    assert not _torch.has_tangent(tensor)
