@@ -308,6 +308,11 @@ BACKWARD_ENTRIES: tuple[Any, ...] = (torch.autograd, torch.autograd.graph)
 nn_functions: Any = torch._C._nn
 
 
+def gradient_metadata(node: Any) -> Any:
+    """Shape, dtype and device of each gradient that an autograd node takes; unpacks no saved tensor."""
+    return node._input_metadata
+
+
 # --- optimizers -------------------------------------------------------------------
 
 

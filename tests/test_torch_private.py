@@ -269,3 +269,9 @@ def test_a_tangent_is_seen():
         assert not _torch.has_tangent(tensor)
         assert _torch.has_tangent(torch.autograd.forward_ad.make_dual(tensor, tensor))
     assert not _torch.has_tangent(tensor)
+
+
+def test_a_node_knows_the_dtypes_of_its_gradients():
+    values, _ = torch.linalg.eigh(torch.eye(2, dtype=torch.complex64, requires_grad=True))
+    node = values.grad_fn
+    assert [meta.dtype for meta in _torch.gradient_metadata(node)] == [torch.float32, torch.complex64]
