@@ -7,9 +7,11 @@ each entry against the installed torch.
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,12 +32,18 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException as UnsupportedOperatorException,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
 from torch.nn.parameter import (  # type: ignore[attr-defined]
     UninitializedTensorMixin as UninitializedTensorMixin,
 )
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _push_mode
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 # --- tensors without memory -------------------------------------------------------
 
@@ -190,6 +198,11 @@ def active_dispatch_modes() -> int:
     return torch._C._len_torch_dispatch_stack()
 
 
+def dispatch_modes() -> list[Any]:
+    """The dispatch modes on this thread's stack."""
+    return _get_current_dispatch_mode_stack()
+
+
 def insert_mode_at_bottom(mode: TorchDispatchMode) -> None:
     """Put ``mode`` below the user's modes; leaving a ``with`` pops the top whoever it is."""
     above = _pop_all()
@@ -253,6 +266,38 @@ def inference_mode(enabled: bool) -> Iterator[None]:
 # Tensors of torch.export and torch.compile: their own modes know what to do with them.
 TRACING_TENSORS = (FakeTensor, FunctionalTensor)
 
+# --- functions made of others -----------------------------------------------------
+
+linalg_eigh = torch.ops.aten._linalg_eigh.default
+linalg_eigvals = torch.ops.aten._linalg_eigvals.default
+linalg_svd = torch.ops.aten._linalg_svd.default
+is_functorch_wrapper = torch._C._functorch.is_functorch_wrapped_tensor
+_CPU_KEYS = DispatchKeySet(DispatchKey.CPU)
+
+
+def composite_kernel(name: str) -> Callable[..., Any]:
+    """ATen's own kernel of a composite such as ``matmul.out``."""
+    kernel = torch.library.get_kernel(f"aten::{name}", "CPU")  # the same one for every device
+    return functools.partial(kernel.call_boxed, _CPU_KEYS)
+
+
+def override_composites(kernels: Mapping[str, Callable[..., Any]]) -> Callable[[], None]:
+    """Replace the kernels of composites of ATen; returns what puts them back."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():  # "overriding a previously registered kernel" is what is wanted
+        warnings.simplefilter("ignore")
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, "CompositeImplicitAutograd")
+    return library._destroy
+
+
+def has_tangent(tensor: torch.Tensor) -> bool:
+    """Whether a forward-mode derivative is carried with ``tensor``."""
+    if forward_ad._current_level < 0:
+        return False
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
 # --- autograd ---------------------------------------------------------------------
 
 current_autograd_node = torch._C._current_autograd_node
@@ -293,6 +338,11 @@ _OWNERS_IN_THE_ENGINE = _owners_in_the_engine()
 BACKWARD_ENTRIES: tuple[Any, ...] = (torch.autograd, torch.autograd.graph)
 # Functions of torch.nn.functional that are implemented in C++, by name.
 nn_functions: Any = torch._C._nn
+
+
+def gradient_metadata(node: Any) -> Any:
+    """Shape, dtype and device of each gradient that an autograd node takes; unpacks no saved tensor."""
+    return node._input_metadata
 
 
 # --- optimizers -------------------------------------------------------------------

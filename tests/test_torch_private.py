@@ -255,9 +255,10 @@ def test_a_gradient_that_only_the_engine_holds_is_told_from_one_that_is_held():
 
     def sums(kept):
         x = torch.ones(2, requires_grad=True) * 1
-        other = x.clone()
+        first = x.exp()
+        other = x.clone()  # the last made gives its gradient first
         other.grad_fn.register_hook(lambda inputs, outputs: kept.extend(inputs))
-        total = x.exp().sum() + other.sum()
+        total = first.sum() + other.sum()
         found.clear()
         with Watch():
             total.backward()
@@ -269,3 +270,36 @@ def test_a_gradient_that_only_the_engine_holds_is_told_from_one_that_is_held():
 
     assert sums(Forget()) == [True]
     assert sums([]) == [False]
+
+
+def test_a_composite_can_be_given_another_kernel_and_its_own_again():
+    before = torch._C._dispatch_dump("aten::matmul")
+    own = _torch.composite_kernel("matmul")
+    seen = []
+
+    def matmul(left, right):
+        seen.append((left.shape, right.shape))
+        return own(left, right)
+
+    put_back = _torch.override_composites({"matmul": matmul})
+    left, right = torch.randn(2, 3, requires_grad=True), torch.randn(3, 4)
+    product = torch.linalg.multi_dot([left, right]) + left @ right  # called from C++ and from Python
+    put_back()
+    assert len(seen) >= 1 and type((left @ right).grad_fn) is type(own(left, right).grad_fn)
+    assert torch.equal(product.detach(), (left.detach() @ right) * 2)
+    assert torch._C._dispatch_dump("aten::matmul") == before
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_a_tangent_is_seen():
+    with torch.autograd.forward_ad.dual_level():
+        tensor = torch.ones(2)
+        assert not _torch.has_tangent(tensor)
+        assert _torch.has_tangent(torch.autograd.forward_ad.make_dual(tensor, tensor))
+    assert not _torch.has_tangent(tensor)
+
+
+def test_a_node_knows_the_dtypes_of_its_gradients():
+    values, _ = torch.linalg.eigh(torch.eye(2, dtype=torch.complex64, requires_grad=True))
+    node = values.grad_fn
+    assert [meta.dtype for meta in _torch.gradient_metadata(node)] == [torch.float32, torch.complex64]

@@ -24,10 +24,28 @@ import torch
 from .. import _torch
 from .guard import nodes_before_access, tensors_in
 from .recorder import Tape
+from .storage import TrackedNode
 from .sync import Patches
 
 # By the names of their autograd nodes.
-GRADIENTS = frozenset({"MaskedFillBackward1", "OrmqrBackward0", "ProdBackward0", "ProdBackward1"})
+GRADIENTS = frozenset(
+    {
+        "CumprodBackward0",
+        "LinalgDetBackward0",
+        "LinalgEigBackward0",
+        "LinalgMatrixExpBackward0",
+        "MaskedFillBackward1",
+        "MaxBackward1",
+        "MedianBackward0",
+        "MinBackward1",
+        "NanmedianBackward0",
+        "OrmqrBackward0",
+        "ProdBackward0",
+        "ProdBackward1",
+    }
+)
+# Only of complex tensors: eager looks whether the loss depends on the phase of a vector.
+COMPLEX_GRADIENTS = frozenset({"LinalgEighBackward0", "LinalgSvdBackward0"})
 
 
 class FormulaPatches:
@@ -61,8 +79,8 @@ class FormulaPatches:
             makers: dict[Any, list[Any]] = {}  # of each gradient: the nodes whose results it is the sum of
             try:
                 for node in _autograd_nodes(outputs):
-                    if node.name() in GRADIENTS:
-                        handles.append(node.register_prehook(functools.partial(_before, plain, node)))
+                    if _asks(node):
+                        handles.append(node.register_prehook(functools.partial(_before, plain, tape, node)))
                         handles.append(node.register_hook(lambda inputs, outputs: plain.end()))
                     for edge in node.next_functions:
                         makers.setdefault(edge, []).append(node)
@@ -88,7 +106,9 @@ class FormulaPatches:
             if tape.graph is None or tape.pauses or weight is None or not smoothing:
                 return original(*args, **kwargs)
             plain = PlainTensors(tape, self._mode)
-            plain.begin("cross_entropy with weight and label_smoothing", (*args, *kwargs.values()))
+            tensors = list(tensors_in((*args, *kwargs.values())))
+            needed = [node for t in tensors for node in nodes_before_access(tape, t, write=False)]
+            plain.begin("cross_entropy with weight and label_smoothing", needed, tensors)
             try:
                 return original(*args, **kwargs)
             finally:
@@ -105,10 +125,8 @@ class PlainTensors:
         self._mode = mode
         self._off = False
 
-    def begin(self, cause: str, arguments: Iterable[Any]) -> None:
-        tensors = list(tensors_in(arguments))
-        needed = [n for t in tensors for n in nodes_before_access(self._tape, t, write=False)]
-        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    def begin(self, cause: str, needed: Iterable[TrackedNode], read: Iterable[torch.Tensor]) -> None:
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in read)
         self._tape.sync(cause, needed, nbytes)
         self._off = _torch.remove_mode(self._mode)
 
@@ -118,9 +136,18 @@ class PlainTensors:
             self._off = False
 
 
-def _before(plain: PlainTensors, node: Any, gradients: Sequence[torch.Tensor | None]) -> None:
-    saved = [getattr(node, field) for field in dir(node) if field.startswith("_saved_")]
-    plain.begin(f"{node.name()} reads values", (*gradients, *saved))
+def _asks(node: Any) -> bool:
+    """Whether a node's formula is another one for tensors that are not plain."""
+    name = node.name()
+    return name in GRADIENTS or (
+        name in COMPLEX_GRADIENTS and any(meta.dtype.is_complex for meta in _torch.gradient_metadata(node))
+    )
+
+
+def _before(plain: PlainTensors, tape: Tape, node: Any, gradients: Sequence[torch.Tensor | None]) -> None:
+    # All that is pending: which of it the node has saved cannot be asked, since asking for a
+    # saved tensor runs its hooks, and checkpointing's may run only once.
+    plain.begin(f"{node.name()} reads values", list(tape.pending), tensors_in(gradients))
 
 
 def _after(tape: Tape, node: Any, inputs: Any, outputs: Any) -> None:

@@ -297,7 +297,10 @@ class Tape(Pending):
                 continue
             if spec.itself:
                 tensor = tensors[spec.source]  # type: ignore[index]
-                outputs.append(tensor._lazyviz if type(tensor) is LazyTensor else values[spec.source])  # type: ignore[index]
+                value = tensor._lazyviz if type(tensor) is LazyTensor else values[spec.source]  # type: ignore[index]
+                if value.node is node:  # restructured
+                    value.index = len(outputs)
+                outputs.append(value)
                 results.append(tensor)
                 continue
             if spec.source is not None:
@@ -320,6 +323,7 @@ class Tape(Pending):
         """``t_``, ``unsqueeze_`` and the like: the same tensor object gets a new value."""
         old: TrackedValue = tensor._lazyviz  # type: ignore[attr-defined]
         new = TrackedValue(meta, old.storage, node)
+        new.storage.nbytes = max(new.storage.nbytes, meta.storage_nbytes)  # `out=` may have to grow
         release(old)
         make_pending(tensor, new, tensor)
 

@@ -66,7 +66,8 @@ class OpInfo:
         "adds", "argument_names", "by_type", "counts_writes", "draws", "fills_dtype", "generator",
         "hidden_condition", "hidden_writes",
         "is_view", "lifts", "metadata_only", "mutable_kwargs",
-        "mutable_positions", "mutates", "name", "needs_storage", "returns_numbers", "returns_tensors",
+        "mutable_positions", "mutates", "name", "needs_storage", "returned", "returns_numbers",
+        "returns_tensors",
         "special", "set_like", "uncertain", "zeros",
     )  # fmt: skip
 
@@ -91,6 +92,17 @@ class OpInfo:
         self.argument_names = names
         # Their kernels count writes only where they call further ops above the level that we record at.
         self.counts_writes = bool(mutable) and self.name.startswith("_foreach")
+        # Which results are arguments that the op wrote: positions among results and arguments.
+        self.returned = [
+            (number, position)
+            for number, ret in enumerate(schema.returns)
+            for position, argument in mutable
+            if ret.alias_info is not None
+            and argument.alias_info is not None
+            and ret.alias_info.is_write
+            and ret.alias_info.before_set == argument.alias_info.before_set
+            and "List" not in str(ret.type)
+        ]
         self.is_view = (
             bool(schema.returns)
             and not self.mutates
@@ -256,6 +268,10 @@ class ShapeCache:
         ]
         container = type(result) if isinstance(result, (tuple, list)) else None
         results = [] if result is None else list(result) if container is not None else [result]
+        for number, position in info.returned:
+            # Some rules hand back a new tensor where the kernel hands back its argument.
+            value = args[position] if position < len(args) else kwargs.get(info.argument_names[position])
+            results[number] = fakes.get(id(value), results[number])
         if container is not None and container is not list:
             container = tuple
         for position, wanted in enumerate(_output_mask(info, args, kwargs)):
@@ -278,11 +294,15 @@ class ShapeCache:
                     break
                 if source is None and addresses[position] == address:
                     source = position
-            if source is not None and meta.storage_nbytes > inputs[source].storage.nbytes:
+            fixed = not itself or info.needs_storage  # `out=` may grow
+            if source is not None and fixed and meta.storage_nbytes > inputs[source].storage.nbytes:
                 self._raise_as_eager(op, args, kwargs, inputs, RuntimeError(f"{op} goes out of its storage"))
             number = fresh.setdefault(address, len(fresh)) if source is None else -1
             nbytes = layouts.storage_nbytes(info.name, arguments, at, item)
             outputs.append(OutputSpec(meta, source, itself, number, nbytes))
+        returned = {spec.source for spec in outputs if spec is not None and spec.itself}
+        if any(position not in returned for position, _ in restructured):
+            raise DataDependent(f"{op} restructures a tensor that it does not return")
         from_cpu = all(value.meta.device.type == "cpu" for value in inputs)
         return Inferred(info, container, outputs, restructured, from_cpu)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _torch
+from .composites import CompositeKernels
 from .formulas import FormulaPatches
 from .recorder import RecorderMode, Tape
 from .scopes import ScopePatches
@@ -30,6 +31,7 @@ class Watch:
         self._thread = threading.local()
         self._reads = SyncPatches(tape)
         self._formulas = FormulaPatches(tape, self._mode)
+        self._composites = CompositeKernels(tape, self._reads.before_read)
         self._scopes = ScopePatches(tape.scopes, tape.value_of)
         self._patches = Patches()
 
@@ -39,6 +41,7 @@ class Watch:
             self._thread.entered = 0
         if not self._reads.installed:
             self._reads.install()
+            self._composites.install()
             self._start = threading.Thread.start
             threading.Thread.start = self._guarded_start()  # type: ignore[method-assign, assignment]
         if not self._patches:
@@ -95,6 +98,7 @@ class Watch:
             return
         if self._reads.installed:
             self._reads.remove()
+            self._composites.remove()
             threading.Thread.start = self._start  # type: ignore[method-assign]
         _torch.withdraw_foreach(LazyTensor)
         # Backward passes and inference modes bring back what was active when they were entered.

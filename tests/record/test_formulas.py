@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import lazyviz
 
@@ -47,6 +48,42 @@ CASES = {
     "MaskedFillBackward1": (gradients(lambda x, v: x.masked_fill(MASK, v)), seeded(20, 20), seeded()),
     "OrmqrBackward0": (gradients(torch.ormqr), seeded(5, 5), seeded(5, seed=1), seeded(5, 5, seed=2)),
 }
+
+
+for reduction, node in {
+    torch.max: "MaxBackward1",
+    torch.min: "MinBackward1",
+    torch.median: "MedianBackward0",
+    torch.nanmedian: "NanmedianBackward0",
+}.items():
+    # A negative gradient: zeros elsewhere are positive ones in eager.
+    CASES[node] = (gradients(lambda x, reduction=reduction: -reduction(x)), seeded(6))
+
+
+def gradients_of_gradients(function):
+    def program(x):
+        (gradient,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        return gradient, *torch.autograd.grad(gradient.square().sum(), x)
+
+    return program
+
+
+@pytest.mark.parametrize("function", [lambda x: x.cumprod(0), torch.matrix_exp, torch.linalg.det])
+def test_a_second_gradient_has_eager_bits(function):
+    both_ways(gradients_of_gradients(function), seeded(5, 5))
+
+
+@pytest.mark.parametrize("decompose", [torch.linalg.eig, torch.linalg.eigh])
+def test_a_gradient_that_depends_on_the_phase_is_the_error_of_eager(decompose):
+    def program():
+        matrix = torch.randn(4, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+        decompose(matrix.requires_grad_())[1].real.sum().backward()
+
+    with pytest.raises(RuntimeError) as eager:
+        program()
+    with pytest.raises(RuntimeError) as lazy, lazyviz.lazy():
+        program()
+    assert str(lazy.value) == str(eager.value)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -170,3 +207,14 @@ def test_with_create_graph_nothing_is_added_in_place():
         y = x * 2
         torch.autograd.grad((y.exp() + y.sin()).sum(), x, create_graph=True)
     assert "aten.add_.Tensor" not in [str(node.op) for node in graph.nodes]
+
+
+def test_under_checkpointing_its_saved_tensors_are_made_once():
+    def product(x):
+        return checkpoint(lambda x: F.dropout(x * 2, 0.3).prod(1).sin(), x, use_reentrant=False)
+
+    def program(x):
+        torch.manual_seed(0)
+        return gradients(product)(x), torch.rand(2)
+
+    both_ways(program, seeded(4, 6))

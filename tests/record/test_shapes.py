@@ -9,6 +9,8 @@ from torch.nn import functional as F
 import lazyviz
 from lazyviz.record.recorder import tape
 
+from ..bits import difference
+
 
 def both(program, *inputs):
     expected = program(*inputs)
@@ -121,3 +123,15 @@ def test_sparse_tensors_run_at_a_named_sync_point():
         product = torch.sparse.mm((dense * 2).to_sparse(), dense + 1)
     assert graph.sync_points
     assert torch.equal(product, torch.sparse.mm((dense * 2).to_sparse(), dense + 1))
+
+
+def test_out_tensors_made_in_the_block_grow_and_are_read_later():
+    a, b = torch.randn(5, 5), torch.randn(5)
+    expected = torch.linalg.solve(a, b)  # it grows three `out=` tensors of its own and reads one of them
+    out = torch.zeros(5)
+    with lazyviz.lazy() as graph:
+        torch.linalg.solve(a, b, out=out)
+        grown = torch.add(a, 1, out=torch.empty(0)) * 2
+    graph.evaluate()
+    assert not graph.sync_points
+    assert difference((expected, (a + 1) * 2), (out, grown)) is None

@@ -1,0 +1,130 @@
+"""ATen functions made of others that compute in another way while a dispatch mode is active.
+
+Such a function asks whether its tensors are subclass-like, which all are while our mode is
+there, and then chooses other operators than for plain tensors: with other bits, or without
+a check of values that eager makes.  They are given a Python kernel here that takes lazy
+tensors for plain ones; it makes the choice that eager would, and stays deferred.  (Where
+it is a gradient's formula that asks, see :mod:`lazyviz.record.formulas`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .. import _torch
+from .recorder import RecorderMode, Tape
+from .tensor import LazyTensor
+
+_bmm = torch.ops.aten.bmm
+_unsafe_view = torch.ops.aten._unsafe_view.default
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, LazyTensor)
+
+
+class CompositeKernels:
+    """The kernels, and their coming and going."""
+
+    def __init__(self, tape: Tape, before_read: Callable[[torch.Tensor, str], None]) -> None:
+        self._tape = tape
+        self._before_read = before_read
+        self._originals = {
+            name: _torch.composite_kernel(name)
+            for name in ("matmul", "matmul.out", "quantile", "nanquantile")
+        }
+        self._remove: Callable[[], None] | None = None
+
+    def install(self) -> None:
+        if self._remove is None:
+            self._remove = _torch.override_composites(
+                {
+                    "linalg_eigvals": self._eigvals,
+                    "linalg_eigvalsh": self._eigvalsh,
+                    "linalg_svdvals": self._svdvals,
+                    "matmul": self._matmul,
+                    "matmul.out": self._matmul_out,
+                    "nanquantile": self._quantile("nanquantile"),
+                    "quantile": self._quantile("quantile"),
+                }
+            )
+
+    def remove(self) -> None:
+        if self._remove is not None:
+            self._remove()
+            self._remove = None
+
+    # --- without vectors where no gradient will ask for them -----------------------
+
+    def _eigvals(self, tensor: torch.Tensor) -> torch.Tensor:
+        if _may_be_differentiated(tensor):
+            return torch.linalg.eig(tensor)[0]
+        return _torch.linalg_eigvals(tensor)
+
+    def _eigvalsh(self, tensor: torch.Tensor, UPLO: str = "L") -> torch.Tensor:
+        return _torch.linalg_eigh(tensor, UPLO, _may_be_differentiated(tensor))[0]
+
+    def _svdvals(self, tensor: torch.Tensor, *, driver: str | None = None) -> torch.Tensor:
+        return _torch.linalg_svd(tensor, False, _may_be_differentiated(tensor), driver=driver)[1]
+
+    # --- one matrix for a batch of others -------------------------------------------
+
+    def _matmul(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        if _one_matrix_for_a_batch(left, right):
+            size = left.shape[0]
+            product = _bmm.default(left, right.expand(size, -1, -1))
+            return _unsafe_view(product, product.shape)
+        return self._originals["matmul"](left, right)
+
+    def _matmul_out(self, left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        if _one_matrix_for_a_batch(left, right):
+            return _bmm.out(left, right.expand(left.shape[0], -1, -1), out=out)
+        return self._originals["matmul.out"](left, right, out=out)
+
+    # --- a check of values ----------------------------------------------------------
+
+    def _quantile(self, name: str) -> Callable[..., torch.Tensor]:
+        original = self._originals[name]
+
+        def quantile(
+            tensor: torch.Tensor,
+            q: torch.Tensor,
+            dim: int | None = None,
+            keepdim: bool = False,
+            *,
+            interpolation: str = "linear",
+        ) -> torch.Tensor:
+            if _plain(q):
+                self._before_read(q, f"{name} checks its q")
+                with self._tape.paused():
+                    inside = bool(((q >= 0) & (q <= 1)).all())
+                if not inside:
+                    raise RuntimeError(f"{name}() q values must be in the range [0, 1]")
+            return original(tensor, q, dim, keepdim, interpolation=interpolation)
+
+        return quantile
+
+
+def _plain(*tensors: torch.Tensor) -> bool:
+    """Whether eager PyTorch would see plain tensors here, and no mode."""
+    return all(type(mode) is RecorderMode for mode in _torch.dispatch_modes()) and all(
+        type(tensor) in _PLAIN and not _torch.is_functorch_wrapper(tensor) and tensor.device.type != "meta"
+        for tensor in tensors
+    )
+
+
+def _may_be_differentiated(tensor: torch.Tensor) -> bool:
+    return (
+        (torch.is_grad_enabled() and tensor.requires_grad) or _torch.has_tangent(tensor) or not _plain(tensor)
+    )
+
+
+def _one_matrix_for_a_batch(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether eager multiplies matrix by matrix, where under a mode it makes one large matrix."""
+    return (
+        right.dim() == 3
+        and left.dim() == 3
+        and right.shape[0] == 1
+        and not right.requires_grad
+        and _plain(left, right)
+    )

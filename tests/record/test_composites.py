@@ -1,0 +1,120 @@
+"""Functions that ATen makes of other operators under a dispatch mode give eager's bits, deferred."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import lazyviz
+
+from ..bits import difference
+
+
+def both_ways(program):
+    expected = program()
+    with lazyviz.lazy() as graph:
+        result = program()
+    graph.evaluate()
+    assert difference(expected, result) is None
+    return graph
+
+
+def numbers(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+
+
+SPECTRA = {
+    "svdvals": torch.linalg.svdvals,
+    "eigvals": torch.linalg.eigvals,
+    "eigvalsh": torch.linalg.eigvalsh,
+    "cond": torch.linalg.cond,
+    "nuclear norm": lambda matrix: torch.linalg.matrix_norm(matrix, "nuc"),
+    "matrix_rank": torch.linalg.matrix_rank,
+}
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+def test_spectra_without_gradient_are_computed_without_vectors(name, dtype):
+    matrix = numbers(7, 7, dtype=dtype)
+    graph = both_ways(lambda: SPECTRA[name](matrix))
+    assert not graph.sync_points
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_spectra_with_gradient_keep_what_it_needs(name):
+    def program():
+        matrix = numbers(7, 7).requires_grad_()
+        result = SPECTRA[name](matrix)
+        if result.requires_grad:
+            result.abs().sum().backward()
+        return result, matrix.grad
+
+    both_ways(program)
+
+
+@pytest.mark.parametrize("gradients", [(False, False), (True, False), (False, True)])
+def test_one_matrix_for_a_batch_is_multiplied_as_in_eager(gradients):
+    def program():
+        left, right = numbers(9, 33, 65), numbers(1, 65, 17)
+        left.requires_grad_(gradients[0])
+        right.requires_grad_(gradients[1])
+        product = left @ right
+        if any(gradients):
+            product.sum().backward()
+        return product, left.grad, right.grad, type(product.grad_fn).__name__
+
+    graph = both_ways(program)
+    assert not graph.sync_points
+
+
+def test_one_matrix_for_a_batch_with_out_is_multiplied_as_in_eager():
+    def program():
+        out = torch.zeros(9, 33, 17)
+        torch.matmul(numbers(9, 33, 65), numbers(1, 65, 17), out=out)
+        return out, torch.matmul(numbers(4, 4), numbers(4, 4), out=torch.zeros(4, 4))
+
+    both_ways(program)
+
+
+def test_quantiles_out_of_range_are_an_error_as_in_eager():
+    values, wrong = numbers(5), torch.tensor([0.5, 1.5])
+    with pytest.raises(RuntimeError) as eager:
+        torch.quantile(values, wrong)
+    with pytest.raises(RuntimeError) as lazy, lazyviz.lazy():
+        torch.quantile(values, wrong)
+    assert str(lazy.value) == str(eager.value)
+
+
+def test_quantiles_of_a_known_or_outside_q_are_deferred():
+    values, q = numbers(5), torch.tensor([0.25, 0.5])
+    for function in (torch.quantile, torch.nanquantile):
+        graph = both_ways(lambda function=function: (function(values, q), function(values, 0.1)))
+        assert not graph.sync_points
+    graph = both_ways(lambda: torch.quantile(values, q * 2))
+    assert [point.cause for point in graph.sync_points] == ["quantile checks its q"]
+
+
+def test_another_dispatch_mode_is_seen_as_in_eager():
+    class Listen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    def program():
+        with Listen():
+            return torch.linalg.svdvals(numbers(4, 4)), numbers(3, 4, 4) @ numbers(1, 4, 4)
+
+    seen: list[str] = []
+    both_ways(program)
+    assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
+
+
+def test_vmap_and_grad_are_seen_as_in_eager():
+    def program():
+        batch = numbers(3, 4, 4)
+        gradient = torch.func.grad(lambda matrix: torch.linalg.svdvals(matrix).sum())
+        return torch.vmap(torch.linalg.svdvals)(batch), torch.vmap(gradient)(batch)
+
+    both_ways(program)
