@@ -7,6 +7,14 @@ import pytest
 from lazyviz import session
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lazyviz")
+    group.addoption("--all", action="store_true", help="every sample and case, not only representative ones")
+    group.addoption(
+        "--scores", action="append", default=[], metavar="FILE", help="write the score table (.md or .json)"
+    )
+
+
 @pytest.fixture(autouse=True)
 def nothing_pending():
     yield
