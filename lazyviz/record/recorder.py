@@ -83,6 +83,8 @@ class Tape(Pending):
                 new_kwargs[name] = self._translate(item, by_type, values, tensors, key)
         except _NotDeferrable as reason:
             return self.run_now(op, info, args, kwargs, str(reason))
+        except _Placeholder:
+            return guard.dispatch(self, op, args, kwargs)
         except _ZeroTensor:
             if not any(is_pending(tensor) for tensor in guard.tensors_in((*args, *kwargs.values()))):
                 return op(*args, **kwargs)
@@ -182,6 +184,8 @@ class Tape(Pending):
             key.append(len(item))
             return cls([self._translate(entry, by_type, values, tensors, key) for entry in item])
         elif isinstance(item, torch.Tensor):
+            if isinstance(item, _torch.UninitializedTensorMixin):
+                raise _Placeholder
             value = self._from_outside(item)
         else:
             key.append(item)
@@ -407,6 +411,10 @@ class Tape(Pending):
 
 class _NotDeferrable(Exception):
     pass
+
+
+class _Placeholder(Exception):
+    """An argument is a lazy module's parameter that has no shape yet: there is nothing to wait for."""
 
 
 class _ZeroTensor(Exception):
