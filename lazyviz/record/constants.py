@@ -1,60 +1,208 @@
-"""Small CPU values that follow from constants, carried beside the graph.
+"""Small CPU values that can be told without running the graph.
 
-Adam's step counter, ``torch.tensor(1e-3)`` or ``arange(4)`` are known without running
-anything of the user's; carrying them means that reading one (``step.item()``) is no
-sync point.  The writes to real tensors still wait for evaluation.
+Adam's step counter, ``torch.tensor(1e-3)``, the largest entry of an attention mask: reading
+such a value is no sync point.  Nothing is computed ahead; a read computes the pending nodes
+that it depends on, on copies, as long as they are few, small and start from constants or from
+known outside tensors.  The graph stays pending, and writes to real tensors still wait.
+
+The copy of a storage, its *shadow*, is kept where a later read has to go on from it: where a
+node wrote to it, and where it is tiny.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from .. import _torch
 from .._torch import OpOverload
-from .storage import TrackedNode, TrackedValue
+from .shapes import ShapeCache
+from .storage import FORGOTTEN, Shadow, TrackedNode, TrackedStorage, TrackedValue
 
-LARGEST_NBYTES = 512  # of a value that is carried: a few scalars, not data
+LARGEST_NBYTES = 4 * 2**20  # of all that one read may look at and compute
+MOST_NODES = 1000  # that one read may compute
+KEPT_NBYTES = 4096  # of a storage that is kept for the next read although nothing wrote to it
 
-
-def known(values: Sequence[TrackedValue]) -> bool:
-    """Whether the content of every value follows from constants."""
-    for value in values:  # noqa: SIM110 - on the path of every op; a generator costs as much as the rest
-        if value.constant is None or not value.storage.known:
-            return False
-    return True
+Tensors = dict[TrackedValue, torch.Tensor]
 
 
-def learn(value: TrackedValue, tensor: torch.Tensor) -> None:
-    """Note what is known of an outside tensor: single numbers, and small ones of integers or truth values."""
-    small = tensor.numel() == 1 or (not tensor.is_floating_point() and value.nbytes <= LARGEST_NBYTES)
-    if small and tensor.device.type == "cpu" and not tensor.requires_grad and value.real is not None:
-        value.storage.known = True
-        value.constant = value.real.clone()
+def is_given(tensor: torch.Tensor) -> bool:
+    """Whether an outside tensor counts as known: single numbers, integers and truth values, not data."""
+    return (
+        tensor.device.type == "cpu"
+        and not tensor.requires_grad
+        and (tensor.numel() == 1 or not (tensor.is_floating_point() or tensor.is_complex()))
+    )
 
 
-def compute(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def known(shapes: ShapeCache, values: Sequence[TrackedValue]) -> Tensors | None:
+    """What each of ``values`` holds at this point of the program, or None if only running tells."""
+    walk = _Walk(shapes)
+    if not walk.reach(values):
+        return None
+    with torch.no_grad(), _torch.kernels_only():
+        try:
+            return walk.compute(values)
+        except Exception:  # the error is the graph's to raise, with its line
+            walk.give_up()
+            return None
+
+
+def compute(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Tensors) -> Any:
     """The op on what is known of its arguments."""
     with torch.no_grad(), _torch.kernels_only():
-        return op(*_substitute(args), **_substitute(kwargs))
+        return op(*_substitute(args, tensors.__getitem__), **_substitute(kwargs, tensors.__getitem__))
 
 
-def carry(node: TrackedNode, result: Any) -> None:
-    """Note ``result``, computed from constants, as what the node's outputs will hold."""
-    results = [] if result is None else list(result) if isinstance(result, (list, tuple)) else [result]
-    for value, constant in zip(node.outputs, [item for item in results if item is not None]):
-        if value.constant is None:
-            value.constant = constant
-            value.storage.known = True
+class _Walk:
+    """One read: the nodes and outside tensors it depends on, and what they hold."""
+
+    def __init__(self, shapes: ShapeCache) -> None:
+        self._shapes = shapes
+        self._nodes: set[TrackedNode] = set()
+        self._leaves: set[TrackedValue] = set()
+        self._written: set[TrackedStorage] = set()
+        self._tensors: Tensors = {}
+        self._budget = LARGEST_NBYTES
+
+    # --- what is needed -------------------------------------------------------------
+
+    def reach(self, values: Sequence[TrackedValue]) -> bool:
+        """Find all that ``values`` depend on; False if some of it is unknown or there is too much."""
+        stack: list[TrackedNode] = []
+        for value in values:
+            if value.storage.writer is not None:
+                stack.append(value.storage.writer)
+            if not self._reach_value(value, stack):
+                return False
+        while stack:
+            if not self._reach_node(stack.pop(), stack):
+                return False
+        return True
+
+    def _reach_value(self, value: TrackedValue, stack: list[TrackedNode]) -> bool:
+        shadow = value.storage.shadow
+        if shadow is not None:
+            if shadow.lost:
+                return False
+            if value in shadow.tensors:
+                return True
+        if value.node is not None and value.node.state != "done":
+            stack.append(value.node)
+        elif value not in self._leaves:
+            if not value.given or value.real is None or value.meta.flags:
+                return False
+            self._budget -= value.nbytes
+            self._leaves.add(value)
+        return True
+
+    def _reach_node(self, node: TrackedNode, stack: list[TrackedNode]) -> bool:
+        if node in self._nodes or node.folded or node.state == "done":
+            return True
+        if (
+            node.missed
+            or node.draws is not None
+            or node.error == FORGOTTEN
+            or self._shapes.info(node.op).uncertain
+        ):
+            return False
+        self._nodes.add(node)
+        for value in node.outputs:
+            if value.device.type != "cpu":
+                return False
+            if value.node is node:
+                self._budget -= value.nbytes
+        for storage in node.writes:
+            if storage not in self._written and storage.shadow is None:
+                self._budget -= storage.nbytes
+            self._written.add(storage)
+        if self._budget < 0 or len(self._nodes) > MOST_NODES:
+            return False
+        if not all(self._reach_value(value, stack) for value in node.inputs):
+            return False
+        touched = {value.storage for value in node.inputs}
+        stack += [other for other in node.after if not touched.isdisjoint(other.writes)]
+        return True
+
+    # --- what it holds --------------------------------------------------------------
+
+    def compute(self, values: Sequence[TrackedValue]) -> Tensors:
+        for leaf in self._leaves:
+            self._tensors[leaf] = self._leaf(leaf)
+        nodes = sorted(self._nodes, key=lambda node: node.sequence)
+        for node in nodes:
+            result = node.op(*_substitute(node.args, self._tensor), **_substitute(node.kwargs, self._tensor))
+            results = list(result) if isinstance(result, (list, tuple)) else [result]
+            results = [item for item in results if item is not None]
+            for value in node.outputs:
+                if value.node is node:
+                    self._tensors[value] = results[value.index]
+        for node in nodes:
+            self._keep(node)
+        return {value: self._tensor(value) for value in values}
+
+    def give_up(self) -> None:
+        """A node failed half-way: what the others wrote is no longer to be trusted."""
+        for storage in self._written:
+            storage.shadow = Shadow(lost=True)
+
+    def _tensor(self, value: TrackedValue) -> torch.Tensor:
+        tensor = self._tensors.get(value)
+        if tensor is None:
+            tensor = value.storage.shadow.tensors[value]  # type: ignore[union-attr]
+        return tensor
+
+    def _leaf(self, value: TrackedValue) -> torch.Tensor:
+        """An outside tensor itself, or its place in the copy of a storage that nodes write to."""
+        real, storage = value.real, value.storage
+        assert real is not None
+        if storage.shadow is None:
+            if storage not in self._written:
+                return real
+            storage.shadow = Shadow(_bytes_of(real).clone())
+        if storage.shadow.memory is None:
+            storage.shadow.memory = _bytes_of(next(iter(storage.shadow.tensors.values())))
+        memory = storage.shadow.memory
+        whole = memory[: len(memory) // real.itemsize * real.itemsize].view(real.dtype)
+        tensor = whole.as_strided(real.shape, real.stride(), real.storage_offset())
+        storage.shadow.tensors[value] = tensor
+        return tensor
+
+    def _keep(self, node: TrackedNode) -> None:
+        """Keep what ``node`` made, if a later read must not or need not compute it again."""
+        own = [value for value in node.outputs if value.node is node]
+        inputs = {value.storage for value in node.inputs}
+        fresh = [value for value in own if value.storage not in inputs]
+        if not (
+            node.writes
+            or any(value.storage in self._written or value.storage.shadow for value in own)
+            or (fresh and all(value.storage.nbytes <= KEPT_NBYTES for value in fresh))
+        ):
+            return
+        node.folded = True
+        for value in own:
+            if value.storage.shadow is None:
+                value.storage.shadow = Shadow()
+            value.storage.shadow.tensors[value] = self._tensors[value]
+        if node.writes:  # who read before and is not computed would now read what was written after
+            for other in node.after:
+                if not (other.folded or self._shapes.info(other.op).is_view):
+                    other.missed = True
 
 
-def _substitute(item: Any) -> Any:
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole storage of ``tensor``, as bytes."""
+    memory = torch.empty(0, dtype=torch.uint8)
+    return torch.ops.aten.set_.source_Storage(memory, _torch.TensorBase.untyped_storage(tensor))
+
+
+def _substitute(item: Any, tensor_of: Callable[[TrackedValue], torch.Tensor]) -> Any:
     if isinstance(item, TrackedValue):
-        return item.constant
+        return tensor_of(item)
     if isinstance(item, (list, tuple)):
-        return type(item)([_substitute(entry) for entry in item])
+        return type(item)([_substitute(entry, tensor_of) for entry in item])
     if isinstance(item, dict):
-        return {name: _substitute(entry) for name, entry in item.items()}
+        return {name: _substitute(entry, tensor_of) for name, entry in item.items()}
     return item

@@ -125,6 +125,9 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
         if needed:
             with tape.lock:
                 tape.sync(info.name if info.name != "_local_scalar_dense" else "item", needed, nbytes)
+        if info.mutates:
+            for tensor in written_tensors(info, args, kwargs):
+                tape.forget_shadow(tensor)
     refuse_forgotten((*args, *kwargs.values()))
     if info.counts_writes:
         count_writes(info, args, kwargs)

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import torch
+
 from .. import _torch
 from ..graph.ir import Graph, SyncPoint
 from .order import closure
@@ -81,6 +83,16 @@ class Pending:
     def finished(self, node: TrackedNode) -> None:
         """Called by the evaluator after each node."""
         self.pending.pop(node, None)
+        if node.writes and not node.folded:
+            for storage in node.writes:
+                storage.shadow = None
+
+    def forget_shadow(self, tensor: torch.Tensor) -> None:
+        """``tensor`` is about to be written without being recorded."""
+        if tensor.layout == torch.strided:
+            storage = self.storages.get(_torch.storage_address(tensor))
+            if storage is not None:
+                storage.shadow = None
 
     def _drop_unseen_views(self) -> None:
         """Views taken outside of a block that nobody holds any more need not run."""

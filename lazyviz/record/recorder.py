@@ -86,6 +86,8 @@ class Tape(Pending):
                 new_kwargs[name] = self._translate(item, by_type, values, tensors, key)
         except _NotDeferrable as reason:
             return self.run_now(op, info, args, kwargs, str(reason))
+        except _Placeholder:
+            return guard.dispatch(self, op, args, kwargs)
         except _ZeroTensor:
             if not any(is_pending(tensor) for tensor in guard.tensors_in((*args, *kwargs.values()))):
                 return op(*args, **kwargs)
@@ -100,11 +102,14 @@ class Tape(Pending):
             if not values and not info.returns_tensors:
                 return op(*args, **kwargs)  # e.g. profiler annotations
             if info.returns_numbers:
-                if constants.known(values):
-                    return constants.compute(op, new_args, new_kwargs)
+                tensors_known = constants.known(shapes, values)
+                if tensors_known is not None:
+                    return constants.compute(op, new_args, new_kwargs, tensors_known)
                 if info.name == "_has_same_storage_numel":  # asked for each pair of a value and its tangent
                     left, right = (value.storage.nbytes // value.dtype.itemsize for value in values)
                     return left == right
+                if not guard.needed_nodes(self, info, args, kwargs)[0]:
+                    return op(*args, **kwargs)  # real tensors that are owed nothing
                 name = "item" if info.name == "_local_scalar_dense" else info.name
                 return self.run_now(op, info, args, kwargs, name)
             try:
@@ -134,11 +139,6 @@ class Tape(Pending):
             if info.counts_writes:
                 guard.count_writes(info, args, kwargs)
 
-        folded: Any = None
-        known = inferred.small and not info.uncertain and constants.known(values)
-        if known:  # before anything is noted: an error here is the user's, at this line
-            folded = constants.compute(op, new_args, new_kwargs)
-
         graph = self.graph
         assert graph is not None
         node = TrackedNode(graph, op, new_args, new_kwargs)
@@ -150,11 +150,6 @@ class Tape(Pending):
         result = self._outputs(node, inferred, values, tensors)
         graph.nodes.append(node)
         self.pending[node] = None
-        if known:
-            constants.carry(node, folded)
-        else:
-            for storage in written:
-                storage.known = False
         if TrackedStorage.held_bytes > self.held_bytes_limit:
             self.sync("dropped inputs kept by the graph exceed the byte budget", list(self.pending))
         return result
@@ -206,6 +201,8 @@ class Tape(Pending):
             key.append(len(item))
             return cls([self._translate(entry, by_type, values, tensors, key) for entry in item])
         elif isinstance(item, torch.Tensor):
+            if isinstance(item, _torch.UninitializedTensorMixin):
+                raise _Placeholder
             value = self._from_outside(item)
         else:
             key.append(item)
@@ -252,8 +249,7 @@ class Tape(Pending):
         TensorRef(tensor, value)
         graph.inputs.append(value)
         self.outside[id(tensor)] = value
-        if not storage.has_pending_write:
-            constants.learn(value, tensor)
+        value.given = constants.is_given(tensor)
         return value
 
     def _is_foreign(self, tensor: torch.Tensor) -> bool:
@@ -337,7 +333,7 @@ class Tape(Pending):
             value = self.outside.pop(id(tensor), None)  # its metadata may change
             if value is not None:
                 release(value)
-                value.storage.known = False
+            self.forget_shadow(tensor)
         if info.counts_writes:
             guard.count_writes(info, args, kwargs)
         return op(*args, **kwargs)
@@ -382,7 +378,9 @@ class Tape(Pending):
         make_pending(tensor, value, data)
         if source.node is not None:
             source.node.outputs.append(value)
-            value.constant = source.constant
+            shadow = source.storage.shadow
+            if shadow is not None and source in shadow.tensors:
+                shadow.tensors[value] = shadow.tensors[source]
 
     def swap(self, exchange: Callable[[Any, Any], None], one: torch.Tensor, other: torch.Tensor) -> None:
         """``torch.utils.swap_tensors(one, other)``, which our weak references would forbid."""
@@ -412,7 +410,12 @@ class Tape(Pending):
 
     def value_of(self, tensor: torch.Tensor) -> TrackedValue | None:
         """The value recorded for a tensor, pending or from outside."""
-        return tensor.__dict__.get("_lazyviz") or self.outside.get(id(tensor))
+        value = tensor.__dict__.get("_lazyviz")
+        if value is None:
+            value = self.outside.get(id(tensor))
+            if value is None or value.tensor is None or value.tensor() is not tensor:
+                return None  # the id of one that has died since
+        return value
 
     def mark_parameters(self, nodes: Sequence[TrackedNode]) -> None:
         """Give their role to storages of parameters that a block made; only the tensor objects tell."""
@@ -435,6 +438,10 @@ class Tape(Pending):
 
 class _NotDeferrable(Exception):
     pass
+
+
+class _Placeholder(Exception):
+    """An argument is a lazy module's parameter that has no shape yet: there is nothing to wait for."""
 
 
 class _ZeroTensor(Exception):

@@ -148,7 +148,7 @@ def _output_mask(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 class OutputSpec:
     """One output: on fresh memory (``source`` None), a view of input ``source``, or that input itself."""
 
-    __slots__ = ("fresh", "itself", "meta", "nbytes", "small", "source")
+    __slots__ = ("fresh", "itself", "meta", "nbytes", "source")
 
     def __init__(self, meta: TensorMeta, source: int | None, itself: bool, fresh: int, nbytes: int) -> None:
         self.meta = meta
@@ -156,13 +156,12 @@ class OutputSpec:
         self.itself = itself
         self.fresh = fresh  # outputs with the same number share one new storage
         self.nbytes = nbytes  # of that storage
-        self.small = meta.device.type == "cpu" and nbytes <= 512
 
 
 class Inferred:
     """The cached answer for one call."""
 
-    __slots__ = ("container", "dtype", "on_meta", "outputs", "restructured", "small", "special", "to_cpu")
+    __slots__ = ("container", "dtype", "on_meta", "outputs", "restructured", "special", "to_cpu")
 
     def __init__(
         self,
@@ -175,7 +174,6 @@ class Inferred:
         self.container = container  # tuple or list the op returns, None for a bare tensor or nothing
         self.outputs = outputs
         self.restructured = restructured  # inputs whose metadata the op changes in place
-        self.small = all(spec is None or spec.small for spec in outputs)
         meta = next((spec.meta for spec in outputs if spec is not None), None)
         self.on_meta = meta is not None and meta.device.type == "meta"
         self.to_cpu = (

@@ -22,16 +22,31 @@ FORGOTTEN = "forgotten: lazyviz.reset() or a fork of the process dropped it befo
 """``Node.error`` of a node that will never run."""
 
 
+class Shadow:
+    """What a storage will hold once the nodes folded so far have run.
+
+    ``tensors`` are the values on it; ``memory`` all of it, as bytes, where that was
+    needed.  A ``lost`` one is no longer to be trusted.
+    """
+
+    __slots__ = ("lost", "memory", "tensors")
+
+    def __init__(self, memory: torch.Tensor | None = None, *, lost: bool = False) -> None:
+        self.memory = memory
+        self.lost = lost
+        self.tensors: dict[TrackedValue, torch.Tensor] = {}
+
+
 class TrackedStorage(Storage):
     """A storage with its pending accesses.
 
     ``writer`` is the last recorded node that writes it, ``readers`` the nodes that read
     it since.  ``live`` counts the user's tensors on it.  ``foreign`` memory can be
-    written by others (NumPy, shared memory); ``known`` means its content follows from
-    constants alone, see ``TrackedValue.constant``.
+    written by others (NumPy, shared memory); ``shadow`` is a copy that runs ahead of the
+    graph where its content can be told, see :mod:`lazyviz.record.constants`.
     """
 
-    __slots__ = ("address", "foreign", "graph", "known", "live", "readers", "uses", "writer")
+    __slots__ = ("address", "foreign", "graph", "live", "readers", "shadow", "uses", "writer")
 
     held_bytes: ClassVar[int] = 0  # outside memory that only pending nodes keep alive
 
@@ -43,7 +58,7 @@ class TrackedStorage(Storage):
         self.live = 0
         self.uses = 0
         self.foreign = False
-        self.known = False
+        self.shadow: Shadow | None = None
         self.address = 0  # of an external storage: identity of the C++ storage
         graph.storages.append(self)
 
@@ -60,11 +75,11 @@ class TrackedValue(Value):
     """A value with its links to tensors.
 
     ``tensor`` is a weak reference to the user's tensor object, ``real`` the computed (or
-    outside) tensor while pending nodes need it, ``uses`` their number, ``constant`` a
-    small CPU tensor holding the value where it follows from constants.
+    outside) tensor while pending nodes need it, ``uses`` their number; ``given`` is an
+    outside tensor whose content counts as known.
     """
 
-    __slots__ = ("constant", "real", "tensor", "uses")
+    __slots__ = ("given", "real", "tensor", "uses")
 
     storage: TrackedStorage
     node: TrackedNode | None
@@ -75,7 +90,7 @@ class TrackedValue(Value):
         super().__init__(meta, storage, node, index)
         self.tensor: TensorRef | None = None
         self.real: torch.Tensor | None = None
-        self.constant: torch.Tensor | None = None
+        self.given = False
         self.uses = 0
 
     @property
@@ -125,10 +140,11 @@ class TrackedNode(Node):
     """A node with what running it again exactly needs.
 
     ``sequence`` orders nodes of all graphs; ``draws`` is set for random operators;
-    ``grad_mode`` and ``inference_mode`` are those it was recorded under.
+    ``grad_mode`` and ``inference_mode`` are those it was recorded under.  ``folded``:
+    shadows hold its results; ``missed``: a shadow it would have to read has gone on.
     """
 
-    __slots__ = ("draws", "graph", "grad_mode", "inference_mode", "sequence")
+    __slots__ = ("draws", "folded", "grad_mode", "graph", "inference_mode", "missed", "sequence")
 
     _sequence = itertools.count()
 
@@ -144,3 +160,5 @@ class TrackedNode(Node):
         self.draws: DrawSequence | None = None
         self.grad_mode = True
         self.inference_mode = False
+        self.folded = False
+        self.missed = False

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from . import constants
 from .guard import nodes_before_access, tensors_in
 from .recorder import Tape
 from .rng import rng_state
@@ -110,6 +111,12 @@ class SyncPatches:
             with tape.lock:
                 tape.sync(cause, needed, tensor.numel() * tensor.element_size())
 
+    def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What ``tensor`` holds, if that can be told without evaluating anything."""
+        value = self.tape.value_of(tensor)
+        found = constants.known(self.tape.shapes, [value]) if value is not None else None
+        return found[value] if found is not None and value is not None else None
+
     # --- methods ------------------------------------------------------------------
 
     def _reader(self, original: Callable[..., Any], cause: str) -> Callable[..., Any]:
@@ -121,7 +128,7 @@ class SyncPatches:
             tape = patches.tape
             if tape.pending:
                 cls = type(tensor)
-                if cause == "tolist" and (constant := known_constant(tensor)) is not None:
+                if cause == "tolist" and (constant := patches.known(tensor)) is not None:
                     return constant.tolist()
                 patches.before_read(tensor, cause)
                 if type(tensor) is not cls:  # now a Parameter, say, with a method of its own
@@ -379,9 +386,3 @@ class SyncPatches:
                 return _original(*args, **kwargs)
 
             self._patches.set(torch.cuda, name, functools.wraps(original)(function))
-
-
-def known_constant(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The value of a pending tensor that follows from constants alone, else None."""
-    value = tensor.__dict__.get("_lazyviz")
-    return value.constant if value is not None and value.storage.known else None

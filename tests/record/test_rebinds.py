@@ -81,6 +81,15 @@ def test_lazy_modules_materialize():
         assert torch.equal(ours.grad, theirs.grad)
 
 
+def test_lazy_modules_are_cast_before_they_have_a_shape():
+    with lazyviz.lazy(allow_sync=False) as graph:
+        model = nn.LazyLinear(2).double()
+        out = model(torch.ones(3, 4, dtype=torch.float64))
+    graph.evaluate()
+    assert model.weight.dtype == torch.float64
+    assert torch.equal(out, model(torch.ones(3, 4, dtype=torch.float64)))
+
+
 def test_backward_in_a_later_cell_reaches_a_lazily_built_leaf():
     with lazyviz.lazy() as graph:
         w = torch.ones(3, requires_grad=True)

@@ -1,0 +1,138 @@
+"""Reads of small values that can be told without the graph are no sync points, and are right."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import lazyviz
+
+
+def test_a_view_of_an_outside_tensor_sees_what_is_written_through_another():
+    counts = torch.zeros(4, dtype=torch.long)
+    front = counts[:2]
+    with lazyviz.lazy() as graph:
+        before = front + 0
+        counts.add_(1)
+        assert front[0].item() == 1
+        front[1] = 7
+        assert counts.tolist() == [1, 7, 1, 1]
+        assert before.tolist() == [0, 0]
+    assert [point.cause for point in graph.sync_points] == ["tolist"]  # `before` reads what is gone by now
+    graph.evaluate()
+    assert counts.tolist() == [1, 7, 1, 1]
+
+
+def test_masks_and_positions_of_a_real_size_are_told_without_running():
+    ids = torch.randint(0, 100, (8, 512))
+    mask = torch.ones(8, 512, dtype=torch.long)
+    mask[3, 400:] = 0
+    with lazyviz.lazy(allow_sync=False) as graph:
+        causal = torch.ones(512, 512, dtype=torch.bool).tril()
+        assert not (causal[None] & mask[:, None].bool()).all()
+        assert mask.sum(-1).min().item() == 400
+        assert int(ids.max()) < 100
+        positions = mask.cumsum(-1) - 1
+        assert positions.max().item() == 511
+    assert graph.pending == len(graph.nodes)
+
+
+def test_data_is_not_told_ahead():
+    x, weight = torch.randn(5), torch.nn.Parameter(torch.ones(()))
+    with lazyviz.lazy() as graph:
+        (x * 2).sum().item()
+        (weight * 2).item()
+        torch.rand(()).item()
+    assert len(graph.sync_points) == 3
+
+
+def test_a_real_tensor_that_is_owed_nothing_is_read_without_a_sync_point():
+    x = torch.randn(())
+    with lazyviz.lazy(allow_sync=False):
+        assert x.item() == float(x)
+
+
+def test_a_value_too_large_to_be_cheap_is_a_sync_point():
+    with lazyviz.lazy() as graph:
+        assert torch.zeros(4_000_000, dtype=torch.long).sum().item() == 0
+    assert [point.cause for point in graph.sync_points] == ["item"]
+
+
+def test_what_was_told_ahead_survives_a_sync_in_between():
+    data, count = torch.randn(3), torch.zeros((), dtype=torch.long)
+    with lazyviz.lazy() as graph:
+        for step in range(1, 4):
+            count += 1
+            assert count.item() == step
+            (data * count).sum().item()
+    assert [point.cause for point in graph.sync_points] == ["item"] * 3
+    assert count.item() == 3
+
+
+def test_a_write_beside_the_record_is_seen():
+    count = torch.zeros(2, dtype=torch.long)
+    with lazyviz.lazy():
+        count += 1
+        assert count[0].item() == 1
+        count.resize_(1)  # a sync point: it exchanges memory
+        count.copy_(torch.from_numpy(np.array([5])))
+        assert (count + 1).item() == 6
+
+
+def test_an_unknown_write_ends_what_is_known_and_a_known_one_begins_it_again():
+    count, data = torch.zeros((), dtype=torch.long), torch.randn(4)
+    with lazyviz.lazy() as graph:
+        count += 1
+        assert count.item() == 1
+        count += data.argmax()
+        assert count.item() == 1 + int(data.argmax())
+        count.fill_(3)
+        count += 1
+        assert count.item() == 4
+    assert len(graph.sync_points) == 2  # argmax is not known, here and in the comparison
+    graph.evaluate()
+    assert count.item() == 4
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_reads_in_random_programs_of_views_and_writes_are_eagers(seed):
+    expected = _program(seed, torch.arange(6))
+    given = torch.arange(6)
+    with lazyviz.lazy() as graph:
+        reads, tensors = _program(seed, given)
+    assert reads == expected[0]
+    graph.evaluate()
+    for ours, theirs in zip(tensors, expected[1]):
+        assert torch.equal(ours, theirs)
+
+
+def _program(seed: int, base: torch.Tensor) -> tuple[list[object], list[torch.Tensor]]:
+    """Views, writes, reads and unknown data in random order on a few small tensors."""
+    dice = random.Random(seed)
+    torch.manual_seed(seed)
+    tensors = [base, base[1:4], torch.arange(3) * 2]
+    unknown = torch.randn(9).argsort()
+    reads: list[object] = []
+    for _ in range(40):
+        one, other = dice.choice(tensors), dice.choice(tensors)
+        move = dice.randrange(8)
+        if move == 0 and len(one) > 1:
+            tensors.append(one[dice.randrange(len(one) - 1) :])
+        elif move == 1:
+            tensors.append(one * 2 - 1)
+        elif move == 2:
+            one.add_(dice.randrange(5))
+        elif move == 3 and len(other) >= len(one):
+            one.copy_(other[: len(one)].clone())
+        elif move == 4 and dice.random() < 0.3:
+            one.add_(unknown[: len(one)])
+        elif move == 5:
+            tensors.append(torch.cat([one, other])[:9])
+        elif move == 6:
+            reads.append(one.tolist())
+        else:
+            reads.append((one.sum() + other[0]).item())
+    return reads, tensors
