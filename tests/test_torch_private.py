@@ -203,3 +203,16 @@ def test_our_own_inference_mode_is_torchs():
         with _torch.inference_mode(False):
             assert not torch.ones(1).is_inference()
     assert not torch.is_inference_mode_enabled()
+
+
+def test_the_wrapper_of_compiled_functions_is_known():
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    with lazyviz.lazy() as graph:
+        y = compiled(torch.ones(2, requires_grad=True) * 2)
+    assert [point.cause for point in graph.sync_points] == ["torch.compile"]  # else it was not noticed
+    assert not lazyviz.is_lazy(y)
+    compiled = torch.compile(lambda x: x.sin(), backend="aot_eager")
+    x = torch.ones(2, requires_grad=True)
+    assert _torch.is_compiled_backward(compiled(x).grad_fn)
+    assert _torch.CustomBackward in type(compiled(x).grad_fn).__mro__
+    torch.compiler.reset()
