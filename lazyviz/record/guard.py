@@ -139,7 +139,7 @@ def dispatch_opaque(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 def dispatch_traced(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Hand an op to the tracer below us (``make_fx``, ``torch.export``, fake tensors): its program, not ours."""
+    """Hand an op to the tracer below us (``make_fx``, fake tensors): it is part of its program."""
     evaluate_arguments(tape, args, kwargs, f"tracing {op}", write=True)
     return op(*args, **kwargs)
 
