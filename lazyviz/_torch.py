@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -247,20 +248,50 @@ def _pop_all() -> list[Any]:
     return popped
 
 
-# The guard below `torch.inference_mode`; what enters and leaves it is watched, see `refresh_modes`.
-InferenceGuard = torch._C._InferenceMode
-_enter_inference, _leave_inference = InferenceGuard.__enter__, InferenceGuard.__exit__
+# What is below `torch.inference_mode` and around compiled functions restores, when it is left, the
+# dispatch keys that were active when it was entered: see `refresh_modes`.
+_InferenceGuard = torch._C._InferenceMode
+KEY_GUARDS: tuple[Any, ...] = (_InferenceGuard, torch._C._ForceDispatchKeyGuard)
+_enter_inference, _leave_inference = _InferenceGuard.__enter__, _InferenceGuard.__exit__
 
 
 @contextmanager
 def inference_mode(enabled: bool) -> Iterator[None]:
     """``torch.inference_mode(enabled)`` for our own use, not watched."""
-    guard = InferenceGuard(enabled)
+    guard = _InferenceGuard(enabled)
     _enter_inference(guard)
     try:
         yield
     finally:
         _leave_inference(guard, None, None, None)
+
+
+# --- compilers --------------------------------------------------------------------
+
+# The class of autograd nodes of custom functions; its `_get_user_fn` gives their backward function.
+CustomBackward = torch.autograd.function.BackwardCFunction
+
+
+# Dynamo's hook on this thread's frames, and the mark of code that it leaves alone.
+_frames = torch._C._dynamo.eval_frame
+set_eval_frame = _frames.set_eval_frame
+
+
+def skip_code(code: CodeType) -> None:
+    """Have Dynamo run ``code`` as it is."""
+    strategy = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
+    _frames.set_code_exec_strategy(code, strategy)
+
+
+def is_compiled_backward(node: Any) -> bool:
+    """Whether an autograd node of a custom function runs a backward pass that ``torch.compile`` made."""
+    return hasattr(node._forward_cls, "_aot_id")
+
+
+def calls_compiled_function(frame: FrameType) -> bool:
+    """Whether ``frame`` is that of ``torch.compile``'s wrapper, which calls a compiled function."""
+    code = frame.f_code
+    return code.co_name == "compile_wrapper" and code.co_filename.endswith("eval_frame.py")
 
 
 # Tensors of torch.export and torch.compile: their own modes know what to do with them.

@@ -303,3 +303,16 @@ def test_a_node_knows_the_dtypes_of_its_gradients():
     values, _ = torch.linalg.eigh(torch.eye(2, dtype=torch.complex64, requires_grad=True))
     node = values.grad_fn
     assert [meta.dtype for meta in _torch.gradient_metadata(node)] == [torch.float32, torch.complex64]
+
+
+def test_the_wrapper_of_compiled_functions_is_known():
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    with lazyviz.lazy() as graph:
+        y = compiled(torch.ones(2) * 2)
+    assert [point.cause for point in graph.sync_points] == ["torch.compile"]  # else it was not noticed
+    assert not lazyviz.is_lazy(y)
+    compiled = torch.compile(lambda x: x.sin(), backend="aot_eager")
+    x = torch.ones(2, requires_grad=True)
+    assert _torch.is_compiled_backward(compiled(x).grad_fn)
+    assert _torch.CustomBackward in type(compiled(x).grad_fn).__mro__
+    torch.compiler.reset()

@@ -136,16 +136,31 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
 
 def dispatch_opaque(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a higher-order operator (``torch.cond``, flex attention) at once: it is not one kernel."""
+    evaluate_arguments(tape, args, kwargs, str(op), write=False)
+    with tape.paused():
+        return op(*args, **kwargs)
+
+
+def dispatch_traced(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Hand an op to the tracer below us (``make_fx``, fake tensors): it is part of its program."""
+    evaluate_arguments(tape, args, kwargs, f"tracing {op}", write=True)
+    return op(*args, **kwargs)
+
+
+def evaluate_arguments(
+    tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any], cause: str, *, write: bool
+) -> None:
+    """Evaluate what reading (or writing) any tensor of a call needs."""
+    if not tape.pending:
+        return
     needed = [
         node
         for tensor in tensors_in((*args, *kwargs.values()))
-        for node in nodes_before_access(tape, tensor, write=False)
+        for node in nodes_before_access(tape, tensor, write=write)
     ]
     if needed:
         with tape.lock:
-            tape.sync(str(op), needed)
-    with tape.paused():
-        return op(*args, **kwargs)
+            tape.sync(cause, needed)
 
 
 def refuse_forgotten(items: Any) -> None:

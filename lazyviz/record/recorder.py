@@ -41,6 +41,8 @@ class RecorderMode(_torch.TorchDispatchMode):
                 if issubclass(cls, _torch.TRACING_TENSORS):
                     return func(*args, **(kwargs or {}))  # export and compile run through their own modes
                 return NotImplemented  # another subclass unwraps itself first
+        if _torch.active_dispatch_modes():  # ours is off the stack in here: these are tracers, all below it
+            return guard.dispatch_traced(tape, func, args, kwargs or {})
         if type(func) is not OpOverload:
             return guard.dispatch_opaque(tape, func, args, kwargs or {})
         if (

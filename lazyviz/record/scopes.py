@@ -152,7 +152,7 @@ class Scopes:
             reference, key, role, name = found
             owner = reference()
             if isinstance(owner, torch.nn.Module):
-                owner = owner._parameters.get(key) if role == "parameter" else owner._buffers.get(key)
+                owner = getattr(owner, key, None)
             if owner is tensor:
                 return role, name
         if isinstance(tensor, torch.nn.Parameter):

@@ -271,6 +271,17 @@ class SyncPatches:
             return make_subclass(cls, data, *args, **kwargs)
 
         self._patches.set(torch.Tensor, "_make_subclass", staticmethod(_make_subclass))
+        construct = torch.Tensor.__new__
+
+        def new_tensor(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if cls is torch.Tensor:
+                return construct(cls, *args, **kwargs)
+            for tensor in tensors_in((*args, *kwargs.values())):
+                self.before_read(tensor, f"{cls.__name__}()")
+            with _torch.excluding_python():  # it takes only a tensor that has no class yet
+                return construct(cls, *args, **kwargs)
+
+        self._patches.set(torch.Tensor, "__new__", staticmethod(new_tensor))
         for cls in (torch.nn.parameter.UninitializedParameter, torch.nn.parameter.UninitializedBuffer):
             new = cls.__new__
 

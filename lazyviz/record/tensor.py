@@ -98,10 +98,15 @@ def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
     attributes = tensor.__dict__
     attributes.pop("_lazyviz", None)
     cls = attributes.pop("_lazyviz_class", None)
-    # nn.Parameter marks wrapper subclasses with `_is_param` instead of giving them its class.
-    is_parameter = attributes.pop("_is_param", False)
     if cls is None:
-        cls = torch.nn.Parameter if is_parameter else torch.Tensor
+        cls = torch.Tensor
+        # nn.Parameter marks wrapper subclasses with `_is_param` instead of giving them its class.
+        # Others put the mark on tensors with history, which stay what they are.
+        if "_is_param" in attributes and tensor.is_leaf:
+            del attributes["_is_param"]
+            cls = torch.nn.Parameter
+    elif issubclass(cls, torch.nn.Parameter):
+        attributes.pop("_is_param", None)
     _torch.become_real(tensor, real, cls)
 
 

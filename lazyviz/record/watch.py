@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from .. import _torch
 from .composites import CompositeKernels
@@ -34,6 +38,7 @@ class Watch:
         self._composites = CompositeKernels(tape, self._reads.before_read)
         self._scopes = ScopePatches(tape.scopes, tape.value_of)
         self._patches = Patches()
+        self.away = False  # while compiled code runs
 
     def begin_recording(self) -> None:
         if not _torch.has_mode(self._mode):
@@ -45,7 +50,7 @@ class Watch:
             self._start = threading.Thread.start
             threading.Thread.start = self._guarded_start()  # type: ignore[method-assign, assignment]
         if not self._patches:
-            self._watch_inference_mode()
+            self._watch_guards()
         self._scopes.install()
         self._formulas.install()
         _torch.support_foreach(LazyTensor)
@@ -68,24 +73,92 @@ class Watch:
 
         return guarded_start
 
-    def _watch_inference_mode(self) -> None:
-        """Inference modes that are left restore the dispatch keys from when they were entered."""
-        guard, local = _torch.InferenceGuard, self._thread
-        enter, leave = guard.__enter__, guard.__exit__
+    def _watch_guards(self) -> None:
+        """Follow what restores dispatch keys, and the calls of compiled functions."""
+        for guard in _torch.KEY_GUARDS:
+            self._patches.set(guard, "__enter__", self._entering(guard.__enter__))
+            self._patches.set(guard, "__exit__", self._leaving(guard.__exit__))
+        backward_of = _torch.CustomBackward._get_user_fn
 
-        def __enter__(mode: Any) -> Any:
+        @functools.wraps(backward_of)
+        def _get_user_fn(node: Any) -> Callable[..., Any]:
+            function = backward_of(node)
+            return (
+                self._at_once(function, "compiled backward")
+                if _torch.is_compiled_backward(node)
+                else function
+            )
+
+        self._patches.set(_torch.CustomBackward, "_get_user_fn", _get_user_fn)
+        self._patches.set(torch.export, "export", self._at_once(torch.export.export, "torch.export"))
+
+    def _entering(self, enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        local = self._thread
+
+        def __enter__(guard: Any) -> Any:
+            compiler = _torch.set_eval_frame(None)  # it is on already, and would compile us
             local.entered = getattr(local, "entered", 0) + 1
-            return enter(mode)
+            result = enter(guard)
+            if _torch.calls_compiled_function(sys._getframe(1)):
+                region = self._suspended("torch.compile")
+                region.__enter__()
+                local.regions = {**getattr(local, "regions", {}), id(guard): region}
+            _torch.set_eval_frame(compiler)
+            return result
 
-        def __exit__(mode: Any, *error: Any) -> Any:
-            result = leave(mode, *error)
+        _torch.skip_code(__enter__.__code__)
+        return __enter__
+
+    def _leaving(self, leave: Callable[..., Any]) -> Callable[..., Any]:
+        local = self._thread
+
+        def __exit__(guard: Any, *error: Any) -> Any:
+            region = getattr(local, "regions", {}).pop(id(guard), None)
+            result = leave(guard, *error)
             local.entered = getattr(local, "entered", 0) - 1
             _torch.refresh_modes()
+            if region is not None:
+                region.__exit__(None, None, None)
             self.release()
             return result
 
-        self._patches.set(guard, "__enter__", __enter__)
-        self._patches.set(guard, "__exit__", __exit__)
+        return __exit__
+
+    def _at_once(self, function: Callable[..., Any], cause: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def at_once(*args: Any, **kwargs: Any) -> Any:
+            with self._suspended(cause):
+                return function(*args, **kwargs)
+
+        return at_once
+
+    @contextmanager
+    def _suspended(self, cause: str) -> Iterator[None]:
+        """Evaluate all that is pending, and take no part in PyTorch until the end of the context.
+
+        A compiler takes our mode and patches for a part of the user's program, and compiled
+        code reads memory as it likes.
+        """
+        tape = self._tape
+        if self.away or (tape.graph is not None and tape.owner != threading.get_ident()):
+            yield
+            return
+        if tape.pending:
+            with tape.lock:
+                tape.sync(cause, list(tape.pending))
+        recording = tape.graph is not None
+        phase = tape.scopes.phase
+        self.away = True
+        self._scopes.remove()
+        self._remove()
+        _torch.remove_mode(self._mode)
+        try:
+            yield
+        finally:
+            self.away = False
+            if recording:
+                self.begin_recording()
+                tape.scopes.phase = phase
 
     def end_recording(self) -> None:
         self._scopes.remove()
@@ -93,15 +166,18 @@ class Watch:
         self.release()
 
     def release(self) -> None:
-        """Leave PyTorch as it was, if nothing is recording or pending."""
+        """Leave PyTorch as it was, if nothing is recorded or pending."""
         if self._tape.graph is not None or self._tape.pending:
             return
+        self._remove()
+        # Backward passes, inference modes and their like bring back what was active when they were entered.
+        if getattr(self._thread, "entered", 0) <= 0 and not self._tape.in_autograd():
+            _torch.remove_mode(self._mode)
+            self._patches.restore()
+
+    def _remove(self) -> None:
         if self._reads.installed:
             self._reads.remove()
             self._composites.remove()
             threading.Thread.start = self._start  # type: ignore[method-assign]
         _torch.withdraw_foreach(LazyTensor)
-        # Backward passes and inference modes bring back what was active when they were entered.
-        if getattr(self._thread, "entered", 0) <= 0 and not self._tape.in_autograd():
-            _torch.remove_mode(self._mode)
-            self._patches.restore()

@@ -206,7 +206,7 @@ def test_higher_order_operators_inside_and_beside_a_block():
     with lazyviz.lazy() as graph:
         inside = choose(x, x * 2)
         pending = x * 5
-    assert [point.cause for point in graph.sync_points] == ["cond"]
+    assert [point.cause for point in graph.sync_points] == ["torch.compile"]
     assert choose(x, x).tolist() == [2, 2, 2]
     assert inside.tolist() == [3, 3, 3]
     assert pending.tolist() == [5, 5, 5]
