@@ -92,7 +92,7 @@ def doubtful(inputs: Sequence[Any], result: Any) -> bool:
     if any(value.meta.device.type == "meta" for value in inputs):
         return False
     results = result if isinstance(result, (list, tuple)) else [result]
-    made = sum(item.nbytes for item in results if isinstance(item, torch.Tensor))
+    made = sum(item.numel() * item.element_size() for item in results if isinstance(item, torch.Tensor))
     return _nbytes(inputs) + made <= _LARGEST_DOUBTFUL_NBYTES
 
 
