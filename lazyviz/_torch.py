@@ -322,11 +322,14 @@ def override_composites(kernels: Mapping[str, Callable[..., Any]]) -> Callable[[
     return library._destroy
 
 
+def forward_mode_active() -> bool:
+    """Whether tensors may carry forward-mode derivatives, which below autograd cannot be seen."""
+    return forward_ad._current_level >= 0
+
+
 def has_tangent(tensor: torch.Tensor) -> bool:
     """Whether a forward-mode derivative is carried with ``tensor``."""
-    if forward_ad._current_level < 0:
-        return False
-    return forward_ad.unpack_dual(tensor).tangent is not None
+    return forward_mode_active() and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 # --- autograd ---------------------------------------------------------------------

@@ -174,7 +174,7 @@ class Tape(Pending):
             and args[1].dtype == value.meta.dtype
             and args[1].shape == value.meta.shape
             and not _torch.is_zero_tensor(args[1])
-            and not (_torch.has_tangent(args[0]) or _torch.has_tangent(args[1]))
+            and not _torch.forward_mode_active()
             and _torch.engine_is_sole_owner(args)
         )
 
