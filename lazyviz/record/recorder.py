@@ -68,6 +68,12 @@ class Tape(Pending):
                 return args[0]
             if info.zeros:
                 return op(*args, **kwargs)  # a tensor without memory, which the layers above see through
+            if (
+                info.resizes
+                and not kwargs
+                and args[0].shape == torch.Size(getattr(args[1], "shape", args[1]))
+            ):
+                return args[0]
         values: list[TrackedValue] = []
         tensors: list[torch.Tensor] = []
         key: list[Any] = [op, torch.get_default_dtype(), torch.is_grad_enabled()]
@@ -118,6 +124,9 @@ class Tape(Pending):
             if inferred.to_cpu:
                 return self.run_now(op, info, args, kwargs, "copy to the CPU")
             if any(type(tensors[at]) is not LazyTensor for at, _ in inferred.restructured):
+                if info.metadata_write:  # pending nodes have their own alias of the memory
+                    self._forget_outside(args[0])
+                    return op(*args, **kwargs)
                 return self.run_now(op, info, args, kwargs, f"{info.name} restructures an outside tensor")
             if inferred.dtype is not None and new_kwargs.get("dtype") is None:
                 new_kwargs["dtype"] = inferred.dtype  # the default may change before the run
@@ -302,13 +311,19 @@ class Tape(Pending):
         needed, nbytes = guard.needed_nodes(self, info, args, kwargs)
         self.sync(cause, needed, nbytes)
         for tensor in guard.written_tensors(info, args, kwargs):
-            value = self.outside.pop(id(tensor), None)  # its metadata may change
+            value = self._forget_outside(tensor)
             if value is not None:
-                release(value)
                 value.storage.known = False
         if info.counts_writes:
             guard.count_writes(info, args, kwargs)
         return op(*args, **kwargs)
+
+    def _forget_outside(self, tensor: torch.Tensor) -> TrackedValue | None:
+        """Before ``tensor``'s metadata may change: what was recorded shows its old form."""
+        value = self.outside.pop(id(tensor), None)
+        if value is not None:
+            release(value)
+        return value
 
     def record_view(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A view of a pending tensor taken outside of a block: recorded, not evaluated.

@@ -66,8 +66,8 @@ class OpInfo:
     __slots__ = (
         "argument_names", "by_type", "counts_writes", "draws", "fills_dtype", "generator",
         "hidden_condition", "hidden_writes",
-        "is_view", "lifts", "metadata_only", "mutable_kwargs",
-        "mutable_positions", "mutates", "name", "needs_storage", "returned", "returns_numbers",
+        "is_view", "lifts", "metadata_only", "metadata_write", "mutable_kwargs",
+        "mutable_positions", "mutates", "name", "needs_storage", "resizes", "returned", "returns_numbers",
         "returns_tensors",
         "special", "set_like", "uncertain", "zeros",
     )  # fmt: skip
@@ -131,8 +131,10 @@ class OpInfo:
             "_resize_output_",
             "_sparse_coo_tensor_unsafe",
         }
+        self.metadata_write = torch.Tag.inplace_view in tags and not self.set_like  # t_, squeeze_, ...
         self.zeros = self.name == "_efficientzerotensor"
-        self.special = self.metadata_only or self.lifts or self.zeros
+        self.resizes = self.name in ("resize_", "resize_as_")
+        self.special = self.metadata_only or self.lifts or self.zeros or self.resizes
         # An op that returns nothing is a check, which can fail as well when the graph runs.
         self.returns_numbers = bool(schema.returns) and not self.returns_tensors and not self.mutates
         self.uncertain = self.name.startswith(("empty", "new_empty", "_empty")) or self.draws
