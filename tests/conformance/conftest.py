@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch.testing._internal import common_utils
+from torch.testing._internal.opinfo import core
 
 from .scoreboard import Scoreboard
 
@@ -25,6 +28,22 @@ def scoreboard(request: pytest.FixtureRequest) -> Scoreboard:
 def everything(request: pytest.FixtureRequest) -> bool:
     """Whether all samples are wanted (``make test-all``), not only the representative ones."""
     return bool(request.config.getoption("--all"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Samples are small: threads cost more than they give, and other processes have the other cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def untracked_samples(monkeypatch):
+    """Sample generators look for a unittest on the stack, which takes most of the time of a sweep."""
+    for module in (common_utils, core):
+        monkeypatch.setattr(module, "extract_test_fn", lambda: None)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
