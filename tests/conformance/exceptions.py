@@ -70,3 +70,22 @@ IN_PLACE: dict[str, str] = {}
 OUT: dict[str, str] = {
     "lu": _RESIZE,
 }
+
+# Entries of the databases of custom operators, autograd functions and higher-order operators.
+_NUMPY = "it reads its tensors with NumPy"
+_PROGRAM = "one operator that stands for a program, which is run at once"
+OTHER: dict[str, str] = {
+    "NumpyCubeAutogradFunction": _NUMPY,
+    "NumpyExpMarkDirtyAutogradFunction": _NUMPY,
+    "NumpyMulAutogradFunction": _NUMPY,
+    "NumpyNMSCustomOp": _SHAPE,
+    "NumpyNonzeroCustomOp": _SHAPE,
+    "NumpySortAutogradFunction": _NUMPY,
+    "NumpySplitCopyWithIntCustomOp": "it returns a Python number",
+    "NumpyTakeAutogradFunction": _NUMPY,
+    "cond.simple": "which branch runs depends on data",
+    "invoke_quant_packed.simple": _PROGRAM,
+    "map.nested": _PROGRAM,
+    "map.simple": _PROGRAM,
+    "map.triple_nested": _PROGRAM,
+}

@@ -2,50 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import OpInfo
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
+from .entries import backward, forward, name_of
 from .exceptions import BACKWARD, FORWARD, IN_PLACE, OUT, UNINITIALIZED
-from .trials import Trials, compare, tensors_of
+from .trials import compare
 
 FURTHER_DTYPES = (torch.float64, torch.int64, torch.bool, torch.complex64, torch.bfloat16)
-
-
-def name_of(entry: OpInfo) -> str:
-    return entry.name + (f".{entry.variant_test_name}" if entry.variant_test_name else "")
 
 
 def supporting(dtype: torch.dtype) -> list[Any]:
     return [
         pytest.param(entry, id=name_of(entry)) for entry in op_db if dtype in entry.supported_dtypes("cpu")
     ]
-
-
-@pytest.fixture
-def judge(scoreboard, everything):
-    """Note what became of an entry, and fail where it is not what it should be."""
-
-    def judge(suite: str, entry: OpInfo, trials: Trials, *listed: Mapping[str, str]) -> None:
-        name = name_of(entry)
-        scoreboard.add(suite, name, trials.outcome, trials.samples, trials.syncs)
-        assert not trials.differences, "\n".join(trials.differences[:5])
-        assert not trials.unstable or name in UNINITIALIZED, "eager differs from itself"
-        is_listed = any(name in reasons for reasons in listed)
-        assert is_listed or not trials.syncs, f"sync points that exceptions.py does not list: {trials.syncs}"
-        if everything and listed and name in listed[-1]:
-            assert trials.syncs, "exceptions.py lists it, but it has no sync point"
-
-    return judge
-
-
-def forward(entry: OpInfo) -> Callable[[Any], Any]:
-    return lambda sample: entry(sample.input, *sample.args, **sample.kwargs)
 
 
 @pytest.mark.parametrize("entry", supporting(torch.float32))
@@ -75,25 +49,6 @@ def test_forward_of_further_dtypes(dtype, entry, judge, everything):
         uninitialized=name_of(entry) in UNINITIALIZED,
     )
     judge(f"op forward {str(dtype).removeprefix('torch.')}", entry, trials, FORWARD, {})
-
-
-def backward(entry: OpInfo) -> Callable[[Any], Any]:
-    def program(sample: Any) -> Any:
-        result = entry(sample.input, *sample.args, **sample.kwargs)
-        outputs = [
-            leaf
-            for leaf in tree_leaves(sample.output_process_fn_grad(result))
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-        ]
-        weights = [
-            torch.linspace(-0.75, 1.25, output.numel()).reshape(output.shape).to(output.dtype)
-            for output in outputs
-        ]
-        if outputs:
-            torch.autograd.backward(outputs, weights)
-        return result, [tensor.grad for tensor in tensors_of(sample) if tensor.is_leaf]
-
-    return program
 
 
 @pytest.mark.parametrize(
