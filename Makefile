@@ -7,11 +7,11 @@ IN_VENV := $(VENV)/bin/python
 OPEN ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench picture clean
+.PHONY: help demo test test-all lint format bench picture clean
 
 help: ## this list
 	@echo "lazyviz: see what a PyTorch cell will do before it does it"
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
 demo: ## set up, run notebooks/quickstart.ipynb, show what it made (OPEN=0: do not open JupyterLab)
 	@$(PYTHON) scripts/environment.py demo
@@ -20,6 +20,10 @@ demo: ## set up, run notebooks/quickstart.ipynb, show what it made (OPEN=0: do n
 test: ## set up, then lint, types, Python, notebook, JavaScript and browser tests
 	@$(PYTHON) scripts/environment.py test
 	@$(IN_VENV) scripts/check.py
+
+test-all: ## the same with every conformance sample; writes docs/conformance.md
+	@$(PYTHON) scripts/environment.py test
+	@$(IN_VENV) scripts/check.py --all
 
 lint: ## only the linters and the type checkers
 	@$(PYTHON) scripts/environment.py test

@@ -1,6 +1,6 @@
 """Every check of `make test`, one after the other; what fails is shown, the rest still runs.
 
-.venv/bin/python scripts/check.py [--only lint]
+.venv/bin/python scripts/check.py [--only lint | --all]
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ class Check:
     command: tuple[str, ...]
     lint: bool = False
     stream: bool = False
+    more: tuple[str, ...] = ()  # arguments of `make test-all`
     env: dict[str, str] = field(default_factory=dict)
 
 
 NPM = ("scripts/js_build.py", "npm", "run", "--silent")
 BROWSER = "tests/browser"
+EVERYTHING = ("--all", "--scores=docs/conformance.md", "--scores=out/conformance.json")
 
 CHECKS = (
     Check("ruff check", ("-m", "ruff", "check", "."), lint=True),
@@ -36,7 +38,7 @@ CHECKS = (
     Check("mypy", ("-m", "mypy"), lint=True),
     Check("eslint", (*NPM, "lint"), lint=True),
     Check("tsc", (*NPM, "typecheck"), lint=True),
-    Check("Python tests", ("-m", "pytest", f"--ignore={BROWSER}"), stream=True),
+    Check("Python tests", ("-m", "pytest", f"--ignore={BROWSER}"), stream=True, more=EVERYTHING),
     # The kernel is another process, and nbval's own warnings are not ours: errors in cells are what counts.
     Check("notebooks", ("-m", "pytest", "--nbval-lax", "-W", "default", "notebooks"), stream=True),
     Check("JavaScript tests", (*NPM, "test")),
@@ -48,9 +50,11 @@ def main(args: list[str]) -> int:
     """Run the checks; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=["lint"], help="only the linters and type checkers")
-    only = parser.parse_args(args).only
+    parser.add_argument("--all", action="store_true", help="every conformance sample; takes about an hour")
+    options = parser.parse_args(args)
+    only = options.only
     checks = [check for check in CHECKS if check.lint or only is None]
-    name = "make lint" if only else "make test"
+    name = "make lint" if only else "make test-all" if options.all else "make test"
     if importlib.util.find_spec("lazyviz") is None:
         say(f"lazyviz is not installed in {sys.prefix}; use `{name}`, which sets everything up")
         return 1
@@ -60,7 +64,8 @@ def main(args: list[str]) -> int:
     begin = time.monotonic()
     for check in checks:
         try:
-            run(check.title, [sys.executable, *check.command], stream=check.stream, env={**env, **check.env})
+            command = [sys.executable, *check.command, *(check.more if options.all else ())]
+            run(check.title, command, stream=check.stream, env={**env, **check.env})
         except StepFailed as error:
             say(f"   {error}")
             failed.append(check.title)

@@ -10,6 +10,7 @@ it is a gradient's formula that asks, see :mod:`lazyviz.record.formulas`.)
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -42,6 +43,10 @@ class CompositeKernels:
                     "linalg_eigvals": self._eigvals,
                     "linalg_eigvalsh": self._eigvalsh,
                     "linalg_svdvals": self._svdvals,
+                    "linalg_matrix_rank.atol_rtol_float_out": _rank_out,
+                    "linalg_matrix_rank.atol_rtol_tensor_out": _rank_out,
+                    "linalg_matrix_rank.out": _rank_out,
+                    "linalg_matrix_rank.out_tol_tensor": _rank_out,
                     "matmul": self._matmul,
                     "matmul.out": self._matmul_out,
                     "nanquantile": self._quantile("nanquantile"),
@@ -103,6 +108,11 @@ class CompositeKernels:
             return original(tensor, q, dim, keepdim, interpolation=interpolation)
 
         return quantile
+
+
+def _rank_out(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """The rank, in ``out``: under a mode ATen computes it and does not write it there."""
+    return torch.add(torch.ops.aten.linalg_matrix_rank(*args, **kwargs), 0, out=out)
 
 
 def _plain(*tensors: torch.Tensor) -> bool:

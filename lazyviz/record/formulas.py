@@ -30,10 +30,7 @@ from .sync import Patches
 # By the names of their autograd nodes.
 GRADIENTS = frozenset(
     {
-        "CumprodBackward0",
-        "LinalgDetBackward0",
         "LinalgEigBackward0",
-        "LinalgMatrixExpBackward0",
         "MaskedFillBackward1",
         "MaxBackward1",
         "MedianBackward0",
@@ -44,6 +41,8 @@ GRADIENTS = frozenset(
         "ProdBackward1",
     }
 )
+# Only where gradients are to be differentiated again.
+GRADIENTS_WITH_GRAPH = frozenset({"CumprodBackward0", "LinalgDetBackward0", "LinalgMatrixExpBackward0"})
 # Only of complex tensors: eager looks whether the loss depends on the phase of a vector.
 COMPLEX_GRADIENTS = frozenset({"LinalgEighBackward0", "LinalgSvdBackward0"})
 
@@ -75,11 +74,12 @@ class FormulaPatches:
             if tape.graph is None or tape.pauses:
                 return original(outputs, *args, **kwargs)
             plain = PlainTensors(tape, self._mode)
+            create_graph = bool(args[2])
             handles: list[Any] = []
             makers: dict[Any, list[Any]] = {}  # of each gradient: the nodes whose results it is the sum of
             try:
                 for node in _autograd_nodes(outputs):
-                    if _asks(node):
+                    if _asks(node, create_graph):
                         handles.append(node.register_prehook(functools.partial(_before, plain, tape, node)))
                         handles.append(node.register_hook(lambda inputs, outputs: plain.end()))
                     for edge in node.next_functions:
@@ -136,11 +136,13 @@ class PlainTensors:
             self._off = False
 
 
-def _asks(node: Any) -> bool:
+def _asks(node: Any, create_graph: bool) -> bool:
     """Whether a node's formula is another one for tensors that are not plain."""
     name = node.name()
-    return name in GRADIENTS or (
-        name in COMPLEX_GRADIENTS and any(meta.dtype.is_complex for meta in _torch.gradient_metadata(node))
+    return (
+        name in GRADIENTS
+        or (create_graph and name in GRADIENTS_WITH_GRAPH)
+        or (name in COMPLEX_GRADIENTS and any(m.dtype.is_complex for m in _torch.gradient_metadata(node)))
     )
 
 

@@ -74,6 +74,8 @@ class Tape(Pending):
             if info.adds and self.summing is not None and self._sums_in_place(args):
                 torch.autograd.graph.increment_version(args[0])
                 return self.record(torch.ops.aten.add_.Tensor, args, kwargs)
+            if info.resizes and not kwargs and args[0].shape == torch.Size(getattr(args[1], "shape", args[1])):
+                return args[0]
         if info.is_view and type(args[0]) is not LazyTensor and self._is_foreign(args[0]):
             return op(*args, **kwargs)  # what others write later shows in views, but not in a snapshot
         values: list[TrackedValue] = []
@@ -130,6 +132,9 @@ class Tape(Pending):
             if inferred.to_cpu:
                 return self.run_now(op, info, args, kwargs, "copy to the CPU")
             if any(type(tensors[at]) is not LazyTensor for at, _ in inferred.restructured):
+                if info.metadata_write:  # pending nodes have their own alias of the memory
+                    self._forget_outside(args[0])
+                    return op(*args, **kwargs)
                 return self.run_now(op, info, args, kwargs, f"{info.name} restructures an outside tensor")
             if inferred.dtype is not None and new_kwargs.get("dtype") is None:
                 new_kwargs["dtype"] = inferred.dtype  # the default may change before the run
@@ -333,13 +338,18 @@ class Tape(Pending):
         needed, nbytes = guard.needed_nodes(self, info, args, kwargs)
         self.sync(cause, needed, nbytes)
         for tensor in guard.written_tensors(info, args, kwargs):
-            value = self.outside.pop(id(tensor), None)  # its metadata may change
-            if value is not None:
-                release(value)
+            self._forget_outside(tensor)
             self.forget_shadow(tensor)
         if info.counts_writes:
             guard.count_writes(info, args, kwargs)
         return op(*args, **kwargs)
+
+    def _forget_outside(self, tensor: torch.Tensor) -> TrackedValue | None:
+        """Before ``tensor``'s metadata may change: what was recorded shows its old form."""
+        value = self.outside.pop(id(tensor), None)
+        if value is not None:
+            release(value)
+        return value
 
     def record_view(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A view of a pending tensor taken outside of a block: recorded, not evaluated.

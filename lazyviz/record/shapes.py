@@ -65,8 +65,8 @@ class OpInfo:
     __slots__ = (
         "adds", "argument_names", "by_type", "counts_writes", "draws", "fills_dtype", "generator",
         "hidden_condition", "hidden_writes",
-        "is_view", "lifts", "metadata_only", "mutable_kwargs",
-        "mutable_positions", "mutates", "name", "needs_storage", "returned", "returns_numbers",
+        "is_view", "lifts", "metadata_only", "metadata_write", "mutable_kwargs",
+        "mutable_positions", "mutates", "name", "needs_storage", "resizes", "returned", "returns_numbers",
         "returns_tensors",
         "special", "set_like", "uncertain", "zeros",
     )  # fmt: skip
@@ -130,9 +130,11 @@ class OpInfo:
             "_resize_output_",
             "_sparse_coo_tensor_unsafe",
         }
+        self.metadata_write = torch.Tag.inplace_view in tags and not self.set_like  # t_, squeeze_, ...
         self.zeros = self.name == "_efficientzerotensor"
         self.adds = op is torch.ops.aten.add.Tensor
-        self.special = self.metadata_only or self.lifts or self.zeros or self.adds
+        self.resizes = self.name in ("resize_", "resize_as_")
+        self.special = self.metadata_only or self.lifts or self.zeros or self.adds or self.resizes
         # An op that returns nothing is a check, which can fail as well when the graph runs.
         self.returns_numbers = bool(schema.returns) and not self.returns_tensors and not self.mutates
         # Never run for a constant: results differ, or a kernel of the user's own could do anything.

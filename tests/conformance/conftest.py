@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
+from torch.testing._internal import common_utils
+from torch.testing._internal.opinfo import core
+from torch.testing._internal.opinfo.core import OpInfo
 
+from .entries import name_of
+from .exceptions import UNINITIALIZED
 from .scoreboard import Scoreboard
+from .trials import Trials
 
 _board = pytest.StashKey[Scoreboard]()
 
@@ -25,6 +33,39 @@ def scoreboard(request: pytest.FixtureRequest) -> Scoreboard:
 def everything(request: pytest.FixtureRequest) -> bool:
     """Whether all samples are wanted (``make test-all``), not only the representative ones."""
     return bool(request.config.getoption("--all"))
+
+
+@pytest.fixture
+def judge(scoreboard, everything):
+    """Note what became of an entry, and fail where it is not what it should be."""
+
+    def judge(suite: str, entry: OpInfo, trials: Trials, *listed: Mapping[str, str]) -> None:
+        name = name_of(entry)
+        scoreboard.add(suite, name, trials.outcome, trials.samples, trials.syncs)
+        assert not trials.differences, "\n".join(trials.differences[:5])
+        assert not trials.unstable or name in UNINITIALIZED, "eager differs from itself"
+        is_listed = any(name in reasons for reasons in listed)
+        assert is_listed or not trials.syncs, f"sync points that exceptions.py does not list: {trials.syncs}"
+        if everything and listed and name in listed[-1]:
+            assert trials.syncs, "exceptions.py lists it, but it has no sync point"
+
+    return judge
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Samples are small: threads cost more than they give, and other processes have the other cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def untracked_samples(monkeypatch):
+    """Sample generators look for a unittest on the stack, which takes most of the time of a sweep."""
+    for module in (common_utils, core):
+        monkeypatch.setattr(module, "extract_test_fn", lambda: None)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

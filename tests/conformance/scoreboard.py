@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import exceptions
+
 EQUAL = "equal"  # the same bits as eager
 NONDETERMINISTIC = "nondeterministic"  # eager differs from itself: only metadata could be compared
 FAILING = "failing"  # anything else, expected or not
@@ -32,6 +34,15 @@ PEERS = (
     "                  12 of 120 module cases failing.",
     "Koila: of the same op entries 89 lazy, 68 failing.",
 )
+
+_PREFACE = """# Conformance with eager PyTorch
+
+Made by `make test-all` from what it ran: every entry of PyTorch's own databases, twice in eager mode and
+once lazily. Bit-equal means values, shapes, strides, dtypes, written inputs, shared memory and the state of
+the generator. "Differ in eager" are entries that return uninitialized memory: eager differs from itself, and
+only metadata is compared. Fully deferred means that nothing ran before `evaluate()`; each of the others is
+listed below with its reason.
+"""
 
 
 @dataclass
@@ -125,8 +136,24 @@ class Scoreboard:
         peers = " ".join(line.strip() for line in PEERS)
         return "\n".join([head, rule, *body, "", f"Peers, as published. {peers}", ""])
 
+    def document(self) -> str:
+        """A page with the table and the reasons of the exceptions."""
+        lists = [
+            ("Operators with a sync point", exceptions.FORWARD),
+            ("More, for their gradients", exceptions.BACKWARD),
+            ("More, with `out=`", exceptions.OUT),
+            ("More, in place", exceptions.IN_PLACE),
+            ("Custom and higher-order operators with a sync point", exceptions.OTHER),
+        ]
+        parts = [_PREFACE, self.markdown()]
+        for title, reasons in lists:
+            if reasons:
+                rows = [f"| `{name}` | {reason} |" for name, reason in sorted(reasons.items())]
+                parts.append("\n".join([f"## {title}\n", "| entry | reason |", "|---|---|", *rows, ""]))
+        return "\n".join(parts)
+
     def write(self, path: Path) -> None:
-        """The table as ``.md``, or everything as ``.json``."""
+        """A page as ``.md``, or everything as ``.json``."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = self.markdown() if path.suffix == ".md" else json.dumps(self.to_json(), indent=1) + "\n"
+        content = self.document() if path.suffix == ".md" else json.dumps(self.to_json(), indent=1) + "\n"
         path.write_text(content)

@@ -118,3 +118,12 @@ def test_vmap_and_grad_are_seen_as_in_eager():
         return torch.vmap(torch.linalg.svdvals)(batch), torch.vmap(gradient)(batch)
 
     both_ways(program)
+
+
+def test_a_rank_is_written_to_out():
+    def program():
+        out = torch.zeros((), dtype=torch.int64)
+        torch.linalg.matrix_rank(numbers(4, 4), out=out)
+        return out, torch.linalg.matrix_rank(numbers(2, 4, 4), tol=0.1, out=torch.zeros(2, dtype=torch.int64))
+
+    both_ways(program)

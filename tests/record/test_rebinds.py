@@ -10,6 +10,8 @@ from torch import nn
 
 import lazyviz
 
+from ..bits import difference
+
 
 def test_data_assignment_keeps_the_parameter():
     p = nn.Parameter(torch.zeros(3))
@@ -151,3 +153,32 @@ def test_deepcopy_of_a_lazily_built_model():
         twin = copy.deepcopy(model)
     assert torch.equal(model.weight, twin.weight)
     assert type(twin.weight) is nn.Parameter
+
+
+def test_metadata_of_an_outside_tensor_changes_at_once():
+    def program(x):
+        before = x * 2
+        x.t_()
+        x.unsqueeze_(0)
+        after = x + 1
+        x.mul_(3)
+        x.squeeze_()
+        return before, after, x, x.shape
+
+    expected = program(torch.arange(6.0).reshape(2, 3))
+    x = torch.arange(6.0).reshape(2, 3)
+    with lazyviz.lazy() as graph:
+        result = program(x)
+    assert not graph.sync_points
+    graph.evaluate()
+    assert difference(expected, result) is None
+
+
+def test_resizing_to_the_same_size_is_nothing():
+    x = torch.ones(2, 3)
+    with lazyviz.lazy() as graph:
+        torch.randn(2, 3, out=x)
+        y = x * 2
+    graph.evaluate()
+    assert not graph.sync_points
+    assert torch.equal(y, x * 2)

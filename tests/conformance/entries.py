@@ -1,0 +1,39 @@
+"""What is run of one entry of PyTorch's databases of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.testing._internal.opinfo.core import OpInfo
+from torch.utils._pytree import tree_leaves
+
+from .trials import tensors_of
+
+
+def name_of(entry: OpInfo) -> str:
+    return entry.name + (f".{entry.variant_test_name}" if entry.variant_test_name else "")
+
+
+def forward(entry: OpInfo) -> Callable[[Any], Any]:
+    return lambda sample: entry(sample.input, *sample.args, **sample.kwargs)
+
+
+def backward(entry: OpInfo) -> Callable[[Any], Any]:
+    def program(sample: Any) -> Any:
+        result = entry(sample.input, *sample.args, **sample.kwargs)
+        outputs = [
+            leaf
+            for leaf in tree_leaves(sample.output_process_fn_grad(result))
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        ]
+        weights = [
+            torch.linspace(-0.75, 1.25, output.numel()).reshape(output.shape).to(output.dtype)
+            for output in outputs
+        ]
+        if outputs:
+            torch.autograd.backward(outputs, weights)
+        return result, [tensor.grad for tensor in tensors_of(sample) if tensor.is_leaf]
+
+    return program

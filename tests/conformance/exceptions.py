@@ -1,0 +1,91 @@
+"""Entries of PyTorch's operator database that cannot be compared or deferred like the others, and why.
+
+The suites fail where an entry behaves as said here and is not listed, and, when all samples
+run, where a listed one does not.
+"""
+
+from __future__ import annotations
+
+# Memory that nobody wrote: eager differs from itself, so only metadata can be compared.
+UNINITIALIZED = frozenset(
+    {
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "resize_as_",
+    }
+)
+
+_SHAPE = "the shape of its result depends on data"
+_SPARSE = "a sparse tensor has no strides, and how much it holds depends on data"
+_RESIZE = "it may exchange the memory under a tensor"
+_CHECK = "it reads values to check its arguments"
+
+# Entries with a sync point when run forward, out of place.
+FORWARD: dict[str, str] = {
+    "argwhere": _SHAPE,
+    "bincount": _SHAPE,
+    "combinations": _SHAPE,
+    "linalg.lstsq": "whether it returns residuals depends on the rank that it finds",
+    "linalg.lstsq.grad_oriented": "whether it returns residuals depends on the rank that it finds",
+    "masked_select": _SHAPE,
+    "nn.functional.ctc_loss": "the shape of what it keeps for its gradient depends on the target lengths",
+    "nn.functional.gaussian_nll_loss": _CHECK,
+    "nonzero": _SHAPE,
+    "resize_": _RESIZE,
+    "resize_as_": _RESIZE,
+    "sparse.mm.reduce": _SPARSE,
+    "sparse.sampled_addmm": _SPARSE,
+    "to_sparse": _SPARSE,
+    "unique": _SHAPE,
+    "unique_consecutive": _SHAPE,
+}
+
+_FORMULA = "ATen reads values to choose the formula of its gradient"
+_EVEN = "ATen reads whether the result is a NaN to share out the gradient"
+
+# Those whose gradient has a sync point, beside the entries above.
+BACKWARD: dict[str, str] = {
+    "index_fill": "the gradient of the value adds up what is at the distinct indices",
+    "index_put": "with a mask the shape of a gradient depends on data",
+    "linalg.eig": "ATen checks that the loss does not depend on the phase of an eigenvector",
+    "linalg.eigvals": "ATen checks that the loss does not depend on the phase of an eigenvector",
+    "masked_fill": "the gradient of the value adds up what the mask selects",
+    "max.reduction_no_dim": _EVEN,
+    "median": _EVEN,
+    "min.reduction_no_dim": _EVEN,
+    "nanmedian": _EVEN,
+    "ormqr": "its gradient comes with other strides for tensors without memory",
+    "prod": _FORMULA,
+}
+
+# Those whose in-place variant has one, beside FORWARD.
+IN_PLACE: dict[str, str] = {}
+
+# Those whose `out=` variant has one, beside FORWARD.
+OUT: dict[str, str] = {
+    "lu": _RESIZE,
+}
+
+# Entries of the databases of custom operators, autograd functions and higher-order operators.
+_NUMPY = "it reads its tensors with NumPy"
+_PROGRAM = "one operator that stands for a program, which is run at once"
+OTHER: dict[str, str] = {
+    "NumpyCubeAutogradFunction": _NUMPY,
+    "NumpyExpMarkDirtyAutogradFunction": _NUMPY,
+    "NumpyMulAutogradFunction": _NUMPY,
+    "NumpyNMSCustomOp": _SHAPE,
+    "NumpyNonzeroCustomOp": _SHAPE,
+    "NumpySortAutogradFunction": _NUMPY,
+    "NumpySplitCopyWithIntCustomOp": "it returns a Python number",
+    "NumpyTakeAutogradFunction": _NUMPY,
+    "cond.simple": "which branch runs depends on data",
+    "invoke_quant_packed.simple": _PROGRAM,
+    "map.nested": _PROGRAM,
+    "map.simple": _PROGRAM,
+    "map.triple_nested": _PROGRAM,
+}
