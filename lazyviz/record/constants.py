@@ -18,7 +18,7 @@ import torch
 
 from .. import _torch
 from .._torch import OpOverload
-from .shapes import ShapeCache
+from .shapes import Inferred, OpInfo, ShapeCache
 from .storage import FORGOTTEN, Shadow, TrackedNode, TrackedStorage, TrackedValue
 
 LARGEST_NBYTES = 4 * 2**20  # of all that one read may look at and compute
@@ -54,6 +54,26 @@ def compute(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tenso
     """The op on what is known of its arguments."""
     with torch.no_grad(), _torch.kernels_only():
         return op(*_substitute(args, tensors.__getitem__), **_substitute(kwargs, tensors.__getitem__))
+
+
+def foresee(
+    shapes: ShapeCache,
+    op: OpOverload,
+    info: OpInfo,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    values: Sequence[TrackedValue],
+) -> Inferred | None:
+    """What an op will return whose result's shape depends on content, if that is known; else None."""
+    if info.mutates or info.is_view or info.draws or op.namespace != "aten":
+        return None
+    tensors = known(shapes, values) if values else None
+    if tensors is None:
+        return None
+    try:
+        return shapes.describe(info, compute(op, args, kwargs, tensors))
+    except Exception:  # the op's own error, which running it raises at this line
+        return None
 
 
 class _Walk:

@@ -169,6 +169,8 @@ _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     "native_layer_norm_backward": _contiguous,
     "native_group_norm_backward": _contiguous,
     "_log_softmax_backward_data": _contiguous,
+    **{f"{name}_loss_backward": _contiguous for name in ("mse", "smooth_l1", "huber")},
+    "native_batch_norm": _format_of("input"),
     "native_batch_norm_backward": _format_of("input"),
     "batch_norm_backward": _format_of("input"),
     "max_unpool2d": _format_of("self"),

@@ -40,6 +40,22 @@ def test_masks_and_positions_of_a_real_size_are_told_without_running():
     assert graph.pending == len(graph.nodes)
 
 
+def test_shapes_that_depend_on_known_content_are_no_sync_points():
+    ids = torch.tensor([[5, 2, 0], [7, 0, 0]])
+    x = torch.randn(6, 2)
+    with lazyviz.lazy(allow_sync=False) as graph:
+        mask = ids != 0
+        kept = ids.masked_select(mask)
+        rows, columns = mask.nonzero(as_tuple=True)
+        unique, counts = rows.unique(return_counts=True)
+        result = x[rows * 3 + columns] * 2
+        text = f"{kept.shape[0]} of {mask.sum()}"
+    assert text == "3 of 3" and result.shape == (3, 2)
+    graph.evaluate()
+    assert kept.tolist() == [5, 2, 7] and unique.tolist() == [0, 1] and counts.tolist() == [2, 1]
+    assert torch.equal(result, x[[0, 1, 3]] * 2)
+
+
 def test_data_is_not_told_ahead():
     x, weight = torch.randn(5), torch.nn.Parameter(torch.ones(()))
     with lazyviz.lazy() as graph:
