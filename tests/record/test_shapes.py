@@ -159,3 +159,14 @@ def test_a_kernel_that_takes_more_than_its_shape_rule_is_deferred():
         lambda x, w: torch._grouped_mm(x, w, torch.tensor([3, 8], dtype=torch.int32)), x[:, :12], weights
     )
     assert not graph.sync_points
+
+
+def test_batch_norm_under_autocast_keeps_its_statistics_in_single_precision():
+    x = torch.randn(5, 6, dtype=torch.bfloat16)
+    norm = torch.nn.BatchNorm1d(6)
+
+    def program(x):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(norm(x).float().pow(2).sum(), x)[0]
+
+    assert not both(program, x).sync_points
