@@ -23,7 +23,7 @@ from ..bits import difference
 from .architectures import ARCHITECTURES, Architecture
 from .scoreboard import EQUAL, FAILING
 
-REPRESENTATIVE = "bert llama mixtral mamba t5 swin detr wav2vec2 whisper clip".split()
+REPRESENTATIVE = ["bert", "llama", "mixtral", "mamba", "t5", "swin", "detr", "wav2vec2", "whisper", "clip"]
 
 # Entries with sync points: cause -> why it needs data.
 _LAYER_DROP = "a layer is left out where a random number says so"
