@@ -18,7 +18,7 @@ import torch
 
 from .. import _torch
 from .._torch import OpOverload
-from .shapes import ShapeCache
+from .shapes import Inferred, OpInfo, ShapeCache
 from .storage import FORGOTTEN, Shadow, TrackedNode, TrackedStorage, TrackedValue
 
 LARGEST_NBYTES = 4 * 2**20  # of all that one read may look at and compute
@@ -56,6 +56,32 @@ def compute(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tenso
         return op(*_substitute(args, tensors.__getitem__), **_substitute(kwargs, tensors.__getitem__))
 
 
+def foresee(
+    shapes: ShapeCache,
+    op: OpOverload,
+    info: OpInfo,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    values: Sequence[TrackedValue],
+) -> Inferred | None:
+    """What an op will return whose result's shape depends on content, if that is known; else None."""
+    if info.mutates or info.is_view or info.draws or op.namespace != "aten":
+        return None
+    subject: TrackedValue | None = None
+    if op is torch.ops.aten.index.Tensor and values[0].nbytes <= LARGEST_NBYTES:
+        subject, values = values[0], values[1:]  # only where a mask is true decides on the shape
+    tensors = known(shapes, values) if values else None
+    if tensors is None:
+        return None
+    try:
+        if subject is not None and subject not in tensors:
+            meta = subject.meta
+            tensors[subject] = torch.empty(meta.shape, dtype=meta.dtype, device=meta.device)
+        return shapes.describe(info, compute(op, args, kwargs, tensors))
+    except Exception:  # the op's own error, which running it raises at this line
+        return None
+
+
 class _Walk:
     """One read: the nodes and outside tensors it depends on, and what they hold."""
 
@@ -80,7 +106,31 @@ class _Walk:
         while stack:
             if not self._reach_node(stack.pop(), stack):
                 return False
+        for writer in [node for node in self._nodes if node.writes]:
+            for reader in writer.after:
+                # It would miss what is overwritten now; take it along where nothing else is needed for it.
+                if reader.writes or not self._is_at_hand(reader):
+                    continue
+                if not self._reach_node(reader, stack):
+                    self._nodes.discard(reader)
         return True
+
+    def _is_at_hand(self, node: TrackedNode) -> bool:
+        if node.folded or node.state == "done":
+            return False
+        for value in node.inputs:
+            shadow, maker = value.storage.shadow, value.node
+            if shadow is not None and value in shadow.tensors:
+                continue
+            if maker is not None and maker.state != "done":
+                if maker not in self._nodes:
+                    return False
+            elif value not in self._leaves and not (value.given and value.real is not None):
+                return False
+        return all(
+            not other.writes or other.folded or other.state == "done" or other in self._nodes
+            for other in node.after
+        )
 
     def _reach_value(self, value: TrackedValue, stack: list[TrackedNode]) -> bool:
         shadow = value.storage.shadow

@@ -162,6 +162,17 @@ def _layer_norm(arguments: dict[str, Any], result: Result) -> Result:
     return (result[0], *[tensor.to(weight.dtype) for tensor in result[1:]])
 
 
+def _batch_norm(arguments: dict[str, Any], result: Result) -> Result:
+    """Contiguous or channels last; statistics are kept in the dtype of parameters wider than the input."""
+    source = arguments["input"]
+    names = ("weight", "bias", "running_mean", "running_var")
+    wider = any(arguments.get(name) is not None and arguments[name].dtype != source.dtype for name in names)
+    result = _format_of("input")(arguments, result)
+    if not wider or source.device.type != "cpu":
+        return result
+    return (result[0], *[tensor.to(torch.float32) for tensor in result[1:]])
+
+
 _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     **{f"{name}_like": _like for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")},
     "view": _view,
@@ -169,6 +180,8 @@ _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     "native_layer_norm_backward": _contiguous,
     "native_group_norm_backward": _contiguous,
     "_log_softmax_backward_data": _contiguous,
+    **{f"{name}_loss_backward": _contiguous for name in ("mse", "smooth_l1", "huber")},
+    "native_batch_norm": _batch_norm,
     "native_batch_norm_backward": _format_of("input"),
     "batch_norm_backward": _format_of("input"),
     "max_unpool2d": _format_of("self"),

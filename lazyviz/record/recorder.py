@@ -119,8 +119,11 @@ class Tape(Pending):
             try:
                 inferred = shapes.infer(op, info, new_args, new_kwargs, values)
             except DataDependent as reason:
-                return self.run_now(op, info, args, kwargs, str(reason))
-            shapes.entries[cache_key] = inferred
+                inferred = constants.foresee(shapes, op, info, new_args, new_kwargs, values)
+                if inferred is None:
+                    return self.run_now(op, info, args, kwargs, str(reason))
+            else:
+                shapes.entries[cache_key] = inferred
             shapes.misses += 1
             shapes.last_miss = f"{op} of {', '.join(str(value.meta) for value in values) or 'no tensors'}"
         else:

@@ -243,13 +243,13 @@ class ShapeCache:
                 metas = [_key(fake) for fake in before]
                 addresses = [_torch.storage_address(fake) for fake in before]
                 fake_args, fake_kwargs = probes.substitute(args, fakes), probes.substitute(kwargs, fakes)
-                result = op(*fake_args, **fake_kwargs)
                 arguments = dict(zip(info.argument_names, fake_args)) | fake_kwargs
+                result = op(*fake_args, **fake_kwargs)
                 result = layouts.corrected(op, info.name, arguments, before, result)
         except _torch.DATA_DEPENDENT as error:
             raise DataDependent(f"the result of {op} depends on data") from error
         except Exception as error:
-            self._raise_as_eager(op, args, kwargs, inputs, error)
+            result = self._overruled(op, info, args, kwargs, inputs, error)
         finally:
             self.inferring = False
         if probes.unlike_its_rule(info.name, info.mutates, inputs):
@@ -309,6 +309,18 @@ class ShapeCache:
         from_cpu = all(value.meta.device.type == "cpu" for value in inputs)
         return Inferred(info, container, outputs, restructured, from_cpu)
 
+    def describe(self, info: OpInfo, result: Any) -> Inferred | None:
+        """What has been computed, as an answer that holds for these inputs only; None if it cannot be one."""
+        results = list(result) if isinstance(result, (list, tuple)) else [result]
+        outputs: list[OutputSpec | None] = []
+        for item in results:
+            if not isinstance(item, torch.Tensor) or item.layout != torch.strided or item.is_quantized:
+                return None
+            nbytes = _torch.TensorBase.untyped_storage(item).nbytes()
+            outputs.append(OutputSpec(self.meta_of(item), None, False, len(outputs), nbytes))
+        container = type(result) if isinstance(result, (list, tuple)) else None
+        return Inferred(info, container, outputs, [], True)
+
     def _ask_the_kernel(
         self, op: OpOverload, args: Any, kwargs: Any, inputs: list[Any], inferred: Any
     ) -> Sequence[torch.Tensor]:
@@ -322,6 +334,27 @@ class ShapeCache:
                 else torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
                 for fake, real in zip(inferred, actual)
             ]
+
+    def _overruled(
+        self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, inputs: list[Any], error: Exception
+    ) -> torch.Tensor:
+        """What a kernel returns whose shape rule asks for more than it does (alignment, say)."""
+        try:
+            self._raise_as_eager(op, args, kwargs, inputs, error)
+        except DataDependent:
+            if info.mutates or info.is_view or op.namespace != "aten":
+                raise
+            with torch.no_grad(), _torch.kernels_only():
+                try:
+                    actual = probes.answer(op, args, kwargs, inputs)
+                except Exception:
+                    actual = None
+            if not isinstance(actual, torch.Tensor) or actual.layout != torch.strided:
+                raise
+        with self._fake_mode, _torch.no_function_modes():
+            return torch.empty_strided(
+                actual.shape, actual.stride(), dtype=actual.dtype, device=actual.device
+            )
 
     def _raise_as_eager(
         self, op: OpOverload, args: Any, kwargs: Any, inputs: list[Any], error: Exception

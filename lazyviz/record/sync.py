@@ -128,8 +128,10 @@ class SyncPatches:
             tape = patches.tape
             if tape.pending:
                 cls = type(tensor)
-                if cause == "tolist" and (constant := patches.known(tensor)) is not None:
-                    return constant.tolist()
+                if (cause == "tolist" or (cause == "format" and tensor.dim() == 0)) and (
+                    constant := patches.known(tensor)
+                ) is not None:
+                    return original(constant, *args, **kwargs)
                 patches.before_read(tensor, cause)
                 if type(tensor) is not cls:  # now a Parameter, say, with a method of its own
                     return getattr(tensor, original.__name__)(*args, **kwargs)

@@ -135,3 +135,38 @@ def test_out_tensors_made_in_the_block_grow_and_are_read_later():
     graph.evaluate()
     assert not graph.sync_points
     assert difference((expected, (a + 1) * 2), (out, grown)) is None
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
+def test_gradients_of_losses_are_laid_out_as_the_kernel_does(loss):
+    def program(x, y):
+        turned = x.permute(0, 3, 1, 2).requires_grad_()
+        return torch.autograd.grad(loss(turned, y), turned)[0]
+
+    both(program, torch.randn(2, 4, 3, 5), torch.randn(2, 5, 4, 3))
+
+
+def test_batch_norm_of_a_transposed_sequence_is_contiguous():
+    both(
+        lambda x: torch.nn.BatchNorm1d(6)(x.transpose(1, 2)).transpose(1, 2).reshape(20, 6),
+        torch.randn(4, 5, 6),
+    )
+
+
+def test_a_kernel_that_takes_more_than_its_shape_rule_is_deferred():
+    x, weights = torch.randn(8, 12), torch.randn(2, 6, 12).transpose(-2, -1)
+    graph = both(
+        lambda x, w: torch._grouped_mm(x, w, torch.tensor([3, 8], dtype=torch.int32)), x[:, :12], weights
+    )
+    assert not graph.sync_points
+
+
+def test_batch_norm_under_autocast_keeps_its_statistics_in_single_precision():
+    x = torch.randn(5, 6, dtype=torch.bfloat16)
+    norm = torch.nn.BatchNorm1d(6)
+
+    def program(x):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(norm(x).float().pow(2).sum(), x)[0]
+
+    assert not both(program, x).sync_points
