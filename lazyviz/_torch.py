@@ -379,6 +379,31 @@ def gradient_metadata(node: Any) -> Any:
     return node._input_metadata
 
 
+_AUTOGRAD_KEY_SET = DispatchKeySet(DispatchKey.ADInplaceOrView)
+for _name, _key in DispatchKey.__members__.items():
+    if _name.startswith("Autograd") and _name != "Autograd":
+        _AUTOGRAD_KEY_SET = _AUTOGRAD_KEY_SET | DispatchKeySet(_key)
+
+
+def leaves_autograd_to_its_parts(op: OpOverload) -> bool:
+    """Whether an op from outside of ATen has no autograd of its own: that of the ops in its kernel counts."""
+    return op.namespace != "aten" and not any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+        for key in ("Autograd", "AutogradCPU", "AutogradCUDA")
+    )
+
+
+def with_autograd() -> Any:
+    """Context, in a dispatch mode: ops are recorded by autograd, as they are in a kernel in eager mode."""
+    included, excluded = (
+        torch._C._dispatch_tls_local_include_set(),
+        torch._C._dispatch_tls_local_exclude_set(),
+    )
+    return torch._C._ForceDispatchKeyGuard(
+        included | DispatchKeySet(DispatchKey.ADInplaceOrView), excluded - _AUTOGRAD_KEY_SET
+    )
+
+
 # --- optimizers -------------------------------------------------------------------
 
 

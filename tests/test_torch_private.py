@@ -316,3 +316,28 @@ def test_the_wrapper_of_compiled_functions_is_known():
     assert _torch.is_compiled_backward(compiled(x).grad_fn)
     assert _torch.CustomBackward in type(compiled(x).grad_fn).__mro__
     torch.compiler.reset()
+
+
+def test_ops_without_autograd_of_their_own_are_told():
+    library = torch.library.Library("lazyviz_private", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    op = torch.ops.lazyviz_private.twice.default
+    assert _torch.leaves_autograd_to_its_parts(op)
+    assert not _torch.leaves_autograd_to_its_parts(torch.ops.aten.mul.Tensor)
+    library.impl("twice", lambda x: x * 2, "AutogradCPU")
+    assert not _torch.leaves_autograd_to_its_parts(op)
+    seen = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            with _torch.with_autograd():
+                seen.append(torch.ones(2, requires_grad=True) * 2)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        torch.zeros(1)
+    assert seen[0].grad_fn is not None
+    assert not _torch.forward_mode_active()
+    with torch.autograd.forward_ad.dual_level():
+        assert _torch.forward_mode_active()

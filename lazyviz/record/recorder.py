@@ -74,6 +74,10 @@ class Tape(Pending):
             if info.adds and self.summing is not None and self._sums_in_place(args):
                 torch.autograd.graph.increment_version(args[0])
                 return self.record(torch.ops.aten.add_.Tensor, args, kwargs)
+            if info.of_parts and guard.is_differentiated((*args, *kwargs.values())):
+                return self.run_now(
+                    op, info, args, kwargs, f"{op} has no gradient but that of its kernel's ops"
+                )
         if info.is_view and type(args[0]) is not LazyTensor and self._is_foreign(args[0]):
             return op(*args, **kwargs)  # what others write later shows in views, but not in a snapshot
         values: list[TrackedValue] = []
@@ -339,7 +343,7 @@ class Tape(Pending):
             self.forget_shadow(tensor)
         if info.counts_writes:
             guard.count_writes(info, args, kwargs)
-        return op(*args, **kwargs)
+        return guard.call(op, info, args, kwargs)
 
     def record_view(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A view of a pending tensor taken outside of a block: recorded, not evaluated.

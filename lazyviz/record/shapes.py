@@ -66,7 +66,7 @@ class OpInfo:
         "adds", "argument_names", "by_type", "counts_writes", "draws", "fills_dtype", "generator",
         "hidden_condition", "hidden_writes",
         "is_view", "lifts", "metadata_only", "mutable_kwargs",
-        "mutable_positions", "mutates", "name", "needs_storage", "returned", "returns_numbers",
+        "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "returned", "returns_numbers",
         "returns_tensors",
         "special", "set_like", "uncertain", "zeros",
     )  # fmt: skip
@@ -132,7 +132,8 @@ class OpInfo:
         }
         self.zeros = self.name == "_efficientzerotensor"
         self.adds = op is torch.ops.aten.add.Tensor
-        self.special = self.metadata_only or self.lifts or self.zeros or self.adds
+        self.of_parts = _torch.leaves_autograd_to_its_parts(op)
+        self.special = self.metadata_only or self.lifts or self.zeros or self.adds or self.of_parts
         # An op that returns nothing is a check, which can fail as well when the graph runs.
         self.returns_numbers = bool(schema.returns) and not self.returns_tensors and not self.mutates
         # Never run for a constant: results differ, or a kernel of the user's own could do anything.
