@@ -329,7 +329,9 @@ class ShapeCache:
         refused = probes.refusal(op, args, kwargs, inputs)
         if refused is not None:
             raise refused.with_traceback(None) from None
-        if op.namespace == "aten" and sum(value.storage.nbytes for value in inputs) > probes.LARGEST_NBYTES:
+        if op.namespace != "aten":
+            raise DataDependent(f"no shape rule for {op}") from error
+        if sum(value.storage.nbytes for value in inputs) > probes.LARGEST_NBYTES:
             raise error
         raise DataDependent(f"torch's shape rule for {op} refuses what its kernel takes") from error
 
