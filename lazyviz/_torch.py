@@ -113,6 +113,20 @@ def _set_python_keys(tensor: torch.Tensor, on: bool) -> None:
     key_set.value = key_set.value | _PYTHON_KEYS if on else key_set.value & ~_PYTHON_KEYS
 
 
+_SNAPSHOT_KEY = int(DispatchKeySet(DispatchKey.PythonTLSSnapshot).raw_repr())
+
+
+def show_as_wrapper(tensor: torch.Tensor, on: bool) -> None:
+    """Whether autograd sees a pending tensor as one of a subclass that dispatches to Python.
+
+    Of such a tensor it replays a view whose base was written; of an ordinary one it takes
+    ``as_strided``.  Gradients of views that overlap themselves are summed in another order then.
+    While it does not, an op on the tensor reaches us only through a mode on this thread.
+    """
+    key_set = ctypes.c_uint64.from_address(tensor._cdata + _KEY_SET_OFFSET)
+    key_set.value = key_set.value | _SNAPSHOT_KEY if on else key_set.value & ~_SNAPSHOT_KEY
+
+
 def become_real(tensor: torch.Tensor, real: torch.Tensor, cls: type[torch.Tensor]) -> None:
     """Turn a pending wrapper into an ordinary tensor of class ``cls`` on ``real``'s memory, in place.
 

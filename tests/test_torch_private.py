@@ -341,3 +341,17 @@ def test_ops_without_autograd_of_their_own_are_told():
     assert not _torch.forward_mode_active()
     with torch.autograd.forward_ad.dual_level():
         assert _torch.forward_mode_active()
+
+
+def test_autograd_takes_as_strided_for_a_view_while_its_base_does_not_show_as_a_wrapper(monkeypatch):
+    def node_of_a_view_whose_base_was_written():
+        with lazyviz.lazy():
+            base = torch.ones(2, 3, requires_grad=True) * 2
+            view = base[0]
+            base.mul_(3)
+            assert "PythonTLSSnapshot" in str(torch._C._dispatch_keys(base))  # shown again
+            return type(view.grad_fn).__name__
+
+    assert node_of_a_view_whose_base_was_written() == "AsStridedBackward0"  # as in eager mode
+    monkeypatch.setattr(_torch, "show_as_wrapper", lambda tensor, on: None)
+    assert node_of_a_view_whose_base_was_written() == "SelectBackward0"  # the reason for it
