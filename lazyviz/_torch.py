@@ -113,6 +113,20 @@ def _set_python_keys(tensor: torch.Tensor, on: bool) -> None:
     key_set.value = key_set.value | _PYTHON_KEYS if on else key_set.value & ~_PYTHON_KEYS
 
 
+_SNAPSHOT_KEY = int(DispatchKeySet(DispatchKey.PythonTLSSnapshot).raw_repr())
+
+
+def show_as_wrapper(tensor: torch.Tensor, on: bool) -> None:
+    """Whether autograd sees a pending tensor as one of a subclass that dispatches to Python.
+
+    Of such a tensor it replays a view whose base was written; of an ordinary one it takes
+    ``as_strided``.  Gradients of views that overlap themselves are summed in another order then.
+    While it does not, an op on the tensor reaches us only through a mode on this thread.
+    """
+    key_set = ctypes.c_uint64.from_address(tensor._cdata + _KEY_SET_OFFSET)
+    key_set.value = key_set.value | _SNAPSHOT_KEY if on else key_set.value & ~_SNAPSHOT_KEY
+
+
 def become_real(tensor: torch.Tensor, real: torch.Tensor, cls: type[torch.Tensor]) -> None:
     """Turn a pending wrapper into an ordinary tensor of class ``cls`` on ``real``'s memory, in place.
 
@@ -377,6 +391,31 @@ nn_functions: Any = torch._C._nn
 def gradient_metadata(node: Any) -> Any:
     """Shape, dtype and device of each gradient that an autograd node takes; unpacks no saved tensor."""
     return node._input_metadata
+
+
+_AUTOGRAD_KEY_SET = DispatchKeySet(DispatchKey.ADInplaceOrView)
+for _name, _key in DispatchKey.__members__.items():
+    if _name.startswith("Autograd") and _name != "Autograd":
+        _AUTOGRAD_KEY_SET = _AUTOGRAD_KEY_SET | DispatchKeySet(_key)
+
+
+def leaves_autograd_to_its_parts(op: OpOverload) -> bool:
+    """Whether an op from outside of ATen has no autograd of its own: that of the ops in its kernel counts."""
+    return op.namespace != "aten" and not any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+        for key in ("Autograd", "AutogradCPU", "AutogradCUDA")
+    )
+
+
+def with_autograd() -> Any:
+    """Context, in a dispatch mode: ops are recorded by autograd, as they are in a kernel in eager mode."""
+    included, excluded = (
+        torch._C._dispatch_tls_local_include_set(),
+        torch._C._dispatch_tls_local_exclude_set(),
+    )
+    return torch._C._ForceDispatchKeyGuard(
+        included | DispatchKeySet(DispatchKey.ADInplaceOrView), excluded - _AUTOGRAD_KEY_SET
+    )
 
 
 # --- optimizers -------------------------------------------------------------------

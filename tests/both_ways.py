@@ -134,8 +134,7 @@ def _metadata(leaf: Any, versions: bool) -> Any:
         "dtype": leaf.dtype,
         "requires_grad": leaf.requires_grad,
         "is_leaf": leaf.is_leaf,
-        # Views whose base was written get another node: as_strided or the view itself, with equal results.
-        "grad_fn": leaf.grad_fn is not None if leaf._is_view() else type(leaf.grad_fn).__name__,
+        "grad_fn": type(leaf.grad_fn).__name__,
         "is_inference": leaf.is_inference(),
         "_is_view": leaf._is_view(),
         "Parameter": isinstance(leaf, nn.Parameter),

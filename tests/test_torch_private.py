@@ -316,3 +316,42 @@ def test_the_wrapper_of_compiled_functions_is_known():
     assert _torch.is_compiled_backward(compiled(x).grad_fn)
     assert _torch.CustomBackward in type(compiled(x).grad_fn).__mro__
     torch.compiler.reset()
+
+
+def test_ops_without_autograd_of_their_own_are_told():
+    library = torch.library.Library("lazyviz_private", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    op = torch.ops.lazyviz_private.twice.default
+    assert _torch.leaves_autograd_to_its_parts(op)
+    assert not _torch.leaves_autograd_to_its_parts(torch.ops.aten.mul.Tensor)
+    library.impl("twice", lambda x: x * 2, "AutogradCPU")
+    assert not _torch.leaves_autograd_to_its_parts(op)
+    seen = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            with _torch.with_autograd():
+                seen.append(torch.ones(2, requires_grad=True) * 2)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        torch.zeros(1)
+    assert seen[0].grad_fn is not None
+    assert not _torch.forward_mode_active()
+    with torch.autograd.forward_ad.dual_level():
+        assert _torch.forward_mode_active()
+
+
+def test_autograd_takes_as_strided_for_a_view_while_its_base_does_not_show_as_a_wrapper(monkeypatch):
+    def node_of_a_view_whose_base_was_written():
+        with lazyviz.lazy():
+            base = torch.ones(2, 3, requires_grad=True) * 2
+            view = base[0]
+            base.mul_(3)
+            assert "PythonTLSSnapshot" in str(torch._C._dispatch_keys(base))  # shown again
+            return type(view.grad_fn).__name__
+
+    assert node_of_a_view_whose_base_was_written() == "AsStridedBackward0"  # as in eager mode
+    monkeypatch.setattr(_torch, "show_as_wrapper", lambda tensor, on: None)
+    assert node_of_a_view_whose_base_was_written() == "SelectBackward0"  # the reason for it

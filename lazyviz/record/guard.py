@@ -131,7 +131,20 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
     refuse_forgotten((*args, *kwargs.values()))
     if info.counts_writes:
         count_writes(info, args, kwargs)
+    return call(op, info, args, kwargs)
+
+
+def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an op on real tensors, at the level where recording met it."""
+    if info.of_parts:
+        with _torch.with_autograd():
+            return op(*args, **kwargs)
     return op(*args, **kwargs)
+
+
+def is_differentiated(items: Any) -> bool:
+    """Whether autograd would record an op on these arguments."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(items))
 
 
 def dispatch_opaque(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

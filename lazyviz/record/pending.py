@@ -18,7 +18,8 @@ from .order import closure
 from .rng import Generators
 from .scopes import Scopes
 from .shapes import ShapeCache
-from .storage import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue
+from .storage import FORGOTTEN, TensorRef, TrackedNode, TrackedStorage, TrackedValue
+from .tensor import LazyTensor
 
 HELD_BYTES_LIMIT = 4 * 2**30
 """Bytes of dropped outside tensors a pending graph may keep alive before it is evaluated."""
@@ -41,6 +42,7 @@ class Pending:
         self.graph: Graph | None = None
         self.owner = 0  # thread that records
         self.pauses = 0
+        self.viewed: TensorRef | None = None  # the tensor of which a view is being made
         self.allow_sync = True
         self.summing: Any = None  # the autograd node whose results the engine adds to others now, if any
         self.shapes = ShapeCache()
@@ -79,6 +81,13 @@ class Pending:
         if self.evaluator is None:
             raise RuntimeError("lazyviz has no evaluator; import lazyviz.session")
         self.evaluator(nodes, cause)
+
+    def view_is_made(self) -> None:
+        """Autograd is done with the view: its base is what it was, if it is there and pending still."""
+        tensor = self.viewed() if self.viewed is not None else None
+        if type(tensor) is LazyTensor:
+            _torch.show_as_wrapper(tensor, True)
+        self.viewed = None
 
     def finished(self, node: TrackedNode) -> None:
         """Called by the evaluator after each node."""

@@ -24,8 +24,16 @@ from .pending import Pending, release
 from .probes import sharing
 from .rng import Generators
 from .shapes import DataDependent, Inferred, OpInfo
-from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue, let_go
-from .tensor import LazyTensor, is_pending, make_pending, make_real, wrap
+from .storage import (
+    TensorRef,
+    TrackedNode,
+    TrackedStorage,
+    TrackedValue,
+    let_go,
+    same_bytes,
+    shared_with_others,
+)
+from .tensor import LazyTensor, is_pending, make_pending, make_real, view_is_being_made, wrap
 
 _NUMBERS = (float, int, bool, complex)
 
@@ -41,6 +49,8 @@ class RecorderMode(_torch.TorchDispatchMode):
                 if issubclass(cls, _torch.TRACING_TENSORS):
                     return func(*args, **(kwargs or {}))  # export and compile run through their own modes
                 return NotImplemented  # another subclass unwraps itself first
+        if tape.viewed is not None:
+            tape.view_is_made()
         if _torch.active_dispatch_modes():  # ours is off the stack in here: these are tracers, all below it
             return guard.dispatch_traced(tape, func, args, kwargs or {})
         if type(func) is not OpOverload:
@@ -74,8 +84,16 @@ class Tape(Pending):
             if info.adds and self.summing is not None and self._sums_in_place(args):
                 torch.autograd.graph.increment_version(args[0])
                 return self.record(torch.ops.aten.add_.Tensor, args, kwargs)
-            if info.resizes and not kwargs and args[0].shape == torch.Size(getattr(args[1], "shape", args[1])):
+            if (
+                info.resizes
+                and not kwargs
+                and args[0].shape == torch.Size(getattr(args[1], "shape", args[1]))
+            ):
                 return args[0]
+            if info.of_parts and guard.is_differentiated((*args, *kwargs.values())):
+                return self.run_now(
+                    op, info, args, kwargs, f"{op} has no gradient but that of its kernel's ops"
+                )
         if info.is_view and type(args[0]) is not LazyTensor and self._is_foreign(args[0]):
             return op(*args, **kwargs)  # what others write later shows in views, but not in a snapshot
         values: list[TrackedValue] = []
@@ -160,6 +178,8 @@ class Tape(Pending):
         result = self._outputs(node, inferred, values, tensors)
         graph.nodes.append(node)
         self.pending[node] = None
+        if info.is_view and type(tensors[0]) is LazyTensor:
+            self.viewed = view_is_being_made(tensors[0])
         if TrackedStorage.held_bytes > self.held_bytes_limit:
             self.sync("dropped inputs kept by the graph exceed the byte budget", list(self.pending))
         return result
@@ -231,7 +251,7 @@ class Tape(Pending):
             and value.real is not None
             and value.tensor is not None
             and value.tensor() is tensor
-        ) and (not value.storage.foreign or _same_bytes(value.real, tensor)):
+        ) and (not value.storage.foreign or same_bytes(value.real, tensor)):
             return value
         if _torch.is_zero_tensor(tensor):
             raise _ZeroTensor
@@ -245,7 +265,7 @@ class Tape(Pending):
         if storage is None:
             storage = TrackedStorage(memory.nbytes(), tensor.device, graph, external=True)
             storage.address = address
-            storage.foreign = _shared_with_others(tensor)
+            storage.foreign = shared_with_others(tensor)
             storage.role, storage.name = self.scopes.role_of(tensor)
             if not storage.foreign:  # of that a snapshot is read, and its address may pass to other memory
                 self.storages[address] = storage
@@ -267,7 +287,7 @@ class Tape(Pending):
         value = self.outside.get(id(tensor))
         if value is not None and value.tensor is not None and value.tensor() is tensor:
             return value.storage.foreign
-        return tensor.layout == torch.strided and _shared_with_others(tensor)
+        return tensor.layout == torch.strided and shared_with_others(tensor)
 
     def _generator(
         self,
@@ -345,7 +365,7 @@ class Tape(Pending):
             self.forget_shadow(tensor)
         if info.counts_writes:
             guard.count_writes(info, args, kwargs)
-        return op(*args, **kwargs)
+        return guard.call(op, info, args, kwargs)
 
     def _forget_outside(self, tensor: torch.Tensor) -> TrackedValue | None:
         """Before ``tensor``'s metadata may change: what was recorded shows its old form."""
@@ -485,22 +505,6 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     if is_pending(tensor):
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return tensor
-
-
-def _shared_with_others(tensor: torch.Tensor) -> bool:
-    """Whether NumPy, another process or a file may write the tensor's memory."""
-    if tensor.device.type != "cpu" or not tensor.numel():
-        return False
-    return not _torch.TensorBase.untyped_storage(tensor).resizable()
-
-
-def _same_bytes(snapshot: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Whether memory that others can write still holds what was read first."""
-    if snapshot.shape != tensor.shape or snapshot.dtype != tensor.dtype:
-        return False
-    left = snapshot.contiguous().reshape(-1).view(torch.uint8)
-    right = _torch.alias(tensor).contiguous().reshape(-1).view(torch.uint8)
-    return torch.equal(left, right)
 
 
 tape = Tape()

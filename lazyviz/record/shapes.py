@@ -66,7 +66,8 @@ class OpInfo:
         "adds", "argument_names", "by_type", "counts_writes", "draws", "fills_dtype", "generator",
         "hidden_condition", "hidden_writes",
         "is_view", "lifts", "metadata_only", "metadata_write", "mutable_kwargs",
-        "mutable_positions", "mutates", "name", "needs_storage", "resizes", "returned", "returns_numbers",
+        "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "resizes", "returned",
+        "returns_numbers",
         "returns_tensors",
         "special", "set_like", "uncertain", "zeros",
     )  # fmt: skip
@@ -134,7 +135,10 @@ class OpInfo:
         self.zeros = self.name == "_efficientzerotensor"
         self.adds = op is torch.ops.aten.add.Tensor
         self.resizes = self.name in ("resize_", "resize_as_")
-        self.special = self.metadata_only or self.lifts or self.zeros or self.adds or self.resizes
+        self.of_parts = _torch.leaves_autograd_to_its_parts(op)
+        self.special = (
+            self.metadata_only or self.lifts or self.zeros or self.adds or self.resizes or self.of_parts
+        )
         # An op that returns nothing is a check, which can fail as well when the graph runs.
         self.returns_numbers = bool(schema.returns) and not self.returns_tensors and not self.mutates
         # Never run for a constant: results differ, or a kernel of the user's own could do anything.
@@ -363,7 +367,9 @@ class ShapeCache:
         refused = probes.refusal(op, args, kwargs, inputs)
         if refused is not None:
             raise refused.with_traceback(None) from None
-        if op.namespace == "aten" and sum(value.storage.nbytes for value in inputs) > probes.LARGEST_NBYTES:
+        if op.namespace != "aten":
+            raise DataDependent(f"no shape rule for {op}") from error
+        if sum(value.storage.nbytes for value in inputs) > probes.LARGEST_NBYTES:
             raise error
         raise DataDependent(f"torch's shape rule for {op} refuses what its kernel takes") from error
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from .. import _torch
 from .._torch import OpOverload
 from ..graph.ir import Graph, Node, Storage, TensorMeta, Value
 
@@ -162,3 +163,19 @@ class TrackedNode(Node):
         self.inference_mode = False
         self.folded = False
         self.missed = False
+
+
+def shared_with_others(tensor: torch.Tensor) -> bool:
+    """Whether NumPy, another process or a file may write the tensor's memory."""
+    if tensor.device.type != "cpu" or not tensor.numel():
+        return False
+    return not _torch.TensorBase.untyped_storage(tensor).resizable()
+
+
+def same_bytes(snapshot: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether memory that others can write still holds what was read first."""
+    if snapshot.shape != tensor.shape or snapshot.dtype != tensor.dtype:
+        return False
+    left = snapshot.contiguous().reshape(-1).view(torch.uint8)
+    right = _torch.alias(tensor).contiguous().reshape(-1).view(torch.uint8)
+    return torch.equal(left, right)

@@ -48,6 +48,13 @@ _READERS = {
 }
 
 
+# Who gets the memory itself may write it later, where nothing of ours sees it: readers run first.
+_HANDED_OUT = {
+    "set_", "resize_", "numpy", "data_ptr", "storage access", "share_memory_", "DLPack",
+    "__cuda_array_interface__",
+}  # fmt: skip
+
+
 class Patches:
     """Attributes replaced for a while."""
 
@@ -106,7 +113,7 @@ class SyncPatches:
         tape = self.tape
         if tape.shapes.inferring:
             return
-        needed = nodes_before_access(tape, tensor, write=cause in ("set_", "resize_"))
+        needed = nodes_before_access(tape, tensor, write=cause in _HANDED_OUT)
         if needed:
             with tape.lock:
                 tape.sync(cause, needed, tensor.numel() * tensor.element_size())

@@ -85,6 +85,12 @@ def make_pending(tensor: torch.Tensor, value: TrackedValue, data: torch.Tensor) 
     TensorRef(tensor, value)
 
 
+def view_is_being_made(tensor: torch.Tensor) -> TensorRef | None:
+    """Our op has returned a view of ``tensor``; autograd now notes how to make it again: as in eager mode."""
+    _torch.show_as_wrapper(tensor, False)
+    return tensor._lazyviz.tensor  # type: ignore[attr-defined]
+
+
 def take_class(tensor: torch.Tensor, cls: type[torch.Tensor]) -> None:
     """Remember that the pending ``tensor`` is to be of class ``cls`` once it is real."""
     tensor.__class__ = LazyTensor

@@ -161,6 +161,7 @@ class Watch:
                 tape.scopes.phase = phase
 
     def end_recording(self) -> None:
+        self._tape.view_is_made()
         self._scopes.remove()
         self._formulas.remove()
         self.release()

@@ -82,6 +82,29 @@ def test_a_write_to_the_base_gives_a_view_with_history_a_new_autograd_node():
     both(program, leaf)
 
 
+def test_gradients_of_views_that_overlap_themselves_are_summed_in_eagers_order():
+    def program(x):
+        base = x * 2
+        windows = base.unfold(2, 3, 1).unfold(3, 3, 1)
+        base.mul_(1.5)
+        (windows * torch.randn_like(windows)).sum().backward()
+        return windows
+
+    both(program, lambda: torch.randn(2, 3, 8, 8, requires_grad=True))
+
+
+def test_a_view_of_a_base_that_was_transposed_in_place_since():
+    def program(w):
+        base = w * 2
+        view = base.view(-1)
+        base.t_()
+        view.mul_(2)
+        (base * base).sum().backward()
+        return base, view
+
+    both(program, leaf)
+
+
 def test_views_of_views_written_in_turns():
     def program(x):
         rows, columns = x[1:], x[:, 2:]

@@ -42,7 +42,7 @@ BUILT = {
     "norms": lambda: nn.ModuleList([nn.BatchNorm2d(3), nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.RMSNorm(4)]),
     "recurrent": lambda: nn.ModuleList([nn.LSTM(3, 4, 2, bidirectional=True), nn.GRUCell(3, 4)]),
     "attention": lambda: nn.MultiheadAttention(8, 2),
-    "transformer": lambda: nn.Transformer(8, 2, 1, 1, 16),
+    "transformer": lambda: nn.Transformer(8, 2, 1, 1, 16, batch_first=True),
     "embedding": lambda: nn.Embedding(5, 3, padding_idx=0),
     "prelu and bilinear": lambda: nn.ModuleList([nn.PReLU(3), nn.Bilinear(2, 3, 4)]),
 }
@@ -50,7 +50,8 @@ BUILT = {
 
 @pytest.mark.parametrize("name", BUILT)
 def test_a_model_built_in_a_block_has_eagers_weights(name):
-    both(lambda: (BUILT[name](), torch.rand(2)))
+    graph = both(lambda: (BUILT[name](), torch.rand(2)), syncs=None)
+    assert {point.cause for point in graph.sync_points} <= {"deepcopy"}  # of a transformer's layers
 
 
 @pytest.mark.parametrize(
@@ -270,16 +271,16 @@ def tied_pending():
 COPIES = {
     "deepcopy": (copy.deepcopy, {"deepcopy"}),
     "copy": (copy.copy, set()),
-    "pickle": (lambda m: pickle.loads(pickle.dumps(m)), {"pickle"}),
+    "pickle": (lambda m: pickle.loads(pickle.dumps(m)), {"pickle", "set_", "set_ exchanges memory"}),
     "save": (
         lambda m: (lambda f: (torch.save(m.state_dict(), f), f.seek(0), torch.load(f))[2])(io.BytesIO()),
-        {"storage access", "pickle"},
+        {"storage access", "pickle", "set_", "set_ exchanges memory"},
     ),
     "save a model": (
         lambda m: (lambda f: (torch.save(m, f), f.seek(0), torch.load(f, weights_only=False))[2])(
             io.BytesIO()
         ),
-        {"storage access", "pickle"},
+        {"storage access", "pickle", "set_", "set_ exchanges memory"},
     ),
     "state_dict": (lambda m: m.state_dict(), set()),
     "clone of each": (lambda m: {name: p.clone() for name, p in m.named_parameters()}, set()),
