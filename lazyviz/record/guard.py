@@ -7,7 +7,7 @@ draws each evaluate first what they need.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ from .._torch import OpOverload
 from .rng import Generators
 from .shapes import OpInfo
 from .storage import FORGOTTEN, TrackedNode
-from .tensor import LazyTensor, describe
+from .tensor import LazyTensor, describe, is_pending
 
 if TYPE_CHECKING:
     from .recorder import Tape
@@ -185,3 +185,26 @@ def refuse_forgotten(items: Any) -> None:
     for tensor in tensors_in(items):
         if type(tensor) is LazyTensor:
             raise RuntimeError(f"{describe(tensor._lazyviz)}; {FORGOTTEN}")
+
+
+def replaced(item: Any, replacement: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Arguments with ``replacement(tensor)`` for each tensor, lists included."""
+    if isinstance(item, dict):
+        return {name: replaced(entry, replacement) for name, entry in item.items()}
+    if isinstance(item, (list, tuple)):
+        return type(item)([replaced(entry, replacement) for entry in item])
+    return replacement(item) if isinstance(item, torch.Tensor) else item
+
+
+def with_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Ordinary zeros for autograd's zeros without memory."""
+    if _torch.is_zero_tensor(tensor):
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return tensor
+
+
+def on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """A stand-in for a pending tensor where only metadata counts."""
+    if is_pending(tensor):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return tensor

@@ -113,7 +113,9 @@ class Tape(Pending):
         except _ZeroTensor:
             if not any(is_pending(tensor) for tensor in guard.tensors_in((*args, *kwargs.values()))):
                 return op(*args, **kwargs)
-            return self.record(op, _replace(args, _with_memory), _replace(kwargs, _with_memory))
+            return self.record(
+                op, guard.replaced(args, guard.with_memory), guard.replaced(kwargs, guard.with_memory)
+            )
         if info.needs_storage:
             key += [value.storage.nbytes for value in values]
         if info.mutates and len(values) > 1:
@@ -148,7 +150,7 @@ class Tape(Pending):
             shapes.hits += 1
         if inferred.on_meta:
             # No memory, nothing to defer.
-            return op(*_replace(args, _on_meta), **_replace(kwargs, _on_meta))
+            return op(*guard.replaced(args, guard.on_meta), **guard.replaced(kwargs, guard.on_meta))
         if inferred.special:
             if inferred.to_cpu:
                 return self.run_now(op, info, args, kwargs, "copy to the CPU")
@@ -420,6 +422,7 @@ class Tape(Pending):
 
     def swap(self, exchange: Callable[[Any, Any], None], one: torch.Tensor, other: torch.Tensor) -> None:
         """``torch.utils.swap_tensors(one, other)``, which our weak references would forbid."""
+        self.view_is_made()
         values = [self.value_of(one), self.value_of(other)]
         for tensor, value in zip((one, other), values):
             self.outside.pop(id(tensor), None)
@@ -482,29 +485,6 @@ class _Placeholder(Exception):
 
 class _ZeroTensor(Exception):
     """An argument is one of autograd's zeros without memory; only views of such reach the kernels' level."""
-
-
-def _replace(item: Any, replacement: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Arguments with ``replacement(tensor)`` for each tensor, lists included."""
-    if isinstance(item, dict):
-        return {name: _replace(entry, replacement) for name, entry in item.items()}
-    if isinstance(item, (list, tuple)):
-        return type(item)([_replace(entry, replacement) for entry in item])
-    return replacement(item) if isinstance(item, torch.Tensor) else item
-
-
-def _with_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Ordinary zeros for autograd's zeros without memory."""
-    if _torch.is_zero_tensor(tensor):
-        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    return tensor
-
-
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    """A stand-in for a pending tensor where only metadata counts."""
-    if is_pending(tensor):
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    return tensor
 
 
 tape = Tape()

@@ -271,7 +271,10 @@ def tied_pending():
 COPIES = {
     "deepcopy": (copy.deepcopy, {"deepcopy"}),
     "copy": (copy.copy, set()),
-    "pickle": (lambda m: pickle.loads(pickle.dumps(m)), {"pickle", "set_", "set_ exchanges memory"}),
+    "pickle": (
+        lambda m: pickle.loads(pickle.dumps(m)),
+        {"storage access", "pickle", "set_", "set_ exchanges memory"},
+    ),
     "save": (
         lambda m: (lambda f: (torch.save(m.state_dict(), f), f.seek(0), torch.load(f))[2])(io.BytesIO()),
         {"storage access", "pickle", "set_", "set_ exchanges memory"},
