@@ -14,6 +14,7 @@ import torch
 
 from .. import _torch
 from .._torch import OpOverload
+from .shapes import OpInfo
 from .storage import TrackedNode, TrackedValue
 
 LARGEST_NBYTES = 512  # of a value that is carried: a few scalars, not data
@@ -25,6 +26,30 @@ def known(values: Sequence[TrackedValue]) -> bool:
         if value.constant is None or not value.storage.known:
             return False
     return True
+
+
+# What decides the shape of a result that depends on data, where it is not every argument.
+_DECIDING = {"index": "indices", "masked_select": "mask", "repeat_interleave": "repeats"}
+
+
+def decide_shape(
+    op: OpOverload,
+    info: OpInfo,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    values: Sequence[TrackedValue],
+) -> bool:
+    """Whether what the shape of the op's result depends on follows from constants."""
+    if op.namespace != "aten" or info.mutates or info.draws or info.is_view:
+        return False
+    deciding = values
+    name = _DECIDING.get(info.name)
+    if name in info.argument_names:
+        position = info.argument_names.index(name)
+        item = args[position] if position < len(args) else kwargs.get(name)
+        items = item if isinstance(item, (list, tuple)) else [item]
+        deciding = [entry for entry in items if isinstance(entry, TrackedValue)]
+    return bool(deciding) and known(deciding)
 
 
 def learn(value: TrackedValue, tensor: torch.Tensor) -> None:

@@ -110,9 +110,12 @@ class Tape(Pending):
                 return self.run_now(op, info, args, kwargs, name)
             try:
                 inferred = shapes.infer(op, info, new_args, new_kwargs, values)
+                shapes.entries[cache_key] = inferred
             except DataDependent as reason:
-                return self.run_now(op, info, args, kwargs, str(reason))
-            shapes.entries[cache_key] = inferred
+                if constants.decide_shape(op, info, new_args, new_kwargs, values):
+                    inferred = shapes.infer_from_constants(op, info, new_args, new_kwargs, values)
+                if inferred is None:
+                    return self.run_now(op, info, args, kwargs, str(reason))
             shapes.misses += 1
             shapes.last_miss = f"{op} of {', '.join(str(value.meta) for value in values) or 'no tensors'}"
         else:

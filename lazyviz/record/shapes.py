@@ -286,6 +286,37 @@ class ShapeCache:
         from_cpu = all(value.meta.device.type == "cpu" for value in inputs)
         return Inferred(info, container, outputs, restructured, from_cpu)
 
+    def infer_from_constants(
+        self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]
+    ) -> Inferred | None:
+        """What the kernel returns for the inputs that are known, and zeros for the others.
+
+        Right for this call only, where the known ones decide the shape (:mod:`lazyviz.record.constants`).
+
+        Raises:
+            Exception: whatever the kernel raises for these values.
+        """
+        if sum(value.storage.nbytes for value in inputs) > _PROBE_NBYTES:
+            return None
+        with torch.no_grad(), _torch.kernels_only():
+            probes = {
+                id(value): _fake(value.meta, value.storage.nbytes).zero_()
+                if value.constant is None or not value.storage.known
+                else value.constant
+                for value in inputs
+            }
+            result = op(*_substitute(args, probes), **_substitute(kwargs, probes))
+        results = list(result) if isinstance(result, (tuple, list)) else [result]
+        outputs: list[OutputSpec | None] = []
+        for item in results:
+            if not isinstance(item, torch.Tensor) or item.layout != torch.strided or item.is_quantized:
+                return None
+            nbytes = item.untyped_storage().nbytes()
+            outputs.append(OutputSpec(self.meta_of(item), None, False, len(outputs), nbytes))
+        container = None if isinstance(result, torch.Tensor) else tuple
+        from_cpu = all(value.meta.device.type == "cpu" for value in inputs)
+        return Inferred(info, container, outputs, [], from_cpu)
+
     def _ask_the_kernel(
         self, op: OpOverload, args: Any, kwargs: Any, inputs: list[Any], inferred: Any
     ) -> Sequence[torch.Tensor]:
