@@ -361,6 +361,10 @@ class SyncPatches:
 
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
+            if tape.graph is not None and not tape.pauses:
+                tensors = list(tensors_in((*args, *kwargs.values())))
+                needed = [node for t in tensors for node in nodes_before_access(tape, t, write=False)]
+                tape.sync(original.__name__, needed, sum(t.numel() * t.element_size() for t in tensors))
             with tape.paused():
                 return original(*args, **kwargs)
 

@@ -24,12 +24,15 @@ _SHAPE = "the shape of its result depends on data"
 _SPARSE = "a sparse tensor has no strides, and how much it holds depends on data"
 _RESIZE = "it may exchange the memory under a tensor"
 _CHECK = "it reads values to check its arguments"
+_NUMBER = "it returns a Python number"
 
 # Entries with a sync point when run forward, out of place.
 FORWARD: dict[str, str] = {
+    "allclose": _NUMBER,
     "argwhere": _SHAPE,
     "bincount": _SHAPE,
-    "combinations": _SHAPE,
+    "cov": _CHECK,
+    "equal": _NUMBER,
     "linalg.lstsq": "whether it returns residuals depends on the rank that it finds",
     "linalg.lstsq.grad_oriented": "whether it returns residuals depends on the rank that it finds",
     "masked_select": _SHAPE,
@@ -37,7 +40,6 @@ FORWARD: dict[str, str] = {
     "nn.functional.gaussian_nll_loss": _CHECK,
     "nonzero": _SHAPE,
     "resize_": _RESIZE,
-    "resize_as_": _RESIZE,
     "sparse.mm.reduce": _SPARSE,
     "sparse.sampled_addmm": _SPARSE,
     "to_sparse": _SPARSE,
@@ -67,9 +69,7 @@ BACKWARD: dict[str, str] = {
 IN_PLACE: dict[str, str] = {}
 
 # Those whose `out=` variant has one, beside FORWARD.
-OUT: dict[str, str] = {
-    "lu": _RESIZE,
-}
+OUT: dict[str, str] = {}
 
 # Entries of the databases of custom operators, autograd functions and higher-order operators.
 _NUMPY = "it reads its tensors with NumPy"

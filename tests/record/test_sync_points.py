@@ -107,6 +107,34 @@ def test_small_known_cpu_values_are_no_sync_points():
     assert [point.cause for point in graph.sync_points] == []
 
 
+def test_shapes_that_known_values_decide_are_no_sync_points():
+    def program(x, mask):
+        selected = x * 2
+        picked = selected[mask], selected.masked_select(mask), x.repeat_interleave(torch.tensor([2, 0, 1]), 0)
+        return *picked, mask.nonzero(), torch.combinations(x[0]), torch.arange(4).unique()
+
+    x, mask = torch.randn(3, 4), torch.tensor([True, False, True]).unsqueeze(1).expand(3, 4).clone()
+    expected = program(x, mask)
+    with lazyviz.lazy() as graph:
+        result = program(x, mask)
+        assert not graph.sync_points
+        mask.logical_not_()
+        other = x[mask]  # known to have changed
+    graph.evaluate()
+    assert not graph.sync_points
+    assert all(torch.equal(left, right) for left, right in zip(expected, result))
+    assert torch.equal(other, x[mask])
+
+
+def test_an_index_that_is_known_to_be_wrong_fails_at_its_line():
+    x, mask = torch.randn(3, 4), torch.ones(2, dtype=torch.bool)
+    with pytest.raises(IndexError) as eager:
+        x[mask]
+    with pytest.raises(IndexError) as lazy, lazyviz.lazy():
+        x[mask]
+    assert str(lazy.value) == str(eager.value)
+
+
 def test_a_known_value_is_forgotten_once_unknown_data_is_written():
     x = torch.randn(3, 3)
     with lazyviz.lazy() as graph:
