@@ -201,9 +201,8 @@ def test_gradients_flow_through_a_differentiable_step(info):
         with context("all"):
             weight = start.clone()
             optimizer = info.optim_cls([weight], differentiable=True)
-            for _ in range(2):
-                weight.grad = (weight * start).detach() + start
-                optimizer.step()
+            weight.grad = (weight * start).detach() + start
+            optimizer.step()  # after a second one, some have overwritten what backward needs
             weight.pow(2).sum().backward()
         return start, start.grad, weight.detach()
 
@@ -350,8 +349,7 @@ def test_weight_averaging(kind):
                 update_bn(batches, averaged)
         return left_behind(averaged, optimizer)
 
-    # update_bn reads num_batches_tracked, which one op averages together with data.
-    assert compare(program) == ({"item"} if kind == "with buffers" else set())
+    assert compare(program) == set()
 
 
 def test_states_are_saved_and_loaded_inside_and_between_blocks():
@@ -393,6 +391,9 @@ def test_gradients_are_dropped_or_zeroed_and_accumulate(to_none):
 
 
 def test_hooks_of_steps_run_where_eager_runs_them():
+    def double(parameter: nn.Parameter) -> None:
+        parameter.grad.mul_(2)
+
     def program(context: Any) -> Any:
         torch.manual_seed(0)
         model, x, seen = Net(), batch(), []
@@ -402,7 +403,7 @@ def test_hooks_of_steps_run_where_eager_runs_them():
             lambda o, args, kwargs: [p.data.mul_(0.5) for group in o.param_groups for p in group["params"]]
         )
         for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(2))
+            parameter.register_post_accumulate_grad_hook(double)
         with context("all"):
             for _ in range(STEPS):
                 with context("step"):
