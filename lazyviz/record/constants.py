@@ -25,6 +25,9 @@ LARGEST_NBYTES = 4 * 2**20  # of all that one read may look at and compute
 MOST_NODES = 1000  # that one read may compute
 KEPT_NBYTES = 4096  # of a storage that is kept for the next read although nothing wrote to it
 
+# What decides the shape of a result that depends on data, where it is not every argument.
+_DECIDING = {"index": "indices", "masked_select": "mask", "repeat_interleave": "repeats"}
+
 Tensors = dict[TrackedValue, torch.Tensor]
 
 
@@ -67,16 +70,23 @@ def foresee(
     """What an op will return whose result's shape depends on content, if that is known; else None."""
     if info.mutates or info.is_view or info.draws or op.namespace != "aten":
         return None
-    subject: TrackedValue | None = None
-    if op is torch.ops.aten.index.Tensor and values[0].nbytes <= LARGEST_NBYTES:
-        subject, values = values[0], values[1:]  # only where a mask is true decides on the shape
-    tensors = known(shapes, values) if values else None
+    deciding = values
+    name = _DECIDING.get(info.name)
+    if name in info.argument_names:
+        position = info.argument_names.index(name)
+        item = args[position] if position < len(args) else kwargs.get(name)
+        items = item if isinstance(item, (list, tuple)) else [item]
+        deciding = [entry for entry in items if isinstance(entry, TrackedValue)]
+    if not deciding or sum(value.nbytes for value in values) > LARGEST_NBYTES:
+        return None
+    tensors = known(shapes, deciding)
     if tensors is None:
         return None
     try:
-        if subject is not None and subject not in tensors:
-            meta = subject.meta
-            tensors[subject] = torch.empty(meta.shape, dtype=meta.dtype, device=meta.device)
+        for value in values:
+            if value not in tensors:
+                meta = value.meta
+                tensors[value] = torch.empty(meta.shape, dtype=meta.dtype, device=meta.device)
         return shapes.describe(info, compute(op, args, kwargs, tensors))
     except Exception:  # the op's own error, which running it raises at this line
         return None
