@@ -27,9 +27,6 @@ SYNC_POINTS: dict[str, dict[str, str]] = {
     "nn.LinearCrossEntropyLoss": {
         "cross_entropy with weight and label_smoothing": "ATen takes another path for tensor subclasses",
     },
-    "nn.TransformerEncoder": {
-        "_nested_tensor_from_mask_left_aligned": "its fast path is taken where the mask is left-aligned",
-    },
     "nn.Transformer": {
         "_nested_tensor_from_mask_left_aligned": "its fast path is taken where the mask is left-aligned",
         "deepcopy": "its layers are deep copies of one, see the semantics of deepcopy",
