@@ -7,6 +7,7 @@ the same way, and holds zeros or ones.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,8 @@ _LARGEST_DOUBTFUL_NBYTES = 4 * 2**20  # of inputs and outputs, where only the dt
 _COMMON_DTYPES = frozenset((torch.float32, torch.float64))
 # They want one dtype of all, which shape rules do not check.
 _SAME_DTYPE = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution"}
+
+_ABOUT_DTYPES = re.compile(r"\b(d?types?|not implemented|not supported)\b", re.IGNORECASE)
 
 
 def sharing(values: Sequence[Any]) -> tuple[int, ...]:
@@ -94,6 +97,11 @@ def doubtful(inputs: Sequence[Any], result: Any) -> bool:
     results = result if isinstance(result, (list, tuple)) else [result]
     made = sum(item.numel() * item.element_size() for item in results if isinstance(item, torch.Tensor))
     return _nbytes(inputs) + made <= _LARGEST_DOUBTFUL_NBYTES
+
+
+def about_dtypes(error: Exception | None) -> bool:
+    """Whether a kernel refused for its arguments' dtypes, not for what the probes hold."""
+    return error is not None and _ABOUT_DTYPES.search(str(error)) is not None
 
 
 def substitute(item: Any, tensors: dict[int, torch.Tensor]) -> Any:

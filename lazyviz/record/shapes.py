@@ -263,7 +263,7 @@ class ShapeCache:
         elif (
             not info.is_view
             and probes.doubtful(inputs, result)
-            and probes.refusal(op, args, kwargs, inputs) is not None
+            and probes.about_dtypes(probes.refusal(op, args, kwargs, inputs))
         ):
             raise DataDependent(f"{op} may not take these dtypes")  # the kernel tells, at this line
         if info.name in _ASK_THE_KERNEL:
