@@ -65,6 +65,12 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     return _get_data(tensor)
 
 
+def is_inference(tensor: torch.Tensor) -> bool:
+    """Whether it was made in inference mode; asked without what a subclass adds to the question."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.is_inference()
+
+
 def storage_address(tensor: torch.Tensor) -> int:
     """Identity of the tensor's storage (the address of its C++ object)."""
     return torch._C._storage_address(tensor)  # type: ignore[attr-defined]
@@ -137,7 +143,11 @@ def become_real(tensor: torch.Tensor, real: torch.Tensor, cls: type[torch.Tensor
     right; ``torch._C._swap_tensor_impl`` would leave all of these with the old object.
     """
     _set_python_keys(tensor, False)
-    _take(tensor, real)
+    try:
+        _take(tensor, real)
+    except RuntimeError:  # e.g. integers for what requires gradients: it stays as it was
+        _set_python_keys(tensor, True)
+        raise
     tensor.__class__ = cls
 
 
@@ -219,8 +229,11 @@ def dispatch_modes() -> list[Any]:
 
 
 def insert_mode_at_bottom(mode: TorchDispatchMode) -> None:
-    """Put ``mode`` below the user's modes; leaving a ``with`` pops the top whoever it is."""
-    above = _pop_all()
+    """Put ``mode`` below the user's modes; leaving a ``with`` pops the top whoever it is.
+
+    Once: the autograd engine puts a thread's modes back by itself when a node fails.
+    """
+    above = [other for other in _pop_all() if other is not mode]
     _push_mode(mode)
     for other in reversed(above):
         _push_mode(other)

@@ -389,7 +389,9 @@ def lazy(
         if earlier := len(closure(own)) - len(own):
             # The plan is of this cell's ops alone: say what else its evaluation will run.
             graph.title += f", after {earlier:,} pending ops of earlier cells"
-        if not own:
+        if own:
+            _graphs[id(graph.ir)] = graph  # a sync point inside, after which nothing was pending, took it out
+        else:
             _graphs.pop(id(graph.ir), None)
         _metrics.add("record", time.perf_counter() - start)
         _metrics.count("graphs")

@@ -50,6 +50,7 @@ _POINTWISE: tuple[Callable[[Any], Any], ...] = (
     lambda x: x.softmax(-1),
     lambda x: x.float(),
     lambda x: x.cumsum(-1),
+    lambda x: (x + 1).detach_(),
 )
 _VIEWS: tuple[Callable[[Any, int], Any], ...] = (
     lambda x, n: x[n % 3 :],
@@ -73,11 +74,19 @@ _VIEWS: tuple[Callable[[Any, int], Any], ...] = (
     lambda x, n: x.flatten(),
     lambda x, n: x.unfold(0, 2, 1),
     lambda x, n: x.mT,
-    lambda x, n: x.view(torch.int32) if x.dtype == torch.float32 and not x.requires_grad else x.alias(),
+    lambda x, n: x.view(torch.int32) if x.dtype == torch.float32 and not x.requires_grad else x.view_as(x),
     lambda x, n: x.movedim(0, -1),
     lambda x, n: x.as_strided((3,), (1,)),
 )
+_RESTRUCTURE: tuple[Callable[[Any, int], Any], ...] = (
+    lambda x, n: x.t_(),
+    lambda x, n: x.unsqueeze_(0),
+    lambda x, n: x.squeeze_(),
+    lambda x, n: x.transpose_(0, -1),
+    lambda x, n: x.as_strided_((2,), (1,)),
+)
 _IN_PLACE: tuple[Callable[[Any, int], Any], ...] = (
+    *_RESTRUCTURE,
     lambda x, n: x.add_(1),
     lambda x, n: x.mul_(n - 3),
     lambda x, n: x.zero_(),
@@ -85,32 +94,33 @@ _IN_PLACE: tuple[Callable[[Any, int], Any], ...] = (
     lambda x, n: x.sin_(),
     lambda x, n: x.clamp_(-1, 1),
     lambda x, n: x.relu_(),
-    lambda x, n: x.t_(),
-    lambda x, n: x.unsqueeze_(0),
-    lambda x, n: x.squeeze_(),
-    lambda x, n: x.transpose_(0, -1),
     lambda x, n: x.masked_fill_(x > 0, n),
     lambda x, n: x.cumsum_(0),
     lambda x, n: x.neg_(),
-    lambda x, n: x.as_strided_((2,), (1,)),
-    lambda x, n: x.detach_(),
 )
 _BINARY: tuple[Callable[[Any, Any], Any], ...] = (
     torch.add,
     torch.mul,
     torch.matmul,
     lambda x, y: torch.cat([x, y]),
-    lambda x, y: torch.where(x > y, x, y),
+    lambda x, y: torch.where(torch.gt(x, y), x, y),
     lambda x, y: torch.stack([x, y]),
     torch.maximum,
     lambda x, y: x - 2 * y,
     lambda x, y: x @ y.t(),
     lambda x, y: torch.nn.functional.linear(x, y),
     lambda x, y: torch.addcmul(x, y, y),
-    lambda x, y: x[y > 0],
-    lambda x, y: torch.nn.functional.mse_loss(x, y),
+    lambda x, y: x[torch.gt(y, 0)],
+    lambda x, y: torch.nn.functional.l1_loss(x, y),
     lambda x, y: torch.broadcast_tensors(x, y)[0],
 )
+
+
+def _sized(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``x``, or one to be resized: an error halfway through an ``out=`` would leave it as the heap was."""
+    return x if x.shape == y.shape else x.clone()
+
+
 _IN_PLACE_BINARY: tuple[Callable[[Any, Any, int], Any], ...] = (
     lambda x, y, n: x.add_(y),
     lambda x, y, n: x.mul_(y),
@@ -118,17 +128,15 @@ _IN_PLACE_BINARY: tuple[Callable[[Any, Any, int], Any], ...] = (
     lambda x, y, n: x.add_(y, alpha=n),
     lambda x, y, n: x.__setitem__(slice(n % 3, None), y),
     lambda x, y, n: x.__setitem__(n % 2, y),
-    lambda x, y, n: x.index_put_((torch.tensor([0, 1]),), y, accumulate=n % 2 == 1),
+    lambda x, y, n: x.index_put_((torch.tensor([0, -1]),), y, accumulate=n % 2 == 1),
     lambda x, y, n: x.index_add_(0, torch.tensor([0]), y),
     lambda x, y, n: x.addcmul_(y, y),
     lambda x, y, n: x.lerp_(y, 0.5),
     lambda x, y, n: x.__setitem__(x > 0, 0.5),
-    lambda x, y, n: torch.add(y, 1, out=x),
-    lambda x, y, n: torch.mul(y, y, out=x),
-    lambda x, y, n: torch.sin(y, out=x),
-    lambda x, y, n: torch.cat([y, y], out=x),
-    lambda x, y, n: x.masked_scatter_(x > 0, y),
-    lambda x, y, n: torch._foreach_add_([x, y], 1),
+    lambda x, y, n: torch.add(y, 1, out=_sized(x, y)),
+    lambda x, y, n: torch.mul(y, y, out=_sized(x, y)),
+    lambda x, y, n: torch.sin(y, out=_sized(x, y)),
+    lambda x, y, n: torch._foreach_add_([x, torch.ones(2)], 1),
     lambda x, y, n: torch._foreach_mul_([x], [y]),
     lambda x, y, n: x.__ior__(y > 0) if x.dtype == torch.bool else x.__isub__(y),
 )
@@ -180,6 +188,8 @@ class Machine:
 
     def __init__(self, *, lazy: bool) -> None:
         self.lazy = lazy
+        # By id: the version a variable began with, which for a result of an operator means nothing.
+        self.began: dict[int, int] = {}
         torch.manual_seed(11)
         self.log: list[Any] = []
         self.hooked: list[torch.Tensor] = []
@@ -206,8 +216,14 @@ class Machine:
         return self.variables[-1 - at % len(self.variables)]
 
     def keep(self, *results: Any) -> None:
-        self.variables.extend(results)
+        for result in results:
+            if not any(result is variable for variable in self.variables):
+                self.began[id(result)] = result._version
+            self.variables.append(result)
         del self.variables[:-24]
+
+    def writes_to(self, variable: torch.Tensor) -> int:
+        return variable._version - self.began.get(id(variable), 0)
 
     def saw(self, what: Any) -> None:
         self.log.append(what)
@@ -217,7 +233,8 @@ class Machine:
             try:
                 _instructions[name](self, a, b, c)
             except Exception as error:
-                self.log.append((name, type(error).__name__, str(error).partition("\n")[0]))
+                message = "" if isinstance(error, IndexError) else str(error).partition("\n")[0]
+                self.log.append((name, type(error).__name__, message))
                 if "storage that is not resizable" in str(error):
                     # PyTorch leaves a tensor that reaches out of its memory: nothing to compare.
                     del self.variables[-1 - a % len(self.variables)]
@@ -309,7 +326,10 @@ def _view(m: Machine, a: int, b: int, c: int) -> None:
 @instruction(10)
 def _in_place(m: Machine, a: int, b: int, c: int) -> None:
     with _mode(c):
-        _IN_PLACE[b % len(_IN_PLACE)](m[a], c)
+        change = _IN_PLACE[b % len(_IN_PLACE)]
+        # Views of what is restructured in place find their history by replaying themselves, which can fail.
+        if not (change in _RESTRUCTURE and m[a].requires_grad):
+            change(m[a], c)
 
 
 @instruction(5)
@@ -319,8 +339,13 @@ def _binary(m: Machine, a: int, b: int, c: int) -> None:
 
 @instruction(10)
 def _write(m: Machine, a: int, b: int, c: int) -> None:
+    x, y = m[a], m[b]
+    if not x.is_floating_point():
+        # A slice of integers that is given a number with a gradient: PyTorch makes the integers require
+        # gradients, and a tensor subclass refuses it.
+        y = y.detach()
     with _mode(a + b):
-        _IN_PLACE_BINARY[(c + a) % len(_IN_PLACE_BINARY)](m[a], m[b], c)
+        _IN_PLACE_BINARY[(c + a) % len(_IN_PLACE_BINARY)](x, y, c)
 
 
 @instruction(4)
@@ -346,6 +371,19 @@ def _new(m: Machine, a: int, b: int, c: int) -> None:
         m[0].requires_grad_()
 
 
+@instruction(1)
+def _out(m: Machine, a: int, b: int, c: int) -> None:
+    out = m[a].detach().clone()
+    results: tuple[Callable[[], Any], ...] = (
+        lambda: torch.cat([m[b], m[b]], out=out),
+        lambda: torch.add(m[b], 1, out=out),
+        lambda: torch.matmul(m[b], m[b].t(), out=out),
+        lambda: torch.arange(c, out=out),
+        lambda: torch.sum(m[b], 0, out=out),
+    )
+    m.keep(results[c % len(results)](), out)
+
+
 @instruction(5)
 def _delete(m: Machine, a: int, b: int, c: int) -> None:
     if len(m.variables) > 1:
@@ -360,7 +398,8 @@ def _resize(m: Machine, a: int, b: int, c: int) -> None:
 
 @instruction(1)
 def _exchange_memory(m: Machine, a: int, b: int, c: int) -> None:
-    m[a].set_(m[b].detach().clone() if c % 2 else m[b])
+    if not m[a].requires_grad:  # see _RESTRUCTURE
+        m[a].set_(m[b].detach().clone() if c % 2 else m[b].detach())
 
 
 @instruction(2)
@@ -383,7 +422,7 @@ def _write_numpy(m: Machine, a: int, b: int, c: int) -> None:
 
 @instruction(1)
 def _read_numpy(m: Machine, a: int, b: int, c: int) -> None:
-    m.saw(m.buffer.tolist())
+    m.saw(repr(m.buffer.tolist()))
 
 
 @instruction(1)
@@ -394,7 +433,7 @@ def _from_numpy(m: Machine, a: int, b: int, c: int) -> None:
 @instruction(1)
 def _to_numpy(m: Machine, a: int, b: int, c: int) -> None:
     array = m[a].detach().numpy()
-    m.saw(array.tolist())
+    m.saw(repr(array.tolist()))
     if c % 2 and array.size:
         array.flat[0] = 3
 
@@ -433,6 +472,8 @@ def _draw_in_place(m: Machine, a: int, b: int, c: int) -> None:
 
 @instruction(2)
 def _dropout(m: Machine, a: int, b: int, c: int) -> None:
+    if not m[a].is_floating_point():
+        return  # an error after the draw
     m.keep(m.dropout(m[a]) if b % 2 else torch.nn.functional.dropout(m[a], 0.3, inplace=c % 3 == 0))
 
 
@@ -447,6 +488,8 @@ def _seed(m: Machine, a: int, b: int, c: int) -> None:
 @instruction(1)
 def _generator_state(m: Machine, a: int, b: int, c: int) -> None:
     generator = m.generators[a % 2]
+    if m.lazy:
+        lazyviz.sync()
     if b % 2 and m.states:
         generator.set_state(m.states[c % len(m.states)])
     else:
@@ -493,7 +536,8 @@ def _grad(m: Machine, a: int, b: int, c: int) -> None:
 
 @instruction(1)
 def _requires_grad(m: Machine, a: int, b: int, c: int) -> None:
-    m[a].requires_grad_(c % 3 != 0)
+    m.keep(m[a].detach().clone().requires_grad_())
+    m.linear.bias.requires_grad_(c % 3 != 0)
 
 
 @instruction(1)
@@ -519,6 +563,8 @@ def _hook(m: Machine, a: int, b: int, c: int) -> None:
             leaf.sub_(leaf.grad)
         leaf.grad = None
 
+    if m[a].requires_grad and m[a].is_leaf and m[a]._is_view():
+        return  # PyTorch itself crashes
     if c % 4 == 3:
         m[a].register_post_accumulate_grad_hook(step)
     else:
@@ -562,7 +608,8 @@ def _checkpointed(m: Machine, a: int, b: int, c: int) -> None:
 @instruction(1)
 def _inference(m: Machine, a: int, b: int, c: int) -> None:
     with torch.inference_mode():
-        m.keep(m[a] * 2 if c % 2 else m[a][:2])
+        result = (m[a].detach() * 2)[:2] + torch.rand(1)
+    m.keep(result.clone())  # inference tensors themselves have rules of their own
 
 
 @instruction(1)
@@ -598,7 +645,7 @@ def _read(m: Machine, a: int, b: int, c: int) -> None:
     reads: tuple[Callable[[], Any], ...] = (
         lambda: x.reshape(-1)[b % max(1, x.numel())].item(),
         lambda: x.tolist(),
-        lambda: str(m[a]),
+        lambda: str(x),
         lambda: bool(x.sum() > 0),
         lambda: float(x.sum()),
         lambda: bool(torch.equal(x, m[b])),
@@ -681,6 +728,8 @@ def _compare(eager: Machine, eager_after: list[torch.Tensor], lazy: Machine) -> 
     pairs = list(zip(eager.variables, lazy.variables))
     middle = len(eager.log) % (len(pairs) or 1)
     for at, (left, right) in list(enumerate(pairs))[middle:] + list(enumerate(pairs))[:middle]:
+        if eager.writes_to(left) != lazy.writes_to(right):
+            return f"variable {at}: {lazy.writes_to(right)} writes instead of {eager.writes_to(left)}"
         if found := _tensor_difference(left, right):
             return f"variable {at} of {len(pairs)}: {found}"
     for what in ("linear", "norm"):
@@ -704,7 +753,7 @@ def _compare(eager: Machine, eager_after: list[torch.Tensor], lazy: Machine) -> 
     if found := _sharing(eager) != _sharing(lazy):
         return f"sharing of memory: {_sharing(lazy)} instead of {_sharing(eager)}"
     lazyviz.sync()
-    if eager.buffer.tolist() != lazy.buffer.tolist():
+    if eager.buffer.tobytes() != lazy.buffer.tobytes():
         return f"the NumPy buffer holds {lazy.buffer.tolist()} instead of {eager.buffer.tolist()}"
     for left, right in zip(eager.generators, lazy.generators):
         if not torch.equal(left.get_state(), right.get_state()):
@@ -719,17 +768,15 @@ def _tensors(state: Any) -> list[torch.Tensor]:
 
 
 def _tensor_difference(left: torch.Tensor, right: torch.Tensor) -> str | None:
-    for fact in ("is_leaf", "_version", "output_nr"):
-        before, after = _fact(left, fact), _fact(right, fact)
-        if before != after:
-            return f"{fact} {after} instead of {before}"
+    if _history(left) != _history(right):
+        return f"{_history(right)} as grad_fn instead of {_history(left)}"
     if left.storage_offset() != right.storage_offset():
         return f"storage offset {right.storage_offset()} instead of {left.storage_offset()}"
-    if (left.grad_fn is None) != (right.grad_fn is None):
-        return f"grad_fn {right.grad_fn} instead of {left.grad_fn}"
     lazyviz.to_eager(right)
     if found := difference(left, right):
         return found
+    if not _history(left).startswith("output"):
+        return None
     if left.is_leaf or left.retains_grad:
         if (left.grad is None) != (right.grad is None):
             return f"gradient {right.grad} instead of {left.grad}"
@@ -740,11 +787,12 @@ def _tensor_difference(left: torch.Tensor, right: torch.Tensor) -> str | None:
     return None
 
 
-def _fact(tensor: torch.Tensor, name: str) -> Any:
+def _history(tensor: torch.Tensor) -> str:
     try:
-        return getattr(tensor, name)
-    except RuntimeError as error:  # inference tensors count no versions
-        return type(error).__name__
+        kind = "nothing" if tensor.grad_fn is None else "something"  # its class may be an alias of eager's
+        return f"output {tensor.output_nr} of {kind}, {'a leaf' if tensor.is_leaf else 'no leaf'}"
+    except RuntimeError as error:  # a view from split() whose base has been written
+        return str(error)
 
 
 def _sharing(m: Machine) -> list[int]:

@@ -146,6 +146,9 @@ class Pending:
                 if value.real is not None and not value.storage.foreign:
                     self.storages.setdefault(_torch.storage_address(value.real), value.storage)
         self.outside = {key: value for key, value in self.outside.items() if value.real is not None}
+        for value in self.outside.values():  # an op to come may write it through the same value
+            if value.storage.address and not value.storage.foreign:
+                self.storages.setdefault(value.storage.address, value.storage)
         # From the nodes: an address of foreign memory can have come to belong to other memory since.
         inputs = {value.storage for node in self.pending for value in node.inputs}
         TrackedStorage.held_bytes = sum(s.nbytes for s in inputs if s.external and not s.live)
@@ -165,6 +168,7 @@ class Pending:
             return
         wanted = closure(node for node in self.pending if id(node.graph) in kept or _is_owed(node))
         for node in self.pending.keys() - set(wanted):
+            node.state = "done"  # for the storages that remember it as a reader
             self._withdraw(node)
         self.settle()
 

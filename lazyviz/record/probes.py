@@ -19,6 +19,11 @@ from .._torch import OpOverload
 from ..graph.ir import TensorMeta
 from .rng import Generators
 
+
+class DataDependent(Exception):
+    """The op's result cannot be described without running it."""
+
+
 LARGEST_NBYTES = 256 * 2**20
 """Inputs above this are not probed."""
 _LARGEST_DOUBTFUL_NBYTES = 4 * 2**20  # of inputs and outputs, where only the dtypes are unusual
@@ -26,7 +31,11 @@ _COMMON_DTYPES = frozenset((torch.float32, torch.float64))
 # They want one dtype of all, which shape rules do not check.
 _SAME_DTYPE = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution"}
 
-_ABOUT_DTYPES = re.compile(r"\b(d?types?|not implemented|not supported)\b", re.IGNORECASE)
+_FOR_INTEGERS = ("bitwise_", "__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__")
+
+_ABOUT_METADATA = re.compile(
+    r"\b(d?types?|not implemented|not supported|dim|vector|negative integer powers)\b", re.IGNORECASE
+)
 
 
 def sharing(values: Sequence[Any]) -> tuple[int, ...]:
@@ -85,13 +94,21 @@ def unlike_its_rule(name: str, mutates: bool, inputs: Sequence[Any]) -> bool:
     """Whether the kernel may refuse, for every content, what its shape rule takes."""
     if len(inputs) > 1 and name in _SAME_DTYPE and len({value.meta.dtype for value in inputs}) > 1:
         return True
+    if name.startswith(_FOR_INTEGERS) and any(value.meta.dtype.is_floating_point for value in inputs):
+        return True
     return mutates and (bool(sharing(inputs)) or any(_overlaps_itself(value.meta) for value in inputs))
 
 
 def doubtful(inputs: Sequence[Any], result: Any) -> bool:
-    """Whether the kernel may lack these dtypes, and is cheap to ask."""
-    if {value.meta.dtype for value in inputs} <= _COMMON_DTYPES:
+    """Whether the kernel may lack these dtypes, or refuse empty tensors, and is cheap to ask."""
+    dtypes = {value.meta.dtype for value in inputs}
+    if len(dtypes) <= 1 and dtypes <= _COMMON_DTYPES and all(value.meta.nbytes for value in inputs):
         return False
+    return are_small(inputs, result)
+
+
+def are_small(inputs: Sequence[Any], result: Any) -> bool:
+    """Whether it is cheap to ask the kernel."""
     if any(value.meta.device.type == "meta" for value in inputs):
         return False
     results = result if isinstance(result, (list, tuple)) else [result]
@@ -99,9 +116,34 @@ def doubtful(inputs: Sequence[Any], result: Any) -> bool:
     return _nbytes(inputs) + made <= _LARGEST_DOUBTFUL_NBYTES
 
 
-def about_dtypes(error: Exception | None) -> bool:
-    """Whether a kernel refused for its arguments' dtypes, not for what the probes hold."""
-    return error is not None and _ABOUT_DTYPES.search(str(error)) is not None
+def check_dimension(name: str, dim: Any, inputs: Sequence[Any], result: Any) -> None:
+    """Raise DataDependent where the op is to look at a dimension that is not there."""
+    if type(dim) is not int or not inputs:
+        return
+    made = [len(result.shape)] if isinstance(result, torch.Tensor) else []
+    rank = max(1, *made, *[len(value.meta.shape) for value in inputs])
+    if not -rank <= dim < rank:
+        raise DataDependent(f"{name} over dimension {dim}")
+
+
+def view_without_memory(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> None:
+    """Take a view with the kernel, which needs no memory; FakeTensor lets some impossible ones pass."""
+    with torch.no_grad(), _torch.kernels_only():
+        tensors = {}
+        for value in inputs:
+            meta = value.meta
+            elements = torch.empty(
+                value.storage.nbytes // meta.dtype.itemsize, dtype=meta.dtype, device="meta"
+            )
+            tensors[id(value)] = with_flags(
+                elements.as_strided(meta.shape, meta.stride, meta.offset), meta.flags
+            )
+        op(*substitute(args, tensors), **substitute(kwargs, tensors))
+
+
+def about_metadata(error: Exception | None) -> bool:
+    """Whether a kernel refused for its arguments' dtypes and dimensions, not for what the probes hold."""
+    return error is not None and _ABOUT_METADATA.search(str(error)) is not None
 
 
 def substitute(item: Any, tensors: dict[int, torch.Tensor]) -> Any:

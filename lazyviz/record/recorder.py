@@ -32,6 +32,7 @@ from .storage import (
     let_go,
     same_bytes,
     shared_with_others,
+    snapshot_of,
 )
 from .tensor import LazyTensor, is_pending, make_pending, make_real, view_is_being_made, wrap
 
@@ -116,10 +117,15 @@ class Tape(Pending):
             return self.record(
                 op, guard.replaced(args, guard.with_memory), guard.replaced(kwargs, guard.with_memory)
             )
+        written: Sequence[TrackedStorage] = ()
+        if info.mutates:
+            written = [self._storage_of(tensor) for tensor in guard.written_tensors(info, args, kwargs)]
+            if any(storage.foreign for storage in written):
+                return self.run_now(op, info, args, kwargs, "write to memory shared with others")
+            if len(values) > 1:
+                key.append(sharing(values))  # the kernel may refuse to write what it reads
         if info.needs_storage:
             key += [value.storage.nbytes for value in values]
-        if info.mutates and len(values) > 1:
-            key.append(sharing(values))  # the kernel may refuse to write what it reads
         cache_key = tuple(key)
         inferred = shapes.entries.get(cache_key)
         if inferred is None:
@@ -143,7 +149,7 @@ class Tape(Pending):
                 if inferred is None:
                     return self.run_now(op, info, args, kwargs, str(reason))
             else:
-                shapes.entries[cache_key] = inferred
+                shapes.remember(cache_key, inferred)
             shapes.misses += 1
             shapes.last_miss = f"{op} of {', '.join(str(value.meta) for value in values) or 'no tensors'}"
         else:
@@ -161,13 +167,8 @@ class Tape(Pending):
                 return self.run_now(op, info, args, kwargs, f"{info.name} restructures an outside tensor")
             if inferred.dtype is not None and new_kwargs.get("dtype") is None:
                 new_kwargs["dtype"] = inferred.dtype  # the default may change before the run
-        written: Sequence[TrackedStorage] = ()
-        if info.mutates:
-            written = [self._storage_of(tensor) for tensor in guard.written_tensors(info, args, kwargs)]
-            if any(storage.foreign for storage in written):
-                return self.run_now(op, info, args, kwargs, "write to memory shared with others")
-            if info.counts_writes:
-                guard.count_writes(info, args, kwargs)
+        if info.counts_writes:
+            guard.count_writes(info, args, kwargs)
 
         graph = self.graph
         assert graph is not None
@@ -277,8 +278,9 @@ class Tape(Pending):
         value.name = storage.name
         value.real = _torch.alias(tensor)
         if storage.foreign:
-            value.real = value.real.clone(memory_format=torch.preserve_format)
+            value.real = snapshot_of(value.real)
             value.meta = self.shapes.meta_of(value.real)
+            storage.nbytes = value.meta.storage_nbytes
         TensorRef(tensor, value)
         graph.inputs.append(value)
         self.outside[id(tensor)] = value
@@ -401,19 +403,19 @@ class Tape(Pending):
         self.outside.pop(id(tensor), None)
         if type(data) is not LazyTensor:
             if old is not None and type(tensor) is LazyTensor:
-                release(old)
                 make_real(tensor, data)
+                release(old)
             else:
                 _torch.TensorBase.data.__set__(tensor, data)  # type: ignore[attr-defined]
             return
         source: TrackedValue = data._lazyviz
         value = TrackedValue(source.meta, source.storage, source.node, source.index)
+        make_pending(tensor, value, data)  # refuses first, before anything is noted
         if old is not None:
             release(old)
         role, name = self.scopes.role_of(tensor)
         if source.storage.role is None:
             source.storage.role, source.storage.name = role, name
-        make_pending(tensor, value, data)
         if source.node is not None:
             source.node.outputs.append(value)
             shadow = source.storage.shadow

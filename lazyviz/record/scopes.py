@@ -112,6 +112,7 @@ class Scopes:
         # By id of a tensor: its module and its name there, its role and its full name.  Of an optimizer's
         # tensors, which have no module, themselves.  (A tensor with weak references cannot be swapped.)
         self._parameters: dict[int, tuple[weakref.ref[Any], str, Role, str]] = {}
+        self._many = 200  # of these, when next to look for dead ones
 
     def locate(self, node: TrackedNode, frame: FrameType | None, mutates: bool) -> None:
         """Note where ``node`` comes from: module path, source line, phase, grad modes."""
@@ -187,6 +188,15 @@ class Scopes:
                     else:
                         self._parameters[id(tensor)] = (weakref.ref(tensor), "", "optimizer", full)
 
+    def forget_dead(self) -> None:
+        """Drop what is known of tensors that are gone, now and then."""
+        if len(self._parameters) >= self._many:
+            self._parameters = {
+                key: known for key, known in self._parameters.items() if known[0]() is not None
+            }
+            self._roots = {key: root for key, root in self._roots.items() if key in self._parameters}
+            self._many = 2 * len(self._parameters) + 200
+
     def _learn(self, root: torch.nn.Module) -> dict[int, str]:
         """Names of the submodules, parameters and buffers of ``root``; again when their number changed."""
         known = self._known_roots.get(root)
@@ -258,3 +268,4 @@ class ScopePatches:
         self._handles.clear()
         self._phases.clear()
         self.scopes.phase = "other"
+        self.scopes.forget_dead()

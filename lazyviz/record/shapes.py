@@ -16,12 +16,14 @@ from .. import _torch
 from .._torch import OpOverload
 from ..graph.ir import TensorMeta
 from . import layouts, probes
+from .probes import DataDependent as DataDependent
 
+MOST_ENTRIES = 100_000  # of the cache (some 100 MB); it starts anew when full, as with ever new sizes
 _NEED_FLOATS = ("arange", "range", "linspace", "upsample", "_upsample", "interpolate")
 # Arithmetic on scalars that carries no `pointwise` tag; a scalar's value changes no shape.
 _ARITHMETIC = {
     "addmm", "addmm_", "addbmm", "baddbmm", "baddbmm_", "addmv", "addr", "native_dropout",
-    "bernoulli", "bernoulli_", "normal_", "uniform_", "fill_", "fill", "native_layer_norm",
+    "fill_", "fill", "native_layer_norm",
     "native_batch_norm", "_native_batch_norm_legit", "native_group_norm", "scalar_tensor", "full_like",
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward",
 }  # fmt: skip
@@ -53,10 +55,6 @@ _HIDDEN_WRITES: dict[str, tuple[tuple[str, ...], str | None]] = {
 _ASK_THE_KERNEL = {"mkldnn_rnn_layer"}
 # Ops that make quantized tensors, whose kind a shape rule does not show.
 _QUANTIZING = ("quantize_per_", "_make_per_", "_empty_affine", "_empty_per_channel")
-
-
-class DataDependent(Exception):
-    """The op's result cannot be described without running it."""
 
 
 class OpInfo:
@@ -225,6 +223,13 @@ class ShapeCache:
             )
         return meta
 
+    def remember(self, key: Any, inferred: Inferred) -> None:
+        """Keep an answer."""
+        if max(len(self.entries), len(self.metas)) >= MOST_ENTRIES:
+            self.entries.clear()
+            self.metas.clear()  # metadata that is in use stays with its users
+        self.entries[key] = inferred
+
     def infer(
         self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]
     ) -> Inferred:
@@ -241,6 +246,8 @@ class ShapeCache:
             raise DataDependent(f"{info.name} makes a quantized tensor")
         self.inferring = True
         try:
+            if info.is_view:
+                probes.view_without_memory(op, args, kwargs, inputs)
             with torch.no_grad(), self._fake_mode, _torch.no_function_modes(), _torch.quiet_shape_rules():
                 fakes = {id(value): _fake(value.meta, value.storage.nbytes) for value in inputs}
                 before = [fakes[id(value)] for value in inputs]
@@ -253,6 +260,8 @@ class ShapeCache:
         except _torch.DATA_DEPENDENT as error:
             raise DataDependent(f"the result of {op} depends on data") from error
         except Exception as error:
+            if info.counts_writes:
+                raise DataDependent(f"{op} may stop halfway through its list") from error
             result = self._overruled(op, info, args, kwargs, inputs, error)
         finally:
             self.inferring = False
@@ -263,9 +272,12 @@ class ShapeCache:
         elif (
             not info.is_view
             and probes.doubtful(inputs, result)
-            and probes.about_dtypes(probes.refusal(op, args, kwargs, inputs))
+            and probes.about_metadata(probes.refusal(op, args, kwargs, inputs))
         ):
-            raise DataDependent(f"{op} may not take these dtypes")  # the kernel tells, at this line
+            raise DataDependent(f"{op} may not take these arguments")  # the kernel tells, at this line
+        elif info.draws and probes.are_small(inputs, result) and probes.refusal(op, args, kwargs, inputs):
+            raise DataDependent(f"{op} may not draw this")
+        probes.check_dimension(info.name, arguments.get("dim"), inputs, result)
         if info.name in _ASK_THE_KERNEL:
             result = self._ask_the_kernel(op, args, kwargs, inputs, result)
         restructured = [

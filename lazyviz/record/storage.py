@@ -176,6 +176,18 @@ def same_bytes(snapshot: torch.Tensor, tensor: torch.Tensor) -> bool:
     """Whether memory that others can write still holds what was read first."""
     if snapshot.shape != tensor.shape or snapshot.dtype != tensor.dtype:
         return False
-    left = snapshot.contiguous().reshape(-1).view(torch.uint8)
-    right = _torch.alias(tensor).contiguous().reshape(-1).view(torch.uint8)
-    return torch.equal(left, right)
+    return torch.equal(_bytes(snapshot), _bytes(_torch.alias(tensor)))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.contiguous()  # a dimension of size 1 may still have any stride
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
+
+
+def snapshot_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, elements in between and shared ones included."""
+    if tensor.is_conj() or tensor.is_neg():
+        return tensor.clone(memory_format=torch.preserve_format)
+    shape, stride = tensor.shape, tensor.stride()
+    span = 1 + sum((size - 1) * step for size, step in zip(shape, stride))
+    return tensor.as_strided((span,), (1,)).clone().as_strided(shape, stride)

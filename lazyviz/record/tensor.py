@@ -102,18 +102,17 @@ def take_class(tensor: torch.Tensor, cls: type[torch.Tensor]) -> None:
 def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
     """Turn the user's pending ``tensor`` into an ordinary one on ``real``'s memory."""
     attributes = tensor.__dict__
-    attributes.pop("_lazyviz", None)
-    cls = attributes.pop("_lazyviz_class", None)
+    cls = attributes.get("_lazyviz_class")
     if cls is None:
-        cls = torch.Tensor
         # nn.Parameter marks wrapper subclasses with `_is_param` instead of giving them its class.
         # Others put the mark on tensors with history, which stay what they are.
-        if "_is_param" in attributes and tensor.is_leaf:
-            del attributes["_is_param"]
-            cls = torch.nn.Parameter
-    elif issubclass(cls, torch.nn.Parameter):
-        attributes.pop("_is_param", None)
+        marked = "_is_param" in attributes and tensor.is_leaf
+        cls = torch.nn.Parameter if marked else torch.Tensor
     _torch.become_real(tensor, real, cls)
+    attributes.pop("_lazyviz", None)
+    attributes.pop("_lazyviz_class", None)
+    if issubclass(cls, torch.nn.Parameter):
+        attributes.pop("_is_param", None)
 
 
 def is_pending(tensor: torch.Tensor) -> bool:
