@@ -20,6 +20,8 @@ UNINITIALIZED = frozenset(
     }
 )
 
+UNINITIALIZED_OUT = UNINITIALIZED | {"linalg.lstsq"}
+
 _SHAPE = "the shape of its result depends on data"
 _SPARSE = "a sparse tensor has no strides, and how much it holds depends on data"
 _RESIZE = "it may exchange the memory under a tensor"
@@ -52,10 +54,9 @@ _EVEN = "ATen reads whether the result is a NaN to share out the gradient"
 
 # Those whose gradient has a sync point, beside the entries above.
 BACKWARD: dict[str, str] = {
-    "index_fill": "the gradient of the value adds up what is at the distinct indices",
-    "index_put": "with a mask the shape of a gradient depends on data",
     "linalg.eig": "ATen checks that the loss does not depend on the phase of an eigenvector",
     "linalg.eigvals": "ATen checks that the loss does not depend on the phase of an eigenvector",
+    "masked.prod": _FORMULA,
     "masked_fill": "the gradient of the value adds up what the mask selects",
     "max.reduction_no_dim": _EVEN,
     "median": _EVEN,

@@ -10,7 +10,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_map_only
 
 from .entries import backward, forward, name_of
-from .exceptions import BACKWARD, FORWARD, IN_PLACE, OUT, UNINITIALIZED
+from .exceptions import BACKWARD, FORWARD, IN_PLACE, OUT, UNINITIALIZED, UNINITIALIZED_OUT
 from .trials import compare
 
 FURTHER_DTYPES = (torch.float64, torch.int64, torch.bool, torch.complex64, torch.bfloat16)
@@ -88,13 +88,12 @@ def test_out(entry, judge, everything):
     def samples():
         for sample in entry.sample_inputs("cpu", torch.float32):
             expected = entry(sample.input, *sample.args, **sample.kwargs)
-            sample.kwargs["out"] = tree_map_only(
-                torch.Tensor, lambda tensor: torch.full_like(tensor, 7), expected
-            )
+            out = tree_map_only(torch.Tensor, lambda tensor: torch.full_like(tensor, 7), expected)
+            sample.kwargs = {**sample.kwargs, "out": out}  # samples share their dictionaries
             yield sample
 
     trials = compare(
-        forward(entry), samples, 4 if everything else 1, uninitialized=name_of(entry) in UNINITIALIZED
+        forward(entry), samples, 4 if everything else 1, uninitialized=name_of(entry) in UNINITIALIZED_OUT
     )
     judge("op out=", entry, trials, FORWARD, OUT)
 

@@ -30,7 +30,8 @@ class Trials:
     samples: int = 0
     refused: int = 0  # by eager, and in the same way by us
     differences: list[str] = field(default_factory=list)
-    unstable: bool = False  # eager differs from itself
+    uninitialized: bool = False  # eager is known to differ from itself
+    unstable: bool = False  # it does
     syncs: set[str] = field(default_factory=set)
 
     @property
@@ -66,7 +67,7 @@ def compare(
     memory, the exception that it raises, and the state of the generator.  Of ``uninitialized``
     memory, and where eager differs from itself, only metadata is compared.
     """
-    trials = Trials(unstable=uninitialized)
+    trials = Trials(uninitialized=uninitialized, unstable=uninitialized)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         triples = zip(*(replayed(make, limit) for _ in range(3)))

@@ -170,3 +170,13 @@ def test_batch_norm_under_autocast_keeps_its_statistics_in_single_precision():
         return torch.autograd.grad(norm(x).float().pow(2).sum(), x)[0]
 
     assert not both(program, x).sync_points
+
+
+def test_out_of_the_right_shape_keeps_its_strides():
+    x, out = torch.rand(3, 4).t(), torch.zeros(4, 3)
+    expected = torch.cos(x, out=torch.zeros(4, 3))
+    with lazyviz.lazy() as graph:
+        torch.cos(x, out=out)
+    assert not graph.sync_points
+    graph.evaluate()
+    assert difference(expected, out) is None
