@@ -47,11 +47,14 @@ class DeviceProfile:
     """A kind of card to plan for, present or not.
 
     ``total_bytes`` is its memory in bytes, ``source`` says where that number is from.
+    ``context_bytes`` is what a CUDA context takes of it: with it a plan compares what PyTorch's
+    caching allocator would hold with the rest of the memory, without it (0) tensors with all of it.
     """
 
     name: str
     total_bytes: int
     source: str = "given by the user"
+    context_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.total_bytes <= 0:
@@ -62,8 +65,13 @@ class DeviceProfile:
         return False
 
 
+CONTEXT_BYTES = 600 * _MIB
+"""Estimate of what a CUDA context takes, on the safe side: reports say 300 to 430 MiB with lazily
+loaded kernels (pytorch issues 107667 and 109888), growing with the kernels a program uses."""
+
+
 def _profile(name: str, mib: int, datasheet: str) -> DeviceProfile:
-    return DeviceProfile(name, mib * _MIB, f"{datasheet}; nvidia-smi shows {mib} MiB")
+    return DeviceProfile(name, mib * _MIB, f"{datasheet}; nvidia-smi shows {mib} MiB", CONTEXT_BYTES)
 
 
 # Memory as the driver reports it, which is what a program can get: up to 7 % more or less

@@ -1,8 +1,8 @@
 """How much memory a graph needs, when, and for what: the :class:`Plan`.
 
-Sizes are those of the tensors' storages, to the byte.  What the CUDA caching allocator adds
-(rounding, fragments), library workspaces and the CUDA context are not in them;
-``Plan.explain`` says so where it matters.
+Sizes are those of the tensors' storages, to the byte.  On a GPU more is needed: what the
+caching allocator adds (rounding, fragments) and library workspaces make ``reserved_bytes``,
+which decides whether a graph fits, beside the CUDA context.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from ..graph.ir import Graph, Node, SourceLine, Storage, Value
 from .devices import Device, DeviceProfile, capacity, resolve
 from .lifetimes import Lifetime, allocated, lifetimes, main_device
+from .reservation import Reservation, reserve
 from .units import format_bytes
 
 Category = Literal[
@@ -84,8 +85,8 @@ class Plan:
         recorded_device: the device whose tensors were counted.
         peak_bytes: projected peak of allocated tensor memory of our run.
         peak_node: the node that reaches it (``None`` for an empty graph).
-        reserved_bytes: what the CUDA caching allocator would hold; ``None``: on the CPU there
-            is none, and this version does not simulate it for CUDA.
+        reserved_bytes: what the CUDA caching allocator would hold at most, cuBLAS's workspace
+            included; ``None`` on the CPU, which has none.
         eager_peak_bytes: what plain eager PyTorch would have peaked at on the same code.
         timeline: ``(node_index, allocated_bytes)`` during every node of our run.
         eager_timeline: the same for eager PyTorch.
@@ -95,7 +96,8 @@ class Plan:
         capacity_bytes: what the peak is compared with: on a real device the memory free now
             plus the counted tensors that are there already, for a profile the whole card;
             ``None`` if the driver does not say.
-        fits: whether the peak is within the capacity; ``None`` if that is not known.
+        fits: whether the peak is within the capacity, on a GPU what is reserved and the CUDA
+            context; ``None`` if that is not known.
         max_batch_size: largest batch that fits; ``None``: no batch was named.
         split: how the batch is cut; one piece here.
     """
@@ -117,6 +119,7 @@ class Plan:
     split: SplitPlan
     _lifetimes: dict[Storage, Lifetime] = field(repr=False, compare=False)
     _profile: bool = field(repr=False, default=False)
+    _reservation: Reservation | None = field(repr=False, compare=False, default=None)
 
     def __repr__(self) -> str:
         return f"<Plan for {self.device}: peak {format_bytes(self.peak_bytes)}, {_VERDICT[self.fits]}>"
@@ -164,17 +167,26 @@ class Plan:
             for allocation in self.alive_at_peak[:5]:
                 lines.append(f"  {format_bytes(allocation.nbytes):>10}  {_what(allocation)}")
         lines.append(self.verdict())
-        if self.recorded_device.type != "cpu" or self._profile:
-            lines.append(
-                "Counted: tensors. Not counted: the CUDA allocator's rounding and fragments, "
-                "library workspaces, the CUDA context."
-            )
+        if self._reservation is not None:
+            lines.append(self._reserved())
         if self._profile or not _same_device(self.device, self.recorded_device):
             lines.append(
                 f"The tensors are those recorded on {self.recorded_device}; {self.device} may choose "
                 "other kernels that save other tensors."
             )
         return "\n".join(lines)
+
+    def _reserved(self) -> str:
+        reservation = self._reservation
+        assert reservation is not None
+        text = f"PyTorch's CUDA allocator would hold {format_bytes(reservation.reserved_bytes)} at most"
+        if reservation.workspace_bytes:
+            text += f", {format_bytes(reservation.workspace_bytes)} of it cuBLAS's workspace"
+        if reservation.context_bytes:
+            text += (
+                f"; the CUDA context takes up to {format_bytes(reservation.context_bytes)} more (an estimate)"
+            )
+        return text + ". cuDNN's workspaces are not counted."
 
     def verdict(self) -> str:
         """Whether it fits, in one sentence."""
@@ -185,8 +197,16 @@ class Plan:
             room += " free (tensors already there included)"
         if self.fits:
             return f"It fits: {self.device} has {room}."
-        over = format_bytes(self.peak_bytes - self.capacity_bytes)
-        return f"It does not fit: {self.device} has {room}, {over} too little."
+        need, reservation = self.peak_bytes, self._reservation
+        if reservation is not None:
+            need = reservation.reserved_bytes + reservation.context_bytes
+        text = f"It does not fit: {self.device} has {room}"
+        if need > self.capacity_bytes:
+            text += f", {format_bytes(need - self.capacity_bytes)} too little"
+        failure = reservation.failure if reservation is not None else None
+        if failure is not None:
+            text += f"; an allocation of {format_bytes(failure.nbytes)} would fail"
+        return text + "."
 
 
 _VERDICT = {True: "fits", False: "does not fit", None: "unknown whether it fits"}
@@ -245,12 +265,19 @@ def make_plan(
     alive.sort(key=lambda allocation: -allocation.nbytes)
 
     room = capacity(target, sum(span.storage.nbytes for span in spans if _exists(span)))
+    reservation = None
+    card = target.context_bytes > 0 if isinstance(target, DeviceProfile) else target.name.startswith("cuda")
+    if card:
+        reservation = reserve(graph, spans, target, room)
+    fits = None if room is None else peak_bytes <= room
+    if room is not None and reservation is not None:
+        fits = reservation.failure is None
     return Plan(
         device=target.name,
         recorded_device=recorded,
         peak_bytes=peak_bytes,
         peak_node=graph.nodes[peak_index] if peak_index is not None else None,
-        reserved_bytes=None,
+        reserved_bytes=reservation.reserved_bytes if reservation is not None else None,
         eager_peak_bytes=max(eager_totals, default=0),
         timeline=list(enumerate(totals)),
         eager_timeline=list(enumerate(eager_totals)),
@@ -258,11 +285,12 @@ def make_plan(
         alive_at_peak=alive,
         by_category=by_category,
         capacity_bytes=room,
-        fits=None if room is None else peak_bytes <= room,
+        fits=fits,
         max_batch_size=None,
         split=SplitPlan(pieces=1),
         _lifetimes={span.storage: span for span in spans},
         _profile=isinstance(target, DeviceProfile),
+        _reservation=reservation,
     )
 
 

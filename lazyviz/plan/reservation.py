@@ -1,0 +1,100 @@
+"""What a graph would take of a GPU beyond its tensors' bytes: the allocator, libraries, the context.
+
+The allocator is simulated event by event (:mod:`lazyviz.plan.allocator`).  The rest is a small
+table of facts; what is estimated is said to be.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..graph.ir import Graph, Node
+from .allocator import AllocationFailure, AllocatorConfig, simulate
+from .devices import CONTEXT_BYTES, Device, DeviceProfile
+from .lifetimes import Lifetime, events
+
+# ATen's CublasHandlePool.cpp: 2 x 4096 KiB + 8 x 16 KiB, or 32 MiB for compute capability 9, 10 and 12;
+# one per handle and stream, from the caching allocator, at the first call, kept.
+CUBLAS_WORKSPACE_BYTES = (2 * 4096 + 8 * 16) * 1024
+LARGE_CUBLAS_WORKSPACE_BYTES = 32 * 2**20
+_LARGE_WORKSPACE = ("H100", "H200", "GH200", "B100", "B200", "GB200", "B300", "RTX-50", "RTX-PRO")
+_CALL_CUBLAS = {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "addr", "linear"}
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Bytes of a GPU that one run needs.
+
+    ``reserved_bytes`` is the peak of what the caching allocator holds with memory to spare, reached
+    before the node ``node`` (``None``: outside of any); ``workspace_bytes`` of it are cuBLAS's.
+    ``context_bytes`` comes on top, an estimate; 0 where this process has a CUDA context already.
+    ``failure`` is the allocation that would not be served; ``None`` if all fit, or room is unknown.
+    """
+
+    reserved_bytes: int
+    node: Node | None
+    workspace_bytes: int
+    context_bytes: int
+    failure: AllocationFailure | None
+
+
+def reserve(
+    graph: Graph,
+    spans: Sequence[Lifetime],
+    target: Device | DeviceProfile,
+    room: int | None,
+    *,
+    eager: bool = False,
+) -> Reservation | None:
+    """What running ``graph`` would reserve on ``target``, of which ``room`` bytes can be had.
+
+    ``None`` where PyTorch is told to use CUDA's own asynchronous allocator, which nobody simulates.
+
+    Raises ``ValueError`` for a ``PYTORCH_CUDA_ALLOC_CONF`` that PyTorch would refuse, too.
+    """
+    config = AllocatorConfig.from_environment(os.environ)
+    if config.backend != "native":
+        return None
+    workspaces = _workspaces(graph, target, eager=eager)
+    timed: list[tuple[int, Hashable, int]] = [
+        (event.position, event.storage, event.nbytes) for event in events(spans, eager=eager)
+    ]
+    timed += [(position, f"workspace {number}", size) for number, (position, size) in enumerate(workspaces)]
+    timed.sort(key=lambda event: (event[0], event[2] > 0))
+    calls = [(key, nbytes) for _, key, nbytes in timed]
+    if isinstance(target, DeviceProfile):
+        context = target.context_bytes
+    else:
+        context = 0 if torch.cuda.is_initialized() else CONTEXT_BYTES
+    total = target.total_bytes
+    free = simulate(calls, config, total=total)
+    failure = None
+    if room is not None and free.reserved_peak + context > room:
+        failure = simulate(calls, config, total=total, capacity=max(room - context, 0)).failure
+    at = timed[free.reserved_at][0] if free.reserved_at >= 0 else -1
+    return Reservation(
+        reserved_bytes=free.reserved_peak,
+        node=graph.nodes[at] if 0 <= at < len(graph.nodes) else None,
+        workspace_bytes=sum(size for _, size in workspaces),
+        context_bytes=context,
+        failure=failure,
+    )
+
+
+def _workspaces(graph: Graph, target: Device | DeviceProfile, *, eager: bool) -> list[tuple[int, int]]:
+    """(Position, bytes) of each cuBLAS workspace: eager's backward has a thread, and a handle, of its own."""
+    large = target.name.startswith(_LARGE_WORKSPACE)
+    if target.present and torch.cuda.is_initialized():
+        large = torch.cuda.get_device_capability(target.name)[0] >= 9
+    size = LARGE_CUBLAS_WORKSPACE_BYTES if large else CUBLAS_WORKSPACE_BYTES
+    first: dict[bool, int] = {}
+    for node in graph.nodes:
+        if node.op._schema.name.rpartition("::")[2] in _CALL_CUBLAS:
+            first.setdefault(eager and node.phase == "backward", node.index)
+            if len(first) == 2 or not eager:
+                break
+    return [(position, size) for position in first.values()]

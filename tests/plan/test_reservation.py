@@ -1,0 +1,67 @@
+"""What a graph needs of a GPU beyond its tensors, and the verdict that follows from it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+from lazyviz.plan.devices import CONTEXT_BYTES
+from lazyviz.plan.reservation import CUBLAS_WORKSPACE_BYTES, LARGE_CUBLAS_WORKSPACE_BYTES
+
+MIB = 2**20
+
+
+@pytest.fixture
+def step():
+    model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512))
+    x = torch.randn(256, 512)
+    with lazyviz.lazy() as graph:
+        model(x).pow(2).mean().backward()
+    return graph
+
+
+def test_the_cpu_reserves_nothing(step):
+    assert step.plan(device="cpu").reserved_bytes is None
+
+
+def test_a_card_holds_the_tensors_in_segments_and_a_workspace_beside_them(step):
+    plan = step.plan(device="RTX-3060")
+    assert plan.fits
+    assert plan.reserved_bytes % (2 * MIB) == 0
+    assert plan.peak_bytes + CUBLAS_WORKSPACE_BYTES < plan.reserved_bytes < 3 * plan.peak_bytes
+    assert "cuBLAS" in plan.explain() and "CUDA context" in plan.explain()
+
+
+def test_recent_cards_have_a_larger_workspace(step):
+    small, large = step.plan(device="A100-40GB"), step.plan(device="H100-80GB")
+    assert small.peak_bytes == large.peak_bytes
+    assert large.reserved_bytes - small.reserved_bytes >= (
+        LARGE_CUBLAS_WORKSPACE_BYTES - CUBLAS_WORKSPACE_BYTES
+    )
+
+
+def test_what_is_reserved_decides_the_verdict_not_the_tensors_alone(step):
+    reserved = step.plan(device="RTX-3060").reserved_bytes
+
+    def fits(nbytes):
+        return step.plan(device=lazyviz.DeviceProfile("mine", nbytes, context_bytes=CONTEXT_BYTES))
+
+    assert fits(reserved + CONTEXT_BYTES).fits
+    tight = fits(step.plan().peak_bytes + CONTEXT_BYTES - MIB)
+    assert not tight.fits
+    assert "an allocation of" in tight.verdict()
+
+
+def test_a_profile_without_a_context_counts_tensors(step):
+    plan = step.plan(device=lazyviz.DeviceProfile("mine", step.plan().peak_bytes))
+    assert plan.fits and plan.reserved_bytes is None
+
+
+def test_the_allocator_s_configuration_counts(step, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:nonsense")
+    with pytest.raises(ValueError, match="max_split_size_mb"):
+        step.plan(device="RTX-3060")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    assert step.plan(device="RTX-3060").reserved_bytes is None
