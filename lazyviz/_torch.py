@@ -17,7 +17,14 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
+from torch._C import (
+    DispatchKey,
+    DispatchKeySet,
+    _dispatch_tls_local_exclude_set,
+    _dispatch_tls_local_include_set,
+    _ExcludeDispatchKeyGuard,
+    _ForceDispatchKeyGuard,
+)
 from torch._ops import OpOverload as OpOverload  # the class of torch.ops.aten.add.Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException as DataDependentOutputException,
@@ -112,6 +119,7 @@ def _key_set_offset() -> int:
 
 _KEY_SET_OFFSET = _key_set_offset()
 _LAZY_BITS = DispatchKeySet(DispatchKey.Conjugate) | DispatchKeySet(DispatchKey.Negative)
+_LAZY_TENSORS = _LAZY_BITS | DispatchKeySet(DispatchKey.ZeroTensor)
 
 
 def _set_python_keys(tensor: torch.Tensor, on: bool) -> None:
@@ -203,6 +211,17 @@ def excluding_python() -> Any:
     return _ExcludeDispatchKeyGuard(_PYTHON_KEY_SET)
 
 
+def seeing_lazy_bits() -> Any:
+    """Context in which kernels see conjugate and negative bits, as they do in eager mode.
+
+    A handler of a dispatch mode is called with them out of sight, for what it got has none;
+    but a kernel may make such tensors itself, and would then compute with their opposites.
+    """
+    return _ForceDispatchKeyGuard(
+        _dispatch_tls_local_include_set(), _dispatch_tls_local_exclude_set() - _LAZY_TENSORS
+    )
+
+
 @contextmanager
 def kernels_only() -> Iterator[None]:
     """Context in which a recorded ATen call reaches the kernel it reached when it was recorded.
@@ -213,6 +232,7 @@ def kernels_only() -> Iterator[None]:
     with (
         _disable_current_modes(),
         torch._C.DisableTorchFunction(),
+        seeing_lazy_bits(),
         _ExcludeDispatchKeyGuard(_BELOW_EVERYTHING),
     ):
         yield
@@ -427,7 +447,8 @@ def with_autograd() -> Any:
         torch._C._dispatch_tls_local_exclude_set(),
     )
     return torch._C._ForceDispatchKeyGuard(
-        included | DispatchKeySet(DispatchKey.ADInplaceOrView), excluded - _AUTOGRAD_KEY_SET
+        included | DispatchKeySet(DispatchKey.ADInplaceOrView),
+        excluded - _AUTOGRAD_KEY_SET - _LAZY_TENSORS,
     )
 
 

@@ -355,3 +355,16 @@ def test_autograd_takes_as_strided_for_a_view_while_its_base_does_not_show_as_a_
     assert node_of_a_view_whose_base_was_written() == "AsStridedBackward0"  # as in eager mode
     monkeypatch.setattr(_torch, "show_as_wrapper", lambda tensor, on: None)
     assert node_of_a_view_whose_base_was_written() == "SelectBackward0"  # the reason for it
+
+
+def test_a_modes_handler_can_see_conjugate_tensors_again():
+    class Handler(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            with _torch.seeing_lazy_bits():
+                return func(*args, **(kwargs or {}))
+
+    matrix = torch.randn(4, 3, dtype=torch.complex64)
+    expected = torch.linalg.pinv(matrix)
+    with Handler():
+        inverse = torch.linalg.pinv(matrix)
+    assert torch.equal(inverse, expected)

@@ -21,6 +21,7 @@ from .tensor import LazyTensor
 _bmm = torch.ops.aten.bmm
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
+_SPLIT = "tensor_split.tensor_indices_or_sections"
 _PLAIN = (torch.Tensor, torch.nn.Parameter, LazyTensor)
 
 
@@ -32,7 +33,7 @@ class CompositeKernels:
         self._before_read = before_read
         self._originals = {
             name: _torch.composite_kernel(name)
-            for name in ("matmul", "matmul.out", "quantile", "nanquantile")
+            for name in ("matmul", "matmul.out", "quantile", "nanquantile", _SPLIT)
         }
         self._remove: Callable[[], None] | None = None
 
@@ -51,6 +52,7 @@ class CompositeKernels:
                     "matmul.out": self._matmul_out,
                     "nanquantile": self._quantile("nanquantile"),
                     "quantile": self._quantile("quantile"),
+                    _SPLIT: self._tensor_split,
                 }
             )
 
@@ -108,6 +110,10 @@ class CompositeKernels:
             return original(tensor, q, dim, keepdim, interpolation=interpolation)
 
         return quantile
+
+    def _tensor_split(self, tensor: torch.Tensor, indices: torch.Tensor, dim: int = 0) -> list[torch.Tensor]:
+        self._before_read(indices, "tensor_split reads its indices")  # from memory, past the dispatcher
+        return self._originals[_SPLIT](tensor, indices, dim)
 
 
 def _rank_out(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:

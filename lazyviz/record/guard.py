@@ -139,7 +139,8 @@ def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, 
     if info.of_parts:
         with _torch.with_autograd():
             return op(*args, **kwargs)
-    return op(*args, **kwargs)
+    with _torch.seeing_lazy_bits():
+        return op(*args, **kwargs)
 
 
 def is_differentiated(items: Any) -> bool:

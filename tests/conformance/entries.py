@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 from torch.testing._internal.opinfo.core import OpInfo
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .trials import tensors_of
+
+
+_DATA = torch.zeros(1_000)  # too large to be followed
 
 
 def name_of(entry: OpInfo) -> str:
@@ -18,6 +21,22 @@ def name_of(entry: OpInfo) -> str:
 
 def forward(entry: OpInfo) -> Callable[[Any], Any]:
     return lambda sample: entry(sample.input, *sample.args, **sample.kwargs)
+
+
+def forward_of_made_inputs(entry: OpInfo) -> Callable[[Any], Any]:
+    """Forward of tensors that the program made itself: nothing is known of them before it runs."""
+
+    def made(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout != torch.strided:
+            return tensor
+        return torch.where(_DATA.sum() == 0, tensor, tensor)
+
+    def program(sample: Any) -> Any:
+        args, kwargs = (sample.input, *sample.args), sample.kwargs
+        args, kwargs = tree_map_only(torch.Tensor, made, (args, kwargs))
+        return entry(*args, **kwargs)
+
+    return program
 
 
 def backward(entry: OpInfo) -> Callable[[Any], Any]:

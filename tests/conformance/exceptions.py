@@ -28,22 +28,28 @@ _RESIZE = "it may exchange the memory under a tensor"
 _CHECK = "it reads values to check its arguments"
 _NUMBER = "it returns a Python number"
 
-# Entries with a sync point when run forward, out of place.
+# Entries with a sync point when run forward, out of place, on tensors of which nothing is known.
 FORWARD: dict[str, str] = {
+    "__getitem__": _SHAPE + ", with a mask",
     "allclose": _NUMBER,
     "argwhere": _SHAPE,
     "bincount": _SHAPE,
     "cov": _CHECK,
     "equal": _NUMBER,
+    "item": _NUMBER,
     "linalg.lstsq": "whether it returns residuals depends on the rank that it finds",
     "linalg.lstsq.grad_oriented": "whether it returns residuals depends on the rank that it finds",
     "masked_select": _SHAPE,
+    "narrow": "a start that is a tensor is read",
     "nn.functional.ctc_loss": "the shape of what it keeps for its gradient depends on the target lengths",
     "nn.functional.gaussian_nll_loss": _CHECK,
+    "nn.functional.one_hot": _SHAPE,
     "nonzero": _SHAPE,
+    "repeat_interleave": _SHAPE + ", with counts in a tensor",
     "resize_": _RESIZE,
     "sparse.mm.reduce": _SPARSE,
     "sparse.sampled_addmm": _SPARSE,
+    "tensor_split": "indices in a tensor are read",
     "to_sparse": _SPARSE,
     "unique": _SHAPE,
     "unique_consecutive": _SHAPE,

@@ -127,3 +127,8 @@ def test_a_rank_is_written_to_out():
         return out, torch.linalg.matrix_rank(numbers(2, 4, 4), tol=0.1, out=torch.zeros(2, dtype=torch.int64))
 
     both_ways(program)
+
+
+def test_tensor_split_reads_pending_indices():
+    graph = both_ways(lambda: torch.tensor_split(numbers(7), torch.arange(100).sum().reshape(1) - 4948))
+    assert [point.cause for point in graph.sync_points] == ["tensor_split reads its indices"]

@@ -155,3 +155,19 @@ def test_sync_inside_the_block_evaluates_only_what_is_needed():
         assert not lazyviz.is_lazy(y)
         assert lazyviz.is_lazy(z)
     assert graph.pending == 1
+
+
+def test_kernels_that_run_at_a_sync_point_see_the_conjugate_tensors_they_make():
+    def program():
+        matrix = torch.randn(5, 3, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+        inverse = torch.linalg.pinv(matrix)
+        total = inverse.abs().sum().item()
+        solution = torch.linalg.lstsq(matrix.mT, matrix.mT * 2 + 1, driver="gels")
+        return inverse, total, solution.residuals
+
+    expected = program()
+    with lazyviz.lazy() as graph:
+        result = program()
+    graph.evaluate()
+    assert torch.equal(result[0], expected[0]) and torch.equal(result[2], expected[2])
+    assert result[1] == expected[1]
