@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .trials import tensors_of
 
-
 _DATA = torch.zeros(1_000)  # too large to be followed
 
 
