@@ -31,6 +31,7 @@ _NUMBER = "it returns a Python number"
 # Entries with a sync point when run forward, out of place, on tensors of which nothing is known.
 FORWARD: dict[str, str] = {
     "__getitem__": _SHAPE + ", with a mask",
+    "_segment_reduce.lengths": _CHECK,
     "allclose": _NUMBER,
     "argwhere": _SHAPE,
     "bincount": _SHAPE,
@@ -40,11 +41,13 @@ FORWARD: dict[str, str] = {
     "linalg.lstsq": "whether it returns residuals depends on the rank that it finds",
     "linalg.lstsq.grad_oriented": "whether it returns residuals depends on the rank that it finds",
     "masked_select": _SHAPE,
+    "nanquantile": _CHECK,
     "narrow": "a start that is a tensor is read",
     "nn.functional.ctc_loss": "the shape of what it keeps for its gradient depends on the target lengths",
     "nn.functional.gaussian_nll_loss": _CHECK,
     "nn.functional.one_hot": _SHAPE,
     "nonzero": _SHAPE,
+    "quantile": _CHECK,
     "repeat_interleave": _SHAPE + ", with counts in a tensor",
     "resize_": _RESIZE,
     "sparse.mm.reduce": _SPARSE,
