@@ -129,9 +129,10 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
             for tensor in written_tensors(info, args, kwargs):
                 tape.forget_shadow(tensor)
     refuse_forgotten((*args, *kwargs.values()))
+    result = call(op, info, args, kwargs)
     if info.counts_writes:
         count_writes(info, args, kwargs)
-    return call(op, info, args, kwargs)
+    return result
 
 
 def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

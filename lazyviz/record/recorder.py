@@ -367,9 +367,10 @@ class Tape(Pending):
         for tensor in guard.written_tensors(info, args, kwargs):
             self._forget_outside(tensor)
             self.forget_shadow(tensor)
+        result = guard.call(op, info, args, kwargs)
         if info.counts_writes:
             guard.count_writes(info, args, kwargs)
-        return guard.call(op, info, args, kwargs)
+        return result
 
     def _forget_outside(self, tensor: torch.Tensor) -> TrackedValue | None:
         """Before ``tensor``'s metadata may change: what was recorded shows its old form."""

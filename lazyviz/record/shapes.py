@@ -272,10 +272,10 @@ class ShapeCache:
         elif (
             not info.is_view
             and probes.doubtful(inputs, result)
-            and probes.about_metadata(probes.refusal(op, args, kwargs, inputs))
+            and probes.refuses_any(op, args, kwargs, inputs)
         ):
             raise DataDependent(f"{op} may not take these arguments")  # the kernel tells, at this line
-        elif info.draws and probes.are_small(inputs, result) and probes.refusal(op, args, kwargs, inputs):
+        elif info.draws and probes.are_small(inputs, result) and probes.refuses_any(op, args, kwargs, inputs):
             raise DataDependent(f"{op} may not draw this")
         probes.check_dimension(info.name, arguments.get("dim"), inputs, result)
         if info.name in _ASK_THE_KERNEL:
