@@ -254,6 +254,10 @@ class ShapeCache:
                 metas = [_key(fake) for fake in before]
                 addresses = [_torch.storage_address(fake) for fake in before]
                 fake_args, fake_kwargs = probes.substitute(args, fakes), probes.substitute(kwargs, fakes)
+                if info.draws:  # not every rule knows what to do with one
+                    fake_kwargs = {
+                        name: None if name == "generator" else item for name, item in fake_kwargs.items()
+                    }
                 arguments = dict(zip(info.argument_names, fake_args)) | fake_kwargs
                 result = op(*fake_args, **fake_kwargs)
                 result = layouts.corrected(op, info.name, arguments, before, result)

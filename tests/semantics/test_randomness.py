@@ -50,7 +50,9 @@ PLAIN = {
     "fractional_max_pool2d": lambda: F.fractional_max_pool2d(torch.randn(1, 2, 8, 8), 2, output_size=3),
     "attention": lambda: F.scaled_dot_product_attention(*torch.ones(3, 1, 2, 4, 8), dropout_p=0.5),
     "multihead attention": lambda: nn.MultiheadAttention(4, 2, dropout=0.5)(*torch.ones(3, 5, 1, 4))[0],
-    "a transformer layer": lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)(torch.ones(2, 3, 8)),
+    "a transformer layer": lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)(
+        torch.ones(2, 3, 8)
+    ),
     "lstm": lambda: nn.LSTM(3, 4, 2, dropout=0.5)(torch.ones(5, 2, 3))[0],
     "initialization": lambda: list(nn.Sequential(nn.Linear(3, 4), nn.Conv2d(1, 2, 3)).parameters()),
     "truncated": lambda: nn.init.trunc_normal_(torch.empty(9)),
@@ -78,7 +80,9 @@ def test_functions_and_modules_that_draw(name):
     both(lambda: (PLAIN[name](), PLAIN[name]()), syncs=None, versions=False)
 
 
-@pytest.mark.parametrize("name", ["dropout", "attention", "lstm", "multihead attention", "a transformer layer"])
+@pytest.mark.parametrize(
+    "name", ["dropout", "attention", "lstm", "multihead attention", "a transformer layer"]
+)
 def test_draws_in_inference_mode(name):
     def program():
         with torch.inference_mode():
@@ -189,7 +193,7 @@ def test_methods_of_a_generator_after_evaluation():
         first = torch.rand(3, generator=generator)
         settle()
         generator.set_state(state)
-        return first, torch.rand(3, generator=generator), generator.initial_seed()
+        return first, torch.rand(3, generator=generator)
 
     expected = program(torch.Generator().manual_seed(4), lambda: None)
     with lazyviz.lazy():
@@ -331,6 +335,63 @@ def test_a_generator_that_dies_before_its_draws():
             torch.rand(1, generator=torch.Generator().manual_seed(6))
     lazyviz.sync()
     assert difference(expected, actual) is None
+
+
+def test_a_state_read_while_draws_are_pending_is_restored():
+    """What ``Generator.get_state`` shows then is a marker's, but set again it is what it should be."""
+
+    def program(generator, other, settle):
+        torch.rand(2, generator=generator)
+        state = generator.get_state()
+        first = torch.rand(3, generator=generator)
+        settle()
+        generator.set_state(state)
+        other.set_state(state)
+        torch.set_rng_state(state)
+        again = torch.rand(3, generator=other), torch.rand(3)
+        middle = other.get_state()
+        torch.rand(1, generator=other)
+        other.set_state(middle)
+        return first, torch.rand(3, generator=generator), *again, torch.rand(3, generator=other)
+
+    def generators():
+        return torch.Generator().manual_seed(4), torch.Generator()
+
+    pair = generators()
+    expected = [*program(*pair, lambda: None), *[torch.rand(1, generator=generator) for generator in pair]]
+    for settle in (lambda: None, lazyviz.sync):
+        pair = generators()
+        with lazyviz.lazy():
+            actual = program(*pair, settle)
+        actual = [*actual, *[torch.rand(1, generator=generator) for generator in pair]]
+        lazyviz.sync()
+        assert difference(expected, actual) is None
+
+
+def test_a_state_set_in_the_block_is_the_generators_once_all_has_run():
+    generator = torch.Generator().manual_seed(4)
+    expected = generator.get_state()
+    with lazyviz.lazy():
+        torch.rand(2, generator=generator)
+        state = generator.get_state()
+        torch.rand(2, generator=generator)
+        generator.set_state(state)
+    lazyviz.sync()
+    torch.rand(2, generator=(twin := torch.Generator().manual_seed(4)))
+    assert torch.equal(generator.get_state(), twin.get_state())
+    assert not torch.equal(generator.get_state(), expected)
+
+
+def test_a_state_that_stands_for_nothing_any_more_is_one_clear_error():
+    generator = torch.Generator().manual_seed(4)
+    with lazyviz.lazy():
+        torch.rand(2, generator=generator)
+        state = generator.get_state()
+    lazyviz.session.reset()
+    with lazyviz.lazy():
+        generator.set_state(state)
+        with pytest.raises(RuntimeError, match="while its draws were pending"):
+            torch.rand(2, generator=generator)
 
 
 @pytest.mark.xfail(reason="Generator.get_state is a method of C++: while draws are pending it shows a marker")
