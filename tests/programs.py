@@ -488,8 +488,6 @@ def _seed(m: Machine, a: int, b: int, c: int) -> None:
 @instruction(1)
 def _generator_state(m: Machine, a: int, b: int, c: int) -> None:
     generator = m.generators[a % 2]
-    if m.lazy:
-        lazyviz.sync()
     if b % 2 and m.states:
         generator.set_state(m.states[c % len(m.states)])
     else:

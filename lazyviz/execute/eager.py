@@ -144,7 +144,7 @@ def run_node(node: TrackedNode, memory: ResidentMemory) -> None:
             draws.generator.set_state(draws.state)
         result = node.op(*args, **kwargs)
         if draws is not None:
-            draws.state = draws.generator.get_state()
+            draws.drawn(node, draws.generator.get_state())
     except Exception as error:
         node.state = "failed"
         node.error = str(error)

@@ -125,13 +125,16 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
         if needed:
             with tape.lock:
                 tape.sync(info.name if info.name != "_local_scalar_dense" else "item", needed, nbytes)
+                if info.draws:
+                    needed_nodes(tape, info, args, kwargs)  # the generator's state can be told now
         if info.mutates:
             for tensor in written_tensors(info, args, kwargs):
                 tape.forget_shadow(tensor)
     refuse_forgotten((*args, *kwargs.values()))
+    result = call(op, info, args, kwargs)
     if info.counts_writes:
         count_writes(info, args, kwargs)
-    return call(op, info, args, kwargs)
+    return result
 
 
 def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -7,7 +7,6 @@ the same way, and holds zeros or ones.
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -32,10 +31,6 @@ _COMMON_DTYPES = frozenset((torch.float32, torch.float64))
 _SAME_DTYPE = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution"}
 
 _FOR_INTEGERS = ("bitwise_", "__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__")
-
-_ABOUT_METADATA = re.compile(
-    r"\b(d?types?|not implemented|not supported|dim|vector|negative integer powers)\b", re.IGNORECASE
-)
 
 
 def sharing(values: Sequence[Any]) -> tuple[int, ...]:
@@ -72,21 +67,32 @@ def answer(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], fill: 
 
 
 def refusal(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> Exception | None:
-    """What the kernel raises for zeros and for ones alike, so not for their sake; None if it takes either.
+    """What the kernel raises for zeros and for ones alike, so not for their sake; None if it takes either."""
+    refused = _refusals(op, args, kwargs, inputs)
+    return refused[0] if refused else None
+
+
+def refuses_any(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> bool:
+    """Whether the kernel refuses zeros and ones in the same words, so probably whatever there is."""
+    return len({(type(error), str(error)) for error in _refusals(op, args, kwargs, inputs)}) == 1
+
+
+def _refusals(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> list[Exception]:
+    """What the kernel raises for zeros and for ones; nothing if it takes either.
 
     A kernel that is not PyTorch's own may do anything: it is called only for the user.
     """
     if op.namespace != "aten" or _nbytes(inputs) > LARGEST_NBYTES:
-        return None
-    refused: Exception | None = None
+        return []
+    refused: list[Exception] = []
     with torch.no_grad(), _torch.kernels_only(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for fill in (0, 1):
             try:
                 answer(op, args, kwargs, inputs, fill)
-                return None
+                return []
             except Exception as error:
-                refused = refused or error
+                refused.append(error)
     return refused
 
 
@@ -139,11 +145,6 @@ def view_without_memory(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence
                 elements.as_strided(meta.shape, meta.stride, meta.offset), meta.flags
             )
         op(*substitute(args, tensors), **substitute(kwargs, tensors))
-
-
-def about_metadata(error: Exception | None) -> bool:
-    """Whether a kernel refused for its arguments' dtypes and dimensions, not for what the probes hold."""
-    return error is not None and _ABOUT_METADATA.search(str(error)) is not None
 
 
 def substitute(item: Any, tensors: dict[int, torch.Tensor]) -> Any:

@@ -364,12 +364,15 @@ class Tape(Pending):
         """Evaluate what the call needs, then make the call itself on real tensors."""
         needed, nbytes = guard.needed_nodes(self, info, args, kwargs)
         self.sync(cause, needed, nbytes)
+        if info.draws:
+            guard.needed_nodes(self, info, args, kwargs)  # the generator's state can be told now
         for tensor in guard.written_tensors(info, args, kwargs):
             self._forget_outside(tensor)
             self.forget_shadow(tensor)
+        result = guard.call(op, info, args, kwargs)
         if info.counts_writes:
             guard.count_writes(info, args, kwargs)
-        return guard.call(op, info, args, kwargs)
+        return result
 
     def _forget_outside(self, tensor: torch.Tensor) -> TrackedValue | None:
         """Before ``tensor``'s metadata may change: what was recorded shows its old form."""

@@ -8,7 +8,9 @@ before it, each from the state its predecessor left.
 
 Code of PyTorch's that only hands a state back later (checkpointing, ``fork_rng``) is
 given a pending tensor for it: the operator ``lazyviz::rng_state`` below is recorded in
-the draws' order, and a sequence can begin with what it will return.
+the draws' order, and a sequence can begin with what it will return.  A user who reads a
+state past our patches (``Generator.get_state``) gets a marker's; set again, on whatever
+generator, it stands for the state after the draw that it was made for.
 """
 
 from __future__ import annotations
@@ -38,18 +40,32 @@ rng_state: _torch.OpOverload = torch.ops.lazyviz.rng_state.default
 _FIRST_MARKER = 0x4C5A_5631_0000_0000
 
 
+_MOST_MARKS = 256  # that are remembered after their draws: each keeps a state (CPU: 5 kB)
+
+
+class Mark:
+    """What a marker stands for: the state after the draw ``node``, known once that has run."""
+
+    __slots__ = ("node", "state")
+
+    def __init__(self, node: TrackedNode) -> None:
+        self.node = node
+        self.state: torch.Tensor | None = None
+
+
 class DrawSequence:
     """Draws from one generator without a reseed in between.
 
-    ``state`` is that before the next pending one; a value where another sequence has to
-    be drawn first.
+    ``state`` is that before the next pending one; a value or a mark where another sequence
+    has to be drawn first.
     """
 
-    __slots__ = ("_state", "generator", "last")
+    __slots__ = ("_state", "generator", "last", "marks")
 
-    def __init__(self, generator: torch.Generator, state: torch.Tensor | TrackedValue) -> None:
+    def __init__(self, generator: torch.Generator, state: torch.Tensor | TrackedValue | Mark) -> None:
         self.generator = generator
         self._state = state
+        self.marks: dict[TrackedNode, list[Mark]] = {}  # of draws to come
         if isinstance(state, TrackedValue):
             state.uses += 1
         self.last: TrackedNode | None = None
@@ -57,7 +73,7 @@ class DrawSequence:
     @property
     def awaits(self) -> TrackedNode | None:
         """The pending node that returns the state to begin with."""
-        return self._state.node if isinstance(self._state, TrackedValue) else None
+        return self._state.node if isinstance(self._state, (TrackedValue, Mark)) else None
 
     @property
     def state(self) -> torch.Tensor:
@@ -70,17 +86,27 @@ class DrawSequence:
             if not value.uses:
                 value.real = None
             return real
+        if isinstance(self._state, Mark):
+            if self._state.state is None:
+                raise RuntimeError("internal error: the generator's state has not been computed")
+            return self._state.state
         return self._state
 
     @state.setter
     def state(self, state: torch.Tensor) -> None:
         self._state = state
 
+    def drawn(self, node: TrackedNode, state: torch.Tensor) -> None:
+        """``node`` has run and has left the generator in ``state``."""
+        self._state = state
+        for mark in self.marks.pop(node, ()):
+            mark.state = state
+
     @property
     def earlier_state(self) -> torch.Tensor:
         """Of the same seed as ``state``, and known: the last one computed before it."""
         sequence = self
-        while isinstance(sequence._state, TrackedValue):
+        while isinstance(sequence._state, (TrackedValue, Mark)):
             node = sequence._state.node
             assert node is not None and node.draws is not None
             if node.state == "done":
@@ -96,6 +122,8 @@ class Generators:
         self._markers = itertools.count(_FIRST_MARKER)
         # identity of the generator -> (its last marker, the sequence the marker stands for)
         self._tails: dict[int, tuple[int, DrawSequence]] = {}
+        self._marks: dict[int, Mark] = {}  # by marker
+        self._marked: dict[int, torch.Generator] = {}  # by identity: those that may hold a marker
 
     @staticmethod
     def default(device: torch.device) -> torch.Generator:
@@ -106,18 +134,45 @@ class Generators:
 
     def pending(self, generator: torch.Generator) -> TrackedNode | None:
         """The draw whose after-state the generator stands for now, if that draw is pending."""
-        tail = self._tails.get(_torch.generator_identity(generator))
-        if tail is None or generator.initial_seed() != tail[0]:
+        sequence = self._sequence(generator)
+        if sequence is None:
             return None
-        last = tail[1].last or tail[1].awaits
-        return last if last is not None and last.state != "done" else None
+        last = sequence.last or sequence.awaits
+        if last is not None and last.state != "done":
+            return last
+        self._unmark(generator)
+        return None
+
+    def _sequence(self, generator: torch.Generator) -> DrawSequence | None:
+        """The sequence that the generator's state, if a marker's, stands for the end of.
+
+        Raises:
+            RuntimeError: it is a marker's, but what it stood for is forgotten.
+        """
+        seed = generator.initial_seed()
+        tail = self._tails.get(_torch.generator_identity(generator))
+        if tail is not None and seed == tail[0]:
+            return tail[1]
+        if seed >> 32 != _FIRST_MARKER >> 32:
+            return None
+        mark = self._marks.get(seed)
+        if mark is None:
+            raise RuntimeError(
+                "the generator was given a state that was read from one while its draws were pending; "
+                "lazyviz no longer knows which: read it with torch.get_rng_state(), or after evaluation"
+            )
+        return DrawSequence(generator, mark)
+
+    def _unmark(self, generator: torch.Generator) -> None:
+        """Give the generator the state that its marker, set by the user, stands for, if that is known."""
+        mark = self._marks.get(generator.initial_seed())
+        if mark is not None and mark.state is not None:
+            generator.set_state(mark.state)
 
     def record(self, node: TrackedNode, generator: torch.Generator) -> None:
         """Append a draw to the generator's program order."""
-        tail = self._tails.get(_torch.generator_identity(generator))
-        if tail is not None and generator.initial_seed() == tail[0]:
-            sequence = tail[1]
-        else:
+        sequence = self._sequence(generator)
+        if sequence is None:
             sequence = DrawSequence(generator, generator.get_state())
         before = sequence.last or sequence.awaits
         if before is not None:
@@ -133,7 +188,16 @@ class Generators:
     def _mark(self, sequence: DrawSequence) -> None:
         marker = next(self._markers)
         sequence.generator.manual_seed(marker)
-        self._tails[_torch.generator_identity(sequence.generator)] = (marker, sequence)
+        identity = _torch.generator_identity(sequence.generator)
+        self._tails[identity] = (marker, sequence)
+        self._marked[identity] = sequence.generator
+        last = sequence.last or sequence.awaits
+        assert last is not None and last.draws is not None
+        mark = self._marks[marker] = Mark(last)
+        last.draws.marks.setdefault(last, []).append(mark)
+        oldest = next(iter(self._marks))
+        if len(self._marks) > _MOST_MARKS and self._marks[oldest].state is not None:
+            del self._marks[oldest]
 
     def seed_of(self, generator: torch.Generator) -> int:
         """The seed the user would see: that of the state the sequence began with, not our marker."""
@@ -152,6 +216,8 @@ class Generators:
                 if sequence.generator.initial_seed() == marker:
                     sequence.generator.set_state(sequence.earlier_state)
                 del self._tails[key]
+        self._marks.clear()
+        self._marked.clear()
 
     def save(self, nodes: Iterable[TrackedNode]) -> list[tuple[torch.Generator, torch.Tensor, bool]]:
         """Before running ``nodes``: the state of each generator they draw from; is it our marker?"""
@@ -180,3 +246,14 @@ class Generators:
                     del self._tails[key]
                     state = sequence.state
             generator.set_state(state)
+        for identity, generator in list(self._marked.items()):
+            tail = self._tails.get(identity)
+            if tail is not None and generator.initial_seed() != tail[0]:
+                last = tail[1].last or tail[1].awaits
+                if last is None or last.state == "done":
+                    del self._tails[identity]  # another state has been set, and what came before has run
+                    tail = None
+            if tail is None:
+                self._unmark(generator)
+                if generator.initial_seed() not in self._marks:
+                    del self._marked[identity]

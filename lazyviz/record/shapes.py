@@ -254,6 +254,10 @@ class ShapeCache:
                 metas = [_key(fake) for fake in before]
                 addresses = [_torch.storage_address(fake) for fake in before]
                 fake_args, fake_kwargs = probes.substitute(args, fakes), probes.substitute(kwargs, fakes)
+                if info.draws:  # not every rule knows what to do with one
+                    fake_kwargs = {
+                        name: None if name == "generator" else item for name, item in fake_kwargs.items()
+                    }
                 arguments = dict(zip(info.argument_names, fake_args)) | fake_kwargs
                 result = op(*fake_args, **fake_kwargs)
                 result = layouts.corrected(op, info.name, arguments, before, result)
@@ -272,10 +276,10 @@ class ShapeCache:
         elif (
             not info.is_view
             and probes.doubtful(inputs, result)
-            and probes.about_metadata(probes.refusal(op, args, kwargs, inputs))
+            and probes.refuses_any(op, args, kwargs, inputs)
         ):
             raise DataDependent(f"{op} may not take these arguments")  # the kernel tells, at this line
-        elif info.draws and probes.are_small(inputs, result) and probes.refusal(op, args, kwargs, inputs):
+        elif info.draws and probes.are_small(inputs, result) and probes.refuses_any(op, args, kwargs, inputs):
             raise DataDependent(f"{op} may not draw this")
         probes.check_dimension(info.name, arguments.get("dim"), inputs, result)
         if info.name in _ASK_THE_KERNEL:
