@@ -37,6 +37,9 @@ SYNC_POINTS: dict[str, dict[str, str]] = {
     "m2m_100": {"item": _LAYER_DROP},
     "yolos": {"item": _BOXES, "numpy": _MATCHING},
     "detr": {"item": f"{_BOXES}; activations are checked to be finite", "numpy": _MATCHING},
+    "nystromformer": {
+        "MaxBackward1 reads values": "ATen reads whether the maximum is a NaN to share out its gradient"
+    },
     "wav2vec2": {"item": _LAYER_DROP, "ctc_loss": _CTC},
     "wav2vec2, masked": {"item": _LAYER_DROP, "ctc_loss": _CTC},
     "hubert": {"item": _LAYER_DROP, "ctc_loss": _CTC},
