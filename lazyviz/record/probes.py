@@ -30,6 +30,8 @@ _COMMON_DTYPES = frozenset((torch.float32, torch.float64))
 # They want one dtype of all, which shape rules do not check.
 _SAME_DTYPE = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution"}
 
+# They check what their arguments hold in words that are the same for zeros and for ones.
+CHECK_CONTENT = {"segment_reduce", "_segment_reduce_backward"}
 _FOR_INTEGERS = ("bitwise_", "__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__")
 
 
