@@ -67,13 +67,13 @@ class FormulaPatches:
 
     def _run_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """The autograd engine, with the nodes of ``GRADIENTS`` at once."""
-        tape = self._tape
+        tape, mode = self._tape, self._mode
 
         @functools.wraps(original)
         def run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            if tape.graph is None or tape.pauses:
+            if not _torch.has_mode(mode):  # between blocks and while paused it is there too
                 return original(outputs, *args, **kwargs)
-            plain = PlainTensors(tape, self._mode)
+            plain = PlainTensors(tape, mode)
             create_graph = bool(args[2])
             handles: list[Any] = []
             makers: dict[Any, list[Any]] = {}  # of each gradient: the nodes whose results it is the sum of
@@ -97,15 +97,15 @@ class FormulaPatches:
 
     def _cross_entropy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """With class weights and label smoothing, a mean adds up the weights in another order."""
-        tape = self._tape
+        tape, mode = self._tape, self._mode
 
         @functools.wraps(original)
         def cross_entropy_loss(*args: Any, **kwargs: Any) -> Any:
             weight = args[2] if len(args) > 2 else kwargs.get("weight")
             smoothing = args[5] if len(args) > 5 else kwargs.get("label_smoothing", 0.0)
-            if tape.graph is None or tape.pauses or weight is None or not smoothing:
+            if weight is None or not smoothing or not _torch.has_mode(mode):
                 return original(*args, **kwargs)
-            plain = PlainTensors(tape, self._mode)
+            plain = PlainTensors(tape, mode)
             tensors = list(tensors_in((*args, *kwargs.values())))
             needed = [node for t in tensors for node in nodes_before_access(tape, t, write=False)]
             plain.begin("cross_entropy with weight and label_smoothing", needed, tensors)

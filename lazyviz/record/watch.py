@@ -47,12 +47,12 @@ class Watch:
         if not self._reads.installed:
             self._reads.install()
             self._composites.install()
+            self._formulas.install()
             self._start = threading.Thread.start
             threading.Thread.start = self._guarded_start()  # type: ignore[method-assign, assignment]
         if not self._patches:
             self._watch_guards()
         self._scopes.install()
-        self._formulas.install()
         _torch.support_foreach(LazyTensor)
 
     def _guarded_start(self) -> Callable[[threading.Thread], None]:
@@ -163,7 +163,6 @@ class Watch:
     def end_recording(self) -> None:
         self._tape.view_is_made()
         self._scopes.remove()
-        self._formulas.remove()
         self.release()
 
     def release(self) -> None:
@@ -180,5 +179,6 @@ class Watch:
         if self._reads.installed:
             self._reads.remove()
             self._composites.remove()
+            self._formulas.remove()
             threading.Thread.start = self._start  # type: ignore[method-assign]
         _torch.withdraw_foreach(LazyTensor)
