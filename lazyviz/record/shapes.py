@@ -53,6 +53,8 @@ _HIDDEN_WRITES: dict[str, tuple[tuple[str, ...], str | None]] = {
 }
 # Ops whose shape rule is wrong about what the CPU kernel returns (oneDNN's workspace): ask the kernel.
 _ASK_THE_KERNEL = {"mkldnn_rnn_layer"}
+# They leave an `out=` of as many elements as it is, whatever its shape.
+_FILL = {"arange", "range", "linspace", "logspace"}
 # Ops that make quantized tensors, whose kind a shape rule does not show.
 _QUANTIZING = ("quantize_per_", "_make_per_", "_empty_affine", "_empty_per_channel")
 
@@ -290,6 +292,7 @@ class ShapeCache:
             (position, self.meta_of(fake))
             for position, fake in enumerate(before)
             if (_key(fake) != metas[position] if info.metadata_write else fake.shape != metas[position][0])
+            and not (info.name in _FILL and fake.numel() == metas[position][0].numel())
         ]
         container = type(result) if isinstance(result, (tuple, list)) else None
         results = [] if result is None else list(result) if container is not None else [result]

@@ -182,3 +182,16 @@ def test_resizing_to_the_same_size_is_nothing():
     graph.evaluate()
     assert not graph.sync_points
     assert torch.equal(y, x * 2)
+
+
+def test_memory_exchanged_between_blocks_is_read_anew():
+    x, other = torch.ones(2), torch.zeros(2)
+    with lazyviz.lazy():
+        with pytest.raises(RuntimeError):
+            x.add_(torch.ones(3))  # recording has met x
+        pending = other + 1
+    x.set_(torch.full((2,), 7.0))
+    with lazyviz.lazy():
+        x.mul_(2)
+    assert x.tolist() == [14, 14]
+    assert pending.tolist() == [1, 1]
