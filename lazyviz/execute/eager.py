@@ -85,6 +85,8 @@ def kernel_level(tape: Tape, nodes: Sequence[TrackedNode]) -> Iterator[list[int]
         if torch.is_inference_mode_enabled():  # each node runs in the mode of its record
             stack.enter_context(_torch.inference_mode(False))
         stack.callback(tape.settle)
+        stack.callback(setattr, tape, "running", tape.running)
+        tape.running = threading.get_ident()
         stack.enter_context(_torch.kernels_only())
         stack.callback(tape.generators.restore, tape.generators.save(nodes))
         stack.callback(torch.set_grad_enabled, grad_mode)

@@ -50,6 +50,7 @@ class Pending:
         self.generators = Generators()
         self.evaluator: Evaluator | None = None
         self.lock = threading.RLock()  # held while nodes run
+        self.running = 0  # thread that runs nodes: what a kernel itself reads is as it should be
         self.pending: dict[TrackedNode, None] = {}  # in program order
         self.outside: dict[int, TrackedValue] = {}  # by id of the real tensor
         self.storages: dict[int, TrackedStorage] = {}  # by address of the real storage

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -111,7 +112,7 @@ class SyncPatches:
     def before_read(self, tensor: torch.Tensor, cause: str) -> None:
         """Evaluate what reading ``tensor``'s memory needs."""
         tape = self.tape
-        if tape.shapes.inferring:
+        if tape.shapes.inferring or tape.running == threading.get_ident():
             return
         needed = nodes_before_access(tape, tensor, write=cause in _HANDED_OUT)
         if needed:

@@ -13,14 +13,14 @@ UNINITIALIZED = frozenset(
         "empty_like",
         "empty_permuted",
         "empty_strided",
+        "linalg.lstsq",  # its pivots, on the way to a solution
+        "linalg.lstsq.grad_oriented",
         "new_empty",
         "new_empty_strided",
         "resize_",
         "resize_as_",
     }
 )
-
-UNINITIALIZED_OUT = UNINITIALIZED | {"linalg.lstsq"}
 
 _SHAPE = "the shape of its result depends on data"
 _SPARSE = "a sparse tensor has no strides, and how much it holds depends on data"
@@ -79,7 +79,9 @@ BACKWARD: dict[str, str] = {
 IN_PLACE: dict[str, str] = {}
 
 # Those whose `out=` variant has one, beside FORWARD.
-OUT: dict[str, str] = {}
+OUT: dict[str, str] = {
+    "matmul": "for a vector ATen gives `out=` another shape for a moment",
+}
 
 # Entries of the databases of custom operators, autograd functions and higher-order operators.
 _NUMPY = "it reads its tensors with NumPy"

@@ -10,7 +10,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_map_only
 
 from .entries import backward, forward, forward_of_made_inputs, name_of
-from .exceptions import BACKWARD, FORWARD, IN_PLACE, OUT, UNINITIALIZED, UNINITIALIZED_OUT
+from .exceptions import BACKWARD, FORWARD, IN_PLACE, OUT, UNINITIALIZED
 from .trials import compare
 
 FURTHER_DTYPES = (torch.float64, torch.int64, torch.bool, torch.complex64, torch.bfloat16)
@@ -66,7 +66,9 @@ def test_backward(entry, judge, everything):
     def samples():
         return entry.sample_inputs("cpu", torch.float32, requires_grad=True)
 
-    trials = compare(backward(entry), samples, None if everything else 2)
+    trials = compare(
+        backward(entry), samples, None if everything else 2, uninitialized=name_of(entry) in UNINITIALIZED
+    )
     judge("op backward float32", entry, trials, FORWARD, BACKWARD)
 
 
@@ -96,7 +98,7 @@ def test_out(entry, judge, everything):
             yield sample
 
     trials = compare(
-        forward(entry), samples, 4 if everything else 1, uninitialized=name_of(entry) in UNINITIALIZED_OUT
+        forward(entry), samples, 4 if everything else 1, uninitialized=name_of(entry) in UNINITIALIZED
     )
     judge("op out=", entry, trials, FORWARD, OUT)
 

@@ -30,7 +30,7 @@ def nothing_compiled():
 @pytest.mark.parametrize(("suite", "entry"), ENTRIES)
 def test_forward(suite, entry, judge):
     trials = compare(forward(entry), lambda: entry.sample_inputs("cpu", torch.float32))
-    judge(suite, entry, trials, OTHER)
+    judge(suite, entry, trials, OTHER, strict=not entry.supports_autograd)
 
 
 @pytest.mark.parametrize(

@@ -182,3 +182,20 @@ def test_an_exception_leaves_earlier_ops_pending_and_torch_eager():
     assert graph.pending == 1
     assert y.tolist() == [[2, 2, 2], [2, 2, 2]]
     assert type(torch.ones(1) + 1) is torch.Tensor
+
+
+def test_a_kernel_of_the_users_own_may_read_its_inputs_with_numpy():
+    @torch.library.custom_op("lazyviz_tests::doubled_in_numpy", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(x.detach().numpy() * 2)
+
+    @doubled.register_fake
+    def _(x):
+        return torch.empty_like(x)
+
+    x = torch.arange(3.0)
+    with lazyviz.lazy() as graph:
+        y = doubled(x)
+    graph.evaluate()
+    assert not graph.sync_points
+    assert y.tolist() == [0, 2, 4]
