@@ -94,7 +94,7 @@ def _refusals(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> 
                 answer(op, args, kwargs, inputs, fill)
                 return []
             except Exception as error:
-                refused.append(error)
+                refused.append(error.with_traceback(None))  # its frames would keep the user's tensors
     return refused
 
 
