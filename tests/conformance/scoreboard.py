@@ -134,7 +134,7 @@ class Scoreboard:
         head, *body = ["| " + " | ".join(row) + " |" for row in self.rows()]
         rule = "|---|" + "---:|" * (len(self.rows()[0]) - 1)
         peers = " ".join(line.strip() for line in PEERS)
-        return "\n".join([head, rule, *body, "", f"Peers, as published. {peers}", ""])
+        return "\n".join([head, rule, *body, "", f"On the same databases: {peers}", ""])
 
     def document(self) -> str:
         """A page with the table and the reasons of the exceptions."""
