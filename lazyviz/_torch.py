@@ -72,12 +72,6 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     return _get_data(tensor)
 
 
-def is_inference(tensor: torch.Tensor) -> bool:
-    """Whether it was made in inference mode; asked without what a subclass adds to the question."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.is_inference()
-
-
 def storage_address(tensor: torch.Tensor) -> int:
     """Identity of the tensor's storage (the address of its C++ object)."""
     return torch._C._storage_address(tensor)  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyviz
 from lazyviz import _torch
+from lazyviz.record import rng
 
 
 class Wrapper(torch.Tensor):
@@ -27,6 +28,18 @@ def wrapper(shape=(2, 3), dtype=torch.float32):
     return _torch.make_wrapper_subclass(
         Wrapper, shape, stride, 0, None, dtype, torch.strided, torch.device("cpu")
     )
+
+
+def test_methods_of_generators_can_be_replaced_and_put_back():
+    generator = torch.Generator().manual_seed(3)
+    for replaced in (True, False, True, False):
+        if replaced:
+            rng.replace_readers({"initial_seed": lambda generator: "replaced"})
+        else:
+            rng.replace_readers(rng.READERS)
+        assert [generator.initial_seed() for _ in range(3)] == ["replaced" if replaced else 3] * 3
+        assert rng.READERS["initial_seed"](generator) == 3
+    assert {name: vars(torch.Generator)[name] for name in rng.READERS} == rng.READERS
 
 
 def test_private_names_stay_in_one_module():

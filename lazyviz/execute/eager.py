@@ -20,6 +20,7 @@ import torch
 
 from .. import _torch
 from ..record.recorder import Tape
+from ..record.rng import state_of
 from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
 from ..record.tensor import make_real
 
@@ -146,7 +147,7 @@ def run_node(node: TrackedNode, memory: ResidentMemory) -> None:
             draws.generator.set_state(draws.state)
         result = node.op(*args, **kwargs)
         if draws is not None:
-            draws.drawn(node, draws.generator.get_state())
+            draws.state = state_of(draws.generator)
     except Exception as error:
         node.state = "failed"
         node.error = str(error)

@@ -125,8 +125,6 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
         if needed:
             with tape.lock:
                 tape.sync(info.name if info.name != "_local_scalar_dense" else "item", needed, nbytes)
-                if info.draws:
-                    needed_nodes(tape, info, args, kwargs)  # the generator's state can be told now
         if info.mutates:
             for tensor in written_tensors(info, args, kwargs):
                 tape.forget_shadow(tensor)

@@ -16,7 +16,7 @@ import torch
 from .. import _torch
 from .._torch import OpOverload
 from ..graph.ir import TensorMeta
-from .rng import Generators
+from .rng import Generators, state_of
 
 
 class DataDependent(Exception):
@@ -60,7 +60,7 @@ def answer(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], fill: 
     if torch.Tag.nondeterministic_seeded in op.tags:
         own = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.Generator)]
         device = inputs[0].meta.device if inputs else torch.device("cpu")
-        states = [(generator, generator.get_state()) for generator in own or [Generators.default(device)]]
+        states = [(generator, state_of(generator)) for generator in own or [Generators.default(device)]]
     try:
         return op(*substitute(args, probes), **substitute(kwargs, probes))
     finally:

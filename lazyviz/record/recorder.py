@@ -365,8 +365,6 @@ class Tape(Pending):
         """Evaluate what the call needs, then make the call itself on real tensors."""
         needed, nbytes = guard.needed_nodes(self, info, args, kwargs)
         self.sync(cause, needed, nbytes)
-        if info.draws:
-            guard.needed_nodes(self, info, args, kwargs)  # the generator's state can be told now
         for tensor in guard.written_tensors(info, args, kwargs):
             self._forget_outside(tensor)
             self.forget_shadow(tensor)

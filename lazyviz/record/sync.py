@@ -20,7 +20,7 @@ from .. import _torch
 from . import constants
 from .guard import nodes_before_access, tensors_in
 from .recorder import Tape
-from .rng import rng_state
+from .rng import READERS, replace_readers, rng_state
 from .tensor import describe, is_pending, take_class
 
 _MISSING = object()
@@ -101,6 +101,7 @@ class SyncPatches:
         for name in ("__cuda_array_interface__", "data"):
             self._patches.set(torch.Tensor, name, getattr(self, f"_{name.strip('_')}")())
         self._patch_randomness()
+        replace_readers({name: self._generator_reader(name) for name in READERS})
         self._patch_loaders()
         self._patch_subclasses()
         self._patch_native_readers()
@@ -108,6 +109,7 @@ class SyncPatches:
 
     def remove(self) -> None:
         self._patches.restore()
+        replace_readers(READERS)
 
     def before_read(self, tensor: torch.Tensor, cause: str) -> None:
         """Evaluate what reading ``tensor``'s memory needs."""
@@ -195,17 +197,7 @@ class SyncPatches:
 
     def _patch_randomness(self) -> None:
         """A generator with pending draws holds a marker, not the state the user may read."""
-        tape = self.tape
-        default = torch.default_generator
-        initial_seed = torch.random.initial_seed
-
-        @functools.wraps(initial_seed)
-        def seed() -> int:
-            return tape.generators.seed_of(default)
-
-        for owner in (torch, torch.random):
-            self._patches.set(owner, "initial_seed", seed)
-        self._patch_states((torch, torch.random), lambda: default)
+        self._patch_states((torch, torch.random), lambda: torch.default_generator)
         if torch.cuda.is_available():
 
             def of_device(device: Any = "cuda") -> torch.Generator:
@@ -213,6 +205,22 @@ class SyncPatches:
                 return torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
 
             self._patch_states((torch.cuda, torch.cuda.random), of_device)
+
+    def _generator_reader(self, name: str) -> Callable[..., Any]:
+        """A method of torch.Generator that tells its state: a marker's is nobody's business."""
+        tape, original = self.tape, READERS[name]
+
+        @functools.wraps(original)
+        def method(generator: torch.Generator, *args: Any) -> Any:
+            with tape.lock:  # a run on another thread has the generators' states in its hands
+                if name == "initial_seed":
+                    return tape.generators.seed_of(generator)
+                draw = tape.generators.pending(generator)
+                if draw is not None:
+                    tape.sync(f"Generator.{name}", [draw])
+                return original(generator, *args)
+
+        return method
 
     def _patch_states(self, owners: Sequence[Any], generator_of: Callable[..., torch.Generator]) -> None:
         """``get_rng_state`` and ``set_rng_state`` of a kind of device."""
