@@ -7,6 +7,7 @@ depend on.  What depends on tensor data is never cached: it raises :class:`DataD
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -294,6 +295,8 @@ class ShapeCache:
             if (_key(fake) != metas[position] if info.metadata_write else fake.shape != metas[position][0])
             and not (info.name in _FILL and fake.numel() == metas[position][0].numel())
         ]
+        if restructured and not info.metadata_write:
+            restructured = self._grown(op, args, kwargs, inputs, before, result, restructured)
         container = type(result) if isinstance(result, (tuple, list)) else None
         results = [] if result is None else list(result) if container is not None else [result]
         for number, position in info.returned:
@@ -359,6 +362,31 @@ class ShapeCache:
                 else torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
                 for fake, real in zip(inferred, actual)
             ]
+
+    def _grown(
+        self,
+        op: OpOverload,
+        args: Any,
+        kwargs: Any,
+        inputs: list[Any],
+        before: list[torch.Tensor],
+        result: Any,
+        restructured: list[tuple[int, TensorMeta]],
+    ) -> list[tuple[int, TensorMeta]]:
+        """``restructured`` with the strides that the kernel gives an ``out=`` which has to grow."""
+        actual = None
+        if op.namespace == "aten" and probes.are_small(inputs, result):
+            with torch.no_grad(), _torch.kernels_only(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    actual = probes.answer(op, args, kwargs, inputs)
+                except Exception:
+                    pass  # zeros are not for every kernel
+        if actual is None:
+            raise DataDependent(f"{op} resizes its output")
+        pairs = zip(*[item if isinstance(item, (list, tuple)) else [item] for item in (result, actual)])
+        left = {id(fake): self.meta_of(real) for fake, real in pairs}
+        return [(position, left.get(id(before[position]), meta)) for position, meta in restructured]
 
     def _overruled(
         self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, inputs: list[Any], error: Exception

@@ -191,3 +191,16 @@ def test_asking_a_kernel_that_refuses_keeps_no_tensor():
     graph.evaluate()
     assert lazy.grad.stride() == eager.grad.stride()  # autograd copies a gradient that others hold
     assert torch.equal(lazy.grad, eager.grad)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_an_out_tensor_that_grows_gets_the_kernels_strides():
+    x = torch.arange(12.0).view(4, 3).t()
+    expected = torch.add(x, 1, out=torch.ones(4, 3))
+    with lazyviz.lazy() as graph:
+        out = torch.add(x, 1, out=torch.ones(4, 3))
+        assert out.stride() == expected.stride() == (1, 3)
+        filled = torch.arange(12, out=torch.ones(4, 3))
+        assert filled.shape == (4, 3)
+    assert not graph.sync_points
+    assert torch.equal(out, expected) and filled[3].tolist() == [9, 10, 11]
