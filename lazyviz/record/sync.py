@@ -21,7 +21,7 @@ from . import constants
 from .guard import nodes_before_access, tensors_in
 from .recorder import Tape
 from .rng import READERS, replace_readers, rng_state
-from .tensor import describe, is_pending, take_class
+from .tensor import describe, is_pending, see_history, take_class
 
 _MISSING = object()
 # Modules that read a generator's state only to set it again.
@@ -159,8 +159,10 @@ class SyncPatches:
         def __repr__(tensor: torch.Tensor, **kwargs: Any) -> str:
             value = tensor.__dict__.get("_lazyviz")
             if value is not None:
+                see_history(tensor)
                 return describe(value)
             if nodes_before_access(tape, tensor, write=False):
+                see_history(tensor)
                 meta = tape.shapes.meta_of(tensor)
                 kind = "Parameter" if isinstance(tensor, torch.nn.Parameter) else "tensor"
                 dtype = str(meta.dtype).removeprefix("torch.")

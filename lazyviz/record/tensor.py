@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ class LazyTensor(torch.Tensor):
         return tape.dispatch_unrecorded(func, types, args, kwargs or {})
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
+        see_history(self)
         return describe(self._lazyviz)
 
 
@@ -45,6 +47,16 @@ def describe(value: TrackedValue) -> str:
     meta = value.meta
     state = "forgotten" if value.node is not None and value.node.error == FORGOTTEN else "pending"
     return f"lazy{list(meta.shape)} {str(meta.dtype).removeprefix('torch.')} {meta.device}, {state}"
+
+
+def see_history(tensor: torch.Tensor) -> None:
+    """Ask for ``grad_fn`` as eager's ``repr`` does.
+
+    A view of what was written in place gets its new history only when somebody asks, and until
+    then PyTorch refuses to write to it as "a leaf": looking at a tensor decides what the next line does.
+    """
+    with contextlib.suppress(RuntimeError):  # a history that in-place writes made invalid
+        tensor.grad_fn  # noqa: B018
 
 
 def memoryless(meta: TensorMeta, like: torch.Tensor | None = None) -> LazyTensor:

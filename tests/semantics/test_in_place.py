@@ -462,3 +462,17 @@ def test_tensors_may_be_swapped_after_a_block(evaluated):
     assert model.bias.tolist() == [7, 7] and torch.equal(
         torch.nn.functional.linear(x, model.weight, other), weight
     )
+
+
+def test_looking_at_a_view_renews_its_history_as_it_does_in_eager_mode():
+    """PyTorch refuses to write to such a view as "a leaf" unless something asked for its history before."""
+
+    def program():
+        base = torch.arange(3.0)
+        view = base.view_as(base)
+        torch._foreach_mul_([base], [torch.ones(3, requires_grad=True)])
+        repr(view)
+        view.zero_()
+        return [view, base, view.requires_grad]
+
+    both(program)
