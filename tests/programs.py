@@ -408,7 +408,7 @@ def _data(m: Machine, a: int, b: int, c: int) -> None:
         m.keep(m[a].data)
     elif c % 3 == 1:
         m[a].data.mul_(2)
-    else:
+    elif m[a].shape == m[b].shape and m[a].dtype == m[b].dtype:  # or gradients would read beyond their memory
         m[a].data = m[b].detach() if c % 2 else m[b].detach() + 1
 
 

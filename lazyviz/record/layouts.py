@@ -9,6 +9,7 @@ correction says what the kernel does; it works on tensors without memory.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from .. import _torch
 from .._torch import OpOverload
 from ..graph.ir import is_dense
+from .iterator import Operand, output_stride
 
 Result = Any  # what an operator returns: a tensor, a tuple or list of them and None
 
@@ -37,11 +39,13 @@ def corrected(
         return result
     if any(result is tensor for tensor in tensors):
         return result
-    numbers = op._overloadname == "Scalar" or any(
+    numbers = op._overloadname.startswith("Scalar") or any(
         type(arguments.get(argument.name)) in _NUMBERS
         for argument in op._schema.arguments
         if str(argument.type) == "Tensor"
     )
+    if name not in _NOT_PROMOTED:
+        tensors = _promoted(tensors, result)
     return _iterated(tensors, result, numbers)
 
 
@@ -52,14 +56,18 @@ def storage_nbytes(name: str, arguments: dict[str, Any], position: int, tensor: 
         # The losses of all elements are computed into the result's memory, which is then resized.
         shape = torch.broadcast_shapes(arguments["self"].shape, arguments["target"].shape)
         return max(nbytes, shape.numel() * tensor.element_size())
-    if name in ("_embedding_bag", "_embedding_bag_forward_only") and position == 1 and tensor.numel():
-        return nbytes + tensor.element_size()  # one more offset than there are indices
+    if name in ("_embedding_bag", "_embedding_bag_forward_only") and tensor.numel():
+        if position == 1:
+            return nbytes + tensor.element_size()  # one more offset than there are indices
+        if position == 2:  # as many as offsets, then one less if the last offset is the end
+            return max(nbytes, arguments["offsets"].numel() * tensor.element_size())
     return nbytes
 
 
 _REDUCED_IN_PLACE = {"mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy"}
 # Pointwise by tag, but not computed by an iterator over their arguments.
 _NOT_ITERATED = {"clone", "_to_copy", "copy", "fill", "masked_fill", "alias_copy", "detach_copy"}
+_NOT_PROMOTED = {"where"}  # its condition stays boolean, and the rest has one dtype by then
 _NUMBERS = (int, float, bool, complex)
 
 
@@ -79,23 +87,31 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
 
 
-_ITERATED: dict[int, Callable[..., torch.Tensor]] = {1: torch.neg, 2: torch.add, 3: torch.addcmul}
+def _promoted(tensors: Sequence[torch.Tensor], result: torch.Tensor) -> Sequence[torch.Tensor]:
+    """On the CPU an iterator copies operands of another dtype than the common one, which packs them."""
+    if result.device.type != "cpu" or len({tensor.dtype for tensor in (*tensors, result)}) == 1:
+        return tensors
+    common = functools.reduce(
+        torch.promote_types, [tensor.dtype for tensor in tensors if tensor.dim()], torch.bool
+    )
+    if result.dtype != torch.bool and not result.is_complex():
+        common = torch.promote_types(common, result.dtype)
+    return [
+        tensor if tensor.dtype == common else _like({"self": tensor}, torch.empty_like(tensor))
+        for tensor in tensors
+    ]
 
 
 def _iterated(tensors: Sequence[torch.Tensor], result: torch.Tensor, number: bool = False) -> torch.Tensor:
-    """TensorIterator chooses strides by its operands alone: those of any other op on the same ones.
-
-    A ``number`` among them is a tensor without dimensions to it.
-    """
-    same = _ITERATED.get(len(tensors) + number)
-    if same is None or not tensors:
+    """The result of an iterator over ``tensors``; a ``number`` among them is one without dimensions to it."""
+    if not tensors:
         return result
-    with _torch.excluding_python():
-        operands = [_meta(tensor) for tensor in tensors]
-        if number:
-            operands.append(torch.empty((), device="meta"))
-        like = same(*operands)
-    return _laid_out(result, like.stride()) if like.shape == result.shape else result
+    operands: list[Operand] = [(tensor.shape, tensor.stride()) for tensor in tensors]
+    if number:
+        operands.append(((), ()))
+    if torch.broadcast_shapes(*[shape for shape, _ in operands]) != result.shape:
+        return result
+    return _laid_out(result, output_stride(result.shape, operands))
 
 
 def _like(arguments: dict[str, Any], result: Result) -> Result:
@@ -105,6 +121,16 @@ def _like(arguments: dict[str, Any], result: Result) -> Result:
     if memory_format in (None, torch.preserve_format) and is_dense(source.shape, source.stride()):
         return _laid_out(result, source.stride())
     return result
+
+
+def _empty_like(argument: str) -> Callable[[dict[str, Any], Result], Result]:
+    """``at::empty_like`` of the named argument."""
+
+    def correct(arguments: dict[str, Any], result: Result) -> Result:
+        source = arguments[argument]
+        return _like({"self": source}, torch.empty_like(source, dtype=result.dtype))
+
+    return correct
 
 
 def _contiguous(arguments: dict[str, Any], result: Result) -> Result:
@@ -139,10 +165,30 @@ def _in_order(*names: str) -> Callable[[dict[str, Any], Result], Result]:
     """An iterator over the named arguments, in this order."""
 
     def correct(arguments: dict[str, Any], result: Result) -> Result:
-        tensors = [arguments[name] for name in names if isinstance(arguments.get(name), torch.Tensor)]
-        return _iterated(tensors, result)
+        given = [arguments.get(name) for name in names]
+        tensors = [item for item in given if isinstance(item, torch.Tensor)]
+        return _iterated(_promoted(tensors, result), result, any(type(item) in _NUMBERS for item in given))
 
     return correct
+
+
+def _pow(arguments: dict[str, Any], result: Result) -> Result:
+    """A number to the power of a tensor is contiguous."""
+    if isinstance(arguments["self"], torch.Tensor):
+        tensors = [item for item in arguments.values() if isinstance(item, torch.Tensor)]
+        return _iterated(_promoted(tensors, result), result)
+    return _contiguous(arguments, result)
+
+
+def _ldexp(arguments: dict[str, Any], result: Result) -> Result:
+    """``self`` times a new contiguous tensor, the powers; integers become floating."""
+    source, exponent = arguments["self"], arguments["other"]
+    common = torch.result_type(source, exponent)
+    if not common.is_floating_point and not common.is_complex:
+        common = torch.get_default_dtype()
+    result = result.to(common)
+    powers = torch.empty(exponent.shape, dtype=result.dtype, device=exponent.device)
+    return _iterated(_promoted([source, powers], result), result)
 
 
 def _view(arguments: dict[str, Any], result: Result) -> Result:
@@ -189,5 +235,12 @@ _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     "hardtanh_backward": _in_order("grad_output", "self"),
     "logit_backward": _in_order("grad_output", "self"),
     "threshold_backward": _in_order("self", "grad_output"),
-    "binary_cross_entropy_backward": _like,
+    "hardtanh": _empty_like("self"),
+    "nan_to_num": _empty_like("self"),
+    "rsub": _in_order("other", "self"),
+    "complex": _in_order("real", "imag"),
+    "polar": _in_order("abs", "angle"),
+    "pow": _pow,
+    "ldexp": _ldexp,
+    "binary_cross_entropy_backward": _empty_like("self"),
 }

@@ -208,6 +208,7 @@ class ShapeCache:
         self.inferring = False  # torch's own shape rules are running, on tensors of ours that hold nothing
         self.last_miss = ""  # the last call that had to be asked for, in words
         self._fake_mode = _torch.FakeTensorMode()
+        self._fake_mode.cache_enabled = False  # ours stands before it, and it forgets offsets of empty views
 
     def info(self, op: OpOverload) -> OpInfo:
         info = self.infos.get(op)

@@ -167,9 +167,10 @@ class TrackedNode(Node):
 
 def shared_with_others(tensor: torch.Tensor) -> bool:
     """Whether NumPy, another process or a file may write the tensor's memory."""
-    if tensor.device.type != "cpu" or not tensor.numel():
+    if tensor.device.type != "cpu":
         return False
-    return not _torch.TensorBase.untyped_storage(tensor).resizable()
+    memory = _torch.TensorBase.untyped_storage(tensor)
+    return memory.nbytes() > 0 and not memory.resizable()
 
 
 def same_bytes(snapshot: torch.Tensor, tensor: torch.Tensor) -> bool:
@@ -189,5 +190,7 @@ def snapshot_of(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_conj() or tensor.is_neg():
         return tensor.clone(memory_format=torch.preserve_format)
     shape, stride = tensor.shape, tensor.stride()
+    if not tensor.numel():
+        return torch.empty_strided(shape, stride, dtype=tensor.dtype)
     span = 1 + sum((size - 1) * step for size, step in zip(shape, stride))
     return tensor.as_strided((span,), (1,)).clone().as_strided(shape, stride)

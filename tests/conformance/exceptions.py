@@ -31,7 +31,6 @@ _NUMBER = "it returns a Python number"
 # Entries with a sync point when run forward, out of place, on tensors of which nothing is known.
 FORWARD: dict[str, str] = {
     "__getitem__": _SHAPE + ", with a mask",
-    "_segment_reduce.lengths": _CHECK,
     "allclose": _NUMBER,
     "argwhere": _SHAPE,
     "bincount": _SHAPE,

@@ -141,6 +141,17 @@ def test_numpy_memory_is_snapshotted_at_each_read():
     assert second.tolist() == [100, 100, 100]
 
 
+def test_numpy_memory_is_snapshotted_after_an_empty_view_of_it_was_read():
+    buffer = np.arange(6, dtype=np.float32)
+    shared = torch.from_numpy(buffer)
+    with lazyviz.lazy():
+        nothing = shared[6:] + 1
+        total = shared.sum()
+        buffer[:] = 0
+    assert total.item() == 15
+    assert nothing.shape == (0,)
+
+
 def test_writing_to_numpy_memory_reaches_the_array():
     buffer = np.zeros(3, dtype=np.float32)
     with lazyviz.lazy():

@@ -204,3 +204,10 @@ def test_an_out_tensor_that_grows_gets_the_kernels_strides():
         assert filled.shape == (4, 3)
     assert not graph.sync_points
     assert torch.equal(out, expected) and filled[3].tolist() == [9, 10, 11]
+
+
+def test_a_view_of_an_empty_tensor_keeps_its_offset():
+    empty = torch.ones(2, 3)[2:]
+    with lazyviz.lazy():
+        for _ in range(2):
+            assert empty.view(-1).storage_offset() == empty.view(0).storage_offset() == 6
