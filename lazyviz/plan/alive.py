@@ -131,7 +131,7 @@ def categorize(span: Lifetime) -> Category:
         # State of an optimizer that has stepped before: no module and no data loader made it.
         in_optimizer = span.first_use is not None and span.first_use.phase == "optimizer"
         return "optimizer" if in_optimizer else "inputs"
-    kept = storage.dropped is None
+    kept = span.kept
     phase = span.maker.phase
     if phase == "optimizer":
         return "optimizer" if kept else "temporaries"
@@ -154,7 +154,7 @@ def allocation(span: Lifetime) -> Allocation:
         name=storage.name,
         storage=storage,
         last_use=span.last_use,
-        variables=storage.variables if storage.dropped is None else (),
+        variables=storage.variables if span.kept else (),
     )
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from ..graph.ir import Node, SourceLine
 from .alive import CATEGORIES, Allocation, Moment
+from .remedies import cheapest
 from .units import format_bytes
+from .words import family, line_text, line_with_text, where
 
 if TYPE_CHECKING:
     from .memory import Plan
 
 LARGEST = 5  # allocations listed
+REMEDIES = 3  # named
 LINES = 5  # source lines listed
 MODULES = 8
 
@@ -27,6 +28,9 @@ def explain(plan: Plan) -> str:
     lines.append(f"Plain eager PyTorch: {format_bytes(plan.eager_peak_bytes)}")
     if plan.peak_bytes and plan.peak_node is not None:
         lines += of_moment(plan.at(plan.peak_node.index), "at the peak")
+    if remedies := cheapest(plan.remedies, REMEDIES):
+        lines.append("Cheapest remedies:")
+        lines += [f"  {number}. {remedy}" for number, remedy in enumerate(remedies, 1)]
     lines.append(verdict(plan))
     if plan._reservation is not None:
         lines.append(_reserved(plan))
@@ -48,7 +52,7 @@ def of_moment(moment: Moment, when: str) -> list[str]:
     lines += table(fold(by_module), total, MODULES)
     if by_line := moment.by_line:
         lines.append("made by line:")
-        lines += table({_with_text(line): size for line, size in by_line.items()}, total, LINES)
+        lines += table({line_with_text(line): size for line, size in by_line.items()}, total, LINES)
     lines.append("largest:")
     for allocation in moment.alive[:LARGEST]:
         lines.append(f"  {format_bytes(allocation.nbytes):>10}  {what(allocation)}")
@@ -108,28 +112,6 @@ def _reserved(plan: Plan) -> str:
     return text + ". cuDNN's workspaces are not counted."
 
 
-def where(node: Node) -> str:
-    """``"addmm_12 in h.0.mlp (forward) at line 3"``."""
-    parts = [node.name]
-    if node.module:
-        parts.append(f"in {node.module}")
-    if node.phase != "other":
-        parts.append(f"({node.phase})")
-    if node.source is not None:
-        parts.append(f"at {line_text(node.source)}")
-    return " ".join(parts)
-
-
-def line_text(source: SourceLine) -> str:
-    """``"line 3"`` of a cell, ``"train.py:3"`` of a file: what the user can look up."""
-    return str(source) if source.in_cell else f"{os.path.basename(source.file)}:{source.line}"
-
-
-def _with_text(source: SourceLine) -> str:
-    text = source.text.strip()
-    return f"{line_text(source)}: {text}" if text else line_text(source)
-
-
 def what(allocation: Allocation) -> str:
     """``"activations, from gelu_14 in h.0.mlp (forward) at line 3"``."""
     parts: list[str] = [allocation.category]
@@ -154,11 +136,6 @@ def fold(by_module: dict[str, int]) -> dict[str, int]:
         else:
             folded[f"{pattern} × {len(modules)}"] = sum(by_module[module] for module in modules)
     return folded
-
-
-def family(module: str) -> str:
-    """The path with every number as ``*``: ``"h.3.attn"`` -> ``"h.*.attn"``."""
-    return ".".join("*" if part.isdigit() else part for part in module.split("."))
 
 
 def table(sizes: dict[str, int], total: int, limit: int) -> list[str]:

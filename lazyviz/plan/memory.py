@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +23,9 @@ from .devices import Device, DeviceProfile, capacity, resolve
 from .lifetimes import Lifetime, allocated, lifetimes, main_device
 from .reservation import Reservation, reserve
 from .units import format_bytes
+
+if TYPE_CHECKING:
+    from .remedies import Remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,7 @@ class Plan:
     _lifetimes: dict[Storage, Lifetime] = field(repr=False, compare=False)
     _profile: bool = field(repr=False, default=False)
     _reservation: Reservation | None = field(repr=False, compare=False, default=None)
+    _cache: dict[str, Any] = field(repr=False, compare=False, default_factory=dict)  # what is asked for late
 
     def __repr__(self) -> str:
         return f"<Plan for {self.device}: peak {format_bytes(self.peak_bytes)}, {_VERDICT[self.fits]}>"
@@ -120,6 +125,15 @@ class Plan:
         if not 0 <= position < len(self._nodes):
             raise IndexError(f"there is no node {position}: the graph has {len(self._nodes):,}")
         return moment(position, self._nodes[position], self._lifetimes.values())
+
+    @property
+    def remedies(self) -> Sequence[Remedy]:
+        """What would lower the peak, cheapest first; computed from the record when asked for."""
+        if "remedies" not in self._cache:
+            from .remedies import remedies
+
+            self._cache["remedies"] = remedies(self)
+        return self._cache["remedies"]
 
     def explain(self) -> str:
         """The plan as text: the peak, where it is, what is alive there and why, whether it fits."""
