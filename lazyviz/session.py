@@ -176,11 +176,16 @@ class LazyGraph:
 
         return to_fx(self.ir)
 
-    def save(self, path: str | Path, format: str | None = None) -> None:
-        """Write a picture of the graph; the suffix of ``path`` says which kind."""
+    def save(self, path: str | Path, format: str | None = None, *, eager: bool = False) -> None:
+        """Write a picture or the timeline of the graph; the suffix of ``path`` says which kind.
+
+        Args:
+            format: instead of the suffix, or which ``.json``: ``"perfetto"``, ``"model-explorer"``.
+            eager: a ``.pickle`` (PyTorch's memory snapshot) of eager PyTorch's timeline, not our run's.
+        """
         from .view.export import save
 
-        save(self.ir, self.plan(), path, format, title=self.title, state=self.state)
+        save(self.ir, self.plan(), path, format, eager=eager, title=self.title, state=self.state)
 
     def widget(self) -> Any:
         """The interactive widget; the same one each time, until it is closed."""
