@@ -488,3 +488,8 @@ def quiet_shape_rules() -> Iterator[None]:
 def no_function_modes() -> Any:
     """Context without ``__torch_function__`` modes (``torch.set_default_device``, ``with torch.device``)."""
     return torch._C.DisableTorchFunction()
+
+
+def use_count(tensor: torch.Tensor) -> int:
+    """References of C++ to the tensor, Python's one included: more than 1 where autograd saved it."""
+    return tensor._use_count()  # type: ignore[attr-defined]

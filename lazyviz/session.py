@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import inspect
 import os
 import sys
 import threading
@@ -17,7 +16,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +27,7 @@ from .execute.segments import run_with_backend
 from .graph.ir import Graph, SyncPoint
 from .metrics import Metrics
 from .record.guard import nodes_before_access
+from .record.names import name_tensors, variables_of
 from .record.order import closure
 from .record.pending import HELD_BYTES_LIMIT, SyncError
 from .record.recorder import tape
@@ -177,11 +176,16 @@ class LazyGraph:
 
         return to_fx(self.ir)
 
-    def save(self, path: str | Path, format: str | None = None) -> None:
-        """Write a picture of the graph; the suffix of ``path`` says which kind."""
+    def save(self, path: str | Path, format: str | None = None, *, eager: bool = False) -> None:
+        """Write a picture or the timeline of the graph; the suffix of ``path`` says which kind.
+
+        Args:
+            format: instead of the suffix, or which ``.json``: ``"perfetto"``, ``"model-explorer"``.
+            eager: a ``.pickle`` (PyTorch's memory snapshot) of eager PyTorch's timeline, not our run's.
+        """
         from .view.export import save
 
-        save(self.ir, self.plan(), path, format, title=self.title, state=self.state)
+        save(self.ir, self.plan(), path, format, eager=eager, title=self.title, state=self.state)
 
     def widget(self) -> Any:
         """The interactive widget; the same one each time, until it is closed."""
@@ -352,8 +356,7 @@ def lazy(
         allow_sync: False makes a sync point inside the block an error that names its line.
         held_bytes_limit: evaluate once pending ops keep more than this many bytes of
             outside tensors alive that the block itself has dropped.
-        names: the variables by which pictures call tensors; default: the caller's, at a
-            module's top level.
+        names: the variables by which pictures and plans call tensors; default: the caller's.
 
     Raises:
         ValueError: an option this version does not support, an unknown device or backend.
@@ -383,7 +386,9 @@ def lazy(
         yield graph
     finally:
         tape.mark_parameters(graph.nodes)
-        tape.name_tensors(names if names is not None else _variables_of(sys._getframe(2)))
+        name_tensors(
+            tape, names if names is not None else variables_of(sys._getframe(1)), copied=names is None
+        )
         tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit = outer
         own = [node for node in graph.nodes if node.state != "done"]
         if earlier := len(closure(own)) - len(own):
@@ -399,11 +404,6 @@ def lazy(
         tape.settle()
         if tape.graph is None:
             _watch.end_recording()
-
-
-def _variables_of(frame: FrameType) -> Mapping[str, Any]:
-    """The variables of a module's frame; reading a function's would keep its tensors alive."""
-    return {} if frame.f_code.co_flags & inspect.CO_NEWLOCALS else frame.f_globals
 
 
 def lazy_function(function: Callable[..., Any]) -> Callable[..., tuple[Any, LazyGraph]]:

@@ -381,3 +381,12 @@ def test_a_modes_handler_can_see_conjugate_tensors_again():
     with Handler():
         inverse = torch.linalg.pinv(matrix)
     assert torch.equal(inverse, expected)
+
+
+def test_a_tensor_that_autograd_saved_has_more_than_one_use():
+    tensor = torch.ones(3, requires_grad=True) * 2
+    assert _torch.use_count(tensor) == 1
+    result = tensor * tensor  # saves both factors
+    assert _torch.use_count(tensor) > 1
+    del result
+    assert _torch.use_count(tensor) == 1

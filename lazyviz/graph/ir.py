@@ -102,10 +102,11 @@ class Storage:
     Times are positions in the graph's program order: the storage exists from the
     start of node ``created`` (-1: it existed before recording, an *external* storage);
     user code (autograd included) dropped its last reference when ``dropped`` nodes
-    were recorded (``None``: still referenced).
+    were recorded (``None``: still referenced).  ``variables`` are the user's expressions that
+    referred to it when recording ended (``"out.logits"``), if those are all that did.
     """
 
-    __slots__ = ("created", "device", "dropped", "external", "id", "name", "nbytes", "role")
+    __slots__ = ("created", "device", "dropped", "external", "id", "name", "nbytes", "role", "variables")
 
     _ids = itertools.count()
 
@@ -118,6 +119,7 @@ class Storage:
         self.dropped: int | None = None
         self.role: Role | None = None
         self.name = ""
+        self.variables: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Storage {self.id} {self.name or ''} {self.nbytes} B {self.device}>"

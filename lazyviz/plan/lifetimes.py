@@ -37,7 +37,8 @@ class Lifetime(NamedTuple):
 
     ``maker`` is the node that allocated it (``None``: from outside), ``first_use`` and
     ``last_use`` the first and last node that touches it (``None``: none does);
-    ``in_backward`` says whether a backward node reads it.
+    ``in_backward`` says whether a backward node reads it, ``kept`` whether the user's code still
+    referred to it when the lifetimes were taken.
     """
 
     storage: Storage
@@ -49,11 +50,12 @@ class Lifetime(NamedTuple):
     first_use: Node | None
     last_use: Node | None
     in_backward: bool
+    kept: bool
 
     @property
     def held(self) -> bool:
         """Whether only the pending graph keeps this outside storage alive."""
-        return self.maker is None and self.storage.dropped is not None
+        return self.maker is None and not self.kept
 
     def alive(self, position: int) -> bool:
         """Whether our run holds the storage during node ``position``."""
@@ -138,6 +140,7 @@ def lifetimes(graph: Graph) -> list[Lifetime]:
                 first_use=first.get(storage),
                 last_use=last_use,
                 in_backward=storage in backward,
+                kept=storage.dropped is None,
             )
         )
     return result

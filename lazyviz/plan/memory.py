@@ -7,59 +7,25 @@ which decides whether a graph fits, beside the CUDA context.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..graph.ir import Graph, Node, SourceLine, Storage, Value
+from ..graph.ir import Graph, Node, Storage, Value
+from .alive import CATEGORIES as CATEGORIES
+from .alive import Allocation as Allocation
+from .alive import Category as Category
+from .alive import Moment as Moment
+from .alive import categorize, moment
 from .devices import Device, DeviceProfile, capacity, resolve
 from .lifetimes import Lifetime, allocated, lifetimes, main_device
 from .reservation import Reservation, reserve
 from .units import format_bytes
 
-Category = Literal[
-    "parameters", "gradients", "optimizer", "activations", "inputs", "buffers", "temporaries", "held"
-]
-
-CATEGORIES: tuple[Category, ...] = (
-    "parameters",
-    "gradients",
-    "optimizer",
-    "activations",
-    "inputs",
-    "buffers",
-    "temporaries",
-    "held",
-)
-
-_OF_ROLE: dict[str | None, Category] = {
-    "parameter": "parameters",
-    "gradient": "gradients",
-    "optimizer": "optimizer",
-    "buffer": "buffers",
-    "input": "inputs",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """One storage that is alive at the peak.
-
-    ``nbytes`` is its size in bytes; ``node`` made it at the line ``source`` (both ``None``
-    if it is from outside the graph); ``module`` is where it was made, for one from outside
-    where it was first used.  ``name`` is the recorder's name for it (a parameter's), or "".
-    """
-
-    nbytes: int
-    category: Category
-    node: Node | None
-    module: str
-    source: SourceLine | None
-    name: str
-    storage: Storage = field(repr=False)
+if TYPE_CHECKING:
+    from .remedies import Remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +83,11 @@ class Plan:
     fits: bool | None
     max_batch_size: int | None
     split: SplitPlan
+    _nodes: Sequence[Node] = field(repr=False, compare=False)
     _lifetimes: dict[Storage, Lifetime] = field(repr=False, compare=False)
     _profile: bool = field(repr=False, default=False)
     _reservation: Reservation | None = field(repr=False, compare=False, default=None)
+    _cache: dict[str, Any] = field(repr=False, compare=False, default_factory=dict)  # what is asked for late
 
     def __repr__(self) -> str:
         return f"<Plan for {self.device}: peak {format_bytes(self.peak_bytes)}, {_VERDICT[self.fits]}>"
@@ -144,69 +112,40 @@ class Plan:
             return range(0)
         return range(made[0].start, max(span.lazy_stop for span in made))
 
-    def explain(self) -> str:
-        """The plan as text: the peak, where it is, what is alive there, whether it fits."""
-        lines = [f"Projected peak on {self.device}: {format_bytes(self.peak_bytes)}"]
-        if self.peak_node is not None:
-            lines.append(f"  during {_where(self.peak_node)}")
-            if self.peak_node.source is not None and self.peak_node.source.text:
-                lines.append(f"    {self.peak_node.source.text.strip()}")
-        lines.append(f"Plain eager PyTorch: {format_bytes(self.eager_peak_bytes)}")
-        if self.peak_bytes:
-            lines.append("Alive at the peak, by category:")
-            lines += _table(
-                {str(key): size for key, size in self.by_category.items()}, self.peak_bytes, len(CATEGORIES)
-            )
-            lines.append("by module:")
-            by_module: dict[str, int] = {}
-            for allocation in self.alive_at_peak:
-                module = allocation.module or "(outside of a module)"
-                by_module[module] = by_module.get(module, 0) + allocation.nbytes
-            lines += _table(_fold(by_module), self.peak_bytes, 8)
-            lines.append("largest:")
-            for allocation in self.alive_at_peak[:5]:
-                lines.append(f"  {format_bytes(allocation.nbytes):>10}  {_what(allocation)}")
-        lines.append(self.verdict())
-        if self._reservation is not None:
-            lines.append(self._reserved())
-        if self._profile or not _same_device(self.device, self.recorded_device):
-            lines.append(
-                f"The tensors are those recorded on {self.recorded_device}; {self.device} may choose "
-                "other kernels that save other tensors."
-            )
-        return "\n".join(lines)
+    @property
+    def borrowed(self) -> bool:
+        """Whether the tensors were recorded on another device than the plan's."""
+        return self._profile or not same_device(self.device, self.recorded_device)
 
-    def _reserved(self) -> str:
-        reservation = self._reservation
-        assert reservation is not None
-        text = f"PyTorch's CUDA allocator would hold {format_bytes(reservation.reserved_bytes)} at most"
-        if reservation.workspace_bytes:
-            text += f", {format_bytes(reservation.workspace_bytes)} of it cuBLAS's workspace"
-        if reservation.context_bytes:
-            text += (
-                f"; the CUDA context takes up to {format_bytes(reservation.context_bytes)} more (an estimate)"
-            )
-        return text + ". cuDNN's workspaces are not counted."
+    def at(self, position: int) -> Moment:
+        """What our run holds during the node at ``position``, from 0.
+
+        Raises ``IndexError`` if the graph has no such node.
+        """
+        if not 0 <= position < len(self._nodes):
+            raise IndexError(f"there is no node {position}: the graph has {len(self._nodes):,}")
+        return moment(position, self._nodes[position], self._lifetimes.values())
+
+    @property
+    def remedies(self) -> Sequence[Remedy]:
+        """What would lower the peak, cheapest first; computed from the record when asked for."""
+        if "remedies" not in self._cache:
+            from .remedies import remedies
+
+            self._cache["remedies"] = remedies(self)
+        return self._cache["remedies"]
+
+    def explain(self) -> str:
+        """The plan as text: the peak, where it is, what is alive there and why, whether it fits."""
+        from .explain import explain
+
+        return explain(self)
 
     def verdict(self) -> str:
         """Whether it fits, in one sentence."""
-        if self.capacity_bytes is None:
-            return f"Whether it fits is unknown: {self.device} does not tell its memory."
-        room = format_bytes(self.capacity_bytes)
-        if not self._profile:
-            room += " free (tensors already there included)"
-        if self.fits:
-            return f"It fits: {self.device} has {room}."
-        need, reservation = self.peak_bytes, self._reservation
-        if reservation is not None:
-            need = reservation.reserved_bytes + reservation.context_bytes
-        text = f"It does not fit: {self.device} has {room}"
-        if need > self.capacity_bytes:
-            text += f", {format_bytes(need - self.capacity_bytes)} too little"
-        failure = reservation.failure if reservation is not None else None
-        if failure is not None:
-            text += f"; an allocation of {format_bytes(failure.nbytes)} would fail"
-        return text + "."
+        from .explain import verdict
+
+        return verdict(self)
 
 
 _VERDICT = {True: "fits", False: "does not fit", None: "unknown whether it fits"}
@@ -241,7 +180,7 @@ def make_plan(
     target = resolve(device) if device is not None else _target_of(recorded)
     if isinstance(target, Device):
         for storage_device in {span.storage.device for span in everywhere}:
-            if _same_device(target.name, storage_device):
+            if same_device(target.name, storage_device):
                 recorded = storage_device
                 break
 
@@ -255,15 +194,7 @@ def make_plan(
     peak_index = totals.index(max(totals)) if totals else None
     peak_bytes = totals[peak_index] if peak_index is not None else 0
 
-    alive = []
-    by_category: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
-    if peak_index is not None:
-        for category, members in by_purpose.items():
-            at_peak = [span for span in members if span.storage.nbytes and span.alive(peak_index)]
-            by_category[category] = sum(span.storage.nbytes for span in at_peak)
-            alive += [_allocation(span, category) for span in at_peak]
-    alive.sort(key=lambda allocation: -allocation.nbytes)
-
+    at_peak = moment(peak_index, graph.nodes[peak_index], spans) if peak_index is not None else None
     room = capacity(target, sum(span.storage.nbytes for span in spans if _exists(span)))
     reservation = None
     card = target.context_bytes > 0 if isinstance(target, DeviceProfile) else target.name.startswith("cuda")
@@ -282,12 +213,13 @@ def make_plan(
         timeline=list(enumerate(totals)),
         eager_timeline=list(enumerate(eager_totals)),
         category_timeline={category: allocated(members, count) for category, members in by_purpose.items()},
-        alive_at_peak=alive,
-        by_category=by_category,
+        alive_at_peak=at_peak.alive if at_peak is not None else (),
+        by_category=at_peak.by_category if at_peak is not None else dict.fromkeys(CATEGORIES, 0),
         capacity_bytes=room,
         fits=fits,
         max_batch_size=None,
         split=SplitPlan(pieces=1),
+        _nodes=graph.nodes,
         _lifetimes={span.storage: span for span in spans},
         _profile=isinstance(target, DeviceProfile),
         _reservation=reservation,
@@ -302,67 +234,6 @@ def _target_of(recorded: torch.device) -> Device | DeviceProfile:
         return Device(str(recorded), recorded.type, None, None, None, str(error))
 
 
-def categorize(span: Lifetime) -> Category:
-    """What a storage is for: the recorder's word if it said one, else from its lifetime."""
-    storage = span.storage
-    if span.held:
-        return "held"
-    category = _OF_ROLE.get(storage.role)
-    if category is not None:
-        return category
-    if span.maker is None:
-        # State of an optimizer that has stepped before: no module and no data loader made it.
-        in_optimizer = span.first_use is not None and span.first_use.phase == "optimizer"
-        return "optimizer" if in_optimizer else "inputs"
-    kept = storage.dropped is None
-    phase = span.maker.phase
-    if phase == "optimizer":
-        return "optimizer" if kept else "temporaries"
-    # Code outside of modules is "other": a loss written by hand is forward like any.
-    if phase != "backward" and (kept or span.in_backward):
-        return "activations"
-    return "temporaries"
-
-
-def _allocation(span: Lifetime, category: Category) -> Allocation:
-    storage, maker = span.storage, span.maker
-    place = maker if maker is not None else span.first_use
-    return Allocation(
-        nbytes=storage.nbytes,
-        category=category,
-        node=maker,
-        module=_module_of(storage) or (place.module if place is not None else ""),
-        source=maker.source if maker is not None else None,
-        name=storage.name,
-        storage=storage,
-    )
-
-
-# How many last parts of its name a storage has beyond its module: "h.0.attn.weight.exp_avg".
-_NAME_PARTS = {"parameter": 1, "buffer": 1, "gradient": 2, "optimizer": 2}
-
-
-def _module_of(storage: Storage) -> str:
-    """The module a named storage belongs to, wherever it was made (optimizer state, say)."""
-    parts = storage.name.split(".")
-    return ".".join(parts[: -_NAME_PARTS.get(storage.role or "", len(parts))])
-
-
-def _fold(by_module: dict[str, int]) -> dict[str, int]:
-    """Modules that differ only in numbers as one: ``"h.*.mlp × 12"``; fewer than three stay as they are."""
-    families: dict[str, list[str]] = {}
-    for module in by_module:
-        pattern = ".".join("*" if part.isdigit() else part for part in module.split("."))
-        families.setdefault(pattern, []).append(module)
-    folded: dict[str, int] = {}
-    for pattern, modules in families.items():
-        if len(modules) < 3:
-            folded |= {module: by_module[module] for module in modules}
-        else:
-            folded[f"{pattern} × {len(modules)}"] = sum(by_module[module] for module in modules)
-    return folded
-
-
 def _exists(span: Lifetime) -> bool:
     """Whether the storage takes up memory at this moment, so that "free" excludes it."""
     if span.maker is not None:
@@ -375,44 +246,8 @@ def _exists(span: Lifetime) -> bool:
     return span.last_use is not None and span.last_use.state != "done"
 
 
-def _same_device(name: str, device: torch.device) -> bool:
+def same_device(name: str, device: torch.device) -> bool:
+    """Whether ``name`` is the name of ``device``."""
     if device.type == "cuda" and device.index is None:
         return name in ("cuda", "cuda:0")
     return name == str(device)
-
-
-def _where(node: Node) -> str:
-    parts = [node.name]
-    if node.module:
-        parts.append(f"in {node.module}")
-    if node.phase != "other":
-        parts.append(f"({node.phase})")
-    if node.source is not None:
-        parts.append(f"at {_line(node.source)}")
-    return " ".join(parts)
-
-
-def _line(source: SourceLine) -> str:
-    """``"line 3"`` of a cell, ``"train.py:3"`` of a file: what the user can look up."""
-    return str(source) if source.in_cell else f"{os.path.basename(source.file)}:{source.line}"
-
-
-def _what(allocation: Allocation) -> str:
-    parts: list[str] = [allocation.category]
-    if allocation.name:
-        parts.append(allocation.name)
-    if allocation.node is not None:
-        parts.append(f"from {_where(allocation.node)}")
-    elif allocation.module:
-        parts.append(f"used in {allocation.module}")
-    return ", ".join(parts)
-
-
-def _table(sizes: dict[str, int], total: int, limit: int) -> list[str]:
-    rows = sorted(((size, key) for key, size in sizes.items() if size), key=lambda row: (-row[0], row[1]))
-    lines = [f"  {format_bytes(size):>10} {100 * size / total:3.0f} %  {key}" for size, key in rows[:limit]]
-    rest = rows[limit:]
-    if rest:
-        size = sum(row[0] for row in rest)
-        lines.append(f"  {format_bytes(size):>10} {100 * size / total:3.0f} %  {len(rest)} more")
-    return lines

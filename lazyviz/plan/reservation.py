@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -33,6 +33,7 @@ class Reservation:
     before the node ``node`` (``None``: outside of any); ``workspace_bytes`` of it are cuBLAS's.
     ``context_bytes`` comes on top, an estimate; 0 where this process has a CUDA context already.
     ``failure`` is the allocation that would not be served; ``None`` if all fit, or room is unknown.
+    ``calls`` are what was simulated: (position, name, bytes), below 0 for a free.
     """
 
     reserved_bytes: int
@@ -40,6 +41,7 @@ class Reservation:
     workspace_bytes: int
     context_bytes: int
     failure: AllocationFailure | None
+    calls: Sequence[tuple[int, Hashable, int]] = field(repr=False, default=())
 
 
 def reserve(
@@ -82,6 +84,7 @@ def reserve(
         workspace_bytes=sum(size for _, size in workspaces),
         context_bytes=context,
         failure=failure,
+        calls=timed,
     )
 
 

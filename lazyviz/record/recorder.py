@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -467,16 +467,6 @@ class Tape(Pending):
                 tensor = value.tensor() if value.tensor is not None else None
                 if isinstance(tensor, torch.nn.Parameter) and value.storage.role is None:
                     value.storage.role = "parameter"
-
-    def name_tensors(self, variables: Mapping[str, Any]) -> None:
-        """Call values as the user's variables are called; only names that do not begin with ``_``."""
-        for name, tensor in list(variables.items()):
-            if isinstance(tensor, torch.Tensor) and not name.startswith("_"):
-                value = self.value_of(tensor)
-                if value is not None and not value.name:
-                    value.name = name
-                    if value.storage.external and not value.storage.name:
-                        value.storage.name = name
 
 
 class _NotDeferrable(Exception):

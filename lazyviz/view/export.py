@@ -1,29 +1,35 @@
-"""Writes pictures of a graph to files."""
+"""Writes a graph to files: pictures, and its projected timeline for other tools."""
 
 from __future__ import annotations
 
 import html
+import json
+import pickle
 import shutil
 import subprocess
 from pathlib import Path
 
 from ..graph.ir import Graph
+from ..plan.memory import Plan
 from .dot import to_dot
+from .model_explorer import model_explorer
 from .scene import PlanLike
+from .snapshot import memory_snapshot
 from .static import render_svg, static_bundle
 from .text import render_text
+from .timeline_json import trace_events
 
 DOT_SECONDS = 60.0
-FORMATS = ("svg", "html", "dot", "pdf", "png")
-_LATER = ("json", "pickle")
+FORMATS = ("svg", "html", "dot", "pdf", "png", "json", "perfetto", "chrome", "model-explorer", "pickle")
 
 
 def save(
     graph: Graph,
-    plan: PlanLike,
+    plan: Plan,
     path: str | Path,
     format: str | None = None,
     *,
+    eager: bool = False,
     title: str = "lazyviz",
     state: str = "pending",
     dot_seconds: float = DOT_SECONDS,
@@ -32,10 +38,12 @@ def save(
 
     ``svg`` and ``html`` are the static picture, ``dot`` is Graphviz's language.  ``pdf`` and
     ``png`` are laid out by Graphviz's ``dot`` program, where it is installed, within
-    ``dot_seconds`` seconds.
+    ``dot_seconds`` seconds.  ``perfetto`` and ``chrome`` (and ``json``) are trace events,
+    ``model-explorer`` is that tool's JSON, ``pickle`` PyTorch's memory snapshot, with ``eager`` of
+    eager PyTorch's timeline instead of our run's.
 
     Raises:
-        ValueError: an unknown format, or one that is not available yet.
+        ValueError: an unknown format.
         RuntimeError: ``dot`` is not installed, failed, or took too long.
     """
     path = Path(path)
@@ -48,8 +56,12 @@ def save(
         path.write_text(to_dot(graph).source, encoding="utf-8")
     elif kind in ("pdf", "png"):
         path.write_bytes(_laid_out(graph, kind, dot_seconds))
-    elif kind in _LATER or path.suffix.removeprefix(".") in _LATER:
-        raise ValueError(f"saving as {kind!r} is not available yet; these formats work: {', '.join(FORMATS)}")
+    elif kind in ("json", "perfetto", "chrome"):
+        path.write_text(json.dumps(trace_events(graph.nodes, plan, title=title)), encoding="utf-8")
+    elif kind == "model-explorer":
+        path.write_text(json.dumps(model_explorer(graph, plan, title=title)), encoding="utf-8")
+    elif kind == "pickle":
+        path.write_bytes(pickle.dumps(memory_snapshot(plan, eager=eager), protocol=4))
     else:
         raise ValueError(f"unknown format {kind!r}; these formats work: {', '.join(FORMATS)}")
 

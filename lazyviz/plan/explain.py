@@ -1,0 +1,149 @@
+"""A plan in words: the peak, what is alive there and what keeps it, whether it fits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .alive import CATEGORIES, Allocation, Moment
+from .remedies import cheapest
+from .units import format_bytes
+from .words import family, line_text, line_with_text, where
+
+if TYPE_CHECKING:
+    from .memory import Plan
+
+LARGEST = 5  # allocations listed
+REMEDIES = 3  # named
+LINES = 5  # source lines listed
+MODULES = 8
+
+
+def explain(plan: Plan) -> str:
+    """All that the plan knows, in a page of text."""
+    lines = [f"Projected peak on {plan.device}: {format_bytes(plan.peak_bytes)}"]
+    if plan.peak_node is not None:
+        lines.append(f"  during {where(plan.peak_node)}")
+        if plan.peak_node.source is not None and plan.peak_node.source.text:
+            lines.append(f"    {plan.peak_node.source.text.strip()}")
+    lines.append(f"Plain eager PyTorch: {format_bytes(plan.eager_peak_bytes)}")
+    if plan.peak_bytes and plan.peak_node is not None:
+        lines += of_moment(plan.at(plan.peak_node.index), "at the peak")
+    if remedies := cheapest(plan.remedies, REMEDIES):
+        lines.append("Cheapest remedies:")
+        lines += [f"  {number}. {remedy}" for number, remedy in enumerate(remedies, 1)]
+    lines.append(verdict(plan))
+    if plan._reservation is not None:
+        lines.append(_reserved(plan))
+    if plan.borrowed:
+        lines.append(
+            f"The tensors are those recorded on {plan.recorded_device}; {plan.device} may choose "
+            "other kernels that save other tensors."
+        )
+    return "\n".join(lines)
+
+
+def of_moment(moment: Moment, when: str) -> list[str]:
+    """What is alive at one moment: by category, module and line, and the largest one by one."""
+    total = moment.nbytes
+    lines = [f"Alive {when}, by category:"]
+    lines += table({str(key): size for key, size in moment.by_category.items()}, total, len(CATEGORIES))
+    lines.append("by module:")
+    by_module = {module or "(outside of a module)": size for module, size in moment.by_module.items()}
+    lines += table(fold(by_module), total, MODULES)
+    if by_line := moment.by_line:
+        lines.append("made by line:")
+        lines += table({line_with_text(line): size for line, size in by_line.items()}, total, LINES)
+    lines.append("largest:")
+    for allocation in moment.alive[:LARGEST]:
+        lines.append(f"  {format_bytes(allocation.nbytes):>10}  {what(allocation)}")
+        if reason := keeper(allocation):
+            lines.append(f"              {reason}")
+    return lines
+
+
+def keeper(allocation: Allocation) -> str:
+    """What keeps it alive after it was made: a backward node, the user's variable, or nothing to tell."""
+    if allocation.variables:
+        return f"kept by {', '.join(allocation.variables)}"
+    last = allocation.saved_for
+    if last is None:
+        return ""
+    text = f"saved for {last.name}"
+    forward = last.forward
+    if forward is None:
+        return text
+    text += f", the backward of {forward.name}"
+    if forward.module and forward.module != allocation.module:
+        text += f" in {forward.module}"
+    if forward.source is not None and forward.source != allocation.source:
+        text += f" at {line_text(forward.source)}"
+    return text
+
+
+def verdict(plan: Plan) -> str:
+    """Whether it fits, in one sentence."""
+    if plan.capacity_bytes is None:
+        return f"Whether it fits is unknown: {plan.device} does not tell its memory."
+    room = format_bytes(plan.capacity_bytes)
+    if not plan._profile:
+        room += " free (tensors already there included)"
+    if plan.fits:
+        return f"It fits: {plan.device} has {room}."
+    need, reservation = plan.peak_bytes, plan._reservation
+    if reservation is not None:
+        need = reservation.reserved_bytes + reservation.context_bytes
+    text = f"It does not fit: {plan.device} has {room}"
+    if need > plan.capacity_bytes:
+        text += f", {format_bytes(need - plan.capacity_bytes)} too little"
+    failure = reservation.failure if reservation is not None else None
+    if failure is not None:
+        text += f"; an allocation of {format_bytes(failure.nbytes)} would fail"
+    return text + "."
+
+
+def _reserved(plan: Plan) -> str:
+    reservation = plan._reservation
+    assert reservation is not None
+    text = f"PyTorch's CUDA allocator would hold {format_bytes(reservation.reserved_bytes)} at most"
+    if reservation.workspace_bytes:
+        text += f", {format_bytes(reservation.workspace_bytes)} of it cuBLAS's workspace"
+    if reservation.context_bytes:
+        text += f"; the CUDA context takes up to {format_bytes(reservation.context_bytes)} more (an estimate)"
+    return text + ". cuDNN's workspaces are not counted."
+
+
+def what(allocation: Allocation) -> str:
+    """``"activations, from gelu_14 in h.0.mlp (forward) at line 3"``."""
+    parts: list[str] = [allocation.category]
+    if allocation.name:
+        parts.append(allocation.name)
+    if allocation.node is not None:
+        parts.append(f"from {where(allocation.node)}")
+    elif allocation.module:
+        parts.append(f"used in {allocation.module}")
+    return ", ".join(parts)
+
+
+def fold(by_module: dict[str, int]) -> dict[str, int]:
+    """Modules that differ only in numbers as one: ``"h.*.mlp × 12"``; fewer than three stay as they are."""
+    families: dict[str, list[str]] = {}
+    for module in by_module:
+        families.setdefault(family(module), []).append(module)
+    folded: dict[str, int] = {}
+    for pattern, modules in families.items():
+        if len(modules) < 3:
+            folded |= {module: by_module[module] for module in modules}
+        else:
+            folded[f"{pattern} × {len(modules)}"] = sum(by_module[module] for module in modules)
+    return folded
+
+
+def table(sizes: dict[str, int], total: int, limit: int) -> list[str]:
+    """Rows of size, share of ``total`` and name, largest first; beyond ``limit`` as one row."""
+    rows = sorted(((size, key) for key, size in sizes.items() if size), key=lambda row: (-row[0], row[1]))
+    lines = [f"  {format_bytes(size):>10} {100 * size / total:3.0f} %  {key}" for size, key in rows[:limit]]
+    rest = rows[limit:]
+    if rest:
+        size = sum(row[0] for row in rest)
+        lines.append(f"  {format_bytes(size):>10} {100 * size / total:3.0f} %  {len(rest)} more")
+    return lines

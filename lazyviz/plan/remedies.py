@@ -1,0 +1,118 @@
+"""What would lower the peak, and by how much: each change is made to the record and played again.
+
+A remedy is offered only where the replay shows that it brings something.  Remedies are ordered by
+what they cost (nothing, launches, recomputation, copies, precision), then by what they bring.
+
+Not offered in this version: a smaller batch and splitting it, which need to know which dimension
+of which tensor is the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..graph.ir import SourceLine
+from . import changes, precision
+from .replay import program_of
+from .units import format_bytes
+
+if TYPE_CHECKING:
+    from .memory import Plan
+
+WORTHWHILE = 0.005  # of the peak: what brings less is not listed
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a remedy takes: ``ops`` more operators run (recomputed, or launched one by one),
+    ``copied_bytes`` between device and host, ``numerics`` where results are no longer the same bits."""
+
+    ops: int = 0
+    copied_bytes: int = 0
+    numerics: bool = False
+
+    def __str__(self) -> str:
+        parts = []
+        if self.ops:
+            parts.append(f"{self.ops:,} more operator{'' if self.ops == 1 else 's'}")
+        if self.copied_bytes:
+            parts.append(f"{format_bytes(self.copied_bytes)} copied to the host and back")
+        if self.numerics:
+            parts.append("other precision")
+        return ", ".join(parts) or "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change of the user's code that lowers the projected peak.
+
+    ``kind`` is one of :data:`KINDS`; ``text`` says what to do; ``peak_bytes`` is the peak of our run
+    with the change, ``saves_bytes`` what that is less; ``source`` is the line to change, where there is
+    one.  ``estimate``: the replay stands on assumptions (about what a kernel allocates, say).
+    """
+
+    kind: str
+    text: str
+    saves_bytes: int
+    peak_bytes: int
+    cost: Cost
+    source: SourceLine | None
+    estimate: bool = False
+
+    def __str__(self) -> str:
+        saves = ("about " if self.estimate else "") + format_bytes(self.saves_bytes)
+        return f"{self.text}: {saves} less, peak {format_bytes(self.peak_bytes)}; costs {self.cost}"
+
+
+KINDS = ("variable", "no_grad", "inplace", "foreach", "recompute", "offload", "bf16")
+"""In the order of what they cost."""
+
+
+def remedies(plan: Plan) -> tuple[Remedy, ...]:
+    """What would lower ``plan``'s peak, cheapest first.
+
+    Takes a replay of the whole record for each candidate: milliseconds for thousands of nodes.
+    """
+    if not plan.peak_bytes:
+        return ()
+    program = program_of(plan._nodes, plan._lifetimes.values())
+    peak, at = program.peak()
+    host = plan.device == "cpu"
+    candidates: list[Callable[[], Iterable[changes.Changed]]] = [
+        lambda: changes.variables(program),
+        lambda: changes.no_grad(program),
+        lambda: changes.in_place(program, at),
+        lambda: changes.foreach(program),
+        lambda: changes.recompute(program, at),
+        lambda: () if host else changes.offload(program),
+        lambda: precision.bf16(program),
+    ]
+    found: list[Remedy] = []
+    for candidate in candidates:
+        for changed in candidate():
+            saves = peak - changed.program.peak()[0]
+            if saves >= WORTHWHILE * peak:
+                cost = Cost(changed.ops, changed.copied_bytes, changed.numerics)
+                found.append(
+                    Remedy(
+                        changed.kind,
+                        changed.text,
+                        saves,
+                        peak - saves,
+                        cost,
+                        changed.source,
+                        changed.estimate,
+                    )
+                )
+    found.sort(key=lambda remedy: (KINDS.index(remedy.kind), -remedy.saves_bytes, remedy.cost.ops))
+    return tuple(found)
+
+
+def cheapest(all_of_them: Sequence[Remedy], count: int) -> list[Remedy]:
+    """The best of each kind, of the ``count`` cheapest kinds."""
+    best: dict[str, Remedy] = {}
+    for remedy in all_of_them:
+        best.setdefault(remedy.kind, remedy)
+    return list(best.values())[:count]

@@ -1,0 +1,141 @@
+"""A recorded program as steps that use and allocate memory, to be changed and played again.
+
+What a change to the user's code would bring is not guessed: the change is made to the steps
+(fewer uses, other sizes, steps that run twice), and their lifetimes and peak are computed anew,
+by the rules of :mod:`.lifetimes` for our own run: freed after the last use.  Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from ..graph.ir import Node, Storage
+from .lifetimes import Lifetime
+
+Key = int  # one allocation of the program; the recorded ones are numbered from 0
+
+
+class Step(NamedTuple):
+    """One operator: ``node`` is what was recorded, ``uses`` and ``makes`` the allocations it touches."""
+
+    node: Node
+    uses: tuple[Key, ...]
+    makes: tuple[Key, ...]
+
+
+@dataclass
+class Program:
+    """Steps in the order in which they run, and what is known of each allocation.
+
+    Attributes:
+        sizes: bytes of each allocation.
+        dtypes: of the tensors in it; ``None`` if no tensor shows it.
+        kept: those that stay to the end, since the user's code still refers to them.
+        storages: the recorded storage of each; keys beyond them were added by a change.
+        makers: index of the node that made each recorded one, -1 if it is from outside.
+    """
+
+    steps: list[Step]
+    sizes: list[int]
+    dtypes: list[torch.dtype | None]
+    kept: set[Key]
+    storages: Sequence[Storage]
+    makers: list[int] = field(default_factory=list)
+
+    def key(self, like: Key, nbytes: int | None = None) -> Key:
+        """A new allocation, of ``like``'s type, and size if ``nbytes`` does not say another."""
+        self.sizes.append(self.sizes[like] if nbytes is None else nbytes)
+        self.dtypes.append(self.dtypes[like])
+        self.makers.append(self.makers[like])
+        return len(self.sizes) - 1
+
+    def copy(self) -> Program:
+        return Program(
+            list(self.steps),
+            list(self.sizes),
+            list(self.dtypes),
+            set(self.kept),
+            self.storages,
+            list(self.makers),
+        )
+
+    def peak(self) -> tuple[int, int]:
+        """(Bytes, position of the step that first reaches them); (0, 0) without steps."""
+        timeline = self.timeline()
+        if not timeline:
+            return 0, 0
+        most = max(timeline)
+        return most, timeline.index(most)
+
+    def timeline(self) -> list[int]:
+        """Bytes allocated during each step."""
+        count = len(self.steps)
+        stops: dict[Key, int] = {}
+        for position, step in enumerate(self.steps):
+            for key in step.uses:
+                stops[key] = position + 1
+            for key in step.makes:
+                stops[key] = position + 1
+        for key in self.kept:
+            stops[key] = count
+        changes = [0] * (count + 1)
+        sizes = self.sizes
+        made: set[Key] = set()
+        for position, step in enumerate(self.steps):
+            for key in step.makes:
+                if key not in made:
+                    made.add(key)
+                    changes[position] += sizes[key]
+                    changes[stops[key]] -= sizes[key]
+        for key, stop in stops.items():
+            if key not in made:  # from outside: there from the start
+                changes[0] += sizes[key]
+                changes[stop] -= sizes[key]
+        total, result = 0, []
+        for change in changes[:count]:
+            total += change
+            result.append(total)
+        return result
+
+    def replaced(self, mapping: Mapping[Key, Key]) -> None:
+        """Let every use of a key, its making apart, be of the one it is mapped to."""
+        for position, step in enumerate(self.steps):
+            if any(key in mapping for key in step.uses):
+                uses = tuple(dict.fromkeys(mapping.get(key, key) for key in step.uses))
+                self.steps[position] = step._replace(uses=uses)
+
+
+def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
+    """The program that was recorded, of the storages in ``spans`` alone."""
+    spans = [span for span in spans if span.storage.nbytes]
+    keys = {span.storage: key for key, span in enumerate(spans)}
+    makes: dict[int, list[Key]] = {}
+    for key, span in enumerate(spans):
+        if span.maker is not None:
+            makes.setdefault(span.maker.index, []).append(key)
+    dtypes: list[torch.dtype | None] = [None] * len(spans)
+    steps = []
+    for node in nodes:
+        uses: dict[Key, None] = {}
+        for value in (*node.inputs, *node.outputs):
+            if (found := keys.get(value.storage)) is not None:
+                uses[found] = None
+                if dtypes[found] is None:
+                    dtypes[found] = value.dtype
+        for storage in node.writes:
+            if (found := keys.get(storage)) is not None:
+                uses[found] = None
+        steps.append(Step(node, tuple(uses), tuple(makes.get(node.index, ()))))
+    kept = {key for key, span in enumerate(spans) if span.kept}
+    return Program(
+        steps,
+        [span.storage.nbytes for span in spans],
+        dtypes,
+        kept,
+        [span.storage for span in spans],
+        [span.maker.index if span.maker is not None else -1 for span in spans],
+    )

@@ -1,0 +1,34 @@
+"""Nodes, lines and modules as the user knows them."""
+
+from __future__ import annotations
+
+import os
+
+from ..graph.ir import Node, SourceLine
+
+
+def where(node: Node) -> str:
+    """``"addmm_12 in h.0.mlp (forward) at line 3"``."""
+    parts = [node.name]
+    if node.module:
+        parts.append(f"in {node.module}")
+    if node.phase != "other":
+        parts.append(f"({node.phase})")
+    if node.source is not None:
+        parts.append(f"at {line_text(node.source)}")
+    return " ".join(parts)
+
+
+def line_text(source: SourceLine) -> str:
+    """``"line 3"`` of a cell, ``"train.py:3"`` of a file: what the user can look up."""
+    return str(source) if source.in_cell else f"{os.path.basename(source.file)}:{source.line}"
+
+
+def line_with_text(source: SourceLine) -> str:
+    text = source.text.strip()
+    return f"{line_text(source)}: {text}" if text else line_text(source)
+
+
+def family(module: str) -> str:
+    """The path with every number as ``*``: ``"h.3.attn"`` -> ``"h.*.attn"``."""
+    return ".".join("*" if part.isdigit() else part for part in module.split("."))

@@ -1,0 +1,144 @@
+"""What the user's variables call the tensors of a block, and which of them nothing else keeps alive."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import _torch
+
+if TYPE_CHECKING:
+    from .recorder import Tape
+    from .storage import TrackedStorage, TrackedValue
+
+MAX_ITEMS = 1000  # of a container; names of more would say little
+MAX_CONTAINERS = 5000
+MAX_DEPTH = 5  # out.past_key_values.layers[0].keys
+_ATOMS = (str, bytes, int, float, complex, type(None), torch.nn.Module, torch.optim.Optimizer, ModuleType)
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_BETWEEN = (_PACKAGE, contextlib.__file__)
+
+
+class _Found:
+    """One tensor object: the user's expressions for it, and how many references they account for."""
+
+    __slots__ = ("alone", "expressions", "references", "tensor", "value")
+
+    def __init__(self, tensor: torch.Tensor, value: TrackedValue) -> None:
+        self.tensor = tensor
+        self.value = value
+        self.expressions: list[str] = []
+        self.references = 0
+        self.alone = True  # nothing else refers to the containers it was found in
+
+
+def variables_of(frame: FrameType | None) -> dict[str, Any]:
+    """A copy of the variables where the block was opened: of the first frame that is not ours."""
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = frame.f_back
+    if frame is None:
+        return {}
+    variables = frame.f_locals
+    copy = dict(variables)
+    # Up to Python 3.12 a function's frame keeps this dictionary, and with it every tensor in it; one
+    # that the user asked for himself (`locals()`) is the same object, and stays as it is.
+    snapshot = frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(variables) is dict
+    if snapshot and sys.getrefcount(variables) == 3:  # the frame's, ours, the argument's
+        variables.clear()
+    return copy
+
+
+def name_tensors(tape: Tape, variables: Mapping[str, Any], *, copied: bool) -> None:
+    """Call values as the user's variables are called; only names that do not begin with ``_``.
+
+    A storage that only such expressions refer to learns them: deleting them would free it.
+    ``copied``: ``variables`` is a copy, which holds a reference of its own to each of them.
+    """
+    found: dict[int, _Found] = {}
+    for expression, tensor, references, alone in _tensors(variables, copied):
+        value = tape.value_of(tensor)
+        if value is None:
+            continue
+        entry = found.get(id(tensor))
+        if entry is None:
+            entry = found[id(tensor)] = _Found(tensor, value)
+        entry.expressions.append(expression)
+        entry.references += references
+        entry.alone &= alone
+        if expression in variables and not value.name:
+            value.name = expression
+            if value.storage.external and not value.storage.name:
+                value.storage.name = expression
+    tensor = None  # type: ignore[assignment]  # the loop's reference would count
+    by_storage: dict[TrackedStorage, list[_Found]] = {}
+    for entry in found.values():
+        by_storage.setdefault(entry.value.storage, []).append(entry)
+    for storage, entries in by_storage.items():
+        alone = len(entries) == storage.live and all(_only_named(entry) for entry in entries)
+        storage.variables = tuple(name for entry in entries for name in entry.expressions) if alone else ()
+
+
+def _only_named(entry: _Found) -> bool:
+    """Whether nothing but the expressions keeps the tensor: neither autograd nor other containers."""
+    own = 2  # the entry's, and the argument's of getrefcount
+    return (
+        entry.alone
+        and sys.getrefcount(entry.tensor) == entry.references + own
+        and _torch.use_count(entry.tensor) == 1
+    )
+
+
+def _tensors(variables: Mapping[str, Any], copied: bool) -> Iterator[tuple[str, torch.Tensor, int, bool]]:
+    """(Expression, tensor, references it stands for, whether its containers are referred to once).
+
+    Looks into lists, tuples, dictionaries and plain objects, as deep as ``MAX_DEPTH``.
+    """
+    stack: list[tuple[str, Any, int, bool, int]] = [
+        (name, content, 1 + copied, True, 0)
+        for name, content in list(variables.items())
+        if not name.startswith("_")
+    ]
+    stack.reverse()
+    seen: set[int] = set()
+    while stack:
+        expression, content, references, alone, depth = stack.pop()
+        if isinstance(content, torch.Tensor):
+            yield expression, content, references, alone
+        elif depth < MAX_DEPTH and len(seen) < MAX_CONTAINERS and id(content) not in seen:
+            children = _children(expression, content)
+            if children:
+                seen.add(id(content))
+                # The local variable's and the argument's come on top.
+                alone = alone and sys.getrefcount(content) == references + 2
+                stack += [(*child, alone, depth + 1) for child in reversed(children)]
+            del children  # they would count as references
+
+
+def _children(expression: str, content: Any) -> list[tuple[str, Any, int]]:
+    """(Expression, object, references) of what a container holds and may be, or hold, a tensor."""
+    if isinstance(content, _ATOMS) or callable(content):
+        return []
+    pairs: list[tuple[str, Any]] = []
+    if isinstance(content, (list, tuple)):
+        pairs = [(f"{expression}[{index}]", item) for index, item in enumerate(content[:MAX_ITEMS])]
+    else:
+        # Attributes first: a model's output has its tensors as items, too.
+        pairs = [
+            (f"{expression}.{key}", item) for key, item in list(getattr(content, "__dict__", {}).items())
+        ]
+        if isinstance(content, dict):
+            pairs += [(f"{expression}[{key!r}]", item) for key, item in list(content.items())]
+        del pairs[MAX_ITEMS:]
+    children: dict[int, tuple[str, Any, int]] = {}
+    for name, item in pairs:
+        if not isinstance(item, _ATOMS):
+            first, _, references = children.get(id(item), (name, item, 0))
+            children[id(item)] = first, item, references + 1
+    return list(children.values())

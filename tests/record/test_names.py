@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+
+
+def variables(graph) -> list[tuple[str, ...]]:
+    return [storage.variables for storage in graph.ir.storages if storage.variables]
+
+
+def test_a_storage_that_one_variable_keeps_knows_its_name():
+    x = torch.ones(4)
+    with lazyviz.lazy() as graph:
+        y = x * 2
+    assert ("y",) in variables(graph)
+    assert torch.equal(y, torch.full((4,), 2.0))
+
+
+def test_names_are_found_in_lists_dictionaries_and_plain_objects():
+    x = torch.ones(4)
+    with lazyviz.lazy() as graph:
+        several = [x + 1, (x + 2,)]
+        table = {"three": x + 3}
+        thing = SimpleNamespace(four=x + 4)
+    found = variables(graph)
+    for name in ("several[0]", "several[1][0]", "table['three']", "thing.four"):
+        assert (name,) in found
+    assert several[0].sum() + several[1][0].sum() + table["three"].sum() + thing.four.sum() == 56
+
+
+def test_two_names_of_one_storage_stand_together():
+    x = torch.ones(4)
+    with lazyviz.lazy() as graph:
+        y = x * 2
+        kept = [y]
+        flat = y.detach()
+    assert ("y", "kept[0]", "flat") in variables(graph)
+    assert kept[0] is y and torch.equal(flat, y)
+
+
+def keep_with_autograd(x):
+    y = x * 2
+    return y, (y * y).sum()  # saves y
+
+
+def keep_in_a_set(x):
+    y = x * 2
+    return y, {y}
+
+
+def keep_in_a_closure(x):
+    y = x * 2
+    return y, lambda: y
+
+
+def keep_in_a_list_that_something_else_keeps(x):
+    y = [x * 2]
+    return y, lambda: y
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [keep_with_autograd, keep_in_a_set, keep_in_a_closure, keep_in_a_list_that_something_else_keeps],
+)
+def test_what_something_else_keeps_too_is_not_said_to_be_kept_by_the_name(keep):
+    x = torch.ones(4, requires_grad=True)
+    with lazyviz.lazy() as graph:
+        y, other = keep(x)
+    assert not any("y" in name for names in variables(graph) for name in names)
+    assert y is not None and other is not None
+    graph.evaluate()
+
+
+def test_once_backward_has_freed_what_it_saved_only_the_variable_is_left():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    with lazyviz.lazy() as graph:
+        hidden = model[1](model[0](torch.ones(2, 4)))
+        loss = model[2](hidden).sum()
+        loss.backward()
+    assert {("hidden",), ("loss",)} <= set(variables(graph))
+    graph.evaluate()
+
+
+def test_looking_at_a_function_s_variables_keeps_none_of_them_alive():
+    x = torch.ones(4)
+    with lazyviz.lazy():
+        y = x * 2
+    watch = weakref.ref(y)
+    del y
+    assert watch() is None
+
+
+def test_the_user_s_own_dictionary_of_local_variables_stays_as_it_is():
+    x = torch.ones(4)
+    mine = locals()
+    with lazyviz.lazy() as graph:
+        y = x * 2
+    assert mine["x"] is x
+    assert torch.equal(y, x + 1) and graph.pending == 0
