@@ -289,7 +289,7 @@ def completions(shell: InteractiveShell, typed: str) -> list[str]:
     [
         ("%%lazy --n", ["--no-sync", "--no-widget", "--now"]),
         ("%%lazy --now --no-s", ["--no-sync"]),
-        ("%%lazy --device RTX", ["RTX-3060", "RTX-3090", "RTX-4090", "RTX-5090"]),
+        ("%%lazy --device RTX-309", ["RTX-3090-Ti", "RTX-3090"]),
         ("%%lazy --backend e", ["eager"]),
         ("%%lazy --split ", ["off", "auto"]),
         ("%lazy e", ["evaluate", "explain"]),

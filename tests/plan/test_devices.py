@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import types
 
 import psutil
@@ -9,6 +10,7 @@ import torch
 
 from lazyviz.plan import devices as module
 from lazyviz.plan.devices import PROFILES, Device, DeviceProfile, capacity, devices, lookup, resolve
+from lazyviz.plan.nvml import LiveMemory
 from lazyviz.plan.units import format_bytes
 
 
@@ -83,6 +85,132 @@ def test_a_missing_or_failing_driver_is_a_state_in_words(monkeypatch, error, wor
         resolve("cuda")
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), "without a reboot"),
+        (pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION), "may not ask"),
+        (OSError("libnvidia-ml.so.1: file too short"), "file too short"),
+        (AttributeError("undefined symbol"), "undefined symbol"),
+    ],
+)
+def test_a_broken_driver_never_raises(monkeypatch, error, words):
+    FakeNvml(monkeypatch)
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    assert words in devices().cuda_state
+    monkeypatch.undo()
+    nvml = FakeNvml(monkeypatch)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", fail)
+    assert words in devices().cuda_state
+    assert nvml.open == 0
+
+
+def test_what_other_processes_hold_is_told(monkeypatch):
+    FakeNvml(monkeypatch, count=1)
+    process = types.SimpleNamespace
+    running = [process(pid=os.getpid(), usedGpuMemory=100), process(pid=1, usedGpuMemory=250)]
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: running)
+    graphics = [process(pid=1, usedGpuMemory=250), process(pid=2, usedGpuMemory=30)]
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetGraphicsRunningProcesses", lambda handle: graphics)
+    assert devices()[0].other_bytes == 280
+    assert "280 B used by other processes" in repr(devices())
+    graphics.append(process(pid=3, usedGpuMemory=None))  # as on Windows
+    assert devices()[0].other_bytes is None
+
+
+class FakeMig(FakeNvml):
+    """One whole card, and one in MIG mode with two slices of which one place is empty."""
+
+    def __init__(self, monkeypatch):
+        super().__init__(monkeypatch)
+        for name in (
+            "nvmlDeviceGetMigMode",
+            "nvmlDeviceGetMaxMigDeviceCount",
+            "nvmlDeviceGetMigDeviceHandleByIndex",
+            "nvmlDeviceIsMigDeviceHandle",
+            "nvmlDeviceGetUUID",
+        ):
+            monkeypatch.setattr(pynvml, name, getattr(self, name))
+
+    def nvmlDeviceGetMigMode(self, handle):
+        if handle == 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [pynvml.NVML_DEVICE_MIG_ENABLE, pynvml.NVML_DEVICE_MIG_ENABLE]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle):
+        return 3
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):
+        if index == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return f"slice {index}"
+
+    def nvmlDeviceIsMigDeviceHandle(self, handle):
+        return isinstance(handle, str)
+
+    def nvmlDeviceGetUUID(self, handle):
+        return f"MIG-{handle}" if isinstance(handle, str) else f"GPU-{handle}"
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        size = 70 if isinstance(handle, str) else 1000
+        return types.SimpleNamespace(total=size, free=size - 10, used=10)
+
+
+def test_the_slices_of_a_card_are_its_devices(monkeypatch):
+    FakeMig(monkeypatch)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = devices()
+    assert [(each.name, each.total_bytes) for each in found[:3]] == [
+        ("cuda:0", 1000),
+        ("cuda:1", 70),
+        ("cuda:2", 70),
+    ]
+    assert found.cuda_state == "3 GPUs"
+
+
+@pytest.mark.parametrize(
+    ("visible", "sizes", "state"),
+    [
+        ("1", [70], "1 MIG slice (CUDA_VISIBLE_DEVICES=1)"),
+        ("1,0", [70, 1000], "2 GPUs (CUDA_VISIBLE_DEVICES=1,0)"),
+        ("MIG-slice 2", [70], "1 MIG slice (CUDA_VISIBLE_DEVICES=MIG-slice 2)"),
+        ("GPU-0", [1000], "1 GPU (CUDA_VISIBLE_DEVICES=GPU-0)"),
+        ("0,9,1", [1000], "1 GPU (CUDA_VISIBLE_DEVICES=0,9,1)"),
+        ("-1", [], "driver present, no GPU visible (CUDA_VISIBLE_DEVICES=-1)"),
+        ("", [], "driver present, no GPU visible (CUDA_VISIBLE_DEVICES=)"),
+    ],
+)
+def test_cards_that_cuda_does_not_see_are_left_out(monkeypatch, visible, sizes, state):
+    FakeMig(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = devices()
+    assert [each.total_bytes for each in found if each.name.startswith("cuda")] == sizes
+    assert found.cuda_state == state
+
+
+def test_live_memory_is_read_until_it_is_closed(monkeypatch):
+    nvml = FakeNvml(monkeypatch)
+    live = LiveMemory(0)
+    assert live.read() == (400, 1000)
+    live.close()
+    assert live.read() is None
+    silent = LiveMemory(1)
+    assert silent.read() is None
+    silent.close()
+    assert nvml.open == 0
+
+
+def test_live_memory_without_a_driver_is_none(monkeypatch):
+    FakeNvml(monkeypatch, init_error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    live = LiveMemory(0)
+    assert live.read() is None
+    live.close()
+
+
 def test_a_driver_without_a_card_is_a_state_in_words(monkeypatch):
     FakeNvml(monkeypatch, count=0)
     assert devices().cuda_state == "driver present, no GPU visible"
@@ -124,19 +252,22 @@ def test_a_container_without_a_limit_has_the_machine_s_memory(monkeypatch, tmp_p
 def test_profiles_name_a_plausible_size_and_its_source():
     for name, profile in PROFILES.items():
         assert profile.name == name
-        assert 8 << 30 < profile.total_bytes < 200 << 30
-        assert "NVIDIA" in profile.source or "GeForce" in profile.source
+        assert 7 << 30 < profile.total_bytes < 300 << 30
+        assert profile.compute_capability is not None
+        assert any(maker in profile.source for maker in ("NVIDIA", "GeForce"))
     assert {"A100-40GB", "H100-80GB", "RTX-4090", "RTX-3060"} <= set(PROFILES)
+    assert len(PROFILES) >= 25
 
 
 def test_a_profile_is_found_whatever_its_case():
     assert lookup("a100-40gb") is PROFILES["A100-40GB"]
     assert resolve("RTX-4090") is PROFILES["RTX-4090"]
+    assert resolve("NVIDIA GeForce RTX 4090") is PROFILES["RTX-4090"]
 
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("H100", "H100-80GB"), ("A100", "A100-40GB"), ("RTX4090", "RTX-4090"), ("v100-16", "V100-16GB")],
+    [("H100", "H100-80GB"), ("A100", "A100-40GB"), ("RTX4091", "RTX-4090"), ("v100-16", "V100-16GB")],
 )
 def test_an_unknown_name_gets_its_near_matches(name, near):
     with pytest.raises(ValueError, match=near):

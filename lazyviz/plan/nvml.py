@@ -1,0 +1,222 @@
+"""What NVIDIA's driver says about this machine's cards, through NVML.
+
+NVML works without a CUDA build of PyTorch and creates no CUDA context.  Everything that can
+go wrong with it (no driver, a driver that fails, a card that does not answer, questions that
+a card does not support) ends in words, never in an exception: a plan must not fail for it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device of this machine, as it was when asked; sizes in bytes.
+
+    ``name`` is what ``%%lazy --device`` takes (``"cpu"``, ``"cuda:0"``); ``free_bytes`` is
+    what a new allocation could get now; ``other_bytes`` of what is used belong to other
+    processes.  Sizes are ``None`` if the driver did not say.  A slice of a card in MIG mode is
+    a device with the slice's memory.
+    """
+
+    name: str
+    model: str
+    total_bytes: int | None
+    free_bytes: int | None
+    used_bytes: int | None
+    state: str = "ready"
+    other_bytes: int | None = None
+    compute_capability: tuple[int, int] | None = None
+
+    @property
+    def present(self) -> bool:
+        return True
+
+
+def cuda_devices() -> tuple[list[Device], str]:
+    """This process's CUDA devices, numbered as PyTorch numbers them, and NVML's state in words."""
+    try:
+        pynvml.nvmlInit()
+    except Exception as error:  # a broken installation raises more than NVMLError
+        return [], _words(error)
+    try:
+        return _read()
+    except Exception as error:
+        return [], _words(error)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+class LiveMemory:
+    """The memory of one card, read again and again while a run goes on; ``close()`` it after.
+
+    ``index`` is PyTorch's number of the card.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._handle: Any = None
+        self._open = False
+        try:
+            pynvml.nvmlInit()
+            self._open = True
+            self._handle = _handles()[0][index]
+        except Exception:
+            self.close()
+
+    def read(self) -> tuple[int, int] | None:
+        """``(used, total)`` in bytes of the whole card, all processes; ``None`` if NVML does not say."""
+        if self._handle is None:
+            return None
+        try:
+            memory = pynvml.nvmlDeviceGetMemoryInfo(self._handle)
+        except Exception:
+            return None
+        return int(memory.used), int(memory.total)
+
+    def close(self) -> None:
+        self._handle = None
+        if self._open:
+            self._open = False
+            pynvml.nvmlShutdown()
+
+
+_WORDS = {
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no NVIDIA driver on this machine",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "no NVIDIA driver on this machine",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+        "the NVIDIA driver does not answer: its library and its kernel module are of different versions, "
+        "as after an update without a reboot"
+    ),
+    pynvml.NVML_ERROR_NO_PERMISSION: "the NVIDIA driver does not answer: this user may not ask it",
+    pynvml.NVML_ERROR_GPU_IS_LOST: "the card does not answer: it has fallen off the bus",
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "the driver does not tell this card's memory",
+}
+
+
+def _words(error: Exception) -> str:
+    code = getattr(error, "value", None)
+    return _WORDS.get(code) or f"the NVIDIA driver does not answer: {error or type(error).__name__}"
+
+
+def _read() -> tuple[list[Device], str]:
+    handles, hidden = _handles()
+    if not handles:
+        return [], f"driver present, no GPU visible{hidden}"
+    found = [_describe(f"cuda:{index}", handle) for index, handle in enumerate(handles)]
+    slices = sum(_ask(pynvml.nvmlDeviceIsMigDeviceHandle, handle) is True for handle in handles)
+    kind = "MIG slice" if slices == len(found) else "GPU"
+    return found, f"{len(found)} {kind}{'s' if len(found) > 1 else ''}{hidden}"
+
+
+def _describe(name: str, handle: Any) -> Device:
+    model = _ask(pynvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"
+    if isinstance(model, bytes):
+        model = model.decode(errors="replace")
+    capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    capability = tuple(capability) if capability else None
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except Exception as error:
+        state = _words(error)
+        return Device(name, model, None, None, None, state, compute_capability=capability)
+    return Device(
+        name,
+        model,
+        int(memory.total),
+        int(memory.free),
+        int(memory.used),
+        other_bytes=_used_by_others(handle),
+        compute_capability=capability,
+    )
+
+
+def _used_by_others(handle: Any) -> int | None:
+    """Bytes that other processes hold on a card; ``None`` where the driver does not say for one of them."""
+    processes: dict[int, int | None] = {}
+    for question in (
+        pynvml.nvmlDeviceGetComputeRunningProcesses,
+        pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+    ):
+        answer = _ask(question, handle)
+        if answer is None:
+            return None
+        processes.update({process.pid: process.usedGpuMemory for process in answer})
+    processes.pop(os.getpid(), None)
+    sizes = list(processes.values())
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def _ask(question: Any, handle: Any) -> Any:
+    """An answer that a card may not have, and that nothing depends on."""
+    try:
+        return question(handle)
+    except Exception:
+        return None
+
+
+def _handles() -> tuple[list[Any], str]:
+    """NVML handles in PyTorch's order, and in words what hides some from this process.
+
+    NVML counts every card in PCI order; PyTorch counts those that CUDA_VISIBLE_DEVICES
+    leaves, fastest first, so cards are matched by their UUID.  A PyTorch without CUDA has
+    no order of its own: NVML's is used, and CUDA_VISIBLE_DEVICES as CUDA reads it.
+    """
+    if torch.cuda.is_available():
+        uuids = [str(torch.cuda.get_device_properties(at).uuid) for at in range(torch.cuda.device_count())]
+        return [_by_uuid(uuid) for uuid in uuids], ""
+    cards = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [part for card in cards for part in _parts(card)], ""
+    chosen: list[Any] = []
+    for name in [entry.strip() for entry in visible.split(",")]:
+        handle = _named(name, cards)
+        if handle is None:
+            break  # CUDA stops reading at the first that it does not know
+        chosen.append(handle)
+    return chosen, f" (CUDA_VISIBLE_DEVICES={visible})"
+
+
+def _parts(card: Any) -> list[Any]:
+    """A card in MIG mode is used by its slices."""
+    mode = _ask(pynvml.nvmlDeviceGetMigMode, card)
+    if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+        return [card]
+    slices = []
+    for index in range(_ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, card) or 0):
+        try:
+            slices.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index))
+        except pynvml.NVMLError:
+            continue  # a place without a slice
+    return slices
+
+
+def _named(name: str, cards: list[Any]) -> Any:
+    if name.isdigit():
+        parts = _parts(cards[int(name)]) if int(name) < len(cards) else []
+        return parts[0] if parts else None  # of a card's slices CUDA sees the first
+    if not name.startswith(("GPU-", "MIG-")):
+        return None
+    for part in [*cards, *(part for card in cards for part in _parts(card))]:
+        uuid = _ask(pynvml.nvmlDeviceGetUUID, part) or ""
+        if isinstance(uuid, bytes):
+            uuid = uuid.decode(errors="replace")
+        if uuid.startswith(name):  # CUDA takes a beginning for the whole
+            return part
+    return None
+
+
+def _by_uuid(uuid: str) -> Any:
+    """The handle of the card or slice whose UUID PyTorch tells without a prefix."""
+    if uuid.startswith(("GPU-", "MIG-")):
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    try:
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except pynvml.NVMLError:
+        return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
