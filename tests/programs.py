@@ -13,6 +13,7 @@ import contextlib
 import copy
 import io
 import pickle
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -183,6 +184,14 @@ class Double(torch.autograd.Function):
         return grad * 2
 
 
+# Kernels differ in the version that a new result begins with: only the writes since count.
+_VERSIONS = re.compile(r"is at version (\d+); expected version (\d+)")
+
+
+def _writes(versions: re.Match[str]) -> str:
+    return f"has {int(versions[1]) - int(versions[2])} writes"
+
+
 class Machine:
     """The state of one run of a program: variables, generators, NumPy buffers, and a log of what was seen."""
 
@@ -234,6 +243,7 @@ class Machine:
                 _instructions[name](self, a, b, c)
             except Exception as error:
                 message = "" if isinstance(error, IndexError) else str(error).partition("\n")[0]
+                message = _VERSIONS.sub(_writes, message)
                 self.log.append((name, type(error).__name__, message))
                 if "storage that is not resizable" in str(error):
                     # PyTorch leaves a tensor that reaches out of its memory: nothing to compare.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -196,3 +197,11 @@ def test_known_values_are_still_written_when_the_graph_runs():
     assert "pending write" in repr(x)
     graph.evaluate()
     assert x.tolist() == [2, 2, 2]
+
+
+def test_whether_two_tensors_are_one_memory_is_not_asked_of_copies():
+    def program():
+        known, buffer = torch.tensor([1, 2]), torch.from_numpy(np.arange(3))
+        return [each.detach().is_set_to(each) for each in (known, buffer)] + [known.is_set_to(known.clone())]
+
+    both(program)
