@@ -204,4 +204,4 @@ def test_whether_two_tensors_are_one_memory_is_not_asked_of_copies():
         known, buffer = torch.tensor([1, 2]), torch.from_numpy(np.arange(3))
         return [each.detach().is_set_to(each) for each in (known, buffer)] + [known.is_set_to(known.clone())]
 
-    both(program)
+    both(program, syncs=None)
