@@ -83,11 +83,15 @@ class Plan:
     fits: bool | None
     max_batch_size: int | None
     split: SplitPlan
-    _nodes: Sequence[Node] = field(repr=False, compare=False)
+    _graph: Graph = field(repr=False, compare=False)
     _lifetimes: dict[Storage, Lifetime] = field(repr=False, compare=False)
     _profile: bool = field(repr=False, default=False)
     _reservation: Reservation | None = field(repr=False, compare=False, default=None)
     _cache: dict[str, Any] = field(repr=False, compare=False, default_factory=dict)  # what is asked for late
+
+    @property
+    def _nodes(self) -> Sequence[Node]:
+        return self._graph.nodes
 
     def __repr__(self) -> str:
         return f"<Plan for {self.device}: peak {format_bytes(self.peak_bytes)}, {_VERDICT[self.fits]}>"
@@ -229,7 +233,7 @@ def make_plan(
         fits=fits,
         max_batch_size=None,
         split=SplitPlan(pieces=1),
-        _nodes=graph.nodes,
+        _graph=graph,
         _lifetimes={span.storage: span for span in spans},
         _profile=isinstance(target, DeviceProfile),
         _reservation=reservation,
