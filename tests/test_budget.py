@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -143,7 +144,10 @@ def project(pytester, monkeypatch):
 
 
 def run(project, *arguments):
-    return project.runpytest_subprocess("-p", "_lazyviz_pytest", "-p", "no:cacheprovider", *arguments)
+    # A checkout that is not installed has no entry point; naming the plugin twice is an error of pytest's.
+    installed = [each for each in entry_points(group="pytest11") if each.value == "_lazyviz_pytest"]
+    named = [] if installed else ["-p", "_lazyviz_pytest"]
+    return project.runpytest_subprocess(*named, "-p", "no:cacheprovider", *arguments)
 
 
 def test_a_marked_test_fails_by_its_projected_memory_and_evaluates_nothing(project):
