@@ -37,6 +37,12 @@ def explain(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def summary(plan: Plan) -> list[str]:
+    """The peak and its place, the remedies, the verdict: the plan in a few lines."""
+    eager = f"Plain eager PyTorch: {format_bytes(plan.eager_peak_bytes)}"
+    return [*_peak(plan), eager, *_remedies(plan), verdict(plan)]
+
+
 def essence(plan: Plan) -> list[str]:
     """The peak, its place, the largest that is alive there, and the remedies: why a budget is exceeded."""
     lines = _peak(plan)
