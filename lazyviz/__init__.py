@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .budget import assert_peak_below as assert_peak_below
 from .execute.backend import Backend as Backend
 from .execute.backend import register_backend as register_backend
 from .execute.eager import Interrupted as Interrupted

@@ -42,6 +42,7 @@ from . import session
 from .cell import compile_cell, without_us
 from .execute.backend import backend_names
 from .plan.devices import PROFILES, cuda_devices, resolve
+from .plan.explain import summary
 from .plan.memory import Plan
 
 OPTIONS = (
@@ -252,8 +253,8 @@ class LazyMagics(Magics):
 
         * ``status``    ops recorded and pending, sync points
         * ``evaluate``  run what is pending (NAME may also be a tensor: what it needs)
-        * ``plan``      peak memory, and whether it fits
-        * ``explain``   the plan in full: what is alive at the peak, by category and module
+        * ``plan``      peak memory, what would lower it, and whether it fits
+        * ``explain``   the plan in full: what is alive at the peak, by category, module and line, and why
         * ``why``       what caused the last evaluation
         * ``reset``     forget everything pending, unevaluated
         * ``devices``   the devices of this machine and the known profiles
@@ -377,10 +378,7 @@ def _status(graph: session.LazyGraph) -> str:
 
 
 def _summary(plan: Plan) -> str:
-    lines = plan.explain().split("\n")
-    verdict = plan.verdict()
-    table = next((index for index, line in enumerate(lines) if line.startswith("Alive")), len(lines))
-    return "\n".join([*(line for line in lines[:table] if line != verdict), verdict])
+    return "\n".join(summary(plan))
 
 
 # --- loading and unloading ------------------------------------------------------------------

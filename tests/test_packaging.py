@@ -148,7 +148,11 @@ def test_a_wheel_carries_the_bundle_and_no_sources(distributions):
     assert "lazyviz/static/widget.js" in names
     assert "lazyviz/static/widget.css" in names
     assert "lazyviz/py.typed" in names
-    assert {name.split("/")[0] for name in names} == {"lazyviz", f"lazyviz-{VERSION}.dist-info"}
+    assert {name.split("/")[0] for name in names} == {
+        "lazyviz",
+        "_lazyviz_pytest.py",
+        f"lazyviz-{VERSION}.dist-info",
+    }
 
 
 def test_an_sdist_carries_the_javascript_sources_and_what_builds_them(distributions):
@@ -156,6 +160,7 @@ def test_an_sdist_carries_the_javascript_sources_and_what_builds_them(distributi
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"js/package.json", "js/package-lock.json", "hatch_build.py", "scripts/js_build.py"} <= names
+    assert "_lazyviz_pytest.py" in names
     assert "notebooks/quickstart.ipynb" in names
     assert not [name for name in names if "node_modules" in name or name.startswith(("out/", ".venv"))]
 

@@ -1,7 +1,7 @@
 // The details panel: what is known of the clicked box; before a click, what is alive at the peak.
 
 import { html } from "./dom";
-import type { BoxData, Details, Failure, Flow, Link, Memory, Source, TensorRow } from "./types";
+import type { BoxData, Details, Failure, Flow, Link, Memory, Moment, Source, TensorRow } from "./types";
 
 const SHOWN_ALIVE = 14;
 
@@ -37,6 +37,33 @@ export class DetailsPanel {
       html("h3", {}, "Alive at the peak"),
       html("p", { class: "lz-muted" }, `${memory.peakText}${memory.peakName ? ` at ${memory.peakName}` : ""}`),
       html("ul", { class: "lz-list" }, ...rows),
+      ...(more > 0 ? [html("p", { class: "lz-muted" }, `and ${more.toLocaleString("en")} smaller ones`)] : []),
+    );
+    this.element.scrollTop = 0;
+  }
+
+  /** What is alive at the point of the chart that was chosen. */
+  showMoment(moment: Moment): void {
+    const rows = moment.alive.slice(0, SHOWN_ALIVE).map((alive) => {
+      const item = html(
+        "li",
+        {},
+        html("span", { class: `lz-swatch lz-cat-${alive.category}`, title: alive.category }),
+        this.link({ label: alive.label, chain: alive.chain }),
+        html("span", { class: "lz-number" }, alive.bytes),
+      );
+      const why = [alive.line, alive.keeper].filter(Boolean).join(" · ");
+      return why ? [item, html("li", { class: "lz-muted lz-why" }, why)] : [item];
+    });
+    const categories = html("dl", {});
+    for (const [name, bytes] of moment.categories) categories.append(html("dt", {}, name), html("dd", {}, bytes));
+    const more = moment.aliveCount - rows.length;
+    this.element.replaceChildren(
+      html("h3", {}, `Alive at op ${moment.position.toLocaleString("en")}`),
+      html("p", { class: "lz-muted" }, `${moment.bytes} at ${moment.name}`),
+      ...(moment.source ? [sourceBlock(moment.source)] : []),
+      categories,
+      html("ul", { class: "lz-list" }, ...rows.flat()),
       ...(more > 0 ? [html("p", { class: "lz-muted" }, `and ${more.toLocaleString("en")} smaller ones`)] : []),
     );
     this.element.scrollTop = 0;

@@ -14,10 +14,11 @@ export class MemoryChart {
   private readonly svg: SVGSVGElement;
   private width = 0;
   private lifetime: [number, number] | null = null;
+  private chosen: number | null = null; // index into memory.at
 
   constructor(
     private readonly memory: Memory,
-    private readonly events: { peak(): void },
+    private readonly events: { peak(): void; moment(position: number): void },
   ) {
     this.svg = svg("svg", { class: "lz-chart", "data-chart": "memory", role: "img", height: HEIGHT });
     this.svg.setAttribute(
@@ -36,6 +37,20 @@ export class MemoryChart {
         ),
       );
     }
+    this.svg.addEventListener("click", (event) => {
+      if (this.width === 0 || (event.target as Element).closest(".lz-peak")) return;
+      const box = this.svg.getBoundingClientRect();
+      const scale = this.width / (box.width || this.width);
+      const share = ((event.clientX - box.left) * scale - LEFT) / (this.width - RIGHT - LEFT);
+      if (share >= 0 && share <= 1) this.choose(Math.floor(share * memory.at.length));
+    });
+    this.svg.addEventListener("keydown", (event) => {
+      const by = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
+      if (!by) return;
+      event.preventDefault();
+      const peak = memory.peakAt === null ? 0 : memory.at.indexOf(memory.peakAt);
+      this.choose((this.chosen ?? peak) + by);
+    });
     this.element = html(
       "section",
       { class: "lz-memory", "aria-label": "Projected memory" },
@@ -57,6 +72,21 @@ export class MemoryChart {
   resize(width: number): void {
     if (width < 10 || Math.abs(width - this.width) < 1) return;
     this.width = width;
+    this.draw();
+  }
+
+  /** Asks for what is alive at one of the chart's points, and marks it. */
+  private choose(point: number): void {
+    this.chosen = Math.min(Math.max(point, 0), this.memory.at.length - 1);
+    const position = this.memory.at[this.chosen];
+    this.draw();
+    if (position !== undefined) this.events.moment(position);
+  }
+
+  /** Takes the mark of the chosen point away. */
+  forget(): void {
+    if (this.chosen === null) return;
+    this.chosen = null;
     this.draw();
   }
 
@@ -142,6 +172,10 @@ export class MemoryChart {
         );
       }
     });
+    if (this.chosen !== null) {
+      const x = LEFT + (this.chosen + 0.5) * step;
+      parts.push(svg("path", { class: "lz-cursor", d: `M${x},${TOP}V${bottom}` }));
+    }
     const peakAt = memory.peakAt === null ? -1 : memory.at.indexOf(memory.peakAt);
     if (peakAt >= 0) {
       const x = LEFT + (peakAt + 0.5) * step;

@@ -103,6 +103,17 @@ export interface Details {
   lifetime: [number, number] | null;
 }
 
+/** What is alive during one node; `line` and `keeper` say where it was made and what keeps it. */
+export interface Moment {
+  position: number;
+  name: string;
+  bytes: string;
+  source: Source | null;
+  categories: [name: string, bytes: string][];
+  alive: (Alive & { line: string; keeper: string })[];
+  aliveCount: number;
+}
+
 export interface Progress {
   done: number;
   total: number;
@@ -119,6 +130,7 @@ export interface Failure {
 export type FromPython =
   | { kind: "groups"; groups: GroupData[]; note: string }
   | { kind: "details"; details: Details }
+  | { kind: "moment"; moment: Moment }
   | { kind: "reveal"; groups: GroupData[]; chain: string[] }
   | { kind: "found"; query: string; hits: (Link & { sub: string })[]; total: number };
 
@@ -128,6 +140,7 @@ export type Action =
   | "open"
   | "open-all"
   | "select"
+  | "moment"
   | "reveal"
   | "search"
   | "views";

@@ -9,7 +9,7 @@ import { download, svgText } from "./save-svg";
 import { Scene } from "./scene";
 import { hideStaticPicture } from "./static-picture";
 import { Toolbar } from "./toolbar";
-import type { Failure, FromPython, Progress, SceneData, Send, State } from "./types";
+import type { Alive, Failure, FromPython, Progress, SceneData, Send, State } from "./types";
 
 const MOST_BOXES = 2000;
 
@@ -58,6 +58,7 @@ class Body {
   private readonly observer: ResizeObserver;
   private readonly waiting = new Set<string>();
   private selected: string | null = null;
+  private moment: number | null = null; // the position that was asked for
   private expanding = false;
   private readonly listeners: [string, Callback][] = [];
 
@@ -93,6 +94,13 @@ class Body {
       ? new MemoryChart(memory, {
           peak: () => {
             this.showPeak(true);
+          },
+          moment: (position) => {
+            this.selected = null;
+            this.graph.select(null);
+            this.chart?.mark(null);
+            this.moment = position;
+            this.send("moment", String(position));
           },
         })
       : null;
@@ -155,6 +163,11 @@ class Body {
         this.graph.overlay(message.details.flows);
         this.chart?.mark(message.details.lifetime);
         break;
+      case "moment":
+        if (message.moment.position !== this.moment) break;
+        this.details.showMoment(message.moment);
+        this.light(message.moment.alive);
+        break;
       case "reveal":
         this.scene.add(message.groups);
         this.reveal(message.chain);
@@ -198,6 +211,7 @@ class Body {
 
   private select(id: string): void {
     this.selected = id;
+    this.leaveMoment();
     this.graph.light(new Map());
     this.graph.select(id);
     this.chart?.mark(null);
@@ -208,6 +222,7 @@ class Body {
 
   private clear(): void {
     this.selected = null;
+    this.leaveMoment();
     this.graph.light(new Map());
     this.graph.select(null);
     this.chart?.mark(null);
@@ -237,10 +252,21 @@ class Body {
     this.details.showPeak(memory);
     if (!light) return;
     this.selected = null;
+    this.leaveMoment();
     this.graph.select(null);
     this.chart?.mark(null);
+    this.light(memory.alive);
+  }
+
+  private leaveMoment(): void {
+    this.moment = null;
+    this.chart?.forget();
+  }
+
+  /** Lights up the boxes that made what is alive. */
+  private light(allocations: Alive[]): void {
     const lit = new Map<string, string>();
-    for (const alive of memory.alive) {
+    for (const alive of allocations) {
       const id = this.scene.visible(alive.chain);
       if (id !== null && this.scene.boxes.get(id)?.kind !== "lane") lit.set(id, alive.bytes);
     }

@@ -236,6 +236,38 @@ describe("the widget", () => {
     expect(node(root, target?.id ?? "")?.classList.contains("lz-lit")).toBe(true);
   });
 
+  it("asks what is alive at any point of the chart, and shows the answer to the last question", () => {
+    const { root, model } = start();
+    const chart = root.querySelector('[data-chart="memory"]');
+    const width = 1000 - 74 - 14; // of the plot: three points
+    chart?.dispatchEvent(new MouseEvent("click", { bubbles: true, clientX: 74 + width * 0.9 }));
+    expect(model.sent).toEqual([{ action: "moment", id: "2" }]);
+    expect(root.querySelector(".lz-cursor")).not.toBeNull();
+    const moment = {
+      position: 2,
+      name: "h.0: mm",
+      bytes: "5 B",
+      source: { file: "cell.py", line: 7, text: "loss.backward()" },
+      categories: [["activations", "5 B"]],
+      alive: [
+        { bytes: "5 B", category: "activations", label: "<i>h</i>", chain: [], line: "line 3", keeper: "kept by out.logits" },
+      ],
+      aliveCount: 3,
+    };
+    model.emit("msg:custom", { kind: "moment", moment: { ...moment, position: 1, name: "late answer" } });
+    const panel = root.querySelector('[data-panel="details"]');
+    expect(panel?.textContent).not.toContain("late answer");
+    model.emit("msg:custom", { kind: "moment", moment });
+    for (const text of ["Alive at op 2", "5 B at h.0: mm", "loss.backward()", "<i>h</i>", "line 3 · kept by out.logits", "and 2 smaller"]) {
+      expect(panel?.textContent).toContain(text);
+    }
+    chart?.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft", bubbles: true }));
+    expect(model.sent.at(-1)).toEqual({ action: "moment", id: "1" });
+    root.querySelector(".lz-peak")?.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+    expect(root.querySelector(".lz-cursor")).toBeNull();
+    expect(panel?.textContent).toContain("Alive at the peak");
+  });
+
   it("hides the picture before it while it lives, and leaves nothing behind", () => {
     const { model, root, stop } = start();
     stop();

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -247,6 +247,7 @@ class Graph:
         self.storages: list[Storage] = []  # in order of first appearance
         self.inputs: list[Value] = []  # values from outside the graph
         self.sync_points: list[SyncPoint] = []
+        self.modules: Set[tuple[str, str]] = frozenset()  # (root, path) of modules that were called
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)

@@ -6,7 +6,7 @@ the caller to see from its peak.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -243,16 +243,17 @@ def _is_list(argument: object) -> bool:
 # --- recomputation --------------------------------------------------------------------
 
 
-def recompute(program: Program, at: int) -> Iterator[Changed]:
+def recompute(program: Program, at: int, modules: Set[tuple[str, str]]) -> Iterator[Changed]:
     """``torch.utils.checkpoint``: a module's saved tensors, computed again when its backward begins.
 
     Follows the non-reentrant form (``use_reentrant=False``) of torch/utils/checkpoint.py: the first
     unpacked tensor of a call runs the module again, up to the last operator that saves something
     (that operator itself only if it saves its result).  Modules that differ in numbers alone are
-    taken together.  Exact for modules whose calls the record tells apart.
+    taken together.  ``modules`` are those that were called, by root and path: of a ``ModuleList`` only
+    the members are.  Exact for modules whose calls the record tells apart.
     """
     saved = _saved_reads(program)
-    calls = _module_calls(program)
+    calls = _module_calls(program, modules)
     alive = _alive(program, at)
     gains: list[tuple[int, str, list[range]]] = []
     for pattern, runs in calls.items():
@@ -293,7 +294,7 @@ def _saved_reads(program: Program) -> dict[int, list[tuple[int, tuple[Key, ...]]
     return result
 
 
-def _module_calls(program: Program) -> dict[str, list[range]]:
+def _module_calls(program: Program, modules: Set[tuple[str, str]]) -> dict[str, list[range]]:
     """The calls of each family of modules: runs of forward nodes in one module."""
     result: dict[str, list[range]] = {}
     opened: dict[tuple[str, str], int] = {}
@@ -308,6 +309,7 @@ def _module_calls(program: Program) -> dict[str, list[range]]:
         if node.phase == "forward" and node.module:
             parts = node.module.split(".")
             inside = {(node.root, ".".join(parts[: depth + 1])) for depth in range(len(parts))}
+            inside = {name for name in inside if not modules or name in modules}
         close(opened.keys() - inside, position)
         for name in inside - opened.keys():
             opened[name] = position

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .alive import CATEGORIES, Allocation, Moment
@@ -20,17 +21,11 @@ MODULES = 8
 
 def explain(plan: Plan) -> str:
     """All that the plan knows, in a page of text."""
-    lines = [f"Projected peak on {plan.device}: {format_bytes(plan.peak_bytes)}"]
-    if plan.peak_node is not None:
-        lines.append(f"  during {where(plan.peak_node)}")
-        if plan.peak_node.source is not None and plan.peak_node.source.text:
-            lines.append(f"    {plan.peak_node.source.text.strip()}")
+    lines = _peak(plan)
     lines.append(f"Plain eager PyTorch: {format_bytes(plan.eager_peak_bytes)}")
     if plan.peak_bytes and plan.peak_node is not None:
         lines += of_moment(plan.at(plan.peak_node.index), "at the peak")
-    if remedies := cheapest(plan.remedies, REMEDIES):
-        lines.append("Cheapest remedies:")
-        lines += [f"  {number}. {remedy}" for number, remedy in enumerate(remedies, 1)]
+    lines += _remedies(plan)
     lines.append(verdict(plan))
     if plan._reservation is not None:
         lines.append(_reserved(plan))
@@ -40,6 +35,41 @@ def explain(plan: Plan) -> str:
             "other kernels that save other tensors."
         )
     return "\n".join(lines)
+
+
+def summary(plan: Plan) -> list[str]:
+    """The peak and its place, the remedies, the verdict: the plan in a few lines."""
+    eager = f"Plain eager PyTorch: {format_bytes(plan.eager_peak_bytes)}"
+    return [*_peak(plan), eager, *_remedies(plan), verdict(plan)]
+
+
+def essence(plan: Plan) -> list[str]:
+    """The peak, its place, the largest that is alive there, and the remedies: why a budget is exceeded."""
+    lines = _peak(plan)
+    if plan._reservation is not None:
+        lines.append(_reserved(plan))
+    if plan.alive_at_peak:
+        lines += ["Alive then, largest first:", *_largest(plan.alive_at_peak)]
+    return lines + _remedies(plan)
+
+
+def _peak(plan: Plan) -> list[str]:
+    lines = [f"Projected peak on {plan.device}: {format_bytes(plan.peak_bytes)}"]
+    if plan.peak_node is not None:
+        lines.append(f"  during {where(plan.peak_node)}")
+        if plan.peak_node.source is not None and plan.peak_node.source.text:
+            lines.append(f"    {plan.peak_node.source.text.strip()}")
+    return lines
+
+
+def _remedies(plan: Plan) -> list[str]:
+    remedies = cheapest(plan.remedies, REMEDIES)
+    if not remedies:
+        return []
+    return [
+        "Cheapest remedies:",
+        *(f"  {number}. {remedy}" for number, remedy in enumerate(remedies, 1)),
+    ]
 
 
 def of_moment(moment: Moment, when: str) -> list[str]:
@@ -53,8 +83,12 @@ def of_moment(moment: Moment, when: str) -> list[str]:
     if by_line := moment.by_line:
         lines.append("made by line:")
         lines += table({line_with_text(line): size for line, size in by_line.items()}, total, LINES)
-    lines.append("largest:")
-    for allocation in moment.alive[:LARGEST]:
+    return [*lines, "largest:", *_largest(moment.alive)]
+
+
+def _largest(alive: Sequence[Allocation]) -> list[str]:
+    lines = []
+    for allocation in alive[:LARGEST]:
         lines.append(f"  {format_bytes(allocation.nbytes):>10}  {what(allocation)}")
         if reason := keeper(allocation):
             lines.append(f"              {reason}")
@@ -89,9 +123,7 @@ def verdict(plan: Plan) -> str:
         room += " free (tensors already there included)"
     if plan.fits:
         return f"It fits: {plan.device} has {room}."
-    need, reservation = plan.peak_bytes, plan._reservation
-    if reservation is not None:
-        need = reservation.reserved_bytes + reservation.context_bytes
+    need, reservation = plan.needed_bytes, plan._reservation
     text = f"It does not fit: {plan.device} has {room}"
     if need > plan.capacity_bytes:
         text += f", {format_bytes(need - plan.capacity_bytes)} too little"

@@ -81,8 +81,10 @@ def main_device(spans: Iterable[Lifetime]) -> torch.device:
     return max(totals, key=lambda device: totals[device])
 
 
-def lifetimes(graph: Graph) -> list[Lifetime]:
+def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
     """The lifetime of every storage that the graph made or touches, on any device.
+
+    ``as_recorded``: what was dropped after the last node counts as referenced, as it was then.
 
     A graph may work on storages of an earlier one.  To it they are from outside; where
     their ``dropped`` counts the other graph's nodes, their last use here stands for it.
@@ -121,11 +123,14 @@ def lifetimes(graph: Graph) -> list[Lifetime]:
         # A node's own output is alive during the node, even if dropped at once.
         earliest = start + 1
         eager_start = start
-        if storage.dropped is None:
+        dropped = storage.dropped
+        if dropped is not None and as_recorded and dropped >= count and not foreign:
+            dropped = None
+        if dropped is None:
             eager_stop = lazy_stop = count
         else:
             lazy_stop = max(last_use.index + 1 if last_use is not None else earliest, earliest)
-            eager_stop = lazy_stop if foreign else max(storage.dropped, earliest)
+            eager_stop = lazy_stop if foreign else max(dropped, earliest)
             if start < 0 and storage.role is None and last_use is not None:
                 eager_start = first[storage].index
                 eager_stop = max(eager_stop, eager_start + 1)
@@ -140,7 +145,7 @@ def lifetimes(graph: Graph) -> list[Lifetime]:
                 first_use=first.get(storage),
                 last_use=last_use,
                 in_backward=storage in backward,
-                kept=storage.dropped is None,
+                kept=dropped is None,
             )
         )
     return result

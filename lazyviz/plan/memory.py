@@ -83,11 +83,15 @@ class Plan:
     fits: bool | None
     max_batch_size: int | None
     split: SplitPlan
-    _nodes: Sequence[Node] = field(repr=False, compare=False)
+    _graph: Graph = field(repr=False, compare=False)
     _lifetimes: dict[Storage, Lifetime] = field(repr=False, compare=False)
     _profile: bool = field(repr=False, default=False)
     _reservation: Reservation | None = field(repr=False, compare=False, default=None)
     _cache: dict[str, Any] = field(repr=False, compare=False, default_factory=dict)  # what is asked for late
+
+    @property
+    def _nodes(self) -> Sequence[Node]:
+        return self._graph.nodes
 
     def __repr__(self) -> str:
         return f"<Plan for {self.device}: peak {format_bytes(self.peak_bytes)}, {_VERDICT[self.fits]}>"
@@ -111,6 +115,14 @@ class Plan:
         if not made:
             return range(0)
         return range(made[0].start, max(span.lazy_stop for span in made))
+
+    @property
+    def needed_bytes(self) -> int:
+        """What has to fit: on a GPU what is reserved and the CUDA context, else the peak."""
+        reservation = self._reservation
+        if reservation is None:
+            return self.peak_bytes
+        return reservation.reserved_bytes + reservation.context_bytes
 
     @property
     def borrowed(self) -> bool:
@@ -158,12 +170,14 @@ def make_plan(
     batch_size: int | None = None,
     split: int | str | None = None,
     backend: str | None = None,
+    as_recorded: bool = False,
 ) -> Plan:
     """Plan ``graph`` for ``device`` without running it.
 
     ``device`` may be a real device, the name or object of a profile, or ``None`` for the one
     that holds most of the graph's bytes.  If the graph has tensors on the named device those
-    are counted, else those of its main device, as if they lived on the named one.
+    are counted, else those of its main device, as if they lived on the named one.  ``as_recorded``
+    counts what was dropped after the last node as referenced to the end, as a test's variables are.
 
     Raises ``ValueError`` for an unknown device and for what this version does not plan:
     another batch size, a split batch, a backend other than ``"eager"``.
@@ -175,7 +189,7 @@ def make_plan(
     if backend not in (None, "eager"):
         raise ValueError(f"The backend {backend!r} is not available in this version, only 'eager'.")
 
-    everywhere = lifetimes(graph)
+    everywhere = lifetimes(graph, as_recorded=as_recorded)
     recorded = main_device(everywhere)
     target = resolve(device) if device is not None else _target_of(recorded)
     if isinstance(target, Device):
@@ -219,7 +233,7 @@ def make_plan(
         fits=fits,
         max_batch_size=None,
         split=SplitPlan(pieces=1),
-        _nodes=graph.nodes,
+        _graph=graph,
         _lifetimes={span.storage: span for span in spans},
         _profile=isinstance(target, DeviceProfile),
         _reservation=reservation,

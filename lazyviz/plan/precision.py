@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
+from ..graph.ir import Node, Value
 from .changes import Changed
-from .replay import Program
+from .replay import Key, Program, Step
 
 
 def bf16(program: Program) -> Iterator[Changed]:
@@ -21,7 +22,7 @@ def bf16(program: Program) -> Iterator[Changed]:
     stay = {
         keys.get(value.storage)
         for step in program.steps
-        if "_scaled_dot_product" in step.node.op._schema.name and step.node.phase != "backward"
+        if "_scaled_dot_product" in _name(step.node) and step.node.phase != "backward"
         for value in step.node.outputs[1:]
     }
     halves = [key for key, dtype in enumerate(program.dtypes) if dtype is torch.float32 and key not in stay]
@@ -32,3 +33,246 @@ def bf16(program: Program) -> Iterator[Changed]:
         changed.sizes[key] = program.sizes[key] // 2
     text = "model.bfloat16() (weights, gradients, optimizer state and activations; cast the inputs, too)"
     yield Changed("bf16", text, changed, numerics=True, estimate=True)
+
+
+# What autocast runs in the lower precision, in float32, and (the rest) in the type of its inputs: the
+# operators below the functions of AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32 and their relatives in
+# ATen's autocast_mode.h; the CPU has a shorter list of the second kind, in autocast_mode.cpp.
+_LOWER = {
+    *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "addr", "linear", "matmul"),
+    *("convolution", "_convolution", "cudnn_convolution", "convolution_overrideable"),
+}
+_FULL_ANYWHERE = {
+    *("mse_loss", "nll_loss_forward", "nll_loss2d_forward", "binary_cross_entropy", "smooth_l1_loss"),
+    *("huber_loss", "multi_margin_loss", "_ctc_loss", "prod", "linalg_vector_norm"),
+}
+_FULL_ON_CUDA = {
+    *("native_layer_norm", "_fused_rms_norm", "native_group_norm", "_softmax", "_log_softmax", "softplus"),
+    *("sum", "cumsum", "cumprod", "pow", "exp", "expm1", "log", "log1p", "log2", "log10", "rsqrt"),
+    *("reciprocal", "norm", "renorm", "acos", "asin", "cosh", "sinh", "tan", "erfinv", "_cdist_forward"),
+    *("soft_margin_loss", "multilabel_margin_loss_forward", "binary_cross_entropy_with_logits"),
+}
+
+
+def autocast(program: Program, device_type: str) -> Iterator[Changed]:
+    """``torch.autocast(device_type, torch.bfloat16)`` around the forward pass; weights stay float32.
+
+    The record is typed anew from the front: matrix products and convolutions run in bfloat16 on copies
+    of what is float32 (a weight's is kept until the forward pass ends, see ``cached_cast`` in ATen's
+    autocast_mode.cpp), the rest follows its inputs.  Backward nodes follow their forward node and
+    cast gradients back.  An estimate, within a tenth in the tests: a backward node does not say which
+    of its results belongs to which argument.
+    """
+    if not any(step.node.phase == "forward" and _lower(step.node) for step in program.steps):
+        return
+    if any(dtype in (torch.bfloat16, torch.float16) for dtype in program.dtypes):
+        return  # it computes in a lower precision already
+    source = next(step.node.source for step in program.steps if step.node.phase == "forward")
+    text = f'with torch.autocast("{device_type}", torch.bfloat16) around the forward pass'
+    yield Changed(
+        "autocast", text, _Autocast(program, device_type).program, source, numerics=True, estimate=True
+    )
+
+
+class _Autocast:
+    """Types a program anew; ``program`` is the result."""
+
+    def __init__(self, program: Program, device_type: str) -> None:
+        self.program = program.copy()
+        self._full = _FULL_ANYWHERE | (_FULL_ON_CUDA if device_type == "cuda" else set())
+        self._keys = {storage: key for key, storage in enumerate(program.storages)}
+        self._low: set[int] = set()  # ids of values in the lower precision
+        self._weights: dict[Key, Key] = {}  # a parameter's copy
+        self._casts: dict[int, dict[Key, Key]] = {}  # by forward node: what it read instead
+        self._alias: dict[Key, Key] = {}  # what is read instead of a result that was cast
+        self._attention, self._attended = _attention_by_hand(program.steps)
+        self._before: list[Step] = []
+        self._after: list[Step] = []
+        steps: list[Step] = []
+        last_forward = max(index for index, step in enumerate(program.steps) if step.node.phase == "forward")
+        for index, step in enumerate(program.steps):
+            self._before, self._after = [], []
+            if any(key in self._alias for key in step.uses):
+                uses = dict.fromkeys(self._alias.get(key, key) for key in step.uses)
+                step = step._replace(uses=tuple(uses))
+            if step.node.phase == "backward":
+                step = self._backward(step)
+            elif step.node.phase != "optimizer":
+                step = self._forward(step)
+            steps += [*self._before, step, *self._after]
+            if index == last_forward and self._weights:
+                # The cache goes when the block is left.
+                steps.append(Step(step.node, tuple(self._weights.values()), ()))
+        self.program.steps = steps
+
+    def _key(self, value: Value) -> Key:
+        key = self._keys.get(value.storage, -1)
+        return self._alias.get(key, key)
+
+    def _forward(self, step: Step) -> Step:
+        node = step.node
+        inputs = [value for value in node.inputs if value.dtype is torch.float32]
+        low = any(value.id in self._low for value in inputs)
+        full = any(value.id not in self._low for value in inputs)
+        swapped: dict[Key, Key] = {}
+        if _lower(node) and node.index not in self._attention:
+            result = True
+            for value in inputs:
+                if value.id not in self._low and (key := self._key(value)) >= 0:
+                    swapped[key] = self._cast_down(node, value, key)
+        elif (_name(node) in self._full or node.index in self._attention) and not _is_view(step):
+            result = False
+            swapped = self._cast_up(node)
+            if node.index in self._attended:
+                self._cast_result(step)
+        elif _name(node) == "add" and low and any(map(_is_bias, inputs)):
+            result = True  # the second half of a linear function
+        else:
+            result = low and not full and node.kwargs.get("dtype") is not torch.float32
+            # A view's or in-place operator's result is what it looks at.
+            if not step.makes and node.inputs:
+                result = node.inputs[0].id in self._low
+        if swapped:
+            self._casts[node.index] = swapped
+        self._type(step, result)
+        uses = tuple(dict.fromkeys(swapped.get(key, key) for key in step.uses))
+        return step._replace(uses=uses)
+
+    def _backward(self, step: Step) -> Step:
+        node, forward = step.node, step.node.forward
+        swapped = self._casts.get(forward.index, {}) if forward is not None else {}
+        uses = tuple(dict.fromkeys(swapped.get(key, key) for key in step.uses))
+        if forward is not None and forward.phase == "forward":
+            low = _lower(forward) or any(value.id in self._low for value in forward.outputs)
+        else:
+            low = any(value.id in self._low for value in node.inputs)
+        if not step.makes:
+            low = bool(node.inputs) and node.inputs[0].id in self._low
+        makes = list(step.makes)
+        if forward is not None and forward.index in self._attention and not _is_view(step):
+            low = False
+            up = self._cast_up(node)
+            uses = tuple(dict.fromkeys(up.get(key, key) for key in uses))
+            if swapped:
+                self._cast_result(step)
+        elif low and forward is not None and swapped:
+            shapes = {value.shape for value in forward.inputs if self._key(value) in swapped}
+            for value in node.outputs:
+                key = self._key(value)
+                gradient = key >= 0 and self.program.storages[key].role == "gradient"
+                if key in makes and (gradient or (value.shape in shapes and value.id not in self._low)):
+                    # Made in bfloat16, then cast to the float32 that is accumulated or passed on.
+                    made = self.program.key(key, self.program.sizes[key] // 2)
+                    makes[makes.index(key)] = made
+                    uses = tuple(made if use == key else use for use in uses)
+                    self._after.append(Step(node, (made, key), (key,)))
+        step = Step(node, uses, tuple(makes))
+        self._type(step, low)
+        return step
+
+    def _type(self, step: Step, low: bool) -> None:
+        """Notes the type of what a node returns, and its size if the node made it."""
+        for position, value in enumerate(step.node.outputs):
+            if value.dtype is not torch.float32 or not low:
+                continue
+            if position and "_scaled_dot_product" in _name(step.node) and step.node.phase != "backward":
+                continue  # the log-sum-exp
+            key = self._key(value)
+            if key in step.makes:
+                self.program.sizes[key] //= 2
+            elif any(key in after.makes for after in self._after):
+                continue  # cast back
+            self._low.add(value.id)
+
+    def _cast_up(self, node: Node) -> dict[Key, Key]:
+        return {
+            key: self._copy(node, key, value.nbytes)
+            for value in node.inputs
+            if value.id in self._low and (key := self._key(value)) >= 0
+        }
+
+    def _cast_result(self, step: Step) -> None:
+        """Let who comes after read a copy in the lower precision of what the step makes."""
+        for key in step.makes:
+            copy = self.program.key(key, self.program.sizes[key] // 2)
+            self._after.append(Step(step.node, (key, copy), (copy,)))
+            self._alias[key] = copy
+        self._low.update(value.id for value in step.node.outputs if value.dtype is torch.float32)
+
+    def _cast_down(self, node: Node, value: Value, key: Key) -> Key:
+        if value.storage.role != "parameter":
+            return self._copy(node, key, value.nbytes // 2)
+        if key not in self._weights:
+            self._weights[key] = self._copy(node, key, self.program.sizes[key] // 2)
+        return self._weights[key]
+
+    def _copy(self, node: Node, key: Key, nbytes: int) -> Key:
+        made = self.program.key(key, nbytes)
+        self._before.append(Step(node, (key, made), (made,)))
+        return made
+
+
+def _name(node: Node) -> str:
+    return node.op._schema.name.rpartition("::")[2]
+
+
+def _lower(node: Node) -> bool:
+    name = _name(node)
+    return name in _LOWER or ("_scaled_dot_product" in name and not name.endswith("_backward"))
+
+
+def _is_view(step: Step) -> bool:
+    return not step.makes
+
+
+def _is_bias(value: Value) -> bool:
+    return value.storage.role == "parameter" and len(value.shape) == 1
+
+
+_IN_ATTENTION = {
+    *("mul", "bmm", "baddbmm", "add", "masked_fill", "where", "native_dropout", "empty_like", "div"),
+    *("bernoulli_", "div_", "add_"),
+}
+
+
+def _attention_by_hand(steps: list[Step]) -> tuple[set[int], set[int]]:
+    """Indices of the nodes in attention that no kernel does at once, and of those that give its result.
+
+    In lower precision these are done in float32 on copies (``_scaled_dot_product_attention_math`` in
+    ATen's transformers/attention.cpp): from the scaling of query and key, over ``_safe_softmax``, to
+    the product with the values.
+    """
+    readers: dict[int, list[Node]] = {}
+    for step in steps:
+        if step.node.phase == "forward":
+            for value in step.node.inputs:
+                readers.setdefault(value.id, []).append(step.node)
+    members: set[int] = set()
+    results: set[int] = set()
+    for step in steps:
+        if _name(step.node) != "_safe_softmax" or step.node.phase != "forward":
+            continue
+        members.add(step.node.index)
+        queue = [value.node for value in step.node.inputs]
+        for node in queue:  # grows while it is read
+            if node is None or node.index in members:
+                continue
+            view = torch.Tag.inplace_view in node.op.tags or node.op.is_view or _name(node) in _RESHAPES
+            if view or _name(node) in _IN_ATTENTION:
+                members.add(node.index)
+                if _name(node) != "mul":  # query and key are scaled before anything else
+                    queue += [value.node for value in node.inputs]
+        forward = [reader for value in step.node.outputs for reader in readers.get(value.id, ())]
+        for node in forward:  # grows while it is read
+            if node.index in members:
+                continue
+            if _name(node) == "bmm":
+                members.add(node.index)
+                results.add(node.index)
+            elif node.op.is_view or _name(node) in _RESHAPES or _name(node) in _IN_ATTENTION:
+                members.add(node.index)
+                forward += [reader for value in node.outputs for reader in readers.get(value.id, ())]
+    return members, results
+
+
+_RESHAPES = {"_unsafe_view", "view", "expand", "transpose", "detach", "alias"}

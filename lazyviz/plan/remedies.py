@@ -66,7 +66,7 @@ class Remedy:
         return f"{self.text}: {saves} less, peak {format_bytes(self.peak_bytes)}; costs {self.cost}"
 
 
-KINDS = ("variable", "no_grad", "inplace", "foreach", "recompute", "offload", "bf16")
+KINDS = ("variable", "no_grad", "inplace", "foreach", "recompute", "offload", "autocast", "bf16")
 """In the order of what they cost."""
 
 
@@ -78,6 +78,7 @@ def remedies(plan: Plan) -> tuple[Remedy, ...]:
     if not plan.peak_bytes:
         return ()
     program = program_of(plan._nodes, plan._lifetimes.values())
+    modules = plan._graph.modules
     peak, at = program.peak()
     host = plan.device == "cpu"
     candidates: list[Callable[[], Iterable[changes.Changed]]] = [
@@ -85,8 +86,9 @@ def remedies(plan: Plan) -> tuple[Remedy, ...]:
         lambda: changes.no_grad(program),
         lambda: changes.in_place(program, at),
         lambda: changes.foreach(program),
-        lambda: changes.recompute(program, at),
+        lambda: changes.recompute(program, at, modules),
         lambda: () if host else changes.offload(program),
+        lambda: precision.autocast(program, "cpu" if host else "cuda"),
         lambda: precision.bf16(program),
     ]
     found: list[Remedy] = []
@@ -107,7 +109,17 @@ def remedies(plan: Plan) -> tuple[Remedy, ...]:
                     )
                 )
     found.sort(key=lambda remedy: (KINDS.index(remedy.kind), -remedy.saves_bytes, remedy.cost.ops))
-    return tuple(found)
+    return tuple(remedy for remedy in found if not any(_beats(other, remedy) for other in found))
+
+
+def _beats(one: Remedy, other: Remedy) -> bool:
+    """Whether ``one`` is of the same kind, brings more and costs no more."""
+    return (
+        one.kind == other.kind == "recompute"
+        and one.saves_bytes >= other.saves_bytes
+        and one.cost.ops <= other.cost.ops
+        and (one.saves_bytes, -one.cost.ops) != (other.saves_bytes, -other.cost.ops)
+    )
 
 
 def cheapest(all_of_them: Sequence[Remedy], count: int) -> list[Remedy]:

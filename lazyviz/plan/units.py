@@ -1,6 +1,8 @@
-"""Bytes as people read them."""
+"""Bytes as people read and write them."""
 
 from __future__ import annotations
+
+import re
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -18,3 +20,31 @@ def format_bytes(nbytes: int) -> str:
         return f"{sign}{int(size)} B"
     digits = 2 if size < 9.995 else 1 if size < 99.95 else 0
     return f"{sign}{size:.{digits}f} {unit}"
+
+
+_FACTORS = {"B": 1} | {
+    unit: base**power
+    for power, letter in enumerate("KMGTP", 1)
+    for unit, base in ((f"{letter}B", 1000), (f"{letter}IB", 1024))
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(size: int | str) -> int:
+    """``"12 GiB"`` -> ``12 * 2**30``, ``"1.5GB"`` -> ``1_500_000_000``; a number is bytes.
+
+    ``KiB`` to ``PiB`` are powers of 1024, ``kB`` to ``PB`` powers of 1000, in any case of letters.
+
+    Raises ``ValueError`` for anything else, and below 0.
+    """
+    if isinstance(size, str):
+        found = _SIZE.fullmatch(size)
+        factor = _FACTORS.get(found[2].upper() or "B") if found is not None else None
+        if found is None or factor is None:
+            raise ValueError(
+                f"{size!r} is no size: write bytes, or a number and a unit as in '12 GiB' or '800 MB'"
+            )
+        return int(float(found[1]) * factor)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise ValueError(f"{size!r} is no size: a whole number of bytes, or text such as '12 GiB'")
+    return size

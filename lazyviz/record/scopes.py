@@ -103,6 +103,7 @@ class Scopes:
         self.phase: Phase = "other"
         self.sources = SourceFinder()
         self.by_sequence: dict[int, TrackedNode] = {}  # autograd sequence number -> forward node
+        self.called: set[tuple[str, str]] = set()  # root and path of every module called so far
         self._stack: list[tuple[str, str, Phase]] = []
         self._paths: dict[int, str] = {}
         self._known_roots: weakref.WeakKeyDictionary[torch.nn.Module, tuple[int, dict[int, str]]] = (
@@ -169,6 +170,7 @@ class Scopes:
         if path is None:  # made after its root was entered, or not registered
             path = f"{self.module}.{type(module).__name__}" if self.module else type(module).__name__
         self.module = path
+        self.called.add((self.root, path))
         if self.phase == "other":
             self.phase = "forward"
 

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..graph.ir import Node, SourceLine, Storage, Value
+from ..plan.explain import keeper
 from ..plan.units import format_bytes
+from ..plan.words import line_text
 from .boxes import Box, Hierarchy, chain, op_name
 from .scene import Scene, dtype_text, plural, shape_text
 
@@ -57,6 +59,28 @@ def describe(scene: Scene, box: Box) -> dict[str, Any]:
     else:
         result |= _of_group(scene, box)
     return result
+
+
+def describe_moment(scene: Scene, position: int) -> dict[str, Any]:
+    """What our run holds during the node at ``position``, as JSON: by category, and the largest one by one.
+
+    Raises ``IndexError`` if there is no such node.
+    """
+    moment = scene.plan.at(position)
+    rows = scene.alive(moment.alive)
+    for row, allocation in zip(rows, moment.alive):
+        row["line"] = line_text(allocation.source) if allocation.source is not None else ""
+        row["keeper"] = keeper(allocation)
+    node = moment.node
+    return {
+        "position": position,
+        "name": f"{node.module or node.phase}: {op_name(node)}",
+        "bytes": format_bytes(moment.nbytes),
+        "source": source_json(node.source),
+        "categories": [[str(name), format_bytes(size)] for name, size in moment.by_category.items() if size],
+        "alive": rows,
+        "aliveCount": len(moment.alive),
+    }
 
 
 def _of_op(scene: Scene, box: Box, node: Node) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ..graph.ir import Graph, Node, SourceLine, Storage, Value
+from ..plan.alive import Moment
 from ..plan.units import format_bytes
 from .boxes import Box, Hierarchy, chain, op_name
 from .flow import hidden_views
@@ -73,6 +74,7 @@ class PlanLike(Protocol):
     def capacity_bytes(self) -> int | None: ...
     @property
     def fits(self) -> bool | None: ...
+    def at(self, position: int) -> Moment: ...
 
 
 def shape_text(shape: Sequence[object]) -> str:
@@ -243,21 +245,7 @@ class Scene:
             if any(series[i] for i in picks)
         ]
         hook, words = verdict(plan)
-        alive = []
-        for allocation in plan.alive_at_peak[:LISTED]:
-            node = allocation.node
-            box = self.hierarchy.box_of[node.index] if node is not None else None
-            if node is None:
-                storage = getattr(allocation, "storage", None)
-                box = self._box_of_storage(storage)
-            alive.append(
-                {
-                    "bytes": format_bytes(allocation.nbytes),
-                    "category": str(allocation.category),
-                    "label": self._allocation_label(allocation),
-                    "chain": chain(box) if box is not None else [],
-                }
-            )
+        alive = self.alive(plan.alive_at_peak)
         peak = plan.peak_node
         phases: list[list[Any]] = []  # [phase, first node]
         for node in self.graph.nodes:
@@ -282,6 +270,25 @@ class Scene:
             "aliveCount": len(plan.alive_at_peak),
             "phases": phases if len(phases) <= 64 else [],
         }
+
+    def alive(self, allocations: Sequence[AllocationLike]) -> list[dict[str, Any]]:
+        """The first of ``allocations``, with the boxes that made them."""
+        rows = []
+        for allocation in allocations[:LISTED]:
+            node = allocation.node
+            box = self.hierarchy.box_of[node.index] if node is not None else None
+            if node is None:
+                storage = getattr(allocation, "storage", None)
+                box = self._box_of_storage(storage)
+            rows.append(
+                {
+                    "bytes": format_bytes(allocation.nbytes),
+                    "category": str(allocation.category),
+                    "label": self._allocation_label(allocation),
+                    "chain": chain(box) if box is not None else [],
+                }
+            )
+        return rows
 
     def _box_of_storage(self, storage: Storage | None) -> Box | None:
         if storage is None:

@@ -25,7 +25,7 @@ import traitlets
 from ..graph.ir import Graph, SourceLine
 from ..plan.units import format_bytes
 from .boxes import Box, chain
-from .details import describe, find, source_json
+from .details import describe, describe_moment, find, source_json
 from .scene import PlanLike, Scene, plural
 
 STATIC = Path(__file__).parent.parent / "static"
@@ -196,6 +196,11 @@ class LazyWidget(anywidget.AnyWidget):
         if box is not None:
             self.send({"kind": "details", "details": describe(self._scene, box)})
 
+    def _moment(self, id: str) -> None:
+        """What is alive during the node with the number ``id``."""
+        if id.isascii() and id.isdigit() and int(id) < len(self._scene.graph.nodes):
+            self.send({"kind": "moment", "moment": describe_moment(self._scene, int(id))})
+
     def _reveal(self, id: str) -> None:
         box = self._scene.hierarchy.boxes.get(id)
         if box is None:
@@ -219,6 +224,7 @@ class LazyWidget(anywidget.AnyWidget):
         "open": _open,
         "open-all": _open_all,
         "select": _select,
+        "moment": _moment,
         "reveal": _reveal,
         "search": _search,
         "views": _toggle_views,

@@ -106,6 +106,14 @@ def test_recomputing_modules_peaks_as_foreseen_to_the_byte(name):
     assert not foreseen.cost.numerics
 
 
+def test_only_modules_that_are_called_can_be_recomputed():
+    layers, shape = MODELS["both"]
+    plan = plan_of(Layers(layers(), recomputed=False), torch.randn(shape))
+    told = [each.text for each in plan.remedies if each.kind == "recompute"]
+    assert any("layers.* " in text for text in told)
+    assert not any("checkpoint layers:" in text for text in told)  # a ModuleList, which nobody calls
+
+
 def optimizer_of(name):
     return {
         "Adam": (torch.optim.Adam, {}),
@@ -228,6 +236,42 @@ def test_weights_in_bfloat16_peak_as_foreseen_within_a_percent(name):
     # Not exact: counters of steps stay float32, and norms keep their statistics in it.
     assert foreseen.peak_bytes == pytest.approx(actual.peak_bytes, rel=0.01)
     assert foreseen.estimate and foreseen.cost.numerics
+
+
+def autocast_step(name, enabled):
+    layers, shape = MODELS[name]
+    torch.manual_seed(0)
+    model = Layers(layers(), recomputed=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(8 * shape[0], *shape[1:])
+    with lazyviz.lazy() as graph:
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+    return graph.plan()
+
+
+@pytest.mark.parametrize(
+    # In the encoder attention is not one kernel: it converts to float32 and back in between.
+    ("name", "tolerance"),
+    [("perceptron", 0), ("attention", 0), ("both", 0), ("encoder", 0.1)],
+)
+def test_autocast_peaks_as_foreseen(name, tolerance):
+    foreseen = remedy_of(autocast_step(name, enabled=False), "autocast")
+    actual = autocast_step(name, enabled=True)
+    assert foreseen.peak_bytes == pytest.approx(actual.peak_bytes, rel=tolerance)
+    assert foreseen.estimate and foreseen.cost.numerics
+
+
+def test_autocast_is_not_offered_where_its_copies_take_what_it_saves():
+    plan, actual = autocast_step("convolution", enabled=False), autocast_step("convolution", enabled=True)
+    assert actual.peak_bytes >= plan.peak_bytes
+    assert not [each for each in plan.remedies if each.kind == "autocast"]
+
+
+def test_autocast_is_not_offered_to_what_uses_it_already():
+    assert not [each for each in autocast_step("both", enabled=True).remedies if each.kind == "autocast"]
 
 
 def test_a_block_without_backward_is_told_to_turn_autograd_off():

@@ -98,6 +98,30 @@ def test_a_group_is_sent_when_it_is_opened(made):
     assert [box["label"] for box in message["groups"][0]["boxes"]] == ["h.0", "h.1", "h.2"]
 
 
+def test_a_point_of_the_chart_tells_what_is_alive_there_and_why(made):
+    plan = make_plan(made.graph)
+    position = 4  # in the forward pass
+    say(made, "moment", str(position))
+    (message,) = made.sent
+    json.dumps(message)
+    moment = message["moment"]
+    expected = plan.at(position)
+    assert message["kind"] == "moment" and moment["position"] == position
+    assert moment["aliveCount"] == len(expected.alive) == len(moment["alive"])
+    assert {name for name, _ in moment["categories"]} == {
+        name for name, size in expected.by_category.items() if size
+    }
+    assert any(row["keeper"].startswith("saved for") for row in moment["alive"])
+    assert any(row["line"].endswith("1") and row["chain"] for row in moment["alive"])
+    assert moment["source"]["text"]
+
+
+@pytest.mark.parametrize("id", ["", "-1", "99999", "1.5", "x", "²"])
+def test_a_point_that_is_not_there_is_ignored(made, id):
+    say(made, "moment", id)
+    assert made.sent == []
+
+
 def test_a_click_tells_op_line_shapes_producers_and_readers(made):
     say(made, "select", "n1")
     details = made.sent[0]["details"]

@@ -1,0 +1,50 @@
+"""The pytest marker ``lazyviz_peak``: a test fails where the projected peak of what it does is too high.
+
+::
+
+    @pytest.mark.lazyviz_peak("12 GiB", device="A100-40GB")
+    def test_a_training_step_fits():
+        model(x).sum().backward()
+
+The PyTorch code of the marked test is recorded, not run; reading a value evaluates what it needs,
+as in any lazy block.  This module stands outside of the package, since pytest imports it at every
+start, and lazyviz imports torch: that happens only when a marked test runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+MARKER = "lazyviz_peak"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        f"{MARKER}(limit, device=None): fail if lazyviz projects a peak of memory above the limit "
+        "(bytes, or text such as '12 GiB') for what the test does; nothing of it is run",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    marker = pyfuncitem.get_closest_marker(MARKER)
+    if marker is None:
+        return (yield)
+    from lazyviz import assert_peak_below, session
+    from lazyviz.budget import Budget, PeakExceeded
+
+    try:
+        budget = assert_peak_below(*marker.args, **marker.kwargs)
+    except (TypeError, ValueError) as error:
+        pytest.fail(f"{MARKER}: {error}", pytrace=False)
+    try:
+        with Budget(budget.nbytes, budget.device, of_function=True):
+            result = yield
+    except PeakExceeded as error:
+        pytest.fail(str(error), pytrace=False)
+    finally:
+        session.cell_boundary()
+    return result

@@ -1,0 +1,106 @@
+"""Memory budgets: a block of PyTorch code fails where its projected peak is above a limit.
+
+Nothing runs, and no GPU is needed, so that a regression fails in any CI.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from .plan.devices import Device, DeviceProfile, resolve
+from .plan.explain import essence
+from .plan.memory import Plan, make_plan
+from .plan.units import format_bytes, parse_bytes
+from .session import LazyGraph, lazy
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class PeakExceeded(AssertionError):
+    """The projected peak is above the limit; ``plan`` has the details."""
+
+    def __init__(self, message: str, plan: Plan) -> None:
+        super().__init__(message)
+        self.plan = plan
+
+
+class Budget:
+    """A limit on the peak of a block or, as a decorator, of every call of a function.
+
+    ``of_function``: the block is a whole function, whose variables are gone at its end but were there
+    as long as it ran, so that they count to its end.
+    """
+
+    def __init__(self, nbytes: int, device: Any, *, of_function: bool = False) -> None:
+        self.nbytes = nbytes
+        self.device = device
+        self.of_function = of_function
+        self._open: list[tuple[AbstractContextManager[LazyGraph], LazyGraph]] = []
+
+    def __enter__(self) -> LazyGraph:
+        recording = lazy(device=self.device)
+        graph = recording.__enter__()
+        self._open.append((recording, graph))
+        return graph
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        recording, graph = self._open.pop()
+        suppressed = recording.__exit__(kind, error, traceback)
+        if kind is None:
+            plan = make_plan(graph.ir, device=graph.device, as_recorded=self.of_function)
+            if plan.needed_bytes > self.nbytes:
+                raise PeakExceeded(_exceeded(plan, self.nbytes), plan)
+        return suppressed
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def budgeted(*args: P.args, **kwargs: P.kwargs) -> T:
+            with Budget(self.nbytes, self.device, of_function=True):
+                return function(*args, **kwargs)
+
+        return budgeted
+
+
+def assert_peak_below(limit: int | str, device: str | Device | DeviceProfile | None = None) -> Budget:
+    """Record a block, and fail if what it would need at its peak is above ``limit``.
+
+    For ``with``, which gives the :class:`LazyGraph`, and as a decorator::
+
+        with lazyviz.assert_peak_below("12 GiB", device="A100-40GB"):
+            model(x).sum().backward()
+
+    What is compared decides ``plan.fits``, too: on a GPU what the caching allocator would hold and
+    the CUDA context, on the CPU the tensors' peak.  What the block has recorded stays pending; its
+    tensors may be used afterwards as after any lazy block.
+
+    Args:
+        limit: bytes, or text such as ``"12 GiB"``, ``"800 MB"``, ``"1.5GB"``.
+        device: plan for this device, present or not; default: the one the block runs on.
+
+    Raises:
+        ValueError: no size, or an unknown device; before the block runs.
+        PeakExceeded: an ``AssertionError``, at the end of the block, with the peak, its line and what
+            would lower it.
+    """
+    nbytes = parse_bytes(limit)
+    if device is not None:
+        resolve(device)
+    return Budget(nbytes, device)
+
+
+def _exceeded(plan: Plan, nbytes: int) -> str:
+    need = plan.needed_bytes
+    first = (
+        f"{plan.device} would need {format_bytes(need)}, {format_bytes(need - nbytes)} more than "
+        f"the {format_bytes(nbytes)} allowed"
+    )
+    if need != plan.peak_bytes:
+        first += " (what PyTorch's allocator would hold, and the CUDA context)"
+    return "\n".join([f"{first}.", *essence(plan)])

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+from lazyviz.plan.units import format_bytes, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("12 GiB", 12 * 2**30),
+        ("800 MB", 800_000_000),
+        ("1.5GB", 1_500_000_000),
+        ("1.5gib", 3 * 2**29),
+        ("512", 512),
+        ("512 B", 512),
+        (" .5 KiB ", 512),
+        ("2 tb", 2 * 10**12),
+        (4096, 4096),
+        (0, 0),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text, nbytes):
+    assert parse_bytes(text) == nbytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "1 2 GiB", "-1 GiB", "1e9", "1 Gi", "1,5 GB", -1, 2.0, True, None]
+)
+def test_what_is_no_size_is_a_value_error(text):
+    with pytest.raises(ValueError, match="no size"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("nbytes", [1, 1023, 1536, 10**6, 2**30, 5 * 2**40])
+def test_what_is_written_can_be_read_again(nbytes):
+    assert parse_bytes(format_bytes(nbytes)) == pytest.approx(nbytes, rel=0.006)

@@ -1,0 +1,217 @@
+"""Budgets of memory in tests: nothing runs, and a step that needs too much fails with the reason."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+from lazyviz.budget import PeakExceeded
+from lazyviz.plan.devices import DeviceProfile
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(lazyviz.__file__).parent.parent
+
+
+def step(model, x):
+    out = model(x)
+    out.square().mean().backward()
+    return out
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+
+
+def test_a_step_within_its_budget_passes_and_stays_pending(model):
+    x = torch.randn(32, 64)
+    with lazyviz.assert_peak_below("1 GiB") as graph:
+        out = step(model, x)
+    assert graph.pending == len(graph.nodes) > 0
+    assert lazyviz.is_lazy(out)
+    assert torch.equal(out, step(model, x))  # may be used afterwards
+
+
+def test_the_limit_is_compared_with_the_projected_peak_to_the_byte(model):
+    x = torch.randn(32, 64)
+    with lazyviz.assert_peak_below("1 GiB") as graph:
+        out = step(model, x)
+    peak = graph.plan().peak_bytes
+    del out
+    model.zero_grad()
+    with lazyviz.assert_peak_below(peak):
+        out = step(model, x)
+    del out
+    model.zero_grad()
+    with pytest.raises(AssertionError):
+        with lazyviz.assert_peak_below(peak - 1):
+            kept = step(model, x)
+    assert kept is not None
+
+
+def test_a_step_above_its_budget_fails_with_peak_line_largest_and_remedies(model):
+    with pytest.raises(PeakExceeded) as caught:
+        with lazyviz.assert_peak_below("100 KiB") as graph:
+            out = step(model, torch.randn(512, 64))
+    text = str(caught.value)
+    assert text.startswith("cpu would need 1.") and "more than the 100 KiB allowed" in text
+    assert "Projected peak on cpu" in text and "test_budget.py" in text
+    assert "Cheapest remedies:" in text and "largest first" in text
+    assert caught.value.plan.peak_bytes > 100 * 1024
+    assert graph.pending == len(graph.nodes)  # failing evaluates nothing either
+    assert out.shape == (512, 64)
+
+
+def test_on_a_card_what_is_compared_is_reserved_memory_and_the_context(model):
+    x = torch.randn(32, 64)
+    with lazyviz.assert_peak_below("2 GiB", device="RTX-3060") as graph:
+        step(model, x)
+    plan = graph.plan()
+    assert plan.device == "RTX-3060"
+    assert plan.needed_bytes == plan.reserved_bytes + plan._reservation.context_bytes > plan.peak_bytes
+    with pytest.raises(AssertionError, match="CUDA context"):
+        with lazyviz.assert_peak_below(plan.needed_bytes - 1, device="RTX-3060"):
+            step(model, x)
+
+
+def test_a_profile_of_one_s_own_is_a_device(model):
+    with pytest.raises(AssertionError, match="^mine would need"):
+        with lazyviz.assert_peak_below(1000, device=DeviceProfile("mine", 10**9)):
+            step(model, torch.randn(32, 64))
+
+
+def test_it_is_a_decorator_too_and_may_be_called_again(model):
+    @lazyviz.assert_peak_below("1 MiB")
+    def train(rows):
+        """Trains."""
+        return step(model, torch.randn(rows, 64))
+
+    assert train.__doc__ == "Trains."
+    assert train(8).shape == (8, 64)
+    with pytest.raises(AssertionError, match="1.00 MiB allowed"):
+        train(2000)
+    assert train(16).shape == (16, 64)
+
+
+def test_variables_of_a_decorated_function_count_to_its_end():
+    def infer():
+        layers = [nn.Linear(64, 64) for _ in range(8)]
+        x = torch.ones(1, 64)
+        with torch.no_grad():
+            for layer in layers:
+                x = layer(x)
+        return None
+
+    weights = 8 * (64 * 64 + 64) * 4
+    with pytest.raises(AssertionError):
+        lazyviz.assert_peak_below(weights)(infer)()
+    lazyviz.assert_peak_below(weights + 4096)(infer)()
+
+
+def test_an_exception_of_the_block_is_its_own(model):
+    with pytest.raises(ZeroDivisionError):
+        with lazyviz.assert_peak_below(1):
+            step(model, torch.randn(32, 64))
+            1 / 0
+
+
+@pytest.mark.parametrize("limit", ["twelve", "12 parsecs", "", "-1", -1, 1.5, None, True])
+def test_what_is_no_size_is_refused_before_the_block_runs(limit):
+    with pytest.raises(ValueError, match="no size"):
+        lazyviz.assert_peak_below(limit)
+
+
+def test_an_unknown_device_is_refused_before_the_block_runs():
+    with pytest.raises(ValueError, match="Voodoo"):
+        lazyviz.assert_peak_below("1 GiB", device="Voodoo-2")
+
+
+@pytest.fixture
+def project(pytester, monkeypatch):
+    """A project of its own that has the plugin; run in a process of its own, as a user's tests are."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return pytester
+
+
+def run(project, *arguments):
+    # A checkout that is not installed has no entry point; naming the plugin twice is an error of pytest's.
+    installed = [each for each in entry_points(group="pytest11") if each.value == "_lazyviz_pytest"]
+    named = [] if installed else ["-p", "_lazyviz_pytest"]
+    return project.runpytest_subprocess(*named, "-p", "no:cacheprovider", *arguments)
+
+
+def test_a_marked_test_fails_by_its_projected_memory_and_evaluates_nothing(project):
+    project.makepyfile(
+        """
+        import pytest, torch, lazyviz
+        from torch import nn
+
+        model = nn.Linear(256, 256)
+
+        @pytest.mark.lazyviz_peak("8 MiB")
+        def test_small():
+            loss = model(torch.ones(16, 256)).sum()
+            loss.backward()
+            assert lazyviz.is_lazy(loss)
+
+        @pytest.mark.lazyviz_peak("1 GiB", device="A100-40GB")
+        @pytest.mark.parametrize("rows", [16, 2_000_000])
+        def test_on_a_card(rows):
+            model(torch.ones(rows, 256)).sum().backward()
+
+        @pytest.mark.lazyviz_peak("1 GiB")
+        def test_wrong_for_another_reason():
+            assert 1 == 2
+
+        def test_unmarked():
+            assert not lazyviz.is_lazy(model(torch.ones(1, 256)))
+        """
+    )
+    result = run(project, "--strict-markers")
+    result.assert_outcomes(passed=3, failed=2)
+    result.stdout.fnmatch_lines(["*A100-40GB would need * GiB, * more than the 1.00 GiB allowed*"])
+    result.stdout.fnmatch_lines(["*assert 1 == 2*"])
+    assert "lazyviz/record" not in result.stdout.str()  # no stack of ours around the reason
+
+
+def test_a_marker_that_makes_no_sense_fails_its_test_with_one_line(project):
+    markers = {
+        'lazyviz_peak("a lot")': "is no size",
+        'lazyviz_peak("1 GiB", device="Voodoo-2")': "Voodoo-2",
+        "lazyviz_peak": "limit",
+    }
+    project.makepyfile(
+        "import pytest\n"
+        + "".join(
+            f"@pytest.mark.{marker}\ndef test_{number}(): pass\n" for number, marker in enumerate(markers)
+        )
+    )
+    result = run(project)
+    result.assert_outcomes(failed=3)
+    for reason in markers.values():
+        result.stdout.fnmatch_lines([f"lazyviz_peak:*{reason}*"])
+
+
+def test_pytest_does_not_import_torch_for_the_plugin_s_sake(project):
+    project.makepyfile("import sys\ndef test(): assert 'torch' not in sys.modules\n")
+    run(project).assert_outcomes(passed=1)
+
+
+def test_the_plugin_is_declared_as_pytest_finds_it():
+    if sys.version_info >= (3, 11):
+        import tomllib
+
+        declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+        assert declared["pytest11"] == {"lazyviz": "_lazyviz_pytest"}
+    code = "import _lazyviz_pytest, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
