@@ -127,19 +127,27 @@ def project(run: Callable[[Phase], Any]) -> tuple[dict[str, Any], lazyviz.LazyGr
     return result, graph
 
 
-def track(run: Callable[[Phase], Any], model: Any, optimizer: Any) -> tuple[int | None, float, str]:
+def track(case: Case, mode: str) -> tuple[int | None, float, str]:
     """Peak by PyTorch's own estimator, under fake tensors, and seconds; the error's text if it fails."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
+    tracker = MemTracker()
+
+    def phase(name: str) -> contextlib.AbstractContextManager[Any]:
+        if name.startswith("forward") and name != "forward 0":
+            tracker.reset_mod_stats()  # it asks for this between iterations
+        return contextlib.nullcontext()
+
     start = time.perf_counter()
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            tracker = MemTracker()
-            tracker.track_external(model, *([optimizer] if optimizer is not None else []))
+        with FakeTensorMode():
+            run, (model, optimizer) = program(case, mode)
+            start = time.perf_counter()
+            tracker.track_external(*(part for part in (model, optimizer) if part is not None))
             with tracker:
-                run(lambda name: contextlib.nullcontext())
-        peak = max(snapshot["Total"] for snapshot in tracker.get_tracker_snapshot("peak").values())
+                run(phase)
+        peak = sum(snapshot["Total"] for snapshot in tracker.get_tracker_snapshot("peak").values())
         return peak, time.perf_counter() - start, ""
     except Exception as error:
         return None, time.perf_counter() - start, f"{type(error).__name__}: {str(error)[:80]}"
@@ -171,8 +179,7 @@ def compare(case: Case, mode: str, with_tracker: bool) -> dict[str, Any]:
     for phase in row["phases"].values():
         phase["error"] = phase["projected"] / phase["measured"] - 1
     if with_tracker:
-        run, (model, optimizer) = program(case, mode)
-        peak, took, failed = track(run, model, optimizer)
+        peak, took, failed = track(case, mode)
         row["memtracker"] = {
             "peak": peak,
             "error": None if peak is None else peak / row["measured"] - 1,

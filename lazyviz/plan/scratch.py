@@ -281,7 +281,8 @@ def _recurrent(node: Node, threads: int) -> Need:
     The gates are derived, what oneDNN adds to them (states, pages) was seen in the events, to a few
     percent of them.
     """
-    image, hidden, train = node.args[0].meta, node.args[5].meta, _argument(node, 15, "train", False)
+    image, hidden = node.args[0].meta, node.args[5].meta
+    train = node.outputs[-1].nbytes > 0  # a workspace for the backward
     steps, batch, inside = image.shape
     size = hidden.shape[-1]
     item = image.dtype.itemsize
@@ -294,6 +295,8 @@ def _recurrent(node: Node, threads: int) -> Need:
     weights = (inside + size) * 4 * _rounded(size, 32) * item
     space = steps * batch * gates * item
     known = gates * item + weights + space
+    if inside > size:  # the steps' inputs are copied among the states
+        known += steps * batch * inside * item
     return Need(known + space // 12, known, known + space // 5 + 64 * 1024)
 
 
