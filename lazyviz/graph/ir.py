@@ -104,9 +104,22 @@ class Storage:
     user code (autograd included) dropped its last reference when ``dropped`` nodes
     were recorded (``None``: still referenced).  ``variables`` are the user's expressions that
     referred to it when recording ended (``"out.logits"``), if those are all that did.
+    ``continues`` is the record's earlier one for the same memory: after a sync point recording
+    meets as outside memory what it made.
     """
 
-    __slots__ = ("created", "device", "dropped", "external", "id", "name", "nbytes", "role", "variables")
+    __slots__ = (
+        "continues",
+        "created",
+        "device",
+        "dropped",
+        "external",
+        "id",
+        "name",
+        "nbytes",
+        "role",
+        "variables",
+    )
 
     _ids = itertools.count()
 
@@ -117,6 +130,7 @@ class Storage:
         self.external = external
         self.created = created
         self.dropped: int | None = None
+        self.continues: Storage | None = None
         self.role: Role | None = None
         self.name = ""
         self.variables: tuple[str, ...] = ()

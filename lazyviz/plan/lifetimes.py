@@ -148,7 +148,33 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
                 kept=dropped is None,
             )
         )
-    return result
+    return _joined(result) if any(span.storage.continues is not None for span in result) else result
+
+
+def _joined(spans: list[Lifetime]) -> list[Lifetime]:
+    """Memory that the record met again after a sync point counts once, under its first name."""
+    first: dict[Storage, Storage] = {}
+    for span in spans:
+        root = span.storage
+        while root.continues is not None:
+            root = root.continues
+        first[span.storage] = root
+    merged: dict[Storage, Lifetime] = {}
+    for span in spans:  # the first name comes first
+        root = first[span.storage]
+        before = merged.get(root)
+        if before is None:
+            merged[root] = span
+            continue
+        uses = [node for node in (before.last_use, span.last_use) if node is not None]
+        merged[root] = before._replace(
+            eager_stop=max(before.eager_stop, span.eager_stop),
+            lazy_stop=max(before.lazy_stop, span.lazy_stop),
+            first_use=before.first_use or span.first_use,
+            last_use=max(uses, key=lambda node: node.index) if uses else None,
+            in_backward=before.in_backward or span.in_backward,
+        )
+    return list(merged.values())
 
 
 def events(spans: Iterable[Lifetime], *, eager: bool = False) -> list[Event]:

@@ -7,7 +7,7 @@ which decides whether a graph fits, beside the CUDA context.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,10 @@ from .alive import Category as Category
 from .alive import Moment as Moment
 from .alive import categorize, moment
 from .devices import Device, DeviceProfile, capacity, resolve
+from .events import Need
 from .lifetimes import Lifetime, allocated, lifetimes, main_device
 from .reservation import Reservation, reserve
+from .scratch import lifetime_of, scratch
 from .units import format_bytes
 
 if TYPE_CHECKING:
@@ -54,6 +56,10 @@ class Plan:
         reserved_bytes: what the CUDA caching allocator would hold at most, cuBLAS's workspace
             included; ``None`` on the CPU, which has none.
         eager_peak_bytes: what plain eager PyTorch would have peaked at on the same code.
+        tensor_peak_bytes: the peak of tensors alone, which an evaluation on the CPU reports.
+        peak_range, eager_peak_range: the least and the most that the two may be: kernels' scratch
+            memory, counted during their nodes, is an estimate where a library decides.
+        reserved_range: the same of ``reserved_bytes``.
         timeline: ``(node_index, allocated_bytes)`` during every node of our run.
         eager_timeline: the same for eager PyTorch.
         category_timeline: per category, the bytes during every node; they add up to ``timeline``.
@@ -66,6 +72,8 @@ class Plan:
             context; ``None`` if that is not known.
         max_batch_size: largest batch that fits; ``None``: no batch was named.
         split: how the batch is cut; one piece here.
+        scratch: per node position, what its kernel allocates and frees within it: best figure
+            and range, in bytes; nodes that need nothing are left out.
     """
 
     device: str
@@ -88,6 +96,11 @@ class Plan:
     _profile: bool = field(repr=False, default=False)
     _reservation: Reservation | None = field(repr=False, compare=False, default=None)
     _cache: dict[str, Any] = field(repr=False, compare=False, default_factory=dict)  # what is asked for late
+    tensor_peak_bytes: int = 0
+    peak_range: tuple[int, int] = (0, 0)
+    eager_peak_range: tuple[int, int] = (0, 0)
+    reserved_range: tuple[int, int] | None = None
+    scratch: Mapping[int, Need] = field(repr=False, compare=False, default_factory=dict)
 
     @property
     def _nodes(self) -> Sequence[Node]:
@@ -200,8 +213,14 @@ def make_plan(
 
     spans = [span for span in everywhere if span.storage.device == recorded]
     count = len(graph.nodes)
-    totals = allocated(spans, count)
-    eager_totals = allocated(spans, count, eager=True)
+    card = target.context_bytes > 0 if isinstance(target, DeviceProfile) else target.name.startswith("cuda")
+    needs = scratch(graph, recorded, "cuda" if card else recorded.type)
+    tensors = spans
+    without = allocated(tensors, count)
+    eager_without = allocated(tensors, count, eager=True)
+    spans = [*tensors, *(lifetime_of(graph.nodes[at], need.nbytes, recorded) for at, need in needs.items())]
+    totals = _raised(without, needs)
+    eager_totals = _raised(eager_without, needs)
     by_purpose: dict[Category, list[Lifetime]] = {category: [] for category in CATEGORIES}
     for span in spans:
         by_purpose[categorize(span)].append(span)
@@ -211,9 +230,11 @@ def make_plan(
     at_peak = moment(peak_index, graph.nodes[peak_index], spans) if peak_index is not None else None
     room = capacity(target, sum(span.storage.nbytes for span in spans if _exists(span)))
     reservation = None
-    card = target.context_bytes > 0 if isinstance(target, DeviceProfile) else target.name.startswith("cuda")
+    reserved_range = None
     if card:
         reservation = reserve(graph, spans, target, room)
+        if reservation is not None:
+            reserved_range = _reserved_range(graph, tensors, target, needs, reservation)
     fits = None if room is None else peak_bytes <= room
     if room is not None and reservation is not None:
         fits = reservation.failure is None
@@ -237,7 +258,50 @@ def make_plan(
         _lifetimes={span.storage: span for span in spans},
         _profile=isinstance(target, DeviceProfile),
         _reservation=reservation,
+        tensor_peak_bytes=max(without, default=0),
+        peak_range=_range(without, needs),
+        eager_peak_range=_range(eager_without, needs),
+        reserved_range=reserved_range,
+        scratch=needs,
     )
+
+
+def _raised(totals: Sequence[int], needs: Mapping[int, Need]) -> list[int]:
+    """The timeline with each node's scratch memory."""
+    raised = list(totals)
+    for position, need in needs.items():
+        raised[position] += need.nbytes
+    return raised
+
+
+def _range(totals: Sequence[int], needs: Mapping[int, Need]) -> tuple[int, int]:
+    """The least and the most that the peak may be."""
+    low = high = max(totals, default=0)
+    for position, need in needs.items():
+        low = max(low, totals[position] + need.low)
+        high = max(high, totals[position] + need.high)
+    return low, high
+
+
+def _reserved_range(
+    graph: Graph,
+    tensors: Sequence[Lifetime],
+    target: Device | DeviceProfile,
+    needs: Mapping[int, Need],
+    reservation: Reservation,
+) -> tuple[int, int]:
+    """What the allocator would hold with the least and the most scratch memory."""
+    if all(need.exact for need in needs.values()):
+        return reservation.reserved_bytes, reservation.reserved_bytes
+    ends = []
+    for which in ("low", "high"):
+        sizes = ((graph.nodes[at], getattr(need, which)) for at, need in needs.items())
+        device = tensors[0].storage.device if tensors else torch.device("cuda")
+        spans = [*tensors, *(lifetime_of(node, size, device) for node, size in sizes if size)]
+        simulated = reserve(graph, spans, target, None)
+        ends.append(simulated.reserved_bytes if simulated is not None else reservation.reserved_bytes)
+    # More scratch memory can leave the allocator with fewer fragments.
+    return min(*ends, reservation.reserved_bytes), max(*ends, reservation.reserved_bytes)
 
 
 def _target_of(recorded: torch.device) -> Device | DeviceProfile:

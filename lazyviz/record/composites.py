@@ -33,7 +33,7 @@ class CompositeKernels:
         self._before_read = before_read
         self._originals = {
             name: _torch.composite_kernel(name)
-            for name in ("matmul", "matmul.out", "quantile", "nanquantile", _SPLIT)
+            for name in ("linear", "matmul", "matmul.out", "quantile", "nanquantile", _SPLIT)
         }
         self._remove: Callable[[], None] | None = None
 
@@ -48,6 +48,7 @@ class CompositeKernels:
                     "linalg_matrix_rank.atol_rtol_tensor_out": _rank_out,
                     "linalg_matrix_rank.out": _rank_out,
                     "linalg_matrix_rank.out_tol_tensor": _rank_out,
+                    "linear": self._linear,
                     "matmul": self._matmul,
                     "matmul.out": self._matmul_out,
                     "nanquantile": self._quantile("nanquantile"),
@@ -73,6 +74,23 @@ class CompositeKernels:
 
     def _svdvals(self, tensor: torch.Tensor, *, driver: str | None = None) -> torch.Tensor:
         return _torch.linalg_svd(tensor, False, _may_be_differentiated(tensor), driver=driver)[1]
+
+    # --- a bias added in place -------------------------------------------------------
+
+    def _linear(
+        self, image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if (
+            bias is not None
+            and image.dim() != 2
+            and not image.is_contiguous()
+            and image.layout == torch.strided
+            and _plain(image, weight, bias)
+            and not _torch.has_tangent(bias)
+        ):
+            # Under a mode ATen adds to a copy: the same bits, and one more result's memory.
+            return torch.matmul(image, weight.t()).add_(bias)
+        return self._originals["linear"](image, weight, bias)
 
     # --- one matrix for a batch of others -------------------------------------------
 

@@ -54,6 +54,7 @@ class Pending:
         self.pending: dict[TrackedNode, None] = {}  # in program order
         self.outside: dict[int, TrackedValue] = {}  # by id of the real tensor
         self.storages: dict[int, TrackedStorage] = {}  # by address of the real storage
+        self.met: dict[int, TrackedStorage] = {}  # likewise, of what sync points made real: who it was
         self.watching: weakref.WeakSet[Graph] = weakref.WeakSet()  # whose values point to tensors
         self._views: list[TrackedNode] = []  # pending ones recorded outside of a block
         self.held_bytes_limit = HELD_BYTES_LIMIT
@@ -96,6 +97,11 @@ class Pending:
         if node.writes and not node.folded:
             for storage in node.writes:
                 storage.shadow = None
+        if self.graph is node.graph:  # a sync point: the rest of the record may come back to these
+            for value in node.outputs:
+                tensor = value.tensor() if value.tensor is not None else None
+                if tensor is not None and value.node is node:
+                    self.met[_torch.storage_address(tensor)] = value.storage
 
     def forget_shadow(self, tensor: torch.Tensor) -> None:
         """``tensor`` is about to be written without being recorded."""
@@ -133,6 +139,10 @@ class Pending:
         """After an evaluation: forget real memory that nothing pending touches any more."""
         TrackedStorage.held_bytes = 0
         self._drop_unseen_views()
+        if self.graph is None:
+            self.met.clear()
+        else:
+            self.met.update((a, storage) for a, storage in self.storages.items() if storage.live)
         if not self.pending:
             self.outside.clear()
             self.storages.clear()

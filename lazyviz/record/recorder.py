@@ -273,6 +273,9 @@ class Tape(Pending):
             storage.role, storage.name = self.scopes.role_of(tensor)
             if not storage.foreign:  # of that a snapshot is read, and its address may pass to other memory
                 self.storages[address] = storage
+                earlier = self.met.get(address)
+                if earlier is not None and earlier.live and earlier.graph is graph:
+                    storage.continues = earlier
         elif storage.nbytes < memory.nbytes():
             storage.nbytes = memory.nbytes()  # `resize_` has been there
         value = TrackedValue(self.shapes.meta_of(tensor), storage, None)

@@ -258,7 +258,7 @@ def test_the_workspace_of_an_lstm_is_planned_and_measured():
     with lazyviz.lazy() as graph:
         lstm(x)
     plan = graph.plan()
-    assert plan.peak_bytes == graph.evaluate().peak_bytes
+    assert plan.tensor_peak_bytes == graph.evaluate().peak_bytes
 
 
 def test_a_block_on_a_thread_started_while_something_is_pending_records_once():
