@@ -62,6 +62,7 @@ def lifetime_of(node: Node, nbytes: int, device: torch.device) -> Lifetime:
         first_use=node,
         last_use=node,
         in_backward=False,
+        kept=False,
     )
 
 
