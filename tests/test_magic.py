@@ -366,6 +366,20 @@ def test_reset_forgets_what_is_pending(run):
     assert session.metrics()["ops pending"] == 0
 
 
+def test_plan_and_explain_name_what_would_lower_the_peak_with_the_cell_s_own_names(run):
+    run("%load_ext lazyviz")
+    run("import torch; from torch import nn; import torch.nn.functional as F")
+    run("net = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4000)); x = torch.ones(64, 8)")
+    assert run("%%lazy\nout = net(x)\nloss = out.square().mean()\nloss.backward()").success
+    run("%lazy plan")
+    assert "Cheapest remedies:" in run.output and "1. del out after its last use at line" in run.output
+    assert "Alive" not in run.output
+    run("%lazy explain")
+    assert "1. del out after its last use at line" in run.output
+    assert "kept by out" in run.output and "made by line:" in run.output
+    assert run["_lazy"].pending == len(run["_lazy"].nodes)
+
+
 @pytest.mark.parametrize("line", ["", "frobnicate", "plan nosuch", "plan a b", "why x", "explain number"])
 def test_a_bad_verb_or_name_is_one_line(run, line):
     run("number = 3")

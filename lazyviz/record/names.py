@@ -6,7 +6,9 @@ import contextlib
 import inspect
 import os
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +20,7 @@ if TYPE_CHECKING:
     from .recorder import Tape
     from .storage import TrackedStorage, TrackedValue
 
-MAX_ITEMS = 1000  # of a container; names of more would say little
-MAX_CONTAINERS = 5000
+MAX_ITEMS = 10_000  # looked at in all; names of more would say little
 MAX_DEPTH = 5  # out.past_key_values.layers[0].keys
 _ATOMS = (str, bytes, int, float, complex, type(None), torch.nn.Module, torch.optim.Optimizer, ModuleType)
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -102,45 +103,49 @@ def _tensors(variables: Mapping[str, Any], copied: bool) -> Iterator[tuple[str, 
 
     Looks into lists, tuples, dictionaries and plain objects, as deep as ``MAX_DEPTH``.
     """
-    stack: list[tuple[str, Any, int, bool, int]] = [
+    queue: deque[tuple[str, Any, int, bool, int]] = deque(
         (name, content, 1 + copied, True, 0)
         for name, content in list(variables.items())
         if not name.startswith("_")
-    ]
-    stack.reverse()
+    )
     seen: set[int] = set()
-    while stack:
-        expression, content, references, alone, depth = stack.pop()
-        if isinstance(content, torch.Tensor):
+    room = MAX_ITEMS
+    while queue:  # variables first, then what is in them: the nearest names are found before the limit
+        expression, content, references, alone, depth = queue.popleft()
+        if issubclass(type(content), torch.Tensor):
             yield expression, content, references, alone
-        elif depth < MAX_DEPTH and len(seen) < MAX_CONTAINERS and id(content) not in seen:
-            children = _children(expression, content)
+        elif depth < MAX_DEPTH and room > 0 and id(content) not in seen:
+            children = _children(expression, content, room)
             if children:
+                room -= len(children)
                 seen.add(id(content))
                 # The local variable's and the argument's come on top.
                 alone = alone and sys.getrefcount(content) == references + 2
-                stack += [(*child, alone, depth + 1) for child in reversed(children)]
+                queue.extend((*child, alone, depth + 1) for child in children)
             del children  # they would count as references
 
 
-def _children(expression: str, content: Any) -> list[tuple[str, Any, int]]:
-    """(Expression, object, references) of what a container holds and may be, or hold, a tensor."""
-    if isinstance(content, _ATOMS) or callable(content):
+def _children(expression: str, content: Any, most: int) -> list[tuple[str, Any, int]]:
+    """(Expression, object, references) of the first objects in a container that may be, or hold, tensors."""
+    kind = type(content)  # a proxy answers isinstance() with what it stands for
+    if issubclass(kind, _ATOMS) or callable(content):
         return []
     pairs: list[tuple[str, Any]] = []
-    if isinstance(content, (list, tuple)):
-        pairs = [(f"{expression}[{index}]", item) for index, item in enumerate(content[:MAX_ITEMS])]
+    if issubclass(kind, (list, tuple)):
+        pairs = [(f"{expression}[{index}]", item) for index, item in enumerate(content[:most])]
     else:
         # Attributes first: a model's output has its tensors as items, too.
-        pairs = [
-            (f"{expression}.{key}", item) for key, item in list(getattr(content, "__dict__", {}).items())
-        ]
-        if isinstance(content, dict):
-            pairs += [(f"{expression}[{key!r}]", item) for key, item in list(content.items())]
-        del pairs[MAX_ITEMS:]
+        try:
+            attributes = content.__dict__
+        except Exception:
+            attributes = {}
+        if issubclass(type(attributes), dict):
+            pairs = [(f"{expression}.{key}", item) for key, item in islice(attributes.items(), most)]
+        if issubclass(kind, dict):
+            pairs += [(f"{expression}[{key!r}]", item) for key, item in islice(content.items(), most)]
     children: dict[int, tuple[str, Any, int]] = {}
     for name, item in pairs:
-        if not isinstance(item, _ATOMS):
+        if not issubclass(type(item), _ATOMS):
             first, _, references = children.get(id(item), (name, item, 0))
             children[id(item)] = first, item, references + 1
     return list(children.values())

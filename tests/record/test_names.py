@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 import weakref
 from types import SimpleNamespace
 
@@ -103,3 +104,32 @@ def test_the_user_s_own_dictionary_of_local_variables_stays_as_it_is():
         y = x * 2
     assert mine["x"] is x
     assert torch.equal(y, x + 1) and graph.pending == 0
+
+
+class Unwilling:
+    """A proxy that has nothing to stand for, as web frameworks have them."""
+
+    def __getattribute__(self, name):
+        raise RuntimeError("working outside of a request")
+
+
+def test_objects_that_do_not_want_to_be_looked_at_are_left_alone():
+    x = torch.ones(4)
+    with lazyviz.lazy() as graph:
+        proxy = Unwilling()
+        loop: list = []
+        loop.append(loop)
+        y = x * 2
+    assert ("y",) in variables(graph)
+    assert type(proxy) is Unwilling and loop and y.sum() == 8
+
+
+def test_large_containers_cost_little_and_hide_no_variable():
+    many = {"rows": [[float(i) for i in range(100)] for _ in range(20_000)]}
+    x = torch.ones(4)
+    start = time.perf_counter()
+    with lazyviz.lazy() as graph:
+        y = x * 2
+    assert time.perf_counter() - start < 0.5
+    assert ("y",) in variables(graph)
+    assert many and y.sum() == 8
