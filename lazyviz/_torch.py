@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -493,3 +494,6 @@ def no_function_modes() -> Any:
 def use_count(tensor: torch.Tensor) -> int:
     """References of C++ to the tensor, Python's one included: more than 1 where autograd saved it."""
     return tensor._use_count()  # type: ignore[attr-defined]
+
+
+base_of = operator.attrgetter("_base")  # the tensor that a view keeps alive, None for what is no view

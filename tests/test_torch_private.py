@@ -390,3 +390,9 @@ def test_a_tensor_that_autograd_saved_has_more_than_one_use():
     assert _torch.use_count(tensor) > 1
     del result
     assert _torch.use_count(tensor) == 1
+
+
+def test_a_view_keeps_the_tensor_it_is_of():
+    tensor = torch.ones(3)
+    assert _torch.base_of(tensor[:2]) is tensor
+    assert _torch.base_of(tensor) is None

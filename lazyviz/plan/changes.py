@@ -23,7 +23,8 @@ MAX_FAMILIES = 8  # of modules, tried for recomputation
 class Changed:
     """A changed program, what the user would do for it, and what that costs.
 
-    ``ops`` more operators run, ``copied_bytes`` go to the host and back.
+    ``ops`` more operators run, ``copied_bytes`` go to the host and back.  ``at_best``: it may bring
+    less, never more.
     """
 
     kind: str
@@ -34,6 +35,7 @@ class Changed:
     copied_bytes: int = 0
     numerics: bool = False
     estimate: bool = False
+    at_best: bool = False
 
 
 # --- the user's variables -------------------------------------------------------------

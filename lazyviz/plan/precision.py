@@ -15,8 +15,8 @@ def bf16(program: Program) -> Iterator[Changed]:
     """``model.bfloat16()``, inputs too: every float32 tensor takes half the bytes.
 
     What attention's kernels keep in float32 beside their result (the log-sum-exp, see the meta
-    functions in torch/_meta_registrations.py) stays.  An estimate: so does what the program itself asks
-    for in float32, which is counted as half here.
+    functions in torch/_meta_registrations.py) stays.  What it brings at best: so does what the
+    program itself asks for in float32, which a record in float32 does not show.
     """
     keys = {storage: key for key, storage in enumerate(program.storages)}
     stay = {
@@ -32,7 +32,7 @@ def bf16(program: Program) -> Iterator[Changed]:
     for key in halves:
         changed.sizes[key] = program.sizes[key] // 2
     text = "model.bfloat16() (weights, gradients, optimizer state and activations; cast the inputs, too)"
-    yield Changed("bf16", text, changed, numerics=True, estimate=True)
+    yield Changed("bf16", text, changed, numerics=True, estimate=True, at_best=True)
 
 
 # What autocast runs in the lower precision, in float32, and (the rest) in the type of its inputs: the

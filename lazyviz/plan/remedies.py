@@ -50,7 +50,8 @@ class Remedy:
 
     ``kind`` is one of :data:`KINDS`; ``text`` says what to do; ``peak_bytes`` is the peak of our run
     with the change, ``saves_bytes`` what that is less; ``source`` is the line to change, where there is
-    one.  ``estimate``: the replay stands on assumptions (about what a kernel allocates, say).
+    one.  ``estimate``: the replay stands on assumptions (about what a kernel allocates, say);
+    ``at_best``: it may bring less, never more.
     """
 
     kind: str
@@ -60,10 +61,15 @@ class Remedy:
     cost: Cost
     source: SourceLine | None
     estimate: bool = False
+    at_best: bool = False
 
     def __str__(self) -> str:
-        saves = ("about " if self.estimate else "") + format_bytes(self.saves_bytes)
-        return f"{self.text}: {saves} less, peak {format_bytes(self.peak_bytes)}; costs {self.cost}"
+        saves, peak = format_bytes(self.saves_bytes), format_bytes(self.peak_bytes)
+        if self.at_best:
+            saves, peak = f"at most {saves}", f"at least {peak}"
+        elif self.estimate:
+            saves = f"about {saves}"
+        return f"{self.text}: {saves} less, peak {peak}; costs {self.cost}"
 
 
 KINDS = ("variable", "no_grad", "inplace", "foreach", "recompute", "offload", "autocast", "bf16")
@@ -106,6 +112,7 @@ def remedies(plan: Plan) -> tuple[Remedy, ...]:
                         cost,
                         changed.source,
                         changed.estimate,
+                        changed.at_best,
                     )
                 )
     found.sort(key=lambda remedy: (KINDS.index(remedy.kind), -remedy.saves_bytes, remedy.cost.ops))

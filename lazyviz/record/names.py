@@ -84,18 +84,36 @@ def name_tensors(tape: Tape, variables: Mapping[str, Any], *, copied: bool) -> N
     for entry in found.values():
         by_storage.setdefault(entry.value.storage, []).append(entry)
     for storage, entries in by_storage.items():
-        alone = len(entries) == storage.live and all(_only_named(entry) for entry in entries)
-        storage.variables = tuple(name for entry in entries for name in entry.expressions) if alone else ()
+        names = tuple(name for entry in entries for name in entry.expressions)
+        storage.variables = names if _nothing_else_keeps(storage, entries) else ()
 
 
-def _only_named(entry: _Found) -> bool:
-    """Whether nothing but the expressions keeps the tensor: neither autograd nor other containers."""
-    own = 2  # the entry's, and the argument's of getrefcount
-    return (
-        entry.alone
-        and sys.getrefcount(entry.tensor) == entry.references + own
-        and _torch.use_count(entry.tensor) == 1
-    )
+def _nothing_else_keeps(storage: TrackedStorage, entries: list[_Found]) -> bool:
+    """Whether nothing but the expressions keeps the storage: neither autograd nor other containers.
+
+    A view keeps its base, which may be a tensor without a name (a linear layer's result is a view).
+    """
+    views: dict[int, int] = {}
+    named = {id(entry.tensor) for entry in entries}
+    nameless: list[torch.Tensor] = []
+    for entry in entries:
+        base = _torch.base_of(entry.tensor)
+        if base is not None:
+            if id(base) not in named and id(base) not in views:
+                nameless.append(base)
+            views[id(base)] = views.get(id(base), 0) + 1
+    base = None
+    if len(entries) + len(nameless) != storage.live or not all(entry.alone for entry in entries):
+        return False
+    held = [(entry.tensor, entry.references + 1) for entry in entries] + [(each, 1) for each in nameless]
+    for tensor, references in held:
+        of_views = views.get(id(tensor), 0)
+        # Ours are the list's, the loop's and the argument's; all of C++'s count as one.
+        if sys.getrefcount(tensor) != references + 3 + (of_views > 0):
+            return False
+        if _torch.use_count(tensor) != 1 + of_views:
+            return False
+    return True
 
 
 def _tensors(variables: Mapping[str, Any], copied: bool) -> Iterator[tuple[str, torch.Tensor, int, bool]]:

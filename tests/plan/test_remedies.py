@@ -235,7 +235,25 @@ def test_weights_in_bfloat16_peak_as_foreseen_within_a_percent(name):
     actual = step(torch.bfloat16)
     # Not exact: counters of steps stay float32, and norms keep their statistics in it.
     assert foreseen.peak_bytes == pytest.approx(actual.peak_bytes, rel=0.01)
-    assert foreseen.estimate and foreseen.cost.numerics
+    assert foreseen.peak_bytes <= actual.peak_bytes
+    assert foreseen.estimate and foreseen.at_best and foreseen.cost.numerics
+    assert "at most" in str(foreseen)
+
+
+def test_weights_in_bfloat16_bring_at_best_what_is_said_where_the_model_insists_on_float32():
+    class Careful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Linear(64, 64)
+
+        def forward(self, x):
+            return self.weight(x).softmax(-1, dtype=torch.float32).square()
+
+    x = torch.randn(512, 64)
+    foreseen = remedy_of(plan_of(Careful(), x), "bf16")
+    actual = plan_of(Careful().bfloat16(), x.bfloat16())
+    assert foreseen.peak_bytes < actual.peak_bytes
+    assert foreseen.at_best
 
 
 def autocast_step(name, enabled):
