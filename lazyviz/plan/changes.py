@@ -110,7 +110,7 @@ def in_place(program: Program, at: int) -> Iterator[Changed]:
         if node.phase != "forward" or len(step.makes) != 1 or not _has_in_place_form(node):
             continue
         made, source = step.makes[0], node.inputs[0]
-        key = next((key for key in step.uses if program.storages[key] is source.storage), -1)
+        key = program.keys.get(source.storage, -1)
         if (
             key < 0
             or key in program.kept
@@ -193,7 +193,7 @@ def foreach(program: Program) -> Iterator[Changed]:
 
 def _one_by_one(program: Program, steps: list[Step]) -> list[Step]:
     """Steps on lists of tensors as steps on each tensor, all of one parameter before the next."""
-    keys = {storage: key for key, storage in enumerate(program.storages)}
+    keys = program.keys
     temporary = {key for step in steps for key in step.makes} - program.kept
     slices: list[tuple[Step, tuple[Key, ...]]] = []
     parent: dict[Key, Key] = {}
@@ -381,7 +381,7 @@ def offload(program: Program) -> Iterator[Changed]:
     if not saved:
         return
     changed = program.copy()
-    keys = {storage: key for key, storage in enumerate(program.storages)}
+    keys = program.keys
     copied = 0
     inserted: dict[int, list[Key]] = {}
     first = None

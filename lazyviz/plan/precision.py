@@ -16,11 +16,11 @@ def bf16(program: Program) -> Iterator[Changed]:
 
     What attention's kernels keep in float32 beside their result (the log-sum-exp, see the meta
     functions in torch/_meta_registrations.py) stays.  What it brings at best: so does what the
-    program itself asks for in float32, which a record in float32 does not show.
+    program itself asks for in float32, which a record in float32 does not show, and kernels may need
+    scratch memory in bfloat16, of which none is counted.
     """
-    keys = {storage: key for key, storage in enumerate(program.storages)}
     stay = {
-        keys.get(value.storage)
+        program.keys.get(value.storage)
         for step in program.steps
         if "_scaled_dot_product" in _name(step.node) and step.node.phase != "backward"
         for value in step.node.outputs[1:]
@@ -31,6 +31,8 @@ def bf16(program: Program) -> Iterator[Changed]:
     changed = program.copy()
     for key in halves:
         changed.sizes[key] = program.sizes[key] // 2
+    for key in program.scratch:
+        changed.sizes[key] = 0
     text = "model.bfloat16() (weights, gradients, optimizer state and activations; cast the inputs, too)"
     yield Changed("bf16", text, changed, numerics=True, estimate=True, at_best=True)
 
@@ -59,9 +61,9 @@ def autocast(program: Program, device_type: str) -> Iterator[Changed]:
 
     The record is typed anew from the front: matrix products and convolutions run in bfloat16 on copies
     of what is float32 (a weight's is kept until the forward pass ends, see ``cached_cast`` in ATen's
-    autocast_mode.cpp), the rest follows its inputs.  Backward nodes follow their forward node and
-    cast gradients back.  An estimate, within a tenth in the tests: a backward node does not say which
-    of its results belongs to which argument.
+    autocast_mode.cpp), the rest follows its inputs.  Backward nodes follow their forward node and cast
+    gradients back.  An estimate, within a tenth in the tests: a backward node does not say which of its
+    results belongs to which argument, and kernels are counted with the scratch memory of float32.
     """
     if not any(step.node.phase == "forward" and _lower(step.node) for step in program.steps):
         return
@@ -80,7 +82,7 @@ class _Autocast:
     def __init__(self, program: Program, device_type: str) -> None:
         self.program = program.copy()
         self._full = _FULL_ANYWHERE | (_FULL_ON_CUDA if device_type == "cuda" else set())
-        self._keys = {storage: key for key, storage in enumerate(program.storages)}
+        self._keys = program.keys
         self._low: set[int] = set()  # ids of values in the lower precision
         self._weights: dict[Key, Key] = {}  # a parameter's copy
         self._casts: dict[int, dict[Key, Key]] = {}  # by forward node: what it read instead

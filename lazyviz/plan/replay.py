@@ -36,6 +36,7 @@ class Program:
         dtypes: of the tensors in it; ``None`` if no tensor shows it.
         kept: those that stay to the end, since the user's code still refers to them.
         storages: the recorded storage of each; keys beyond them were added by a change.
+        keys: of each storage that the nodes show; memory met again under another name has one key.
         makers: index of the node that made each recorded one, -1 if it is from outside.
     """
 
@@ -44,6 +45,7 @@ class Program:
     dtypes: list[torch.dtype | None]
     kept: set[Key]
     storages: Sequence[Storage]
+    keys: Mapping[Storage, Key]
     makers: list[int] = field(default_factory=list)
 
     def key(self, like: Key, nbytes: int | None = None) -> Key:
@@ -53,6 +55,11 @@ class Program:
         self.makers.append(self.makers[like])
         return len(self.sizes) - 1
 
+    @property
+    def scratch(self) -> list[Key]:
+        """What kernels allocate within one node: made by it, and no tensor shows it."""
+        return [key for key, dtype in enumerate(self.dtypes) if dtype is None and self.makers[key] >= 0]
+
     def copy(self) -> Program:
         return Program(
             list(self.steps),
@@ -60,6 +67,7 @@ class Program:
             list(self.dtypes),
             set(self.kept),
             self.storages,
+            self.keys,
             list(self.makers),
         )
 
@@ -119,15 +127,25 @@ def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
             makes.setdefault(span.maker.index, []).append(key)
     dtypes: list[torch.dtype | None] = [None] * len(spans)
     steps = []
+
+    def find(storage: Storage) -> Key | None:
+        if storage.continues is not None and storage not in keys:
+            root = storage
+            while root.continues is not None:
+                root = root.continues
+            if root in keys:
+                keys[storage] = keys[root]
+        return keys.get(storage)
+
     for node in nodes:
         uses: dict[Key, None] = {}
         for value in (*node.inputs, *node.outputs):
-            if (found := keys.get(value.storage)) is not None:
+            if (found := find(value.storage)) is not None:
                 uses[found] = None
                 if dtypes[found] is None:
                     dtypes[found] = value.dtype
         for storage in node.writes:
-            if (found := keys.get(storage)) is not None:
+            if (found := find(storage)) is not None:
                 uses[found] = None
         steps.append(Step(node, tuple(uses), tuple(makes.get(node.index, ()))))
     kept = {key for key, span in enumerate(spans) if span.kept}
@@ -137,5 +155,6 @@ def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
         dtypes,
         kept,
         [span.storage for span in spans],
+        keys,
         [span.maker.index if span.maker is not None else -1 for span in spans],
     )

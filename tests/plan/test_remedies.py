@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import lazyviz
 from lazyviz.plan.memory import make_plan
 from lazyviz.plan.remedies import KINDS, cheapest
+from lazyviz.plan.replay import program_of
 
 
 class Block(nn.Module):
@@ -220,8 +221,12 @@ def test_an_input_that_backward_reads_is_not_overwritten():
     assert not [each for each in plan.remedies if each.kind == "inplace" and "gelu" in each.text]
 
 
-@pytest.mark.parametrize("name", ["perceptron", "attention", "convolution"])
-def test_weights_in_bfloat16_peak_as_foreseen_within_a_percent(name):
+@pytest.mark.parametrize(
+    # Convolutions have scratch memory, other in each type, of which the least is foreseen: none.
+    ("name", "tolerance"),
+    [("perceptron", 0.01), ("attention", 0.01), ("convolution", 0.2)],
+)
+def test_weights_in_bfloat16_peak_as_foreseen_or_a_little_higher(name, tolerance):
     layers, shape = MODELS[name]
     x = torch.randn(shape)
 
@@ -234,7 +239,7 @@ def test_weights_in_bfloat16_peak_as_foreseen_within_a_percent(name):
     foreseen = remedy_of(step(torch.float32), "bf16")
     actual = step(torch.bfloat16)
     # Not exact: counters of steps stay float32, and norms keep their statistics in it.
-    assert foreseen.peak_bytes == pytest.approx(actual.peak_bytes, rel=0.01)
+    assert foreseen.peak_bytes == pytest.approx(actual.peak_bytes, rel=tolerance)
     assert foreseen.peak_bytes <= actual.peak_bytes
     assert foreseen.estimate and foreseen.at_best and foreseen.cost.numerics
     assert "at most" in str(foreseen)
@@ -284,7 +289,7 @@ def test_autocast_peaks_as_foreseen(name, tolerance):
 
 def test_autocast_is_not_offered_where_its_copies_take_what_it_saves():
     plan, actual = autocast_step("convolution", enabled=False), autocast_step("convolution", enabled=True)
-    assert actual.peak_bytes >= plan.peak_bytes
+    assert actual.tensor_peak_bytes >= plan.tensor_peak_bytes
     assert not [each for each in plan.remedies if each.kind == "autocast"]
 
 
@@ -352,6 +357,20 @@ def test_what_the_user_drops_after_the_plan_was_made_does_not_change_it():
     del out
     assert plan.at(plan.peak_node.index).by_category == plan.by_category
     assert all(each.saves_bytes + each.peak_bytes == plan.peak_bytes for each in plan.remedies)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_record_replayed_without_a_change_is_the_plan_s_timeline(name):
+    layers, shape = MODELS[name]
+    torch.manual_seed(0)
+    model = Layers(layers(), recomputed=False)
+    with lazyviz.lazy() as graph:
+        loss = model(torch.randn(shape)).square().mean()
+        assert loss.item() > 0  # a sync point: what follows meets the same memory again
+        loss.backward()
+    plan = graph.plan()
+    program = program_of(plan._nodes, plan._lifetimes.values())
+    assert program.timeline() == [nbytes for _, nbytes in plan.timeline]
 
 
 def test_remedies_for_twenty_thousand_nodes_take_seconds(program):
