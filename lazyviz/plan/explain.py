@@ -55,6 +55,8 @@ def essence(plan: Plan) -> list[str]:
 
 def _peak(plan: Plan) -> list[str]:
     lines = [f"Projected peak on {plan.device}: {format_bytes(plan.peak_bytes)}"]
+    if between := _between(plan.peak_range):
+        lines.append(f"  {between}: some kernels' scratch memory is an estimate")
     if plan.peak_node is not None:
         lines.append(f"  during {where(plan.peak_node)}")
         if plan.peak_node.source is not None and plan.peak_node.source.text:
@@ -141,7 +143,14 @@ def _reserved(plan: Plan) -> str:
         text += f", {format_bytes(reservation.workspace_bytes)} of it cuBLAS's workspace"
     if reservation.context_bytes:
         text += f"; the CUDA context takes up to {format_bytes(reservation.context_bytes)} more (an estimate)"
+    if plan.reserved_range is not None and (between := _between(plan.reserved_range)):
+        text += f"; {between}, by what kernels take for their work"
     return text + ". cuDNN's workspaces are not counted."
+
+
+def _between(ends: tuple[int, int]) -> str:
+    low, high = ends
+    return f"between {format_bytes(low)} and {format_bytes(high)}" if low != high else ""
 
 
 def what(allocation: Allocation) -> str:

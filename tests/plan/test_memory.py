@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import pytest
@@ -233,3 +234,10 @@ def test_explain_folds_modules_that_differ_only_in_numbers():
         allocation.module for allocation in graph.plan().alive_at_peak if allocation.category == "optimizer"
     }
     assert modules and modules <= {"0", "1", "2", "3", "4"}
+
+
+def test_explain_says_between_what_an_estimated_peak_lies(training_step):
+    plan = make_plan(training_step)
+    assert "between" not in plan.explain()
+    estimated = dataclasses.replace(plan, peak_range=(4096, 5120))
+    assert "between 4.00 KiB and 5.00 KiB" in estimated.explain()
