@@ -173,6 +173,7 @@ def _joined(spans: list[Lifetime]) -> list[Lifetime]:
             first_use=before.first_use or span.first_use,
             last_use=max(uses, key=lambda node: node.index) if uses else None,
             in_backward=before.in_backward or span.in_backward,
+            kept=before.kept or span.kept,
         )
     return list(merged.values())
 
