@@ -1,4 +1,4 @@
-"""Each private torch API lazyviz uses does what ``lazyviz/_torch.py`` says it does."""
+"""Each private torch API lazyviz uses does what ``_torch.py`` and ``_kernels.py`` say it does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyviz
-from lazyviz import _torch
+from lazyviz import _kernels, _torch
 from lazyviz.record import rng
 
 
@@ -42,10 +42,10 @@ def test_methods_of_generators_can_be_replaced_and_put_back():
     assert {name: vars(torch.Generator)[name] for name in rng.READERS} == rng.READERS
 
 
-def test_private_names_stay_in_one_module():
+def test_private_names_stay_in_two_modules():
     package = Path(lazyviz.__file__).parent
     for path in package.rglob("*.py"):
-        if path.name != "_torch.py":
+        if path.name not in ("_torch.py", "_kernels.py"):
             found = re.search(
                 r"torch\._[A-Za-z]\w*|from torch\._\w+|_make_wrapper_subclass\(", path.read_text()
             )
@@ -396,3 +396,15 @@ def test_a_view_keeps_the_tensor_it_is_of():
     tensor = torch.ones(3)
     assert _torch.base_of(tensor[:2]) is tensor
     assert _torch.base_of(tensor) is None
+
+
+def test_the_kernel_of_a_convolution_is_told_from_sizes_alone():
+    def backend(shape, weight, dtype=torch.float32, transposed=False):
+        return _kernels.conv_backend(shape, weight, (1, 1), (0, 0), (1, 1), transposed, (0, 0), 1, dtype)
+
+    large, small, weight = (64, 64, 512, 512), (1, 3, 8, 8), (64, 64, 3, 3)
+    assert backend(large, weight, torch.float64) == "Slow2d"
+    assert backend(small, (4, 3, 3, 3)) == "Slow2d"
+    if torch.backends.mkldnn.is_available():
+        assert backend(large, weight) == "Mkldnn"
+        assert backend(large, weight, transposed=True) == "MkldnnTranspose"

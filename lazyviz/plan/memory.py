@@ -7,7 +7,7 @@ which decides whether a graph fits, beside the CUDA context.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,6 @@ class Plan:
         tensor_peak_bytes: the peak of tensors alone, which an evaluation on the CPU reports.
         peak_range, eager_peak_range: the least and the most that the two may be: kernels' scratch
             memory, counted during their nodes, is an estimate where a library decides.
-        reserved_range: the same of ``reserved_bytes``.
         timeline: ``(node_index, allocated_bytes)`` during every node of our run.
         eager_timeline: the same for eager PyTorch.
         category_timeline: per category, the bytes during every node; they add up to ``timeline``.
@@ -99,8 +98,10 @@ class Plan:
     tensor_peak_bytes: int = 0
     peak_range: tuple[int, int] = (0, 0)
     eager_peak_range: tuple[int, int] = (0, 0)
-    reserved_range: tuple[int, int] | None = None
     scratch: Mapping[int, Need] = field(repr=False, compare=False, default_factory=dict)
+    _reserve: Callable[[bool], tuple[int, int, int] | None] = field(
+        repr=False, compare=False, default=lambda eager: None
+    )
 
     @property
     def _nodes(self) -> Sequence[Node]:
@@ -150,6 +151,42 @@ class Plan:
         if not 0 <= position < len(self._nodes):
             raise IndexError(f"there is no node {position}: the graph has {len(self._nodes):,}")
         return moment(position, self._nodes[position], self._lifetimes.values())
+
+    @property
+    def reserved_range(self) -> tuple[int, int] | None:
+        """The least and the most that ``reserved_bytes`` may be, simulated when asked for."""
+        held = self._reserved(eager=False)
+        return held[1:] if held is not None else None
+
+    @property
+    def eager_reserved_bytes(self) -> int | None:
+        """What the CUDA caching allocator would hold at most for plain eager PyTorch."""
+        held = self._reserved(eager=True)
+        return held[0] if held is not None else None
+
+    @property
+    def eager_reserved_range(self) -> tuple[int, int] | None:
+        """The least and the most that ``eager_reserved_bytes`` may be."""
+        held = self._reserved(eager=True)
+        return held[1:] if held is not None else None
+
+    @property
+    def eager_driver_range(self) -> tuple[int, int] | None:
+        """What the driver may say that eager PyTorch's process takes of the card, at its peak.
+
+        At least what is allocated; at most what the allocator would hold and the CUDA context, of
+        which a part is there from the start and a part comes with the kernels that are loaded.
+        """
+        held, reservation = self._reserved(eager=True), self._reservation
+        if held is None or reservation is None:
+            return None
+        return self.eager_peak_range[0], held[2] + reservation.context_bytes
+
+    def _reserved(self, *, eager: bool) -> tuple[int, int, int] | None:
+        key = f"reserved {eager}"
+        if key not in self._cache:
+            self._cache[key] = self._reserve(eager)
+        return self._cache[key]
 
     @property
     def remedies(self) -> Sequence[Remedy]:
@@ -230,11 +267,12 @@ def make_plan(
     at_peak = moment(peak_index, graph.nodes[peak_index], spans) if peak_index is not None else None
     room = capacity(target, sum(span.storage.nbytes for span in spans if _exists(span)))
     reservation = None
-    reserved_range = None
     if card:
         reservation = reserve(graph, spans, target, room)
-        if reservation is not None:
-            reserved_range = _reserved_range(graph, tensors, target, needs, reservation)
+
+    def reserved(eager: bool) -> tuple[int, int, int] | None:
+        return _reserved(graph, tensors, target, needs, recorded, eager) if card else None
+
     fits = None if room is None else peak_bytes <= room
     if room is not None and reservation is not None:
         fits = reservation.failure is None
@@ -261,8 +299,8 @@ def make_plan(
         tensor_peak_bytes=max(without, default=0),
         peak_range=_range(without, needs),
         eager_peak_range=_range(eager_without, needs),
-        reserved_range=reserved_range,
         scratch=needs,
+        _reserve=reserved,
     )
 
 
@@ -283,25 +321,25 @@ def _range(totals: Sequence[int], needs: Mapping[int, Need]) -> tuple[int, int]:
     return low, high
 
 
-def _reserved_range(
+def _reserved(
     graph: Graph,
     tensors: Sequence[Lifetime],
     target: Device | DeviceProfile,
     needs: Mapping[int, Need],
-    reservation: Reservation,
-) -> tuple[int, int]:
-    """What the allocator would hold with the least and the most scratch memory."""
-    if all(need.exact for need in needs.values()):
-        return reservation.reserved_bytes, reservation.reserved_bytes
-    ends = []
-    for which in ("low", "high"):
-        sizes = ((graph.nodes[at], getattr(need, which)) for at, need in needs.items())
-        device = tensors[0].storage.device if tensors else torch.device("cuda")
-        spans = [*tensors, *(lifetime_of(node, size, device) for node, size in sizes if size)]
-        simulated = reserve(graph, spans, target, None)
-        ends.append(simulated.reserved_bytes if simulated is not None else reservation.reserved_bytes)
+    device: torch.device,
+    eager: bool,
+) -> tuple[int, int, int] | None:
+    """What the allocator would hold at most: best figure, least, most."""
+    found = []
+    exact = all(need.exact for need in needs.values())
+    for which in range(1 if exact else 3):
+        scratched = (lifetime_of(graph.nodes[at], need[which], device) for at, need in needs.items())
+        reservation = reserve(graph, [*tensors, *scratched], target, None, eager=eager)
+        if reservation is None:
+            return None
+        found.append(reservation.reserved_bytes)
     # More scratch memory can leave the allocator with fewer fragments.
-    return min(*ends, reservation.reserved_bytes), max(*ends, reservation.reserved_bytes)
+    return found[0], min(found), max(found)
 
 
 def _target_of(recorded: torch.device) -> Device | DeviceProfile:

@@ -9,6 +9,7 @@ import torch
 from ..graph.ir import Node, Value
 from .changes import Changed
 from .replay import Key, Program, Step
+from .scratch import SCRATCH
 
 
 def bf16(program: Program) -> Iterator[Changed]:
@@ -28,6 +29,8 @@ def bf16(program: Program) -> Iterator[Changed]:
     halves = [key for key, dtype in enumerate(program.dtypes) if dtype is torch.float32 and key not in stay]
     if not halves:
         return
+    # A kernel's scratch memory holds copies of what it works on.
+    halves += [key for key, storage in enumerate(program.storages) if storage.name == SCRATCH]
     changed = program.copy()
     for key in halves:
         changed.sizes[key] = program.sizes[key] // 2

@@ -20,9 +20,10 @@ from .convolution import backward_need, forward_need
 from .events import NOTHING, Need
 from .lifetimes import Lifetime
 from .onednn import PAGE
+from .scratch_cuda import TABLE as CUDA_TABLE
 
 _CPU_TABLE: dict[str, Callable[[Node, int], Need]] = {}
-_CUDA_TABLE: dict[str, Callable[[Node, int], Need]] = {}
+SCRATCH = "scratch"  # the name of a storage that stands for it
 _Rule = Callable[[Node, int], Need]
 
 
@@ -32,7 +33,7 @@ def scratch(graph: Graph, device: torch.device, kind: str) -> dict[int, Need]:
     ``kind`` is the type of device whose kernels would run: ``"cuda"`` for a graph recorded on the
     CPU and planned for a card.
     """
-    table = _CUDA_TABLE if kind == "cuda" else _CPU_TABLE if kind == "cpu" else {}
+    table = CUDA_TABLE if kind == "cuda" else _CPU_TABLE if kind == "cpu" else {}
     threads = torch.get_num_threads()
     found: dict[int, Need] = {}
     for node in graph.nodes:
@@ -50,7 +51,7 @@ def scratch(graph: Graph, device: torch.device, kind: str) -> dict[int, Need]:
 def lifetime_of(node: Node, nbytes: int, device: torch.device) -> Lifetime:
     """A node's scratch memory as a storage that lives during the node, on both timelines."""
     storage = Storage(nbytes, device, external=False, created=node.index)
-    storage.name, storage.dropped = "scratch", node.index + 1
+    storage.name, storage.dropped = SCRATCH, node.index + 1
     at, stop = node.index, node.index + 1
     return Lifetime(
         storage=storage,

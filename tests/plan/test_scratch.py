@@ -13,6 +13,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import lazyviz
+from lazyviz import session
 from lazyviz.plan.events import Need
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")  # the profiler's own business
@@ -250,3 +251,35 @@ def test_memory_met_again_after_a_sync_point_counts_once():
     without, with_sync = plans
     assert with_sync.eager_peak_bytes == without.eager_peak_bytes
     assert with_sync.by_category["parameters"] == without.by_category["parameters"]
+
+
+def test_a_card_s_convolution_has_a_range_and_what_the_allocator_would_hold_has_one_too():
+    x, w = torch.randn(8, 64, 64, 64), torch.randn(64, 64, 3, 3)
+    with lazyviz.lazy() as graph:
+        y = convolution(x, w, None, 1, 1)
+    plan = graph.plan(device="RTX-3060")
+    (need,) = plan.scratch.values()
+    assert (need.low, need.nbytes) == (0, x.nbytes + w.nbytes + y.nbytes) and need.high > need.nbytes
+    assert plan.reserved_range is not None and plan.eager_reserved_range is not None
+    low, high = plan.reserved_range
+    assert low < plan.reserved_bytes < high
+    assert plan.eager_reserved_range[0] <= plan.eager_reserved_bytes <= plan.eager_reserved_range[1]
+    assert plan.eager_driver_range[0] == plan.eager_peak_range[0]
+    assert plan.eager_driver_range[1] > plan.eager_reserved_range[1]
+    assert graph.plan(device="cpu").reserved_range is None
+    graph.evaluate()
+
+
+def test_many_embedded_words_are_sorted_on_a_card_and_few_are_not():
+    def backward_of(count: int) -> Need | None:
+        table = nn.Embedding(500, 16)
+        with lazyviz.lazy() as graph:
+            table(torch.zeros(count, dtype=torch.long)).sum().backward()
+        plan = graph.plan(device="RTX-3060")
+        found = [plan.scratch.get(node.index) for node in graph.nodes if "embedding_dense" in node.name]
+        session.reset()
+        return found[0]
+
+    assert backward_of(3072) is None
+    need = backward_of(3073)
+    assert need is not None and 0 < need.low < need.nbytes < need.high
