@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import absence
 from .execute import eager
 from .execute.backend import find_backend
 from .execute.report import Report as Report
@@ -236,6 +237,7 @@ def _evaluate(
     global _last_cause
     if any(node.error == FORGOTTEN for node in nodes):
         raise RuntimeError(FORGOTTEN)
+    absence.refuse(nodes, graph.device if graph is not None else None)
     from .execute.progress import Progress
 
     touched = list(
@@ -345,6 +347,7 @@ def lazy(
     backend: str = "eager",
     allow_sync: bool = True,
     *,
+    assume: Mapping[int, Any] | None = None,
     held_bytes_limit: int = HELD_BYTES_LIMIT,
     code: str = "",
     names: Mapping[str, Any] | None = None,
@@ -352,7 +355,9 @@ def lazy(
     """Record the PyTorch ops of a block instead of running them.
 
     Args:
-        device: plan for this device by default (a device, a profile or its name).
+        device: plan for this device by default (a device, a profile or its name).  In a process without
+            CUDA, ``torch.cuda`` answers for a card inside the block; what is sent there can only be planned.
+        assume: what a read at each of these lines returns that an absent device would have to compute.
         allow_sync: False makes a sync point inside the block an error that names its line.
         held_bytes_limit: evaluate once pending ops keep more than this many bytes of
             outside tensors alive that the block itself has dropped.
@@ -365,10 +370,7 @@ def lazy(
     if batch is not None or split not in (None, "off"):
         raise ValueError("naming a batch and splitting are not available in this version of lazyviz")
     find_backend(backend)
-    if device is not None:
-        from .plan.devices import resolve
-
-        resolve(device)
+    device, card = absence.resolved(device)
     if tape.graph is not None and tape.owner != threading.get_ident():
         raise RuntimeError("another thread is recording; one lazy block at a time")
     with tape.lock:  # a run on another thread ends first
@@ -383,7 +385,8 @@ def lazy(
     tape.allow_sync, tape.held_bytes_limit = allow_sync, held_bytes_limit
     start = time.perf_counter()
     try:
-        yield graph
+        with absence.recording_for(tape, card, graph.ir, assume):
+            yield graph
     finally:
         tape.mark_parameters(graph.nodes)
         name_tensors(

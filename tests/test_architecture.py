@@ -15,13 +15,15 @@ PACKAGE = Path(lazyviz.__file__).parent
 MAY_IMPORT = {
     "_torch": set(),
     "_kernels": set(),  # private APIs like `_torch`'s, on what kernels choose: for the plan alone
+    "_torch_cuda": {"_torch"},
     "metrics": set(),
     "cell": set(),
-    "record": {"_torch", "record", "graph.ir"},
+    "record": {"_torch", "_torch_cuda", "record", "graph.ir"},
     "graph": {"_torch", "graph"},
     "plan": {"_torch", "_kernels", "graph", "plan"},
     "view": {"_torch", "graph", "plan", "view"},
     "execute": {"_torch", "record", "graph", "plan", "execute"},
+    "absence": {"_torch_cuda", "record", "graph", "plan"},  # a part of session
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

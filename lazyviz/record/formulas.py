@@ -23,9 +23,9 @@ import torch
 
 from .. import _torch
 from .guard import nodes_before_access, tensors_in
+from .patches import Patches
 from .recorder import Tape
 from .storage import TrackedNode
-from .sync import Patches
 
 # By the names of their autograd nodes.
 GRADIENTS = frozenset(

@@ -14,6 +14,8 @@ import torch
 
 from .. import _torch
 from .._torch import OpOverload
+from .order import closure
+from .pending import needs_absent
 from .rng import Generators
 from .shapes import OpInfo
 from .storage import FORGOTTEN, TrackedNode
@@ -80,6 +82,11 @@ def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> lis
     if write:
         needed.extend(storage.readers)
     return [node for node in needed if node.state != "done"]
+
+
+def is_out_of_reach(tape: Tape, tensor: torch.Tensor) -> bool:
+    """Whether only a GPU that is not here could tell what ``tensor`` holds."""
+    return needs_absent(closure(nodes_before_access(tape, tensor, write=False)))
 
 
 def needed_nodes(

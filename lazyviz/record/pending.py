@@ -8,11 +8,11 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from .. import _torch
+from .. import _torch, _torch_cuda
 from ..graph.ir import Graph, SyncPoint
 from .order import closure
 from .rng import Generators
@@ -21,12 +21,19 @@ from .shapes import ShapeCache
 from .storage import FORGOTTEN, TensorRef, TrackedNode, TrackedStorage, TrackedValue
 from .tensor import LazyTensor
 
+if TYPE_CHECKING:
+    from .absent import AbsentCards
+
 HELD_BYTES_LIMIT = 4 * 2**30
 """Bytes of dropped outside tensors a pending graph may keep alive before it is evaluated."""
 
 
 class SyncError(RuntimeError):
     """An op needed values where syncs are forbidden."""
+
+
+class AbsentDeviceError(RuntimeError):
+    """Something needs a value that only a GPU which is not on this machine could compute."""
 
 
 class Evaluator(Protocol):
@@ -58,6 +65,7 @@ class Pending:
         self.watching: weakref.WeakSet[Graph] = weakref.WeakSet()  # whose values point to tensors
         self._views: list[TrackedNode] = []  # pending ones recorded outside of a block
         self.held_bytes_limit = HELD_BYTES_LIMIT
+        self.absent: AbsentCards | None = None  # the card that is planned, where it is not in this machine
 
     def sync(self, cause: str, needed: Iterable[TrackedNode], nbytes: int = 0) -> None:
         """Evaluate ``needed`` and what it depends on; note the sync point in the graph being recorded.
@@ -67,6 +75,14 @@ class Pending:
         """
         nodes = closure(needed)
         line = self.scopes.sources.find(sys._getframe(1))[0]
+        if needs_absent(nodes):
+            where = f" at {line}: {line.text}" if line else ""
+            what = line.line if line else "LINE"
+            raise AbsentDeviceError(
+                f"{cause}{where} needs a value that only the planned GPU could compute, which is not on this "
+                "machine; the plan is of what comes before. To go on, say what is read there: "
+                f"%%lazy --assume {what}=VALUE, or lazyviz.lazy(assume={{{what}: VALUE}})."
+            )
         if self.graph is not None and not self.allow_sync:
             where = f" at line {line.line}: {line.text}" if line else ""
             raise SyncError(f"{cause} needs {len(nodes)} pending ops to run{where}; syncs are forbidden here")
@@ -191,6 +207,14 @@ class Pending:
             yield
         finally:
             self.pauses -= 1
+
+
+def needs_absent(nodes: Iterable[TrackedNode]) -> bool:
+    """Whether only a GPU that is not on this machine could run some of ``nodes``."""
+    absent = _torch_cuda.STAND_INS
+    return bool(absent) and any(
+        value.meta.device in absent for node in nodes for value in (*node.outputs, *node.inputs)
+    )
 
 
 def release(value: TrackedValue) -> None:

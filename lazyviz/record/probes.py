@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import _torch, _torch_cuda
 from .._torch import OpOverload
 from ..graph.ir import TensorMeta
 from .rng import Generators, state_of
@@ -84,7 +84,7 @@ def _refusals(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> 
 
     A kernel that is not PyTorch's own may do anything: it is called only for the user.
     """
-    if op.namespace != "aten" or _nbytes(inputs) > LARGEST_NBYTES:
+    if op.namespace != "aten" or _nbytes(inputs) > LARGEST_NBYTES or nowhere(inputs, kwargs):
         return []
     refused: list[Exception] = []
     with torch.no_grad(), _torch.kernels_only(), warnings.catch_warnings():
@@ -117,11 +117,19 @@ def doubtful(inputs: Sequence[Any], result: Any) -> bool:
 
 def are_small(inputs: Sequence[Any], result: Any) -> bool:
     """Whether it is cheap to ask the kernel."""
-    if any(value.meta.device.type == "meta" for value in inputs):
+    if any(value.meta.device.type == "meta" for value in inputs) or nowhere(inputs, {}):
         return False
     results = result if isinstance(result, (list, tuple)) else [result]
     made = sum(item.numel() * item.element_size() for item in results if isinstance(item, torch.Tensor))
     return _nbytes(inputs) + made <= _LARGEST_DOUBTFUL_NBYTES
+
+
+def nowhere(inputs: Sequence[Any], kwargs: Any) -> bool:
+    """Whether the kernel is that of a GPU which is not here."""
+    absent = _torch_cuda.STAND_INS
+    return bool(absent) and (
+        kwargs.get("device") in absent or any(value.meta.device in absent for value in inputs)
+    )
 
 
 def check_dimension(name: str, dim: Any, inputs: Sequence[Any], result: Any) -> None:

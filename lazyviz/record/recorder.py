@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import _torch, _torch_cuda
 from .._torch import OpOverload
 from ..graph.ir import TensorMeta
 from . import constants, guard
@@ -37,6 +37,7 @@ from .storage import (
 from .tensor import LazyTensor, is_pending, make_pending, make_real, view_is_being_made, wrap
 
 _NUMBERS = (float, int, bool, complex)
+_STAND_INS = _torch_cuda.STAND_INS
 
 
 class RecorderMode(_torch.TorchDispatchMode):
@@ -62,6 +63,8 @@ class RecorderMode(_torch.TorchDispatchMode):
             or (tape.owner != threading.get_ident() and not tape.in_autograd())
         ):
             return guard.dispatch(tape, func, args, kwargs or {})
+        if tape.absent is not None and kwargs:
+            kwargs = tape.absent.recorded(kwargs)
         return tape.record(func, args, kwargs or {})
 
 
@@ -158,7 +161,7 @@ class Tape(Pending):
             # No memory, nothing to defer.
             return op(*guard.replaced(args, guard.on_meta), **guard.replaced(kwargs, guard.on_meta))
         if inferred.special:
-            if inferred.to_cpu:
+            if inferred.to_cpu and self.absent is None:
                 return self.run_now(op, info, args, kwargs, "copy to the CPU")
             if any(type(tensors[at]) is not LazyTensor for at, _ in inferred.restructured):
                 if info.metadata_write:  # pending nodes have their own alias of the memory
@@ -305,15 +308,14 @@ class Tape(Pending):
         inferred: Inferred,
         values: list[TrackedValue],
     ) -> torch.Generator | None:
+        device = next((spec.meta.device for spec in inferred.outputs if spec is not None), None)
+        device = device if device is not None else values[0].device
+        if device in _STAND_INS or (info.name == "native_dropout" and args[2] is False):
+            return None  # nothing will be drawn
         generator = kwargs.get("generator")
         if generator is None and info.generator is not None and info.generator < len(args):
             generator = args[info.generator]
-        if generator is not None:
-            return generator
-        if info.name == "native_dropout" and args[2] is False:
-            return None
-        device = next((spec.meta.device for spec in inferred.outputs if spec is not None), None)
-        return Generators.default(device if device is not None else values[0].device)
+        return generator if generator is not None else Generators.default(device)
 
     def _outputs(
         self, node: TrackedNode, inferred: Inferred, values: list[TrackedValue], tensors: list[torch.Tensor]
@@ -367,6 +369,8 @@ class Tape(Pending):
     def run_now(self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, cause: str) -> Any:
         """Evaluate what the call needs, then make the call itself on real tensors."""
         needed, nbytes = guard.needed_nodes(self, info, args, kwargs)
+        if self.absent is not None and (answer := self.absent.answer(op, needed)) is not None:
+            return answer.value
         self.sync(cause, needed, nbytes)
         for tensor in guard.written_tensors(info, args, kwargs):
             self._forget_outside(tensor)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import torch
 
-from .. import _torch
+from .. import _torch, _torch_cuda
 from .._torch import OpOverload
 from ..graph.ir import TensorMeta
 from . import layouts, probes
@@ -252,7 +253,13 @@ class ShapeCache:
         try:
             if info.is_view:
                 probes.view_without_memory(op, args, kwargs, inputs)
-            with torch.no_grad(), self._fake_mode, _torch.no_function_modes(), _torch.quiet_shape_rules():
+            with (
+                torch.no_grad(),
+                self._fake_mode,
+                _torch.no_function_modes(),
+                _torch.quiet_shape_rules(),
+                _torch_cuda.cuda_guards() if _torch_cuda.STAND_INS else nullcontext(),
+            ):
                 fakes = {id(value): _fake(value.meta, value.storage.nbytes) for value in inputs}
                 before = [fakes[id(value)] for value in inputs]
                 metas = [_key(fake) for fake in before]
@@ -414,6 +421,8 @@ class ShapeCache:
         self, op: OpOverload, args: Any, kwargs: Any, inputs: list[Any], error: Exception
     ) -> NoReturn:
         """Shape rules word errors in their own way: let the kernel itself refuse tensors of these shapes."""
+        if probes.nowhere(inputs, kwargs):
+            raise error
         refused = probes.refusal(op, args, kwargs, inputs)
         if refused is not None:
             raise refused.with_traceback(None) from None

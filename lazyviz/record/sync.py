@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from . import constants
-from .guard import nodes_before_access, tensors_in
+from .. import _torch, _torch_cuda
+from . import absent, constants
+from .guard import is_out_of_reach, nodes_before_access, tensors_in
+from .patches import Patches
 from .recorder import Tape
 from .rng import READERS, replace_readers, rng_state
 from .tensor import describe, is_pending, see_history, take_class
 
-_MISSING = object()
 # Modules that read a generator's state only to set it again.
 _HAND_BACK_STATES = ("torch.utils.checkpoint", "torch.random")
 
@@ -54,28 +54,6 @@ _HANDED_OUT = {
     "set_", "resize_", "numpy", "data_ptr", "storage access", "share_memory_", "DLPack",
     "__cuda_array_interface__",
 }  # fmt: skip
-
-
-class Patches:
-    """Attributes replaced for a while."""
-
-    def __init__(self) -> None:
-        self._saved: list[tuple[Any, str, Any]] = []
-
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        self._saved.append((owner, name, vars(owner).get(name, _MISSING)))
-        setattr(owner, name, value)
-
-    def restore(self) -> None:
-        for owner, name, value in reversed(self._saved):
-            if value is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
-        self._saved.clear()
-
-    def __bool__(self) -> bool:
-        return bool(self._saved)
 
 
 class SyncPatches:
@@ -138,6 +116,8 @@ class SyncPatches:
             tape = patches.tape
             if tape.pending:
                 cls = type(tensor)
+                if cause in absent.READERS and is_out_of_reach(tape, tensor):
+                    return absent.READERS[cause](tape, tensor, *args, **kwargs)
                 if (cause == "tolist" or (cause == "format" and tensor.dim() == 0)) and (
                     constant := patches.known(tensor)
                 ) is not None:
@@ -200,7 +180,7 @@ class SyncPatches:
     def _patch_randomness(self) -> None:
         """A generator with pending draws holds a marker, not the state the user may read."""
         self._patch_states((torch, torch.random), lambda: torch.default_generator)
-        if torch.cuda.is_available():
+        if _torch_cuda.cuda_is_present():
 
             def of_device(device: Any = "cuda") -> torch.Generator:
                 index = device if isinstance(device, int) else torch.device(device).index
@@ -404,7 +384,7 @@ class SyncPatches:
     def _patch_cuda(self) -> None:
         """Synchronizing with the GPU, or asking for its memory, is asking for the work to be done."""
         tape = self.tape
-        if not torch.cuda.is_available():
+        if not _torch_cuda.cuda_is_present():
             return
         for name in (
             "synchronize",

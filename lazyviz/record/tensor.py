@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import _torch, _torch_cuda
 from ..graph.ir import TensorMeta
 from .storage import FORGOTTEN, TensorRef, TrackedValue
 
 _strided = torch.strided
+_device_below = _torch.TensorBase.device.__get__
+_LEGACY_TYPE = _torch.TensorBase.type
+_STAND_INS = _torch_cuda.STAND_INS
 
 
 class LazyTensor(torch.Tensor):
@@ -41,6 +44,32 @@ class LazyTensor(torch.Tensor):
         see_history(self)
         return describe(self._lazyviz)
 
+    # What C++ says is not true of tensors on a planned, absent device.
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        value = self.__dict__.get("_lazyviz")
+        if value is None:  # not tied to its value yet
+            return _torch_cuda.stands_for(_device_below(self))
+        return value.meta.device
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return self.device.type == "cuda"
+
+    @property
+    def is_meta(self) -> bool:  # type: ignore[override]
+        return self.device.type == "meta"
+
+    def get_device(self) -> int:
+        index = self.device.index
+        return -1 if index is None else index
+
+    def type(self, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or not self.is_cuda:
+            return super().type(*args, **kwargs)
+        return f"torch.cuda.{_LEGACY_TYPE(torch.empty((), dtype=self.dtype)).removeprefix('torch.')}"
+
 
 def describe(value: TrackedValue) -> str:
     """The one-line form of a pending tensor: ``lazy[8, 512] float32 cuda:0, pending``."""
@@ -67,9 +96,12 @@ def memoryless(meta: TensorMeta, like: torch.Tensor | None = None) -> LazyTensor
     if like is not None and like.is_inference() != torch.is_inference_mode_enabled():
         with _torch.inference_mode(like.is_inference()):
             return memoryless(meta)
+    absent = _STAND_INS.get(meta.device)
     tensor = _torch.make_wrapper_subclass(
-        LazyTensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, _strided, meta.device
+        LazyTensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, _strided, absent or meta.device
     )
+    if absent is not None:
+        _torch_cuda.mark(tensor)
     if meta.flags:
         _torch.set_conj(tensor, bool(meta.flags & 1))
         _torch.set_neg(tensor, bool(meta.flags & 2))
@@ -87,12 +119,13 @@ def wrap(value: TrackedValue, base: torch.Tensor | None = None) -> LazyTensor:
 def make_pending(tensor: torch.Tensor, value: TrackedValue, data: torch.Tensor) -> None:
     """Rebind an existing tensor object (``p.data = data``) to ``value``, keeping its identity."""
     wrapper = memoryless(value.meta, data)
-    if type(tensor) is LazyTensor:
-        _torch.set_metadata(tensor, wrapper)
-    else:
-        cls = type(tensor)
-        _torch.become_pending(tensor, wrapper, LazyTensor)
-        take_class(tensor, cls)
+    with _torch_cuda.as_on_cpu(tensor, wrapper) if _STAND_INS else contextlib.nullcontext():
+        if type(tensor) is LazyTensor:
+            _torch.set_metadata(tensor, wrapper)
+        else:
+            cls = type(tensor)
+            _torch.become_pending(tensor, wrapper, LazyTensor)
+            take_class(tensor, cls)
     tensor._lazyviz = value  # type: ignore[attr-defined]
     TensorRef(tensor, value)
 

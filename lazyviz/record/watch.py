@@ -14,9 +14,10 @@ import torch
 from .. import _torch
 from .composites import CompositeKernels
 from .formulas import FormulaPatches
+from .patches import Patches
 from .recorder import RecorderMode, Tape
 from .scopes import ScopePatches
-from .sync import Patches, SyncPatches
+from .sync import SyncPatches
 from .tensor import LazyTensor
 
 

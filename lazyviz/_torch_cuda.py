@@ -1,0 +1,150 @@
+"""Private torch APIs that stand in for CUDA where it is absent, each with the reason for it.
+
+A planned tensor must never be a CUDA tensor to C++: without a CUDA runtime the autograd engine
+and device guards end the process.  To C++ it is on a device of type ``meta``, whose backward
+pass runs on the CPU's thread, with an index of its own that tells it from the user's own
+``meta`` tensors; Python sees ``cuda:N``.  ``tests/test_torch_cuda.py`` checks each entry.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C import (
+    DispatchKey,
+    DispatchKeySet,
+    _ExcludeDispatchKeyGuard,
+)
+
+from ._torch import _KEY_SET_OFFSET
+
+cuda_is_present: Callable[[], bool] = torch.cuda.is_available
+"""Whether this process can run on CUDA; ``torch.cuda.is_available`` itself answers for the planned card."""
+
+MOST_DEVICES = 8
+_FIRST_INDEX = 100  # of the meta device that stands for cuda:0; users have no reason to number theirs
+STAND_INS: dict[torch.device, torch.device] = {}
+"""The device that C++ sees for each ``cuda:N``; empty where CUDA is present."""
+_STANDS_FOR: dict[torch.device, torch.device] = {}
+
+
+def stand_in() -> None:
+    """From now on tensors on ``cuda:N`` are planned, in this process."""
+    if not STAND_INS and not cuda_is_present():
+        for index in range(MOST_DEVICES):
+            STAND_INS[torch.device("cuda", index)] = torch.device("meta", _FIRST_INDEX + index)
+        _STANDS_FOR.update({below: above for above, below in STAND_INS.items()})
+
+
+def stands_for(device: torch.device) -> torch.device:
+    """What Python shows for a device that C++ names."""
+    return _STANDS_FOR.get(device, device)
+
+
+# --- autocast -----------------------------------------------------------------------
+
+# C++ casts for a device type whose key tensors carry, and only tensors that say `is_cuda()`.
+_AUTOCAST = int(DispatchKeySet(DispatchKey.AutocastCUDA).raw_repr())
+
+
+def mark(tensor: torch.Tensor) -> None:
+    """Have ops on a planned tensor reach the kernels for ``torch.autocast("cuda")`` where that is on."""
+    key_set = ctypes.c_uint64.from_address(tensor._cdata + _KEY_SET_OFFSET)
+    key_set.value |= _AUTOCAST
+
+
+def without_autocast() -> Any:
+    """Context: ops go past the kernels for ``torch.autocast("cuda")``."""
+    return _ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.AutocastCUDA))
+
+
+def override(kernels: Mapping[str, Callable[..., Any]], key: str) -> Callable[[], None]:
+    """Replace ATen's kernels for a dispatch key; returns what puts them back."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():  # "overriding a previously registered kernel" is what is wanted
+        warnings.simplefilter("ignore")
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, key)
+    return library._destroy
+
+
+# --- tensors ------------------------------------------------------------------------
+
+_device_below = torch._C.TensorBase.device.__get__
+# What a CPU tensor's key set has and a meta tensor's lacks.
+_CPU_BIT = int(DispatchKeySet(DispatchKey.CPU).raw_repr() & ~DispatchKeySet(DispatchKey.Meta).raw_repr())
+
+
+@contextmanager
+def as_on_cpu(*tensors: torch.Tensor) -> Iterator[None]:
+    """Context in which ``set_data`` takes planned tensors for the same kind as CPU tensors.
+
+    It refuses tensors of other backends by their dispatch keys; CPU and CUDA tensors it
+    takes for each other.
+    """
+    key_sets = [ctypes.c_uint64.from_address(tensor._cdata + _KEY_SET_OFFSET) for tensor in tensors]
+    for key_set in key_sets:
+        key_set.value |= _CPU_BIT
+    try:
+        yield
+    finally:
+        for tensor, key_set in zip(tensors, key_sets):
+            if _device_below(tensor).type != "cpu":
+                key_set.value &= ~_CPU_BIT
+
+
+# --- initialization, guards ---------------------------------------------------------
+
+_LIBRARIES = os.path.join(os.path.dirname(torch.__file__), "lib")
+_CUDA = 1  # c10::DeviceType::CUDA
+_META = 14  # c10::DeviceType::Meta
+
+
+def require_init() -> None:
+    """Have C++ call ``torch.cuda._lazy_init`` again: it remembers a call of ours, which does nothing."""
+    library = ctypes.PyDLL(os.path.join(_LIBRARIES, "libtorch_python.so"))
+    library["_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"](
+        ctypes.c_int8(_CUDA), ctypes.c_bool(True)
+    )
+
+
+def make_on_cpu_first(on: bool) -> None:
+    """Whether ``torch.tensor(..., device="cuda")`` makes a CPU tensor, shows it to modes, and copies it then.
+
+    Otherwise it copies where no mode sees it.
+    """
+    torch._C._set_only_lift_cpu_tensors(on)
+
+
+@contextmanager
+def cuda_guards() -> Iterator[None]:
+    """Context in which C++ may guard a CUDA device, as shape rules written in Python make it do.
+
+    A build without CUDA has no guard; that of meta tensors, which does nothing, stands in.
+    """
+    registry = (ctypes.c_void_p * (_META + 1)).in_dll(
+        ctypes.CDLL(os.path.join(_LIBRARIES, "libc10.so")), "_ZN3c104impl26device_guard_impl_registryE"
+    )
+    before = registry[_CUDA]
+    if before is None:
+        registry[_CUDA] = registry[_META]
+    try:
+        yield
+    finally:
+        registry[_CUDA] = before
+
+
+# --- functions that are replaced while a card is planned ------------------------------
+
+# What groups the optimizer's tensors asks C++ for their device.
+group_tensors = torch._C._group_tensors_by_device_and_dtype
+GROUP_TENSORS = (torch._C, "_group_tensors_by_device_and_dtype")
+# Module.to asks it whether `parameter.data = ` may change the device.
+compatible_tensors = torch._has_compatible_shallow_copy_type
+COMPATIBLE_TENSORS = (torch, "_has_compatible_shallow_copy_type")

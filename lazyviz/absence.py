@@ -1,0 +1,89 @@
+"""Recording for a GPU that is not there: which card a block is for, and why its graph cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from . import _torch_cuda
+from .graph.ir import Graph
+from .plan.capability import DEFAULT, capability_of
+from .plan.devices import Device, DeviceProfile, resolve
+from .plan.lifetimes import allocated, lifetimes
+from .record.absent import AbsentCards, Card
+from .record.pending import AbsentDeviceError, needs_absent
+from .record.recorder import Tape
+from .record.storage import TrackedNode
+
+
+def resolved(device: Any) -> tuple[Any, Card | None]:
+    """What a block for ``device`` is planned for, and the card it sees if this process has no CUDA.
+
+    Raises:
+        ValueError: an unknown device.
+    """
+    if device is None:
+        return None, None
+    try:
+        target = resolve(device)
+    except ValueError:
+        number = _number(device)
+        if number is None or _torch_cuda.cuda_is_present():
+            raise
+        return unknown_card(number), Card("CUDA GPU", None, DEFAULT)
+    is_card = isinstance(target, DeviceProfile) or target.name.startswith("cuda")
+    if not is_card or _torch_cuda.cuda_is_present():
+        return device, None
+    name = target.name if isinstance(target, DeviceProfile) else target.model
+    return device, Card(name, target.total_bytes, capability_of(target))
+
+
+def _number(device: Any) -> int | None:
+    """The number of a CUDA device that a plan can be made for without knowing the card."""
+    kind, _, index = str(device).partition(":")
+    if kind != "cuda" or not (index.isdigit() or not index):
+        return None
+    number = int(index or 0)
+    return number if number < _torch_cuda.MOST_DEVICES else None
+
+
+def unknown_card(number: int) -> Device:
+    """``cuda`` where there is none: what would be needed can be told, not whether it fits."""
+    return Device(f"cuda:{number}", "CUDA GPU that is not on this machine", None, None, None, "absent")
+
+
+@contextmanager
+def recording_for(
+    tape: Tape, card: Card | None, graph: Graph, assume: Mapping[int, Any] | None
+) -> Iterator[None]:
+    """Context in which PyTorch answers for ``card``, if one is given and no outer block has one."""
+    if card is None or tape.absent is not None:
+        yield
+        return
+
+    def memory(device: torch.device, since: int) -> tuple[int, int]:
+        """Bytes of eager PyTorch's tensors on ``device`` now, and at most since node ``since``."""
+        spans = [span for span in lifetimes(graph) if span.storage.device == device]
+        levels = allocated(spans, len(graph.nodes), eager=True)
+        now = sum(span.storage.nbytes for span in spans if span.storage.dropped is None)
+        return now, max([now, *levels[since:]])
+
+    cards = tape.absent = AbsentCards(tape, card, memory, assume or {})
+    cards.install()
+    try:
+        yield
+    finally:
+        tape.absent = None
+        cards.remove()
+
+
+def refuse(nodes: Sequence[TrackedNode], device: Any) -> None:
+    """Raise :class:`AbsentDeviceError` if some of ``nodes`` can only be planned."""
+    if needs_absent(nodes):
+        name = getattr(device, "model", None) or getattr(device, "name", device) or "a CUDA device"
+        raise AbsentDeviceError(
+            f"This was recorded for {name}, which is not on this machine: it can be planned, not evaluated."
+        )

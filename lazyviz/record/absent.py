@@ -1,0 +1,398 @@
+"""A CUDA card that is not there: what a recorded cell sees of it.
+
+While a cell is recorded for such a card, ``torch.cuda`` answers for it, and tensors sent there
+are pending tensors that say ``cuda:N``; to C++ they are on another device (see
+:mod:`lazyviz._torch_cuda`), which this module maps back where an op reaches the recorder.
+Which kernels a GPU would choose is told by :mod:`lazyviz.record.absent_kernels` and
+:mod:`lazyviz.record.absent_autocast`.  Nothing here is in place where CUDA is present.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import _torch, _torch_cuda
+from .absent_autocast import AutocastKernels
+from .absent_kernels import CudaKernels
+from .guard import nodes_before_access
+from .patches import Patches
+from .pending import AbsentDeviceError, needs_absent
+from .storage import TrackedNode
+
+if TYPE_CHECKING:
+    from .recorder import Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a cell may ask of the card it is planned for.
+
+    ``capability`` is its CUDA compute capability, ``count`` the number of such cards;
+    ``total_bytes`` of one, ``None`` if unknown.
+    """
+
+    name: str
+    total_bytes: int | None
+    capability: tuple[int, int]
+    count: int = _torch_cuda.MOST_DEVICES
+
+
+Memory = Callable[[torch.device, int], tuple[int, int]]
+"""Bytes allocated now and at most since a position of the graph, on a device, in eager PyTorch."""
+
+
+_ITEM = torch.ops.aten._local_scalar_dense.default
+_CHECK_GRADIENTS = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A value that is assumed."""
+
+    value: Any
+
+
+class AbsentCards:
+    """While installed, PyTorch answers for ``card``."""
+
+    def __init__(self, tape: Tape, card: Card, memory: Memory, assume: Mapping[int, Any]) -> None:
+        self.card = card
+        self.current = 0
+        self._tape = tape
+        self._memory = memory
+        self._assume = assume
+        self._reset_at = 0  # position of the last reset_peak_memory_stats
+        self._patches = Patches()
+        self._kernels = CudaKernels(self)
+        self._autocast = AutocastKernels()
+
+    def install(self) -> None:
+        _torch_cuda.stand_in()
+        _torch_cuda.make_on_cpu_first(True)
+        self._patch_functions()
+        self._patch_memory()
+        self._patch_randomness()
+        self._kernels.install()
+        self._autocast.install(self._patches)
+
+    def remove(self) -> None:
+        self._autocast.remove()
+        self._kernels.remove()
+        self._patches.restore()
+        _torch_cuda.make_on_cpu_first(False)
+        _torch_cuda.require_init()
+
+    # --- devices --------------------------------------------------------------------
+
+    def index(self, device: Any = None) -> int:
+        """The number of the CUDA device that a user's argument means."""
+        if device is None:
+            return self.current
+        if isinstance(device, int):
+            number = device if device >= 0 else self.current
+        else:
+            found = torch.device(device)
+            if found.type != "cuda":
+                raise ValueError(f"Expected a cuda device, but got: {found}")
+            number = self.current if found.index is None else found.index
+        if number >= self.card.count:
+            raise RuntimeError("CUDA error: invalid device ordinal")
+        return number
+
+    def device(self, device: torch.device) -> torch.device:
+        """The device that an op is recorded for: ``cuda`` is the current one."""
+        if device.type == "meta":
+            return _torch_cuda.stands_for(device)
+        return torch.device("cuda", self.index(device)) if device.type == "cuda" else device
+
+    def below(self, device: torch.device) -> torch.device:
+        """The device of the same name for C++; torch's own shape rules name devices as they are."""
+        if self._tape.shapes.inferring:
+            return device
+        return _torch_cuda.STAND_INS.get(self.device(device), device)
+
+    def recorded(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Keyword arguments of an op as they are recorded."""
+        device = kwargs.get("device")
+        if device is not None:
+            kwargs = {**kwargs, "device": self.device(torch.device(device))}
+        if kwargs.get("pin_memory"):  # memory of the host like any other, which only a driver can pin
+            kwargs = {**kwargs, "pin_memory": False}
+        return kwargs
+
+    # --- reads ----------------------------------------------------------------------
+
+    def answer(self, op: _torch.OpOverload | None, needed: Sequence[TrackedNode]) -> Answer | None:
+        """What the user said a read returns that needs ``needed``; no infinity is among gradients."""
+        if not needs_absent(needed):
+            return None
+        if op is _ITEM and needed[-1].op is _CHECK_GRADIENTS:
+            return Answer(0.0)
+        line = self._tape.scopes.sources.find(sys._getframe(2))[0]
+        if line is not None and line.line in self._assume:
+            return Answer(self._assume[line.line])
+        return None
+
+    # --- functions ------------------------------------------------------------------
+
+    def _patch_functions(self) -> None:
+        cuda, replace = torch.cuda, self._replace
+        tape, card = self._tape, self.card
+        replace(cuda, "_lazy_init", lambda: None)
+        replace(cuda, "init", lambda: None)
+        # torch's own shape rules must not find a card that they could use
+        replace(cuda, "is_available", lambda: not tape.shapes.inferring)
+        replace(cuda, "device_count", lambda: card.count)
+        replace(cuda, "current_device", lambda: self.current)
+        replace(cuda, "set_device", self._set_device)
+        replace(cuda, "_exchange_device", self._exchange_device)
+        replace(cuda, "_maybe_exchange_device", self._exchange_device)
+        replace(cuda, "get_device_name", lambda device=None: self.properties(device).name)
+        replace(cuda, "get_device_capability", lambda device=None: (self.index(device), card.capability)[1])
+        replace(cuda, "get_device_properties", self.properties)
+        # torch.cuda.is_bf16_supported: from compute capability 8 on, or emulated
+        replace(
+            cuda,
+            "is_bf16_supported",
+            lambda including_emulation=True: card.capability >= (8, 0) or including_emulation,
+        )
+        replace(cuda, "is_tf32_supported", lambda: card.capability >= (8, 0))
+        replace(
+            cuda,
+            "can_device_access_peer",
+            lambda device, peer_device: self.index(device) != self.index(peer_device),
+        )
+        replace(cuda, "synchronize", lambda device=None: None)
+        replace(cuda, "ipc_collect", lambda: None)
+        replace(cuda, "is_current_stream_capturing", lambda: False)
+        replace(cuda, "Stream", _Stream)
+        replace(cuda, "Event", _Event)
+        for name in ("current_stream", "default_stream"):
+            replace(cuda, name, lambda device=None: _Stream(device))
+        replace(cuda, "stream", lambda stream: nullcontext())
+        replace(cuda, "set_stream", lambda stream: None)
+        replace(torch.backends.cuda, "is_built", lambda: True)
+        accelerator = torch.accelerator
+        replace(accelerator, "is_available", lambda: not tape.shapes.inferring)
+        replace(accelerator, "device_count", lambda: card.count)
+        replace(accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+        replace(accelerator, "current_device_index", lambda: self.current)
+        replace(accelerator, "current_device_idx", lambda: self.current)
+        replace(accelerator, "set_device_index", self._set_device)
+        replace(accelerator, "set_device_idx", self._set_device)
+        replace(accelerator, "synchronize", lambda device=None: None)
+        replace(accelerator, "current_stream", lambda device=None: _Stream(device))
+        replace(accelerator, "set_stream", lambda stream: None)
+        replace(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)
+        replace(*_torch_cuda.COMPATIBLE_TENSORS, _compatible_tensors)
+        replace(*_torch_cuda.GROUP_TENSORS, _group_tensors)
+
+    def _replace(self, owner: Any, name: str, function: Any) -> None:
+        original = vars(owner).get(name)
+        if original is None:
+            return  # another version of PyTorch
+        if isinstance(function, type):
+            self._patches.set(owner, name, function)
+            return
+
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        self._patches.set(owner, name, replacement)
+
+    def _set_device(self, device: Any) -> None:
+        if not (isinstance(device, int) and device < 0):
+            self.current = self.index(device)
+
+    def _exchange_device(self, device: int) -> int:
+        before = self.current
+        self._set_device(device)
+        return before
+
+    def properties(self, device: Any = None) -> _Properties:
+        self.index(device)
+        return _Properties(self.card)
+
+    # --- memory ---------------------------------------------------------------------
+
+    def _patch_memory(self) -> None:
+        """What eager PyTorch's tensors would take at this line; the allocator's own counters are not told."""
+        cuda, replace = torch.cuda, self._replace
+
+        def allocated(device: Any = None) -> int:
+            return self._memory(torch.device("cuda", self.index(device)), 0)[0]
+
+        def most(device: Any = None) -> int:
+            return self._memory(torch.device("cuda", self.index(device)), self._reset_at)[1]
+
+        def free_and_total(device: Any = None) -> tuple[int, int]:
+            total = self.properties(device).total_memory
+            return total - allocated(device), total
+
+        def reset(device: Any = None) -> None:
+            self._reset_at = len(self._tape.graph.nodes) if self._tape.graph is not None else 0
+
+        for owner in (cuda, cuda.memory):
+            replace(owner, "memory_allocated", allocated)
+            replace(owner, "max_memory_allocated", most)
+            replace(owner, "mem_get_info", free_and_total)
+            replace(owner, "reset_peak_memory_stats", reset)
+            replace(owner, "reset_max_memory_allocated", reset)
+            replace(owner, "empty_cache", lambda: None)
+            replace(owner, "set_per_process_memory_fraction", lambda fraction, device=None: None)
+            for name in (
+                "memory_reserved",
+                "max_memory_reserved",
+                "memory_stats",
+                "memory_summary",
+                "memory_snapshot",
+            ):
+                replace(owner, name, _unknown(f"torch.cuda.{name}()"))
+
+    # --- random numbers ---------------------------------------------------------------
+
+    def _patch_randomness(self) -> None:
+        """Its generators have no state: nothing will be drawn."""
+        cuda, replace = torch.cuda, self._replace
+        state = torch.zeros(16, dtype=torch.uint8)  # a seed and an offset of 8 bytes each
+
+        for owner in (cuda, cuda.random):
+            for name in ("manual_seed", "manual_seed_all"):
+                replace(owner, name, lambda seed: None)
+            for name in ("seed", "seed_all"):
+                replace(owner, name, lambda: None)
+            replace(owner, "get_rng_state", lambda device="cuda": state.clone())
+            replace(owner, "get_rng_state_all", lambda: [state.clone() for _ in range(self.card.count)])
+            replace(owner, "set_rng_state", lambda new_state, device="cuda": None)
+            replace(owner, "set_rng_state_all", lambda new_states: None)
+            replace(owner, "initial_seed", _unknown("torch.cuda.initial_seed()"))
+
+
+# --- reads that need no value -----------------------------------------------------------
+
+
+def _shown(tape: Tape, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> str:
+    return repr(tensor)
+
+
+def _deep_copy(tape: Tape, tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """A copy is recorded like any other."""
+    if not tensor.is_leaf:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) "
+            "support the deepcopy protocol at the moment."
+        )
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    copied = tensor.detach().clone(memory_format=torch.preserve_format)
+    if isinstance(tensor, torch.nn.Parameter):
+        copied = torch.nn.Parameter(copied, tensor.requires_grad)
+    else:
+        copied.requires_grad_(tensor.requires_grad)
+        if tensor.grad is not None:
+            copied.grad = _deep_copy(tape, tensor.grad, memo)
+    memo[id(tensor)] = copied
+    return copied
+
+
+def _list(tape: Tape, tensor: torch.Tensor) -> Any:
+    needed = nodes_before_access(tape, tensor, write=False)
+    answer = tape.absent.answer(None, needed) if tape.absent is not None else None
+    if answer is None:
+        tape.sync("tolist", needed)
+        raise AssertionError("a value that is out of reach has been read")
+    return answer.value
+
+
+READERS: dict[str, Callable[..., Any]] = {
+    "print": _shown,
+    "format": _shown,
+    "deepcopy": _deep_copy,
+    "share_memory_": lambda tape, tensor: tensor,  # memory of a GPU is left as it is
+    "tolist": _list,
+}
+"""What methods of tensors do, by their cause, where only an absent GPU could tell the value."""
+
+
+class _Properties:
+    """``torch.cuda.get_device_properties`` of a card, as far as it is known."""
+
+    def __init__(self, card: Card) -> None:
+        self.name = card.name
+        self.major, self.minor = card.capability
+        if card.total_bytes is not None:
+            self.total_memory = card.total_bytes
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AbsentDeviceError(f"{name} of {self.name} is not known: the card is not on this machine.")
+
+
+class _Stream:
+    """A stream on which nothing will run."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        self.device = device
+        self.cuda_stream = 0
+
+    def synchronize(self) -> None: ...
+    def wait_stream(self, stream: Any) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def record_event(self, event: Any = None) -> Any:
+        return event if event is not None else _Event()
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *error: Any) -> None: ...
+
+
+class _Event:
+    """An event that will never take place."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def record(self, stream: Any = None) -> None: ...
+    def wait(self, stream: Any = None) -> None: ...
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end_event: Any) -> float:
+        raise AbsentDeviceError("A planned GPU takes no time: Event.elapsed_time() is not known.")
+
+
+def _unknown(what: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise AbsentDeviceError(f"{what} is not known of a GPU that is not on this machine.")
+
+    return refuse
+
+
+def _compatible_tensors(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """A tensor's memory may be exchanged for one on a GPU, as on a machine that has one."""
+    if tensor.is_cuda or other.is_cuda:
+        return tensor.layout == other.layout == torch.strided
+    return bool(_torch_cuda.compatible_tensors(tensor, other))
+
+
+def _group_tensors(*args: Any) -> dict[Any, Any]:
+    """C++ groups by the devices that it sees."""
+    groups = _torch_cuda.group_tensors(*args)
+    return {(_torch_cuda.stands_for(device), dtype): group for (device, dtype), group in groups.items()}

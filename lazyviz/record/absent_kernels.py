@@ -1,0 +1,71 @@
+"""ATen functions made of others that choose by the device, told what a GPU would choose.
+
+To C++ a planned tensor is on no CUDA device, so that ``is_cuda()`` is false there.  The
+functions in question get a Python kernel that makes the choice PyTorch makes for CUDA
+tensors; for all others they are as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import _torch, _torch_cuda
+
+if TYPE_CHECKING:
+    from .absent import AbsentCards
+
+_aten = torch.ops.aten
+_TO = ("to.dtype_layout", "to.device", "to.other")
+
+
+class CudaKernels:
+    """The kernels, and their coming and going."""
+
+    def __init__(self, cards: AbsentCards) -> None:
+        self._cards = cards
+        self._remove: Callable[[], None] | None = None
+
+    def install(self) -> None:
+        original = _torch.composite_kernel
+        self._to_layout = original("to.dtype_layout")
+        self._to_device = original("to.device")
+        self._dropout_cpu = original("dropout")
+        self._softmax_cpu = original("softmax.int")
+        self._log_softmax_cpu = original("log_softmax.int")
+        self._remove = _torch_cuda.override(
+            {
+                "to.dtype_layout": self._to_dtype_layout,
+                "to.device": self._to_device_dtype,
+                "dropout": self._dropout,
+            },
+            "CompositeImplicitAutograd",
+        )
+
+    def remove(self) -> None:
+        if self._remove is not None:
+            self._remove()
+            self._remove = None
+
+    # --- from device to device -------------------------------------------------------
+
+    def _to_dtype_layout(self, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        device = kwargs.get("device")
+        if device is not None:
+            kwargs["device"] = self._cards.below(torch.device(device))
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        return self._to_layout(tensor, **kwargs)
+
+    def _to_device_dtype(self, tensor: torch.Tensor, device: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self._to_device(tensor, self._cards.below(torch.device(device)), *args, **kwargs)
+
+    # --- dropout ---------------------------------------------------------------------
+
+    def _dropout(self, tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        """``is_fused_kernel_acceptable`` in ATen's Dropout.cpp."""
+        if tensor.is_cuda and train and 0 < p < 1 and tensor.numel():
+            return _aten.native_dropout.default(tensor, p, train)[0]
+        return self._dropout_cpu(tensor, p, train)
