@@ -148,3 +148,6 @@ GROUP_TENSORS = (torch._C, "_group_tensors_by_device_and_dtype")
 # Module.to asks it whether `parameter.data = ` may change the device.
 compatible_tensors = torch._has_compatible_shallow_copy_type
 COMPATIBLE_TENSORS = (torch, "_has_compatible_shallow_copy_type")
+
+# The order in which scaled_dot_product_attention tries kernels; torch.nn.attention.sdpa_kernel sets it.
+attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch, _torch_cuda
+from .. import _torch_cuda
 from .absent_autocast import AutocastKernels
 from .absent_kernels import CudaKernels
 from .guard import nodes_before_access
@@ -46,10 +46,6 @@ class Card:
 
 Memory = Callable[[torch.device, int], tuple[int, int]]
 """Bytes allocated now and at most since a position of the graph, on a device, in eager PyTorch."""
-
-
-_ITEM = torch.ops.aten._local_scalar_dense.default
-_CHECK_GRADIENTS = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +125,10 @@ class AbsentCards:
 
     # --- reads ----------------------------------------------------------------------
 
-    def answer(self, op: _torch.OpOverload | None, needed: Sequence[TrackedNode]) -> Answer | None:
-        """What the user said a read returns that needs ``needed``; no infinity is among gradients."""
+    def answer(self, needed: Sequence[TrackedNode]) -> Answer | None:
+        """What the user said a read returns that needs ``needed``."""
         if not needs_absent(needed):
             return None
-        if op is _ITEM and needed[-1].op is _CHECK_GRADIENTS:
-            return Answer(0.0)
         line = self._tape.scopes.sources.find(sys._getframe(2))[0]
         if line is not None and line.line in self._assume:
             return Answer(self._assume[line.line])
@@ -305,7 +299,7 @@ def _deep_copy(tape: Tape, tensor: torch.Tensor, memo: dict[int, Any]) -> torch.
 
 def _list(tape: Tape, tensor: torch.Tensor) -> Any:
     needed = nodes_before_access(tape, tensor, write=False)
-    answer = tape.absent.answer(None, needed) if tape.absent is not None else None
+    answer = tape.absent.answer(needed) if tape.absent is not None else None
     if answer is None:
         tape.sync("tolist", needed)
         raise AssertionError("a value that is out of reach has been read")

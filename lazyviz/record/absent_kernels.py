@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _torch, _torch_cuda
+from .absent_attention import MATH, Call, choose, fused
+from .tensor import is_pending
 
 if TYPE_CHECKING:
     from .absent import AbsentCards
 
 _aten = torch.ops.aten
-_TO = ("to.dtype_layout", "to.device", "to.other")
 
 
 class CudaKernels:
@@ -33,13 +34,13 @@ class CudaKernels:
         self._to_layout = original("to.dtype_layout")
         self._to_device = original("to.device")
         self._dropout_cpu = original("dropout")
-        self._softmax_cpu = original("softmax.int")
-        self._log_softmax_cpu = original("log_softmax.int")
+        self._attention_cpu = original("scaled_dot_product_attention")
         self._remove = _torch_cuda.override(
             {
                 "to.dtype_layout": self._to_dtype_layout,
                 "to.device": self._to_device_dtype,
                 "dropout": self._dropout,
+                "scaled_dot_product_attention": self._attention,
             },
             "CompositeImplicitAutograd",
         )
@@ -69,3 +70,26 @@ class CudaKernels:
         if tensor.is_cuda and train and 0 < p < 1 and tensor.numel():
             return _aten.native_dropout.default(tensor, p, train)[0]
         return self._dropout_cpu(tensor, p, train)
+
+    # --- attention -------------------------------------------------------------------
+
+    def _attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if is_pending(query) and query.is_cuda:
+            call = Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+            kernel = choose(call, self._cards.card.capability)
+            if kernel != MATH:
+                return fused(call, kernel, scale)
+        return self._attention_cpu(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import _torch, _torch_cuda
 from .._torch import OpOverload
 from .shapes import Inferred, OpInfo, ShapeCache
 from .storage import FORGOTTEN, Shadow, TrackedNode, TrackedStorage, TrackedValue
@@ -28,6 +28,8 @@ KEPT_NBYTES = 4096  # of a storage that is kept for the next read although nothi
 # What decides the shape of a result that depends on data, where it is not every argument.
 _DECIDING = {"index": "indices", "masked_select": "mask", "repeat_interleave": "repeats"}
 
+_STAND_INS = _torch_cuda.STAND_INS
+_CHECK_GRADIENTS = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 Tensors = dict[TrackedValue, torch.Tensor]
 
 
@@ -86,8 +88,9 @@ def foresee(
         for value in values:
             if value not in tensors:
                 meta = value.meta
-                tensors[value] = torch.empty(meta.shape, dtype=meta.dtype, device=meta.device)
-        return shapes.describe(info, compute(op, args, kwargs, tensors))
+                tensors[value] = torch.empty(meta.shape, dtype=meta.dtype, device=_computed_on(meta.device))
+        absent = next((value.device for value in values if value.device in _STAND_INS), None)
+        return shapes.describe(info, compute(op, args, kwargs, tensors), absent)
     except Exception:  # the op's own error, which running it raises at this line
         return None
 
@@ -161,6 +164,11 @@ class _Walk:
     def _reach_node(self, node: TrackedNode, stack: list[TrackedNode]) -> bool:
         if node in self._nodes or node.folded or node.state == "done":
             return True
+        if node.op is _CHECK_GRADIENTS and node.inputs[0].device in _STAND_INS:
+            # For an absent GPU no gradient is infinite: what says so stays as it was.
+            found = node.inputs[-2]
+            stack += [other for other in node.after if found.storage in other.writes]
+            return self._reach_value(found, stack)
         if (
             node.missed
             or node.draws is not None
@@ -170,7 +178,7 @@ class _Walk:
             return False
         self._nodes.add(node)
         for value in node.outputs:
-            if value.device.type != "cpu":
+            if value.device.type != "cpu" and value.device not in _STAND_INS:
                 return False
             if value.node is node:
                 self._budget -= value.nbytes
@@ -265,4 +273,11 @@ def _substitute(item: Any, tensor_of: Callable[[TrackedValue], torch.Tensor]) ->
         return type(item)([_substitute(entry, tensor_of) for entry in item])
     if isinstance(item, dict):
         return {name: _substitute(entry, tensor_of) for name, entry in item.items()}
+    if isinstance(item, torch.device):
+        return _computed_on(item)
     return item
+
+
+def _computed_on(device: torch.device) -> torch.device:
+    """Where a known value is computed: what is known of a GPU's tensors is known without the GPU."""
+    return torch.device("cpu") if device in _STAND_INS else device

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch
+from .. import _torch, _torch_cuda
 from .._torch import OpOverload
 from .order import closure
 from .pending import needs_absent
@@ -107,10 +107,9 @@ def needed_nodes(
             generator = args[info.generator]
         if generator is None:
             device = next((tensor.device for tensor in tensors_in(args)), None) or kwargs.get("device")
-            generator = Generators.default(
-                torch.device(device) if device is not None else torch.device("cpu")
-            )
-        draw = tape.generators.pending(generator)
+            device = torch.device(device) if device is not None else torch.device("cpu")
+            generator = None if device in _torch_cuda.STAND_INS else Generators.default(device)
+        draw = tape.generators.pending(generator) if generator is not None else None
         if draw is not None:
             needed.append(draw)
     return needed, nbytes

@@ -23,7 +23,7 @@ from .order import order
 from .pending import Pending, release
 from .probes import sharing
 from .rng import Generators
-from .shapes import DataDependent, Inferred, OpInfo
+from .shapes import DataDependent, Inferred, OpInfo, OutputSpec
 from .storage import (
     TensorRef,
     TrackedNode,
@@ -308,7 +308,7 @@ class Tape(Pending):
         inferred: Inferred,
         values: list[TrackedValue],
     ) -> torch.Generator | None:
-        device = next((spec.meta.device for spec in inferred.outputs if spec is not None), None)
+        device = next((spec.meta.device for spec in inferred.outputs if type(spec) is OutputSpec), None)
         device = device if device is not None else values[0].device
         if device in _STAND_INS or (info.name == "native_dropout" and args[2] is False):
             return None  # nothing will be drawn
@@ -329,8 +329,8 @@ class Tape(Pending):
                 self._restructure(tensors[at], meta, node)
         graph = node.graph
         for position, spec in enumerate(inferred.outputs):
-            if spec is None:
-                results.append(None)
+            if type(spec) is not OutputSpec:
+                results.append(spec)
                 continue
             if spec.itself:
                 tensor = tensors[spec.source]  # type: ignore[index]
@@ -369,7 +369,7 @@ class Tape(Pending):
     def run_now(self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, cause: str) -> Any:
         """Evaluate what the call needs, then make the call itself on real tensors."""
         needed, nbytes = guard.needed_nodes(self, info, args, kwargs)
-        if self.absent is not None and (answer := self.absent.answer(op, needed)) is not None:
+        if self.absent is not None and (answer := self.absent.answer(needed)) is not None:
             return answer.value
         self.sync(cause, needed, nbytes)
         for tensor in guard.written_tensors(info, args, kwargs):

@@ -169,6 +169,9 @@ class OutputSpec:
         self.nbytes = nbytes  # of that storage
 
 
+Output = OutputSpec | int | None  # sizes, beside tensors, are numbers that metadata tells
+
+
 class Inferred:
     """The cached answer for one call."""
 
@@ -178,14 +181,14 @@ class Inferred:
         self,
         info: OpInfo,
         container: type | None,
-        outputs: list[OutputSpec | None],
+        outputs: list[Output],
         restructured: list[tuple[int, TensorMeta]],
         from_cpu: bool,
     ) -> None:
         self.container = container  # tuple or list the op returns, None for a bare tensor or nothing
         self.outputs = outputs
         self.restructured = restructured  # inputs whose metadata the op changes in place
-        meta = next((spec.meta for spec in outputs if spec is not None), None)
+        meta = next((spec.meta for spec in outputs if isinstance(spec, OutputSpec)), None)
         self.on_meta = meta is not None and meta.device.type == "meta"
         self.to_cpu = (
             info.name in ("_to_copy", "copy_")
@@ -217,9 +220,10 @@ class ShapeCache:
             info = self.infos[op] = OpInfo(op)
         return info
 
-    def meta_of(self, tensor: torch.Tensor) -> TensorMeta:
+    def meta_of(self, tensor: torch.Tensor, device: torch.device | None = None) -> TensorMeta:
         flags = int(tensor.is_conj()) | int(tensor.is_neg()) << 1
-        key = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device, flags)
+        place = device or tensor.device
+        key = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, place, flags)
         meta = self.metas.get(key)
         if meta is None:
             shape, stride, offset, dtype, device, flags = key
@@ -317,10 +321,10 @@ class ShapeCache:
             if not wanted and not info.mutates:
                 results[position] = None  # kernels leave out what the mask does; not every shape rule does
         fresh: dict[int, int] = {}
-        outputs: list[OutputSpec | None] = []
+        outputs: list[Output] = []
         for at, item in enumerate(results):
-            if item is None:
-                outputs.append(None)
+            if item is None or (type(item) is int and container is tuple):
+                outputs.append(item)
                 continue
             if not isinstance(item, torch.Tensor) or item.layout != torch.strided:
                 raise DataDependent(f"{op} returns {type(item).__name__}")
@@ -339,21 +343,24 @@ class ShapeCache:
             number = fresh.setdefault(address, len(fresh)) if source is None else -1
             nbytes = layouts.storage_nbytes(info.name, arguments, at, item)
             outputs.append(OutputSpec(meta, source, itself, number, nbytes))
-        returned = {spec.source for spec in outputs if spec is not None and spec.itself}
+        returned = {spec.source for spec in outputs if isinstance(spec, OutputSpec) and spec.itself}
         if any(position not in returned for position, _ in restructured):
             raise DataDependent(f"{op} restructures a tensor that it does not return")
         from_cpu = all(value.meta.device.type == "cpu" for value in inputs)
         return Inferred(info, container, outputs, restructured, from_cpu)
 
-    def describe(self, info: OpInfo, result: Any) -> Inferred | None:
-        """What has been computed, as an answer that holds for these inputs only; None if it cannot be one."""
+    def describe(self, info: OpInfo, result: Any, device: torch.device | None = None) -> Inferred | None:
+        """What has been computed, as an answer that holds for these inputs only; None if it cannot be one.
+
+        ``device`` is where the kernel itself would leave it, if another one computed it.
+        """
         results = list(result) if isinstance(result, (list, tuple)) else [result]
-        outputs: list[OutputSpec | None] = []
+        outputs: list[Output] = []
         for item in results:
             if not isinstance(item, torch.Tensor) or item.layout != torch.strided or item.is_quantized:
                 return None
             nbytes = _torch.TensorBase.untyped_storage(item).nbytes()
-            outputs.append(OutputSpec(self.meta_of(item), None, False, len(outputs), nbytes))
+            outputs.append(OutputSpec(self.meta_of(item, device), None, False, len(outputs), nbytes))
         container = type(result) if isinstance(result, (list, tuple)) else None
         return Inferred(info, container, outputs, [], True)
 
