@@ -9,6 +9,7 @@ from .execute.eager import Interrupted as Interrupted
 from .magic import load_ipython_extension as load_ipython_extension
 from .magic import unload_ipython_extension as unload_ipython_extension
 from .plan.devices import DeviceProfile as DeviceProfile
+from .record.pending import AbsentDeviceError as AbsentDeviceError
 from .record.pending import SyncError as SyncError
 from .session import LazyGraph as LazyGraph
 from .session import Report as Report

@@ -9,7 +9,9 @@ pass runs on the CPU's thread, with an index of its own that tells it from the u
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +24,7 @@ from torch._C import (
     _ExcludeDispatchKeyGuard,
 )
 
-from ._torch import _KEY_SET_OFFSET
+from ._torch import _KEY_SET_OFFSET, OpOverload
 
 cuda_is_present: Callable[[], bool] = torch.cuda.is_available
 """Whether this process can run on CUDA; ``torch.cuda.is_available`` itself answers for the planned card."""
@@ -151,3 +153,18 @@ COMPATIBLE_TENSORS = (torch, "_has_compatible_shallow_copy_type")
 
 # The order in which scaled_dot_product_attention tries kernels; torch.nn.attention.sdpa_kernel sets it.
 attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
+# What Module.to reads its arguments with.
+PARSE_TO = (torch._C._nn, "_parse_to")
+# DataParallel compares its cards by it.
+CHECK_BALANCE = (sys.modules["torch.nn.parallel.data_parallel"], "_check_balance")
+
+
+@functools.cache
+def is_made_of_others(op: OpOverload) -> bool:
+    """Whether ATen has one kernel for all devices, made of other operators."""
+    return op._can_decompose()
+
+
+# Which functions take the device of ``with torch.device(...)`` is noted at the first of them: before
+# anything of ours stands in for one.
+torch.utils._device._device_constructors()

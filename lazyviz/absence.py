@@ -72,8 +72,8 @@ def recording_for(
         return now, max([now, *levels[since:]])
 
     cards = tape.absent = AbsentCards(tape, card, memory, assume or {})
-    cards.install()
     try:
+        cards.install()
         yield
     finally:
         tape.absent = None

@@ -10,6 +10,7 @@ lines, with ``%%lazy`` as line 1.
 
 from __future__ import annotations
 
+import ast
 import keyword
 import warnings
 import weakref
@@ -39,9 +40,10 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from . import session
+from .absence import resolved
 from .cell import compile_cell, without_us
 from .execute.backend import backend_names
-from .plan.devices import PROFILES, cuda_devices, resolve
+from .plan.devices import PROFILES, cuda_devices
 from .plan.explain import summary
 from .plan.memory import Plan
 
@@ -104,7 +106,7 @@ class LazyMagics(Magics):
         metavar="LINE=VALUE",
         action="append",
         default=[],
-        help="the value a read at that line gets on an absent device (not available yet)",
+        help="what a read at that line of the cell gives, where only an absent device could tell; repeatable",
     )
     @argument("--no-widget", action="store_true", help="text and static picture only")
     @ipython_cell_magic("lazy")  # type: ignore[arg-type]
@@ -116,6 +118,7 @@ class LazyMagics(Magics):
         """
         options = parse_argstring(self.lazy_cell, line)
         self._check(options)
+        assume = _assumed(options.assume)
         try:
             body, last = compile_cell(self.shell, self._raw_cell, line, cell)
         except SyntaxError:
@@ -128,6 +131,7 @@ class LazyMagics(Magics):
                         device=options.device,
                         backend=options.backend,
                         allow_sync=not options.no_sync,
+                        assume=assume,
                         code=cell,
                         names=self.shell.user_ns,
                     )
@@ -168,13 +172,10 @@ class LazyMagics(Magics):
             if options.split != "auto" and not options.split.isdigit():
                 raise UsageError(f"%%lazy: --split takes off, auto or a number, got {options.split!r}.")
             raise UsageError(f"%%lazy: --split {options.split} is not available in this version of lazyviz.")
-        if options.assume:
-            raise UsageError("%%lazy: --assume is not available in this version of lazyviz.")
-        if options.device is not None:
-            try:
-                resolve(options.device)
-            except ValueError as error:
-                raise UsageError(f"%%lazy: {error}") from None
+        try:
+            resolved(options.device)
+        except ValueError as error:
+            raise UsageError(f"%%lazy: {error}") from None
 
     # --- running the cell -------------------------------------------------------------
 
@@ -358,6 +359,20 @@ class LazyMagics(Magics):
         if previous in ("--as", "--assume", "--batch"):
             return []
         return [option for option in OPTIONS if option not in words[:-1] or option == "--assume"]
+
+
+def _assumed(options: Iterable[str]) -> dict[int, Any]:
+    """``--assume LINE=VALUE``, as a mapping."""
+    assume = {}
+    for option in options:
+        line, _, value = option.partition("=")
+        try:
+            assume[int(line)] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            raise UsageError(
+                f"%%lazy: --assume takes LINE=VALUE, a line of the cell and a number, got {option!r}."
+            ) from None
+    return assume
 
 
 def _has_frontend(shell: InteractiveShell) -> bool:

@@ -255,7 +255,9 @@ def test_no_sync_makes_a_sync_point_an_error_at_its_line(run):
         ("--split 4", "--split 4 is not available in this version"),
         ("--split auto", "--split auto is not available in this version"),
         ("--split maybe", "off, auto or a number"),
-        ("--assume 3=1", "--assume is not available in this version"),
+        ("--assume 3", "LINE=VALUE"),
+        ("--assume x=1", "LINE=VALUE"),
+        ("--assume 3=loss", "LINE=VALUE"),
     ],
 )
 def test_a_bad_option_is_one_line_and_the_cell_does_not_run(run, options, word):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch_cuda
+from .. import _torch, _torch_cuda
 from .absent_autocast import AutocastKernels
 from .absent_kernels import CudaKernels
 from .guard import nodes_before_access
@@ -35,17 +35,47 @@ class Card:
     """What a cell may ask of the card it is planned for.
 
     ``capability`` is its CUDA compute capability, ``count`` the number of such cards;
-    ``total_bytes`` of one, ``None`` if unknown.
+    ``total_bytes`` of one, ``None`` if unknown.  A cell may still use further ones by their number.
     """
 
     name: str
     total_bytes: int | None
     capability: tuple[int, int]
-    count: int = _torch_cuda.MOST_DEVICES
+    count: int = 1
+
+
+def is_absent(device: torch.device) -> bool:
+    """Whether tensors on ``device`` are only planned."""
+    return device in _torch_cuda.STAND_INS
 
 
 Memory = Callable[[torch.device, int], tuple[int, int]]
 """Bytes allocated now and at most since a position of the graph, on a device, in eager PyTorch."""
+
+
+_Generator = torch.Generator
+
+
+class _PlannedGenerator(torch.Generator):
+    """A generator of a planned device: a seed, and no numbers."""
+
+    _place: torch.device
+
+    def __new__(cls, place: torch.device) -> _PlannedGenerator:
+        self = super().__new__(cls)
+        self._place = place
+        return self
+
+    def __init__(self, place: torch.device) -> None: ...
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._place
+
+
+class _GeneratorType(type(_Generator)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _Generator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +128,7 @@ class AbsentCards:
             if found.type != "cuda":
                 raise ValueError(f"Expected a cuda device, but got: {found}")
             number = self.current if found.index is None else found.index
-        if number >= self.card.count:
+        if number >= _torch_cuda.MOST_DEVICES:
             raise RuntimeError("CUDA error: invalid device ordinal")
         return number
 
@@ -114,14 +144,22 @@ class AbsentCards:
             return device
         return _torch_cuda.STAND_INS.get(self.device(device), device)
 
-    def recorded(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Keyword arguments of an op as they are recorded."""
+    def record(
+        self, mode: _torch.TorchDispatchMode, op: _torch.OpOverload, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Record an op on the devices that Python shows.
+
+        In inference mode functions made of others come as one op; the choice of kernels is in their parts.
+        """
+        if torch.is_inference_mode_enabled() and _torch_cuda.is_made_of_others(op):
+            with mode:
+                return op.decompose(*args, **kwargs)
         device = kwargs.get("device")
         if device is not None:
             kwargs = {**kwargs, "device": self.device(torch.device(device))}
         if kwargs.get("pin_memory"):  # memory of the host like any other, which only a driver can pin
             kwargs = {**kwargs, "pin_memory": False}
-        return kwargs
+        return self._tape.record(op, args, kwargs)
 
     # --- reads ----------------------------------------------------------------------
 
@@ -185,11 +223,19 @@ class AbsentCards:
         replace(accelerator, "current_stream", lambda device=None: _Stream(device))
         replace(accelerator, "set_stream", lambda stream: None)
         replace(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)
+        replace(torch.Tensor, "record_stream", lambda tensor, stream: None)
+        # C++ asks the driver which kind of device a number means
+        for owner, name in ((torch.Tensor, "to"), (torch.Tensor, "cuda"), _torch_cuda.PARSE_TO):
+            replace(owner, name, self._numbered(getattr(owner, name)))
+        # its cards are all alike; and cuDNN, which orders an RNN's weights, is part of every CUDA build
+        replace(*_torch_cuda.CHECK_BALANCE, lambda device_ids: None)
+        replace(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
+        replace(torch.backends.cudnn, "is_available", lambda: True)
         replace(*_torch_cuda.COMPATIBLE_TENSORS, _compatible_tensors)
         replace(*_torch_cuda.GROUP_TENSORS, _group_tensors)
 
     def _replace(self, owner: Any, name: str, function: Any) -> None:
-        original = vars(owner).get(name)
+        original = getattr(owner, name, None)
         if original is None:
             return  # another version of PyTorch
         if isinstance(function, type):
@@ -201,6 +247,19 @@ class AbsentCards:
             return function(*args, **kwargs)
 
         self._patches.set(owner, name, replacement)
+
+    def _numbered(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``original`` with ``torch.device("cuda", 1)`` for a device given as ``1``."""
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            args = tuple(
+                [torch.device("cuda", self.index(item)) if type(item) is int else item for item in args]
+            )
+            if type(kwargs.get("device")) is int:
+                kwargs["device"] = torch.device("cuda", self.index(kwargs["device"]))
+            return original(*args, **kwargs)
+
+        return function
 
     def _set_device(self, device: Any) -> None:
         if not (isinstance(device, int) and device < 0):
@@ -256,18 +315,35 @@ class AbsentCards:
     def _patch_randomness(self) -> None:
         """Its generators have no state: nothing will be drawn."""
         cuda, replace = torch.cuda, self._replace
-        state = torch.zeros(16, dtype=torch.uint8)  # a seed and an offset of 8 bytes each
+        with self._tape.paused():
+            state = torch.zeros(16, dtype=torch.uint8)  # a seed and an offset of 8 bytes each
+
+        def copy_of(state: torch.Tensor) -> torch.Tensor:
+            with self._tape.paused():
+                return state.clone()
 
         for owner in (cuda, cuda.random):
             for name in ("manual_seed", "manual_seed_all"):
                 replace(owner, name, lambda seed: None)
             for name in ("seed", "seed_all"):
                 replace(owner, name, lambda: None)
-            replace(owner, "get_rng_state", lambda device="cuda": state.clone())
-            replace(owner, "get_rng_state_all", lambda: [state.clone() for _ in range(self.card.count)])
+            replace(owner, "get_rng_state", lambda device="cuda": copy_of(state))
+            replace(owner, "get_rng_state_all", lambda: [copy_of(state)] * self.card.count)
             replace(owner, "set_rng_state", lambda new_state, device="cuda": None)
             replace(owner, "set_rng_state_all", lambda new_states: None)
             replace(owner, "initial_seed", _unknown("torch.cuda.initial_seed()"))
+        cards = self
+
+        class Generator(_Generator, metaclass=_GeneratorType):
+            """In the place of ``torch.Generator``: makes those of planned devices, too."""
+
+            def __new__(cls, device: Any = "cpu") -> Any:
+                place = cards.device(torch.device(device))
+                return _PlannedGenerator(place) if is_absent(place) else _Generator(place)
+
+        self._patches.set(torch, "Generator", Generator)
+        defaults = tuple(_PlannedGenerator(torch.device("cuda", number)) for number in range(self.card.count))
+        self._patches.set(cuda, "default_generators", defaults)
 
 
 # --- reads that need no value -----------------------------------------------------------

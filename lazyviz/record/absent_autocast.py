@@ -26,6 +26,7 @@ LOWER_PRECISION = (
     "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot", "_thnn_fused_lstm_cell",
     "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
     "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
+    "cudnn_convolution", "cudnn_convolution_transpose",
 )  # fmt: skip
 FLOAT32 = (
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal",
@@ -47,7 +48,6 @@ FLOAT32_RESULT = (
 WIDEST = (
     "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put",
     "tensordot", "scatter_add",
-    "cat", "stack",
 )  # fmt: skip
 
 _BANNED = (

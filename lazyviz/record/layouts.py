@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import _torch, _torch_cuda
 from .._torch import OpOverload
 from ..graph.ir import is_dense
 from .iterator import Operand, output_stride
@@ -219,9 +219,30 @@ def _batch_norm(arguments: dict[str, Any], result: Result) -> Result:
     return (result[0], *[tensor.to(torch.float32) for tensor in result[1:]])
 
 
+def _cudnn_convolution(arguments: dict[str, Any], result: Result) -> Result:
+    """cuDNN keeps channels last where the input or the weight has them so (ConvUtils.h).
+
+    A build without CUDA does not know that it would be chosen.
+    """
+    source, weight = arguments["input"], arguments["weight"]
+    if source.device not in _torch_cuda.STAND_INS or torch.float64 in (source.dtype, weight.dtype):
+        return result
+    for tensor in (source, weight):
+        memory_format = _suggested(tensor)
+        if memory_format != torch.contiguous_format:
+            break
+    if isinstance(result, torch.Tensor):
+        return _in_format(result, memory_format)
+    return tuple(
+        item if item is None or item.dim() < 4 else _in_format(item, memory_format) for item in result
+    )
+
+
 _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     **{f"{name}_like": _like for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")},
     "view": _view,
+    "convolution": _cudnn_convolution,
+    "convolution_backward": _cudnn_convolution,
     "native_layer_norm": _layer_norm,
     "native_layer_norm_backward": _contiguous,
     "native_group_norm_backward": _contiguous,

@@ -63,8 +63,8 @@ class RecorderMode(_torch.TorchDispatchMode):
             or (tape.owner != threading.get_ident() and not tape.in_autograd())
         ):
             return guard.dispatch(tape, func, args, kwargs or {})
-        if tape.absent is not None and kwargs:
-            kwargs = tape.absent.recorded(kwargs)
+        if tape.absent is not None:
+            return tape.absent.record(self, func, args, kwargs or {})
         return tape.record(func, args, kwargs or {})
 
 

@@ -116,7 +116,10 @@ class SyncPatches:
             tape = patches.tape
             if tape.pending:
                 cls = type(tensor)
-                if cause in absent.READERS and is_out_of_reach(tape, tensor):
+                if cause in absent.READERS and (
+                    is_out_of_reach(tape, tensor)
+                    or (cause == "deepcopy" and tape.absent is not None and is_pending(tensor))
+                ):
                     return absent.READERS[cause](tape, tensor, *args, **kwargs)
                 if (cause == "tolist" or (cause == "format" and tensor.dim() == 0)) and (
                     constant := patches.known(tensor)
