@@ -45,8 +45,6 @@ from torch.autograd import forward_ad
 from torch.nn.parameter import (  # type: ignore[attr-defined]
     UninitializedTensorMixin as UninitializedTensorMixin,
 )
-from torch.optim.optimizer import _foreach_supported_types
-from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import (
     _disable_current_modes,
@@ -446,26 +444,6 @@ def with_autograd() -> Any:
         included | DispatchKeySet(DispatchKey.ADInplaceOrView),
         excluded - _AUTOGRAD_KEY_SET - _LAZY_TENSORS,
     )
-
-
-# --- optimizers -------------------------------------------------------------------
-
-
-# Of torch.optim, and of what clips gradients.
-_FOREACH_TYPES: tuple[list[Any], ...] = (_foreach_supported_types, _foreach_utils._foreach_supported_types)
-
-
-def support_foreach(cls: type[torch.Tensor]) -> None:
-    """PyTorch picks its foreach paths by exact type; lazy tensors must not change the choice."""
-    for types in _FOREACH_TYPES:
-        if cls not in types:
-            types.append(cls)
-
-
-def withdraw_foreach(cls: type[torch.Tensor]) -> None:
-    for types in _FOREACH_TYPES:
-        if cls in types:
-            types.remove(cls)
 
 
 # --- shape inference --------------------------------------------------------------

@@ -23,6 +23,8 @@ from torch._C import (
     DispatchKeySet,
     _ExcludeDispatchKeyGuard,
 )
+from torch.optim.optimizer import _foreach_supported_types
+from torch.utils import _foreach_utils
 
 from ._torch import _KEY_SET_OFFSET, OpOverload
 
@@ -140,6 +142,25 @@ def cuda_guards() -> Iterator[None]:
         yield
     finally:
         registry[_CUDA] = before
+
+
+# --- optimizers -------------------------------------------------------------------
+
+# Of torch.optim, and of what clips gradients.
+_FOREACH_TYPES: tuple[list[Any], ...] = (_foreach_supported_types, _foreach_utils._foreach_supported_types)
+
+
+def support_foreach(cls: type[torch.Tensor]) -> None:
+    """PyTorch picks its foreach paths by exact type; lazy tensors must not change the choice."""
+    for types in _FOREACH_TYPES:
+        if cls not in types:
+            types.append(cls)
+
+
+def withdraw_foreach(cls: type[torch.Tensor]) -> None:
+    for types in _FOREACH_TYPES:
+        if cls in types:
+            types.remove(cls)
 
 
 # --- functions that are replaced while a card is planned ------------------------------

@@ -33,12 +33,13 @@ def resolved(device: Any) -> tuple[Any, Card | None]:
         number = _number(device)
         if number is None or _torch_cuda.cuda_is_present():
             raise
-        return unknown_card(number), Card("CUDA GPU", None, DEFAULT)
+        target = unknown_card(number)
+        return target, Card("CUDA GPU", None, DEFAULT, target.name, number + 1)
     is_card = isinstance(target, DeviceProfile) or target.name.startswith("cuda")
     if not is_card or _torch_cuda.cuda_is_present():
         return device, None
     name = target.name if isinstance(target, DeviceProfile) else target.model
-    return device, Card(name, target.total_bytes, capability_of(target))
+    return device, Card(name, target.total_bytes, capability_of(target), target.name)
 
 
 def _number(device: Any) -> int | None:
@@ -71,6 +72,7 @@ def recording_for(
         now = sum(span.storage.nbytes for span in spans if span.storage.dropped is None)
         return now, max([now, *levels[since:]])
 
+    graph.card = card.planned
     cards = tape.absent = AbsentCards(tape, card, memory, assume or {})
     try:
         cards.install()

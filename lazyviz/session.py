@@ -27,6 +27,7 @@ from .execute.report import Report as Report
 from .execute.segments import run_with_backend
 from .graph.ir import Graph, SyncPoint
 from .metrics import Metrics
+from .plan.devices import devices as devices
 from .record.guard import nodes_before_access
 from .record.names import name_tensors, variables_of
 from .record.order import closure
@@ -356,7 +357,7 @@ def lazy(
 
     Args:
         device: plan for this device by default (a device, a profile or its name).  In a process without
-            CUDA, ``torch.cuda`` answers for a card inside the block; what is sent there can only be planned.
+            CUDA, ``torch.cuda`` answers for a card inside the block, which can then only be planned.
         assume: what a read at each of these lines returns that an absent device would have to compute.
         allow_sync: False makes a sync point inside the block an error that names its line.
         held_bytes_limit: evaluate once pending ops keep more than this many bytes of
@@ -481,13 +482,6 @@ def metrics() -> dict[str, Any]:
     for counter in ("ops recorded", "ops run", "graphs", "compiles", "syncs", "bytes read at syncs"):
         result.setdefault(counter, 0)
     return result
-
-
-def devices() -> list[Any]:
-    """The devices of this machine and the known profiles."""
-    from .plan.devices import devices as list_devices
-
-    return list_devices()
 
 
 def cell_boundary() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyviz
-from lazyviz import _kernels, _torch
+from lazyviz import _kernels, _torch, _torch_cuda
 from lazyviz.record import rng
 
 
@@ -168,12 +168,14 @@ def test_sequence_numbers_pair_forward_and_backward():
 
 def test_lazy_parameters_do_not_change_the_choice_of_foreach():
     from torch.optim.optimizer import _foreach_supported_types
+    from torch.utils import _foreach_utils
 
-    before = list(_foreach_supported_types)
-    _torch.support_foreach(Wrapper)
-    assert Wrapper in _foreach_supported_types
-    _torch.withdraw_foreach(Wrapper)
-    assert list(_foreach_supported_types) == before
+    both = (_foreach_supported_types, _foreach_utils._foreach_supported_types)
+    before = [list(types) for types in both]
+    _torch_cuda.support_foreach(Wrapper)
+    assert all(Wrapper in types for types in both)
+    _torch_cuda.withdraw_foreach(Wrapper)
+    assert [list(types) for types in both] == before
 
 
 def test_dispatches_itself_tells_subclasses_with_their_own_dispatch():

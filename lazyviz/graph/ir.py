@@ -262,6 +262,7 @@ class Graph:
         self.inputs: list[Value] = []  # values from outside the graph
         self.sync_points: list[SyncPoint] = []
         self.modules: Set[tuple[str, str]] = frozenset()  # (root, path) of modules that were called
+        self.card = ""  # the name of the absent card that it was recorded for
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)

@@ -29,6 +29,15 @@ def explain(plan: Plan) -> str:
     lines.append(verdict(plan))
     if plan._reservation is not None:
         lines.append(_reserved(plan))
+    for name, other in list(plan.devices.items())[1:]:
+        if not other.peak_bytes:
+            continue
+        line = f"On {name}: {format_bytes(other.peak_bytes)} at most"
+        if other.reserved_bytes is not None:
+            line += f", {format_bytes(other.reserved_bytes)} held by the allocator"
+        if other.fits is not None:
+            line += ", which fits" if other.fits else ", which does not fit"
+        lines.append(line + ".")
     if plan.borrowed:
         lines.append(
             f"The tensors are those recorded on {plan.recorded_device}; {plan.device} may choose "

@@ -19,11 +19,12 @@ from .alive import Allocation as Allocation
 from .alive import Category as Category
 from .alive import Moment as Moment
 from .alive import categorize, moment
-from .devices import Device, DeviceProfile, capacity, resolve
+from .devices import Device, DeviceProfile, resolve
 from .events import Need
 from .lifetimes import Lifetime, allocated, lifetimes, main_device
-from .reservation import Reservation, reserve
-from .scratch import lifetime_of, scratch
+from .per_device import DevicePlan as DevicePlan
+from .per_device import DevicePlans, is_card, plan_device, same_device, target_of
+from .reservation import Reservation
 from .units import format_bytes
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class Plan:
     _lifetimes: dict[Storage, Lifetime] = field(repr=False, compare=False)
     _profile: bool = field(repr=False, default=False)
     _reservation: Reservation | None = field(repr=False, compare=False, default=None)
+    _recorded_for: str = field(repr=False, compare=False, default="")
+    _devices: Mapping[str, DevicePlan] = field(repr=False, compare=False, default_factory=dict)
     _cache: dict[str, Any] = field(repr=False, compare=False, default_factory=dict)  # what is asked for late
     tensor_peak_bytes: int = 0
     peak_range: tuple[int, int] = (0, 0)
@@ -141,7 +144,14 @@ class Plan:
     @property
     def borrowed(self) -> bool:
         """Whether the tensors were recorded on another device than the plan's."""
+        if self._recorded_for and self.recorded_device.type == "cuda":
+            return self._recorded_for != self.device
         return self._profile or not same_device(self.device, self.recorded_device)
+
+    @property
+    def devices(self) -> Mapping[str, DevicePlan]:
+        """Each device with tensors of the graph by its name (``"cuda:0"``, ``"cpu"``), the plan's first."""
+        return self._devices
 
     def at(self, position: int) -> Moment:
         """What our run holds during the node at ``position``, from 0.
@@ -241,129 +251,50 @@ def make_plan(
 
     everywhere = lifetimes(graph, as_recorded=as_recorded)
     recorded = main_device(everywhere)
-    target = resolve(device) if device is not None else _target_of(recorded)
+    target = resolve(device) if device is not None else target_of(recorded)
     if isinstance(target, Device):
         for storage_device in {span.storage.device for span in everywhere}:
             if same_device(target.name, storage_device):
                 recorded = storage_device
                 break
 
-    spans = [span for span in everywhere if span.storage.device == recorded]
+    on_cards = [span for span in everywhere if span.storage.device.type == "cuda"]
+    if is_card(target) and recorded.type != "cuda" and on_cards:  # the host's side of the cell is larger
+        recorded = main_device(on_cards)
+
+    own = plan_device(
+        graph, [span for span in everywhere if span.storage.device == recorded], recorded, target
+    )
     count = len(graph.nodes)
-    card = target.context_bytes > 0 if isinstance(target, DeviceProfile) else target.name.startswith("cuda")
-    needs = scratch(graph, recorded, "cuda" if card else recorded.type)
-    tensors = spans
-    without = allocated(tensors, count)
-    eager_without = allocated(tensors, count, eager=True)
-    spans = [*tensors, *(lifetime_of(graph.nodes[at], need.nbytes, recorded) for at, need in needs.items())]
-    totals = _raised(without, needs)
-    eager_totals = _raised(eager_without, needs)
     by_purpose: dict[Category, list[Lifetime]] = {category: [] for category in CATEGORIES}
-    for span in spans:
+    for span in own.spans:
         by_purpose[categorize(span)].append(span)
-    peak_index = totals.index(max(totals)) if totals else None
-    peak_bytes = totals[peak_index] if peak_index is not None else 0
-
-    at_peak = moment(peak_index, graph.nodes[peak_index], spans) if peak_index is not None else None
-    room = capacity(target, sum(span.storage.nbytes for span in spans if _exists(span)))
-    reservation = None
-    if card:
-        reservation = reserve(graph, spans, target, room)
-
-    def reserved(eager: bool) -> tuple[int, int, int] | None:
-        return _reserved(graph, tensors, target, needs, recorded, eager) if card else None
-
-    fits = None if room is None else peak_bytes <= room
-    if room is not None and reservation is not None:
-        fits = reservation.failure is None
+    at_peak = moment(own.peak_node.index, own.peak_node, own.spans) if own.peak_node is not None else None
     return Plan(
         device=target.name,
         recorded_device=recorded,
-        peak_bytes=peak_bytes,
-        peak_node=graph.nodes[peak_index] if peak_index is not None else None,
-        reserved_bytes=reservation.reserved_bytes if reservation is not None else None,
-        eager_peak_bytes=max(eager_totals, default=0),
-        timeline=list(enumerate(totals)),
-        eager_timeline=list(enumerate(eager_totals)),
+        peak_bytes=own.peak_bytes,
+        peak_node=own.peak_node,
+        reserved_bytes=own.reserved_bytes,
+        eager_peak_bytes=own.eager_peak_bytes,
+        timeline=own.timeline,
+        eager_timeline=own.eager_timeline,
         category_timeline={category: allocated(members, count) for category, members in by_purpose.items()},
         alive_at_peak=at_peak.alive if at_peak is not None else (),
         by_category=at_peak.by_category if at_peak is not None else dict.fromkeys(CATEGORIES, 0),
-        capacity_bytes=room,
-        fits=fits,
+        capacity_bytes=own.capacity_bytes,
+        fits=own.fits,
         max_batch_size=None,
         split=SplitPlan(pieces=1),
         _graph=graph,
-        _lifetimes={span.storage: span for span in spans},
+        _lifetimes={span.storage: span for span in own.spans},
         _profile=isinstance(target, DeviceProfile),
-        _reservation=reservation,
-        tensor_peak_bytes=max(without, default=0),
-        peak_range=_range(without, needs),
-        eager_peak_range=_range(eager_without, needs),
-        scratch=needs,
-        _reserve=reserved,
+        _reservation=own.reservation,
+        _recorded_for=graph.card,
+        _devices=DevicePlans(graph, everywhere, own, target),
+        tensor_peak_bytes=own.tensor_peak_bytes,
+        peak_range=own.peak_range,
+        eager_peak_range=own.eager_peak_range,
+        scratch=own.scratch,
+        _reserve=own.reserve,
     )
-
-
-def _raised(totals: Sequence[int], needs: Mapping[int, Need]) -> list[int]:
-    """The timeline with each node's scratch memory."""
-    raised = list(totals)
-    for position, need in needs.items():
-        raised[position] += need.nbytes
-    return raised
-
-
-def _range(totals: Sequence[int], needs: Mapping[int, Need]) -> tuple[int, int]:
-    """The least and the most that the peak may be."""
-    low = high = max(totals, default=0)
-    for position, need in needs.items():
-        low = max(low, totals[position] + need.low)
-        high = max(high, totals[position] + need.high)
-    return low, high
-
-
-def _reserved(
-    graph: Graph,
-    tensors: Sequence[Lifetime],
-    target: Device | DeviceProfile,
-    needs: Mapping[int, Need],
-    device: torch.device,
-    eager: bool,
-) -> tuple[int, int, int] | None:
-    """What the allocator would hold at most: best figure, least, most."""
-    found = []
-    exact = all(need.exact for need in needs.values())
-    for which in range(1 if exact else 3):
-        scratched = (lifetime_of(graph.nodes[at], need[which], device) for at, need in needs.items())
-        reservation = reserve(graph, [*tensors, *scratched], target, None, eager=eager)
-        if reservation is None:
-            return None
-        found.append(reservation.reserved_bytes)
-    # More scratch memory can leave the allocator with fewer fragments.
-    return found[0], min(found), max(found)
-
-
-def _target_of(recorded: torch.device) -> Device | DeviceProfile:
-    """The device the graph was recorded on, also one whose memory nobody can tell (``meta``)."""
-    try:
-        return resolve(recorded)
-    except ValueError as error:
-        return Device(str(recorded), recorded.type, None, None, None, str(error))
-
-
-def _exists(span: Lifetime) -> bool:
-    """Whether the storage takes up memory at this moment, so that "free" excludes it."""
-    if span.maker is not None:
-        return span.maker.state == "done" and span.storage.dropped is None
-    if not span.storage.external and span.first_use is not None:  # an earlier graph makes it
-        makers = [value.node for value in span.first_use.inputs if value.storage is span.storage]
-        return all(maker is None or maker.state == "done" for maker in makers)
-    if span.storage.dropped is None:
-        return True
-    return span.last_use is not None and span.last_use.state != "done"
-
-
-def same_device(name: str, device: torch.device) -> bool:
-    """Whether ``name`` is the name of ``device``."""
-    if device.type == "cuda" and device.index is None:
-        return name in ("cuda", "cuda:0")
-    return name == str(device)

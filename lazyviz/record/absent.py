@@ -35,12 +35,14 @@ class Card:
     """What a cell may ask of the card it is planned for.
 
     ``capability`` is its CUDA compute capability, ``count`` the number of such cards;
-    ``total_bytes`` of one, ``None`` if unknown.  A cell may still use further ones by their number.
+    ``total_bytes`` of one, ``None`` if unknown; ``planned`` is what a plan calls it.  A cell may
+    still use further ones by their number.
     """
 
     name: str
     total_bytes: int | None
     capability: tuple[int, int]
+    planned: str
     count: int = 1
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import _torch, _torch_cuda
 from .composites import CompositeKernels
 from .formulas import FormulaPatches
 from .patches import Patches
@@ -54,7 +54,7 @@ class Watch:
         if not self._patches:
             self._watch_guards()
         self._scopes.install()
-        _torch.support_foreach(LazyTensor)
+        _torch_cuda.support_foreach(LazyTensor)
 
     def _guarded_start(self) -> Callable[[threading.Thread], None]:
         """``Thread.start`` that gives the new thread our mode; those that run already cannot be given it."""
@@ -182,4 +182,4 @@ class Watch:
             self._composites.remove()
             self._formulas.remove()
             threading.Thread.start = self._start  # type: ignore[method-assign]
-        _torch.withdraw_foreach(LazyTensor)
+        _torch_cuda.withdraw_foreach(LazyTensor)

@@ -115,11 +115,11 @@ def test_a_profile_with_enough_memory_fits_and_a_small_one_does_not(training_ste
 
 
 def test_the_capacity_of_the_cpu_includes_counted_tensors_that_exist_already(program, monkeypatch):
-    from lazyviz.plan import devices, memory
+    from lazyviz.plan import devices, per_device
 
     program.outside(1000)
     here = devices.Device("cpu", "system memory", 10_000, 300, 9_700)
-    monkeypatch.setattr(memory, "resolve", lambda device: here)
+    monkeypatch.setattr(per_device, "resolve", lambda device: here)
     x = program.graph.inputs[0]
     a = program.op([x], 200)
     assert make_plan(program.graph).capacity_bytes == 1300

@@ -320,6 +320,36 @@ def test_several_cards_in_one_cell():
         assert second.weight.grad.get_device() == 1
 
 
+def test_each_device_of_a_cell_has_its_own_timeline():
+    with lazyviz.lazy(device="A100-40GB") as graph:
+        x = torch.zeros(1024, device="cuda:0")
+        y = x.to("cuda:1")
+        z = torch.cat([y, y])
+        kept = z.cpu()
+        del y, z
+    plan = graph.plan()
+    assert next(iter(plan.devices)) == "cuda:1"
+    assert set(plan.devices) == {"cpu", "cuda:0", "cuda:1"}
+    assert {name: own.peak_bytes for name, own in plan.devices.items()} == {
+        "cuda:0": 4096,
+        "cuda:1": 3 * 4096,
+        "cpu": 2 * 4096,
+    }
+    assert plan.peak_bytes == plan.devices["cuda:1"].peak_bytes
+    assert [size for _, size in plan.devices["cuda:0"].timeline] == [4096] * 4
+    assert plan.devices["cuda:0"].capacity_bytes == plan.capacity_bytes == 40960 * 2**20
+    assert plan.devices["cuda:0"].fits and plan.devices["cpu"].reserved_bytes is None
+    assert "On cuda:0: 4.00 KiB at most" in plan.explain()
+    assert "other kernels" not in plan.explain()
+    assert kept.device.type == "cpu" and x.device.index == 0
+
+
+def test_a_record_for_one_card_can_be_planned_for_another_and_says_so():
+    with lazyviz.lazy(device="A100-40GB") as graph:
+        torch.ones(3, device="cuda") * 2
+    assert "may choose other kernels" in graph.plan("H100-80GB").explain()
+
+
 def test_dropout_keeps_a_mask_of_bytes_as_on_cuda():
     with lazyviz.lazy(device="A100-40GB") as graph:
         x = torch.randn(8, device="cuda", requires_grad=True)

@@ -1,0 +1,189 @@
+"""What a graph needs on one of its devices: the timelines, the peak, what is reserved, whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ..graph.ir import Graph, Node
+from .devices import Device, DeviceProfile, capacity, resolve
+from .events import Need
+from .lifetimes import Lifetime, allocated
+from .reservation import Reservation, reserve
+from .scratch import lifetime_of, scratch
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """One device of a :class:`~lazyviz.plan.memory.Plan`; the fields are the plan's, sizes are bytes.
+
+    ``device`` is the device whose tensors are counted, by its name in the record.
+    """
+
+    device: str
+    peak_bytes: int
+    peak_node: Node | None
+    reserved_bytes: int | None
+    eager_peak_bytes: int
+    timeline: Sequence[tuple[int, int]] = field(repr=False)
+    eager_timeline: Sequence[tuple[int, int]] = field(repr=False)
+    capacity_bytes: int | None
+    fits: bool | None
+    reservation: Reservation | None = field(repr=False, compare=False)
+    tensor_peak_bytes: int = field(repr=False)
+    peak_range: tuple[int, int] = field(repr=False)
+    eager_peak_range: tuple[int, int] = field(repr=False)
+    scratch: Mapping[int, Need] = field(repr=False, compare=False)
+    reserve: Callable[[bool], tuple[int, int, int] | None] = field(repr=False, compare=False)
+    spans: Sequence[Lifetime] = field(repr=False, compare=False)  # scratch memory's included
+
+
+def plan_device(
+    graph: Graph, tensors: Sequence[Lifetime], device: torch.device, target: Device | DeviceProfile
+) -> DevicePlan:
+    """The plan of the storages ``tensors``, all recorded on ``device``, as if they lived on ``target``."""
+    count = len(graph.nodes)
+    card = is_card(target)
+    needs = scratch(graph, device, "cuda" if card else device.type)
+    without = allocated(tensors, count)
+    eager_without = allocated(tensors, count, eager=True)
+    spans = [*tensors, *(lifetime_of(graph.nodes[at], need.nbytes, device) for at, need in needs.items())]
+    totals = _raised(without, needs)
+    eager_totals = _raised(eager_without, needs)
+    peak_bytes = max(totals, default=0)
+    room = capacity(target, sum(span.storage.nbytes for span in spans if _exists(span)))
+    reservation = reserve(graph, spans, target, room) if card else None
+
+    def reserved(eager: bool) -> tuple[int, int, int] | None:
+        return _reserved(graph, tensors, target, needs, device, eager) if card else None
+
+    fits = None if room is None else peak_bytes <= room
+    if room is not None and reservation is not None:
+        fits = reservation.failure is None
+    return DevicePlan(
+        device=str(device),
+        peak_bytes=peak_bytes,
+        peak_node=graph.nodes[totals.index(peak_bytes)] if totals else None,
+        reserved_bytes=reservation.reserved_bytes if reservation is not None else None,
+        eager_peak_bytes=max(eager_totals, default=0),
+        timeline=list(enumerate(totals)),
+        eager_timeline=list(enumerate(eager_totals)),
+        capacity_bytes=room,
+        fits=fits,
+        reservation=reservation,
+        tensor_peak_bytes=max(without, default=0),
+        peak_range=_range(without, needs),
+        eager_peak_range=_range(eager_without, needs),
+        scratch=needs,
+        reserve=reserved,
+        spans=spans,
+    )
+
+
+class DevicePlans(Mapping[str, DevicePlan]):
+    """The plans of a graph's devices by name: the plan's own first, the others made when asked for.
+
+    Tensors on further CUDA devices are taken to live on further cards of the planned kind.
+    """
+
+    def __init__(
+        self, graph: Graph, spans: Sequence[Lifetime], own: DevicePlan, target: Device | DeviceProfile
+    ) -> None:
+        self._graph = graph
+        self._target = target
+        self._made = {own.device: own}
+        self._spans: dict[str, list[Lifetime]] = {own.device: []}
+        for span in spans:
+            self._spans.setdefault(str(span.storage.device), []).append(span)
+
+    def __getitem__(self, name: str) -> DevicePlan:
+        if name not in self._made:
+            spans = self._spans[name]
+            device = torch.device(name)
+            alike = device.type == "cuda" and isinstance(self._target, DeviceProfile)
+            target = self._target if alike else target_of(device)
+            self._made[name] = plan_device(self._graph, spans, device, target)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._spans)
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __repr__(self) -> str:
+        return f"<DevicePlans of {', '.join(self)}>"
+
+
+def target_of(recorded: torch.device) -> Device | DeviceProfile:
+    """The device the graph was recorded on, also one whose memory nobody can tell (``meta``)."""
+    try:
+        return resolve(recorded)
+    except ValueError as error:
+        return Device(str(recorded), recorded.type, None, None, None, str(error))
+
+
+def is_card(target: Device | DeviceProfile) -> bool:
+    """Whether PyTorch's CUDA allocator would hold the memory."""
+    if isinstance(target, DeviceProfile):
+        return target.context_bytes > 0
+    return target.name.startswith("cuda")
+
+
+def _exists(span: Lifetime) -> bool:
+    """Whether the storage takes up memory at this moment, so that "free" excludes it."""
+    if span.maker is not None:
+        return span.maker.state == "done" and span.storage.dropped is None
+    if not span.storage.external and span.first_use is not None:  # an earlier graph makes it
+        makers = [value.node for value in span.first_use.inputs if value.storage is span.storage]
+        return all(maker is None or maker.state == "done" for maker in makers)
+    if span.storage.dropped is None:
+        return True
+    return span.last_use is not None and span.last_use.state != "done"
+
+
+def same_device(name: str, device: torch.device) -> bool:
+    """Whether ``name`` is the name of ``device``."""
+    if device.type == "cuda" and device.index is None:
+        return name in ("cuda", "cuda:0")
+    return name == str(device)
+
+
+def _raised(totals: Sequence[int], needs: Mapping[int, Need]) -> list[int]:
+    """The timeline with each node's scratch memory."""
+    raised = list(totals)
+    for position, need in needs.items():
+        raised[position] += need.nbytes
+    return raised
+
+
+def _range(totals: Sequence[int], needs: Mapping[int, Need]) -> tuple[int, int]:
+    """The least and the most that the peak may be."""
+    low = high = max(totals, default=0)
+    for position, need in needs.items():
+        low = max(low, totals[position] + need.low)
+        high = max(high, totals[position] + need.high)
+    return low, high
+
+
+def _reserved(
+    graph: Graph,
+    tensors: Sequence[Lifetime],
+    target: Device | DeviceProfile,
+    needs: Mapping[int, Need],
+    device: torch.device,
+    eager: bool,
+) -> tuple[int, int, int] | None:
+    """What the allocator would hold at most: best figure, least, most."""
+    found = []
+    exact = all(need.exact for need in needs.values())
+    for which in range(1 if exact else 3):
+        scratched = (lifetime_of(graph.nodes[at], need[which], device) for at, need in needs.items())
+        reservation = reserve(graph, [*tensors, *scratched], target, None, eager=eager)
+        if reservation is None:
+            return None
+        found.append(reservation.reserved_bytes)
+    # More scratch memory can leave the allocator with fewer fragments.
+    return found[0], min(found), max(found)
