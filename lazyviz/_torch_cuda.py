@@ -176,6 +176,8 @@ COMPATIBLE_TENSORS = (torch, "_has_compatible_shallow_copy_type")
 attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
 # What Module.to reads its arguments with.
 PARSE_TO = (torch._C._nn, "_parse_to")
+# torch.nn.init.trunc_normal_, which draws until every number is within its bounds.
+TRUNC_NORMAL = (torch.nn.init, "_no_grad_trunc_normal_")
 # DataParallel compares its cards by it.
 CHECK_BALANCE = (sys.modules["torch.nn.parallel.data_parallel"], "_check_balance")
 

@@ -334,6 +334,25 @@ class AbsentCards:
             replace(owner, "set_rng_state", lambda new_state, device="cuda": None)
             replace(owner, "set_rng_state_all", lambda new_states: None)
             replace(owner, "initial_seed", _unknown("torch.cuda.initial_seed()"))
+        draw = getattr(*_torch_cuda.TRUNC_NORMAL)
+
+        def trunc_normal(
+            tensor: torch.Tensor, mean: float, std: float, a: float, b: float, **rest: Any
+        ) -> Any:
+            """Numbers out of bounds are drawn again until there are none: once, of a device that draws none.
+
+            Each further time takes the memory of the one before.
+            """
+            if not is_absent(tensor.device):
+                return draw(tensor, mean, std, a, b, **rest)
+            with torch.no_grad():
+                result = tensor.normal_(mean, std)
+                outside = (result < a) | (result > b)
+                again = torch.empty_like(result).normal_(mean, std)
+                result = torch.where(outside, again, result)
+                return tensor.copy_(result)
+
+        replace(*_torch_cuda.TRUNC_NORMAL, trunc_normal)
         cards = self
 
         class Generator(_Generator, metaclass=_GeneratorType):

@@ -312,6 +312,51 @@ def test_a_training_step_lives_on_the_card(make, shape, kind):
     assert graph.plan().fits
 
 
+@pytest.mark.parametrize("build", ["there", "moved"])
+def test_a_model_of_transformers_is_built_and_trained_without_memory(build):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=2,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        vocab_size=128256,
+    )  # two of the eighty layers of Llama-3-70B
+    with lazyviz.lazy(device="H100-80GB") as graph:
+        if build == "there":
+            with torch.device("cuda"):
+                model = transformers.LlamaForCausalLM(config)
+        else:
+            model = transformers.LlamaForCausalLM(config).cuda()
+        tokens = torch.randint(0, config.vocab_size, (1, 512), device="cuda")
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+        optimizer.step()
+    parameters = sum(p.numel() for p in model.parameters())
+    layer = 8192 * (8192 + 1024 + 1024 + 8192) + 3 * 8192 * 28672 + 2 * 8192
+    assert parameters == 2 * layer + 2 * 8192 * 128256 + 8192
+    plan = graph.plan()
+    assert not graph.sync_points
+    assert plan.by_category["parameters"] == plan.by_category["gradients"] == 4 * parameters
+    assert plan.peak_bytes > 16 * parameters - 4 * 8192 * 128256
+    assert plan.fits and not graph.plan("A100-40GB").fits
+
+
+def test_a_vision_transformer_can_be_built_there_although_its_numbers_are_drawn_in_rounds():
+    with lazyviz.lazy(device="A100-40GB") as graph, torch.device("cuda"):
+        weight = nn.init.trunc_normal_(torch.empty(64, 64))
+    assert weight.device == CUDA and not graph.sync_points
+    assert Counter(names(graph))["normal_"] == 2
+
+
+def test_grouped_products_take_float32():
+    with lazyviz.lazy(device="H100-80GB"):
+        x, w = torch.randn(12, 16, device="cuda"), torch.randn(3, 16, 8, device="cuda")
+        ends = torch.tensor([4, 8, 12], device="cuda", dtype=torch.int32)
+        assert F.grouped_mm(x, w, offs=ends).shape == (12, 8)
+
+
 def test_several_cards_in_one_cell():
     with lazyviz.lazy(device="A100-40GB"):
         first, second = nn.Linear(4, 4).to("cuda:0"), nn.Linear(4, 4).to("cuda:1")
