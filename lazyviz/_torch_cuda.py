@@ -13,7 +13,7 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,6 +76,19 @@ def override(kernels: Mapping[str, Callable[..., Any]], key: str) -> Callable[[]
         for name, kernel in kernels.items():
             library.impl(name, kernel, key)
     return library._destroy
+
+
+def run_as_one(names: Iterable[str]) -> Callable[[], None]:
+    """Have autograd's own formulas for operators used on planned tensors; returns what puts it back.
+
+    Where a device has no kernel for an operator that can be made of others, it is, and its formula is
+    passed by.  A CUDA build has these kernels; here one has to be named, which planned tensors do not reach.
+    ``torch.library`` would not let us.
+    """
+    library: Any = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
+    for name in names:  # the user's own meta tensors do reach it
+        library.impl(name, "Meta", getattr(torch.ops.aten, name).default.decompose, False)
+    return library.reset
 
 
 # --- tensors ------------------------------------------------------------------------

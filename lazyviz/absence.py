@@ -14,8 +14,9 @@ from .plan.capability import DEFAULT, capability_of
 from .plan.devices import Device, DeviceProfile, resolve
 from .plan.lifetimes import allocated, lifetimes
 from .record.absent import AbsentCards, Card
+from .record.order import closure
 from .record.pending import AbsentDeviceError, needs_absent
-from .record.recorder import Tape
+from .record.recorder import Tape, tape
 from .record.storage import TrackedNode
 
 
@@ -89,3 +90,18 @@ def refuse(nodes: Sequence[TrackedNode], device: Any) -> None:
         raise AbsentDeviceError(
             f"This was recorded for {name}, which is not on this machine: it can be planned, not evaluated."
         )
+
+
+def finish(cause: str) -> None:
+    """Run what is pending as far as this machine can, and forget what can only be planned."""
+    with tape.lock:
+        planned: set[TrackedNode] = set()
+        for node in sorted(tape.pending, key=lambda node: node.sequence):
+            needed = (*(value.node for value in node.inputs), *node.after)
+            if needs_absent([node]) or not planned.isdisjoint(needed):
+                planned.add(node)
+        runnable = closure(node for node in tape.pending if node not in planned)
+        if runnable:
+            tape.evaluate(runnable, cause)
+    if tape.pending:
+        tape.forget_all()

@@ -39,8 +39,7 @@ from IPython.core.magic import cell_magic as ipython_cell_magic
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
-from . import session
-from .absence import resolved
+from . import absence, session
 from .cell import compile_cell, without_us
 from .execute.backend import backend_names
 from .plan.devices import PROFILES, cuda_devices
@@ -173,7 +172,7 @@ class LazyMagics(Magics):
                 raise UsageError(f"%%lazy: --split takes off, auto or a number, got {options.split!r}.")
             raise UsageError(f"%%lazy: --split {options.split} is not available in this version of lazyviz.")
         try:
-            resolved(options.device)
+            absence.resolved(options.device)
         except ValueError as error:
             raise UsageError(f"%%lazy: {error}") from None
 
@@ -423,8 +422,7 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
     if magics is None:
         return
     try:
-        if session.metrics()["ops pending"]:
-            session.sync()
+        absence.finish("unloading lazyviz")
     finally:
         ipython.events.unregister("pre_run_cell", magics.before_cell)
         ipython.events.unregister("post_run_cell", magics.after_cell)

@@ -547,3 +547,25 @@ def test_a_kernel_evaluates_and_unloads(notebook):
     assert notebook[6][0].data["text/plain"] == "tensor([2., 2., 2.])"
     assert notebook[7][0].text.strip().splitlines() == ["UsageError: unrecognized arguments: --nope"]
     assert notebook[8][0].text.strip() == "False"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
+def test_a_cell_can_be_planned_for_a_card_that_is_absent(run):
+    result = run(
+        "%%lazy --device H100-80GB --assume 3=0.5 --no-widget\n"
+        "x = torch.randn(8, 4).cuda()\n"
+        "read = x.mean().item()\n"
+        "print(x, read)"
+    )
+    assert result.success
+    assert "lazy[8, 4] float32 cuda:0, pending 0.5" in run.output
+    assert run["_lazy"].plan().device == "H100-80GB"
+    result = run("%lazy evaluate")
+    assert isinstance(result.error_in_exec, lazyviz.AbsentDeviceError)
+    result = run("%%lazy --device H100-80GB\ny = x * 2\nfloat(y.sum())")
+    assert isinstance(result.error_in_exec, lazyviz.AbsentDeviceError)
+    assert "--assume 3=VALUE" in str(result.error_in_exec)
+    assert "----> 3 float(y.sum())" in run.output
+    assert run("%%lazy --device cuda\nz = torch.ones(2, device='cuda')").success
+    assert run["_lazy"].plan().fits is None
+    assert not torch.cuda.is_available()

@@ -35,18 +35,24 @@ class CudaKernels:
         self._to_device = original("to.device")
         self._dropout_cpu = original("dropout")
         self._attention_cpu = original("scaled_dot_product_attention")
+        self._softmax_cpu = original("softmax.int")
+        self._log_softmax_cpu = original("log_softmax.int")
         self._remove = _torch_cuda.override(
             {
                 "to.dtype_layout": self._to_dtype_layout,
                 "to.device": self._to_device_dtype,
                 "dropout": self._dropout,
                 "scaled_dot_product_attention": self._attention,
+                "softmax.int": self._softmax,
+                "log_softmax.int": self._log_softmax,
             },
             "CompositeImplicitAutograd",
         )
+        self._make_of_others = _torch_cuda.run_as_one(["_fused_rms_norm"])
 
     def remove(self) -> None:
         if self._remove is not None:
+            self._make_of_others()
             self._remove()
             self._remove = None
 
@@ -70,6 +76,19 @@ class CudaKernels:
         if tensor.is_cuda and train and 0 < p < 1 and tensor.numel():
             return _aten.native_dropout.default(tensor, p, train)[0]
         return self._dropout_cpu(tensor, p, train)
+
+    # --- softmax ---------------------------------------------------------------------
+
+    def _softmax(self, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A half is made a float in the kernel itself (ATen's SoftMax.cpp)."""
+        if tensor.is_cuda and tensor.dtype == torch.float16 and dtype == torch.float32:
+            return _aten._softmax.default(tensor, dim, True)
+        return self._softmax_cpu(tensor, dim, dtype)
+
+    def _log_softmax(self, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        if tensor.is_cuda and tensor.dtype == torch.float16 and dtype == torch.float32:
+            return _aten._log_softmax.default(tensor, dim, True)
+        return self._log_softmax_cpu(tensor, dim, dtype)
 
     # --- attention -------------------------------------------------------------------
 

@@ -124,6 +124,7 @@ def test_the_users_own_meta_tensors_stay_meta_tensors():
     with lazyviz.lazy(device="A100-40GB"):
         meta = torch.empty(3, device="meta")
         assert (meta + 1).is_meta
+        assert F.rms_norm(meta, (3,)).is_meta
         assert torch.zeros(3, device="cuda").to("meta").is_meta
 
 
@@ -401,6 +402,19 @@ def test_dropout_keeps_a_mask_of_bytes_as_on_cuda():
         F.dropout(x, 0.5).sum().backward()
     assert "native_dropout" in names(graph)
     assert "native_dropout_backward" in names(graph)
+
+
+def test_norms_and_softmax_are_the_fused_ones_of_cuda():
+    with lazyviz.lazy(device="A100-40GB") as graph:
+        x = torch.randn(4, 8, device="cuda", dtype=torch.float16, requires_grad=True)
+        weight = torch.ones(8, device="cuda", dtype=torch.float16, requires_grad=True)
+        y = F.rms_norm(x, (8,), weight)
+        z = F.softmax(y, -1, dtype=torch.float32) + F.log_softmax(y, -1, dtype=torch.float32)
+        z.sum().backward()
+        assert z.dtype == torch.float32 and x.grad.dtype == torch.float16
+    forward = [name for name in names(graph, "forward") if name != "detach"]
+    assert forward == ["_fused_rms_norm", "_softmax", "_log_softmax", "add", "sum"]
+    assert "_fused_rms_norm_backward" in names(graph)
 
 
 def test_checkpointing_computes_again_on_the_card():
