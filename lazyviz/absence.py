@@ -10,7 +10,6 @@ import torch
 
 from . import _torch_cuda
 from .graph.ir import Graph
-from .plan.capability import DEFAULT, capability_of
 from .plan.devices import Device, DeviceProfile, resolve
 from .plan.lifetimes import allocated, lifetimes
 from .record.absent import AbsentCards, Card
@@ -18,6 +17,9 @@ from .record.order import closure
 from .record.pending import AbsentDeviceError, needs_absent
 from .record.recorder import Tape, tape
 from .record.storage import TrackedNode
+
+ASSUMED_CAPABILITY = (8, 0)
+"""Of a card whose compute capability is not known: kernels are chosen as for an A100."""
 
 
 def resolved(device: Any) -> tuple[Any, Card | None]:
@@ -35,12 +37,14 @@ def resolved(device: Any) -> tuple[Any, Card | None]:
         if number is None or _torch_cuda.cuda_is_present():
             raise
         target = unknown_card(number)
-        return target, Card("CUDA GPU", None, DEFAULT, target.name, number + 1)
+        return target, Card("CUDA GPU", None, ASSUMED_CAPABILITY, target.name, number + 1)
     is_card = isinstance(target, DeviceProfile) or target.name.startswith("cuda")
     if not is_card or _torch_cuda.cuda_is_present():
         return device, None
     name = target.name if isinstance(target, DeviceProfile) else target.model
-    return device, Card(name, target.total_bytes, capability_of(target), target.name)
+    return device, Card(
+        name, target.total_bytes, target.compute_capability or ASSUMED_CAPABILITY, target.name
+    )
 
 
 def _number(device: Any) -> int | None:
