@@ -1,6 +1,7 @@
 """What planning Llama-3-70B's training step for eight known cards takes, on a machine without a GPU.
 
-One record (float32 parameters, AdamW, one sequence of 2048 tokens, nothing checkpointed), then a plan for each card::
+One record (float32 parameters, AdamW, one sequence of 2048 tokens, nothing checkpointed), then a plan
+for each card::
 
     python benchmarks/absent_card.py [--layers 80] [--out benchmarks/results/absent_card.json]
 
@@ -17,6 +18,7 @@ import platform
 import resource
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -47,7 +49,7 @@ def main() -> None:
     )
     start = time.perf_counter()
     with lazyviz.lazy(device="H100-80GB") as graph:
-        model = transformers.LlamaForCausalLM(config).cuda()
+        model: Any = transformers.LlamaForCausalLM(config).cuda()
         optimizer = torch.optim.AdamW(model.parameters())
         tokens = torch.randint(0, config.vocab_size, (1, 2048), device="cuda")
         model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
