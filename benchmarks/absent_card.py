@@ -49,7 +49,8 @@ def main() -> None:
     )
     start = time.perf_counter()
     with lazyviz.lazy(device="H100-80GB") as graph:
-        model: Any = transformers.LlamaForCausalLM(config).cuda()
+        model: Any = transformers.LlamaForCausalLM(config)
+        model.cuda()
         optimizer = torch.optim.AdamW(model.parameters())
         tokens = torch.randint(0, config.vocab_size, (1, 2048), device="cuda")
         model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
