@@ -6,13 +6,10 @@ point must be able to run what it needs), and graphs their plan, picture and run
 
 from __future__ import annotations
 
-import contextvars
 import functools
-import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,22 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import absence
-from .execute import eager
+from . import absence, evaluation
 from .execute.backend import find_backend
 from .execute.report import Report as Report
-from .execute.segments import run_with_backend
 from .graph.ir import Graph, SyncPoint
-from .metrics import Metrics
 from .plan.devices import devices as devices
-from .record.guard import nodes_before_access
 from .record.names import name_tensors, variables_of
 from .record.order import closure
-from .record.pending import HELD_BYTES_LIMIT, SyncError
+from .record.pending import HELD_BYTES_LIMIT
 from .record.recorder import tape
-from .record.storage import FORGOTTEN, TrackedNode
+from .record.storage import TrackedNode
 from .record.tensor import is_pending
-from .record.watch import Watch
 
 if TYPE_CHECKING:
     import graphviz
@@ -119,7 +111,7 @@ class LazyGraph:
         from .plan.memory import make_plan
 
         device = self.device if device is None else device
-        with _metrics.timer("plan"):
+        with evaluation.metrics.timer("plan"):
             return make_plan(self.ir, device=device, batch_size=batch_size, split=split, backend=backend)
 
     # --- running ------------------------------------------------------------------
@@ -150,10 +142,14 @@ class LazyGraph:
         if tape.graph is not None and tape.owner != threading.get_ident():
             raise RuntimeError("a cell is recording on another thread; evaluate once it has ended")
         with tape.lock:
-            targets = _needed(tensors) if tensors else [node for node in self.nodes if node.state != "done"]
-            return _evaluate(
+            targets = (
+                evaluation.needed(tensors)
+                if tensors
+                else [node for node in self.nodes if node.state != "done"]
+            )
+            return evaluation.run(
                 closure(targets),
-                _called("evaluate()"),
+                evaluation.called("evaluate()"),
                 backend=name,
                 progress=progress,
                 cancel=cancel,
@@ -211,132 +207,6 @@ class LazyGraph:
         return bundle
 
 
-# --- the pieces below the public functions ------------------------------------------
-
-_watch = Watch(tape)
-# Graphs with pending nodes, by id of the ir.Graph; weak, since a graph nobody can reach need not run.
-_graphs: weakref.WeakValueDictionary[int, LazyGraph] = weakref.WeakValueDictionary()
-_forbidden = contextvars.ContextVar("lazyviz_forbid_sync", default=False)
-_metrics = Metrics()
-_last_cause = "nothing has been evaluated yet"
-
-
-def _needed(tensors: Sequence[torch.Tensor]) -> list[TrackedNode]:
-    return [node for tensor in tensors for node in nodes_before_access(tape, tensor, write=False)]
-
-
-def _evaluate(
-    nodes: Sequence[TrackedNode],
-    cause: str,
-    *,
-    backend: str = "eager",
-    progress: Callable[[Any], None] | None = None,
-    cancel: threading.Event | None = None,
-    graph: LazyGraph | None = None,
-) -> Report:
-    """Run ``nodes`` (closed under dependencies, in program order) and tell the graphs they belong to."""
-    global _last_cause
-    if any(node.error == FORGOTTEN for node in nodes):
-        raise RuntimeError(FORGOTTEN)
-    absence.refuse(nodes, graph.device if graph is not None else None)
-    from .execute.progress import Progress
-
-    touched = list(
-        {id(node.graph): _graphs[id(node.graph)] for node in nodes if id(node.graph) in _graphs}.values()
-    )
-    start = time.perf_counter()
-    cuda = [
-        index
-        for index in {value.device.index for node in nodes for value in node.outputs}
-        if index is not None
-    ]
-    cuda = [index for index in cuda if torch.cuda.is_available()]
-    for index in cuda:
-        torch.cuda.reset_peak_memory_stats(index)
-
-    def on_node(done: int, total: int, node: TrackedNode) -> None:
-        if progress is not None:
-            progress(Progress(done, total, time.perf_counter() - start, node.module or node.name))
-
-    for lazy in touched:
-        lazy.error = None
-        lazy._changed("running")
-    outcome: str | None = None
-    peak: int | None = None
-    share = 0
-    try:
-        runner = find_backend(backend)
-        on_progress = on_node if progress is not None else None
-        cancelled = cancel.is_set if cancel is not None else None
-        if runner is None:
-            peak = eager.run(tape, nodes, progress=on_progress, cancelled=cancelled, timed=not cuda)
-            share = len(nodes)
-        else:
-            peak, share = run_with_backend(tape, nodes, runner, progress=on_progress, cancelled=cancelled)
-        for index in cuda:
-            torch.cuda.synchronize(index)
-            peak = torch.cuda.max_memory_allocated(index)
-    except (KeyboardInterrupt, eager.Interrupted):
-        outcome = "interrupted"
-        raise
-    except BaseException as error:
-        outcome = "failed"
-        for lazy in touched:
-            lazy.error = error
-        raise
-    finally:
-        seconds = time.perf_counter() - start
-        done = sum(node.state == "done" for node in nodes)
-        report = Report(
-            done,
-            seconds,
-            peak,
-            backend,
-            cause,
-            share=share / len(nodes) if nodes and outcome is None else 1.0,
-        )
-        _last_cause = f"{cause}: {done} ops in {seconds:.3f} s"
-        _metrics.add("evaluate", seconds)
-        _metrics.count("ops run", done)
-        for lazy in touched:
-            lazy.report = report
-            if not lazy.pending:
-                _graphs.pop(id(lazy.ir), None)
-            lazy._changed(outcome)
-        _watch.release()
-    if graph is not None:
-        graph.report = report
-    return report
-
-
-def _forget_in_child() -> None:
-    """A forked child (a loader's worker) neither records nor evaluates what its parent recorded."""
-    tape.graph = None
-    tape.lock = threading.RLock()
-    tape.forget_all()
-    _graphs.clear()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
-
-
-def _called(what: str) -> str:
-    """``what``, with the user's line that called for it."""
-    line, _ = tape.scopes.sources.find(sys._getframe(2))
-    return f"{what} at {line}" if line is not None else what
-
-
-def _evaluate_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
-    if _forbidden.get():
-        raise SyncError(f"{cause} needs {len(nodes)} pending ops to run, inside forbid_sync()")
-    _metrics.count("syncs")
-    _metrics.count(f"syncs by {cause.partition(' at ')[0]}")
-    _evaluate(nodes, cause)
-
-
-tape.evaluator = _evaluate_for_sync
-
-
 # --- the public functions -------------------------------------------------------------
 
 
@@ -378,10 +248,10 @@ def lazy(
         pass
     outer = (tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit)
     graph = LazyGraph(Graph(), device=device, backend=backend, code=code)
-    _graphs[id(graph.ir)] = graph
+    evaluation.graphs[id(graph.ir)] = graph
     tape.watching.add(graph.ir)
     if outer[0] is None:
-        _watch.begin_recording()
+        evaluation.watch.begin_recording()
     tape.graph, tape.owner = graph.ir, threading.get_ident()
     tape.allow_sync, tape.held_bytes_limit = allow_sync, held_bytes_limit
     start = time.perf_counter()
@@ -399,15 +269,16 @@ def lazy(
             # The plan is of this cell's ops alone: say what else its evaluation will run.
             graph.title += f", after {earlier:,} pending ops of earlier cells"
         if own:
-            _graphs[id(graph.ir)] = graph  # a sync point inside, after which nothing was pending, took it out
+            # A sync point inside, after which nothing was pending, took it out.
+            evaluation.graphs[id(graph.ir)] = graph
         else:
-            _graphs.pop(id(graph.ir), None)
-        _metrics.add("record", time.perf_counter() - start)
-        _metrics.count("graphs")
-        _metrics.count("ops recorded", len(graph.ir))
+            evaluation.graphs.pop(id(graph.ir), None)
+        evaluation.metrics.add("record", time.perf_counter() - start)
+        evaluation.metrics.count("graphs")
+        evaluation.metrics.count("ops recorded", len(graph.ir))
         tape.settle()
         if tape.graph is None:
-            _watch.end_recording()
+            evaluation.watch.end_recording()
 
 
 def lazy_function(function: Callable[..., Any]) -> Callable[..., tuple[Any, LazyGraph]]:
@@ -425,8 +296,8 @@ def lazy_function(function: Callable[..., Any]) -> Callable[..., tuple[Any, Lazy
 def evaluate(*tensors: torch.Tensor) -> Report:
     """Run what ``tensors`` need, in whatever graphs; without arguments, everything pending."""
     with tape.lock:
-        nodes = closure(_needed(tensors) if tensors else list(tape.pending))
-        return _evaluate(nodes, _called("lazyviz.evaluate()"))
+        nodes = closure(evaluation.needed(tensors) if tensors else list(tape.pending))
+        return evaluation.run(nodes, evaluation.called("lazyviz.evaluate()"))
 
 
 def sync() -> Report:
@@ -451,31 +322,35 @@ def to_lazy(tensor: torch.Tensor) -> torch.Tensor:
 
 def to_eager(tensor: torch.Tensor) -> torch.Tensor:
     """Evaluate what ``tensor`` needs and return it, now an ordinary tensor."""
-    if needed := _needed([tensor]):
+    if needed := evaluation.needed([tensor]):
         with tape.lock:
-            _evaluate(closure(needed), "lazyviz.to_eager()")
+            evaluation.run(closure(needed), "lazyviz.to_eager()")
     return tensor
 
 
 @contextmanager
 def forbid_sync() -> Iterator[None]:
     """Make every sync point in the block a :class:`SyncError` that names its cause."""
-    token = _forbidden.set(True)
+    token = evaluation.forbidden.set(True)
     try:
         yield
     finally:
-        _forbidden.reset(token)
+        evaluation.forbidden.reset(token)
 
 
 def why() -> str:
     """What caused the last evaluation, and what the shape cache last had to ask for."""
     miss = tape.shapes.last_miss or "none yet"
-    return f"last evaluation: {_last_cause}\nlast shape cache miss: {miss}"
+    return f"last evaluation: {evaluation.last_cause}\nlast shape cache miss: {miss}"
 
 
 def metrics() -> dict[str, Any]:
-    """Timings (count, total, percentiles in seconds) and counters of this process."""
-    result = _metrics.summary()
+    """Timings (count, total, percentiles in seconds) and counters of this process.
+
+    ``"projected peak errors"`` are those of the last evaluated graphs: projected over measured, less 1.
+    """
+    result = evaluation.metrics.summary()
+    result["projected peak errors"] = list(evaluation.projection_errors)
     result["shape cache hits"] = tape.shapes.hits
     result["shape cache misses"] = tape.shapes.misses
     result["ops pending"] = len(tape.pending)
@@ -486,12 +361,12 @@ def metrics() -> dict[str, Any]:
 
 def cell_boundary() -> None:
     """Between two cells: forget what nobody can see; leave PyTorch as it was if nothing is pending."""
-    tape.forget_unreachable([graph.ir for graph in _graphs.values()])
-    _watch.release()
+    tape.forget_unreachable([graph.ir for graph in evaluation.graphs.values()])
+    evaluation.watch.release()
 
 
 def reset() -> None:
     """Forget everything pending, unevaluated; tensors that were pending stay without a value."""
     tape.forget_all()
-    _graphs.clear()
-    _watch.release()
+    evaluation.graphs.clear()
+    evaluation.watch.release()

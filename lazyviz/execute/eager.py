@@ -23,6 +23,7 @@ from ..record.recorder import Tape
 from ..record.rng import state_of
 from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
 from ..record.tensor import make_real
+from .memory import ResidentMemory
 
 Progress = Callable[[int, int, TrackedNode], None]
 
@@ -38,6 +39,7 @@ def run(
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
     timed: bool = False,
+    memory: ResidentMemory | None = None,
 ) -> int:
     """Run pending ``nodes``, given in program order with all they depend on.
 
@@ -45,6 +47,7 @@ def run(
         progress: called after each node with the number done, the total and the node.
         cancelled: asked before each node.
         timed: note each node's seconds (host time; only meaningful on a synchronous device).
+        memory: counts what the run holds.
 
     Returns:
         The peak of the bytes in tensors that the run held, outside inputs included.
@@ -56,7 +59,7 @@ def run(
             is ``failed`` and may be evaluated again.
     """
     total = len(nodes)
-    memory = ResidentMemory(nodes)
+    memory = memory or ResidentMemory(nodes)
     with kernel_level(tape, nodes) as interrupted, ExitStack() as inference:
         for done, node in enumerate(nodes, 1):
             check_interrupts(interrupted, cancelled, f"after {done - 1} of {total} ops")
@@ -67,6 +70,7 @@ def run(
                     inference.close()
             if node.grad_mode != torch.is_grad_enabled():
                 torch.set_grad_enabled(node.grad_mode)
+            memory.step()
             start = time.perf_counter() if timed else 0.0
             run_node(node, memory)
             if timed:
@@ -119,24 +123,6 @@ def _deferred_interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
     if arrived:  # it came during the last op: everything is done, but the user did interrupt
         signal.raise_signal(signal.SIGINT)
-
-
-class ResidentMemory:
-    """Bytes of the storages that the run holds: real sizes, counted as they come and go."""
-
-    def __init__(self, nodes: Sequence[TrackedNode]) -> None:
-        outside = {value.storage for node in nodes for value in node.inputs if value.real is not None}
-        self._sizes = {storage: storage.nbytes for storage in outside}
-        self._now = sum(self._sizes.values())
-        self.peak = self._now
-
-    def made(self, storage: TrackedStorage, real: torch.Tensor) -> None:
-        size = self._sizes[storage] = _torch.TensorBase.untyped_storage(real).nbytes()
-        self._now += size
-        self.peak = max(self.peak, self._now)
-
-    def freed(self, storage: TrackedStorage) -> None:
-        self._now -= self._sizes.pop(storage, 0)
 
 
 def run_node(node: TrackedNode, memory: ResidentMemory) -> None:

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """``done`` of ``total`` ops after ``seconds``; ``label`` names where the run is."""
+    """``done`` of ``total`` ops after ``seconds``; ``label`` names where the run is.
+
+    ``allocated_bytes`` are in the tensors that the run holds at this moment.
+    """
 
     done: int
     total: int
     seconds: float
     label: str
+    allocated_bytes: int = 0
 
     @property
     def seconds_left(self) -> float | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from ..plan.alive import CATEGORIES
+from ..plan.projection import Peak
 from ..plan.units import format_bytes
 
 
@@ -12,8 +15,11 @@ class Report:
     """One evaluation.
 
     ``seconds`` is wall time; ``peak_bytes`` the measured peak of tensor memory (CUDA: the
-    allocator's counter; CPU: the real sizes of the storages the run held).  ``share`` is
-    the share of ops that the named backend itself ran.
+    allocator's counter; CPU: the real sizes of the storages the run held).  ``projected_bytes``
+    is what was foreseen of it (``None``: not asked, at sync points, which are to be quick), and
+    ``difference`` says per category by how many bytes the measured peak is higher; ``"other"`` is
+    what the run's own tensors do not explain.  ``share`` is the share of ops that the named
+    backend itself ran.
     """
 
     ops_run: int
@@ -25,7 +31,46 @@ class Report:
     share: float = 1.0
     cache_hit: bool = False
     cache_miss_reason: str | None = None
+    projected_bytes: int | None = None
+    difference: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def error(self) -> float | None:
+        """How far the projection was off: projected over measured peak, less 1."""
+        if self.projected_bytes is None or not self.peak_bytes:
+            return None
+        return self.projected_bytes / self.peak_bytes - 1
+
+    @property
+    def comparison(self) -> str:
+        """The projected peak beside the measured one, in words; "" if it was not projected."""
+        if self.error is None or self.projected_bytes is None:
+            return ""
+        if not self.difference:
+            return "as projected"
+        text = f"projected {format_bytes(self.projected_bytes)}, {self.error:+.1%}"
+        parts = sorted(self.difference.items(), key=lambda item: -abs(item[1]))
+        named = [
+            f"{name} {'+' if size > 0 else '-'}{format_bytes(abs(size))}" for name, size in parts[:3] if size
+        ]
+        return f"{text}: {', '.join(named)}"
 
     def __str__(self) -> str:
         peak = "" if self.peak_bytes is None else f", peak {format_bytes(self.peak_bytes)}"
+        if peak and self.comparison:
+            peak += f" ({self.comparison})"
         return f"{self.ops_run} ops in {self.seconds:.3f} s with {self.backend}{peak} ({self.cause})"
+
+
+def difference(projected: Peak, measured: Peak, peak_bytes: int) -> dict[str, int]:
+    """Bytes per category by which ``measured`` is above ``projected``, where they differ.
+
+    ``peak_bytes`` counts more than the run's tensors on a GPU: rounding, workspaces, other tensors.
+    """
+    result: dict[str, int] = {}
+    for name in CATEGORIES:
+        size = measured.by_category.get(name, 0) - projected.by_category.get(name, 0)
+        if size:
+            result[name] = size
+    other = peak_bytes - measured.nbytes - projected.scratch
+    return result | ({"other": other} if other else {})

@@ -9,7 +9,8 @@ import torch
 from ..record.recorder import Tape
 from ..record.storage import TrackedNode, TrackedValue
 from .backend import Backend, Segment
-from .eager import Progress, ResidentMemory, check_interrupts, consumed, deliver, kernel_level, run_node
+from .eager import Progress, check_interrupts, consumed, deliver, kernel_level, run_node
+from .memory import ResidentMemory
 
 
 def run_with_backend(
@@ -19,6 +20,7 @@ def run_with_backend(
     *,
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
+    memory: ResidentMemory | None = None,
 ) -> tuple[int, int]:
     """Run pending ``nodes``, given in program order, with ``backend``.
 
@@ -33,12 +35,13 @@ def run_with_backend(
         ValueError: the backend gave back another number of tensors than the segment has outputs.
         Exception: whatever the backend raises; the segment stays pending.
     """
-    memory = ResidentMemory(nodes)
+    memory = memory or ResidentMemory(nodes)
     total, done, share = len(nodes), 0, 0
     with kernel_level(tape, nodes) as interrupted:
         for stretch in _stretches(nodes):
             check_interrupts(interrupted, cancelled, f"after {done} of {total} ops")
             torch.set_grad_enabled(stretch[0].grad_mode)
+            memory.step()
             if stretch[0].draws is not None:
                 run_node(stretch[0], memory)
             else:

@@ -1,0 +1,198 @@
+"""Running what is pending: at the user's word, or at a sync point; and what came of it.
+
+A part of :mod:`.session`: the state of the process (graphs with pending ops, metrics, the
+guard between cells) and the one way in which nodes of any graphs are run.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import absence
+from .execute import eager
+from .execute.backend import find_backend
+from .execute.memory import ResidentMemory
+from .execute.progress import Progress
+from .execute.report import Report, difference
+from .execute.segments import run_with_backend
+from .graph.ir import Storage
+from .metrics import Metrics
+from .plan.alive import Category
+from .plan.projection import Peak, project
+from .record.guard import nodes_before_access
+from .record.pending import SyncError
+from .record.recorder import tape
+from .record.storage import FORGOTTEN, TrackedNode
+from .record.watch import Watch
+
+if TYPE_CHECKING:
+    from .session import LazyGraph
+
+watch = Watch(tape)
+# Graphs with pending nodes, by id of the ir.Graph; weak, since a graph nobody can reach need not run.
+graphs: weakref.WeakValueDictionary[int, LazyGraph] = weakref.WeakValueDictionary()
+forbidden = contextvars.ContextVar("lazyviz_forbid_sync", default=False)
+metrics = Metrics()
+projection_errors: deque[float] = deque(maxlen=1000)
+last_cause = "nothing has been evaluated yet"
+
+Projection = tuple[Peak, Mapping[Storage, Category]]
+
+
+def needed(tensors: Sequence[torch.Tensor]) -> list[TrackedNode]:
+    """The nodes that must run before ``tensors`` can be read."""
+    return [node for tensor in tensors for node in nodes_before_access(tape, tensor, write=False)]
+
+
+def run(
+    nodes: Sequence[TrackedNode],
+    cause: str,
+    *,
+    backend: str = "eager",
+    progress: Callable[[Any], None] | None = None,
+    cancel: threading.Event | None = None,
+    graph: LazyGraph | None = None,
+) -> Report:
+    """Run ``nodes`` (closed under dependencies, in program order) and tell the graphs they belong to.
+
+    With ``graph`` the peak is projected before, if all nodes are its own.
+    """
+    global last_cause
+    if any(node.error == FORGOTTEN for node in nodes):
+        raise RuntimeError(FORGOTTEN)
+    absence.refuse(nodes, graph.device if graph is not None else None)
+    touched = list(
+        {id(node.graph): graphs[id(node.graph)] for node in nodes if id(node.graph) in graphs}.values()
+    )
+    projection: Projection | None = None
+    if graph is not None and nodes and all(node.graph is graph.ir for node in nodes):
+        projection = project(graph.ir, nodes)
+    start = time.perf_counter()
+    cuda = _cuda_devices(nodes)
+    for index in cuda:
+        torch.cuda.reset_peak_memory_stats(index)
+    memory = ResidentMemory(nodes)
+
+    def on_node(done: int, total: int, node: TrackedNode) -> None:
+        if progress is not None:
+            seconds = time.perf_counter() - start
+            progress(Progress(done, total, seconds, node.module or node.name, memory.now))
+
+    for lazy in touched:
+        lazy.error = None
+        lazy._changed("running")
+    outcome: str | None = None
+    share = 0
+    try:
+        runner = find_backend(backend)
+        on_progress = on_node if progress is not None else None
+        cancelled = cancel.is_set if cancel is not None else None
+        if runner is None:
+            eager.run(tape, nodes, progress=on_progress, cancelled=cancelled, timed=not cuda, memory=memory)
+            share = len(nodes)
+        else:
+            _, share = run_with_backend(
+                tape, nodes, runner, progress=on_progress, cancelled=cancelled, memory=memory
+            )
+        for index in cuda:
+            torch.cuda.synchronize(index)
+    except (KeyboardInterrupt, eager.Interrupted):
+        outcome = "interrupted"
+        raise
+    except BaseException as error:
+        outcome = "failed"
+        for lazy in touched:
+            lazy.error = error
+        raise
+    finally:
+        seconds = time.perf_counter() - start
+        done = sum(node.state == "done" for node in nodes)
+        peak: int | None = None
+        projected: int | None = None
+        above: dict[str, int] = {}
+        if outcome is None:
+            peak, projected, above = _measured(memory, cuda, projection)
+        report = Report(
+            done,
+            seconds,
+            peak,
+            backend,
+            cause,
+            share=share / len(nodes) if nodes and outcome is None else 1.0,
+            projected_bytes=projected,
+            difference=above,
+        )
+        last_cause = f"{cause}: {done} ops in {seconds:.3f} s"
+        metrics.add("evaluate", seconds)
+        metrics.count("ops run", done)
+        if report.error is not None:
+            projection_errors.append(report.error)
+        for lazy in touched:
+            lazy.report = report
+            if not lazy.pending:
+                graphs.pop(id(lazy.ir), None)
+            lazy._changed(outcome)
+        watch.release()
+    if graph is not None:
+        graph.report = report
+    return report
+
+
+def _cuda_devices(nodes: Sequence[TrackedNode]) -> list[int]:
+    if not torch.cuda.is_available():
+        return []
+    devices = {value.device for node in nodes for value in node.outputs}
+    return sorted({device.index or 0 for device in devices if device.type == "cuda"})
+
+
+def _measured(
+    memory: ResidentMemory, cuda: Sequence[int], projection: Projection | None
+) -> tuple[int, int | None, dict[str, int]]:
+    """The measured peak, what was projected of it, and how they differ."""
+    counters = {index: torch.cuda.max_memory_allocated(index) for index in cuda}
+    if projection is None:
+        return max(counters.values(), default=memory.peak), None, {}
+    projected, categories = projection
+    held = memory.peak_on(projected.device, categories)
+    peak = held.nbytes
+    if projected.device.type == "cuda":
+        peak = counters.get(projected.device.index or 0, peak)
+    return peak, projected.nbytes, difference(projected, held, peak)
+
+
+def called(what: str) -> str:
+    """``what``, with the user's line that called for it."""
+    line, _ = tape.scopes.sources.find(sys._getframe(2))
+    return f"{what} at {line}" if line is not None else what
+
+
+def _run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
+    if forbidden.get():
+        raise SyncError(f"{cause} needs {len(nodes)} pending ops to run, inside forbid_sync()")
+    metrics.count("syncs")
+    metrics.count(f"syncs by {cause.partition(' at ')[0]}")
+    run(nodes, cause)
+
+
+tape.evaluator = _run_for_sync
+
+
+def _forget_in_child() -> None:
+    """A forked child (a loader's worker) neither records nor evaluates what its parent recorded."""
+    tape.graph = None
+    tape.lock = threading.RLock()
+    tape.forget_all()
+    graphs.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

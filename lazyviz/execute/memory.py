@@ -1,0 +1,49 @@
+"""What a run holds: counted from the real sizes of its tensors as they come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from .. import _torch
+from ..graph.ir import Storage
+from ..plan.alive import Category
+from ..plan.projection import Peak, highest
+from ..record.storage import TrackedNode, TrackedStorage
+
+
+class ResidentMemory:
+    """Bytes of the storages that the run holds, on all devices; what else kernels take is not seen."""
+
+    def __init__(self, nodes: Sequence[TrackedNode]) -> None:
+        outside = {value.storage for node in nodes for value in node.inputs if value.real is not None}
+        self._sizes: dict[Storage, int] = {storage: storage.nbytes for storage in outside}
+        self._changes: list[list[tuple[Storage, int]]] = [list(self._sizes.items())]
+        self._frees: list[tuple[Storage, int]] = []
+        self.now = sum(self._sizes.values())
+        self.peak = self.now
+
+    def step(self) -> None:
+        """The next node runs: what was freed before is gone."""
+        self._changes.append(self._frees)
+        self._frees = []
+
+    def made(self, storage: TrackedStorage, real: torch.Tensor) -> None:
+        size = self._sizes[storage] = _torch.TensorBase.untyped_storage(real).nbytes()
+        self._changes[-1].append((storage, size))
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def freed(self, storage: TrackedStorage) -> None:
+        size = self._sizes.pop(storage, 0)
+        self._frees.append((storage, -size))
+        self.now -= size
+
+    def peak_on(self, device: torch.device, categories: Mapping[Storage, Category]) -> Peak:
+        """The peak of one device, and what it was for."""
+        changes = [
+            [(storage, nbytes) for storage, nbytes in step if storage.device == device]
+            for step in self._changes
+        ]
+        return highest(device, changes, categories)
