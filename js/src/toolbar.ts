@@ -151,6 +151,7 @@ export class Toolbar {
     this.progressText.textContent =
       `${text} · ${seconds(progress.seconds)}` +
       (progress.seconds > 1 && left > 0.5 ? ` · about ${seconds(left)} left` : "") +
+      (progress.memory ? ` · ${progress.memory}` : "") +
       (progress.label ? ` · ${progress.label}` : "");
   }
 

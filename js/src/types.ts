@@ -119,6 +119,7 @@ export interface Progress {
   total: number;
   seconds: number;
   label: string;
+  memory?: string; // what the run holds, and the device's memory in use
 }
 
 export interface Failure {

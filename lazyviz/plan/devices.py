@@ -6,13 +6,15 @@ A machine without a driver, without a GPU or with a driver that fails is describ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import torch
 
 from .nvml import Device as Device
+from .nvml import LiveMemory
 from .nvml import cuda_devices as cuda_devices
 from .profiles import CONTEXT_BYTES as CONTEXT_BYTES
 from .profiles import PROFILES as PROFILES
@@ -92,6 +94,26 @@ def cpu_device() -> Device:
         free = min(free, limited[1])
         model = "memory limit of this container"
     return Device("cpu", model, total, free, total - free)
+
+
+@contextmanager
+def memory_in_use(device: torch.device) -> Iterator[Callable[[], tuple[int, int] | None]]:
+    """A function that tells ``(used, total)`` bytes of a device, all processes; ``None`` if nobody knows."""
+    if device.type == "cuda":
+        live = LiveMemory(device.index or 0)
+        try:
+            yield live.read
+        finally:
+            live.close()
+        return
+
+    def read() -> tuple[int, int] | None:
+        cpu = cpu_device()
+        return (
+            None if cpu.used_bytes is None or cpu.total_bytes is None else (cpu.used_bytes, cpu.total_bytes)
+        )
+
+    yield read if device.type == "cpu" else lambda: None
 
 
 def _cgroup_memory(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:

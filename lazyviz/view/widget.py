@@ -23,6 +23,8 @@ import anywidget
 import traitlets
 
 from ..graph.ir import Graph, SourceLine
+from ..plan.devices import memory_in_use
+from ..plan.lifetimes import lifetimes, main_device
 from ..plan.units import format_bytes
 from .boxes import Box, chain
 from .details import describe, describe_moment, find, source_json
@@ -38,12 +40,13 @@ _log = logging.getLogger(__name__)
 
 
 class ProgressLike(Protocol):
-    """Where a run is: ``done`` of ``total`` ops after ``seconds``, now at ``label``."""
+    """Where a run is: ``done`` of ``total`` ops after ``seconds``, now at ``label``, and what it holds."""
 
     done: int
     total: int
     seconds: float
     label: str
+    allocated_bytes: int
 
 
 class Controller(Protocol):
@@ -257,6 +260,7 @@ class LazyWidget(anywidget.AnyWidget):
 
     def _work(self) -> None:
         last = 0.0
+        device = main_device(lifetimes(self._controller.graph))
 
         def show(progress: ProgressLike) -> None:
             nonlocal last
@@ -268,11 +272,13 @@ class LazyWidget(anywidget.AnyWidget):
                     "total": progress.total,
                     "seconds": progress.seconds,
                     "label": progress.label,
+                    "memory": _memory_text(progress.allocated_bytes, in_use()),
                 }
 
         report: Any = None
         try:
-            report = self._controller.evaluate(progress=show, cancel=self._cancel)
+            with memory_in_use(device) as in_use:
+                report = self._controller.evaluate(progress=show, cancel=self._cancel)
         except BaseException as error:
             # Everything is shown in the widget; a thread has nobody to raise to.
             self.exception = error
@@ -337,6 +343,14 @@ def _size(group: dict[str, Any]) -> int:
     return 170 * len(group["boxes"]) + 45 * len(group.get("edges", ()))
 
 
+def _memory_text(held: int, in_use: tuple[int, int] | None) -> str:
+    """What the run holds now, and the whole device with all its processes."""
+    text = f"{format_bytes(held)} held"
+    return (
+        text if in_use is None else f"{text}, {format_bytes(in_use[0])} of {format_bytes(in_use[1])} in use"
+    )
+
+
 def _report_text(controller: Controller, report: Any = None) -> str:
     """What the last run did; while ops are pending that was a sync point's part, which says little."""
     report = report if report is not None else getattr(controller, "report", None)
@@ -345,6 +359,8 @@ def _report_text(controller: Controller, report: Any = None) -> str:
     text = f"ran {plural(report.ops_run, 'op')} in {report.seconds:.3g} s"
     if report.peak_bytes is not None:
         text += f", measured peak {format_bytes(report.peak_bytes)}"
+        if comparison := getattr(report, "comparison", ""):
+            text += f" ({comparison})"
     if getattr(report, "pieces", 1) > 1:
         text += f", in {report.pieces} pieces"
     backend = getattr(report, "backend", "eager")

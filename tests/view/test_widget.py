@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 import types
@@ -50,7 +51,11 @@ class FakeController:
             node.state = "done"
             time.sleep(self.pause)
             if progress is not None:
-                progress(types.SimpleNamespace(done=done + 1, total=total, seconds=0.1, label=node.name))
+                progress(
+                    types.SimpleNamespace(
+                        done=done + 1, total=total, seconds=0.1, label=node.name, allocated_bytes=2048
+                    )
+                )
         self.report = types.SimpleNamespace(
             ops_run=total, seconds=0.5, peak_bytes=4096, backend="eager", pieces=1
         )
@@ -236,6 +241,7 @@ def test_progress_is_sent_at_most_ten_times_a_second(made):
     finished(made.widget)
     assert 1 <= len(seen) <= (time.monotonic() - start) * 10 + 2
     assert seen[0]["total"] == len(made.graph.nodes)
+    assert re.fullmatch(r"2(\.0\d?)? KiB held, [\d.]+ \wiB of [\d.]+ \wiB in use", seen[0]["memory"])
 
 
 def test_cancel_stops_the_run_and_evaluate_goes_on_from_there(made):
