@@ -207,6 +207,17 @@ def _batch_norm_backward(node: Node, threads: int) -> Need:
     return _exactly(image.shape[1] * max(image.dtype.itemsize, 4))
 
 
+@_on(_CPU_TABLE, "_embedding_bag_backward")
+def _embedding_bag_backward(node: Node, threads: int) -> Need:
+    """Each index's bag, and indices and their places, sorted (EmbeddingBag.cpp); other modes copy rows, too."""
+    gradient, indices, mode = node.args[0].meta, node.args[1].meta, node.args[7]
+    count = math.prod(indices.shape)
+    size = (count + 1) * 8 + _copied(gradient) + 3 * count * 8
+    if mode == 0:
+        return _exactly(size)
+    return Need(size, size, size + 2 * gradient.nbytes + 2 * count * gradient.shape[-1] * 4)
+
+
 @_on(_CPU_TABLE, "native_dropout_backward")
 def _dropout_backward(node: Node, threads: int) -> Need:
     """``grad * (mask.type_as(grad) * scale)`` (Dropout.cpp): the mask as numbers, scaled."""
