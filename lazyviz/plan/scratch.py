@@ -209,8 +209,8 @@ def _batch_norm_backward(node: Node, threads: int) -> Need:
 
 @_on(_CPU_TABLE, "_embedding_bag_backward")
 def _embedding_bag_backward(node: Node, threads: int) -> Need:
-    """Each index's bag, and indices and their places, sorted (EmbeddingBag.cpp); other modes copy rows, too."""
-    gradient, indices, mode = node.args[0].meta, node.args[1].meta, node.args[7]
+    """Each index's bag, indices and places, sorted (EmbeddingBag.cpp); other modes copy rows, too."""
+    gradient, indices, mode = node.args[0].meta, node.args[1].meta, node.args[8]
     count = math.prod(indices.shape)
     size = (count + 1) * 8 + _copied(gradient) + 3 * count * 8
     if mode == 0:
