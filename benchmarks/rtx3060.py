@@ -11,19 +11,14 @@ range is from what is allocated to what is held and the context, of which NVML's
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
-import importlib.util
 import json
-import math
 import statistics
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 import lazyviz
 
@@ -38,34 +33,6 @@ def rows() -> list[dict[str, str]]:
     return list(csv.DictReader(lines))
 
 
-@contextlib.contextmanager
-def as_on_a_card() -> Iterator[torch.device]:
-    """Where the model is built, and attention by the kernel that CUDA would choose for float32 and a mask.
-
-    Recorded for the card itself where this version can, else on the CPU with that one substitution.
-    """
-    if importlib.util.find_spec("lazyviz.record.absent") is not None:
-        yield torch.device("cuda")
-        return
-
-    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-                  is_causal: bool = False, scale: Any = None, enable_gqa: bool = False) -> Any:  # fmt: skip
-        if attn_mask is not None:
-            if attn_mask.dtype == torch.bool:
-                attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -math.inf)
-            attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
-        return torch.ops.aten._scaled_dot_product_efficient_attention(
-            query, key, value, attn_mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
-        )[0]
-
-    before = F.scaled_dot_product_attention
-    F.scaled_dot_product_attention = attention
-    try:
-        yield torch.device("cpu")
-    finally:
-        F.scaled_dot_product_attention = before
-
-
 def record(row: dict[str, str]) -> lazyviz.LazyGraph:
     """Two steps of a language model's training: random text of 128 tokens, outputs kept alive."""
     import transformers
@@ -74,13 +41,12 @@ def record(row: dict[str, str]) -> lazyviz.LazyGraph:
     batch, length = int(row["batch"]), 128
     config = eval(row["config"], {"GPT2Config": transformers.GPT2Config})
     torch.manual_seed(0)
-    with as_on_a_card() as device, lazyviz.lazy(device=CARD) as graph:
-        with device:
+    with lazyviz.lazy(device=CARD) as graph:
+        with torch.device("cuda"):
             model = transformers.GPT2LMHeadModel(config).train()
-        # What torch.optim chooses on CUDA.
-        optimizer = getattr(torch.optim, row["optimizer"])(model.parameters(), foreach=True)
-        ids = torch.randint(0, config.vocab_size, (batch, length), device=device)
-        mask = torch.ones(batch, length, dtype=torch.long, device=device)
+        optimizer = getattr(torch.optim, row["optimizer"])(model.parameters())
+        ids = torch.randint(0, config.vocab_size, (batch, length), device="cuda")
+        mask = torch.ones(batch, length, dtype=torch.long, device="cuda")
         for _ in range(2):
             out = model(input_ids=ids, attention_mask=mask, labels=ids)
             out.loss.backward()

@@ -29,17 +29,18 @@ def conv_backend(
     tensors without memory of their own answer; its rules have no public form.
     """
     one = _ONE if dtype == torch.float32 else torch.empty(1, dtype=dtype)
-    backend = torch._C._select_conv_backend(
-        one.expand(*shape),
-        one.expand(*weight),
-        None,
-        list(stride),
-        list(padding),
-        list(dilation),
-        transposed,
-        list(output_padding),
-        groups,
-    )
+    with torch._C._DisableTorchDispatch():  # nothing of this is the user's: no mode need see it
+        backend = torch._C._select_conv_backend(
+            one.expand(*shape),
+            one.expand(*weight),
+            None,
+            list(stride),
+            list(padding),
+            list(dilation),
+            transposed,
+            list(output_padding),
+            groups,
+        )
     name = str(backend.name)
     # The Python binding has no name for this one value of the C++ enumeration.
     return "MkldnnTranspose" if name == "???" and transposed else name

@@ -61,7 +61,7 @@ def block_of_channels() -> int:
     return 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
 
 
-def forward_need(image: Any, weight: Any, bias: Any, rest: Sequence[Any], threads: int) -> Need:
+def forward_need(image: Any, weight: Any, bias: bool, rest: Sequence[Any], threads: int) -> Need:
     """What ``aten::convolution`` needs on the CPU beyond its result; operands are metadata."""
     case = _case(image, weight, rest, threads)
     if case is None:
@@ -75,10 +75,10 @@ def forward_need(image: Any, weight: Any, bias: Any, rest: Sequence[Any], thread
     run.take(*copies)
     transposed = rest[3]
     if transposed:
-        transpose(run, conv, bias=bias is not None, direct=last)
+        transpose(run, conv, bias=bias, direct=last)
         results = conv.src()
     else:
-        inner = forward(conv, bias=bias is not None, direct=last)
+        inner = forward(conv, bias=bias, direct=last)
         run.peak = [max(a, now + b) for a, now, b in zip(run.peak, run.now, inner.peak)]
         results = conv.dst()
     return _sure(run.need(results), conv, last)

@@ -154,7 +154,7 @@ def _reserved(plan: Plan) -> str:
         text += f"; the CUDA context takes up to {format_bytes(reservation.context_bytes)} more (an estimate)"
     if plan.reserved_range is not None and (between := _between(plan.reserved_range)):
         text += f"; {between}, by what kernels take for their work"
-    return text + ". cuDNN's workspaces are not counted."
+    return text + "."
 
 
 def _between(ends: tuple[int, int]) -> str:

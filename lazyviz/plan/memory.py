@@ -1,8 +1,9 @@
 """How much memory a graph needs, when, and for what: the :class:`Plan`.
 
-Sizes are those of the tensors' storages, to the byte.  On a GPU more is needed: what the
-caching allocator adds (rounding, fragments) and library workspaces make ``reserved_bytes``,
-which decides whether a graph fits, beside the CUDA context.
+Sizes are those of the tensors' storages, to the byte, and during a node what its kernel takes
+beside them (:mod:`lazyviz.plan.scratch`).  On a GPU more is needed: what the caching allocator
+adds (rounding, fragments) and library workspaces make ``reserved_bytes``, which decides whether
+a graph fits, beside the CUDA context.
 """
 
 from __future__ import annotations

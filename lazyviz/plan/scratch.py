@@ -10,7 +10,8 @@ the few bytes of a Python number made a tensor are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -107,16 +108,25 @@ def _copied(*metas: TensorMeta | None) -> int:
 # --- convolutions --------------------------------------------------------------------------
 
 
+# The same layers come again in every step, and in every block of a model.
+_forward_need = lru_cache(4096)(forward_need)
+_backward_need = lru_cache(4096)(backward_need)
+
+
 @_on(_CPU_TABLE, "convolution", "convolution_overrideable")
 def _convolution(node: Node, threads: int) -> Need:
     image, weight, bias, *rest = node.args
-    return forward_need(image.meta, weight.meta, _meta(bias), rest, threads)
+    return _forward_need(image.meta, weight.meta, bias is not None, _hashable(rest), threads)
 
 
 @_on(_CPU_TABLE, "convolution_backward")
 def _convolution_backward(node: Node, threads: int) -> Need:
     gradient, image, weight, _, *rest, mask = node.args
-    return backward_need(gradient.meta, image.meta, weight.meta, rest, mask, threads)
+    return _backward_need(gradient.meta, image.meta, weight.meta, _hashable(rest), tuple(mask), threads)
+
+
+def _hashable(items: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(item) if isinstance(item, list) else item for item in items)
 
 
 # --- ATen's own CPU kernels ----------------------------------------------------------------
@@ -205,6 +215,17 @@ def _batch_norm_backward(node: Node, threads: int) -> Need:
     if any(test(gradient) and test(image) for test in (_contiguous, _channels_last)):
         return _exactly(image.nbytes if node.args[-1][0] else 0)
     return _exactly(image.shape[1] * max(image.dtype.itemsize, 4))
+
+
+@_on(_CPU_TABLE, "_embedding_bag_backward")
+def _embedding_bag_backward(node: Node, threads: int) -> Need:
+    """Each index's bag, indices and places, sorted (EmbeddingBag.cpp); other modes copy rows, too."""
+    gradient, indices, mode = node.args[0].meta, node.args[1].meta, node.args[8]
+    count = math.prod(indices.shape)
+    size = (count + 1) * 8 + _copied(gradient) + 3 * count * 8
+    if mode == 0:
+        return _exactly(size)
+    return Need(size, size, size + 2 * gradient.nbytes + 2 * count * gradient.shape[-1] * 4)
 
 
 @_on(_CPU_TABLE, "native_dropout_backward")

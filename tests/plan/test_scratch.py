@@ -175,6 +175,9 @@ def calls() -> dict[str, Callable[[], Any]]:
     mean, spread = torch.randn(7, 1), torch.rand(7, 1)
     group = torch.randn(2, 3)
     gamma, beta, chances, signs = torch.ones(33), torch.zeros(33), x.softmax(1), x > 0
+    words, bags, weight = torch.randint(0, 50, (40,)), torch.arange(0, 40, 5), torch.randn(50, 6)
+    _, which, sizes, most = aten._embedding_bag(weight, words, bags)
+    sums = torch.randn(8, 6)
     channel, one = torch.rand(6), torch.ones(1, 1)
     return {
         "layer_norm_backward": lambda: aten.native_layer_norm_backward(
@@ -190,6 +193,9 @@ def calls() -> dict[str, Callable[[], Any]]:
             gradient, image, [3, 3], [3, 3], [0, 0], [1, 1], False, where
         ),
         "softmax_backward, turned": lambda: aten._softmax_backward_data(turned, chances, 1, torch.float32),
+        "embedding_bag_backward": lambda: aten._embedding_bag_backward(
+            sums, words, bags, which[:0], sizes, most, 50, False, 0, False, None
+        ),
         "logsumexp": lambda: aten.logsumexp(x, [1]),
         "sort": lambda: aten.sort(x, -1),
         "cumsum of booleans": lambda: aten.cumsum(signs, 0),
