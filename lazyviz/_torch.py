@@ -216,6 +216,9 @@ def seeing_lazy_bits() -> Any:
     )
 
 
+no_dispatch_modes = _disable_current_modes  # TorchScript's tracer is to see none
+
+
 @contextmanager
 def kernels_only() -> Iterator[None]:
     """Context in which a recorded ATen call reaches the kernel it reached when it was recorded.

@@ -25,14 +25,15 @@ from .execute.memory import ResidentMemory
 from .execute.progress import Progress
 from .execute.report import Report, difference
 from .execute.segments import run_with_backend
-from .graph.ir import Storage
+from .graph.ir import Graph, Storage
 from .metrics import Metrics
 from .plan.alive import Category
 from .plan.projection import Peak, project
 from .record.guard import nodes_before_access
-from .record.pending import SyncError
+from .record.order import closure
+from .record.pending import RunLock, SyncError
 from .record.recorder import tape
-from .record.storage import FORGOTTEN, TrackedNode
+from .record.storage import FORGOTTEN, Lost, TrackedNode
 from .record.watch import Watch
 
 if TYPE_CHECKING:
@@ -187,10 +188,25 @@ def _run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
 tape.evaluator = _run_for_sync
 
 
+def _reachable() -> list[Graph]:
+    return [graph.ir for graph in graphs.values()]
+
+
+tape.reachable = _reachable
+Lost.look = tape.forget_lost
+
+
+def catch_up() -> None:
+    """Make owed writes whose values are known anyway: each would keep its whole graph."""
+    with tape.lock:
+        nodes, tape.overdue = tape.overdue, []
+        run(closure(nodes), "writes of known values")
+
+
 def _forget_in_child() -> None:
     """A forked child (a loader's worker) neither records nor evaluates what its parent recorded."""
     tape.graph = None
-    tape.lock = threading.RLock()
+    tape.lock = RunLock()
     tape.forget_all()
     graphs.clear()
 

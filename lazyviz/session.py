@@ -26,7 +26,7 @@ from .record.names import name_tensors, variables_of
 from .record.order import closure
 from .record.pending import HELD_BYTES_LIMIT
 from .record.recorder import tape
-from .record.storage import TrackedNode
+from .record.storage import Lost, TrackedNode
 from .record.tensor import is_pending
 
 if TYPE_CHECKING:
@@ -52,6 +52,11 @@ class LazyGraph:
         self._state: str | None = None  # running, failed or interrupted; else told by the nodes
         self._listeners: list[Callable[[], None]] = []
         self._widget: Any = None
+
+    def __del__(self) -> None:
+        self.ir.lost = True
+        if Lost.look is not None and any(node.state != "done" for node in self.ir.nodes):
+            Lost.look()
 
     def __repr__(self) -> str:
         syncs = len(self.sync_points)
@@ -251,6 +256,10 @@ def lazy(
     evaluation.graphs[id(graph.ir)] = graph
     tape.watching.add(graph.ir)
     if outer[0] is None:
+        if Lost.something and tape.pending:
+            tape.forget_lost()
+        if tape.overdue:
+            evaluation.catch_up()
         evaluation.watch.begin_recording()
     tape.graph, tape.owner = graph.ir, threading.get_ident()
     tape.allow_sync, tape.held_bytes_limit = allow_sync, held_bytes_limit
@@ -264,6 +273,8 @@ def lazy(
             tape, names if names is not None else variables_of(sys._getframe(1)), copied=names is None
         )
         tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit = outer
+        if outer[0] is None:
+            tape.scopes.hand_over(graph.ir)
         own = [node for node in graph.nodes if node.state != "done"]
         if earlier := len(closure(own)) - len(own):
             # The plan is of this cell's ops alone: say what else its evaluation will run.
@@ -296,6 +307,8 @@ def lazy_function(function: Callable[..., Any]) -> Callable[..., tuple[Any, Lazy
 def evaluate(*tensors: torch.Tensor) -> Report:
     """Run what ``tensors`` need, in whatever graphs; without arguments, everything pending."""
     with tape.lock:
+        if not tensors:
+            tape.forget_unreachable(tape.reachable())
         nodes = closure(evaluation.needed(tensors) if tensors else list(tape.pending))
         return evaluation.run(nodes, evaluation.called("lazyviz.evaluate()"))
 
@@ -361,7 +374,7 @@ def metrics() -> dict[str, Any]:
 
 def cell_boundary() -> None:
     """Between two cells: forget what nobody can see; leave PyTorch as it was if nothing is pending."""
-    tape.forget_unreachable([graph.ir for graph in evaluation.graphs.values()])
+    tape.forget_unreachable(tape.reachable())
     evaluation.watch.release()
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -262,6 +262,9 @@ class Graph:
         self.inputs: list[Value] = []  # values from outside the graph
         self.sync_points: list[SyncPoint] = []
         self.modules: Set[tuple[str, str]] = frozenset()  # (root, path) of modules that were called
+        self.from_others: dict[int, Value] = {}  # by id of the value in an earlier graph: this one's input
+        self.by_sequence: Mapping[int, Node] = {}  # autograd sequence number -> forward node
+        self.lost = False  # nobody can evaluate it as a whole any more
         self.card = ""  # the name of the absent card that it was recorded for
 
     def __iter__(self) -> Iterator[Node]:

@@ -18,7 +18,7 @@ from .order import closure
 from .pending import needs_absent
 from .rng import Generators
 from .shapes import OpInfo
-from .storage import FORGOTTEN, TrackedNode
+from .storage import FORGOTTEN, Lost, TrackedNode
 from .tensor import LazyTensor, describe, is_pending
 
 if TYPE_CHECKING:
@@ -122,6 +122,8 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
         with _torch.excluding_python():
             return op(*args, **kwargs)
     if tape.pending:
+        if Lost.something and tape.graph is None:
+            tape.forget_lost()
         if info.is_view and any(type(tensor) is LazyTensor for tensor in tensors_in(args)):
             return tape.record_view(op, args, kwargs)
         needed, nbytes = needed_nodes(tape, info, args, kwargs)

@@ -22,7 +22,11 @@ def order(node: TrackedNode, written: Sequence[TrackedStorage]) -> None:
         writer = storage.writer
         if writer is not None and writer is not value.node:
             after.append(writer)
-        storage.readers.append(node)
+        readers = storage.readers
+        readers.append(node)
+        count = len(readers)
+        if count >= 8 and not count & (count - 1):  # now and then, where nothing writes it, as at inference
+            storage.readers = [reader for reader in readers if reader.state != "done"]
     if written:
         writes: list[TrackedStorage] = []
         for storage in written:
@@ -45,8 +49,23 @@ def closure(targets: Iterable[TrackedNode]) -> list[TrackedNode]:
             continue
         found.add(node)
         producers = [value.node for value in node.inputs]
-        stack += [other for other in (*producers, *node.after) if other is not None and other.state != "done"]
+        stack += [
+            other
+            for other in (*producers, *node.after)
+            if other is not None and other.state != "done" and not _only_drew_before(other, node)
+        ]
     return sorted(found, key=_sequence)
+
+
+def _only_drew_before(other: TrackedNode, node: TrackedNode) -> bool:
+    """Whether ``other`` is a draw that failed, and ``node`` comes after it as a draw and in no other way.
+
+    Eager PyTorch goes on after the error: so does the generator.
+    """
+    if other.state != "failed" or other.draws is None or node.draws is not other.draws:
+        return False
+    touched = {value.storage for value in (*node.inputs, *node.outputs)}
+    return all(value.node is not other for value in node.inputs) and touched.isdisjoint(other.writes)
 
 
 def _sequence(node: TrackedNode) -> int:

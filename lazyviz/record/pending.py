@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +18,7 @@ from .order import closure
 from .rng import Generators
 from .scopes import Scopes
 from .shapes import ShapeCache
-from .storage import FORGOTTEN, TensorRef, TrackedNode, TrackedStorage, TrackedValue
+from .storage import FORGOTTEN, Lost, TensorRef, TrackedNode, TrackedStorage, TrackedValue
 from .tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -26,6 +26,39 @@ if TYPE_CHECKING:
 
 HELD_BYTES_LIMIT = 4 * 2**30
 """Bytes of dropped outside tensors a pending graph may keep alive before it is evaluated."""
+MOST_LOST_GRAPHS = 16  # that are kept for nothing but an owed write of a known value
+
+
+class RunLock:
+    """Held while nodes are chosen and run; a thread may take it again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._owner = 0
+        self._depth = 0
+
+    @property
+    def is_mine(self) -> bool:
+        return self._owner == threading.get_ident()
+
+    def acquire(self, blocking: bool = True) -> bool:
+        if not self._lock.acquire(blocking):
+            return False
+        self._owner = threading.get_ident()
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._owner = 0
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
 
 class SyncError(RuntimeError):
@@ -56,7 +89,7 @@ class Pending:
         self.scopes = Scopes()
         self.generators = Generators()
         self.evaluator: Evaluator | None = None
-        self.lock = threading.RLock()  # held while nodes run
+        self.lock = RunLock()
         self.running = 0  # thread that runs nodes: what a kernel itself reads is as it should be
         self.pending: dict[TrackedNode, None] = {}  # in program order
         self.outside: dict[int, TrackedValue] = {}  # by id of the real tensor
@@ -65,6 +98,11 @@ class Pending:
         self.watching: weakref.WeakSet[Graph] = weakref.WeakSet()  # whose values point to tensors
         self._views: list[TrackedNode] = []  # pending ones recorded outside of a block
         self.held_bytes_limit = HELD_BYTES_LIMIT
+        self.reachable: Callable[[], Iterable[Graph]] = tuple  # the graphs that somebody can evaluate
+        # Of graphs that nobody can evaluate: what is known already and still owed, such as step counters.
+        self.overdue: list[TrackedNode] = []
+        self._born = time.perf_counter()
+        self._looked_for = 0.0  # seconds
         self.absent: AbsentCards | None = None  # the card that is planned, where it is not in this machine
 
     def sync(self, cause: str, needed: Iterable[TrackedNode], nbytes: int = 0) -> None:
@@ -110,6 +148,9 @@ class Pending:
     def finished(self, node: TrackedNode) -> None:
         """Called by the evaluator after each node."""
         self.pending.pop(node, None)
+        node.after = []
+        if any(value.node is not None and value.node.graph is not node.graph for value in node.inputs):
+            node.cut()
         if node.writes and not node.folded:
             for storage in node.writes:
                 storage.shadow = None
@@ -149,6 +190,7 @@ class Pending:
             node.state, node.error = "failed", FORGOTTEN
             self._withdraw(node)
         self.generators.forget()
+        self.overdue = []
         self.settle()
 
     def settle(self) -> None:
@@ -163,7 +205,7 @@ class Pending:
             self.outside.clear()
             self.storages.clear()
             if self.graph is None:
-                self.scopes.by_sequence.clear()
+                self.scopes.forget_forward()
                 self.scopes.sources.forget()
                 self._let_go()
             return
@@ -187,6 +229,27 @@ class Pending:
                 value.tensor = None  # type: ignore[attr-defined]
         self.watching.clear()
 
+    def forget_lost(self) -> None:
+        """Forget what nobody can see any more, if something went out of sight since the last time.
+
+        It looks at all that is pending, so it takes a tenth of the time at most, after the first moments.
+        """
+        if self.graph is not None or self.running or self.shapes.inferring:
+            return
+        if self.lock.is_mine or not self.lock.acquire(blocking=False):  # somebody has chosen what to run
+            return
+        try:
+            start = time.perf_counter()
+            if self._looked_for > 0.05 + 0.1 * (start - self._born):
+                return
+            Lost.something = False
+            self.forget_unreachable(self.reachable())
+            known = [node for node in self.pending if node.folded and node.graph.lost]
+            self.overdue = known if len({id(node.graph) for node in known}) >= MOST_LOST_GRAPHS else []
+            self._looked_for += time.perf_counter() - start
+        finally:
+            self.lock.release()
+
     def forget_unreachable(self, reachable: Iterable[Graph]) -> None:
         """Drop pending nodes of unreachable graphs that show in no tensor, owed write or owed draw."""
         self._drop_unseen_views()
@@ -197,6 +260,7 @@ class Pending:
         for node in self.pending.keys() - set(wanted):
             node.state = "done"  # for the storages that remember it as a reader
             self._withdraw(node)
+        self.generators.settle()
         self.settle()
 
     @contextmanager
@@ -229,7 +293,7 @@ def release(value: TrackedValue) -> None:
 def _is_owed(node: TrackedNode) -> bool:
     """Whether eager PyTorch would have left something of ``node`` that can still be seen."""
     return (
-        node.draws is not None
+        (node.draws is not None and node.state != "failed")
         or any(storage.external or storage.live for storage in node.writes)
         or any(value.tensor is not None for value in node.outputs)
     )

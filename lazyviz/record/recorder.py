@@ -57,6 +57,9 @@ class RecorderMode(_torch.TorchDispatchMode):
             return guard.dispatch_traced(tape, func, args, kwargs or {})
         if type(func) is not OpOverload:
             return guard.dispatch_opaque(tape, func, args, kwargs or {})
+        if args and type(args[0]) in _NUMBERS and str(func._schema.arguments[0].type) == "Tensor":
+            # A constant of a TorchScript program: its interpreter's tensors that are numbers arrive as such.
+            args = (torch.tensor(args[0]), *args[1:])
         if (
             tape.graph is None
             or tape.pauses

@@ -90,6 +90,14 @@ class DrawSequence:
         return self._state.node if isinstance(self._state, TrackedValue) else None
 
     @property
+    def newest(self) -> TrackedNode | None:
+        """The last node that the state after it waits for: a draw that failed has not drawn."""
+        last = self.last
+        while last is not None and last.state == "failed":
+            last = next((node for node in last.after if node.draws is self), None)
+        return last or self.awaits
+
+    @property
     def state(self) -> torch.Tensor:
         if isinstance(self._state, TrackedValue):
             value, real = self._state, self._state.real
@@ -139,7 +147,7 @@ class Generators:
         tail = self._tails.get(_torch.generator_identity(generator))
         if tail is None or _seed_of(generator) != tail[0]:
             return None
-        last = tail[1].last or tail[1].awaits
+        last = tail[1].newest
         return last if last is not None and last.state != "done" else None
 
     def record(self, node: TrackedNode, generator: torch.Generator) -> None:
@@ -175,6 +183,14 @@ class Generators:
         scratch.set_state(tail[1].earlier_state)
         return _seed_of(scratch)
 
+    def settle(self) -> None:
+        """Generators whose draws have all been made or dropped get their state."""
+        for key, (marker, sequence) in list(self._tails.items()):
+            last = sequence.newest
+            if last is not None and last.state == "done" and _seed_of(sequence.generator) == marker:
+                sequence.generator.set_state(sequence.state)
+                del self._tails[key]
+
     def forget(self) -> None:
         """Pending draws will not happen: generators go back to the state before them."""
         for key, (marker, sequence) in list(self._tails.items()):
@@ -205,7 +221,7 @@ class Generators:
             if marked:
                 key = _torch.generator_identity(generator)
                 sequence = self._tails[key][1]
-                last = sequence.last or sequence.awaits
+                last = sequence.newest
                 if last is None or last.state == "done":
                     del self._tails[key]
                     state = sequence.state

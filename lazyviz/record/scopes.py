@@ -14,7 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .. import _torch
-from ..graph.ir import Phase, Role, SourceLine
+from ..graph.ir import Graph, Phase, Role, SourceLine
 from .storage import TrackedNode, TrackedValue
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -103,6 +103,7 @@ class Scopes:
         self.phase: Phase = "other"
         self.sources = SourceFinder()
         self.by_sequence: dict[int, TrackedNode] = {}  # autograd sequence number -> forward node
+        self._earlier: weakref.WeakSet[Graph] = weakref.WeakSet()  # with forward nodes of their own
         self.called: set[tuple[str, str]] = set()  # root and path of every module called so far
         self._stack: list[tuple[str, str, Phase]] = []
         self._paths: dict[int, str] = {}
@@ -133,7 +134,7 @@ class Scopes:
         node.phase = "backward"
         sequence = engine._sequence_nr()
         if sequence < _NO_SEQUENCE:
-            forward = self.by_sequence.get(sequence)
+            forward = self.by_sequence.get(sequence) or self._of_earlier(sequence)
             if forward is not None:
                 node.forward = forward
                 if not node.module:
@@ -189,6 +190,20 @@ class Scopes:
                         value.storage.role, value.storage.name = "optimizer", full
                     else:
                         self._parameters[id(tensor)] = (weakref.ref(tensor), "", "optimizer", full)
+
+    def hand_over(self, graph: Graph) -> None:
+        """The block has ended: from now on its forward nodes are remembered as long as ``graph`` is."""
+        graph.by_sequence, self.by_sequence = self.by_sequence, {}
+        self._earlier.add(graph)
+
+    def _of_earlier(self, sequence: int) -> Any:
+        return next(
+            (graph.by_sequence[sequence] for graph in self._earlier if sequence in graph.by_sequence), None
+        )
+
+    def forget_forward(self) -> None:
+        self.by_sequence.clear()
+        self._earlier.clear()
 
     def forget_dead(self) -> None:
         """Drop what is known of tensors that are gone, now and then."""

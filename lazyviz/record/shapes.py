@@ -422,7 +422,7 @@ class ShapeCache:
                     actual = probes.answer(op, args, kwargs, inputs)
                 except Exception:
                     actual = None
-            if not isinstance(actual, torch.Tensor) or actual.layout != torch.strided:
+            if not isinstance(actual, torch.Tensor) or actual.layout != torch.strided or actual.is_nested:
                 raise
         with self._fake_mode, _torch.no_function_modes():
             return torch.empty_strided(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -100,6 +101,13 @@ class TrackedValue(Value):
         return (self.node is not None and self.node.state != "done") or self.storage.has_pending_write
 
 
+class Lost:
+    """``something``: since the last look a tensor or a graph has gone; pending nodes may serve nobody now."""
+
+    something: ClassVar[bool] = False
+    look: ClassVar[Callable[[], None] | None] = None  # what forgets them
+
+
 class TensorRef(weakref.ref):
     """Weak reference to a user's tensor; its death is when eager PyTorch would free."""
 
@@ -125,9 +133,12 @@ def _on_tensor_death(ref: TensorRef) -> None:
     storage = value.storage
     storage.live -= 1
     if storage.live == 0:
+        Lost.something = True
         storage.dropped = len(storage.graph.nodes)
         if storage.external and value.uses:
             TrackedStorage.held_bytes += storage.nbytes
+        if storage.graph.lost and Lost.look is not None:
+            Lost.look()
 
 
 def let_go(tensor: torch.Tensor) -> None:
@@ -163,6 +174,27 @@ class TrackedNode(Node):
         self.inference_mode = False
         self.folded = False
         self.missed = False
+
+    def cut(self) -> None:
+        """The node is done: what it read of other graphs becomes an input, so that none keeps the one before.
+
+        A loop that reads its loss in each round would keep every round otherwise.
+        """
+        others = self.graph.from_others
+
+        def outside(item: Any) -> Any:
+            if isinstance(item, TrackedValue):
+                if item.node is None or item.node.graph is self.graph:
+                    return item
+                if item.id not in others:
+                    others[item.id] = copy = TrackedValue(item.meta, item.storage, None)
+                    copy.name = item.name
+                return others[item.id]
+            return type(item)([outside(entry) for entry in item]) if type(item) in (list, tuple) else item
+
+        self.inputs = [outside(value) for value in self.inputs]
+        self.args = outside(self.args)
+        self.kwargs = {name: outside(item) for name, item in self.kwargs.items()}
 
 
 def shared_with_others(tensor: torch.Tensor) -> bool:

@@ -46,14 +46,20 @@ _READERS = {
     "__format__": "format",
     "set_": "set_",
     "resize_": "resize_",
+    "apply_": "apply_",
+    "map_": "map_",
+    "map2_": "map2_",
 }
 
 
 # Who gets the memory itself may write it later, where nothing of ours sees it: readers run first.
 _HANDED_OUT = {
-    "set_", "resize_", "numpy", "data_ptr", "storage access", "share_memory_", "DLPack",
-    "__cuda_array_interface__",
+    "set_", "resize_", "apply_", "map_", "map2_", "numpy", "data_ptr", "storage access", "share_memory_",
+    "DLPack", "__cuda_array_interface__",
 }  # fmt: skip
+
+
+_OTHERS = {"map_", "map2_"}  # they read the memory of further tensors, too
 
 
 class SyncPatches:
@@ -83,6 +89,7 @@ class SyncPatches:
         self._patch_loaders()
         self._patch_subclasses()
         self._patch_native_readers()
+        self._patch_tracing()
         self._patch_cuda()
 
     def remove(self) -> None:
@@ -126,6 +133,9 @@ class SyncPatches:
                 ) is not None:
                     return original(constant, *args, **kwargs)
                 patches.before_read(tensor, cause)
+                if cause in _OTHERS:
+                    for other in tensors_in(args):
+                        patches.before_read(other, cause)
                 if type(tensor) is not cls:  # now a Parameter, say, with a method of its own
                     return getattr(tensor, original.__name__)(*args, **kwargs)
             if tape.graph is None or dispatches:
@@ -349,6 +359,20 @@ class SyncPatches:
         for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
             original = getattr(_torch.VF, name)
             self._patches.set(_torch.VF, name, self._after_reading(original, "batch sizes", lengths=True))
+
+    def _patch_tracing(self) -> None:
+        """TorchScript's tracer runs the program to see it, and again, compiled, to compare: on values."""
+        for name in ("trace", "trace_module"):
+            original = getattr(torch.jit, name)
+
+            def traced(*args: Any, _original: Any = original, **kwargs: Any) -> Any:
+                tape = self.tape
+                if tape.pending:
+                    tape.sync(f"torch.jit.{_original.__name__}", list(tape.pending))
+                with tape.paused(), _torch.no_dispatch_modes():
+                    return _original(*args, **kwargs)
+
+            self._patches.set(torch.jit, name, functools.wraps(original)(traced))
 
     def _at_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
         tape = self.tape

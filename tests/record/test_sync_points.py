@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import pickle
@@ -171,3 +172,28 @@ def test_kernels_that_run_at_a_sync_point_see_the_conjugate_tensors_they_make():
     graph.evaluate()
     assert torch.equal(result[0], expected[0]) and torch.equal(result[2], expected[2])
     assert result[1] == expected[1]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_functions_that_run_python_on_each_element_wait_and_are_waited_for(inside):
+    def program():
+        x, z, w = torch.ones(2), torch.full((2,), 5.0), torch.ones(2)
+        before = x * 3
+        z.add_(4)
+        if not inside:
+            block.__exit__(None, None, None)
+        x.apply_(lambda v: v + 7)
+        x.map_(z, lambda a, b: a + b)
+        w.map2_(x, z, lambda a, b, c: a + b + c)
+        before.apply_(lambda v: v + 1)
+        return [x, z, w, before]
+
+    block = contextlib.nullcontext()
+    expected = program()
+    block = lazyviz.lazy()
+    block.__enter__()
+    found = program()
+    if inside:
+        block.__exit__(None, None, None)
+    lazyviz.sync()
+    assert [t.tolist() for t in found] == [t.tolist() for t in expected]

@@ -279,3 +279,9 @@ def test_multihead_attention_and_transformers_take_eagers_paths(training):
         return out, weights, model(x * 2, x, x, need_weights=False)[0]
 
     both(program, lambda: (nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True), torch.randn(2, 5, 8)))
+
+
+def test_tracing_with_its_check_works_in_a_block():
+    with lazyviz.lazy():
+        traced = torch.jit.trace(lambda a: a + 1, torch.ones(4) * 1)
+        assert traced(torch.ones(4)).tolist() == [2.0] * 4

@@ -255,3 +255,49 @@ def test_remembered_source_lines_go_with_what_is_pending():
             exec(code, {"x": x})
         graph.evaluate()
     assert len(tape.scopes.sources._codes) < 20
+
+
+def tracked_nodes() -> int:
+    gc.collect()
+    return sum(type(item).__name__ == "TrackedNode" for item in gc.get_objects())
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_a_loop_that_reads_only_its_loss_keeps_no_earlier_round(kind):
+    model = nn.Linear(8, 8)
+    optimizer = kind(model.parameters(), 0.1)
+    x = torch.ones(4, 8)
+    counts = []
+    for _ in range(80):
+        with lazyviz.lazy():
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+        loss.item()
+        counts.append(tracked_nodes())
+    assert max(counts[40:]) <= max(counts[:40])
+
+
+def test_a_weight_that_is_only_read_keeps_no_earlier_round():
+    model = nn.Linear(8, 8)
+    before = tracked_nodes()
+    with torch.no_grad():
+        for _ in range(400):
+            with lazyviz.lazy():
+                y, other = model(torch.ones(4, 8)).sum(), torch.ones(2) + 1
+            y.item()
+    assert tracked_nodes() < before + 200
+    assert other.tolist() == [2, 2]
+
+
+def test_a_dropped_graph_is_forgotten_in_a_script_too():
+    big = torch.ones(1000)
+    reference = weakref.ref(big)
+    with lazyviz.lazy() as graph:
+        y = big * 2
+        for _ in range(100):
+            y = y + 1
+    del graph, y, big
+    assert reference() is None
+    assert lazyviz.metrics()["ops pending"] == 0

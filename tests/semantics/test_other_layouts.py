@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import lazyviz
+
 from ..both_ways import both
 
 pytestmark = [
@@ -219,3 +221,15 @@ def test_complex_tensors_and_their_lazy_flags():
         return z.conj(), z.conj().imag, z.imag.neg(), (z.conj() @ z.t()).real, z.conj().resolve_conj(), z.mH
 
     both(program, matrix)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_that_packs_its_batch_into_a_nested_tensor():
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 2).eval()
+    x, mask = torch.randn(2, 4, 16), torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1]]).bool()
+    with torch.no_grad():
+        expected = encoder(x, src_key_padding_mask=mask)
+        with lazyviz.lazy():
+            found = encoder(x, src_key_padding_mask=mask)
+    assert torch.equal(found, expected)
