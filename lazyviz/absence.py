@@ -96,16 +96,20 @@ def refuse(nodes: Sequence[TrackedNode], device: Any) -> None:
         )
 
 
+def runnable() -> list[TrackedNode]:
+    """What is pending and needs nothing of a device that is not there, in program order."""
+    planned: set[TrackedNode] = set()
+    for node in sorted(tape.pending, key=lambda node: node.sequence):
+        needed = (*(value.node for value in node.inputs), *node.after)
+        if needs_absent([node]) or not planned.isdisjoint(needed):
+            planned.add(node)
+    return closure(node for node in tape.pending if node not in planned)
+
+
 def finish(cause: str) -> None:
     """Run what is pending as far as this machine can, and forget what can only be planned."""
     with tape.lock:
-        planned: set[TrackedNode] = set()
-        for node in sorted(tape.pending, key=lambda node: node.sequence):
-            needed = (*(value.node for value in node.inputs), *node.after)
-            if needs_absent([node]) or not planned.isdisjoint(needed):
-                planned.add(node)
-        runnable = closure(node for node in tape.pending if node not in planned)
-        if runnable:
-            tape.evaluate(runnable, cause)
+        if nodes := runnable():
+            tape.evaluate(nodes, cause)
     if tape.pending:
         tape.forget_all()

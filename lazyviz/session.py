@@ -294,14 +294,20 @@ def lazy_function(function: Callable[..., Any]) -> Callable[..., tuple[Any, Lazy
 
 
 def evaluate(*tensors: torch.Tensor) -> Report:
-    """Run what ``tensors`` need, in whatever graphs; without arguments, everything pending."""
+    """Run what ``tensors`` need, in whatever graphs; without arguments, everything pending.
+
+    What was recorded for a card that is not on this machine stays pending then.
+
+    Raises:
+        lazyviz.AbsentDeviceError: one of ``tensors`` needs such a card.
+    """
     with tape.lock:
-        nodes = closure(evaluation.needed(tensors) if tensors else list(tape.pending))
+        nodes = closure(evaluation.needed(tensors)) if tensors else absence.runnable()
         return evaluation.run(nodes, evaluation.called("lazyviz.evaluate()"))
 
 
 def sync() -> Report:
-    """Run every pending graph."""
+    """Run every pending graph, as far as this machine can."""
     return evaluate()
 
 
