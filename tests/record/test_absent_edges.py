@@ -54,3 +54,137 @@ def test_everything_else_can_be_run_while_something_is_planned(run):
         planned.evaluate()
     with pytest.raises(lazyviz.AbsentDeviceError):
         lazyviz.evaluate(back)
+
+
+# --- ways onto the card -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(3, device=0),
+        lambda: torch.full((3,), 1.0, device=0),
+        lambda: torch.empty_like(torch.ones(3), device=0),
+        lambda: torch.ones(2).new_zeros(3, device=0),
+        lambda: nn.Linear(2, 3, device=0).bias,
+        lambda: torch.ones(3).type("torch.cuda.FloatTensor"),
+        lambda: torch.ones(3, device="cuda").type(torch.cuda.FloatTensor),
+        lambda: torch.cuda.FloatTensor(3),
+        lambda: torch.cuda.FloatTensor([1.0, 2.0, 3.0]),
+    ],
+)
+def test_numbers_and_old_types_mean_the_card(make):
+    with lazyviz.lazy(device="A100-40GB"):
+        made = make()
+        assert made.device == CUDA and made.dtype == torch.float32 and made.shape == (3,)
+        assert isinstance(made, torch.cuda.FloatTensor) and not isinstance(made, torch.cuda.HalfTensor)
+        assert made.type() == "torch.cuda.FloatTensor"
+    assert torch.ones(2).type(torch.float64).type() == "torch.DoubleTensor"
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["cuda", torch.device("cuda:0"), {"cpu": "cuda:0"}, lambda storage, location: storage.cuda()],
+    ids=["name", "device", "mapping", "function"],
+)
+@pytest.mark.parametrize("old", [False, True], ids=["zip", "old format"])
+def test_weights_are_loaded_onto_the_card(tmp_path, place, old):
+    both = torch.arange(6.0)
+    file = tmp_path / "weights.pt"
+    torch.save(
+        {"whole": both, "part": both[2:].view(2, 2).t(), "model": nn.Linear(8, 8).state_dict()},
+        file,
+        _use_new_zipfile_serialization=not old,
+    )
+    with lazyviz.lazy(device="A100-40GB") as graph:
+        found = torch.load(file, map_location=place)
+        model = nn.Linear(8, 8).cuda()
+        model.load_state_dict(found["model"])
+    part = found["part"]
+    assert part.device == CUDA and part.stride() == (1, 2) and part.storage_offset() == 2
+    assert not part._is_view()
+    assert part.shape == (2, 2) and found["whole"].shape == (6,)
+    on_card = graph.plan().devices["cuda:0"]
+    assert on_card.peak_bytes == 6 * 4 + 2 * (8 * 8 + 8) * 4
+    assert torch.load(file)["whole"].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+# --- layers that ask for values or a driver -----------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("lengths", [[5, 3, 3, 1], [1, 5, 2, 2], [4, 4, 4, 4]])
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_sequences_are_packed_by_lengths_on_the_host(batch_first, lengths, layer):
+    def step(device, lengths):
+        x = torch.randn(4, 5, 3, requires_grad=True)
+        x = (x if batch_first else x.transpose(0, 1)).to(device).detach().requires_grad_()
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=batch_first, enforce_sorted=False)
+        result = layer(3, 4, batch_first=batch_first).to(device)(packed)[0]
+        padded, ends = nn.utils.rnn.pad_packed_sequence(result, batch_first, total_length=6)
+        padded.sum().backward()
+        return packed, padded, ends, x.grad
+
+    expected = step("cpu", lengths)
+    with lazyviz.lazy(device="A100-40GB"):
+        found = step("cuda", lengths)
+        assert found[0].batch_sizes.tolist() == expected[0].batch_sizes.tolist()
+        assert found[2].device == expected[2].device and found[2].shape == expected[2].shape
+    assert found[0].data.device == found[1].device == found[3].device == CUDA
+    for ours, theirs in ((found[0].data, expected[0].data), (found[1], expected[1]), (found[3], expected[3])):
+        assert (ours.shape, ours.stride()) == (theirs.shape, theirs.stride())
+
+
+@pytest.mark.parametrize("batches", [[4, 3, 3, 1], [2, 2], [1]])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_planned_sequence_is_packed_as_aten_packs_it(batches, batch_first):
+    from lazyviz.record.absent_layers import _Pack
+
+    lengths = torch.tensor([sum(size > row for size in batches) for row in range(batches[0])])
+    shape = (batches[0], len(batches), 2) if batch_first else (len(batches), batches[0], 2)
+    x, y = (torch.arange(float(torch.Size(shape).numel())).view(shape).requires_grad_() for _ in range(2))
+    expected, sizes = torch._VF._pack_padded_sequence(x, lengths, batch_first)
+    found = _Pack.apply(y, batches, batch_first)
+    assert sizes.tolist() == batches and torch.equal(found, expected)
+    (expected * expected).sum().backward()
+    (found * found).sum().backward()
+    assert torch.equal(x.grad, y.grad) and x.grad.stride() == y.grad.stride()
+
+
+def test_wrong_lengths_are_refused_as_on_a_card():
+    with lazyviz.lazy(device="A100-40GB"):
+        x = torch.randn(5, 2, 3, device="cuda")
+        with pytest.raises(RuntimeError, match="sorted in decreasing order"):
+            nn.utils.rnn.pack_padded_sequence(x, [2, 3])
+        with pytest.raises(RuntimeError, match="1D CPU int64 tensor, but got 1D cuda:0 Long tensor"):
+            nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 2], device="cuda"))
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_data_parallel_over_one_card_is_the_model_itself(place):
+    with lazyviz.lazy(device="A100-40GB") as graph:
+        model = nn.DataParallel(nn.Linear(2, 3).cuda())
+        x = torch.randn(4, 2, device=place, requires_grad=True)
+        y = model(x)
+        y.sum().backward()
+        assert y.device == CUDA and x.grad.device.type == place
+    assert names(graph).count("addmm") == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "use"),
+    [
+        ("torch.cuda.CUDAGraph", lambda x: torch.cuda.CUDAGraph()),
+        ("torch.cuda.memory_reserved", lambda x: torch.cuda.memory_reserved()),
+        ("torch.compile", lambda x: torch.compile(lambda x: x + 1, backend="eager")(x)),
+        ("ctc_loss", lambda x: nn.CTCLoss()(x.expand(3, 2, 3), *torch.ones(3, 2, 1, dtype=int))),
+        ("DataParallel over several", lambda x: nn.DataParallel(nn.ReLU(), [0, 1])(x)),
+    ],
+)
+def test_what_is_not_planned_is_named_in_one_sentence(what, use):
+    with lazyviz.lazy(device="A100-40GB"):
+        x = torch.randn(2, 3, device="cuda")
+        with pytest.raises(lazyviz.AbsentDeviceError, match=what) as error:
+            use(x)
+    text = str(error.value)
+    assert "not on this machine" in text and "assume" not in text and "\n" not in text
