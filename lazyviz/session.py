@@ -236,7 +236,7 @@ def lazy(
 
     Raises:
         ValueError: an option this version does not support, an unknown device or backend.
-        RuntimeError: another thread is recording.
+        RuntimeError: another thread is recording, or an outer block is for another absent card.
     """
     if batch is not None or split not in (None, "off"):
         raise ValueError("naming a batch and splitting are not available in this version of lazyviz")

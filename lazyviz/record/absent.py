@@ -36,8 +36,8 @@ class Card:
     """What a cell may ask of the card it is planned for.
 
     ``capability`` is its CUDA compute capability, ``count`` the number of such cards;
-    ``total_bytes`` of one, ``None`` if unknown; ``planned`` is what a plan calls it.  A cell may
-    still use further ones by their number.
+    ``total_bytes`` of one, ``None`` if unknown; ``planned`` is what a plan calls it; ``current`` is the
+    number of the one in use at first.  A cell may still use further ones by their number.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Card:
     capability: tuple[int, int]
     planned: str
     count: int = 1
+    current: int = 0
 
 
 def is_absent(device: torch.device) -> bool:
@@ -93,7 +94,7 @@ class AbsentCards:
 
     def __init__(self, tape: Tape, card: Card, memory: Memory, assume: Mapping[int, Any]) -> None:
         self.card = card
-        self.current = 0
+        self.current = card.current
         self.tape = tape
         self._memory = memory
         self._assume = assume
@@ -408,6 +409,12 @@ class _Properties:
         self.major, self.minor = card.capability
         if card.total_bytes is not None:
             self.total_memory = card.total_bytes
+
+    def __repr__(self) -> str:
+        known = f"name='{self.name}', major={self.major}, minor={self.minor}"
+        if "total_memory" in vars(self):
+            known += f", total_memory={self.total_memory // 2**20}MB"
+        return f"_CudaDeviceProperties({known})"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -188,3 +188,48 @@ def test_what_is_not_planned_is_named_in_one_sentence(what, use):
             use(x)
     text = str(error.value)
     assert "not on this machine" in text and "assume" not in text and "\n" not in text
+
+
+# --- which card ---------------------------------------------------------------------------------
+
+
+def test_the_card_named_by_its_number_is_the_current_one():
+    with lazyviz.lazy(device="cuda:1") as graph:
+        assert torch.cuda.current_device() == 1 and torch.cuda.device_count() == 2
+        x = torch.zeros(256).cuda()
+        assert x.get_device() == torch.zeros(1, device="cuda").get_device() == 1
+    assert graph.plan().device == "cuda:1" and graph.plan().peak_bytes == 1024 + 4
+
+
+def test_a_block_for_another_absent_card_inside_of_one_is_refused():
+    with lazyviz.lazy(device="A100-40GB") as outer:
+        with lazyviz.lazy(device="A100-40GB"):
+            torch.zeros(1, device="cuda")
+        with pytest.raises(RuntimeError, match="H100-80GB inside one for A100-40GB"):
+            with lazyviz.lazy(device="H100-80GB"):
+                pass
+        torch.zeros(1, device="cuda")
+        assert torch.cuda.get_device_name() == "A100-40GB"
+    assert len(outer.nodes) == 1
+
+
+def test_the_properties_of_a_card_are_shown():
+    with lazyviz.lazy(device="H100-80GB"):
+        assert repr(torch.cuda.get_device_properties(0)) == (
+            "_CudaDeviceProperties(name='H100-80GB', major=9, minor=0, total_memory=81559MB)"
+        )
+
+
+def test_pytorch_is_as_it_was_after_a_compiled_function_is_refused():
+    before = dict(vars(torch.Tensor))
+    with lazyviz.lazy(device="A100-40GB") as graph:
+        x = torch.randn(2, 3, device="cuda")
+        with pytest.raises(lazyviz.AbsentDeviceError):
+            torch.compile(lambda x: x + 1, backend="eager")(x)
+        x * 2
+    assert names(graph)[-1] == "mul"
+    del x
+    lazyviz.session.reset()
+    assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    assert dict(vars(torch.Tensor)) == before
+    assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item() == 2
