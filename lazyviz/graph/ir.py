@@ -263,6 +263,7 @@ class Graph:
         self.sync_points: list[SyncPoint] = []
         self.modules: Set[tuple[str, str]] = frozenset()  # (root, path) of modules that were called
         self.card = ""  # the name of the absent card that it was recorded for
+        self.in_parts: set[str] = set()  # layers recorded as ops where that card has one kernel
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
