@@ -155,8 +155,7 @@ def become_real(tensor: torch.Tensor, real: torch.Tensor, cls: type[torch.Tensor
 
 def become_pending(tensor: torch.Tensor, wrapper: torch.Tensor, cls: type[torch.Tensor]) -> None:
     """The reverse of :func:`become_real`: ``tensor`` takes the metadata of a memoryless ``wrapper``."""
-    with torch._C.DisableTorchFunctionSubclass():  # UninitializedParameter's would call the public setter
-        _take(tensor, wrapper)
+    _take(tensor, wrapper)
     _set_python_keys(tensor, True)
     tensor.__class__ = cls
 
@@ -167,12 +166,17 @@ def set_metadata(tensor: torch.Tensor, wrapper: torch.Tensor) -> None:
 
 
 def _take(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """``tensor.data = other``, which on conjugate and negative views would first compute them."""
-    if tensor.is_conj() or tensor.is_neg() or other.is_conj() or other.is_neg():
-        with _ExcludeDispatchKeyGuard(_LAZY_BITS):
+    """``tensor.data = other``, which on conjugate and negative views would first compute them.
+
+    Function modes (``with torch.device(...)`` is one) and UninitializedParameter's
+    ``__torch_function__`` would call the public setter, which is ours.
+    """
+    with torch._C.DisableTorchFunction():
+        if tensor.is_conj() or tensor.is_neg() or other.is_conj() or other.is_neg():
+            with _ExcludeDispatchKeyGuard(_LAZY_BITS):
+                _set_data(tensor, other)
+        else:
             _set_data(tensor, other)
-    else:
-        _set_data(tensor, other)
 
 
 # --- dispatch ---------------------------------------------------------------------

@@ -193,6 +193,12 @@ PARSE_TO = (torch._C._nn, "_parse_to")
 TRUNC_NORMAL = (torch.nn.init, "_no_grad_trunc_normal_")
 # DataParallel compares its cards by it.
 CHECK_BALANCE = (sys.modules["torch.nn.parallel.data_parallel"], "_check_balance")
+# What DataParallel hands a batch out with, and copies the model to several cards with.
+SCATTER: Any = torch.nn.parallel._functions.Scatter
+REPLICATE = ((*CHECK_BALANCE[:1], "replicate"), (torch.nn.parallel, "replicate"))
+# What torch.load puts storages with, and makes tensors of them with.
+RESTORE_LOCATION = (torch.serialization, "default_restore_location")
+REBUILD_TENSOR = (torch._utils, "_rebuild_tensor")
 
 
 @functools.cache
@@ -203,4 +209,10 @@ def is_made_of_others(op: OpOverload) -> bool:
 
 # Which functions take the device of ``with torch.device(...)`` is noted at the first of them: before
 # anything of ours stands in for one.
-torch.utils._device._device_constructors()
+_CONSTRUCTORS = torch.utils._device._device_constructors()
+# Functions that take a device, which C++ looks up in the driver if it is a number.
+FACTORIES: list[tuple[Any, str]] = [
+    *((torch, name) for name, item in vars(torch).items() if callable(item) and item in _CONSTRUCTORS),
+    *((torch, name) for name in vars(torch) if name.endswith("_like") and not name.startswith("_")),
+    *((torch.Tensor, name) for name in dir(torch.Tensor) if name.startswith("new_")),
+]

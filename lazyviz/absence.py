@@ -37,7 +37,7 @@ def resolved(device: Any) -> tuple[Any, Card | None]:
         if number is None or _torch_cuda.cuda_is_present():
             raise
         target = unknown_card(number)
-        return target, Card("CUDA GPU", None, ASSUMED_CAPABILITY, target.name, number + 1)
+        return target, Card("CUDA GPU", None, ASSUMED_CAPABILITY, target.name, number + 1, number)
     is_card = isinstance(target, DeviceProfile) or target.name.startswith("cuda")
     if not is_card or _torch_cuda.cuda_is_present():
         return device, None
@@ -65,7 +65,15 @@ def unknown_card(number: int) -> Device:
 def recording_for(
     tape: Tape, card: Card | None, graph: Graph, assume: Mapping[int, Any] | None
 ) -> Iterator[None]:
-    """Context in which PyTorch answers for ``card``, if one is given and no outer block has one."""
+    """Context in which PyTorch answers for ``card``, if one is given and no outer block has it already.
+
+    Raises:
+        RuntimeError: an outer block is for another card.
+    """
+    if card is not None and tape.absent is not None and card != tape.absent.card:
+        raise RuntimeError(
+            f"a block for {card.planned} inside one for {tape.absent.card.planned}: one absent card at a time"
+        )
     if card is None or tape.absent is not None:
         yield
         return
@@ -96,16 +104,20 @@ def refuse(nodes: Sequence[TrackedNode], device: Any) -> None:
         )
 
 
+def runnable() -> list[TrackedNode]:
+    """What is pending and needs nothing of a device that is not there, in program order."""
+    planned: set[TrackedNode] = set()
+    for node in sorted(tape.pending, key=lambda node: node.sequence):
+        needed = (*(value.node for value in node.inputs), *node.after)
+        if needs_absent([node]) or not planned.isdisjoint(needed):
+            planned.add(node)
+    return closure(node for node in tape.pending if node not in planned)
+
+
 def finish(cause: str) -> None:
     """Run what is pending as far as this machine can, and forget what can only be planned."""
     with tape.lock:
-        planned: set[TrackedNode] = set()
-        for node in sorted(tape.pending, key=lambda node: node.sequence):
-            needed = (*(value.node for value in node.inputs), *node.after)
-            if needs_absent([node]) or not planned.isdisjoint(needed):
-                planned.add(node)
-        runnable = closure(node for node in tape.pending if node not in planned)
-        if runnable:
-            tape.evaluate(runnable, cause)
+        if nodes := runnable():
+            tape.evaluate(nodes, cause)
     if tape.pending:
         tape.forget_all()

@@ -45,6 +45,7 @@ from .execute.backend import backend_names
 from .plan.devices import PROFILES, cuda_devices
 from .plan.explain import summary
 from .plan.memory import Plan
+from .record.pending import AbsentDeviceError
 
 OPTIONS = (
     "--as",
@@ -155,6 +156,8 @@ class LazyMagics(Magics):
         try:
             if options.now and graph.pending:
                 graph.evaluate(backend=options.backend)
+        except AbsentDeviceError as error:
+            raise UsageError(f"%%lazy --now: {error}") from None
         finally:
             # Also after a failed evaluation: the picture says what is done and what is not.
             self._show(graph, options.no_widget)
@@ -285,14 +288,12 @@ class LazyMagics(Magics):
         if name is not None and name not in namespace:
             raise UsageError(f"%lazy {verb}: there is no variable {name!r}.")
         target = namespace[name or _LATEST]
-        if verb == "evaluate" and isinstance(target, torch.Tensor):
-            print(session.evaluate(target))
+        if verb == "evaluate" and isinstance(target, (torch.Tensor, session.LazyGraph)):
+            print(_evaluated(target))
         elif not isinstance(target, session.LazyGraph):
             raise UsageError(
                 f"%lazy {verb}: {name or _LATEST} is no lazy graph but a {type(target).__name__}."
             )
-        elif verb == "evaluate":
-            print(target.evaluate() if target.pending else "Nothing is pending.")
         elif verb == "status":
             print(_status(target))
         elif verb == "plan":
@@ -393,6 +394,15 @@ def _status(graph: session.LazyGraph) -> str:
 
 def _summary(plan: Plan) -> str:
     return "\n".join(summary(plan))
+
+
+def _evaluated(target: torch.Tensor | session.LazyGraph) -> str:
+    try:
+        if isinstance(target, torch.Tensor):
+            return str(session.evaluate(target))
+        return str(target.evaluate()) if target.pending else "Nothing is pending."
+    except AbsentDeviceError as error:
+        raise UsageError(f"%lazy evaluate: {error}") from None
 
 
 # --- loading and unloading ------------------------------------------------------------------

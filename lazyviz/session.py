@@ -241,7 +241,7 @@ def lazy(
 
     Raises:
         ValueError: an option this version does not support, an unknown device or backend.
-        RuntimeError: another thread is recording.
+        RuntimeError: another thread is recording, or an outer block is for another absent card.
     """
     if batch is not None or split not in (None, "off"):
         raise ValueError("naming a batch and splitting are not available in this version of lazyviz")
@@ -305,16 +305,22 @@ def lazy_function(function: Callable[..., Any]) -> Callable[..., tuple[Any, Lazy
 
 
 def evaluate(*tensors: torch.Tensor) -> Report:
-    """Run what ``tensors`` need, in whatever graphs; without arguments, everything pending."""
+    """Run what ``tensors`` need, in whatever graphs; without arguments, everything pending.
+
+    What was recorded for a card that is not on this machine stays pending then.
+
+    Raises:
+        lazyviz.AbsentDeviceError: one of ``tensors`` needs such a card.
+    """
     with tape.lock:
         if not tensors:
             tape.forget_unreachable(tape.reachable())
-        nodes = closure(evaluation.needed(tensors) if tensors else list(tape.pending))
+        nodes = closure(evaluation.needed(tensors)) if tensors else absence.runnable()
         return evaluation.run(nodes, evaluation.called("lazyviz.evaluate()"))
 
 
 def sync() -> Report:
-    """Run every pending graph."""
+    """Run every pending graph, as far as this machine can."""
     return evaluate()
 
 

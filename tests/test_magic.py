@@ -561,7 +561,7 @@ def test_a_cell_can_be_planned_for_a_card_that_is_absent(run):
     assert "lazy[8, 4] float32 cuda:0, pending 0.5" in run.output
     assert run["_lazy"].plan().device == "H100-80GB"
     result = run("%lazy evaluate")
-    assert isinstance(result.error_in_exec, lazyviz.AbsentDeviceError)
+    assert isinstance(result.error_in_exec, UsageError)
     result = run("%%lazy --device H100-80GB\ny = x * 2\nfloat(y.sum())")
     assert isinstance(result.error_in_exec, lazyviz.AbsentDeviceError)
     assert "--assume 3=VALUE" in str(result.error_in_exec)
@@ -569,3 +569,25 @@ def test_a_cell_can_be_planned_for_a_card_that_is_absent(run):
     assert run("%%lazy --device cuda\nz = torch.ones(2, device='cuda')").success
     assert run["_lazy"].plan().fits is None
     assert not torch.cuda.is_available()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
+def test_evaluating_for_an_absent_card_is_refused_in_one_sentence_without_a_traceback(run):
+    result = run("%%lazy --device H100-80GB --now --no-widget\nx = torch.ones(3, device='cuda')")
+    assert isinstance(result.error_in_exec, UsageError) and "H100-80GB" in str(result.error_in_exec)
+    for line in ("%lazy evaluate", "%lazy evaluate x"):
+        result = run(line)
+        assert isinstance(result.error_in_exec, UsageError)
+        assert "not on this machine" in run.output and "Traceback" not in run.output
+    result = run("(x + 1).cpu().tolist()")
+    assert isinstance(result.error_in_exec, lazyviz.AbsentDeviceError)
+    assert "not on this machine" in str(result.error_in_exec)
+    assert "--assume" not in str(result.error_in_exec)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
+def test_what_unloading_drops_says_so(run, shell):
+    run("%%lazy --device H100-80GB\nx = torch.ones(3, device='cuda')")
+    magic.unload_ipython_extension(shell)
+    with pytest.raises(RuntimeError, match="unloading lazyviz"):
+        run["x"] + 1

@@ -266,6 +266,7 @@ class Graph:
         self.by_sequence: Mapping[int, Node] = {}  # autograd sequence number -> forward node
         self.lost = False  # nobody can evaluate it as a whole any more
         self.card = ""  # the name of the absent card that it was recorded for
+        self.in_parts: set[str] = set()  # layers recorded as ops where that card has one kernel
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)

@@ -38,6 +38,11 @@ def explain(plan: Plan) -> str:
         if other.fits is not None:
             line += ", which fits" if other.fits else ", which does not fit"
         lines.append(line + ".")
+    if layers := sorted(plan._graph.in_parts):
+        lines.append(
+            f"{', '.join(layers)}: recorded cell by cell, where {plan.device} would run cuDNN's kernel; "
+            "cuDNN's own buffers are not known, and no range above allows for them."
+        )
     if plan.borrowed:
         lines.append(
             f"The tensors are those recorded on {plan.recorded_device}; {plan.device} may choose "

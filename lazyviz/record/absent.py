@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _torch, _torch_cuda
+from . import absent_entry, absent_layers
 from .absent_autocast import AutocastKernels
 from .absent_kernels import CudaKernels
 from .guard import nodes_before_access
@@ -35,8 +36,8 @@ class Card:
     """What a cell may ask of the card it is planned for.
 
     ``capability`` is its CUDA compute capability, ``count`` the number of such cards;
-    ``total_bytes`` of one, ``None`` if unknown; ``planned`` is what a plan calls it.  A cell may
-    still use further ones by their number.
+    ``total_bytes`` of one, ``None`` if unknown; ``planned`` is what a plan calls it; ``current`` is the
+    number of the one in use at first.  A cell may still use further ones by their number.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Card:
     capability: tuple[int, int]
     planned: str
     count: int = 1
+    current: int = 0
 
 
 def is_absent(device: torch.device) -> bool:
@@ -92,12 +94,12 @@ class AbsentCards:
 
     def __init__(self, tape: Tape, card: Card, memory: Memory, assume: Mapping[int, Any]) -> None:
         self.card = card
-        self.current = 0
-        self._tape = tape
+        self.current = card.current
+        self.tape = tape
         self._memory = memory
         self._assume = assume
         self._reset_at = 0  # position of the last reset_peak_memory_stats
-        self._patches = Patches()
+        self.patches = Patches()
         self._kernels = CudaKernels(self)
         self._autocast = AutocastKernels()
 
@@ -107,13 +109,15 @@ class AbsentCards:
         self._patch_functions()
         self._patch_memory()
         self._patch_randomness()
+        absent_entry.install(self)
+        absent_layers.install(self)
         self._kernels.install()
-        self._autocast.install(self._patches)
+        self._autocast.install(self.patches)
 
     def remove(self) -> None:
         self._autocast.remove()
         self._kernels.remove()
-        self._patches.restore()
+        self.patches.restore()
         _torch_cuda.make_on_cpu_first(False)
         _torch_cuda.require_init()
 
@@ -142,7 +146,7 @@ class AbsentCards:
 
     def below(self, device: torch.device) -> torch.device:
         """The device of the same name for C++; torch's own shape rules name devices as they are."""
-        if self._tape.shapes.inferring:
+        if self.tape.shapes.inferring:
             return device
         return _torch_cuda.STAND_INS.get(self.device(device), device)
 
@@ -161,7 +165,7 @@ class AbsentCards:
             kwargs = {**kwargs, "device": self.device(torch.device(device))}
         if kwargs.get("pin_memory"):  # memory of the host like any other, which only a driver can pin
             kwargs = {**kwargs, "pin_memory": False}
-        return self._tape.record(op, args, kwargs)
+        return self.tape.record(op, args, kwargs)
 
     # --- reads ----------------------------------------------------------------------
 
@@ -169,7 +173,7 @@ class AbsentCards:
         """What the user said a read returns that needs ``needed``."""
         if not needs_absent(needed):
             return None
-        line = self._tape.scopes.sources.find(sys._getframe(2))[0]
+        line = self.tape.scopes.sources.find(sys._getframe(2))[0]
         if line is not None and line.line in self._assume:
             return Answer(self._assume[line.line])
         return None
@@ -177,8 +181,8 @@ class AbsentCards:
     # --- functions ------------------------------------------------------------------
 
     def _patch_functions(self) -> None:
-        cuda, replace = torch.cuda, self._replace
-        tape, card = self._tape, self.card
+        cuda, replace = torch.cuda, self.replace
+        tape, card = self.tape, self.card
         replace(cuda, "_lazy_init", lambda: None)
         replace(cuda, "init", lambda: None)
         # torch's own shape rules must not find a card that they could use
@@ -226,9 +230,6 @@ class AbsentCards:
         replace(accelerator, "set_stream", lambda stream: None)
         replace(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)
         replace(torch.Tensor, "record_stream", lambda tensor, stream: None)
-        # C++ asks the driver which kind of device a number means
-        for owner, name in ((torch.Tensor, "to"), (torch.Tensor, "cuda"), _torch_cuda.PARSE_TO):
-            replace(owner, name, self._numbered(getattr(owner, name)))
         # its cards are all alike; and cuDNN, which orders an RNN's weights, is part of every CUDA build
         replace(*_torch_cuda.CHECK_BALANCE, lambda device_ids: None)
         replace(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
@@ -236,32 +237,19 @@ class AbsentCards:
         replace(*_torch_cuda.COMPATIBLE_TENSORS, _compatible_tensors)
         replace(*_torch_cuda.GROUP_TENSORS, _group_tensors)
 
-    def _replace(self, owner: Any, name: str, function: Any) -> None:
+    def replace(self, owner: Any, name: str, function: Any) -> None:
         original = getattr(owner, name, None)
         if original is None:
             return  # another version of PyTorch
         if isinstance(function, type):
-            self._patches.set(owner, name, function)
+            self.patches.set(owner, name, function)
             return
 
         @functools.wraps(original)
         def replacement(*args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)
 
-        self._patches.set(owner, name, replacement)
-
-    def _numbered(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``original`` with ``torch.device("cuda", 1)`` for a device given as ``1``."""
-
-        def function(*args: Any, **kwargs: Any) -> Any:
-            args = tuple(
-                [torch.device("cuda", self.index(item)) if type(item) is int else item for item in args]
-            )
-            if type(kwargs.get("device")) is int:
-                kwargs["device"] = torch.device("cuda", self.index(kwargs["device"]))
-            return original(*args, **kwargs)
-
-        return function
+        self.patches.set(owner, name, replacement)
 
     def _set_device(self, device: Any) -> None:
         if not (isinstance(device, int) and device < 0):
@@ -280,7 +268,7 @@ class AbsentCards:
 
     def _patch_memory(self) -> None:
         """What eager PyTorch's tensors would take at this line; the allocator's own counters are not told."""
-        cuda, replace = torch.cuda, self._replace
+        cuda, replace = torch.cuda, self.replace
 
         def allocated(device: Any = None) -> int:
             return self._memory(torch.device("cuda", self.index(device)), 0)[0]
@@ -293,7 +281,7 @@ class AbsentCards:
             return total - allocated(device), total
 
         def reset(device: Any = None) -> None:
-            self._reset_at = len(self._tape.graph.nodes) if self._tape.graph is not None else 0
+            self._reset_at = len(self.tape.graph.nodes) if self.tape.graph is not None else 0
 
         for owner in (cuda, cuda.memory):
             replace(owner, "memory_allocated", allocated)
@@ -316,12 +304,12 @@ class AbsentCards:
 
     def _patch_randomness(self) -> None:
         """Its generators have no state: nothing will be drawn."""
-        cuda, replace = torch.cuda, self._replace
-        with self._tape.paused():
+        cuda, replace = torch.cuda, self.replace
+        with self.tape.paused():
             state = torch.zeros(16, dtype=torch.uint8)  # a seed and an offset of 8 bytes each
 
         def copy_of(state: torch.Tensor) -> torch.Tensor:
-            with self._tape.paused():
+            with self.tape.paused():
                 return state.clone()
 
         for owner in (cuda, cuda.random):
@@ -362,9 +350,9 @@ class AbsentCards:
                 place = cards.device(torch.device(device))
                 return _PlannedGenerator(place) if is_absent(place) else _Generator(place)
 
-        self._patches.set(torch, "Generator", Generator)
+        self.patches.set(torch, "Generator", Generator)
         defaults = tuple(_PlannedGenerator(torch.device("cuda", number)) for number in range(self.card.count))
-        self._patches.set(cuda, "default_generators", defaults)
+        self.patches.set(cuda, "default_generators", defaults)
 
 
 # --- reads that need no value -----------------------------------------------------------
@@ -398,7 +386,7 @@ def _list(tape: Tape, tensor: torch.Tensor) -> Any:
     needed = nodes_before_access(tape, tensor, write=False)
     answer = tape.absent.answer(needed) if tape.absent is not None else None
     if answer is None:
-        tape.sync("tolist", needed)
+        tape.sync("tolist", needed, a_number=True)
         raise AssertionError("a value that is out of reach has been read")
     return answer.value
 
@@ -421,6 +409,12 @@ class _Properties:
         self.major, self.minor = card.capability
         if card.total_bytes is not None:
             self.total_memory = card.total_bytes
+
+    def __repr__(self) -> str:
+        known = f"name='{self.name}', major={self.major}, minor={self.minor}"
+        if "total_memory" in vars(self):
+            known += f", total_memory={self.total_memory // 2**20}MB"
+        return f"_CudaDeviceProperties({known})"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

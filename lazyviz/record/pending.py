@@ -105,22 +105,34 @@ class Pending:
         self._looked_for = 0.0  # seconds
         self.absent: AbsentCards | None = None  # the card that is planned, where it is not in this machine
 
-    def sync(self, cause: str, needed: Iterable[TrackedNode], nbytes: int = 0) -> None:
+    def sync(
+        self, cause: str, needed: Iterable[TrackedNode], nbytes: int = 0, *, a_number: bool = False
+    ) -> None:
         """Evaluate ``needed`` and what it depends on; note the sync point in the graph being recorded.
+
+        ``a_number``: what is read are Python's numbers, which the user may assume.
 
         Raises:
             SyncError: syncs are forbidden here.
+            AbsentDeviceError: only a GPU that is not here could compute it.
         """
         nodes = closure(needed)
         line = self.scopes.sources.find(sys._getframe(1))[0]
         if needs_absent(nodes):
             where = f" at {line}: {line.text}" if line else ""
-            what = line.line if line else "LINE"
-            raise AbsentDeviceError(
+            text = (
                 f"{cause}{where} needs a value that only the planned GPU could compute, which is not on this "
-                "machine; the plan is of what comes before. To go on, say what is read there: "
-                f"%%lazy --assume {what}=VALUE, or lazyviz.lazy(assume={{{what}: VALUE}})."
+                "machine"
             )
+            if self.absent is not None:
+                text += "; the plan is of what comes before"
+            text += "."
+            if self.absent is not None and a_number and line is not None:
+                text += (
+                    f" To go on, say what is read there: %%lazy --assume {line.line}=VALUE, or "
+                    f"lazyviz.lazy(assume={{{line.line}: VALUE}})."
+                )
+            raise AbsentDeviceError(text)
         if self.graph is not None and not self.allow_sync:
             where = f" at line {line.line}: {line.text}" if line else ""
             raise SyncError(f"{cause} needs {len(nodes)} pending ops to run{where}; syncs are forbidden here")

@@ -374,7 +374,7 @@ class Tape(Pending):
         needed, nbytes = guard.needed_nodes(self, info, args, kwargs)
         if self.absent is not None and (answer := self.absent.answer(needed)) is not None:
             return answer.value
-        self.sync(cause, needed, nbytes)
+        self.sync(cause, needed, nbytes, a_number=info.returns_numbers)
         for tensor in guard.written_tensors(info, args, kwargs):
             self._forget_outside(tensor)
             self.forget_shadow(tensor)

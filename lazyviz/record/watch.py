@@ -77,7 +77,7 @@ class Watch:
     def _watch_guards(self) -> None:
         """Follow what restores dispatch keys, and the calls of compiled functions."""
         for guard in _torch.KEY_GUARDS:
-            self._patches.set(guard, "__enter__", self._entering(guard.__enter__))
+            self._patches.set(guard, "__enter__", self._entering(guard.__enter__, guard.__exit__))
             self._patches.set(guard, "__exit__", self._leaving(guard.__exit__))
         backward_of = _torch.CustomBackward._get_user_fn
 
@@ -93,7 +93,7 @@ class Watch:
         self._patches.set(_torch.CustomBackward, "_get_user_fn", _get_user_fn)
         self._patches.set(torch.export, "export", self._at_once(torch.export.export, "torch.export"))
 
-    def _entering(self, enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _entering(self, enter: Callable[[Any], Any], leave: Callable[..., Any]) -> Callable[[Any], Any]:
         local = self._thread
 
         def __enter__(guard: Any) -> Any:
@@ -102,7 +102,14 @@ class Watch:
             result = enter(guard)
             if _torch.calls_compiled_function(sys._getframe(1)):
                 region = self._suspended("torch.compile")
-                region.__enter__()
+                try:
+                    region.__enter__()
+                except BaseException:  # nobody will leave what could not be entered
+                    local.entered -= 1
+                    leave(guard, None, None, None)
+                    _torch.refresh_modes()
+                    _torch.set_eval_frame(compiler)
+                    raise
                 local.regions = {**getattr(local, "regions", {}), id(guard): region}
             _torch.set_eval_frame(compiler)
             return result

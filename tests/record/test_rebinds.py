@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import lazyviz
 
@@ -195,3 +196,39 @@ def test_memory_exchanged_between_blocks_is_read_anew():
         x.mul_(2)
     assert x.tolist() == [14, 14]
     assert pending.tolist() == [1, 1]
+
+
+class PassOn(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [lambda: torch.device("cpu"), PassOn], ids=["device", "user's"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.half(),
+        lambda model: model.to(torch.bfloat16),
+        lambda model: [setattr(p, "data", p.data.double()) for p in model.parameters()],
+        lambda model: nn.utils.vector_to_parameters(torch.ones(15), model.parameters()),
+    ],
+    ids=["half", "to", "data", "vector"],
+)
+@pytest.mark.parametrize("inside", [True, False], ids=["built inside", "built before"])
+def test_parameters_are_rebound_under_a_function_mode(mode, change, inside):
+    def build():
+        torch.manual_seed(0)
+        return nn.Linear(4, 3)
+
+    expected = build()
+    change(expected)
+    model = None if inside else build()
+    with lazyviz.lazy() as graph, mode():
+        model = build() if inside else model
+        change(model)
+        turned = torch.ones(2, 3).t_()
+    assert not graph.sync_points
+    lazyviz.evaluate()
+    assert turned.shape == (3, 2)
+    for ours, theirs in zip(model.parameters(), expected.parameters()):
+        assert type(ours) is nn.Parameter and not difference(ours, theirs)
