@@ -130,10 +130,11 @@ def verdict(plan: Plan) -> str:
     if plan.capacity_bytes is None:
         return f"Whether it fits is unknown: {plan.device} does not tell its memory."
     room = format_bytes(plan.capacity_bytes)
-    if not plan._profile:
+    if plan._profile is None:
         room += " free (tensors already there included)"
+    counted = _counted(plan)
     if plan.fits:
-        return f"It fits: {plan.device} has {room}."
+        return f"It fits: {plan.device} has {room}.{counted}"
     need, reservation = plan.needed_bytes, plan._reservation
     text = f"It does not fit: {plan.device} has {room}"
     if need > plan.capacity_bytes:
@@ -141,7 +142,17 @@ def verdict(plan: Plan) -> str:
     failure = reservation.failure if reservation is not None else None
     if failure is not None:
         text += f"; an allocation of {format_bytes(failure.nbytes)} would fail"
-    return text + "."
+    return f"{text}.{counted}"
+
+
+def _counted(plan: Plan) -> str:
+    """What the verdict leaves out: a profile that names no CUDA context is compared with tensors alone."""
+    if plan._profile is None or plan._profile.context_bytes:
+        return ""
+    return (
+        " Only tensors were counted: the profile has no context_bytes, with which what PyTorch's "
+        "allocator and the CUDA context take would be, too."
+    )
 
 
 def _reserved(plan: Plan) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import types
 
@@ -331,6 +332,21 @@ def test_a_user_can_bring_a_profile():
     assert capacity(mine, 100) == 5
     with pytest.raises(ValueError, match="positive"):
         DeviceProfile("none", 0)
+
+
+def test_a_profile_s_sizes_may_be_text():
+    mine = DeviceProfile("mine", "8 GiB", context_bytes="400 MiB")
+    assert (mine.total_bytes, mine.context_bytes) == (8 << 30, 400 << 20)
+    assert mine == DeviceProfile("mine", 8 << 30, context_bytes=400 << 20)
+    assert dataclasses.replace(mine, name="other").total_bytes == mine.total_bytes
+
+
+@pytest.mark.parametrize("size", ["much", 1.5, -1, None, True, "8 GiB of HBM"])
+def test_a_profile_of_no_size_is_refused(size):
+    with pytest.raises(ValueError, match="no size"):
+        DeviceProfile("mine", size)
+    with pytest.raises(ValueError, match="no size"):
+        DeviceProfile("mine", "8 GiB", context_bytes=size)
 
 
 @pytest.mark.parametrize(
