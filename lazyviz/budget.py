@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from .plan.devices import Device, DeviceProfile, resolve
-from .plan.explain import essence
+from .plan.explain import essence, needed
 from .plan.memory import Plan, make_plan
 from .plan.units import format_bytes, parse_bytes
 from .session import LazyGraph, lazy
@@ -124,9 +124,13 @@ def assert_peak_below(limit: int | str, device: str | Device | DeviceProfile | N
 
 def _exceeded(plan: Plan, nbytes: int) -> str:
     need = plan.needed_bytes
+    would = (
+        f"would probably need {needed(plan)}"
+        if plan.straddles(nbytes)
+        else f"would need {format_bytes(need)}"
+    )
     first = (
-        f"{plan.device} would need {format_bytes(need)}, {format_bytes(need - nbytes)} more than "
-        f"the {format_bytes(nbytes)} allowed"
+        f"{plan.device} {would}, {format_bytes(need - nbytes)} more than the {format_bytes(nbytes)} allowed"
     )
     if need != plan.peak_bytes:
         first += " (what PyTorch's allocator would hold, and the CUDA context)"

@@ -16,6 +16,7 @@ from torch import nn
 import lazyviz
 from lazyviz.budget import PeakExceeded
 from lazyviz.plan.devices import DeviceProfile
+from lazyviz.plan.units import format_bytes
 
 pytest_plugins = ["pytester"]
 
@@ -83,6 +84,29 @@ def test_on_a_card_what_is_compared_is_reserved_memory_and_the_context(model):
     with pytest.raises(AssertionError, match="CUDA context"):
         with lazyviz.assert_peak_below(plan.needed_bytes - 1, device="RTX-3060"):
             step(model, x)
+
+
+def test_a_limit_within_the_range_of_what_is_needed_is_told_as_such():
+    def train():
+        net = nn.Sequential(*[nn.Conv2d(64, 64, 3, padding=1) for _ in range(3)]).cuda()
+        net(torch.randn(32, 64, 64, 64, device="cuda")).mean().backward()
+
+    with lazyviz.lazy(device="RTX-3060") as graph:
+        train()
+    plan = graph.plan()
+    low, high = plan.needed_range
+    assert low < plan.needed_bytes < high
+    ends = f"({format_bytes(low)} to {format_bytes(high)})"
+    with pytest.raises(PeakExceeded) as caught:
+        with lazyviz.assert_peak_below(plan.needed_bytes - 1, device="RTX-3060"):
+            train()
+    assert str(caught.value).startswith(
+        f"RTX-3060 would probably need {format_bytes(plan.needed_bytes)} {ends}"
+    )
+    with pytest.raises(PeakExceeded) as caught:
+        with lazyviz.assert_peak_below(low - 1, device="RTX-3060"):
+            train()
+    assert "probably" not in str(caught.value).splitlines()[0]
 
 
 def test_a_profile_of_one_s_own_is_a_device(model):

@@ -133,16 +133,26 @@ def verdict(plan: Plan) -> str:
     if plan._profile is None:
         room += " free (tensors already there included)"
     counted = _counted(plan)
-    if plan.fits:
-        return f"It fits: {plan.device} has {room}.{counted}"
     need, reservation = plan.needed_bytes, plan._reservation
-    text = f"It does not fit: {plan.device} has {room}"
+    probably = needs = ""
+    if plan.straddles(plan.capacity_bytes):
+        probably, needs = "probably ", f", where {needed(plan)} would be needed"
+    if plan.fits:
+        return f"It {probably}fits: {plan.device} has {room}{needs}.{counted}"
+    text = f"It {probably}does not fit: {plan.device} has {room}{needs}"
     if need > plan.capacity_bytes:
         text += f", {format_bytes(need - plan.capacity_bytes)} too little"
     failure = reservation.failure if reservation is not None else None
     if failure is not None:
         text += f"; an allocation of {format_bytes(failure.nbytes)} would fail"
     return f"{text}.{counted}"
+
+
+def needed(plan: Plan) -> str:
+    """What has to fit, best figure and range: ``"11.0 GiB (7.70 GiB to 23.2 GiB)"``."""
+    low, high = plan.needed_range
+    text = format_bytes(plan.needed_bytes)
+    return f"{text} ({format_bytes(low)} to {format_bytes(high)})" if low != high else text
 
 
 def _counted(plan: Plan) -> str:

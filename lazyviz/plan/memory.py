@@ -143,6 +143,22 @@ class Plan:
         return reservation.reserved_bytes + reservation.context_bytes
 
     @property
+    def needed_range(self) -> tuple[int, int]:
+        """The least and the most that ``needed_bytes`` may be."""
+        reservation = self._reservation
+        if reservation is None:
+            return self.peak_range
+        low = high = reservation.reserved_bytes
+        if not all(need.exact for need in self.scratch.values()) and self.reserved_range is not None:
+            low, high = self.reserved_range
+        return low + reservation.context_bytes, high + reservation.context_bytes
+
+    def straddles(self, limit: int) -> bool:
+        """Whether ``limit`` bytes are within ``needed_range``: the best figure decides, but is not sure."""
+        low, high = self.needed_range
+        return low <= limit < high
+
+    @property
     def borrowed(self) -> bool:
         """Whether the tensors were recorded on another device than the plan's."""
         if self._recorded_for and self.recorded_device.type == "cuda":
