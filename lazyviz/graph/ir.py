@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -261,7 +261,8 @@ class Graph:
         self.storages: list[Storage] = []  # in order of first appearance
         self.inputs: list[Value] = []  # values from outside the graph
         self.sync_points: list[SyncPoint] = []
-        self.modules: Set[tuple[str, str]] = frozenset()  # (root, path) of modules that were called
+        # By index of a node: (root, path) of the module calls whose first node it is.
+        self.calls: dict[int, tuple[tuple[str, str], ...]] = {}
         self.card = ""  # the name of the absent card that it was recorded for
 
     def __iter__(self) -> Iterator[Node]:
