@@ -16,7 +16,7 @@ from torch import nn
 import lazyviz
 from lazyviz.budget import PeakExceeded
 from lazyviz.plan.devices import DeviceProfile
-from lazyviz.plan.units import format_bytes
+from lazyviz.plan.units import format_bytes, format_range
 
 pytest_plugins = ["pytester"]
 
@@ -96,7 +96,7 @@ def test_a_limit_within_the_range_of_what_is_needed_is_told_as_such():
     plan = graph.plan()
     low, high = plan.needed_range
     assert low < plan.needed_bytes < high
-    ends = f"({format_bytes(low)} to {format_bytes(high)})"
+    ends = f"({format_range(low, high)})"
     with pytest.raises(PeakExceeded) as caught:
         with lazyviz.assert_peak_below(plan.needed_bytes - 1, device="RTX-3060"):
             train()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .alive import CATEGORIES, Allocation, Moment
 from .remedies import cheapest
-from .units import format_bytes
+from .units import format_bytes, format_range
 from .words import family, line_text, line_with_text, where
 
 if TYPE_CHECKING:
@@ -149,10 +149,10 @@ def verdict(plan: Plan) -> str:
 
 
 def needed(plan: Plan) -> str:
-    """What has to fit, best figure and range: ``"11.0 GiB (7.70 GiB to 23.2 GiB)"``."""
+    """What has to fit, best figure and range: ``"11.0 GiB (7.70 to 23.2 GiB)"``."""
     low, high = plan.needed_range
     text = format_bytes(plan.needed_bytes)
-    return f"{text} ({format_bytes(low)} to {format_bytes(high)})" if low != high else text
+    return f"{text} ({format_range(low, high)})" if low != high else text
 
 
 def _counted(plan: Plan) -> str:

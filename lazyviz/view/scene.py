@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ..graph.ir import Graph, Node, SourceLine, Storage, Value
 from ..plan.alive import Moment
-from ..plan.units import format_bytes
+from ..plan.units import format_bytes, format_range
 from .boxes import Box, Hierarchy, chain, op_name
 from .flow import hidden_views
 from .hierarchy import build_hierarchy
@@ -123,16 +123,16 @@ def verdict(plan: PlanLike) -> tuple[str, str]:
         return "unknown", f"Needs {need} · memory of {plan.device} unknown"
     probably = plan.straddles(plan.capacity_bytes)
     if probably:
-        low, high = plan.needed_range
-        need += f" ({format_bytes(low)} to {format_bytes(high)})"
+        need += f" ({format_range(*plan.needed_range)})"
     words = f"needs {need} of {format_bytes(plan.capacity_bytes)} on {plan.device}"
     if plan.fits:
         return "fits", f"{'Probably fits' if probably else 'Fits'}: {words}"
     over = plan.needed_bytes - plan.capacity_bytes
-    too_big = "Probably too big" if probably else "Too big"
+    if probably:
+        return "too-big", f"Probably too big: {words}"
     if over <= 0:  # enough memory, but not in one piece
-        return "too-big", f"{too_big} in fragments: {words}"
-    return "too-big", f"{too_big} by {format_bytes(over)}: {words}"
+        return "too-big", f"Too big in fragments: {words}"
+    return "too-big", f"Too big by {format_bytes(over)}: {words}"
 
 
 def needed_for(plan: PlanLike) -> str:

@@ -9,7 +9,7 @@ from torch import nn
 import lazyviz
 from lazyviz.plan.devices import CONTEXT_BYTES
 from lazyviz.plan.reservation import CUBLAS_WORKSPACE_BYTES, LARGE_CUBLAS_WORKSPACE_BYTES
-from lazyviz.plan.units import format_bytes
+from lazyviz.plan.units import format_bytes, format_range
 from lazyviz.view.scene import verdict
 from lazyviz.view.text import render_text
 
@@ -84,7 +84,7 @@ def test_a_verdict_within_the_range_says_probably_and_names_the_range(convolutio
     def on(nbytes):
         return convolutions.plan(device=lazyviz.DeviceProfile("mine", nbytes, context_bytes=context))
 
-    ends = f"({format_bytes(low)} to {format_bytes(high)})"
+    ends = f"({format_range(low, high)})"
     for nbytes, fits in ((plan.needed_bytes, True), (high - 1, True), (low, plan.needed_bytes == low)):
         near = on(nbytes)
         assert near.fits is fits and near.straddles(nbytes)

@@ -178,3 +178,11 @@ def test_dot_is_stopped_after_its_time(step, plan, tmp_path, monkeypatch):
     program.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
     with pytest.raises(RuntimeError, match="broken"):
         save(step, plan, tmp_path / "a.png")
+
+
+def test_the_picture_shows_a_verdict_with_a_range_in_full(step, plan):
+    peak = plan.peak_bytes
+    near = dataclasses.replace(plan, peak_range=(peak, 3 * peak), capacity_bytes=2 * peak, fits=True)
+    words = verdict(near)[1]
+    assert words.startswith("Probably fits: needs ") and " to " in words
+    assert words in texts(render_svg(step, near))
