@@ -7,7 +7,8 @@
         model(x).sum().backward()
 
 The PyTorch code of the marked test is recorded, not run; reading a value evaluates what it needs,
-as in any lazy block.  This module stands outside of the package, since pytest imports it at every
+as in any lazy block.  Fixtures are not measured; of a ``unittest.TestCase`` method ``setUp`` and
+``tearDown`` are.  This module stands outside of the package, since pytest imports it at every
 start, and lazyviz imports torch: that happens only when a marked test runs.
 """
 
@@ -29,22 +30,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    marker = pyfuncitem.get_closest_marker(MARKER)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    # Around every kind of test: pytest_pyfunc_call is not called for the methods of a unittest.TestCase.
+    marker = item.get_closest_marker(MARKER)
     if marker is None:
         return (yield)
     from lazyviz import assert_peak_below, session
     from lazyviz.budget import Budget, PeakExceeded
 
+    wrong = ""
     try:
         budget = assert_peak_below(*marker.args, **marker.kwargs)
     except (TypeError, ValueError) as error:
-        pytest.fail(f"{MARKER}: {error}", pytrace=False)
+        wrong = f"{MARKER}: {error}"
+    if wrong:  # outside of the handler, so that the report shows one error, not two
+        pytest.fail(wrong, pytrace=False)
+    result: object = None
     try:
         with Budget(budget.nbytes, budget.device, of_function=True):
             result = yield
     except PeakExceeded as error:
-        pytest.fail(str(error), pytrace=False)
+        wrong = str(error)
     finally:
         session.cell_boundary()
+    if wrong:
+        pytest.fail(wrong, pytrace=False)
     return result

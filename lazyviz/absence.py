@@ -50,7 +50,7 @@ def resolved(device: Any) -> tuple[Any, Card | None]:
 def _number(device: Any) -> int | None:
     """The number of a CUDA device that a plan can be made for without knowing the card."""
     kind, _, index = str(device).partition(":")
-    if kind != "cuda" or not (index.isdigit() or not index):
+    if kind != "cuda" or not (not index or (index.isdecimal() and index.isascii())):
         return None
     number = int(index or 0)
     return number if number < _torch_cuda.MOST_DEVICES else None

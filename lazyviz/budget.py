@@ -6,13 +6,14 @@ Nothing runs, and no GPU is needed, so that a regression fails in any CI.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from .plan.devices import Device, DeviceProfile, resolve
-from .plan.explain import essence
+from .plan.explain import essence, needed
 from .plan.memory import Plan, make_plan
 from .plan.units import format_bytes, parse_bytes
 from .session import LazyGraph, lazy
@@ -60,12 +61,37 @@ class Budget:
         return suppressed
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        if isinstance(function, type):
+            raise TypeError(f"assert_peak_below decorates functions; {function.__name__} is a class")
+        if any(map(_runs_later, (function, getattr(function, "__call__", None)))):  # noqa: B004
+            raise TypeError(_LATER.format(name=_name(function)))
+
         @functools.wraps(function)
         def budgeted(*args: P.args, **kwargs: P.kwargs) -> T:
             with Budget(self.nbytes, self.device, of_function=True):
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+                if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+                    if inspect.iscoroutine(result):
+                        result.close()  # else Python warns that it was never awaited
+                    raise TypeError(_LATER.format(name=_name(function)))
+                return result
 
         return budgeted
+
+
+_LATER = (
+    "assert_peak_below cannot decorate {name}: the body of a coroutine or generator runs after the call, "
+    "between other code; write `with lazyviz.assert_peak_below(...)` inside it, around what computes"
+)
+
+
+def _runs_later(function: object) -> bool:
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    return any(kind(function) for kind in kinds)
+
+
+def _name(function: object) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def assert_peak_below(limit: int | str, device: str | Device | DeviceProfile | None = None) -> Budget:
@@ -85,6 +111,7 @@ def assert_peak_below(limit: int | str, device: str | Device | DeviceProfile | N
         device: plan for this device, present or not; default: the one the block runs on.
 
     Raises:
+        TypeError: it decorates a class, coroutine or generator function, whose body it could not measure.
         ValueError: no size, or an unknown device; before the block runs.
         PeakExceeded: an ``AssertionError``, at the end of the block, with the peak, its line and what
             would lower it.
@@ -97,9 +124,13 @@ def assert_peak_below(limit: int | str, device: str | Device | DeviceProfile | N
 
 def _exceeded(plan: Plan, nbytes: int) -> str:
     need = plan.needed_bytes
+    would = (
+        f"would probably need {needed(plan)}"
+        if plan.straddles(nbytes)
+        else f"would need {format_bytes(need)}"
+    )
     first = (
-        f"{plan.device} would need {format_bytes(need)}, {format_bytes(need - nbytes)} more than "
-        f"the {format_bytes(nbytes)} allowed"
+        f"{plan.device} {would}, {format_bytes(need - nbytes)} more than the {format_bytes(nbytes)} allowed"
     )
     if need != plan.peak_bytes:
         first += " (what PyTorch's allocator would hold, and the CUDA context)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from torch import nn
 import lazyviz
 from lazyviz.budget import PeakExceeded
 from lazyviz.plan.devices import DeviceProfile
+from lazyviz.plan.units import format_bytes, format_range
 
 pytest_plugins = ["pytester"]
 
@@ -84,6 +86,29 @@ def test_on_a_card_what_is_compared_is_reserved_memory_and_the_context(model):
             step(model, x)
 
 
+def test_a_limit_within_the_range_of_what_is_needed_is_told_as_such():
+    def train():
+        net = nn.Sequential(*[nn.Conv2d(64, 64, 3, padding=1) for _ in range(3)]).cuda()
+        net(torch.randn(32, 64, 64, 64, device="cuda")).mean().backward()
+
+    with lazyviz.lazy(device="RTX-3060") as graph:
+        train()
+    plan = graph.plan()
+    low, high = plan.needed_range
+    assert low < plan.needed_bytes < high
+    ends = f"({format_range(low, high)})"
+    with pytest.raises(PeakExceeded) as caught:
+        with lazyviz.assert_peak_below(plan.needed_bytes - 1, device="RTX-3060"):
+            train()
+    assert str(caught.value).startswith(
+        f"RTX-3060 would probably need {format_bytes(plan.needed_bytes)} {ends}"
+    )
+    with pytest.raises(PeakExceeded) as caught:
+        with lazyviz.assert_peak_below(low - 1, device="RTX-3060"):
+            train()
+    assert "probably" not in str(caught.value).splitlines()[0]
+
+
 def test_a_profile_of_one_s_own_is_a_device(model):
     with pytest.raises(AssertionError, match="^mine would need"):
         with lazyviz.assert_peak_below(1000, device=DeviceProfile("mine", 10**9)):
@@ -116,6 +141,42 @@ def test_variables_of_a_decorated_function_count_to_its_end():
     with pytest.raises(AssertionError):
         lazyviz.assert_peak_below(weights)(infer)()
     lazyviz.assert_peak_below(weights + 4096)(infer)()
+
+
+async def coroutine(rows):
+    return step(nn.Linear(64, 64), torch.randn(rows, 64))
+
+
+def generator(rows):
+    yield step(nn.Linear(64, 64), torch.randn(rows, 64))
+
+
+async def asynchronous_generator(rows):
+    yield step(nn.Linear(64, 64), torch.randn(rows, 64))
+
+
+class Callable:
+    async def __call__(self, rows):
+        return await coroutine(rows)
+
+
+@pytest.mark.parametrize(
+    "later", [coroutine, generator, asynchronous_generator, functools.partial(coroutine, 8), Callable()]
+)
+def test_what_runs_after_the_call_is_refused_at_its_decoration(later):
+    with pytest.raises(TypeError, match="inside it, around what computes"):
+        lazyviz.assert_peak_below("1 KiB")(later)
+
+
+@pytest.mark.parametrize("later", [coroutine, generator, asynchronous_generator])
+def test_what_runs_after_the_call_is_refused_when_it_shows_only_then(later):
+    with pytest.raises(TypeError, match="runs after the call"):
+        lazyviz.assert_peak_below("1 KiB")(lambda rows: later(rows))(8)
+
+
+def test_a_class_is_refused_since_it_would_no_longer_be_one():
+    with pytest.raises(TypeError, match="Callable is a class"):
+        lazyviz.assert_peak_below("1 KiB")(Callable)
 
 
 def test_an_exception_of_the_block_is_its_own(model):
@@ -182,6 +243,49 @@ def test_a_marked_test_fails_by_its_projected_memory_and_evaluates_nothing(proje
     result.stdout.fnmatch_lines(["*A100-40GB would need * GiB, * more than the 1.00 GiB allowed*"])
     result.stdout.fnmatch_lines(["*assert 1 == 2*"])
     assert "lazyviz/record" not in result.stdout.str()  # no stack of ours around the reason
+    assert "During handling" not in result.stdout.str()
+
+
+def test_methods_of_a_unittest_case_are_measured_with_their_set_up(project):
+    project.makepyfile(
+        """
+        import unittest
+        import pytest, torch, lazyviz
+
+        @pytest.mark.lazyviz_peak("1 MiB")
+        class Case(unittest.TestCase):
+            def setUp(self):
+                self.x = torch.ones(1000, 200)
+
+            def test_small(self):
+                assert lazyviz.is_lazy(self.x)
+
+            def test_large(self):
+                self.y = self.x + 1
+
+            def test_wrong_for_another_reason(self):
+                y = self.x + 1
+                self.assertEqual(1, 2)
+
+            @unittest.skip("not today")
+            def test_skipped(self):
+                torch.ones(1000, 1000)
+
+        @pytest.mark.lazyviz_peak("1 MiB")
+        class Asynchronous(unittest.IsolatedAsyncioTestCase):
+            async def test_small(self):
+                self.x = torch.ones(10)
+
+            async def test_large(self):
+                self.x = torch.ones(1000, 1000)
+        """
+    )
+    result = run(project)
+    result.assert_outcomes(passed=2, failed=3, skipped=1)
+    shown = result.stdout.str()
+    result.stdout.fnmatch_lines(["*AssertionError: 1 != 2*"])
+    assert "cpu would need 1.53 MiB, 538 KiB more" in shown
+    assert "cpu would need 3.81 MiB" in shown and "During handling" not in shown
 
 
 def test_a_marker_that_makes_no_sense_fails_its_test_with_one_line(project):

@@ -91,7 +91,7 @@ export class Toolbar {
       ? [
           html(
             "span",
-            { class: "lz-verdict", "data-verdict": memory.verdict, title: memory.verdictText },
+            { class: "lz-verdict", "data-verdict": memory.verdict, title: memory.verdictTitle },
             html("span", { class: "lz-dot", "aria-hidden": "true" }),
             memory.verdictText,
           ),

@@ -50,6 +50,7 @@ export interface Memory {
   device: string;
   verdict: "fits" | "too-big" | "unknown";
   verdictText: string;
+  verdictTitle: string; // with what the needed bytes are for
   alive: Alive[];
   aliveCount: number;
   phases: [Phase, number][];

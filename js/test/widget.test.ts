@@ -23,7 +23,8 @@ const memory: Memory = {
   capacityText: "30 B",
   device: "cpu",
   verdict: "fits",
-  verdictText: "Fits: peak 20 B of 30 B on cpu",
+  verdictText: "Fits: needs 20 B of 30 B on cpu",
+  verdictTitle: "Fits: needs 20 B of 30 B on cpu",
   alive: [{ bytes: "20 B", category: "activations", label: "h.0 · mm", chain: [] }],
   aliveCount: 1,
   phases: [

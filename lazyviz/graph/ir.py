@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -261,10 +261,11 @@ class Graph:
         self.storages: list[Storage] = []  # in order of first appearance
         self.inputs: list[Value] = []  # values from outside the graph
         self.sync_points: list[SyncPoint] = []
-        self.modules: Set[tuple[str, str]] = frozenset()  # (root, path) of modules that were called
         self.from_others: dict[int, Value] = {}  # by id of the value in an earlier graph: this one's input
         self.by_sequence: Mapping[int, Node] = {}  # autograd sequence number -> forward node
         self.lost = False  # nobody can evaluate it as a whole any more
+        # By index of a node: (root, path) of the module calls whose first node it is.
+        self.calls: dict[int, tuple[tuple[str, str], ...]] = {}
         self.card = ""  # the name of the absent card that it was recorded for
         self.in_parts: set[str] = set()  # layers recorded as ops where that card has one kernel
 

@@ -6,7 +6,7 @@ the caller to see from its peak.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -16,7 +16,7 @@ from ..graph.ir import Node, SourceLine, Value
 from .replay import Key, Program, Step
 from .words import family, line_text
 
-MAX_FAMILIES = 8  # of modules, tried for recomputation
+MAX_FAMILIES = 10  # of modules, tried for recomputation
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,17 +245,19 @@ def _is_list(argument: object) -> bool:
 # --- recomputation --------------------------------------------------------------------
 
 
-def recompute(program: Program, at: int, modules: Set[tuple[str, str]]) -> Iterator[Changed]:
+def recompute(
+    program: Program, at: int, started: Mapping[int, Sequence[tuple[str, str]]]
+) -> Iterator[Changed]:
     """``torch.utils.checkpoint``: a module's saved tensors, computed again when its backward begins.
 
     Follows the non-reentrant form (``use_reentrant=False``) of torch/utils/checkpoint.py: the first
     unpacked tensor of a call runs the module again, up to the last operator that saves something
     (that operator itself only if it saves its result).  Modules that differ in numbers alone are
-    taken together.  ``modules`` are those that were called, by root and path: of a ``ModuleList`` only
-    the members are.  Exact for modules whose calls the record tells apart.
+    taken together.  ``started`` are the calls by their first node, as root and path: of a ``ModuleList``
+    only the members are called; the path of a module that the user calls directly is empty.
     """
     saved = _saved_reads(program)
-    calls = _module_calls(program, modules)
+    calls = _module_calls(program, started)
     alive = _alive(program, at)
     gains: list[tuple[int, str, list[range]]] = []
     for pattern, runs in calls.items():
@@ -296,23 +298,29 @@ def _saved_reads(program: Program) -> dict[int, list[tuple[int, tuple[Key, ...]]
     return result
 
 
-def _module_calls(program: Program, modules: Set[tuple[str, str]]) -> dict[str, list[range]]:
-    """The calls of each family of modules: runs of forward nodes in one module."""
+def _module_calls(
+    program: Program, started: Mapping[int, Sequence[tuple[str, str]]]
+) -> dict[str, list[range]]:
+    """The calls of each family of modules: runs of forward nodes in one call.
+
+    Modules that the user calls directly go by their class.
+    """
+    modules = {name for names in started.values() for name in names}
     result: dict[str, list[range]] = {}
     opened: dict[tuple[str, str], int] = {}
 
     def close(names: set[tuple[str, str]], stop: int) -> None:
         for name in names:
-            result.setdefault(family(name[1]), []).append(range(opened.pop(name), stop))
+            result.setdefault(family(name[1]) or name[0], []).append(range(opened.pop(name), stop))
 
     for position, step in enumerate(program.steps):
         node = step.node
         inside: set[tuple[str, str]] = set()
-        if node.phase == "forward" and node.module:
-            parts = node.module.split(".")
-            inside = {(node.root, ".".join(parts[: depth + 1])) for depth in range(len(parts))}
-            inside = {name for name in inside if not modules or name in modules}
-        close(opened.keys() - inside, position)
+        if node.phase == "forward" and node.root:
+            parts = node.module.split(".") if node.module else []
+            inside = {(node.root, ".".join(parts[:depth])) for depth in range(len(parts) + 1)} & modules
+        again = started.get(node.index, ())  # called twice in a row
+        close({name for name in opened if name not in inside or name in again}, position)
         for name in inside - opened.keys():
             opened[name] = position
     close(set(opened), len(program.steps))

@@ -67,7 +67,7 @@ def resolve(device: str | torch.device | Device | DeviceProfile) -> Device | Dev
     kind, _, index = name.partition(":")
     if name == "cpu":
         return cpu_device()
-    if kind == "cuda" and (not index or index.isdigit()):
+    if kind == "cuda" and (not index or (index.isdecimal() and index.isascii())):
         gpus, state = cuda_devices()
         if index:
             position = int(index)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .alive import CATEGORIES, Allocation, Moment
 from .remedies import cheapest
-from .units import format_bytes
+from .units import format_bytes, format_range
 from .words import family, line_text, line_with_text, where
 
 if TYPE_CHECKING:
@@ -135,18 +135,39 @@ def verdict(plan: Plan) -> str:
     if plan.capacity_bytes is None:
         return f"Whether it fits is unknown: {plan.device} does not tell its memory."
     room = format_bytes(plan.capacity_bytes)
-    if not plan._profile:
+    if plan._profile is None:
         room += " free (tensors already there included)"
-    if plan.fits:
-        return f"It fits: {plan.device} has {room}."
+    counted = _counted(plan)
     need, reservation = plan.needed_bytes, plan._reservation
-    text = f"It does not fit: {plan.device} has {room}"
+    probably = needs = ""
+    if plan.straddles(plan.capacity_bytes):
+        probably, needs = "probably ", f", where {needed(plan)} would be needed"
+    if plan.fits:
+        return f"It {probably}fits: {plan.device} has {room}{needs}.{counted}"
+    text = f"It {probably}does not fit: {plan.device} has {room}{needs}"
     if need > plan.capacity_bytes:
         text += f", {format_bytes(need - plan.capacity_bytes)} too little"
     failure = reservation.failure if reservation is not None else None
     if failure is not None:
         text += f"; an allocation of {format_bytes(failure.nbytes)} would fail"
-    return text + "."
+    return f"{text}.{counted}"
+
+
+def needed(plan: Plan) -> str:
+    """What has to fit, best figure and range: ``"11.0 GiB (7.70 to 23.2 GiB)"``."""
+    low, high = plan.needed_range
+    text = format_bytes(plan.needed_bytes)
+    return f"{text} ({format_range(low, high)})" if low != high else text
+
+
+def _counted(plan: Plan) -> str:
+    """What the verdict leaves out: a profile that names no CUDA context is compared with tensors alone."""
+    if plan._profile is None or plan._profile.context_bytes:
+        return ""
+    return (
+        " Only tensors were counted: the profile has no context_bytes, with which what PyTorch's "
+        "allocator and the CUDA context take would be, too."
+    )
 
 
 def _reserved(plan: Plan) -> str:

@@ -94,7 +94,7 @@ class Plan:
     split: SplitPlan
     _graph: Graph = field(repr=False, compare=False)
     _lifetimes: dict[Storage, Lifetime] = field(repr=False, compare=False)
-    _profile: bool = field(repr=False, default=False)
+    _profile: DeviceProfile | None = field(repr=False, default=None)
     _reservation: Reservation | None = field(repr=False, compare=False, default=None)
     _recorded_for: str = field(repr=False, compare=False, default="")
     _devices: Mapping[str, DevicePlan] = field(repr=False, compare=False, default_factory=dict)
@@ -143,11 +143,27 @@ class Plan:
         return reservation.reserved_bytes + reservation.context_bytes
 
     @property
+    def needed_range(self) -> tuple[int, int]:
+        """The least and the most that ``needed_bytes`` may be."""
+        reservation = self._reservation
+        if reservation is None:
+            return self.peak_range
+        low = high = reservation.reserved_bytes
+        if not all(need.exact for need in self.scratch.values()) and self.reserved_range is not None:
+            low, high = self.reserved_range
+        return low + reservation.context_bytes, high + reservation.context_bytes
+
+    def straddles(self, limit: int) -> bool:
+        """Whether ``limit`` bytes are within ``needed_range``: the best figure decides, but is not sure."""
+        low, high = self.needed_range
+        return low <= limit < high
+
+    @property
     def borrowed(self) -> bool:
         """Whether the tensors were recorded on another device than the plan's."""
         if self._recorded_for and self.recorded_device.type == "cuda":
             return self._recorded_for != self.device
-        return self._profile or not same_device(self.device, self.recorded_device)
+        return self._profile is not None or not same_device(self.device, self.recorded_device)
 
     @property
     def devices(self) -> Mapping[str, DevicePlan]:
@@ -289,7 +305,7 @@ def make_plan(
         split=SplitPlan(pieces=1),
         _graph=graph,
         _lifetimes={span.storage: span for span in own.spans},
-        _profile=isinstance(target, DeviceProfile),
+        _profile=target if isinstance(target, DeviceProfile) else None,
         _reservation=own.reservation,
         _recorded_for=graph.card,
         _devices=DevicePlans(graph, everywhere, own, target),

@@ -50,7 +50,7 @@ def cuda_devices() -> tuple[list[Device], str]:
     except Exception as error:
         return [], _words(error)
     finally:
-        pynvml.nvmlShutdown()
+        _shutdown()
 
 
 class LiveMemory:
@@ -65,7 +65,8 @@ class LiveMemory:
         try:
             pynvml.nvmlInit()
             self._open = True
-            self._handle = _handles()[0][index]
+            handle = _handles()[0][index]
+            self._handle = None if isinstance(handle, _Lost) else handle
         except Exception:
             self.close()
 
@@ -83,7 +84,7 @@ class LiveMemory:
         self._handle = None
         if self._open:
             self._open = False
-            pynvml.nvmlShutdown()
+            _shutdown()
 
 
 _WORDS = {
@@ -104,6 +105,28 @@ def _words(error: Exception) -> str:
     return _WORDS.get(code) or f"the NVIDIA driver does not answer: {error or type(error).__name__}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """In place of a handle: a card that NVML counts but does not hand out."""
+
+    error: Exception
+
+
+def _shutdown() -> None:
+    try:
+        pynvml.nvmlShutdown()
+    except Exception:  # as everything here: what it was asked for has been answered
+        pass
+
+
+def _handle(question: Any, argument: Any) -> Any:
+    """A card's handle, or why there is none: one lost card must not hide the others."""
+    try:
+        return question(argument)
+    except Exception as error:
+        return _Lost(error)
+
+
 def _read() -> tuple[list[Device], str]:
     handles, hidden = _handles()
     if not handles:
@@ -115,6 +138,8 @@ def _read() -> tuple[list[Device], str]:
 
 
 def _describe(name: str, handle: Any) -> Device:
+    if isinstance(handle, _Lost):
+        return Device(name, "NVIDIA GPU", None, None, None, _words(handle.error))
     model = _ask(pynvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"
     if isinstance(model, bytes):
         model = model.decode(errors="replace")
@@ -169,8 +194,9 @@ def _handles() -> tuple[list[Any], str]:
     """
     if torch.cuda.is_available():
         uuids = [str(torch.cuda.get_device_properties(at).uuid) for at in range(torch.cuda.device_count())]
-        return [_by_uuid(uuid) for uuid in uuids], ""
-    cards = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [_handle(_by_uuid, uuid) for uuid in uuids], ""
+    count = pynvml.nvmlDeviceGetCount()
+    cards = [_handle(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [part for card in cards for part in _parts(card)], ""
@@ -198,7 +224,7 @@ def _parts(card: Any) -> list[Any]:
 
 
 def _named(name: str, cards: list[Any]) -> Any:
-    if name.isdigit():
+    if name.isdecimal() and name.isascii():
         parts = _parts(cards[int(name)]) if int(name) < len(cards) else []
         return parts[0] if parts else None  # of a card's slices CUDA sees the first
     if not name.startswith(("GPU-", "MIG-")):

@@ -45,7 +45,15 @@ def bf16(program: Program) -> Iterator[Changed]:
 # ATen's autocast_mode.h; the CPU has a shorter list of the second kind, in autocast_mode.cpp.
 _LOWER = {
     *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "addr", "linear", "matmul"),
-    *("convolution", "_convolution", "cudnn_convolution", "convolution_overrideable"),
+    *("convolution", "_convolution", "cudnn_convolution", "convolution_overrideable", "_prelu_kernel"),
+}
+# Normalizations whose kernels take an input in lower precision beside float32 weights: the result is of
+# the input's type, the statistics and the weights' gradients of the weights' (``is_mixed_type`` in ATen's
+# native/cpu/mixed_data_type.h; the type checks of ``cudnn_batch_norm`` in native/cudnn/BatchNorm.cpp).
+_MIXED = {
+    *("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit"),
+    *("_native_batch_norm_legit_no_training", "_batch_norm_with_update", "_batch_norm_no_update"),
+    *("native_layer_norm", "native_group_norm"),
 }
 _FULL_ANYWHERE = {
     *("mse_loss", "nll_loss_forward", "nll_loss2d_forward", "binary_cross_entropy", "smooth_l1_loss"),
@@ -66,7 +74,7 @@ def autocast(program: Program, device_type: str) -> Iterator[Changed]:
     of what is float32 (a weight's is kept until the forward pass ends, see ``cached_cast`` in ATen's
     autocast_mode.cpp), the rest follows its inputs.  Backward nodes follow their forward node and cast
     gradients back.  An estimate, within a tenth in the tests: a backward node does not say which of its
-    results belongs to which argument, and kernels are counted with the scratch memory of float32.
+    results belongs to which argument, and scratch memory is counted as in proportion to its tensors.
     """
     if not any(step.node.phase == "forward" and _lower(step.node) for step in program.steps):
         return
@@ -118,7 +126,8 @@ class _Autocast:
         node = step.node
         inputs = [value for value in node.inputs if value.dtype is torch.float32]
         low = any(value.id in self._low for value in inputs)
-        full = any(value.id not in self._low for value in inputs)
+        # A number as a tensor does not decide the type of a result ("Type Promotion" in PyTorch's docs).
+        full = any(value.id not in self._low for value in inputs if value.shape)
         swapped: dict[Key, Key] = {}
         if _lower(node) and node.index not in self._attention:
             result = True
@@ -132,6 +141,8 @@ class _Autocast:
                 self._cast_result(step)
         elif _name(node) == "add" and low and any(map(_is_bias, inputs)):
             result = True  # the second half of a linear function
+        elif _name(node) in _MIXED:
+            result = bool(inputs) and inputs[0].id in self._low
         else:
             result = low and not full and node.kwargs.get("dtype") is not torch.float32
             # A view's or in-place operator's result is what it looks at.
@@ -177,11 +188,17 @@ class _Autocast:
 
     def _type(self, step: Step, low: bool) -> None:
         """Notes the type of what a node returns, and its size if the node made it."""
+        if low:
+            for key in step.makes:
+                if key < len(self.program.storages) and self.program.storages[key].name == SCRATCH:
+                    self.program.sizes[key] //= 2
         for position, value in enumerate(step.node.outputs):
             if value.dtype is not torch.float32 or not low:
                 continue
             if position and "_scaled_dot_product" in _name(step.node) and step.node.phase != "backward":
                 continue  # the log-sum-exp
+            if position and _name(step.node).removesuffix("_backward") in _MIXED:
+                continue  # statistics, and the gradients of what is float32
             key = self._key(value)
             if key in step.makes:
                 self.program.sizes[key] //= 2

@@ -5,30 +5,51 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
+from .units import parse_bytes
+
 CONTEXT_BYTES = 600 << 20
 """Estimate of what a CUDA context takes, on the safe side: reports say 300 to 430 MiB with lazily
 loaded kernels (pytorch issues 107667 and 109888), growing with the kernels a program uses."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class DeviceProfile:
     """A kind of card to plan for, present or not.
 
-    ``total_bytes`` is its memory in bytes, ``source`` says where that number is from.
-    ``context_bytes`` is what a CUDA context takes of it: with it a plan compares what PyTorch's
-    caching allocator would hold with the rest of the memory, without it (0) tensors with all of it.
+    ``total_bytes`` is its memory, in bytes or as text (``"8 GiB"``); ``source`` says where that number
+    is from.  ``context_bytes`` is what a CUDA context takes of it: with it a plan compares what PyTorch's
+    caching allocator would hold with the rest of the memory.  **Without it (0), as in a profile of one's
+    own that does not name it, a plan counts tensors alone**, and its verdict says so.
     ``compute_capability`` decides which kernels PyTorch chooses on the card; ``None``: not known.
+
+    Raises ``ValueError`` for what is no size.
     """
 
     name: str
     total_bytes: int
-    source: str = "given by the user"
-    context_bytes: int = 0
-    compute_capability: tuple[int, int] | None = None
+    source: str
+    context_bytes: int
+    compute_capability: tuple[int, int] | None
 
-    def __post_init__(self) -> None:
-        if self.total_bytes <= 0:
-            raise ValueError(f"A device profile needs a positive total_bytes, got {self.total_bytes}.")
+    def __init__(
+        self,
+        name: str,
+        total_bytes: int | str,
+        source: str = "given by the user",
+        context_bytes: int | str = 0,
+        compute_capability: tuple[int, int] | None = None,
+    ) -> None:
+        total = parse_bytes(total_bytes)
+        if total <= 0:
+            raise ValueError(f"A device profile needs a positive total_bytes, got {total_bytes!r}.")
+        for field, value in (
+            ("name", name),
+            ("total_bytes", total),
+            ("source", source),
+            ("context_bytes", parse_bytes(context_bytes)),
+            ("compute_capability", compute_capability),
+        ):
+            object.__setattr__(self, field, value)  # it is frozen
 
     @property
     def present(self) -> bool:

@@ -84,7 +84,7 @@ def remedies(plan: Plan) -> tuple[Remedy, ...]:
     if not plan.peak_bytes:
         return ()
     program = program_of(plan._nodes, plan._lifetimes.values())
-    modules = plan._graph.modules
+    calls = plan._graph.calls
     peak, at = program.peak()
     host = plan.device == "cpu"
     candidates: list[Callable[[], Iterable[changes.Changed]]] = [
@@ -92,7 +92,7 @@ def remedies(plan: Plan) -> tuple[Remedy, ...]:
         lambda: changes.no_grad(program),
         lambda: changes.in_place(program, at),
         lambda: changes.foreach(program),
-        lambda: changes.recompute(program, at, modules),
+        lambda: changes.recompute(program, at, calls),
         lambda: () if host else changes.offload(program),
         lambda: precision.autocast(program, "cpu" if host else "cuda"),
         lambda: precision.bf16(program),

@@ -22,6 +22,13 @@ def format_bytes(nbytes: int) -> str:
     return f"{sign}{size:.{digits}f} {unit}"
 
 
+def format_range(low: int, high: int) -> str:
+    """``"7.70 to 23.2 GiB"``, ``"900 MiB to 1.20 GiB"``: the unit once where it is the same."""
+    first, last = format_bytes(low), format_bytes(high)
+    number, unit = first.split()
+    return f"{number if last.endswith(f' {unit}') else first} to {last}"
+
+
 _FACTORS = {"B": 1} | {
     unit: base**power
     for power, letter in enumerate("KMGTP", 1)

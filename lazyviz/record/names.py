@@ -62,8 +62,6 @@ def name_tensors(tape: Tape, variables: Mapping[str, Any], *, copied: bool) -> N
     A storage that only such expressions refer to learns them: deleting them would free it.
     ``copied``: ``variables`` is a copy, which holds a reference of its own to each of them.
     """
-    if tape.graph is not None:
-        tape.graph.modules = tape.scopes.called
     found: dict[int, _Found] = {}
     for expression, tensor, references, alone in _tensors(variables, copied):
         value = tape.value_of(tensor)

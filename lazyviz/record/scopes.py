@@ -104,7 +104,7 @@ class Scopes:
         self.sources = SourceFinder()
         self.by_sequence: dict[int, TrackedNode] = {}  # autograd sequence number -> forward node
         self._earlier: weakref.WeakSet[Graph] = weakref.WeakSet()  # with forward nodes of their own
-        self.called: set[tuple[str, str]] = set()  # root and path of every module called so far
+        self._entered: list[tuple[str, str]] = []  # root and path of modules called since the last node
         self._stack: list[tuple[str, str, Phase]] = []
         self._paths: dict[int, str] = {}
         self._known_roots: weakref.WeakKeyDictionary[torch.nn.Module, tuple[int, dict[int, str]]] = (
@@ -121,6 +121,9 @@ class Scopes:
         node.source, hint = self.sources.find(frame)
         node.module = self.module
         node.root = self.root
+        if self._entered:
+            node.graph.calls[node.index] = tuple(self._entered)
+            self._entered.clear()
         node.grad_mode = torch.is_grad_enabled()
         node.inference_mode = torch.is_inference_mode_enabled()
         engine = _torch.current_autograd_node()
@@ -171,12 +174,16 @@ class Scopes:
         if path is None:  # made after its root was entered, or not registered
             path = f"{self.module}.{type(module).__name__}" if self.module else type(module).__name__
         self.module = path
-        self.called.add((self.root, path))
+        self._entered.append((self.root, path))
         if self.phase == "other":
             self.phase = "forward"
 
     def leave(self) -> None:
         self.module, self.root, self.phase = self._stack.pop()
+
+    def forget_calls(self) -> None:
+        """Drop the calls that recorded nothing, so that the next graph does not take them for its own."""
+        self._entered.clear()
 
     def learn_state(self, optimizer: torch.optim.Optimizer, find: ValueFinder) -> None:
         """Name what the optimizer keeps for each parameter: ``"h.0.weight.exp_avg"``."""
@@ -285,4 +292,5 @@ class ScopePatches:
         self._handles.clear()
         self._phases.clear()
         self.scopes.phase = "other"
+        self.scopes.forget_calls()
         self.scopes.forget_dead()

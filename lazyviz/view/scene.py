@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ..graph.ir import Graph, Node, SourceLine, Storage, Value
 from ..plan.alive import Moment
-from ..plan.units import format_bytes
+from ..plan.units import format_bytes, format_range
 from .boxes import Box, Hierarchy, chain, op_name
 from .flow import hidden_views
 from .hierarchy import build_hierarchy
@@ -60,6 +60,11 @@ class PlanLike(Protocol):
     def eager_peak_bytes(self) -> int: ...
     @property
     def reserved_bytes(self) -> int | None: ...
+    @property
+    def needed_bytes(self) -> int: ...
+    @property
+    def needed_range(self) -> tuple[int, int]: ...
+    def straddles(self, limit: int) -> bool: ...
     @property
     def timeline(self) -> Sequence[tuple[int, int]]: ...
     @property
@@ -108,15 +113,37 @@ def plural(count: int, noun: str) -> str:
 
 
 def verdict(plan: PlanLike) -> tuple[str, str]:
-    """The verdict's hook (``fits``, ``too-big``, ``unknown``) and its words."""
-    need = plan.reserved_bytes if plan.reserved_bytes is not None else plan.peak_bytes
+    """The verdict's hook (``fits``, ``too-big``, ``unknown``) and its words.
+
+    What is needed is more than the tensors' peak where a CUDA allocator and context are counted
+    (:func:`needed_for`).
+    """
+    need = format_bytes(plan.needed_bytes)
     if plan.capacity_bytes is None or plan.fits is None:
-        return "unknown", f"Peak {format_bytes(need)} · memory of {plan.device} unknown"
-    room = f"{format_bytes(plan.capacity_bytes)} on {plan.device}"
+        return "unknown", f"Needs {need} · memory of {plan.device} unknown"
+    probably = plan.straddles(plan.capacity_bytes)
+    if probably:
+        need += f" ({format_range(*plan.needed_range)})"
+    words = f"needs {need} of {format_bytes(plan.capacity_bytes)} on {plan.device}"
     if plan.fits:
-        return "fits", f"Fits: peak {format_bytes(need)} of {room}"
-    over = format_bytes(max(need - plan.capacity_bytes, 0))
-    return "too-big", f"Too big by {over}: peak {format_bytes(need)} of {room}"
+        return "fits", f"{'Probably fits' if probably else 'Fits'}: {words}"
+    over = plan.needed_bytes - plan.capacity_bytes
+    if probably:
+        return "too-big", f"Probably too big: {words}"
+    if over <= 0:  # enough memory, but not in one piece
+        return "too-big", f"Too big in fragments: {words}"
+    return "too-big", f"Too big by {format_bytes(over)}: {words}"
+
+
+def needed_for(plan: PlanLike) -> str:
+    """What the needed bytes are beside the tensors' peak; nothing where they are that peak."""
+    if plan.reserved_bytes is None:
+        return ""
+    parts = f"{format_bytes(plan.reserved_bytes)} held by PyTorch's allocator"
+    context = plan.needed_bytes - plan.reserved_bytes
+    if context:
+        parts += f", {format_bytes(context)} for the CUDA context (an estimate)"
+    return parts
 
 
 class Scene:
@@ -266,6 +293,7 @@ class Scene:
             "device": plan.device,
             "verdict": hook,
             "verdictText": words,
+            "verdictTitle": "\n".join(filter(None, (words, needed_for(plan)))),
             "alive": alive,
             "aliveCount": len(plan.alive_at_peak),
             "phases": phases if len(phases) <= 64 else [],

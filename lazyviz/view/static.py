@@ -148,7 +148,7 @@ def render_svg(
 def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str], float]:
     memory = scene.memory()
     color = _VERDICT_COLORS[memory["verdict"]]
-    chip = shorten(memory["verdictText"], 480, 12, bold=True)
+    chip = shorten(memory["verdictText"], 600, 12, bold=True)
     wide = len(chip) * char_width(12, bold=True) + 40
     parts = [
         _text(MARGIN, 33, shorten(title, WIDTH - wide - 70, 17, bold=True), size=17, weight=650),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import types
 
@@ -8,6 +9,7 @@ import pynvml
 import pytest
 import torch
 
+import lazyviz
 from lazyviz.plan import devices as module
 from lazyviz.plan.devices import PROFILES, Device, DeviceProfile, capacity, devices, lookup, resolve
 from lazyviz.plan.nvml import LiveMemory
@@ -107,6 +109,51 @@ def test_a_broken_driver_never_raises(monkeypatch, error, words):
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", fail)
     assert words in devices().cuda_state
     assert nvml.open == 0
+
+
+def test_one_lost_card_does_not_hide_the_others(monkeypatch):
+    FakeNvml(monkeypatch, count=3)
+
+    def handle(index):
+        if index == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return index
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", handle)
+    found = devices()
+    assert [device.name for device in found[:3]] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert [device.state for device in found[:3]] == ["ready", found[1].state, "ready"]
+    assert "fallen off the bus" in found[1].state and found[1].total_bytes is None
+    assert found.cuda_state == "3 GPUs"
+    assert LiveMemory(1).read() is None
+    assert LiveMemory(2).read() == (400, 1000)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+    assert [device.state == "ready" for device in devices()[:2]] == [False, True]
+
+
+def test_a_driver_that_fails_at_its_end_reaches_nobody(monkeypatch):
+    FakeNvml(monkeypatch)
+
+    def fail():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+    monkeypatch.setattr(pynvml, "nvmlShutdown", fail)
+    assert devices()[0].free_bytes == 600
+    live = LiveMemory(0)
+    assert live.read() == (400, 1000)
+    live.close()
+    assert live.read() is None
+
+
+@pytest.mark.parametrize("number", ["²", "٣", "one"])
+def test_what_only_looks_like_a_number_is_no_card(monkeypatch, number):
+    FakeNvml(monkeypatch)
+    with pytest.raises(ValueError, match="Unknown device"):
+        resolve(f"cuda:{number}")
+    with pytest.raises(ValueError, match="Unknown device"):
+        lazyviz.lazy(device=f"cuda:{number}").__enter__()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", number)
+    assert devices().cuda_state.startswith("driver present, no GPU visible")
 
 
 def test_what_other_processes_hold_is_told(monkeypatch):
@@ -285,6 +332,21 @@ def test_a_user_can_bring_a_profile():
     assert capacity(mine, 100) == 5
     with pytest.raises(ValueError, match="positive"):
         DeviceProfile("none", 0)
+
+
+def test_a_profile_s_sizes_may_be_text():
+    mine = DeviceProfile("mine", "8 GiB", context_bytes="400 MiB")
+    assert (mine.total_bytes, mine.context_bytes) == (8 << 30, 400 << 20)
+    assert mine == DeviceProfile("mine", 8 << 30, context_bytes=400 << 20)
+    assert dataclasses.replace(mine, name="other").total_bytes == mine.total_bytes
+
+
+@pytest.mark.parametrize("size", ["much", 1.5, -1, None, True, "8 GiB of HBM"])
+def test_a_profile_of_no_size_is_refused(size):
+    with pytest.raises(ValueError, match="no size"):
+        DeviceProfile("mine", size)
+    with pytest.raises(ValueError, match="no size"):
+        DeviceProfile("mine", "8 GiB", context_bytes=size)
 
 
 @pytest.mark.parametrize(

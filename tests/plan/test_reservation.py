@@ -9,6 +9,9 @@ from torch import nn
 import lazyviz
 from lazyviz.plan.devices import CONTEXT_BYTES
 from lazyviz.plan.reservation import CUBLAS_WORKSPACE_BYTES, LARGE_CUBLAS_WORKSPACE_BYTES
+from lazyviz.plan.units import format_bytes, format_range
+from lazyviz.view.scene import verdict
+from lazyviz.view.text import render_text
 
 MIB = 2**20
 
@@ -57,6 +60,62 @@ def test_what_is_reserved_decides_the_verdict_not_the_tensors_alone(step):
 def test_a_profile_without_a_context_counts_tensors(step):
     plan = step.plan(device=lazyviz.DeviceProfile("mine", step.plan().peak_bytes))
     assert plan.fits and plan.reserved_bytes is None
+    assert "Only tensors were counted" in plan.verdict() and plan.verdict() in plan.explain()
+    for device in ("RTX-3060", "cpu", lazyviz.DeviceProfile("mine", "12 GiB", context_bytes="400 MiB")):
+        assert "Only tensors" not in step.plan(device=device).explain()
+
+
+@pytest.fixture(scope="module")
+def convolutions():
+    """Convolutions on a card, whose work space is cuDNN's choice: the plan is a range."""
+    with lazyviz.lazy(device="RTX-3060") as graph:
+        net = nn.Sequential(*[nn.Conv2d(64, 64, 3, padding=1) for _ in range(3)]).cuda()
+        net(torch.randn(32, 64, 64, 64, device="cuda")).mean().backward()
+    return graph
+
+
+def test_a_verdict_within_the_range_says_probably_and_names_the_range(convolutions):
+    plan = convolutions.plan()
+    low, high = plan.needed_range
+    context = plan.needed_bytes - plan.reserved_bytes
+    assert plan.reserved_range == (low - context, high - context)
+    assert low <= plan.needed_bytes < high
+
+    def on(nbytes):
+        return convolutions.plan(device=lazyviz.DeviceProfile("mine", nbytes, context_bytes=context))
+
+    ends = f"({format_range(low, high)})"
+    for nbytes, fits in ((plan.needed_bytes, True), (high - 1, True), (low, plan.needed_bytes == low)):
+        near = on(nbytes)
+        assert near.fits is fits and near.straddles(nbytes)
+        assert near.verdict().startswith(f"It probably {'fits' if fits else 'does not fit'}: mine has")
+        assert ends in near.verdict() and near.verdict() in near.explain()
+        hook, words = verdict(near)
+        assert hook == ("fits" if fits else "too-big")
+        assert words.startswith("Probably ") and ends in words
+    for nbytes, words in ((high, "It fits: "), (low // 2, "It does not fit: ")):
+        assert on(nbytes).verdict().startswith(words)
+        assert "Probably" not in verdict(on(nbytes))[1]
+
+
+def test_what_has_no_range_has_one_verdict(step):
+    plan = step.plan(device="RTX-3060")
+    assert plan.needed_range == (plan.needed_bytes, plan.needed_bytes)
+    assert not plan.straddles(plan.needed_bytes)
+
+
+def test_the_picture_s_words_tell_what_is_needed_from_the_peak_of_tensors(step):
+    plan = step.plan(device="RTX-3060")
+    needs, peak = format_bytes(plan.needed_bytes), format_bytes(plan.peak_bytes)
+    assert needs != peak
+    assert verdict(plan) == ("fits", f"Fits: needs {needs} of 12.0 GiB on RTX-3060")
+    text = render_text(step, plan)
+    assert f"Memory over the run, peak {peak}:" in text
+    assert (
+        f"Needed: {format_bytes(plan.reserved_bytes)} held by PyTorch's allocator, 600 MiB for the CUDA"
+        in text
+    )
+    assert "Needed:" not in render_text(step, step.plan())
 
 
 def test_the_allocator_s_configuration_counts(step, monkeypatch):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lazyviz.plan.units import format_bytes, parse_bytes
+from lazyviz.plan.units import format_bytes, format_range, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,10 @@ def test_what_is_no_size_is_a_value_error(text):
 @pytest.mark.parametrize("nbytes", [1, 1023, 1536, 10**6, 2**30, 5 * 2**40])
 def test_what_is_written_can_be_read_again(nbytes):
     assert parse_bytes(format_bytes(nbytes)) == pytest.approx(nbytes, rel=0.006)
+
+
+def test_a_range_names_its_unit_once_where_it_is_the_same():
+    assert format_range(7 << 30, 23 << 30) == "7.00 to 23.0 GiB"
+    assert format_range(900 << 20, 2 << 30) == "900 MiB to 2.00 GiB"
+    assert format_range(0, 12) == "0 to 12 B"
+    assert format_range(12, 12 << 20) == "12 B to 12.0 MiB"

@@ -33,7 +33,7 @@ def test_the_picture_is_one_self_contained_svg_with_lanes_chart_and_verdict(step
     words = texts(svg)
     for expected in ("one step", "Forward ↓", "Backward ↑", "Optimizer", "h.0–2", "× 3", "Projected memory"):
         assert expected in words
-    assert any(word.startswith("Fits: peak") for word in words)
+    assert any(word.startswith("Fits: needs") for word in words)
     assert any("parameters" in word for word in words)
     assert not re.search(r"<script|href|url\(|@import|<image|<foreignObject", svg)
     assert ElementTree.fromstring(svg).get("width") == f"{WIDTH:g}"
@@ -116,7 +116,7 @@ def test_the_text_names_ops_modules_peak_and_verdict(step, plan):
     assert "h.0–2 × 3" in text
     assert "Memory over the run, peak" in text
     assert "Alive at the peak:" in text
-    assert text.splitlines()[-1].startswith("Fits: peak")
+    assert text.splitlines()[-1].startswith("Fits: needs")
 
 
 @pytest.mark.parametrize("width", [48, 80, 120])
@@ -178,3 +178,11 @@ def test_dot_is_stopped_after_its_time(step, plan, tmp_path, monkeypatch):
     program.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
     with pytest.raises(RuntimeError, match="broken"):
         save(step, plan, tmp_path / "a.png")
+
+
+def test_the_picture_shows_a_verdict_with_a_range_in_full(step, plan):
+    peak = plan.peak_bytes
+    near = dataclasses.replace(plan, peak_range=(peak, 3 * peak), capacity_bytes=2 * peak, fits=True)
+    words = verdict(near)[1]
+    assert words.startswith("Probably fits: needs ") and " to " in words
+    assert words in texts(render_svg(step, near))
