@@ -66,7 +66,7 @@ def run(
 ) -> Report:
     """Run ``nodes`` (closed under dependencies, in program order) and tell the graphs they belong to.
 
-    With ``graph`` the peak is projected before, if all nodes are its own.
+    With ``graph``, at the user's word, the peak is projected before.
     """
     global last_cause
     if any(node.error == FORGOTTEN for node in nodes):
@@ -76,8 +76,8 @@ def run(
         {id(node.graph): graphs[id(node.graph)] for node in nodes if id(node.graph) in graphs}.values()
     )
     projection: Projection | None = None
-    if graph is not None and nodes and all(node.graph is graph.ir for node in nodes):
-        projection = project(graph.ir, nodes)
+    if graph is not None and nodes:
+        projection = project(list({id(node.graph): node.graph for node in nodes}.values()), nodes)
     start = time.perf_counter()
     cuda = _cuda_devices(nodes)
     for index in cuda:

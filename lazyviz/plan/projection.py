@@ -6,7 +6,7 @@ needs, or what is left after a sync point.  Sizes are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import torch
@@ -26,47 +26,63 @@ class Peak(NamedTuple):
     scratch: int = 0
 
 
-def project(graph: Graph, nodes: Sequence[Node]) -> tuple[Peak, Mapping[Storage, Category]]:
-    """The peak of running ``nodes`` of ``graph``, in program order, and what each storage is for.
+def project(graphs: Sequence[Graph], nodes: Sequence[Node]) -> tuple[Peak, Mapping[Storage, Category]]:
+    """The peak of running ``nodes`` of ``graphs``, in program order, and what each storage is for.
 
     A CPU's peak is of tensors alone, since that is what a run on the CPU can count.
     """
-    spans = lifetimes(graph)
-    categories = {span.storage: categorize(span) for span in spans}
+    known: dict[Storage, Lifetime] = {}
+    for graph in graphs:
+        own = set(graph.storages)
+        known.update((span.storage, span) for span in lifetimes(graph) if span.storage in own)
+    categories = {storage: categorize(span) for storage, span in known.items()}
     first: dict[Storage, int] = {}
     last: dict[Storage, int] = {}
     for position, node in enumerate(nodes):
         for storage in _touched(node):
             first.setdefault(storage, position)
             last[storage] = position
-    spans = [span for span in spans if span.storage in last and span.storage.nbytes]
+    spans = [span for span in known.values() if span.storage in last and span.storage.nbytes]
     device = main_device(spans)
     spans = [span for span in spans if span.storage.device == device]
     changes: list[list[tuple[Storage, int]]] = [[] for _ in range(len(nodes) + 1)]
-    inside = {node.index for node in nodes}
+    inside = set(nodes)
     for span in spans:
         storage = span.storage
-        made_here = span.maker is not None and span.maker.index in inside
+        made_here = span.maker in inside
         changes[first[storage] if made_here else 0].append((storage, storage.nbytes))
         if not _stays(span, inside):
             changes[last[storage] + 1].append((storage, -storage.nbytes))
-    needs = scratch(graph, device, device.type) if device.type == "cuda" else {}
-    extra = [needs[node.index].nbytes if node.index in needs else 0 for node in nodes]
+    extra = [0] * len(nodes)
+    if device.type == "cuda":
+        needs = {
+            graph.nodes[at]: need.nbytes
+            for graph in graphs
+            for at, need in scratch(graph, device, device.type).items()
+        }
+        extra = [needs.get(node, 0) for node in nodes]
     return highest(device, changes[: len(nodes)], categories, extra), categories
 
 
 def _touched(node: Node) -> Iterable[Storage]:
     return {
-        *(value.storage for value in node.inputs),
-        *(value.storage for value in node.outputs),
-        *node.writes,
+        *(_origin(value.storage) for value in node.inputs),
+        *(_origin(value.storage) for value in node.outputs),
+        *map(_origin, node.writes),
     }
 
 
-def _stays(span: Lifetime, inside: set[int]) -> bool:
+def _origin(storage: Storage) -> Storage:
+    """The record's first storage for this memory: sync points make it meet the same memory again."""
+    while storage.continues is not None:
+        storage = storage.continues
+    return storage
+
+
+def _stays(span: Lifetime, inside: Set[Node]) -> bool:
     """Whether the user's code, or a node that does not run now, still needs the storage afterwards."""
-    needed_later = span.last_use is not None and span.last_use.index not in inside
-    return span.kept or (needed_later and span.last_use is not None and span.last_use.state != "done")
+    last = span.last_use
+    return span.kept or (last is not None and last not in inside and last.state != "done")
 
 
 def highest(
@@ -85,6 +101,6 @@ def highest(
     sizes: dict[Category, int] = {}
     for step in changes[: at + 1]:
         for storage, nbytes in step:
-            category = categories.get(storage, "temporaries")
+            category = categories.get(_origin(storage), "temporaries")
             sizes[category] = sizes.get(category, 0) + nbytes
     return Peak(device, peak, {name: size for name, size in sizes.items() if size}, extra[at] if extra else 0)

@@ -304,3 +304,30 @@ def test_a_graph_says_what_else_its_evaluation_will_run():
     assert second.title == "lazyviz, after 2 pending ops of earlier cells"
     assert second.evaluate().ops_run == 3
     assert z.tolist() == [12, 12, 12]
+
+
+def test_the_projection_of_what_is_left_after_a_sync_point_is_what_it_takes():
+    with lazyviz.lazy() as graph:
+        x, w = torch.randn(1000, 100), torch.randn(100, 100)
+        h = x @ w
+        assert h.sum().item() < 1e9
+        y = h * 2
+        z = y + x
+        del y
+    report = graph.evaluate()
+    assert report.projected_bytes == report.peak_bytes
+    assert report.error == 0 and report.difference == {} and report.comparison == "as projected"
+    assert z.shape == x.shape
+    assert lazyviz.metrics()["projected peak errors"][-1] == 0
+
+
+def test_the_projection_counts_what_earlier_cells_left_to_do():
+    with lazyviz.lazy():
+        model = torch.nn.Linear(100, 100)
+        optimizer = torch.optim.AdamW(model.parameters())
+    with lazyviz.lazy() as graph:
+        model(torch.randn(8, 100)).sum().backward()
+        optimizer.step()
+    report = graph.evaluate()
+    assert report.ops_run > len(graph.nodes)
+    assert report.projected_bytes == report.peak_bytes and report.difference == {}
