@@ -20,7 +20,7 @@ from ..graph.ir import Graph, Node, Storage, TensorMeta, Value
 if TYPE_CHECKING:
     from .rng import DrawSequence
 
-FORGOTTEN = "it was dropped before it ran: by %lazy reset, by unloading lazyviz, or in a forked process"
+FORGOTTEN = "forgotten before it ran: by %lazy reset, by unloading lazyviz, or in a forked process"
 """``Node.error`` of a node that will never run."""
 
 
