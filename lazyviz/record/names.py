@@ -24,6 +24,7 @@ MAX_ITEMS = 10_000  # looked at in all; names of more would say little
 MAX_DEPTH = 5  # out.past_key_values.layers[0].keys
 _ATOMS = (str, bytes, int, float, complex, type(None), torch.nn.Module, torch.optim.Optimizer, ModuleType)
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OURS = f"{__name__.partition('.')[0]}."  # a graph shows tensors, but holds none
 _BETWEEN = (_PACKAGE, contextlib.__file__)
 
 
@@ -144,7 +145,7 @@ def _tensors(variables: Mapping[str, Any], copied: bool) -> Iterator[tuple[str, 
 def _children(expression: str, content: Any, most: int) -> list[tuple[str, Any, int]]:
     """(Expression, object, references) of the first objects in a container that may be, or hold, tensors."""
     kind = type(content)  # a proxy answers isinstance() with what it stands for
-    if issubclass(kind, _ATOMS) or callable(content):
+    if issubclass(kind, _ATOMS) or callable(content) or kind.__module__.startswith(_OURS):
         return []
     pairs: list[tuple[str, Any]] = []
     if issubclass(kind, (list, tuple)):
