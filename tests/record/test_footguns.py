@@ -247,7 +247,7 @@ def test_a_forgotten_tensor_is_one_clear_error():
     session.reset()
     assert repr(y) == "lazy[3] float32 cpu, forgotten"
     for use in (lambda: y + 1, y.sum, graph.evaluate):
-        with pytest.raises(RuntimeError, match="dropped before it ran"):
+        with pytest.raises(RuntimeError, match="forgotten before it ran"):
             use()
     assert torch.equal(torch.rand(2), expected)  # forgotten draws were never drawn
 
