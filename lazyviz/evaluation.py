@@ -99,12 +99,10 @@ def run(
         on_progress = on_node if progress is not None else None
         cancelled = cancel.is_set if cancel is not None else None
         if runner is None:
-            eager.run(tape, nodes, progress=on_progress, cancelled=cancelled, timed=not cuda, memory=memory)
+            eager.run(tape, nodes, memory, progress=on_progress, cancelled=cancelled, timed=not cuda)
             share = len(nodes)
         else:
-            _, share = run_with_backend(
-                tape, nodes, runner, progress=on_progress, cancelled=cancelled, memory=memory
-            )
+            share = run_with_backend(tape, nodes, runner, memory, progress=on_progress, cancelled=cancelled)
         for index in cuda:
             torch.cuda.synchronize(index)
     except (KeyboardInterrupt, eager.Interrupted):

@@ -35,22 +35,19 @@ class Interrupted(RuntimeError):
 def run(
     tape: Tape,
     nodes: Sequence[TrackedNode],
+    memory: ResidentMemory,
     *,
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
     timed: bool = False,
-    memory: ResidentMemory | None = None,
-) -> int:
+) -> None:
     """Run pending ``nodes``, given in program order with all they depend on.
 
     Args:
+        memory: counts what the run holds.
         progress: called after each node with the number done, the total and the node.
         cancelled: asked before each node.
         timed: note each node's seconds (host time; only meaningful on a synchronous device).
-        memory: counts what the run holds.
-
-    Returns:
-        The peak of the bytes in tensors that the run held, outside inputs included.
 
     Raises:
         Interrupted: ``cancelled`` said so.
@@ -59,7 +56,6 @@ def run(
             is ``failed`` and may be evaluated again.
     """
     total = len(nodes)
-    memory = memory or ResidentMemory(nodes)
     with kernel_level(tape, nodes) as interrupted, ExitStack() as inference:
         for done, node in enumerate(nodes, 1):
             check_interrupts(interrupted, cancelled, f"after {done - 1} of {total} ops")
@@ -78,7 +74,6 @@ def run(
             tape.finished(node)
             if progress is not None:
                 progress(done, total, node)
-    return memory.peak
 
 
 @contextmanager

@@ -17,25 +17,24 @@ def run_with_backend(
     tape: Tape,
     nodes: Sequence[TrackedNode],
     backend: Backend,
+    memory: ResidentMemory,
     *,
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
-    memory: ResidentMemory | None = None,
-) -> tuple[int, int]:
+) -> int:
     """Run pending ``nodes``, given in program order, with ``backend``.
 
     Draws of random numbers run eagerly between its segments, so that their values and
     the generators' states stay eager's.
 
     Returns:
-        The peak of the bytes held between segments, and the number of ops the backend ran.
+        The number of ops that the backend itself ran; ``memory`` counts what is held between segments.
 
     Raises:
         Interrupted, KeyboardInterrupt: between two segments; nothing is half done.
         ValueError: the backend gave back another number of tensors than the segment has outputs.
         Exception: whatever the backend raises; the segment stays pending.
     """
-    memory = memory or ResidentMemory(nodes)
     total, done, share = len(nodes), 0, 0
     with kernel_level(tape, nodes) as interrupted:
         for stretch in _stretches(nodes):
@@ -52,7 +51,7 @@ def run_with_backend(
             done += len(stretch)
             if progress is not None:
                 progress(done, total, stretch[-1])
-    return memory.peak, share
+    return share
 
 
 def _stretches(nodes: Sequence[TrackedNode]) -> Iterator[list[TrackedNode]]:

@@ -135,6 +135,14 @@ class Storage:
         self.name = ""
         self.variables: tuple[str, ...] = ()
 
+    @property
+    def origin(self) -> Storage:
+        """The first storage recorded for this memory: itself, unless a sync point came between."""
+        storage = self
+        while storage.continues is not None:
+            storage = storage.continues
+        return storage
+
     def __repr__(self) -> str:
         return f"<Storage {self.id} {self.name or ''} {self.nbytes} B {self.device}>"
 

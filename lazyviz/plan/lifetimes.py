@@ -178,15 +178,9 @@ def _fills_its_zeros(node: Node) -> bool:
 
 def _joined(spans: list[Lifetime]) -> list[Lifetime]:
     """Memory that the record met again after a sync point counts once, under its first name."""
-    first: dict[Storage, Storage] = {}
-    for span in spans:
-        root = span.storage
-        while root.continues is not None:
-            root = root.continues
-        first[span.storage] = root
     merged: dict[Storage, Lifetime] = {}
     for span in spans:  # the first name comes first
-        root = first[span.storage]
+        root = span.storage.origin
         before = merged.get(root)
         if before is None:
             merged[root] = span

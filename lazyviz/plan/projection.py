@@ -66,17 +66,10 @@ def project(graphs: Sequence[Graph], nodes: Sequence[Node]) -> tuple[Peak, Mappi
 
 def _touched(node: Node) -> Iterable[Storage]:
     return {
-        *(_origin(value.storage) for value in node.inputs),
-        *(_origin(value.storage) for value in node.outputs),
-        *map(_origin, node.writes),
+        *(value.storage.origin for value in node.inputs),
+        *(value.storage.origin for value in node.outputs),
+        *(storage.origin for storage in node.writes),
     }
-
-
-def _origin(storage: Storage) -> Storage:
-    """The record's first storage for this memory: sync points make it meet the same memory again."""
-    while storage.continues is not None:
-        storage = storage.continues
-    return storage
 
 
 def _stays(span: Lifetime, inside: Set[Node]) -> bool:
@@ -101,6 +94,6 @@ def highest(
     sizes: dict[Category, int] = {}
     for step in changes[: at + 1]:
         for storage, nbytes in step:
-            category = categories.get(_origin(storage), "temporaries")
+            category = categories.get(storage.origin, "temporaries")
             sizes[category] = sizes.get(category, 0) + nbytes
     return Peak(device, peak, {name: size for name, size in sizes.items() if size}, extra[at] if extra else 0)

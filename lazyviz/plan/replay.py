@@ -129,13 +129,7 @@ def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
     steps = []
 
     def find(storage: Storage) -> Key | None:
-        if storage.continues is not None and storage not in keys:
-            root = storage
-            while root.continues is not None:
-                root = root.continues
-            if root in keys:
-                keys[storage] = keys[root]
-        return keys.get(storage)
+        return keys.get(storage, keys.get(storage.origin))
 
     for node in nodes:
         uses: dict[Key, None] = {}

@@ -86,6 +86,8 @@ def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> lis
 
 def is_out_of_reach(tape: Tape, tensor: torch.Tensor) -> bool:
     """Whether only a GPU that is not here could tell what ``tensor`` holds."""
+    if not _torch_cuda.STAND_INS:  # before the walk: every read comes by here
+        return False
     return needs_absent(closure(nodes_before_access(tape, tensor, write=False)))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, TensorDataset
 
 import lazyviz
 from lazyviz.plan.lifetimes import lifetimes
+
+from .profiler import allocated_by
 
 
 class Block(nn.Module):
@@ -45,24 +46,10 @@ def training(foreach: bool, warm: bool):
     return step
 
 
-@pytest.mark.filterwarnings("ignore:.*:UserWarning")  # the profiler's own business
-def measured_eager_peak(step) -> int:
-    """Bytes that one eager step allocates at most beyond what was there before it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        kept = step()
-    now = peak = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            peak = max(peak, now)
-    del kept
-    return peak
-
-
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("warm", [False, True])
 def test_the_planned_peaks_are_the_measured_ones_to_the_byte(foreach, warm):
-    measured = measured_eager_peak(training(foreach, warm))
+    measured = allocated_by(training(foreach, warm))[0]
     step = training(foreach, warm)
     with lazyviz.lazy() as graph:
         kept = step()

@@ -209,13 +209,13 @@ def test_planning_a_hundred_thousand_nodes_takes_under_ten_microseconds_each(pro
         if index:
             program.drop(previous)
         previous = value
-    start = time.perf_counter()
-    plan = make_plan(program.graph)
-    elapsed = time.perf_counter() - start
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()  # other processes may keep the machine busy
+        plan = make_plan(program.graph)
+        seconds.append(time.process_time() - start)
     assert plan.peak_bytes == 64 + 16 + 16
-    # The machine may be busy: the bound is loose here, the figure is the benchmark's.
-    assert elapsed / count < 40e-6
-    print(f"{1e6 * elapsed / count:.2f} us a node")
+    assert min(seconds) / count < 10e-6
 
 
 def test_explain_folds_modules_that_differ_only_in_numbers():

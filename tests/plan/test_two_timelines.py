@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 import lazyviz
 from lazyviz.plan.lifetimes import lifetimes
+
+from .profiler import allocated_by
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")  # the profiler's own business
 
@@ -252,23 +253,11 @@ def make() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32)), torch.randn(32, 64)
 
 
-def measured_peak(run: Callable[[nn.Module, Tensor], Any]) -> int:
-    model, x = make()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        kept = run(model, x)
-    now = peak = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            peak = max(peak, now)
-    del kept
-    return peak
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_eager_s_peak_is_the_measured_one(name):
     run = PROGRAMS[name]
-    measured = measured_peak(run)
+    model, x = make()
+    measured, _ = allocated_by(lambda: run(model, x))
     model, x = make()
     with lazyviz.lazy() as graph:
         kept = run(model, x)

@@ -1,0 +1,21 @@
+"""What the CPU's allocator did during a call, by PyTorch's profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+
+def allocated_by(call: Callable[[], Any]) -> tuple[int, int]:
+    """Bytes that ``call`` allocates at most, and those that are there while its result is kept."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kept = call()
+    now = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    del kept
+    return peak, now
