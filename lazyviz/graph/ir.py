@@ -275,7 +275,7 @@ class Graph:
         # By index of a node: (root, path) of the module calls whose first node it is.
         self.calls: dict[int, tuple[tuple[str, str], ...]] = {}
         self.card = ""  # the name of the absent card that it was recorded for
-        self.in_parts: set[str] = set()  # layers recorded as ops where that card has one kernel
+        self.in_parts: set[str] = set()  # layers recorded as ops where that card has a kernel
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)

@@ -40,8 +40,8 @@ def explain(plan: Plan) -> str:
         lines.append(line + ".")
     if layers := sorted(plan._graph.in_parts):
         lines.append(
-            f"{', '.join(layers)}: recorded cell by cell, where {plan.device} would run cuDNN's kernel; "
-            "cuDNN's own buffers are not known, and no range above allows for them."
+            f"{', '.join(layers)}: recorded cell by cell with the CPU's operators, since cuDNN does not take "
+            f"it; {plan.device} would run each cell as one kernel, which no range above allows for."
         )
     if plan.borrowed:
         lines.append(
@@ -70,7 +70,8 @@ def essence(plan: Plan) -> list[str]:
 def _peak(plan: Plan) -> list[str]:
     lines = [f"Projected peak on {plan.device}: {format_bytes(plan.peak_bytes)}"]
     if between := _between(plan.peak_range):
-        lines.append(f"  {between}: some kernels' scratch memory is an estimate")
+        kept = " and what cuDNN keeps for the backward pass are" if plan.estimated else " is"
+        lines.append(f"  {between}: some kernels' scratch memory{kept} an estimate")
     if plan.peak_node is not None:
         lines.append(f"  during {where(plan.peak_node)}")
         if plan.peak_node.source is not None and plan.peak_node.source.text:

@@ -60,7 +60,7 @@ class Plan:
         eager_peak_bytes: what plain eager PyTorch would have peaked at on the same code.
         tensor_peak_bytes: the peak of tensors alone, which an evaluation on the CPU reports.
         peak_range, eager_peak_range: the least and the most that the two may be: kernels' scratch
-            memory, counted during their nodes, is an estimate where a library decides.
+            memory, counted during their nodes, is an estimate where a library decides, as is ``estimated``.
         timeline: ``(node_index, allocated_bytes)`` during every node of our run.
         eager_timeline: the same for eager PyTorch.
         category_timeline: per category, the bytes during every node; they add up to ``timeline``.
@@ -75,6 +75,7 @@ class Plan:
         split: how the batch is cut; one piece here.
         scratch: per node position, what its kernel allocates and frees within it: best figure
             and range, in bytes; nodes that need nothing are left out.
+        estimated: the tensors whose own size is an estimate (what cuDNN keeps for the backward pass).
     """
 
     device: str
@@ -103,6 +104,7 @@ class Plan:
     peak_range: tuple[int, int] = (0, 0)
     eager_peak_range: tuple[int, int] = (0, 0)
     scratch: Mapping[int, Need] = field(repr=False, compare=False, default_factory=dict)
+    estimated: Mapping[Storage, Need] = field(repr=False, compare=False, default_factory=dict)
     _reserve: Callable[[bool], tuple[int, int, int] | None] = field(
         repr=False, compare=False, default=lambda eager: None
     )
@@ -149,7 +151,8 @@ class Plan:
         if reservation is None:
             return self.peak_range
         low = high = reservation.reserved_bytes
-        if not all(need.exact for need in self.scratch.values()) and self.reserved_range is not None:
+        exact = not self.estimated and all(need.exact for need in self.scratch.values())
+        if not exact and self.reserved_range is not None:
             low, high = self.reserved_range
         return low + reservation.context_bytes, high + reservation.context_bytes
 
@@ -313,5 +316,6 @@ def make_plan(
         peak_range=own.peak_range,
         eager_peak_range=own.eager_peak_range,
         scratch=own.scratch,
+        estimated=own.estimated,
         _reserve=own.reserve,
     )

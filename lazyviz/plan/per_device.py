@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..graph.ir import Graph, Node
+from ..graph.ir import Graph, Node, Storage
 from .devices import Device, DeviceProfile, capacity, resolve
 from .events import Need
 from .lifetimes import Lifetime, allocated
 from .reservation import Reservation, reserve
 from .scratch import lifetime_of, scratch
+from .scratch_cudnn import unsure
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class DevicePlan:
     peak_range: tuple[int, int] = field(repr=False)
     eager_peak_range: tuple[int, int] = field(repr=False)
     scratch: Mapping[int, Need] = field(repr=False, compare=False)
+    estimated: Mapping[Storage, Need] = field(repr=False, compare=False)  # tensors of a size that is not sure
     reserve: Callable[[bool], tuple[int, int, int] | None] = field(repr=False, compare=False)
     spans: Sequence[Lifetime] = field(repr=False, compare=False)  # scratch memory's included
 
@@ -47,6 +49,7 @@ def plan_device(
     count = len(graph.nodes)
     card = is_card(target)
     needs = scratch(graph, device, "cuda" if card else device.type)
+    estimates = unsure(tensors)
     without = allocated(tensors, count)
     eager_without = allocated(tensors, count, eager=True)
     spans = [*tensors, *(lifetime_of(graph.nodes[at], need.nbytes, device) for at, need in needs.items())]
@@ -57,7 +60,7 @@ def plan_device(
     reservation = reserve(graph, spans, target, room) if card else None
 
     def reserved(eager: bool) -> tuple[int, int, int] | None:
-        return _reserved(graph, tensors, target, needs, device, eager) if card else None
+        return _reserved(graph, tensors, target, needs, estimates, device, eager) if card else None
 
     fits = None if room is None else peak_bytes <= room
     if room is not None and reservation is not None:
@@ -74,9 +77,10 @@ def plan_device(
         fits=fits,
         reservation=reservation,
         tensor_peak_bytes=max(without, default=0),
-        peak_range=_range(without, needs),
-        eager_peak_range=_range(eager_without, needs),
+        peak_range=_range(without, needs, estimates, eager=False),
+        eager_peak_range=_range(eager_without, needs, estimates, eager=True),
         scratch=needs,
+        estimated={span.storage: need for span, need in estimates},
         reserve=reserved,
         spans=spans,
     )
@@ -159,13 +163,30 @@ def _raised(totals: Sequence[int], needs: Mapping[int, Need]) -> list[int]:
     return raised
 
 
-def _range(totals: Sequence[int], needs: Mapping[int, Need]) -> tuple[int, int]:
+def _range(
+    totals: Sequence[int],
+    needs: Mapping[int, Need],
+    estimates: Sequence[tuple[Lifetime, Need]],
+    *,
+    eager: bool,
+) -> tuple[int, int]:
     """The least and the most that the peak may be."""
-    low = high = max(totals, default=0)
-    for position, need in needs.items():
-        low = max(low, totals[position] + need.low)
-        high = max(high, totals[position] + need.high)
-    return low, high
+    found = []
+    for which in (1, 2):
+        level = totals
+        if estimates:
+            spans = [(_resized(span, need[which] - need.nbytes)) for span, need in estimates]
+            level = [a + b for a, b in zip(totals, allocated(spans, len(totals), eager=eager))]
+        raised = [level[position] + need[which] for position, need in needs.items()]
+        found.append(max(max(level, default=0), max(raised, default=0)))
+    return found[0], found[1]
+
+
+def _resized(span: Lifetime, nbytes: int) -> Lifetime:
+    """The same moments of another storage of ``nbytes``."""
+    old = span.storage
+    storage = Storage(nbytes, old.device, external=old.external, created=old.created)
+    return span._replace(storage=storage)
 
 
 def _reserved(
@@ -173,15 +194,21 @@ def _reserved(
     tensors: Sequence[Lifetime],
     target: Device | DeviceProfile,
     needs: Mapping[int, Need],
+    estimates: Sequence[tuple[Lifetime, Need]],
     device: torch.device,
     eager: bool,
 ) -> tuple[int, int, int] | None:
     """What the allocator would hold at most: best figure, least, most."""
     found = []
-    exact = all(need.exact for need in needs.values())
+    exact = all(need.exact for need in needs.values()) and not estimates
+    of = {span.storage: need for span, need in estimates}
     for which in range(1 if exact else 3):
         scratched = (lifetime_of(graph.nodes[at], need[which], device) for at, need in needs.items())
-        reservation = reserve(graph, [*tensors, *scratched], target, None, eager=eager)
+        sized = (
+            _resized(span, of[span.storage][which]) if which and span.storage in of else span
+            for span in tensors
+        )
+        reservation = reserve(graph, [*sized, *scratched], target, None, eager=eager)
         if reservation is None:
             return None
         found.append(reservation.reserved_bytes)

@@ -11,6 +11,8 @@ from .changes import Changed
 from .replay import Key, Program, Step
 from .scratch import SCRATCH
 
+_CUDNN_RNN = torch.ops.aten._cudnn_rnn.default
+
 
 def bf16(program: Program) -> Iterator[Changed]:
     """``model.bfloat16()``, inputs too: every float32 tensor takes half the bytes.
@@ -26,6 +28,8 @@ def bf16(program: Program) -> Iterator[Changed]:
         if "_scaled_dot_product" in _name(step.node) and step.node.phase != "backward"
         for value in step.node.outputs[1:]
     }
+    if any(step.node.op is _CUDNN_RNN for step in program.steps):
+        return  # cuDNN's recurrent layers take no bfloat16: another program
     halves = [key for key, dtype in enumerate(program.dtypes) if dtype is torch.float32 and key not in stay]
     if not halves:
         return
@@ -46,6 +50,7 @@ def bf16(program: Program) -> Iterator[Changed]:
 _LOWER = {
     *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "addr", "linear", "matmul"),
     *("convolution", "_convolution", "cudnn_convolution", "convolution_overrideable", "_prelu_kernel"),
+    "_cudnn_rnn",  # in float16 (autocast_RNN.cpp), which takes the same bytes
 }
 # Normalizations whose kernels take an input in lower precision beside float32 weights: the result is of
 # the input's type, the statistics and the weights' gradients of the weights' (``is_mixed_type`` in ATen's
@@ -192,6 +197,8 @@ class _Autocast:
             for key in step.makes:
                 if key < len(self.program.storages) and self.program.storages[key].name == SCRATCH:
                     self.program.sizes[key] //= 2
+            if step.node.op is _CUDNN_RNN and (key := self._key(step.node.outputs[3])) in step.makes:
+                self.program.sizes[key] //= 2  # what it keeps is bytes to its tensor, numbers to cuDNN
         for position, value in enumerate(step.node.outputs):
             if value.dtype is not torch.float32 or not low:
                 continue

@@ -12,10 +12,14 @@ import math
 from collections.abc import Callable
 
 from ..graph.ir import Node, TensorMeta, Value
+from . import scratch_cudnn
 from .events import NOTHING, Need
 
 Rule = Callable[[Node, int], Need]
-TABLE: dict[str, Rule] = {}
+TABLE: dict[str, Rule] = {
+    "aten::_cudnn_rnn": scratch_cudnn.forward,
+    "aten::_cudnn_rnn_backward": scratch_cudnn.backward,
+}
 
 
 def _on(*names: str) -> Callable[[Rule], Rule]:

@@ -232,7 +232,6 @@ class AbsentCards:
         replace(torch.Tensor, "record_stream", lambda tensor, stream: None)
         # its cards are all alike; and cuDNN, which orders an RNN's weights, is part of every CUDA build
         replace(*_torch_cuda.CHECK_BALANCE, lambda device_ids: None)
-        replace(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
         replace(torch.backends.cudnn, "is_available", lambda: True)
         replace(*_torch_cuda.COMPATIBLE_TENSORS, _compatible_tensors)
         replace(*_torch_cuda.GROUP_TENSORS, _group_tensors)

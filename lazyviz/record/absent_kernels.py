@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _torch, _torch_cuda
+from . import absent_recurrence
 from .absent_attention import MATH, Call, choose, fused
 from .tensor import is_pending
 
@@ -45,6 +46,7 @@ class CudaKernels:
                 "scaled_dot_product_attention": self._attention,
                 "softmax.int": self._softmax,
                 "log_softmax.int": self._log_softmax,
+                **absent_recurrence.kernels(self._cards),
             },
             "CompositeImplicitAutograd",
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _torch, _torch_cuda
+from . import absent_recurrence
 from .pending import AbsentDeviceError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def install(cards: AbsentCards) -> None:
     _install_packing(cards)
     _install_data_parallel(cards)
-    _install_recurrence(cards)
+    absent_recurrence.install(cards)
     cards.patches.set(torch.cuda, "CUDAGraph", _Graph)
 
 
@@ -109,25 +110,6 @@ def _install_packing(cards: AbsentCards) -> None:
 
     cards.replace(_torch.VF, "_pack_padded_sequence", pack)
     cards.replace(_torch.VF, "_pad_packed_sequence", pad)
-
-
-# --- recurrent layers ------------------------------------------------------------------
-
-
-def _install_recurrence(cards: AbsentCards) -> None:
-    """Noted in the graph: a card runs them as one kernel of cuDNN's, here each step's cell is recorded."""
-    for name, layer in (("lstm", "LSTM"), ("gru", "GRU"), ("rnn_tanh", "RNN"), ("rnn_relu", "RNN")):
-        cards.replace(_torch.VF, name, _noting(cards, getattr(_torch.VF, name), layer))
-
-
-def _noting(cards: AbsentCards, original: Callable[..., Any], layer: str) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        graph = cards.tape.graph
-        if graph is not None and args and args[0].device in _torch_cuda.STAND_INS:
-            graph.in_parts.add(layer)
-        return original(*args, **kwargs)
-
-    return run
 
 
 # --- DataParallel ----------------------------------------------------------------------

@@ -8,7 +8,7 @@ depend on.  What depends on tensor data is never cached: it raises :class:`DataD
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NoReturn
 
@@ -17,7 +17,7 @@ import torch
 from .. import _torch, _torch_cuda
 from .._torch import OpOverload
 from ..graph.ir import TensorMeta
-from . import layouts, probes
+from . import cudnn_rnn, layouts, probes
 from .probes import DataDependent as DataDependent
 
 MOST_ENTRIES = 100_000  # of the cache (some 100 MB); it starts anew when full, as with ever new sizes
@@ -180,12 +180,14 @@ class Inferred:
     def __init__(
         self,
         info: OpInfo,
-        container: type | None,
+        container: Callable[[list[Any]], Any] | None,
         outputs: list[Output],
         restructured: list[tuple[int, TensorMeta]],
         from_cpu: bool,
     ) -> None:
-        self.container = container  # tuple or list the op returns, None for a bare tensor or nothing
+        self.container = (
+            container  # makes the tuple or list the op returns, None for a bare tensor or nothing
+        )
         self.outputs = outputs
         self.restructured = restructured  # inputs whose metadata the op changes in place
         meta = next((spec.meta for spec in outputs if isinstance(spec, OutputSpec)), None)
@@ -253,6 +255,7 @@ class ShapeCache:
             raise DataDependent(f"{info.name} exchanges memory")
         if info.name.startswith(_QUANTIZING):
             raise DataDependent(f"{info.name} makes a quantized tensor")
+        own = cudnn_rnn.RULES.get(info.name) if probes.nowhere(inputs, kwargs) else None
         self.inferring = True
         try:
             if info.is_view:
@@ -274,8 +277,11 @@ class ShapeCache:
                         name: None if name == "generator" else item for name, item in fake_kwargs.items()
                     }
                 arguments = dict(zip(info.argument_names, fake_args)) | fake_kwargs
-                result = op(*fake_args, **fake_kwargs)
-                result = layouts.corrected(op, info.name, arguments, before, result)
+                if own is not None:
+                    result = own(arguments)
+                else:
+                    result = op(*fake_args, **fake_kwargs)
+                    result = layouts.corrected(op, info.name, arguments, before, result)
         except _torch.DATA_DEPENDENT as error:
             raise DataDependent(f"the result of {op} depends on data") from error
         except Exception as error:
@@ -289,7 +295,9 @@ class ShapeCache:
                 result = self._overruled(op, info, args, kwargs, inputs, error)
         finally:
             self.inferring = False
-        if probes.unlike_its_rule(info.name, info.mutates, inputs):
+        if own is not None:
+            pass  # there is no kernel to ask
+        elif probes.unlike_its_rule(info.name, info.mutates, inputs):
             refused = probes.refusal(op, args, kwargs, inputs)
             if refused is not None:
                 raise refused.with_traceback(None) from None
@@ -325,6 +333,11 @@ class ShapeCache:
         for position, wanted in enumerate(_output_mask(info, args, kwargs)):
             if not wanted and not info.mutates:
                 results[position] = None  # kernels leave out what the mask does; not every shape rule does
+        together: Callable[[list[Any]], Any] | None = container
+        if results and type(results[-1]) is list:  # the gradients of weights, beside others
+            several = len(results) - 1
+            together = lambda flat: (*flat[:several], flat[several:])  # noqa: E731
+            results = [*results[:-1], *results[-1]]
         fresh: dict[int, int] = {}
         outputs: list[Output] = []
         for at, item in enumerate(results):
@@ -352,7 +365,7 @@ class ShapeCache:
         if any(position not in returned for position, _ in restructured):
             raise DataDependent(f"{op} restructures a tensor that it does not return")
         from_cpu = all(value.meta.device.type == "cpu" for value in inputs)
-        return Inferred(info, container, outputs, restructured, from_cpu)
+        return Inferred(info, together, outputs, restructured, from_cpu)
 
     def describe(self, info: OpInfo, result: Any, device: torch.device | None = None) -> Inferred | None:
         """What has been computed, as an answer that holds for these inputs only; None if it cannot be one.

@@ -129,3 +129,29 @@ def test_autocast_is_not_offered_where_its_copies_take_what_it_saves():
     plan = plan_of(make, (1, 256), "cpu", autocast=False)
     assert plan_of(make, (1, 256), "cpu", autocast=True).peak_bytes >= plan.peak_bytes
     assert not [each for each in plan.remedies if each.kind == "autocast"]
+
+
+class Recurrent(nn.Module):
+    """Recurrent layers, and what reads their last result."""
+
+    def __init__(self, layer, **options) -> None:
+        super().__init__()
+        self.layer = layer(64, 64, **options)
+        self.head = nn.Linear(64 * (1 + self.layer.bidirectional), 8)
+
+    def forward(self, x):
+        return self.head(self.layer(x)[0])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 3, "batch_first": True}, {"bidirectional": True}], ids=str
+)
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_autocast_on_recurrent_layers_peaks_about_as_foreseen(layer, options):
+    def make():
+        return Recurrent(layer, **options)
+
+    plan = plan_of(make, (40, 30, 64), "cuda", autocast=False)
+    (foreseen,) = [each.peak_bytes for each in plan.remedies if each.kind == "autocast"]
+    assert foreseen == pytest.approx(plan_of(make, (40, 30, 64), "cuda", autocast=True).peak_bytes, rel=0.1)
+    assert not [each for each in plan.remedies if each.kind == "bf16"]  # cuDNN's take none

@@ -233,14 +233,3 @@ def test_pytorch_is_as_it_was_after_a_compiled_function_is_refused():
     assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
     assert dict(vars(torch.Tensor)) == before
     assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item() == 2
-
-
-@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
-def test_the_plan_says_that_a_recurrent_layer_was_recorded_cell_by_cell(layer):
-    with lazyviz.lazy(device="A100-40GB") as graph:
-        layer(3, 4).cuda()(torch.randn(5, 2, 3, device="cuda"))
-    assert f"{layer.__name__}: recorded cell by cell" in graph.plan().explain()
-    with lazyviz.lazy(device="A100-40GB") as other:
-        layer(3, 4)(torch.randn(5, 2, 3))
-        nn.Linear(3, 4).cuda()(torch.randn(5, 3, device="cuda"))
-    assert "cell by cell" not in other.plan().explain()

@@ -1,0 +1,163 @@
+"""Sizes of what cuDNN's recurrent kernels take and return, from metadata alone.
+
+PyTorch calls them in ``aten/src/ATen/native/cudnn/RNN.cpp`` and asks cuDNN itself for the sizes of its
+buffers (``cudnnGetRNNTempSpaceSizes``).  Without cuDNN the buffers' sizes are estimates with a range,
+derived here from what the backward pass cannot do without; no GPU was there to measure them on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+RELU, TANH, LSTM, GRU = range(4)  # cudnnRNNMode_t
+GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
+
+# Numbers that the backward pass needs of each cell and step, by the cell's equations, in hidden sizes:
+# at least, best figure, at most.
+#   tanh, relu: its result, which the caller has of the last layer; at most also the sums before it.
+#   LSTM: the four gates and the cell's state; best with its result, as the next layer's input; at
+#   most also tanh of the state, and the sums before the gates.
+#   GRU: the three gates and the hidden part of the new one, which cannot be had from them; best with
+#   its result (ATen's own `_thnn_fused_gru_cell` keeps these five); at most also the sums before.
+_KEPT = {RELU: (0, 1, 3), TANH: (0, 1, 3), LSTM: (5, 6, 11), GRU: (4, 5, 9)}
+_LEAST_MATH_ITEMSIZE = 4  # `promote_rnn_math_type`: halves are computed in float32, and may be kept so
+_PADDING = 2**20  # at most, for alignment and counters
+
+
+class Estimate(NamedTuple):
+    """Bytes: best figure, at least, at most."""
+
+    nbytes: int
+    low: int
+    high: int
+
+
+# `get_dropout_state`: "slightly over 2MB"; a state a thread, so that it grows with the multiprocessors.
+DROPOUT_STATE = Estimate(2 * 2**20 + 2**16, 2**20, 8 * 2**20)
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """One call: ``steps`` of at most ``batch`` sequences each, ``rows`` in all.
+
+    ``outside`` is the size of the input, ``result`` that of what a step hands on.
+    """
+
+    mode: int
+    outside: int
+    hidden: int
+    projection: int
+    layers: int
+    directions: int
+    steps: int
+    batch: int
+    rows: int
+    itemsize: int
+    dropout: bool
+
+    @property
+    def result(self) -> int:
+        return self.projection or self.hidden
+
+    @property
+    def reserve(self) -> Estimate:
+        """What the forward pass keeps for the backward pass when training."""
+        cells = self.layers * self.directions * self.hidden
+        low, best, high = (kept * cells for kept in _KEPT[self.mode])
+        between = (self.layers - 1) * self.directions * self.result  # inputs of the layers after the first
+        dropped = between if self.dropout else 0
+        wide = max(self.itemsize, _LEAST_MATH_ITEMSIZE)
+        padded = self.steps * self.batch
+        return Estimate(
+            nbytes=self.rows * (best + dropped) * self.itemsize,
+            low=self.rows * max(low, between) * self.itemsize,
+            high=padded * (high + between + dropped) * wide + _PADDING,
+        )
+
+    @property
+    def gates(self) -> int:
+        """Bytes of one layer's sums before its gates, all steps: inputs times weights are one product."""
+        return self.rows * self.directions * GATES[self.mode] * self.hidden * self.itemsize
+
+    def workspace(self, train: bool) -> Estimate:
+        """What a pass takes while it runs; training, the forward pass can write its sums into the reserve."""
+        wide = max(self.itemsize, _LEAST_MATH_ITEMSIZE) // self.itemsize
+        padded = -(-self.steps * self.batch // max(self.rows, 1))
+        most = 2 * self.layers * self.gates * wide * padded + _PADDING
+        return Estimate(0 if train else self.gates, 0, most)
+
+
+def of_call(
+    inputs: Sequence[int],
+    itemsize: int,
+    mode: int,
+    hidden: int,
+    projection: int,
+    layers: int,
+    batch_first: bool,
+    dropout: float,
+    bidirectional: bool,
+    batch_sizes: Sequence[int],
+) -> Recurrence:
+    """The call of ``_cudnn_rnn`` on an input of the shape ``inputs``."""
+    if batch_sizes:
+        steps, batch, rows = len(batch_sizes), batch_sizes[0], inputs[0]
+    else:
+        batch, steps = (inputs[0], inputs[1]) if batch_first else (inputs[1], inputs[0])
+        rows = steps * batch
+    return Recurrence(
+        mode=mode,
+        outside=inputs[-1],
+        hidden=hidden,
+        projection=projection,
+        layers=layers,
+        directions=2 if bidirectional else 1,
+        steps=steps,
+        batch=batch,
+        rows=rows,
+        itemsize=itemsize,
+        dropout=dropout > 0 and layers > 1,
+    )
+
+
+class Parameters(NamedTuple):
+    """The flat buffer of a layer's parameters: ``elements`` of it, and ``places``, the offset and shape of
+    each parameter in ``nn.RNNBase``'s order.
+    """
+
+    elements: int
+    places: Sequence[tuple[int, tuple[int, ...]]]
+
+
+def parameters(
+    mode: int, outside: int, hidden: int, projection: int, layers: int, directions: int, biases: bool
+) -> Parameters:
+    """``cudnnGetRNNWeightSpaceSize``: all matrices, then two biases of each cell, in use or not.
+
+    PyTorch asks for both biases always (``CUDNN_RNN_DOUBLE_BIAS``, ATen/cudnn/Descriptors.h).  The order
+    within the buffer is cuDNN's own affair; this one serves to tell parts apart.
+    """
+    rows = GATES[mode] * hidden
+    result = projection or hidden
+    cells = []
+    at = 0
+
+    def place(*shape: int) -> tuple[int, tuple[int, ...]]:
+        nonlocal at
+        start = at
+        at += math.prod(shape)
+        return start, shape
+
+    for layer in range(layers):
+        for _ in range(directions):
+            matrices = [place(rows, outside if layer == 0 else result * directions), place(rows, result)]
+            last = [place(projection, hidden)] if projection else []
+            cells.append((matrices, last))
+    places = []
+    for matrices, last in cells:
+        both = [place(rows), place(rows)]
+        places += [*matrices, *(both if biases else []), *last]
+    return Parameters(at, places)
