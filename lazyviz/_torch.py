@@ -77,11 +77,6 @@ def storage_address(tensor: torch.Tensor) -> int:
     return torch._C._storage_address(tensor)  # type: ignore[attr-defined]
 
 
-def generator_identity(generator: torch.Generator) -> int:
-    """Identity of a generator: the dispatcher hands on the default one in another Python object."""
-    return generator._cdata  # type: ignore[attr-defined]
-
-
 def _python_keys() -> int:
     return int(
         DispatchKeySet(DispatchKey.Python).raw_repr()

@@ -13,15 +13,13 @@ the draws' order, and a sequence can begin with what it will return.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import _torch, _torch_random
 from .storage import TrackedNode, TrackedValue
 
 # What tells the state of a generator.
@@ -38,18 +36,6 @@ READERS: dict[str, Callable[..., Any]] = {
 }
 state_of = torch.Generator.get_state
 _seed_of = torch.Generator.initial_seed
-
-
-def replace_readers(methods: Mapping[str, Callable[..., Any]]) -> None:
-    """Put ``methods`` in the place of torch.Generator's.
-
-    Attributes of a static type of C cannot be set; but it has a dictionary, which its
-    read-only ``__dict__`` refers to.
-    """
-    (namespace,) = gc.get_referents(vars(torch.Generator))
-    namespace.update(methods)
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(torch.Generator))
-
 
 # CPU: the Mersenne Twister's; CUDA: a seed and an offset of 8 bytes each.
 _STATE_NBYTES = {"cpu": state_of(torch.default_generator).numel(), "cuda": 16}
@@ -144,7 +130,7 @@ class Generators:
 
     def pending(self, generator: torch.Generator) -> TrackedNode | None:
         """The draw whose after-state the generator stands for now, if that draw is pending."""
-        tail = self._tails.get(_torch.generator_identity(generator))
+        tail = self._tails.get(_torch_random.generator_identity(generator))
         if tail is None or _seed_of(generator) != tail[0]:
             return None
         last = tail[1].newest
@@ -152,7 +138,7 @@ class Generators:
 
     def record(self, node: TrackedNode, generator: torch.Generator) -> None:
         """Append a draw to the generator's program order."""
-        tail = self._tails.get(_torch.generator_identity(generator))
+        tail = self._tails.get(_torch_random.generator_identity(generator))
         if tail is not None and _seed_of(generator) == tail[0]:
             sequence = tail[1]
         else:
@@ -171,12 +157,12 @@ class Generators:
     def _mark(self, sequence: DrawSequence) -> None:
         marker = next(self._markers)
         sequence.generator.manual_seed(marker)
-        self._tails[_torch.generator_identity(sequence.generator)] = (marker, sequence)
+        self._tails[_torch_random.generator_identity(sequence.generator)] = (marker, sequence)
 
     def seed_of(self, generator: torch.Generator) -> int:
         """The seed the user would see: that of the state the sequence began with, not our marker."""
         seed = _seed_of(generator)
-        tail = self._tails.get(_torch.generator_identity(generator))
+        tail = self._tails.get(_torch_random.generator_identity(generator))
         if tail is None or seed != tail[0]:
             return seed
         scratch = torch.Generator(generator.device)
@@ -202,7 +188,7 @@ class Generators:
     def save(self, nodes: Iterable[TrackedNode]) -> list[tuple[torch.Generator, torch.Tensor, bool]]:
         """Before running ``nodes``: the state of each generator they draw from; is it our marker?"""
         generators = {
-            _torch.generator_identity(node.draws.generator): node.draws.generator
+            _torch_random.generator_identity(node.draws.generator): node.draws.generator
             for node in nodes
             if node.draws is not None
         }
@@ -219,7 +205,7 @@ class Generators:
         """After running draws: the state eager would have left, or what was there while draws are pending."""
         for generator, state, marked in saved:
             if marked:
-                key = _torch.generator_identity(generator)
+                key = _torch_random.generator_identity(generator)
                 sequence = self._tails[key][1]
                 last = sequence.newest
                 if last is None or last.state == "done":

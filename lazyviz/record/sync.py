@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _torch_cuda
+from .. import _torch, _torch_cuda, _torch_random
 from . import absent, constants
 from .guard import is_out_of_reach, nodes_before_access, tensors_in
 from .patches import Patches
 from .recorder import Tape
-from .rng import READERS, replace_readers, rng_state
+from .rng import READERS, rng_state
 from .tensor import describe, is_pending, see_history, take_class
 
 # Modules that read a generator's state only to set it again.
@@ -85,7 +85,7 @@ class SyncPatches:
         for name in ("__cuda_array_interface__", "data"):
             self._patches.set(torch.Tensor, name, getattr(self, f"_{name.strip('_')}")())
         self._patch_randomness()
-        replace_readers({name: self._generator_reader(name) for name in READERS})
+        _torch_random.replace_methods({name: self._generator_reader(name) for name in READERS})
         self._patch_loaders()
         self._patch_subclasses()
         self._patch_native_readers()
@@ -94,7 +94,7 @@ class SyncPatches:
 
     def remove(self) -> None:
         self._patches.restore()
-        replace_readers(READERS)
+        _torch_random.replace_methods(READERS)
 
     def before_read(self, tensor: torch.Tensor, cause: str) -> None:
         """Evaluate what reading ``tensor``'s memory needs."""
