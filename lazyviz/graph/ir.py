@@ -105,7 +105,8 @@ class Storage:
     were recorded (``None``: still referenced).  ``variables`` are the user's expressions that
     referred to it when recording ended (``"out.logits"``), if those are all that did.
     ``continues`` is the record's earlier one for the same memory: after a sync point recording
-    meets as outside memory what it made.
+    meets as outside memory what it made.  ``place`` is the address of outside memory on a GPU, where
+    the record knows it, else 0.
     """
 
     __slots__ = (
@@ -117,6 +118,7 @@ class Storage:
         "id",
         "name",
         "nbytes",
+        "place",
         "role",
         "variables",
     )
@@ -133,6 +135,7 @@ class Storage:
         self.continues: Storage | None = None
         self.role: Role | None = None
         self.name = ""
+        self.place = 0
         self.variables: tuple[str, ...] = ()
 
     @property

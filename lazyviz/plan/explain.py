@@ -177,6 +177,10 @@ def _reserved(plan: Plan) -> str:
     text = f"PyTorch's CUDA allocator would hold {format_bytes(reservation.reserved_bytes)} at most"
     if reservation.workspace_bytes:
         text += f", {format_bytes(reservation.workspace_bytes)} of it cuBLAS's workspace"
+    if reservation.foreign_bytes:
+        text += (
+            f", {format_bytes(reservation.foreign_bytes)} of it tensors of yours that this graph does not use"
+        )
     if reservation.context_bytes:
         text += f"; the CUDA context takes up to {format_bytes(reservation.context_bytes)} more (an estimate)"
     if plan.reserved_range is not None and (between := _between(plan.reserved_range)):

@@ -67,8 +67,8 @@ class Plan:
         alive_at_peak: the storages alive at the peak, largest first.
         by_category: bytes per category at the peak, every category named.
         capacity_bytes: what the peak is compared with: on a real device the memory free now
-            plus the counted tensors that are there already, for a profile the whole card;
-            ``None`` if the driver does not say.
+            plus the counted tensors that are there already (on a GPU all that PyTorch's allocator
+            holds there), for a profile the whole card; ``None`` if the driver does not say.
         fits: whether the peak is within the capacity, on a GPU what is reserved and the CUDA
             context; ``None`` if that is not known.
         max_batch_size: largest batch that fits; ``None``: no batch was named.

@@ -10,6 +10,7 @@ import torch
 from ..graph.ir import Graph, Node, Storage
 from .devices import Device, DeviceProfile, capacity, resolve
 from .events import Need
+from .held import Segment, exists, nbytes_of, segments_on
 from .lifetimes import Lifetime, allocated
 from .reservation import Reservation, reserve
 from .scratch import lifetime_of, scratch
@@ -56,11 +57,14 @@ def plan_device(
     totals = _raised(without, needs)
     eager_totals = _raised(eager_without, needs)
     peak_bytes = max(totals, default=0)
-    room = capacity(target, sum(span.storage.nbytes for span in spans if _exists(span)))
-    reservation = reserve(graph, spans, target, room) if card else None
+    room = capacity(target, sum(span.storage.nbytes for span in spans if exists(span)))
+    segments = segments_on(target) if card else ()
+    if segments and isinstance(target, Device) and target.free_bytes is not None:
+        room = target.free_bytes + nbytes_of(segments)
+    reservation = reserve(graph, spans, target, room, segments=segments) if card else None
 
     def reserved(eager: bool) -> tuple[int, int, int] | None:
-        return _reserved(graph, tensors, target, needs, estimates, device, eager) if card else None
+        return _reserved(graph, tensors, target, needs, estimates, device, eager, segments) if card else None
 
     fits = None if room is None else peak_bytes <= room
     if room is not None and reservation is not None:
@@ -136,18 +140,6 @@ def is_card(target: Device | DeviceProfile) -> bool:
     return target.name.startswith("cuda")
 
 
-def _exists(span: Lifetime) -> bool:
-    """Whether the storage takes up memory at this moment, so that "free" excludes it."""
-    if span.maker is not None:
-        return span.maker.state == "done" and span.storage.dropped is None
-    if not span.storage.external and span.first_use is not None:  # an earlier graph makes it
-        makers = [value.node for value in span.first_use.inputs if value.storage is span.storage]
-        return all(maker is None or maker.state == "done" for maker in makers)
-    if span.storage.dropped is None:
-        return True
-    return span.last_use is not None and span.last_use.state != "done"
-
-
 def same_device(name: str, device: torch.device) -> bool:
     """Whether ``name`` is the name of ``device``."""
     if device.type == "cuda" and device.index is None:
@@ -197,6 +189,7 @@ def _reserved(
     estimates: Sequence[tuple[Lifetime, Need]],
     device: torch.device,
     eager: bool,
+    segments: Sequence[Segment],
 ) -> tuple[int, int, int] | None:
     """What the allocator would hold at most: best figure, least, most."""
     found = []
@@ -208,7 +201,7 @@ def _reserved(
             _resized(span, of[span.storage][which]) if which and span.storage in of else span
             for span in tensors
         )
-        reservation = reserve(graph, [*sized, *scratched], target, None, eager=eager)
+        reservation = reserve(graph, [*sized, *scratched], target, None, eager=eager, segments=segments)
         if reservation is None:
             return None
         found.append(reservation.reserved_bytes)

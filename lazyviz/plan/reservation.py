@@ -15,6 +15,7 @@ import torch
 from ..graph.ir import Graph, Node
 from .allocator import AllocationFailure, AllocatorConfig, simulate
 from .devices import CONTEXT_BYTES, Device, DeviceProfile
+from .held import Segment, start
 from .lifetimes import Lifetime, events
 
 # ATen's CublasHandlePool.cpp: 2 x 4096 KiB + 8 x 16 KiB, or 32 MiB for compute capability 9, 10 and 12;
@@ -33,7 +34,8 @@ class Reservation:
     before the node ``node`` (``None``: outside of any); ``workspace_bytes`` of it are cuBLAS's.
     ``context_bytes`` comes on top, an estimate; 0 where this process has a CUDA context already.
     ``failure`` is the allocation that would not be served; ``None`` if all fit, or room is unknown.
-    ``calls`` are what was simulated: (position, name, bytes), below 0 for a free.
+    ``calls`` are the plan's allocations: (position, name, bytes), below 0 for a free.  ``foreign_bytes``
+    are in blocks that are there already and that the plan does not count: other tensors of this process.
     """
 
     reserved_bytes: int
@@ -42,6 +44,7 @@ class Reservation:
     context_bytes: int
     failure: AllocationFailure | None
     calls: Sequence[tuple[int, Hashable, int]] = field(repr=False, default=())
+    foreign_bytes: int = 0
 
 
 def reserve(
@@ -51,9 +54,11 @@ def reserve(
     room: int | None,
     *,
     eager: bool = False,
+    segments: Sequence[Segment] = (),
 ) -> Reservation | None:
     """What running ``graph`` would reserve on ``target``, of which ``room`` bytes can be had.
 
+    ``segments`` are what the allocator holds there already, fragments included; ``room`` counts them, too.
     ``None`` where PyTorch is told to use CUDA's own asynchronous allocator, which nobody simulates.
 
     Raises ``ValueError`` for a ``PYTORCH_CUDA_ALLOC_CONF`` that PyTorch would refuse, too.
@@ -67,17 +72,27 @@ def reserve(
     ]
     timed += [(position, f"workspace {number}", size) for number, (position, size) in enumerate(workspaces)]
     timed.sort(key=lambda event: (event[0], event[2] > 0))
-    calls = [(key, nbytes) for _, key, nbytes in timed]
+    there = start(segments, spans, [(f"workspace {at}", size) for at, (_, size) in enumerate(workspaces)])
+    played = [
+        *((-1, address, 0) for address in there.again),
+        *(
+            (position, there.blocks.get(key, key), nbytes)
+            for position, key, nbytes in timed
+            if nbytes <= 0 or key not in there.blocks
+        ),
+    ]
+    calls = [(key, nbytes) for _, key, nbytes in played]
     if isinstance(target, DeviceProfile):
         context = target.context_bytes
     else:
         context = 0 if torch.cuda.is_initialized() else CONTEXT_BYTES
     total = target.total_bytes
-    free = simulate(calls, config, total=total)
+    free = simulate(calls, config, total=total, segments=there.segments)
     failure = None
     if room is not None and free.reserved_peak + context > room:
-        failure = simulate(calls, config, total=total, capacity=max(room - context, 0)).failure
-    at = timed[free.reserved_at][0] if free.reserved_at >= 0 else -1
+        limit = max(room - context, 0)
+        failure = simulate(calls, config, total=total, capacity=limit, segments=there.segments).failure
+    at = played[free.reserved_at][0] if free.reserved_at >= 0 else -1
     return Reservation(
         reserved_bytes=free.reserved_peak,
         node=graph.nodes[at] if 0 <= at < len(graph.nodes) else None,
@@ -85,6 +100,7 @@ def reserve(
         context_bytes=context,
         failure=failure,
         calls=timed,
+        foreign_bytes=there.foreign_bytes,
     )
 
 

@@ -275,6 +275,8 @@ class Tape(Pending):
         if storage is None:
             storage = TrackedStorage(memory.nbytes(), tensor.device, graph, external=True)
             storage.address = address
+            if tensor.is_cuda:
+                storage.place = memory.data_ptr()  # which waits for nothing
             storage.foreign = shared_with_others(tensor)
             storage.role, storage.name = self.scopes.role_of(tensor)
             if not storage.foreign:  # of that a snapshot is read, and its address may pass to other memory
