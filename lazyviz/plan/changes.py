@@ -394,22 +394,23 @@ def offload(program: Program) -> Iterator[Changed]:
     inserted: dict[int, list[Key]] = {}
     first = None
     for index, reads in sorted(saved.items()):
-        mapping: dict[tuple[int, Key], Key] = {}
+        mapping: dict[tuple[int, int], Key] = {}  # views of one memory are copied one by one
         for position, _ in reads:
             start = _group_start(program, position)
             node = program.steps[position].node
-            swapped: dict[Key, Key] = {}
+            swapped: dict[Key, list[Key]] = {}
             for value in node.inputs:
                 key = keys.get(value.storage)
                 if key is None or not any(key in old for at, old in reads if at == position):
                     continue
-                if (start, key) not in mapping:
-                    new = mapping[start, key] = changed.key(key, value.nbytes)
+                if (start, value.id) not in mapping:
+                    new = mapping[start, value.id] = changed.key(key, value.nbytes)
                     inserted.setdefault(start, []).append(new)
                     copied += value.nbytes
-                swapped[key] = mapping[start, key]
+                swapped.setdefault(key, []).append(mapping[start, value.id])
             step = changed.steps[position]
-            changed.steps[position] = step._replace(uses=tuple(swapped.get(key, key) for key in step.uses))
+            uses = [new for key in step.uses for new in swapped.get(key, (key,))]
+            changed.steps[position] = step._replace(uses=tuple(dict.fromkeys(uses)))
         first = first if first is not None else program.steps[index].node
     for position, arrived in sorted(inserted.items(), reverse=True):
         node = program.steps[position].node

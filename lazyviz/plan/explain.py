@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .alive import CATEGORIES, Allocation, Moment
-from .remedies import cheapest
+from .remedies import Remedy, cheapest
 from .units import format_bytes, format_range
 from .words import family, line_text, line_with_text, where
 
@@ -85,8 +85,17 @@ def _remedies(plan: Plan) -> list[str]:
         return []
     return [
         "Cheapest remedies:",
-        *(f"  {number}. {remedy}" for number, remedy in enumerate(remedies, 1)),
+        *(f"  {number}. {remedy}{_then(plan, remedy)}" for number, remedy in enumerate(remedies, 1)),
     ]
+
+
+def _then(plan: Plan, remedy: Remedy) -> str:
+    """Whether what does not fit would with the remedy."""
+    if plan.fits is not False or remedy.fits is None:
+        return ""
+    if not remedy.fits:
+        return "; does not fit even then" if not remedy.estimate else "; probably does not fit even then"
+    return "; probably fits then" if remedy.estimate or remedy.at_best else "; fits then"
 
 
 def of_moment(moment: Moment, when: str) -> list[str]:

@@ -25,7 +25,7 @@ from .events import Need
 from .lifetimes import Lifetime, allocated, lifetimes, main_device
 from .per_device import DevicePlan as DevicePlan
 from .per_device import DevicePlans, is_card, plan_device, same_device, target_of
-from .reservation import Reservation
+from .reservation import Call, Reservation
 from .units import format_bytes
 
 if TYPE_CHECKING:
@@ -105,6 +105,9 @@ class Plan:
     eager_peak_range: tuple[int, int] = (0, 0)
     scratch: Mapping[int, Need] = field(repr=False, compare=False, default_factory=dict)
     estimated: Mapping[Storage, Need] = field(repr=False, compare=False, default_factory=dict)
+    _reserve_calls: Callable[[Sequence[Node], Sequence[Call]], Reservation | None] = field(
+        repr=False, compare=False, default=lambda nodes, calls: None
+    )
     _reserve: Callable[[bool], tuple[int, int, int] | None] = field(
         repr=False, compare=False, default=lambda eager: None
     )
@@ -318,4 +321,5 @@ def make_plan(
         scratch=own.scratch,
         estimated=own.estimated,
         _reserve=own.reserve,
+        _reserve_calls=own.reserve_calls,
     )

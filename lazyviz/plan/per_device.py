@@ -12,7 +12,7 @@ from .devices import Device, DeviceProfile, capacity, resolve
 from .events import Need
 from .held import Segment, exists, nbytes_of, segments_on
 from .lifetimes import Lifetime, allocated
-from .reservation import Reservation, reserve
+from .reservation import Call, Reservation, reserve, reserve_calls
 from .scratch import lifetime_of, scratch
 from .scratch_cudnn import unsure
 
@@ -40,6 +40,9 @@ class DevicePlan:
     scratch: Mapping[int, Need] = field(repr=False, compare=False)
     estimated: Mapping[Storage, Need] = field(repr=False, compare=False)  # tensors of a size that is not sure
     reserve: Callable[[bool], tuple[int, int, int] | None] = field(repr=False, compare=False)
+    reserve_calls: Callable[[Sequence[Node], Sequence[Call]], Reservation | None] = field(
+        repr=False, compare=False
+    )
     spans: Sequence[Lifetime] = field(repr=False, compare=False)  # scratch memory's included
 
 
@@ -66,6 +69,9 @@ def plan_device(
     def reserved(eager: bool) -> tuple[int, int, int] | None:
         return _reserved(graph, tensors, target, needs, estimates, device, eager, segments) if card else None
 
+    def changed(nodes: Sequence[Node], calls: Sequence[Call]) -> Reservation | None:
+        return reserve_calls(nodes, calls, spans, target, room, segments=segments) if card else None
+
     fits = None if room is None else peak_bytes <= room
     if room is not None and reservation is not None:
         fits = reservation.failure is None
@@ -86,6 +92,7 @@ def plan_device(
         scratch=needs,
         estimated={span.storage: need for span, need in estimates},
         reserve=reserved,
+        reserve_calls=changed,
         spans=spans,
     )
 

@@ -10,12 +10,12 @@ of which tensor is the batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..graph.ir import SourceLine
 from . import changes, precision
-from .replay import program_of
+from .replay import Program, program_of
 from .units import format_bytes
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class Remedy:
     ``kind`` is one of :data:`KINDS`; ``text`` says what to do; ``peak_bytes`` is the peak of our run
     with the change, ``saves_bytes`` what that is less; ``source`` is the line to change, where there is
     one.  ``estimate``: the replay stands on assumptions (about what a kernel allocates, say);
-    ``at_best``: it may bring less, never more.
+    ``at_best``: it may bring less, never more.  ``fits``: whether the changed run would fit the device, on
+    a GPU by what its allocator would hold; ``None`` if the device's memory is not known.
     """
 
     kind: str
@@ -62,6 +63,7 @@ class Remedy:
     source: SourceLine | None
     estimate: bool = False
     at_best: bool = False
+    fits: bool | None = None
 
     def __str__(self) -> str:
         saves, peak = format_bytes(self.saves_bytes), format_bytes(self.peak_bytes)
@@ -97,26 +99,41 @@ def remedies(plan: Plan) -> tuple[Remedy, ...]:
         lambda: precision.autocast(program, "cpu" if host else "cuda"),
         lambda: precision.bf16(program),
     ]
-    found: list[Remedy] = []
+    found: list[tuple[Remedy, Program]] = []
     for candidate in candidates:
         for changed in candidate():
             saves = peak - changed.program.peak()[0]
             if saves >= WORTHWHILE * peak:
                 cost = Cost(changed.ops, changed.copied_bytes, changed.numerics)
-                found.append(
-                    Remedy(
-                        changed.kind,
-                        changed.text,
-                        saves,
-                        peak - saves,
-                        cost,
-                        changed.source,
-                        changed.estimate,
-                        changed.at_best,
-                    )
+                remedy = Remedy(
+                    changed.kind,
+                    changed.text,
+                    saves,
+                    peak - saves,
+                    cost,
+                    changed.source,
+                    changed.estimate,
+                    changed.at_best,
                 )
-    found.sort(key=lambda remedy: (KINDS.index(remedy.kind), -remedy.saves_bytes, remedy.cost.ops))
-    return tuple(remedy for remedy in found if not any(_beats(other, remedy) for other in found))
+                found.append((remedy, changed.program))
+    found.sort(key=lambda each: (KINDS.index(each[0].kind), -each[0].saves_bytes, each[0].cost.ops))
+    return tuple(
+        replace(remedy, fits=_fits(plan, program))
+        for remedy, program in found
+        if not any(_beats(other, remedy) for other, _ in found)
+    )
+
+
+def _fits(plan: Plan, program: Program) -> bool | None:
+    """Whether the program would fit the plan's device, by the plan's own rule."""
+    room = plan.capacity_bytes
+    if room is None:
+        return None
+    peak = program.peak()[0]
+    if peak > room or plan._reservation is None:
+        return peak <= room
+    reservation = plan._reserve_calls([step.node for step in program.steps], program.calls())
+    return reservation is not None and reservation.failure is None
 
 
 def _beats(one: Remedy, other: Remedy) -> bool:

@@ -7,8 +7,9 @@ by the rules of :mod:`.lifetimes` for our own run: freed after the last use.  Si
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -79,35 +80,41 @@ class Program:
         most = max(timeline)
         return most, timeline.index(most)
 
-    def timeline(self) -> list[int]:
-        """Bytes allocated during each step."""
+    def spans(self) -> dict[Key, tuple[int, int]]:
+        """First and, exclusive, last position of each allocation; -1 where it is from outside."""
         count = len(self.steps)
+        starts: dict[Key, int] = {}
         stops: dict[Key, int] = {}
         for position, step in enumerate(self.steps):
             for key in step.uses:
                 stops[key] = position + 1
             for key in step.makes:
                 stops[key] = position + 1
+                starts.setdefault(key, position)
         for key in self.kept:
             stops[key] = count
-        changes = [0] * (count + 1)
-        sizes = self.sizes
-        made: set[Key] = set()
-        for position, step in enumerate(self.steps):
-            for key in step.makes:
-                if key not in made:
-                    made.add(key)
-                    changes[position] += sizes[key]
-                    changes[stops[key]] -= sizes[key]
-        for key, stop in stops.items():
-            if key not in made:  # from outside: there from the start
-                changes[0] += sizes[key]
-                changes[stop] -= sizes[key]
-        total, result = 0, []
-        for change in changes[:count]:
-            total += change
-            result.append(total)
-        return result
+        return {key: (starts.get(key, -1), stop) for key, stop in stops.items()}
+
+    def timeline(self) -> list[int]:
+        """Bytes allocated during each step."""
+        changes = [0] * (len(self.steps) + 1)
+        for key, (start, stop) in self.spans().items():
+            changes[max(start, 0)] += self.sizes[key]
+            changes[stop] -= self.sizes[key]
+        return list(accumulate(changes[:-1]))
+
+    def calls(self) -> list[tuple[int, Hashable, int]]:
+        """The allocations and frees in time order, as an allocator would see them: (position, name, bytes).
+
+        The name is the storage that was recorded, or the key of what a change has added.
+        """
+        found: list[tuple[int, Hashable, int]] = []
+        for key, (start, stop) in sorted(self.spans().items()):
+            if size := self.sizes[key]:
+                name = self.storages[key] if key < len(self.storages) else key
+                found += [(start, name, size), (stop, name, -size)]
+        found.sort(key=lambda call: (call[0], call[2] > 0))
+        return found
 
     def replaced(self, mapping: Mapping[Key, Key]) -> None:
         """Let every use of a key, its making apart, be of the one it is mapped to."""

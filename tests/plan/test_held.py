@@ -11,6 +11,7 @@ import torch
 from lazyviz.plan.devices import Device
 from lazyviz.plan.memory import make_plan
 from lazyviz.plan.reservation import CUBLAS_WORKSPACE_BYTES
+from lazyviz.plan.trace import trace
 
 from .conftest import Program
 
@@ -158,3 +159,25 @@ def test_the_range_and_eager_pytorch_start_from_it_too(program, plan):
     found = plan(program, segment(2**30, (40 * MIB, TAKEN), (20 * MIB, FREE)))
     assert found.reserved_range == found.eager_reserved_range == (60 * MIB, 60 * MIB)
     assert found.eager_reserved_bytes == 60 * MIB
+
+
+def test_a_remedy_frees_what_is_there_and_fits_by_what_is_held(program, plan):
+    w = weight(program, 40 * MIB, 2**30)
+    kept = program.op([w], 40 * MIB)
+    kept.storage.variables = ("kept",)
+    program.op([program.op([w], 30 * MIB)], 30 * MIB)
+    held = segment(2**30, (40 * MIB, TAKEN))
+    # The 40 MiB that are freed serve one of the two; without that 100 MiB are needed beside what is there.
+    for free, fits in ((100, True), (70, True), (69, False)):
+        found = plan(program, held, free=free * MIB)
+        (remedy,) = [each for each in found.remedies if each.kind == "variable"]
+        assert remedy.saves_bytes == 40 * MIB and remedy.fits is fits
+        assert found.fits is (free == 100)
+
+
+def test_the_exported_trace_has_what_was_there_as_the_plan_s_own(program, plan):
+    w = weight(program, 40 * MIB, 2**30)
+    x = program.op([w], 16 * MIB)
+    program.drop(w, x)
+    recorded = trace(plan(program, segment(2**30, (40 * MIB, TAKEN), (20 * MIB, FREE))))
+    assert [entry.key for entry in recorded.entries if entry.action == "alloc"] == [w.storage, x.storage]
