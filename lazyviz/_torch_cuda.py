@@ -78,6 +78,12 @@ def override(kernels: Mapping[str, Callable[..., Any]], key: str) -> Callable[[]
     return library._destroy
 
 
+def operator_named(name: str) -> Any:
+    """ATen's operator of a name such as ``"softmax.int"``; without an overload the default one."""
+    base, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, base), overload or "default")
+
+
 def run_as_one(names: Iterable[str]) -> Callable[[], None]:
     """Have autograd's own formulas for operators used on planned tensors; returns what puts it back.
 

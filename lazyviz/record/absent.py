@@ -159,7 +159,7 @@ class AbsentCards:
         """
         if torch.is_inference_mode_enabled() and _torch_cuda.is_made_of_others(op):
             with mode:
-                return op.decompose(*args, **kwargs)
+                return self._kernels.of.get(op, op.decompose)(*args, **kwargs)
         device = kwargs.get("device")
         if device is not None:
             kwargs = {**kwargs, "device": self.device(torch.device(device))}

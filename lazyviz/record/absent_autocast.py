@@ -75,7 +75,7 @@ class AutocastKernels:
             (FLOAT32_RESULT, self._float32_result),
             (WIDEST, self._widest),
         ):
-            kernels |= {name: kernel(_operator(name)) for name in names}
+            kernels |= {name: kernel(_torch_cuda.operator_named(name)) for name in names}
         kernels["norm.Scalar"] = self._norm
         kernels["norm.ScalarOpt_dim"] = self._norm
         self._remove = _torch_cuda.override(kernels, "AutocastCUDA")
@@ -168,11 +168,6 @@ class AutocastKernels:
                 return op(*self._cast(args, dtype), **self._cast(kwargs, dtype))
 
         return kernel
-
-
-def _operator(name: str) -> Any:
-    base, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, base), overload or "default")
 
 
 def _is_eligible(tensor: Any) -> bool:

@@ -29,6 +29,7 @@ class CudaKernels:
     def __init__(self, cards: AbsentCards) -> None:
         self._cards = cards
         self._remove: Callable[[], None] | None = None
+        self.of: dict[Any, Callable[..., Any]] = {}  # by operator
 
     def install(self) -> None:
         original = _torch.composite_kernel
@@ -38,18 +39,17 @@ class CudaKernels:
         self._attention_cpu = original("scaled_dot_product_attention")
         self._softmax_cpu = original("softmax.int")
         self._log_softmax_cpu = original("log_softmax.int")
-        self._remove = _torch_cuda.override(
-            {
-                "to.dtype_layout": self._to_dtype_layout,
-                "to.device": self._to_device_dtype,
-                "dropout": self._dropout,
-                "scaled_dot_product_attention": self._attention,
-                "softmax.int": self._softmax,
-                "log_softmax.int": self._log_softmax,
-                **absent_recurrence.kernels(self._cards),
-            },
-            "CompositeImplicitAutograd",
-        )
+        kernels: dict[str, Callable[..., Any]] = {
+            "to.dtype_layout": self._to_dtype_layout,
+            "to.device": self._to_device_dtype,
+            "dropout": self._dropout,
+            "scaled_dot_product_attention": self._attention,
+            "softmax.int": self._softmax,
+            "log_softmax.int": self._log_softmax,
+            **absent_recurrence.kernels(self._cards),
+        }
+        self.of = {_torch_cuda.operator_named(name): kernel for name, kernel in kernels.items()}
+        self._remove = _torch_cuda.override(kernels, "CompositeImplicitAutograd")
         self._make_of_others = _torch_cuda.run_as_one(["_fused_rms_norm"])
 
     def remove(self) -> None:

@@ -93,7 +93,8 @@ def _backward(arguments: dict[str, Any]) -> tuple[Any, ...]:
     image, weights = arguments["input"], arguments["weight"]
     mask = arguments["output_mask"]
     if all(arguments[f"grad_{name}"] is None for name in ("output", "hy", "cy")):
-        return None, None, None, [None] * len(weights)
+        # The kernel returns nothing at all, which Python cannot hand over for the tensors of a list.
+        return None, None, None, [weight.new_empty(weight.shape) for weight in weights] if mask[3] else []
     if not arguments["train"]:
         raise RuntimeError("cudnn RNN backward can only be called in training mode")
     turned = arguments["batch_first"] and not arguments["batch_sizes"]

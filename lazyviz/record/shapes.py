@@ -331,7 +331,7 @@ class ShapeCache:
         if container is not None and container is not list:
             container = tuple
         for position, wanted in enumerate(_output_mask(info, args, kwargs)):
-            if not wanted and not info.mutates:
+            if not wanted and not info.mutates and type(results[position]) is not list:
                 results[position] = None  # kernels leave out what the mask does; not every shape rule does
         together: Callable[[list[Any]], Any] | None = container
         if results and type(results[-1]) is list:  # the gradients of weights, beside others

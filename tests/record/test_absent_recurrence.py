@@ -75,8 +75,8 @@ def test_its_weights_lie_in_one_buffer_which_counts_once_and_so_do_its_gradients
     nbytes = sum(p.nbytes for p in parameters)
     (weights,), (gradients,) = storages(parameters), storages(p.grad for p in parameters)
     assert weights.nbytes == gradients.nbytes == nbytes
-    sizes = graph.plan().by_category
-    assert sizes["parameters"] == nbytes and sizes["gradients"] <= nbytes
+    sizes = graph.plan().at(len(graph.nodes) - 1).by_category
+    assert sizes["parameters"] == sizes["gradients"] == nbytes
     assert len({p.storage_offset() for p in parameters}) == len(parameters)
     assert all(isinstance(p, nn.Parameter) and p.is_leaf for p in parameters)
 
@@ -203,3 +203,71 @@ def test_weights_are_trained_and_moved_as_they_are():
         assert storages(model.parameters()) == before
         assert [p.dtype for p in model.half().parameters()] == [torch.float16] * 4
         assert len(storages(model.parameters())) == 1
+
+
+class Nothing(torch.autograd.Function):
+    """Has no gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+def test_gradients_are_given_to_whoever_asks_for_them():
+    with lazyviz.lazy(device="A100-40GB"):
+        x = torch.randn(5, 2, 3, device="cuda", requires_grad=True)
+        frozen = nn.LSTM(3, 4).cuda().requires_grad_(False)
+        frozen(x)[0].sum().backward()
+        model = nn.LSTM(3, 4).cuda()
+        model(x.detach())[1][1].sum().backward()
+        bare = nn.GRU(3, 4).cuda()
+        Nothing.apply(bare(x.detach())[0]).sum().backward()
+    assert x.grad.shape == x.shape and all(p.grad is None for p in frozen.parameters())
+    assert all(p.grad.shape == p.shape for p in model.parameters())
+
+
+def test_a_second_backward_is_refused_in_pytorchs_words():
+    with lazyviz.lazy(device="A100-40GB"):
+        model, x = nn.LSTM(3, 4).cuda(), torch.randn(5, 2, 3, device="cuda", requires_grad=True)
+        (first,) = torch.autograd.grad(model(x)[0].sum(), x, create_graph=True)
+        with pytest.raises(NotImplementedError, match="derivative for '_cudnn_rnn_backward'"):
+            first.sum().backward()
+        with pytest.raises(RuntimeError, match="can only be called in training mode"):
+            model.eval()(x)[0].sum().backward()
+        with pytest.raises(RuntimeError, match="hx is not contiguous"):
+            nn.GRU(3, 4, bidirectional=True).cuda()(x, torch.zeros(2, 2, 4, device="cuda").transpose(0, 1))
+
+
+def test_pytorch_is_as_it_was_afterwards():
+    before = nn.RNNBase.flatten_parameters, torch.backends.cudnn.is_acceptable
+    with lazyviz.lazy(device="A100-40GB"):
+        nn.LSTM(3, 4).cuda()(torch.randn(5, 2, 3, device="cuda"))
+        assert torch.backends.cudnn.is_acceptable(torch.randn(1, device="cuda"))
+    assert before == (nn.RNNBase.flatten_parameters, torch.backends.cudnn.is_acceptable)
+    assert nn.LSTM(3, 4)(torch.randn(5, 2, 3))[0].shape == (5, 2, 4)
+
+
+@pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_it_is_one_kernel_too(how):
+    with lazyviz.lazy(device="A100-40GB") as graph, how():
+        output, _ = nn.GRU(3, 4).cuda()(torch.randn(5, 3, device="cuda"))
+    assert output.shape == (5, 4) and names(graph).count("_cudnn_rnn") == 1
+
+
+def test_the_copies_that_its_kernels_make_are_counted():
+    """The input's transpose is copied on the way in and, twice, on the way back."""
+    with lazyviz.lazy(device="A100-40GB") as graph:
+        model = nn.LSTM(32, 64, batch_first=True).cuda()
+        x = torch.randn(8, 50, 32, device="cuda")
+        model(x)[0].sum().backward()
+    plan = graph.plan()
+    by_name = {graph.nodes[at].op._schema.name: need for at, need in plan.scratch.items()}
+    assert by_name["aten::_cudnn_rnn"].low == x.nbytes
+    gradient = 8 * 50 * 64 * 4  # the sum's, expanded: nothing that a copy could be left out of
+    states = 2 * 8 * 64 * 4  # gradients of the last states, which nobody gave
+    unwanted = x.nbytes + states  # computed, though nobody asked
+    assert by_name["aten::_cudnn_rnn_backward"].low == x.nbytes + gradient + states + unwanted
