@@ -83,10 +83,14 @@ class Recurrence:
         return self.rows * self.directions * GATES[self.mode] * self.hidden * self.itemsize
 
     def workspace(self, train: bool) -> Estimate:
-        """What a pass takes while it runs; training, the forward pass can write its sums into the reserve."""
+        """What a pass takes while it runs.
+
+        Training, sums (and on the way back their gradients) can lie where the reserve has the gates:
+        none.  Without a reserve one layer's at a time.  At most those of all layers, in float32.
+        """
         wide = max(self.itemsize, _LEAST_MATH_ITEMSIZE) // self.itemsize
         padded = -(-self.steps * self.batch // max(self.rows, 1))
-        most = 2 * self.layers * self.gates * wide * padded + _PADDING
+        most = self.layers * self.gates * wide * padded + _PADDING
         return Estimate(0 if train else self.gates, 0, most)
 
 

@@ -334,7 +334,7 @@ class ShapeCache:
             if not wanted and not info.mutates and type(results[position]) is not list:
                 results[position] = None  # kernels leave out what the mask does; not every shape rule does
         together: Callable[[list[Any]], Any] | None = container
-        if results and type(results[-1]) is list:  # the gradients of weights, beside others
+        if own is not None and type(results[-1]) is list:  # the gradients of weights, beside others
             several = len(results) - 1
             together = lambda flat: (*flat[:several], flat[several:])  # noqa: E731
             results = [*results[:-1], *results[-1]]

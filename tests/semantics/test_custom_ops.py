@@ -63,6 +63,16 @@ def _(x):
     return torch.empty_like(x), [torch.empty_like(x) for _ in range(2)], x.new_empty(())
 
 
+@torch.library.custom_op("lazyviz_tests::list_last", mutates_args=())
+def list_last(x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    return x + 1, [x * 2, x * 3]
+
+
+@list_last.register_fake
+def _(x):
+    return torch.empty_like(x), [torch.empty_like(x) for _ in range(2)]
+
+
 @torch.library.custom_op("lazyviz_tests::positive", mutates_args=())
 def positive(x: torch.Tensor) -> torch.Tensor:
     return x[x > 0].clone()
@@ -161,6 +171,8 @@ def test_an_op_that_cannot_be_deferred_is_a_named_sync_point(program, cause):
 def test_ops_that_return_several_tensors():
     cause = "lazyviz_tests.several.default returns list"
     both(lambda x: several(x * 2), grid, syncs=[cause], versions=False)
+    cause = "lazyviz_tests.list_last.default returns list"
+    both(lambda x: list_last(x * 2), grid, syncs=[cause], versions=False)
 
 
 def test_composite_ops_are_their_parts():
