@@ -132,7 +132,7 @@ def run_node(node: TrackedNode, memory: ResidentMemory) -> None:
     except Exception as error:
         node.state = "failed"
         node.error = str(error)
-        _name_line(error, node)
+        name_line(error, node)
         raise
     node.state = "done"
     node.error = None
@@ -186,7 +186,7 @@ def _real(item: Any) -> Any:
     return item
 
 
-def _name_line(error: Exception, node: TrackedNode) -> None:
+def name_line(error: Exception, node: TrackedNode) -> None:
     """Add where the op was recorded to the error's message."""
     lines = []
     if node.source is not None:
