@@ -278,6 +278,9 @@ class Graph:
         # By index of a node: (root, path) of the module calls whose first node it is.
         self.calls: dict[int, tuple[tuple[str, str], ...]] = {}
         self.card = ""  # the name of the absent card that it was recorded for
+        self.batch: dict[Value, int] = {}  # the values named as batch: the dimension that has the samples
+        self.whole: tuple[str, ...] = ()  # operators that may run on the whole batch in a split run
+        self.independent_rng = False  # pieces may draw for themselves inside fused kernels
         self.in_parts: set[str] = set()  # layers recorded as ops where that card has a kernel
 
     def __iter__(self) -> Iterator[Node]:

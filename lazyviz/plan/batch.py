@@ -43,6 +43,7 @@ class BatchAnalysis:
             whole node's, of a spread one the sums.
         unread: per whole node, spread arguments of which it only takes the shape.
         blocked: what allows no split; empty if the batch can be split.
+        unknown: nodes of which it is not known how their results grow with the batch.
         group: pieces have a multiple of that many samples.
     """
 
@@ -53,6 +54,7 @@ class BatchAnalysis:
     gathers: dict[Node, list[Value]] = field(default_factory=dict)
     unread: dict[Node, list[Value]] = field(default_factory=dict)
     blocked: list[Blocker] = field(default_factory=list)
+    unknown: list[Node] = field(default_factory=list)
     group: int = 1
 
 
@@ -82,7 +84,7 @@ def analyse(
         whole: names of operators that may run on the whole batch where they would block a split.
         independent_rng: operators that draw inside a fused kernel may draw anew for each piece.
     """
-    seeds: dict[Value, Placement] = {}
+    seeds: dict[Value, Shard | Partial] = {}
     while True:
         analysis, more = _Pass(nodes, roots, seeds, whole, independent_rng).run()
         if not more:
@@ -97,7 +99,7 @@ class _Pass:
         self,
         nodes: Sequence[Node],
         roots: Mapping[Value, Shard],
-        seeds: Mapping[Value, Placement],
+        seeds: Mapping[Value, Shard | Partial],
         whole: Collection[str],
         independent_rng: bool,
     ) -> None:
@@ -108,12 +110,12 @@ class _Pass:
         self.now: dict[Value, Placement] = dict(roots)  # at this point of the program
         self.on: dict[Storage, list[Value]] = {}  # the spread values on it
         self.makers: dict[Storage, Node] = {}  # factories of whole tensors, by what they made
-        self.more: dict[Value, Placement] = {}
+        self.more: dict[Value, Shard | Partial] = {}
         self.read = {value for node in nodes for value in node.inputs}
         for value, shard in roots.items():
             self.spread(value, shard)
 
-    def run(self) -> tuple[BatchAnalysis, dict[Value, Placement]]:
+    def run(self) -> tuple[BatchAnalysis, dict[Value, Shard | Partial]]:
         for node in self.nodes:
             self.visit(node)
         result = self.result
@@ -140,6 +142,8 @@ class _Pass:
 
     def block(self, node: Node, reason: str, outputs: Any = None) -> None:
         self.result.blocked.append(Blocker(node, reason))
+        if outputs is None:
+            self.result.unknown.append(node)
         self.place(node, outputs)
 
     def place(self, node: Node, outputs: Any) -> tuple[Placement | None, ...]:
@@ -160,9 +164,8 @@ class _Pass:
             seed = next((self.seeds[value] for value in node.outputs if value in self.seeds), None)
             if seed is not None:
                 call = Call(node, self.result.size, now.get)
-                if isinstance(seed, Shard):
-                    self.resize(call, seed)
-                self.run_spread(node, call, seed)
+                if isinstance(seed, Partial) or make_part(call, seed):
+                    self.run_spread(node, call, seed)
             elif name in _FACTORIES:
                 self.makers[node.outputs[0].storage] = node
             return
@@ -174,9 +177,8 @@ class _Pass:
             self.result.unread[node] = spread
             if (seed := next((self.seeds[v] for v in node.outputs if v in self.seeds), None)) is not None:
                 call = Call(node, self.result.size, now.get)
-                if isinstance(seed, Shard):
-                    self.resize(call, seed)
-                return self.run_spread(node, call, seed)
+                if isinstance(seed, Partial) or make_part(call, seed):
+                    return self.run_spread(node, call, seed)
             if name in _FACTORIES:
                 self.makers[node.outputs[0].storage] = node
             return None
@@ -274,6 +276,8 @@ class _Pass:
 
     def run_whole(self, node: Node) -> None:
         gathers = [value for value in dict.fromkeys(node.inputs) if value in self.now]
+        if any(isinstance(self.now[value], Shard) for value in gathers):
+            self.result.unknown.append(node)
         self.result.gathers.setdefault(node, []).extend(gathers)
         for value in gathers:
             if isinstance(self.now.get(value), Local):
@@ -311,6 +315,10 @@ class _Pass:
             self.more[maker.outputs[0]] = PARTIAL
             return True
         assert isinstance(wanted, Shard)
+        node = written.node
+        if node is not None and can_make_part(node) and not is_view(node) and node.outputs[0] is written:
+            self.more[written] = wanted
+            return True
         for base, path in self.paths(written):
             blocks = wanted.outer * (self.result.size // wanted.group)
             sizes = [wanted] if base is written else []
@@ -353,9 +361,6 @@ class _Pass:
                 return False
             placed.update({value: at for value, at in zip(node.outputs, outputs) if at is not None})
         return placed.get(written) == wanted
-
-    def resize(self, call: Call, shard: Shard) -> None:
-        resize_factory(call, shard)
 
 
 SEPARABLE = frozenset(
@@ -429,14 +434,14 @@ def pull(nodes: Sequence[Node], analysis: BatchAnalysis) -> None:
 
     for node in reversed(nodes):
         call = analysis.calls.get(node)
-        if call is None and node not in analysis.gathers and _can_pull(node):
+        if call is None and node not in analysis.gathers and can_make_part(node):
             value = node.outputs[0]
             parts = wants.get(value, set())
             part = next(iter(parts)) if len(parts) == 1 else None
             kept = value.storage.dropped is None and base_name(node.op) != "expand"
             if part is not None and not kept and value.storage not in shared:
                 pulled = Call(node, analysis.size, {}.get)
-                if _pulled(pulled, part):
+                if make_part(pulled, part):
                     pulled.outputs = (part,)
                     pulled.whole = {each for each in node.inputs if each in analysis.placements}
                     analysis.calls[node] = call = pulled
@@ -454,7 +459,7 @@ def pull(nodes: Sequence[Node], analysis: BatchAnalysis) -> None:
         shared.update(node.writes)
 
 
-def _can_pull(node: Node) -> bool:
+def can_make_part(node: Node) -> bool:
     if node.writes or len(node.outputs) != 1 or torch.Tag.nondeterministic_seeded in node.op.tags:
         return False
     name = base_name(node.op)
@@ -465,7 +470,7 @@ def _can_pull(node: Node) -> bool:
     )
 
 
-def _pulled(call: Call, part: Shard) -> bool:
+def make_part(call: Call, part: Shard) -> bool:
     """Fill in the call that makes ``part`` of the node's result."""
     node = call.node
     name = base_name(node.op)

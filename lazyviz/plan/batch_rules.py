@@ -172,7 +172,7 @@ def reduction(call: Call) -> Outputs | Placement | None:
     if name == "mean":
         call.scaled = (0,)
         return PARTIAL
-    raise Coupled(f"{name} runs over the batch")
+    raise Coupled(f"{name} runs over the batch", [None])
 
 
 @rule(
@@ -412,7 +412,7 @@ def select(call: Call) -> Placement | None:
         return None
     dim = call["dim"] % len(value.shape)
     if dim == shard.dim:
-        raise Coupled("it takes one sample of the batch")
+        raise Coupled("it takes one sample of the batch", [None])
     return shard.at(shard.dim - (dim < shard.dim))
 
 

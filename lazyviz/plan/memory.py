@@ -25,23 +25,15 @@ from .events import Need
 from .lifetimes import Lifetime, allocated, lifetimes, main_device
 from .per_device import DevicePlan as DevicePlan
 from .per_device import DevicePlans, is_card, plan_device, same_device, target_of
+from .placement import Shard
 from .reservation import Call, Reservation
+from .split import MARGIN as MARGIN
+from .split import Batch, lay_out, scaled, sizes_of
+from .split import SplitPlan as SplitPlan
 from .units import format_bytes
 
 if TYPE_CHECKING:
     from .remedies import Remedy
-
-
-@dataclass(frozen=True, slots=True)
-class SplitPlan:
-    """How the batch would be cut: ``pieces`` of ``piece_sizes`` samples; 1 is the whole batch.
-
-    ``blocked_by`` are the nodes that do not allow a cut.
-    """
-
-    pieces: int
-    piece_sizes: Sequence[int] = ()
-    blocked_by: Sequence[Node] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +63,8 @@ class Plan:
             holds there), for a profile the whole card; ``None`` if the driver does not say.
         fits: whether the peak is within the capacity, on a GPU what is reserved and the CUDA
             context; ``None`` if that is not known.
-        max_batch_size: largest batch that fits; ``None``: no batch was named.
-        split: how the batch is cut; one piece here.
+        split: how the batch is cut, and which nodes forbid that.
+        batch_size: samples of the batch that is planned; ``None``: none was named.
         scratch: per node position, what its kernel allocates and frees within it: best figure
             and range, in bytes; nodes that need nothing are left out.
         estimated: the tensors whose own size is an estimate (what cuDNN keeps for the backward pass).
@@ -91,7 +83,6 @@ class Plan:
     by_category: dict[Category, int]
     capacity_bytes: int | None
     fits: bool | None
-    max_batch_size: int | None
     split: SplitPlan
     _graph: Graph = field(repr=False, compare=False)
     _lifetimes: dict[Storage, Lifetime] = field(repr=False, compare=False)
@@ -108,6 +99,8 @@ class Plan:
     _reserve_calls: Callable[[Sequence[Node], Sequence[Call]], Reservation | None] = field(
         repr=False, compare=False, default=lambda nodes, calls: None
     )
+    batch_size: int | None = None
+    _planner: _Planner | None = field(repr=False, compare=False, default=None)
     _reserve: Callable[[bool], tuple[int, int, int] | None] = field(
         repr=False, compare=False, default=lambda eager: None
     )
@@ -222,6 +215,17 @@ class Plan:
         return self._cache[key]
 
     @property
+    def max_batch_size(self) -> int | None:
+        """The largest batch that fits, cut as this plan is: in as many pieces, with ``"auto"`` in any number.
+
+        ``None`` if no batch was named, if the capacity is not known, or how an operator's results grow.
+        Found by planning again with other sizes; 0 if not even one sample fits.
+        """
+        if "batch" not in self._cache:
+            self._cache["batch"] = self._planner.largest() if self._planner is not None else None
+        return self._cache["batch"]
+
+    @property
     def remedies(self) -> Sequence[Remedy]:
         """What would lower the peak, cheapest first; computed from the record when asked for."""
         if "remedies" not in self._cache:
@@ -259,19 +263,17 @@ def make_plan(
 
     ``device`` may be a real device, the name or object of a profile, or ``None`` for the one
     that holds most of the graph's bytes.  If the graph has tensors on the named device those
-    are counted, else those of its main device, as if they lived on the named one.  ``as_recorded``
-    counts what was dropped after the last node as referenced to the end, as a test's variables are.
+    are counted, else those of its main device, as if they lived on the named one.  ``batch_size`` plans
+    for another number of samples, ``split`` for a run in so many pieces, with ``"auto"`` in the fewest that
+    fit.  ``as_recorded`` counts what was dropped after the last node as referenced to the end, as a
+    test's variables are.
 
-    Raises ``ValueError`` for an unknown device and for what this version does not plan:
-    another batch size, a split batch, a backend other than ``"eager"``.
+    Raises ``ValueError`` for an unknown device, a batch size or a split where no batch was named, a batch
+    size where it is not known how an operator's results grow, or a backend other than ``"eager"``.
     """
-    if batch_size is not None:
-        raise ValueError("Planning for another batch size (batch_size) is not available in this version.")
-    if split not in (None, "off", 1):
-        raise ValueError(f"Splitting the batch (split={split!r}) is not available in this version.")
     if backend not in (None, "eager"):
         raise ValueError(f"The backend {backend!r} is not available in this version, only 'eager'.")
-
+    check_split(split)
     everywhere = lifetimes(graph, as_recorded=as_recorded)
     recorded = main_device(everywhere)
     target = resolve(device) if device is not None else target_of(recorded)
@@ -284,42 +286,189 @@ def make_plan(
     on_cards = [span for span in everywhere if span.storage.device.type == "cuda"]
     if is_card(target) and recorded.type != "cuda" and on_cards:  # the host's side of the cell is larger
         recorded = main_device(on_cards)
+    return _Planner(graph, everywhere, recorded, target, split).plan(batch_size)
 
-    own = plan_device(
-        graph, [span for span in everywhere if span.storage.device == recorded], recorded, target
-    )
-    count = len(graph.nodes)
-    by_purpose: dict[Category, list[Lifetime]] = {category: [] for category in CATEGORIES}
-    for span in own.spans:
-        by_purpose[categorize(span)].append(span)
-    at_peak = moment(own.peak_node.index, own.peak_node, own.spans) if own.peak_node is not None else None
-    return Plan(
-        device=target.name,
-        recorded_device=recorded,
-        peak_bytes=own.peak_bytes,
-        peak_node=own.peak_node,
-        reserved_bytes=own.reserved_bytes,
-        eager_peak_bytes=own.eager_peak_bytes,
-        timeline=own.timeline,
-        eager_timeline=own.eager_timeline,
-        category_timeline={category: allocated(members, count) for category, members in by_purpose.items()},
-        alive_at_peak=at_peak.alive if at_peak is not None else (),
-        by_category=at_peak.by_category if at_peak is not None else dict.fromkeys(CATEGORIES, 0),
-        capacity_bytes=own.capacity_bytes,
-        fits=own.fits,
-        max_batch_size=None,
-        split=SplitPlan(pieces=1),
-        _graph=graph,
-        _lifetimes={span.storage: span for span in own.spans},
-        _profile=target if isinstance(target, DeviceProfile) else None,
-        _reservation=own.reservation,
-        _recorded_for=graph.card,
-        _devices=DevicePlans(graph, everywhere, own, target),
-        tensor_peak_bytes=own.tensor_peak_bytes,
-        peak_range=own.peak_range,
-        eager_peak_range=own.eager_peak_range,
-        scratch=own.scratch,
-        estimated=own.estimated,
-        _reserve=own.reserve,
-        _reserve_calls=own.reserve_calls,
-    )
+
+def check_split(split: int | str | None) -> None:
+    """Raise ``ValueError`` unless ``split`` is ``None``, ``"off"``, ``"auto"`` or a number of pieces."""
+    if split in (None, "off", "auto"):
+        return
+    if isinstance(split, bool) or not isinstance(split, int) or split < 1:
+        raise ValueError(f"split is 'off', 'auto' or a number of pieces, not {split!r}")
+
+
+MOST_SAMPLES = 2**40  # where the search for the largest batch ends
+
+
+class _Planner:
+    """Plans of one graph for one device: of other batch sizes, in other numbers of pieces."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        everywhere: Sequence[Lifetime],
+        recorded: torch.device,
+        target: Device | DeviceProfile,
+        split: int | str | None,
+    ) -> None:
+        self.graph, self.everywhere, self.recorded, self.target = graph, everywhere, recorded, target
+        self.split = split
+        self.spans = [span for span in everywhere if span.storage.device == recorded]
+        self._batch: Batch | None = None
+        self._needs: Mapping[int, Need] = {}
+
+    @property
+    def batch(self) -> Batch | None:
+        """The graph's batch, followed when first asked for; ``None``: none was named."""
+        if self._batch is None and self.graph.batch:
+            roots = {value: Shard(dim) for value, dim in self.graph.batch.items()}
+            self._batch = Batch(
+                self.graph.nodes,
+                roots,
+                lambda value: value.storage.dropped is None,
+                whole=self.graph.whole,
+                independent_rng=self.graph.independent_rng,
+            )
+        return self._batch
+
+    def plan(self, batch_size: int | None) -> Plan:
+        size = self._size(batch_size)
+        spans, everywhere = self.spans, self.everywhere
+        own = plan_device(self.graph, spans, self.recorded, self.target)
+        self._needs = own.scratch
+        if batch_size is not None and self.batch is not None and batch_size != self.batch.size:
+            spans, needs = scaled(self.spans, own.scratch, self.batch, batch_size)
+            everywhere = [
+                *spans, *(span for span in self.everywhere if span.storage.device != self.recorded)
+            ]
+            own = plan_device(self.graph, spans, self.recorded, self.target, needs)
+        pieces = 1
+        if self.split not in (None, "off", 1):
+            if self.batch is None:
+                raise ValueError("a split needs to know the batch: name its tensors (--batch, batch=)")
+            assert size is not None
+            pieces = self.fewest(size, own) if self.split == "auto" else int(self.split or 1)
+        split = SplitPlan(1) if self.batch is None else self.batch.split(pieces, size)
+        ours = own if split.pieces == 1 else self.in_pieces(spans, split.piece_sizes, size or 1)
+        return self._made(own, ours, everywhere, split, size)
+
+    def _size(self, batch_size: int | None) -> int | None:
+        if batch_size is None:
+            return self.batch.size if self.batch is not None else None
+        if self.batch is None:
+            raise ValueError("another batch size needs to know the batch: name its tensors (--batch, batch=)")
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size is a number of samples, at least 1, not {batch_size!r}")
+        return batch_size
+
+    def in_pieces(self, spans: Sequence[Lifetime], sizes: Sequence[int], total: int) -> DevicePlan:
+        """The plan of a run in pieces of these sizes."""
+        assert self.batch is not None
+        program = lay_out(self.graph, spans, self._needs, self.batch, sizes, total)
+        return plan_device(program.graph, program.spans, self.recorded, self.target, program.needs)
+
+    def fewest(self, size: int, whole: DevicePlan) -> int:
+        """The fewest pieces that fit with a margin; as many as there can be if none do."""
+        batch = self.batch
+        assert batch is not None
+        most = size // batch.analysis.group
+        if _roomy(whole) is not False or batch.schedule is None or most <= 1:
+            return 1
+        spans = self.spans if size == batch.size else scaled(self.spans, {}, batch, size)[0]
+
+        def fits(pieces: int) -> bool:
+            sizes = sizes_of(size, pieces, batch.analysis.group)
+            return _roomy(self.in_pieces(spans, sizes, size)) is not False
+
+        low, high = 1, 2  # low does not fit
+        while high < most and not fits(high):
+            low, high = high, 2 * high
+        high = min(high, most)
+        if not fits(high):
+            return most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        return high
+
+    def largest(self) -> int | None:
+        """The largest batch that fits."""
+        batch = self.batch
+        if batch is None or batch.analysis.unknown:
+            return None
+        if plan_device(self.graph, self.spans, self.recorded, self.target, self._needs).fits is None:
+            return None
+
+        def fits(samples: int) -> bool:
+            spans, needs = scaled(self.spans, self._needs, batch, samples)
+            pieces = samples // group if self.split == "auto" else int(self.split or 1)
+            if pieces > 1 and batch.schedule is not None:
+                return self.in_pieces(spans, sizes_of(samples, pieces, group), samples).fits is True
+            return plan_device(self.graph, spans, self.recorded, self.target, needs).fits is True
+
+        group = batch.analysis.group
+        if self.split == "off":
+            self.split = None
+        low, high = 0, batch.size // group or 1
+        while high * group < MOST_SAMPLES and fits(high * group):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle * group) else (low, middle)
+        return low * group
+
+    def _made(
+        self,
+        eager: DevicePlan,
+        own: DevicePlan,
+        everywhere: Sequence[Lifetime],
+        split: SplitPlan,
+        size: int | None,
+    ) -> Plan:
+        by_purpose: dict[Category, list[Lifetime]] = {category: [] for category in CATEGORIES}
+        for span in own.spans:
+            by_purpose[categorize(span)].append(span)
+        at_peak = moment(own.peak_at, own.peak_node, own.spans) if own.peak_node is not None else None
+        return Plan(
+            device=self.target.name,
+            recorded_device=self.recorded,
+            peak_bytes=own.peak_bytes,
+            peak_node=own.peak_node,
+            reserved_bytes=own.reserved_bytes,
+            eager_peak_bytes=eager.eager_peak_bytes,
+            timeline=own.timeline,
+            eager_timeline=eager.eager_timeline,
+            category_timeline={
+                category: allocated(members, len(own.timeline)) for category, members in by_purpose.items()
+            },
+            alive_at_peak=at_peak.alive if at_peak is not None else (),
+            by_category=at_peak.by_category if at_peak is not None else dict.fromkeys(CATEGORIES, 0),
+            capacity_bytes=own.capacity_bytes,
+            fits=own.fits,
+            split=split,
+            _graph=own.graph,
+            _lifetimes={span.storage: span for span in own.spans},
+            _profile=self.target if isinstance(self.target, DeviceProfile) else None,
+            _reservation=own.reservation,
+            _recorded_for=self.graph.card,
+            _devices=DevicePlans(self.graph, everywhere, own, self.target),
+            tensor_peak_bytes=own.tensor_peak_bytes,
+            peak_range=own.peak_range,
+            eager_peak_range=eager.eager_peak_range,
+            scratch=own.scratch,
+            estimated=own.estimated,
+            batch_size=size,
+            _reserve_calls=own.reserve_calls,
+            _planner=self,
+            _reserve=lambda from_eager: (eager if from_eager else own).reserve(from_eager),
+        )
+
+
+def _roomy(plan: DevicePlan) -> bool | None:
+    """Whether the plan fits with :data:`MARGIN` to spare; ``None`` if the room is not known."""
+    if plan.capacity_bytes is None:
+        return None
+    needed = plan.peak_bytes
+    if plan.reservation is not None:
+        needed = plan.reservation.reserved_bytes + plan.reservation.context_bytes
+    return bool(plan.fits) and needed <= plan.capacity_bytes * (1 - MARGIN)

@@ -27,6 +27,7 @@ class DevicePlan:
     device: str
     peak_bytes: int
     peak_node: Node | None
+    peak_at: int
     reserved_bytes: int | None
     eager_peak_bytes: int
     timeline: Sequence[tuple[int, int]] = field(repr=False)
@@ -44,19 +45,28 @@ class DevicePlan:
         repr=False, compare=False
     )
     spans: Sequence[Lifetime] = field(repr=False, compare=False)  # scratch memory's included
+    graph: Graph = field(repr=False, compare=False)
 
 
 def plan_device(
-    graph: Graph, tensors: Sequence[Lifetime], device: torch.device, target: Device | DeviceProfile
+    graph: Graph,
+    tensors: Sequence[Lifetime],
+    device: torch.device,
+    target: Device | DeviceProfile,
+    needs: Mapping[int, Need] | None = None,
 ) -> DevicePlan:
-    """The plan of the storages ``tensors``, all recorded on ``device``, as if they lived on ``target``."""
+    """The plan of the storages ``tensors``, all recorded on ``device``, as if they lived on ``target``.
+
+    ``needs`` is the scratch memory by position, where it is not that of the nodes as recorded.
+    """
     count = len(graph.nodes)
     card = is_card(target)
-    needs = scratch(graph, device, "cuda" if card else device.type)
+    if needs is None:
+        needs = scratch(graph, device, "cuda" if card else device.type)
     estimates = unsure(tensors)
     without = allocated(tensors, count)
     eager_without = allocated(tensors, count, eager=True)
-    spans = [*tensors, *(lifetime_of(graph.nodes[at], need.nbytes, device) for at, need in needs.items())]
+    spans = [*tensors, *(lifetime_of(at, graph.nodes[at], need.nbytes, device) for at, need in needs.items())]
     totals = _raised(without, needs)
     eager_totals = _raised(eager_without, needs)
     peak_bytes = max(totals, default=0)
@@ -79,9 +89,10 @@ def plan_device(
         device=str(device),
         peak_bytes=peak_bytes,
         peak_node=graph.nodes[totals.index(peak_bytes)] if totals else None,
+        peak_at=totals.index(peak_bytes) if totals else 0,
         reserved_bytes=reservation.reserved_bytes if reservation is not None else None,
         eager_peak_bytes=max(eager_totals, default=0),
-        timeline=list(enumerate(totals)),
+        timeline=[(node.index, total) for node, total in zip(graph.nodes, totals)],
         eager_timeline=list(enumerate(eager_totals)),
         capacity_bytes=room,
         fits=fits,
@@ -94,6 +105,7 @@ def plan_device(
         reserve=reserved,
         reserve_calls=changed,
         spans=spans,
+        graph=graph,
     )
 
 
@@ -203,7 +215,7 @@ def _reserved(
     exact = all(need.exact for need in needs.values()) and not estimates
     of = {span.storage: need for span, need in estimates}
     for which in range(1 if exact else 3):
-        scratched = (lifetime_of(graph.nodes[at], need[which], device) for at, need in needs.items())
+        scratched = (lifetime_of(at, graph.nodes[at], need[which], device) for at, need in needs.items())
         sized = (
             _resized(span, of[span.storage][which]) if which and span.storage in of else span
             for span in tensors

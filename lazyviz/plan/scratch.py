@@ -49,11 +49,11 @@ def scratch(graph: Graph, device: torch.device, kind: str) -> dict[int, Need]:
     return found
 
 
-def lifetime_of(node: Node, nbytes: int, device: torch.device) -> Lifetime:
-    """A node's scratch memory as a storage that lives during the node, on both timelines."""
-    storage = Storage(nbytes, device, external=False, created=node.index)
-    storage.name, storage.dropped = SCRATCH, node.index + 1
-    at, stop = node.index, node.index + 1
+def lifetime_of(at: int, node: Node, nbytes: int, device: torch.device) -> Lifetime:
+    """The scratch memory of the node at position ``at``: a storage that lives during it, on both timelines."""
+    stop = at + 1
+    storage = Storage(nbytes, device, external=False, created=at)
+    storage.name, storage.dropped = SCRATCH, stop
     return Lifetime(
         storage=storage,
         start=at,
