@@ -13,6 +13,7 @@ from .record.pending import AbsentDeviceError as AbsentDeviceError
 from .record.pending import SyncError as SyncError
 from .session import LazyGraph as LazyGraph
 from .session import Report as Report
+from .session import SplitError as SplitError
 from .session import devices as devices
 from .session import evaluate as evaluate
 from .session import forbid_sync as forbid_sync

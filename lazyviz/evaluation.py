@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import absence
+from . import absence, batching
 from .execute import eager
 from .execute.backend import find_backend
 from .execute.memory import ResidentMemory
 from .execute.progress import Progress
 from .execute.report import Report, difference
 from .execute.segments import run_with_backend
+from .execute.split import SplitRun
 from .graph.ir import Graph, Storage
 from .metrics import Metrics
-from .plan.alive import Category
+from .plan.alive import Category, categorize
 from .plan.projection import Peak, project
 from .record.guard import nodes_before_access
 from .record.order import closure
@@ -63,12 +64,16 @@ def run(
     progress: Callable[[Any], None] | None = None,
     cancel: threading.Event | None = None,
     graph: LazyGraph | None = None,
+    split: int | str = "off",
 ) -> Report:
     """Run ``nodes`` (closed under dependencies, in program order) and tell the graphs they belong to.
 
-    With ``graph``, at the user's word, the peak is projected before.
+    With ``graph``, at the user's word, the peak is projected before.  ``split`` is of the batch of that
+    graph; what an interrupted split run was to do is done first.
     """
     global last_cause
+    if begun := begun_split(nodes):
+        nodes = closure({*nodes, *(node for node in begun.nodes if node.state != "done")})
     if any(node.error == FORGOTTEN for node in nodes):
         raise RuntimeError(FORGOTTEN)
     absence.refuse(nodes, graph.device if graph is not None else None)
@@ -76,7 +81,15 @@ def run(
         {id(node.graph): graphs[id(node.graph)] for node in nodes if id(node.graph) in graphs}.values()
     )
     projection: Projection | None = None
-    if graph is not None and nodes:
+    split_run = begun
+    if split_run is None and split != "off":
+        owner = graph if graph is not None else touched[-1] if touched else None
+        split_run = batching.split_run(tape, owner, nodes, split) if owner is not None else None
+        if split_run is not None and owner is not None:
+            owner.split_run = split_run
+    if graph is not None and nodes and split_run is not None and begun is None:
+        projection = _projection_of(graph, len(split_run.pieces), nodes)
+    elif graph is not None and nodes and split_run is None:
         projection = project(list({id(node.graph): node.graph for node in nodes}.values()), nodes)
     start = time.perf_counter()
     cuda = _cuda_devices(nodes)
@@ -98,7 +111,12 @@ def run(
         runner = find_backend(backend)
         on_progress = on_node if progress is not None else None
         cancelled = cancel.is_set if cancel is not None else None
-        if runner is None:
+        if split_run is not None:
+            split_run.run(memory, progress=on_progress, cancelled=cancelled)
+            left = [node for node in nodes if node.state != "done"]
+            eager.run(tape, left, memory, progress=on_progress, cancelled=cancelled, timed=not cuda)
+            share = len(nodes)
+        elif runner is None:
             eager.run(tape, nodes, memory, progress=on_progress, cancelled=cancelled, timed=not cuda)
             share = len(nodes)
         else:
@@ -127,6 +145,7 @@ def run(
             peak,
             backend,
             cause,
+            pieces=len(split_run.pieces) if split_run is not None else 1,
             share=share / len(nodes) if nodes and outcome is None else 1.0,
             projected_bytes=projected,
             difference=above,
@@ -137,6 +156,8 @@ def run(
         if report.error is not None:
             projection_errors.append(report.error)
         for lazy in touched:
+            if lazy.split_run is not None and lazy.split_run.complete:
+                lazy.split_run = None
             lazy.report = report
             if not lazy.pending:
                 graphs.pop(id(lazy.ir), None)
@@ -145,6 +166,26 @@ def run(
     if graph is not None:
         graph.report = report
     return report
+
+
+def begun_split(nodes: Sequence[TrackedNode]) -> SplitRun | None:
+    """The split run that was interrupted in the midst of some of ``nodes``."""
+    for lazy in list(graphs.values()):
+        if lazy.split_run is not None and not set(nodes).isdisjoint(lazy.split_run.nodes):
+            return lazy.split_run
+    return None
+
+
+def _projection_of(graph: LazyGraph, pieces: int, nodes: Sequence[TrackedNode]) -> Projection | None:
+    """What a run of the whole graph in pieces would peak at; ``None`` for one of a part."""
+    if len(nodes) != len(graph.nodes):
+        return None
+    plan = graph.plan(device=graph.device, split=pieces)
+    categories = {span.storage.origin: categorize(span) for span in plan._lifetimes.values()}
+    nbytes = plan.tensor_peak_bytes if plan.recorded_device.type == "cpu" else plan.peak_bytes
+    scratch = plan.peak_bytes - plan.tensor_peak_bytes if plan.recorded_device.type != "cpu" else 0
+    sizes = {name: size for name, size in plan.by_category.items() if size}
+    return Peak(plan.recorded_device, nbytes, sizes, scratch), categories
 
 
 def _cuda_devices(nodes: Sequence[TrackedNode]) -> list[int]:
@@ -180,7 +221,13 @@ def _run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
         raise SyncError(f"{cause} needs {len(nodes)} pending ops to run, inside forbid_sync()")
     metrics.count("syncs")
     metrics.count(f"syncs by {cause.partition(' at ')[0]}")
-    run(nodes, cause)
+    current = graphs.get(id(tape.graph)) if tape.graph is not None else None
+    if current is not None and current.split not in ("off", 1):
+        # A part of a step would have to keep the whole batch's activations for the rest of it.
+        pending = closure({*nodes, *(node for node in current.nodes if node.state != "done")})
+        run(pending, cause, graph=None, split=current.split)
+    else:
+        run(nodes, cause)
 
 
 tape.evaluator = _run_for_sync

@@ -90,13 +90,13 @@ class LazyMagics(Magics):
         help="plan for this device: cpu, cuda, cuda:1, or a profile such as A100-40GB, present or not",
     )
     @argument(
-        "--batch", metavar="NAMES", help="the variables whose dim 0 is the batch: x,y (not available yet)"
+        "--batch", metavar="NAMES", help="the variables whose dim 0 is the batch: x,y (x:1 for another dim)"
     )
     @argument(
         "--split",
         metavar="off|auto|N",
         default="off",
-        help="run the batch in N pieces (only 'off' is available yet)",
+        help="run the batch in N pieces; auto: the fewest that fit the device's free memory",
     )
     @argument("--backend", metavar="NAME", default="eager", help="what runs the graph: eager, the default")
     @argument("--now", action="store_true", help="evaluate at the end of the cell, still showing the graph")
@@ -129,6 +129,8 @@ class LazyMagics(Magics):
                 graph = recording.enter_context(
                     session.lazy(
                         device=options.device,
+                        batch=options.batch,
+                        split=_split(options.split),
                         backend=options.backend,
                         allow_sync=not options.no_sync,
                         assume=assume,
@@ -168,12 +170,8 @@ class LazyMagics(Magics):
         name = options.name
         if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
             raise UsageError(f"%%lazy: --as needs the name of a variable, got {name!r}.")
-        if options.batch is not None:
-            raise UsageError("%%lazy: --batch is not available in this version of lazyviz.")
-        if options.split != "off":
-            if options.split != "auto" and not options.split.isdigit():
-                raise UsageError(f"%%lazy: --split takes off, auto or a number, got {options.split!r}.")
-            raise UsageError(f"%%lazy: --split {options.split} is not available in this version of lazyviz.")
+        if options.split not in ("off", "auto") and not (options.split.isdigit() and int(options.split)):
+            raise UsageError(f"%%lazy: --split takes off, auto or a number, got {options.split!r}.")
         try:
             absence.resolved(options.device)
         except ValueError as error:
@@ -359,6 +357,10 @@ class LazyMagics(Magics):
         if previous in ("--as", "--assume", "--batch"):
             return []
         return [option for option in OPTIONS if option not in words[:-1] or option == "--assume"]
+
+
+def _split(option: str) -> int | str:
+    return int(option) if option.isdigit() else option
 
 
 def _assumed(options: Iterable[str]) -> dict[int, Any]:

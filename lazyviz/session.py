@@ -13,15 +13,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import absence, evaluation
+from .batching import NamedBatch
+from .batching import SplitError as SplitError
 from .execute.backend import find_backend
 from .execute.report import Report as Report
+from .execute.split import SplitRun
 from .graph.ir import Graph, SyncPoint
 from .plan.devices import devices as devices
+from .plan.memory import check_split
 from .record.names import name_tensors, variables_of
 from .record.order import closure
 from .record.pending import HELD_BYTES_LIMIT
@@ -41,10 +46,22 @@ class LazyGraph:
     Displaying it shows the widget; its ``repr`` is one line.  Neither evaluates anything.
     """
 
-    def __init__(self, graph: Graph, *, device: Any = None, backend: str = "eager", code: str = "") -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        device: Any = None,
+        backend: str = "eager",
+        code: str = "",
+        batch: NamedBatch | None = None,
+        split: int | str = "off",
+    ) -> None:
         self.ir = graph
         self.device = device
         self.backend = backend
+        self.batch = batch
+        self.split = split
+        self.split_run: SplitRun | None = None  # one that was interrupted, to be gone on with
         self.code = code
         self.title = "lazyviz"
         self.report: Report | None = None
@@ -109,6 +126,8 @@ class LazyGraph:
 
         Args:
             device: a device, a profile or its name; default: the one the block was given, else where it runs.
+            batch_size: plan for another number of samples than the batch recorded.
+            split: pieces of the batch, ``"auto"`` for the fewest that fit; default: as the block was given.
 
         Raises:
             ValueError: unknown device, or something this version cannot plan.
@@ -116,6 +135,7 @@ class LazyGraph:
         from .plan.memory import make_plan
 
         device = self.device if device is None else device
+        split = self.split if split is None else split
         with evaluation.metrics.timer("plan"):
             return make_plan(self.ir, device=device, batch_size=batch_size, split=split, backend=backend)
 
@@ -132,18 +152,23 @@ class LazyGraph:
         """Run all pending ops, or those that ``tensors`` need.
 
         Args:
+            split: run in that many pieces of the batch, with ``"auto"`` in the fewest that fit; default: as
+                the block was given.  One that was interrupted goes on in the pieces that it was begun in.
             progress: called after each op with a :class:`lazyviz.execute.progress.Progress`.
             cancel: set it to stop between two ops.
 
         Raises:
-            ValueError: an unknown backend, or a split (not available in this version).
+            ValueError: an unknown backend, a split where no batch was named or with another backend.
+            lazyviz.SplitError: the batch cannot be cut; the message names the nodes.  Nothing has run.
             lazyviz.Interrupted: cancelled; evaluating again goes on from there.
             Exception: what a kernel raised, with the line that recorded it.
         """
-        if split not in (None, "off"):
-            raise ValueError("splitting is not available in this version of lazyviz")
+        split = self.split if split is None else split
+        check_split(split)
         name = backend or self.backend
         find_backend(name)
+        if split not in ("off", 1) and name != "eager":
+            raise ValueError(f"a split batch runs with the backend 'eager', not {name!r}")
         if tape.graph is not None and tape.owner != threading.get_ident():
             raise RuntimeError("a cell is recording on another thread; evaluate once it has ended")
         with tape.lock:
@@ -159,6 +184,7 @@ class LazyGraph:
                 progress=progress,
                 cancel=cancel,
                 graph=self,
+                split=split,
             )
 
     # --- showing ------------------------------------------------------------------
@@ -227,10 +253,20 @@ def lazy(
     held_bytes_limit: int = HELD_BYTES_LIMIT,
     code: str = "",
     names: Mapping[str, Any] | None = None,
+    whole: Sequence[str] = (),
+    independent_rng: bool = False,
 ) -> Iterator[LazyGraph]:
     """Record the PyTorch ops of a block instead of running them.
 
     Args:
+        batch: the tensors whose dim 0 has the samples, ``{tensor: dim}``, or names (``"x,y:1"``): those that
+            have them when the block first uses them.
+        split: evaluate in that many pieces of the batch (also at sync points, which then run all that is
+            pending); ``"auto"``: in the fewest that fit the device's free memory.
+        whole: operators (ATen's names, as ``"cumsum"``) that may run on the whole batch, put together between
+            two passes over the pieces, where they would forbid a split.
+        independent_rng: operators that draw random numbers inside a fused kernel may draw for each piece;
+            the split run's numbers are then not those of the whole.
         device: plan for this device by default (a device, a profile or its name).  In a process without
             CUDA, ``torch.cuda`` answers for a card inside the block, which can then only be planned.
         assume: what a read at each of these lines returns that an absent device would have to compute.
@@ -243,16 +279,22 @@ def lazy(
         ValueError: an option this version does not support, an unknown device or backend.
         RuntimeError: another thread is recording, or an outer block is for another absent card.
     """
-    if batch is not None or split not in (None, "off"):
-        raise ValueError("naming a batch and splitting are not available in this version of lazyviz")
     find_backend(backend)
+    split = "off" if split is None else split
+    check_split(split)
+    named = None if batch is None else NamedBatch(batch, _lookup(names, sys._getframe(2)))
+    if named is None and split not in ("off", 1):
+        raise ValueError("a split needs to know the batch: name its tensors (--batch, batch=)")
+    if split not in ("off", 1) and backend != "eager":
+        raise ValueError(f"a split batch runs with the backend 'eager', not {backend!r}")
     device, card = absence.resolved(device)
     if tape.graph is not None and tape.owner != threading.get_ident():
         raise RuntimeError("another thread is recording; one lazy block at a time")
     with tape.lock:  # a run on another thread ends first
         pass
-    outer = (tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit)
-    graph = LazyGraph(Graph(), device=device, backend=backend, code=code)
+    outer = (tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit, tape.batch)
+    graph = LazyGraph(Graph(), device=device, backend=backend, code=code, batch=named, split=split)
+    graph.ir.whole, graph.ir.independent_rng = tuple(whole), independent_rng
     evaluation.graphs[id(graph.ir)] = graph
     tape.watching.add(graph.ir)
     if outer[0] is None:
@@ -263,6 +305,7 @@ def lazy(
         evaluation.watch.begin_recording()
     tape.graph, tape.owner = graph.ir, threading.get_ident()
     tape.allow_sync, tape.held_bytes_limit = allow_sync, held_bytes_limit
+    tape.batch = named.dim if named is not None else None
     start = time.perf_counter()
     try:
         with absence.recording_for(tape, card, graph.ir, assume):
@@ -272,7 +315,9 @@ def lazy(
         name_tensors(
             tape, names if names is not None else variables_of(sys._getframe(1)), copied=names is None
         )
-        tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit = outer
+        if named is not None:
+            named.resolve(tape, graph.ir)
+        tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit, tape.batch = outer
         if outer[0] is None:
             tape.scopes.hand_over(graph.ir)
         own = [node for node in graph.nodes if node.state != "done"]
@@ -290,6 +335,11 @@ def lazy(
         tape.settle()
         if tape.graph is None:
             evaluation.watch.end_recording()
+
+
+def _lookup(names: Mapping[str, Any] | None, frame: FrameType) -> Callable[[], Mapping[str, Any]]:
+    """The variables as they are whenever asked: ``names``, or those of the block's own frame."""
+    return (lambda: names) if names is not None else (lambda: {**frame.f_globals, **frame.f_locals})
 
 
 def lazy_function(function: Callable[..., Any]) -> Callable[..., tuple[Any, LazyGraph]]:

@@ -297,6 +297,8 @@ class Tape(Pending):
         graph.inputs.append(value)
         self.outside[id(tensor)] = value
         value.given = constants.is_given(tensor)
+        if self.batch is not None and (dim := self.batch(tensor)) is not None:
+            graph.batch[value] = dim
         return value
 
     def _is_foreign(self, tensor: torch.Tensor) -> bool:

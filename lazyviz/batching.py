@@ -1,0 +1,184 @@
+"""What the user named as batch, and running a graph in pieces of it.
+
+A part of :mod:`.session`: tensors and names become values of the record, a number of pieces (or
+``"auto"``) becomes a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _torch
+from .execute.split import SplitRun
+from .graph.ir import Value
+from .plan.placement import Shard
+from .plan.split import Batch, describe, sizes_of
+from .record.recorder import Tape
+from .record.storage import TrackedNode
+from .record.tensor import is_pending
+
+if TYPE_CHECKING:
+    from .session import LazyGraph
+
+
+class SplitError(RuntimeError):
+    """The batch cannot be cut; the message names each node that forbids it, and what can be done."""
+
+
+class NamedBatch:
+    """The tensors that the user calls the batch, and the dimension of each that has the samples.
+
+    Given as tensors, or as names: the tensors that have these names when the block first uses them.
+    """
+
+    def __init__(self, given: Any, variables: Callable[[], Mapping[str, Any]]) -> None:
+        """``given``: a tensor, a list of them, ``{tensor: dim}``, or names as ``"x,y:1"``.
+
+        Raises:
+            ValueError: a dimension that a tensor lacks, tensors that differ in their number of samples.
+            TypeError: anything else.
+        """
+        self.names: dict[str, int] = {}
+        self.tensors: list[tuple[torch.Tensor, int]] = []
+        self._variables = variables
+        if isinstance(given, str):
+            self.names = parse_names(given)
+        elif isinstance(given, torch.Tensor):
+            self.tensors = [(given, 0)]
+        else:
+            entries = given.items() if isinstance(given, Mapping) else [(entry, 0) for entry in given]
+            for tensor, dim in entries:
+                if not isinstance(tensor, torch.Tensor) or not isinstance(dim, int):
+                    raise TypeError(
+                        f"batch takes tensors, {{tensor: dim}} or names, not {type(tensor).__name__}"
+                    )
+                self.tensors.append((tensor, dim))
+        for tensor, dim in self.tensors:
+            dimension(tensor, dim, "a batch tensor")
+        sizes = {tensor.shape[dim] for tensor, dim in self.tensors}
+        if len(sizes) > 1:
+            words = " and ".join(str(size) for size in sorted(sizes))
+            raise ValueError(f"the tensors of the batch differ in their number of samples: {words}")
+
+    def dim(self, tensor: torch.Tensor) -> int | None:
+        """The dimension of ``tensor`` that has the samples; ``None`` if it is not of the batch."""
+        for known, dim in self.tensors:
+            if _same(known, tensor):
+                return dimension(tensor, dim, "a batch tensor")
+        if self.names:
+            variables = self._variables()
+            for name, dim in self.names.items():
+                if _same(variables.get(name), tensor):
+                    return dimension(tensor, dim, name)
+        return None
+
+    def resolve(self, tape: Tape, graph: Any) -> None:
+        """Note the values of tensors made in the block itself."""
+        variables = self._variables()
+        found = [(variables.get(name), dim, name) for name, dim in self.names.items()]
+        for tensor, dim, name in [*found, *((tensor, dim, "a batch tensor") for tensor, dim in self.tensors)]:
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            value = tape.value_of(tensor)
+            if value is not None and value.node is not None and value.node.graph is graph:
+                graph.batch[value] = dimension(tensor, dim, name)
+
+
+def _same(known: Any, tensor: torch.Tensor) -> bool:
+    """Whether autograd's copy of a tensor object, too, is the one that the user named."""
+    if known is tensor:
+        return True
+    if not isinstance(known, torch.Tensor) or is_pending(known):
+        return False
+    alike = known.shape == tensor.shape and known.stride() == tensor.stride()
+    return alike and _torch.storage_address(known) == _torch.storage_address(tensor)
+
+
+def parse_names(text: str) -> dict[str, int]:
+    """``"x,y:1"`` as ``{"x": 0, "y": 1}``.
+
+    Raises ``ValueError`` for what is no list of names.
+    """
+    names: dict[str, int] = {}
+    for entry in text.split(","):
+        name, _, dim = entry.strip().partition(":")
+        if not name.isidentifier() or (dim and not dim.lstrip("-").isdigit()):
+            raise ValueError(f"the batch is given as NAME or NAME:DIM, separated by commas, not {text!r}")
+        names[name] = int(dim or 0)
+    return names
+
+
+def dimension(tensor: torch.Tensor, dim: int, name: str) -> int:
+    """``dim`` counted from the front.
+
+    Raises ``ValueError`` if the tensor lacks it.
+    """
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise ValueError(f"{name} has {tensor.dim()} dimensions, and no dimension {dim}")
+    return dim % tensor.dim()
+
+
+def split_run(
+    tape: Tape, graph: LazyGraph, nodes: Sequence[TrackedNode], split: int | str
+) -> SplitRun | None:
+    """The run of ``nodes`` in that many pieces; ``None``: they run as a whole, with ``"auto"`` where that fits.
+
+    Raises:
+        SplitError: the batch cannot be cut, or is not used.
+        ValueError: none was named.
+    """
+    if split in (None, "off", 1) or not nodes:
+        return None
+    roots = _roots(graph, nodes)
+    pieces = split
+    if split == "auto":
+        plan = graph.plan(split="auto")
+        if plan.split.pieces == 1 and (plan.fits is not False or not plan.split.blocked_by):
+            return None
+        pieces = plan.split.pieces if not plan.split.blocked_by else 2
+    assert isinstance(pieces, int)
+    batch = Batch(
+        nodes,
+        roots,
+        lambda value: value.tensor is not None,  # type: ignore[attr-defined]
+        whole=graph.ir.whole,
+        independent_rng=graph.ir.independent_rng,
+    )
+    if batch.blocked:
+        raise SplitError(refusal(batch))
+    found = batch.schedule
+    assert found is not None
+    if not found.passes:
+        return None  # nothing of it depends on the batch
+    return SplitRun(tape, nodes, batch.analysis, found, sizes_of(batch.size, pieces, batch.analysis.group))
+
+
+def refusal(batch: Batch, most: int = 5) -> str:
+    """Why the batch cannot be cut, node by node."""
+    lines = [describe(blocker) for blocker in batch.blocked[:most]]
+    rest = len(batch.blocked) - most
+    if rest > 0:
+        lines.append(f"and {rest:,} more")
+    return "\n".join(["the batch cannot be split:", *lines])
+
+
+def _roots(graph: LazyGraph, nodes: Iterable[TrackedNode]) -> dict[Value, Shard]:
+    """The batch's values that ``nodes`` use.
+
+    Raises as :func:`split_run` does.
+    """
+    if not graph.ir.batch:
+        if graph.batch is None:
+            raise ValueError("a split needs to know the batch: name its tensors (--batch, batch=)")
+        raise SplitError("nothing in this block uses the tensors named as batch")
+    used = {value for node in nodes for value in node.inputs}
+    roots: dict[Value, Shard] = {value: Shard(dim) for value, dim in graph.ir.batch.items() if value in used}
+    sizes = sorted({value.shape[shard.dim] for value, shard in roots.items()})
+    if len(sizes) > 1:
+        raise SplitError(
+            f"the tensors of the batch differ in their number of samples: {' and '.join(map(str, sizes))}"
+        )
+    return roots
