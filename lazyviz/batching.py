@@ -7,7 +7,7 @@ A part of :mod:`.session`: tensors and names become values of the record, a numb
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -17,7 +17,7 @@ from .graph.ir import Value
 from .plan.placement import Shard
 from .plan.split import Batch, describe, sizes_of
 from .record.recorder import Tape
-from .record.storage import TrackedNode
+from .record.storage import TrackedNode, TrackedValue
 from .record.tensor import is_pending
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class NamedBatch:
         """Note the values of tensors made in the block itself."""
         variables = self._variables()
         found = [(variables.get(name), dim, name) for name, dim in self.names.items()]
-        for tensor, dim, name in [*found, *((tensor, dim, "a batch tensor") for tensor, dim in self.tensors)]:
+        found += [(tensor, dim, "a batch tensor") for tensor, dim in self.tensors]
+        for tensor, dim, name in found:
             if not isinstance(tensor, torch.Tensor):
                 continue
             value = tape.value_of(tensor)
@@ -124,7 +125,7 @@ def dimension(tensor: torch.Tensor, dim: int, name: str) -> int:
 def split_run(
     tape: Tape, graph: LazyGraph, nodes: Sequence[TrackedNode], split: int | str
 ) -> SplitRun | None:
-    """The run of ``nodes`` in that many pieces; ``None``: they run as a whole, with ``"auto"`` where that fits.
+    """The run of ``nodes`` in that many pieces; ``None``: as a whole, with ``"auto"`` where that fits.
 
     Raises:
         SplitError: the batch cannot be cut, or is not used.
@@ -143,7 +144,7 @@ def split_run(
     batch = Batch(
         nodes,
         roots,
-        lambda value: value.tensor is not None,  # type: ignore[attr-defined]
+        lambda value: cast(TrackedValue, value).tensor is not None,
         whole=graph.ir.whole,
         independent_rng=graph.ir.independent_rng,
     )

@@ -6,7 +6,7 @@ whose turn is later is drawn ahead and thrown away to know that state, and drawn
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 
@@ -59,11 +59,10 @@ class Draws:
         """``node`` has drawn: the next one begins where it ended."""
         sequence = node.draws
         assert sequence is not None
-        if self._chains[sequence][self._next[sequence]] is node:
+        chain = self._chains[sequence]
+        if self._next[sequence] < len(chain) and chain[self._next[sequence]] is node:
             self._now[sequence] = state_of(sequence.generator)
             self._next[sequence] += 1
-            if self._next[sequence] == len(self._chains[sequence]):
-                self._chains[sequence] = [*self._chains[sequence], _END]  # type: ignore[list-item]
 
     def go_on(self, node: TrackedNode) -> torch.Generator:
         """As ``begin`` for a piece's own draw: the first begins there, the next where that ended."""
@@ -81,15 +80,12 @@ class Draws:
     def finish(self) -> None:
         """All have run, or need not: each sequence is in the state after its last draw."""
         for sequence, chain in self._chains.items():
-            last = next(node for node in reversed(chain) if node is not _END)
-            if chain[-1] is not _END:
-                self.begin(last)
+            last = chain[-1]
+            self.begin(last)
+            if self._next[sequence] < len(chain):
                 draw_whole(last)
                 self.end(last)
             sequence.state = self._now[sequence]
-
-
-_END = object()
 
 
 def draw_whole(node: TrackedNode) -> torch.Tensor | None:
@@ -123,5 +119,3 @@ def _dropout_mask(node: TrackedNode) -> torch.Tensor | None:
         return blank.bernoulli_(1 - probability) if probability < 1 else blank.zero_()
     blank = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
     return torch.ops.aten.native_dropout.default(blank, probability, train)[1]
-
-

@@ -10,7 +10,7 @@ from .. import _torch
 from ..graph.ir import Storage
 from ..plan.alive import Category
 from ..plan.projection import Peak, highest
-from ..record.storage import TrackedNode, TrackedStorage
+from ..record.storage import TrackedNode
 
 
 class ResidentMemory:
@@ -29,13 +29,15 @@ class ResidentMemory:
         self._changes.append(self._frees)
         self._frees = []
 
-    def made(self, storage: TrackedStorage, real: torch.Tensor) -> None:
-        size = self._sizes[storage] = _torch.TensorBase.untyped_storage(real).nbytes()
-        self._changes[-1].append((storage, size))
-        self.now += size
+    def made(self, storage: Storage, real: torch.Tensor) -> None:
+        size = _torch.TensorBase.untyped_storage(real).nbytes()
+        more = size - self._sizes.get(storage, 0)  # a sum of pieces is there before it is handed over
+        self._sizes[storage] = size
+        self._changes[-1].append((storage, more))
+        self.now += more
         self.peak = max(self.peak, self.now)
 
-    def freed(self, storage: TrackedStorage) -> None:
+    def freed(self, storage: Storage) -> None:
         size = self._sizes.pop(storage, 0)
         self._frees.append((storage, -size))
         self.now -= size

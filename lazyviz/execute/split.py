@@ -9,9 +9,10 @@ interruption or a lack of memory between two ops loses no more than the piece at
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 
@@ -20,8 +21,8 @@ from ..graph.ir import Node, Storage, Value
 from ..plan.batch import BatchAnalysis, separable
 from ..plan.batch_call import Call, base_name
 from ..plan.batch_layers import total_weight
-from ..plan.placement import Partial, Piece, Placement, Shard
-from ..plan.schedule import Collected, Pass, Schedule
+from ..plan.placement import Partial, Piece, Shard
+from ..plan.schedule import Pass, Schedule
 from ..record.recorder import Tape
 from ..record.storage import TrackedNode, TrackedValue
 from .draws import Draws, draw_whole
@@ -48,12 +49,13 @@ class SplitRun:
         sizes: Sequence[int],
     ) -> None:
         self.tape, self.nodes, self.analysis, self.schedule = tape, nodes, analysis, schedule
+        # What the plan has is what was recorded: nodes and values with their tensors.
+        self._whole = cast("list[list[TrackedNode]]", schedule.whole)
         bounds = [0]
         for size in sizes:
             bounds.append(bounds[-1] + size)
         self.pieces = [
-            Piece(index, start, stop, analysis.size)
-            for index, (start, stop) in enumerate(zip(bounds, bounds[1:]))
+            Piece(index, start, stop, analysis.size) for index, (start, stop) in enumerate(pairwise(bounds))
         ]
         self.out_of_memory = 0  # how often a piece was halved
         self.complete = False
@@ -63,7 +65,7 @@ class SplitRun:
         self._sums: dict[TrackedValue, torch.Tensor] = {}
         self._added: dict[TrackedValue, int] = {}  # up to which sample each sum goes
         self._last = self._last_levels()
-        self._frees = [_last_uses(each, analysis) for each in schedule.passes]
+        self._frees = [_last_uses(each) for each in schedule.passes]
 
     @property
     def total(self) -> int:
@@ -87,14 +89,14 @@ class SplitRun:
         with kernel_level(self.tape, self.nodes) as self._interrupted:
             while self._level < len(self.schedule.whole):
                 level = self._level
-                for node in self.schedule.whole[level]:
+                for node in self._whole[level]:
                     self._run_whole(node)
                 self._retire(level, before_pass=True)
                 if level < len(self.schedule.passes):
                     self._run_pass(self.schedule.passes[level], self._frees[level])
                     self._retire(level, before_pass=False)
                 self._level += 1
-            for node in self.schedule.idle:
+            for node in cast("list[TrackedNode]", self.schedule.idle):
                 self._finish(node)
             self._draws.finish()
             self.complete = True
@@ -106,7 +108,7 @@ class SplitRun:
             return
         check_interrupts(self._interrupted, self._cancelled, "between two ops")
         blanks = []
-        for value in self.analysis.unread.get(node, ()):
+        for value in cast("list[TrackedValue]", self.analysis.unread.get(node, [])):
             if value.real is None:
                 meta = value.meta
                 value.real = torch.empty_strided(
@@ -140,12 +142,12 @@ class SplitRun:
         """When a spread node is done with: the level, and whether before its pass."""
         last: dict[TrackedNode, tuple[int, bool]] = {}
         for level, each in enumerate(self.schedule.passes):
-            for node in each.nodes:
-                last[node] = (level, False)  # type: ignore[index]
-        for level, nodes in enumerate(self.schedule.whole):
+            for node in cast("list[TrackedNode]", each.nodes):
+                last[node] = (level, False)
+        for level, nodes in enumerate(self._whole):
             for node in nodes:
-                if node in self.schedule.views and last.get(node, (-1, False))[0] < level:  # type: ignore[call-overload]
-                    last[node] = (level, True)  # type: ignore[index]
+                if node in self.schedule.views and last.get(node, (-1, False))[0] < level:
+                    last[node] = (level, True)
         return last
 
     def _retire(self, level: int, *, before_pass: bool) -> None:
@@ -166,28 +168,29 @@ class SplitRun:
 
     # --- pieces -----------------------------------------------------------------------
 
-    def _run_pass(self, work: Pass, frees: dict[TrackedNode, list[TrackedValue]]) -> None:
-        collected: dict[TrackedNode, list[Collected]] = {}
+    def _run_pass(self, work: Pass, frees: Mapping[Node, Sequence[TrackedValue]]) -> None:
+        collected: dict[Node, list[TrackedValue]] = {}
         for each in work.collected:
-            collected.setdefault(each.after, []).append(each)  # type: ignore[arg-type]
-        alone = [each for each in work.collected if each.alone]
+            if not each.alone:
+                collected.setdefault(each.after, []).append(cast(TrackedValue, each.value))
+        alone = [(cast(TrackedValue, each.value), each.after) for each in work.collected if each.alone]
+        nodes = cast("list[TrackedNode]", work.nodes)
         while self._next < len(self.pieces):
             piece = self.pieces[self._next]
             run = _PieceRun(self, piece)
             try:
-                for node in work.nodes:
-                    check_interrupts(
-                        self._interrupted, self._cancelled, f"in piece {self._next + 1} of {len(self.pieces)}"
-                    )
+                for node in nodes:
+                    where = f"in piece {self._next + 1} of {len(self.pieces)}"
+                    check_interrupts(self._interrupted, self._cancelled, where)
                     self._memory.step()
-                    run.node(node)  # type: ignore[arg-type]
-                    for each in collected.get(node, ()):  # type: ignore[call-overload]
-                        if not each.alone:
-                            self._collect(each.value, run.env[each.value], piece)  # type: ignore[arg-type, index]
-                    run.free(frees.get(node, ()))  # type: ignore[call-overload]
-                    self._report(node)  # type: ignore[arg-type]
-                for each in alone:
-                    self._collect(each.value, run.total_weight(each.after), piece)  # type: ignore[arg-type]
+                    run.node(node)
+                    for value in collected.get(node, ()):
+                        if self._collect(value, run.env[value], piece):
+                            run.given(value.storage)
+                    run.free(frees.get(node, ()))
+                    self._report(node)
+                for value, after in alone:
+                    self._collect(value, run.total_weight(after), piece)
             except Exception as error:
                 run.drop()
                 if not _out_of_memory(error) or not self._halve(piece):
@@ -214,8 +217,8 @@ class SplitRun:
         self.pieces = [Piece(index, *bounds, piece.total) for index, bounds in enumerate(parts)]
         return True
 
-    def _collect(self, value: TrackedValue, part: torch.Tensor, piece: Piece) -> None:
-        """Add a piece's summand, or put its samples in their place."""
+    def _collect(self, value: TrackedValue, part: torch.Tensor, piece: Piece) -> bool:
+        """Add a piece's summand, or put its samples in their place; whether ``part`` has become the sum."""
         placement = self.analysis.placements[value]
         whole = self._sums.get(value)
         meta = value.meta
@@ -224,10 +227,11 @@ class SplitRun:
                 whole = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
                 self._sums[value] = whole
                 self._memory.made(value.storage, whole)
-            cut(whole, placement, piece, copy=False).copy_(part)
-            return
+            target = place(whole, placement, piece)
+            target.copy_(part.reshape(target.shape))
+            return False
         if self._added.get(value, 0) >= piece.stop:
-            return  # before memory ran out, or an interruption
+            return False  # before memory ran out, or an interruption
         if whole is None:
             dtype = torch.float32 if meta.dtype in _HALVES else meta.dtype
             if part.dtype == dtype and part.stride() == meta.stride and _alone(part):
@@ -240,12 +244,13 @@ class SplitRun:
         else:
             whole.add_(part)
         self._added[value] = piece.stop
+        return whole is part
 
     def _hand_over(self, work: Pass) -> None:
         """All pieces have run: what was collected is whole."""
         results: dict[TrackedValue, torch.Tensor] = {}
         for each in work.collected:
-            value: TrackedValue = each.value  # type: ignore[assignment]
+            value = cast(TrackedValue, each.value)
             whole = self._sums.pop(value)
             if whole.dtype != value.dtype:
                 whole = whole.to(value.dtype)
@@ -255,7 +260,7 @@ class SplitRun:
             if isinstance(placement, Partial) and placement.mean_of is not None:
                 assert value.node is not None
                 divisor = next(each for each in value.node.outputs if each.index == placement.mean_of)
-                by = results[divisor] if divisor in results else divisor.real
+                by = results.get(divisor, divisor.real)
                 assert by is not None
                 results[value] = whole.div_(by)
         deliver(results, self._memory)
@@ -312,11 +317,12 @@ class _PieceRun:
             if whole is None:
                 args, kwargs = self.arguments(node, call)
                 return list(node.op(*args, **kwargs))
-            mask = cut(whole, shard, self._piece, copy=True)
+            mask = cut(whole, shard, self._piece)
             keep = 1 - node.args[1]
             # As native_dropout_cpu (ATen's Dropout.cpp) scales what it keeps.
             return [value.mul(mask).mul_(1 / keep if keep else 0.0), mask]
-        part = cut(whole, shard, self._piece, copy=True)
+        assert whole is not None
+        part = cut(whole, shard, self._piece)
         return [value.copy_(part)] if node.writes else [part]
 
     def arguments(self, node: TrackedNode, call: Call) -> tuple[list[Any], dict[str, Any]]:
@@ -345,10 +351,10 @@ class _PieceRun:
             return type(item)([self._local(entry, node, call) for entry in item])
         return item
 
-    def read(self, value: TrackedValue, node: TrackedNode, call: Call) -> torch.Tensor:
+    def read(self, value: TrackedValue, node: Node, call: Call) -> torch.Tensor:
         shard = call.slices.get(value)
         if shard is not None:
-            return cut(_real(value), shard, self._piece, copy=True)
+            return cut(_real(value), shard, self._piece)
         if value in call.heads:
             return _real(value).narrow(0, 0, call.heads[value].size(self._piece.samples))
         if value in call.whole or value in self._run.analysis.gathers.get(node, ()):
@@ -357,11 +363,11 @@ class _PieceRun:
             return self.env[value]
         root = self._run.analysis.roots.get(value)
         if root is not None:
-            part = self.env[value] = cut(_real(value), root, self._piece, copy=True)
+            part = self.env[value] = cut(_real(value), root, self._piece)
             return part
         return _real(value)
 
-    def total_weight(self, node: TrackedNode) -> torch.Tensor:
+    def total_weight(self, node: Node) -> torch.Tensor:
         call = self._run.analysis.calls[node]
         given = {
             name: self.read(call[name], node, call) if isinstance(call[name], Value) else call[name]
@@ -383,6 +389,12 @@ class _PieceRun:
             own = (name, 0)
         self._own[value.storage] = (own[0], own[1] + 1)
 
+    def given(self, storage: Storage) -> None:
+        """What the piece has in ``storage`` is no longer its own."""
+        name, count = self._own[storage]
+        self._memory.freed(name)
+        self._own[storage] = (name, count)
+
     def free(self, values: Sequence[TrackedValue]) -> None:
         for value in values:
             if self.env.pop(value, None) is None or value.storage not in self._own:
@@ -402,43 +414,35 @@ class _PieceRun:
         self.env.clear()
 
 
-def cut(tensor: torch.Tensor, shard: Shard, piece: Piece, *, copy: bool) -> torch.Tensor:
-    """The piece's part of a whole tensor.
+def place(tensor: torch.Tensor, shard: Shard, piece: Piece) -> torch.Tensor:
+    """Where the piece's samples are in a whole tensor: a view of it.
 
-    With ``copy`` laid out as kernels would have made it (dense, in the same order of dimensions):
-    what is a view of the whole stays one only where that is so already.
+    Where they lie in several places of the dimension, it is seen as three: ``(outer, samples, unit)``.
     """
-    blocks, start, count = piece.total // shard.group, piece.start // shard.group, piece.samples // shard.group
-    unit = shard.unit
+    blocks, start, count = (
+        piece.total // shard.group,
+        piece.start // shard.group,
+        piece.samples // shard.group,
+    )
     if shard.outer == 1:
-        part = tensor.narrow(shard.dim, start * unit, count * unit)
-    else:
-        part = tensor.unflatten(shard.dim, (shard.outer, blocks, unit)).narrow(shard.dim + 1, start, count)
-        if copy:
-            part = part.flatten(shard.dim, shard.dim + 2)
-        else:
-            return _Unflattened(part)  # type: ignore[return-value]
-    if not copy:
-        return part
+        return tensor.narrow(shard.dim, start * shard.unit, count * shard.unit)
+    apart = tensor.unflatten(shard.dim, (shard.outer, blocks, shard.unit))
+    return apart.narrow(shard.dim + 1, start, count)
+
+
+def cut(tensor: torch.Tensor, shard: Shard, piece: Piece) -> torch.Tensor:
+    """The piece's part of a whole tensor, laid out as kernels would have made it: in the same order of
+    dimensions, as dense.  Where it is so already, it is a view.
+    """
+    part = place(tensor, shard, piece)
+    if shard.outer > 1:
+        part = part.flatten(shard.dim, shard.dim + 2)
     own, full = tensor.stride(shard.dim), tensor.shape[shard.dim]
-    stride = [
-        step * part.shape[shard.dim] // full if step > own else step
-        for step in tensor.stride()
-    ]
+    stride = [step * part.shape[shard.dim] // full if step > own else step for step in tensor.stride()]
     if own == 0 or list(part.stride()) == stride:
         return part
     result = torch.empty_strided(part.shape, stride, dtype=part.dtype, device=part.device)
     return result.copy_(part)
-
-
-class _Unflattened:
-    """A part that lies in several places of its dimension, to be written."""
-
-    def __init__(self, part: torch.Tensor) -> None:
-        self._part = part
-
-    def copy_(self, source: torch.Tensor) -> None:
-        self._part.copy_(source.reshape(self._part.shape))
 
 
 def _modes(node: TrackedNode) -> ExitStack:
@@ -476,22 +480,20 @@ def _out_of_memory(error: Exception) -> bool:
     )
 
 
-def _last_uses(work: Pass, analysis: BatchAnalysis) -> dict[TrackedNode, list[TrackedValue]]:
+def _last_uses(work: Pass) -> dict[Node, list[TrackedValue]]:
     """What a piece needs no more after each node of the pass."""
-    last: dict[Value, TrackedNode] = {}
+    last: dict[Value, Node] = {}
     collected: dict[Node, list[Value]] = {}
     for each in work.collected:
         collected.setdefault(each.after, []).append(each.value)
     for node in work.nodes:
         for value in (*node.inputs, *node.outputs, *collected.get(node, ())):
-            last[value] = node  # type: ignore[assignment]
+            last[value] = node
     for each in work.collected:
         if each.alone:
             for value in each.after.inputs:
                 last.pop(value, None)
-    result: dict[TrackedNode, list[TrackedValue]] = {}
+    result: dict[Node, list[TrackedValue]] = {}
     for value, node in last.items():
-        result.setdefault(node, []).append(value)  # type: ignore[arg-type]
+        result.setdefault(node, []).append(cast(TrackedValue, value))
     return result
-
-

@@ -10,62 +10,27 @@ that lets samples meet, or that has no rule, blocks the split, named with the re
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ..graph.ir import Node, Storage, Value
+from . import batch_indexing as batch_indexing  # the rules register themselves
 from . import batch_layers as batch_layers
-from .batch_call import RULES, Call, Coupled, base_name
-from .batch_rules import POINTWISE, pointwise
+from . import batch_views as batch_views
+from .batch_analysis import BatchAnalysis as BatchAnalysis
+from .batch_analysis import Blocker as Blocker
+from .batch_call import RULES, Call, Coupled, base_name, named
+from .batch_parts import FACTORIES, can_make_part, is_pointwise, make_part, pull
+from .batch_rules import pointwise
 from .placement import LOCAL, PARTIAL, Local, Partial, Placement, Shard
 
-
-@dataclass(frozen=True, slots=True)
-class Blocker:
-    """A node that allows no split, and why."""
-
-    node: Node
-    reason: str
-
-
-@dataclass(slots=True)
-class BatchAnalysis:
-    """What became of the batch.
-
-    Attributes:
-        size: samples of the batch.
-        roots: the tensors that were named, and where the batch lies in them.
-        placements: of every value that is spread at some time; what is not listed is replicated.
-        calls: how each spread node runs on a piece.
-        gathers: per node, what it reads that is spread until then and has to be put together: all of a
-            whole node's, of a spread one the sums.
-        unread: per whole node, spread arguments of which it only takes the shape.
-        blocked: what allows no split; empty if the batch can be split.
-        unknown: nodes of which it is not known how their results grow with the batch.
-        group: pieces have a multiple of that many samples.
-    """
-
-    size: int
-    roots: dict[Value, Shard]
-    placements: dict[Value, Placement] = field(default_factory=dict)
-    calls: dict[Node, Call] = field(default_factory=dict)
-    gathers: dict[Node, list[Value]] = field(default_factory=dict)
-    unread: dict[Node, list[Value]] = field(default_factory=dict)
-    blocked: list[Blocker] = field(default_factory=list)
-    unknown: list[Node] = field(default_factory=list)
-    group: int = 1
-
-
-_SHAPE_ONLY = frozenset(
-    "empty_like zeros_like ones_like full_like new_empty new_zeros new_ones new_full new_empty_strided zero".split()
+_SHAPE_ONLY = named(
+    """empty_like zeros_like ones_like full_like new_empty new_zeros new_ones new_full new_empty_strided
+    zero"""
 )
-_ZEROS = frozenset("zeros zeros_like new_zeros".split())
-_FACTORIES = frozenset(
-    "zeros ones empty full new_zeros new_ones new_empty new_full zeros_like ones_like empty_like full_like".split()
-)
-_LINEAR = frozenset("add sub neg clone _to_copy mul div sum rsub".split())
+_ZEROS = frozenset(["zeros", "zeros_like", "new_zeros"])
+_LINEAR = named("""add sub neg clone _to_copy mul div sum rsub""")
 _LONGEST_PATH, _MOST_STEPS = 8, 64  # in the search for what a tensor was made of
 _SELF_DRAWING = "it draws random numbers inside its kernel"
 
@@ -166,7 +131,7 @@ class _Pass:
                 call = Call(node, self.result.size, now.get)
                 if isinstance(seed, Partial) or make_part(call, seed):
                     self.run_spread(node, call, seed)
-            elif name in _FACTORIES:
+            elif name in FACTORIES:
                 self.makers[node.outputs[0].storage] = node
             return
         if any(value.meta.flags for value in (*spread, *node.outputs)):
@@ -179,7 +144,7 @@ class _Pass:
                 call = Call(node, self.result.size, now.get)
                 if isinstance(seed, Partial) or make_part(call, seed):
                     return self.run_spread(node, call, seed)
-            if name in _FACTORIES:
+            if name in FACTORIES:
                 self.makers[node.outputs[0].storage] = node
             return None
         if not sharded:
@@ -269,7 +234,9 @@ class _Pass:
                 return self.block(node, "it adds the batch to a tensor that is not zero")
         if call.onto is not None and written and call.onto in self.now and self.now[call.onto] != PARTIAL:
             return self.block(node, "it places samples by index")
-        call.whole = {value for value in node.inputs if value not in self.now and value in self.result.placements}
+        call.whole = {
+            value for value in node.inputs if value not in self.now and value in self.result.placements
+        }
         call.outputs = self.place(node, outputs)
         self.result.calls[node] = call
         self.result.unread.pop(node, None)
@@ -305,7 +272,7 @@ class _Pass:
     # --- tensors made within the block, and filled by the batch ---------------------------
 
     def seed(self, written: Value, wanted: Placement | None) -> bool:
-        """Let a factory's tensor that ``written`` is made of be spread, so that ``written`` is as ``wanted``."""
+        """Let what ``written`` is made of be spread, so that ``written`` is as ``wanted``."""
         if wanted is None:
             return False
         maker = self.makers.get(written.storage)
@@ -343,7 +310,7 @@ class _Pass:
             node = value.node
             if node is None or value in self.now or len(path) > _LONGEST_PATH:
                 continue
-            if base_name(node.op) in _FACTORIES:
+            if base_name(node.op) in FACTORIES:
                 yield value, path
             else:
                 stack += [(each, [node, *path]) for each in dict.fromkeys(node.inputs)]
@@ -363,39 +330,28 @@ class _Pass:
         return placed.get(written) == wanted
 
 
-SEPARABLE = frozenset(
+SEPARABLE = named(
     """native_dropout bernoulli rand_like randn_like randint_like uniform normal exponential random cauchy
-    log_normal geometric""".split()
+    log_normal geometric"""
 )
 """Operators whose draws can be made for the whole batch and cut."""
 
 
 def separable(node: Node) -> bool:
-    """Whether the draws do not depend on any tensor's values, so that they can be made for the whole batch."""
+    """Whether the draws depend on no tensor's values, so that they can be made for the whole batch."""
     name = base_name(node.op)
     if name == "bernoulli":
         return node.op._overloadname in ("float", "p")
-    in_place_only = name in ("uniform", "normal", "exponential", "random", "cauchy", "log_normal", "geometric")
+    in_place_only = name in (
+        "uniform",
+        "normal",
+        "exponential",
+        "random",
+        "cauchy",
+        "log_normal",
+        "geometric",
+    )
     return name in SEPARABLE and (not in_place_only or bool(node.writes))
-
-
-def resize_factory(call: Call, shard: Shard) -> None:
-    """Let a factory make a piece's part."""
-    if call.has("size"):
-        call.local("size", shard, call.node.outputs[0].shape)
-    else:  # like a whole tensor
-        call.slices[call.node.inputs[0]] = shard
-
-
-def is_pointwise(node: Node) -> bool:
-    """Whether each element of the result is made of the arguments' own."""
-    if torch.Tag.pointwise in node.op.tags:
-        return True
-    name = base_name(node.op)
-    if name in POINTWISE:
-        return True
-    packet = getattr(torch.ops.aten, name, None) if node.writes else None  # in-place forms lack some tags
-    return packet is not None and torch.Tag.pointwise in getattr(packet, packet.overloads()[0]).tags
 
 
 def _by_output(node: Node, outputs: Any) -> tuple[Placement | None, ...]:
@@ -413,81 +369,3 @@ def is_view(node: Node) -> bool:
         and not node.writes
         and all(value.node is node and value.storage is node.inputs[0].storage for value in node.outputs)
     )
-
-
-# --- whole tensors of which only parts are used -----------------------------------------------
-
-
-def pull(nodes: Sequence[Node], analysis: BatchAnalysis) -> None:
-    """Let pieces make for themselves what is made by nothing of the batch and used only in parts.
-
-    The gradient of a mean, say: an expanded scalar, divided: as large as the batch if made whole.
-    """
-    wants: dict[Value, set[Shard | None]] = {}
-    readers: dict[Value, list[Call]] = {}
-    shared: set[Storage] = set()
-
-    def read(value: Value, part: Shard | None, call: Call | None) -> None:
-        wants.setdefault(value, set()).add(part)
-        if call is not None:
-            readers.setdefault(value, []).append(call)
-
-    for node in reversed(nodes):
-        call = analysis.calls.get(node)
-        if call is None and node not in analysis.gathers and can_make_part(node):
-            value = node.outputs[0]
-            parts = wants.get(value, set())
-            part = next(iter(parts)) if len(parts) == 1 else None
-            kept = value.storage.dropped is None and base_name(node.op) != "expand"
-            if part is not None and not kept and value.storage not in shared:
-                pulled = Call(node, analysis.size, {}.get)
-                if make_part(pulled, part):
-                    pulled.outputs = (part,)
-                    pulled.whole = {each for each in node.inputs if each in analysis.placements}
-                    analysis.calls[node] = call = pulled
-                    analysis.placements[value] = part
-                    analysis.unread.pop(node, None)
-                    for reader in readers[value]:
-                        reader.slices.pop(value, None)
-        for value in dict.fromkeys(node.inputs):
-            if call is None:
-                read(value, None, None)
-            elif value in call.heads:
-                read(value, None, call)
-            elif value not in analysis.placements or value in call.slices:
-                read(value, call.slices.get(value), call)
-        shared.update(node.writes)
-
-
-def can_make_part(node: Node) -> bool:
-    if node.writes or len(node.outputs) != 1 or torch.Tag.nondeterministic_seeded in node.op.tags:
-        return False
-    name = base_name(node.op)
-    return (
-        torch.Tag.pointwise in node.op.tags
-        or name in ("expand", "clone", "_to_copy", "mm")
-        or name in _FACTORIES
-    )
-
-
-def make_part(call: Call, part: Shard) -> bool:
-    """Fill in the call that makes ``part`` of the node's result."""
-    node = call.node
-    name = base_name(node.op)
-    result = node.outputs[0]
-    if name in _FACTORIES:
-        resize_factory(call, part)
-        return True
-    if name == "mm":
-        if part.dim == 0:
-            call.slices[node.inputs[0]] = part
-        return part.dim == 0
-    for value in call.tensors:
-        dim = part.dim - (len(result.shape) - len(value.shape))
-        if dim >= 0 and value.shape[dim] != 1:
-            call.slices[value] = part.at(dim)
-    if name == "expand":
-        call.local("size", part, result.shape)
-    return True
-
-

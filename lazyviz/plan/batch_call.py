@@ -53,9 +53,7 @@ class Call:
         onto: the tensor that a sum over the samples is added to: zeros, or a partial sum itself.
     """
 
-    def __init__(
-        self, node: Node, total: int, placement: Callable[[Value], Placement | None]
-    ) -> None:
+    def __init__(self, node: Node, total: int, placement: Callable[[Value], Placement | None]) -> None:
         self.node = node
         self.total = total
         self._placement = placement
@@ -129,6 +127,11 @@ def rule(names: str) -> Callable[[Rule], Rule]:
     return register
 
 
+def named(text: str) -> frozenset[str]:
+    """Names of operators, written one after another."""
+    return frozenset(text.split())
+
+
 def base_name(op: OpOverload) -> str:
     """``"add"`` for ``aten::add_.Tensor``; operators of other libraries keep their namespace."""
     namespace, _, name = op._schema.name.partition("::")
@@ -174,7 +177,9 @@ def align(call: Call, values: Sequence[Any], ndim: int) -> Shard | None:
     return found
 
 
-def labelled(call: Call, terms: Sequence[tuple[Any, str]], result: str, *, linear: bool = True) -> Placement | None:
+def labelled(
+    call: Call, terms: Sequence[tuple[Any, str]], result: str, *, linear: bool = True
+) -> Placement | None:
     """A product summed over the labels that ``result`` lacks, as in ``einsum``: mm is ``ik,kj->ij``.
 
     Raises :class:`Coupled` if the sum runs over the batch and ``linear`` is not set.
@@ -195,9 +200,8 @@ def labelled(call: Call, terms: Sequence[tuple[Any, str]], result: str, *, linea
         return None
     label, shard = found
     for value, labels in terms:
-        if isinstance(value, Value) and label in labels:
-            if call.shard(value) is None:
-                call.take(value, shard.at(labels.index(label)))
+        if isinstance(value, Value) and label in labels and call.shard(value) is None:
+            call.take(value, shard.at(labels.index(label)))
     if label in result:
         return shard.at(result.index(label))
     if not linear:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -111,7 +111,10 @@ def group_norm_backward(call: Call) -> Outputs | None:
 # --- convolution, pooling, resampling ------------------------------------------------------
 
 
-@rule("convolution _convolution convolution_overrideable mkldnn_convolution cudnn_convolution conv2d conv1d conv3d")
+@rule(
+    """convolution _convolution convolution_overrideable mkldnn_convolution cudnn_convolution conv2d conv1d
+    conv3d"""
+)
 def convolution(call: Call) -> Placement | None:
     shard = call.shard(call["input" if call.has("input") else "self"])
     if any(call.shard(value) is not None for value in call.tensors[1:]):
@@ -141,17 +144,18 @@ def _spatial(call: Call) -> int:
 
 
 @rule(
-    """max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d adaptive_avg_pool2d _adaptive_avg_pool2d
-    _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d mkldnn_max_pool2d fractional_max_pool2d
-    upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
-    upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa
-    _upsample_bicubic2d_aa pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle
-    max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward avg_pool3d_backward
+    """max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d adaptive_avg_pool2d
+    _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d mkldnn_max_pool2d
+    fractional_max_pool2d upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    _upsample_nearest_exact1d _upsample_nearest_exact2d upsample_linear1d upsample_bilinear2d
+    upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa pixel_shuffle
+    pixel_unshuffle channel_shuffle native_channel_shuffle max_pool2d_with_indices_backward
+    max_pool3d_with_indices_backward avg_pool2d_backward avg_pool3d_backward
     _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward adaptive_max_pool2d_backward
-    upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward upsample_linear1d_backward
-    upsample_bilinear2d_backward upsample_bicubic2d_backward upsample_trilinear3d_backward
-    _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_bilinear2d_aa_backward
-    max_unpool2d max_unpool3d im2col col2im"""
+    upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
+    upsample_linear1d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward
+    upsample_trilinear3d_backward _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward
+    _upsample_bilinear2d_aa_backward max_unpool2d max_unpool3d im2col col2im"""
 )
 def window(call: Call) -> Outputs | Placement | None:
     value = call.tensors[0]
@@ -159,7 +163,11 @@ def window(call: Call) -> Outputs | Placement | None:
     if found is None:
         return None
     name = call.node.op._schema.name
-    last = _spatial(call) + ("shuffle" in name) if "2col" not in name and "2im" not in name else len(value.shape) - 1
+    last = (
+        _spatial(call) + ("shuffle" in name)
+        if "2col" not in name and "2im" not in name
+        else len(value.shape) - 1
+    )
     if found.dim >= len(value.shape) - last:
         raise Coupled("it combines samples")
     if call.has("input_size") and "backward" in name:
@@ -259,7 +267,9 @@ def rnn_layer_backward(call: Call) -> Outputs | None:
     if shard.dim != 1 or call["batch_sizes"]:
         raise Coupled("it combines samples")
     for value in call.tensors:
-        name = next((n for n in ("weight1", "weight2", "weight3", "weight4", "workspace") if call[n] is value), "")
+        name = next(
+            (n for n in ("weight1", "weight2", "weight3", "weight4", "workspace") if call[n] is value), ""
+        )
         if name:
             continue
         call.take(value, shard.at(len(value.shape) - 2))
@@ -277,13 +287,16 @@ def fused_cell(call: Call) -> Outputs | Placement | None:
 
 
 @rule(
-    """mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss multi_margin_loss
-    multilabel_margin_loss_forward multilabel_margin_loss"""
+    """mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits
+    soft_margin_loss multi_margin_loss multilabel_margin_loss_forward multilabel_margin_loss"""
 )
 def loss(call: Call) -> Outputs | Placement | None:
     value = call["self"]
-    found = align(call, call.tensors if "margin" not in call.node.op._schema.name else call.tensors[:2],
-                  len(value.shape))
+    found = align(
+        call,
+        call.tensors if "margin" not in call.node.op._schema.name else call.tensors[:2],
+        len(value.shape),
+    )
     if found is None:
         return None
     outputs: list[Placement | None] = [found] * len(call.node.op._schema.returns)
@@ -362,11 +375,11 @@ def nll_loss_backward(call: Call) -> Placement | None:
 @rule("_ctc_loss")
 def ctc_loss(call: Call) -> Outputs | None:
     scores = call["log_probs"]
-    shard = call.shard(scores) or (
-        call.shard(call["targets"]).at(1) if call.shard(call["targets"]) is not None else None  # type: ignore[union-attr]
-    )
+    shard, padded = call.shard(scores), call.shard(call["targets"])
     if shard is None:
-        return None
+        if padded is None:
+            return None
+        shard = padded.at(1)
     _ctc(call, shard)
     return [Shard(0), Shard(0)]
 
@@ -398,7 +411,7 @@ def _ctc(call: Call, shard: Shard) -> None:
             call.ranges[name] = _part(lengths)
 
 
-def _part(lengths: Sequence[int]):  # type: ignore[no-untyped-def]
+def _part(lengths: Sequence[int]) -> Callable[[int, int], Sequence[int]]:
     return lambda start, stop: lengths[start:stop]
 
 

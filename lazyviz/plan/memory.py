@@ -338,9 +338,7 @@ class _Planner:
         self._needs = own.scratch
         if batch_size is not None and self.batch is not None and batch_size != self.batch.size:
             spans, needs = scaled(self.spans, own.scratch, self.batch, batch_size)
-            everywhere = [
-                *spans, *(span for span in self.everywhere if span.storage.device != self.recorded)
-            ]
+            everywhere = [*spans, *(span for span in self.everywhere if span.storage.device != self.recorded)]
             own = plan_device(self.graph, spans, self.recorded, self.target, needs)
         pieces = 1
         if self.split not in (None, "off", 1):

@@ -167,7 +167,7 @@ class _Scheduler:
         return value in call.whole or value in self.analysis.gathers.get(node, ())
 
     def collect(self, value: Value, position: int) -> int:
-        """See to it that ``value`` is whole for the node at ``position``; gives the level from which on it is."""
+        """Have ``value`` whole for the node at ``position``; gives the level from which on it is."""
         if value in self.ready:
             return self.ready[value]
         node = value.node
@@ -209,9 +209,7 @@ class _Scheduler:
 
     def chain(self) -> list[Blocker]:
         """What makes pass after pass: the values that pieces have to wait for."""
-        found = dict.fromkeys(
-            each.after for each in self.wanted.values() if self.ready[each.value] > 1
-        )
+        found = dict.fromkeys(each.after for each in self.wanted.values() if self.ready[each.value] > 1)
         reason = "every piece has to wait for its result over the whole batch, pass after pass"
         return [Blocker(node, reason) for node in found]
 
@@ -257,13 +255,15 @@ class _Scheduler:
                 whole[self.level[node]].append(node)
             elif node in self.views:
                 base = self.base(node.outputs[0])
-                whole[chosen.get(base, self.ready[base] - 1) + 1 if base in self.ready else self.level[node]].append(node)
+                whole[
+                    chosen.get(base, self.ready[base] - 1) + 1 if base in self.ready else self.level[node]
+                ].append(node)
         idle = [node for node in self.nodes if node in self.spread and node not in everywhere]
         return Schedule(whole, passes, [node for node in idle if node not in self.views], self.views, again)
 
     def due(self, count: int) -> dict[Value, int]:
         """The last pass in which each value may be collected: before the first node that needs it whole."""
-        result = {value: count - 1 for value in self.wanted}
+        result = dict.fromkeys(self.wanted, count - 1)
         for node in self.nodes:
             unread = self.analysis.unread.get(node, ())
             for value in node.inputs:

@@ -50,7 +50,7 @@ def scratch(graph: Graph, device: torch.device, kind: str) -> dict[int, Need]:
 
 
 def lifetime_of(at: int, node: Node, nbytes: int, device: torch.device) -> Lifetime:
-    """The scratch memory of the node at position ``at``: a storage that lives during it, on both timelines."""
+    """The scratch memory of the node at ``at``: a storage that lives during it, on both timelines."""
     stop = at + 1
     storage = Storage(nbytes, device, external=False, created=at)
     storage.name, storage.dropped = SCRATCH, stop

@@ -61,14 +61,16 @@ def describe(blocker: Blocker) -> str:
     """``blocker`` as a line for the user: where, why, and what to do."""
     node = blocker.node
     where = [part for part in (node.module, str(node.source) if node.source is not None else "") if part]
-    text = f"{node.name} ({', '.join(where)}): {blocker.reason}" if where else f"{node.name}: {blocker.reason}"
+    text = (
+        f"{node.name} ({', '.join(where)}): {blocker.reason}" if where else f"{node.name}: {blocker.reason}"
+    )
     advice = next((advice for word, advice in REMEDIES.items() if word in blocker.reason), None)
     name = node.op._schema.name.partition("::")[2].rstrip("_")
     return f"{text}. Use {advice}." if advice else f"{text}. To run it on the whole batch: whole=[{name!r}]."
 
 
 def sizes_of(total: int, pieces: int, group: int) -> list[int]:
-    """Sizes of that many pieces, in samples, the larger ones first; fewer where there are not enough samples."""
+    """Sizes of that many pieces, in samples, larger ones first; fewer if there are not enough samples."""
     blocks = total // group
     pieces = max(1, min(pieces, blocks))
     least, more = divmod(blocks, pieces)
@@ -119,9 +121,7 @@ class Batch:
         found = self.schedule
         if found is None or pieces <= 1 or not found.passes:
             blocked = self.blocked
-            return SplitPlan(
-                1, (size,), [each.node for each in blocked], [each.reason for each in blocked]
-            )
+            return SplitPlan(1, (size,), [each.node for each in blocked], [each.reason for each in blocked])
         sizes = sizes_of(size, pieces, self.analysis.group)
         return SplitPlan(len(sizes), sizes, passes=len(found.passes), again=found.again)
 
@@ -192,7 +192,7 @@ def lay_out(
     sizes: Sequence[int],
     total: int,
 ) -> SplitProgram:
-    """The program of a run in pieces of ``sizes`` samples, ``total`` together, of the storages in ``spans`` alone.
+    """The program of a run in pieces of ``sizes`` samples, ``total`` together; of ``spans``' storages alone.
 
     ``needs`` is the scratch memory of the whole batch as recorded.
     """
@@ -287,7 +287,12 @@ class _Layout:
             gathers = analysis.gathers.get(node, ())
             for value in node.inputs:
                 storage = value.storage.origin
-                if storage in local and value not in call.slices and value not in call.whole and value not in gathers:
+                if (
+                    storage in local
+                    and value not in call.slices
+                    and value not in call.whole
+                    and value not in gathers
+                ):
                     local[storage].last = now
                 else:
                     self.touch(storage)
@@ -325,7 +330,11 @@ class _Layout:
         if isinstance(placement, Partial):
             return nbytes
         if isinstance(placement, Shard):
-            return placement.nbytes(value.meta, samples) if value.meta.dense else nbytes * samples // self.batch.size
+            return (
+                placement.nbytes(value.meta, samples)
+                if value.meta.dense
+                else nbytes * samples // self.batch.size
+            )
         return nbytes * samples // self.batch.size
 
     def finished(self) -> SplitProgram:
@@ -344,8 +353,12 @@ class _Layout:
                 stop = life.last + 1
                 spans.append(
                     span._replace(
-                        storage=copy, start=life.start, eager_start=life.start, eager_stop=stop,
-                        lazy_stop=stop, kept=False,
+                        storage=copy,
+                        start=life.start,
+                        eager_start=life.start,
+                        eager_stop=stop,
+                        lazy_stop=stop,
+                        kept=False,
                     )
                 )
         program = Graph()
