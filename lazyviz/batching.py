@@ -44,10 +44,14 @@ class NamedBatch:
         self.names: dict[str, int] = {}
         self.tensors: list[tuple[torch.Tensor, int]] = []
         self._variables = variables
+        if isinstance(given, (list, tuple)) and given and all(isinstance(entry, str) for entry in given):
+            given = ",".join(given)
         if isinstance(given, str):
             self.names = parse_names(given)
         elif isinstance(given, torch.Tensor):
             self.tensors = [(given, 0)]
+        elif not isinstance(given, (Mapping, list, tuple)):
+            raise TypeError(f"batch takes tensors, {{tensor: dim}} or names, not {type(given).__name__}")
         else:
             entries = given.items() if isinstance(given, Mapping) else [(entry, 0) for entry in given]
             for tensor, dim in entries:
@@ -133,7 +137,9 @@ def split_run(
     """
     if split in (None, "off", 1) or not nodes:
         return None
-    roots = _roots(graph, nodes)
+    roots = _roots(tape, graph, nodes)
+    if not roots:
+        return None
     pieces = split
     if split == "auto":
         plan = graph.plan(split="auto")
@@ -166,14 +172,14 @@ def refusal(batch: Batch, most: int = 5) -> str:
     return "\n".join(["the batch cannot be split:", *lines])
 
 
-def _roots(graph: LazyGraph, nodes: Iterable[TrackedNode]) -> dict[Value, Shard]:
+def _roots(tape: Tape, graph: LazyGraph, nodes: Iterable[TrackedNode]) -> dict[Value, Shard]:
     """The batch's values that ``nodes`` use.
 
     Raises as :func:`split_run` does.
     """
-    if not graph.ir.batch:
-        if graph.batch is None:
-            raise ValueError("a split needs to know the batch: name its tensors (--batch, batch=)")
+    if graph.batch is None:
+        raise ValueError("a split needs to know the batch: name its tensors (--batch, batch=)")
+    if not graph.ir.batch and tape.graph is not graph.ir:
         raise SplitError("nothing in this block uses the tensors named as batch")
     used = {value for node in nodes for value in node.inputs}
     roots: dict[Value, Shard] = {value: Shard(dim) for value, dim in graph.ir.batch.items() if value in used}

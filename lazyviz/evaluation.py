@@ -159,7 +159,7 @@ def run(
             if lazy.split_run is not None and lazy.split_run.complete:
                 lazy.split_run = None
             lazy.report = report
-            if not lazy.pending:
+            if not lazy.pending and lazy.ir is not tape.graph:
                 graphs.pop(id(lazy.ir), None)
             lazy._changed(outcome)
         watch.release()

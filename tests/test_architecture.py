@@ -26,7 +26,17 @@ MAY_IMPORT = {
     "view": {"_torch", "graph", "plan", "view"},
     "execute": {"_torch", "record", "graph", "plan", "execute"},
     "absence": {"_torch_cuda", "record", "graph", "plan"},  # a part of session
-    "evaluation": {"absence", "record", "graph", "plan", "execute", "metrics", "session"},  # another
+    "batching": {"_torch", "record", "graph", "plan", "execute", "session"},  # another
+    "evaluation": {
+        "absence",
+        "batching",
+        "record",
+        "graph",
+        "plan",
+        "execute",
+        "metrics",
+        "session",
+    },  # another
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -241,6 +241,10 @@ class SplitRun:
                 whole.copy_(part)
             self._sums[value] = whole
             self._memory.made(value.storage, whole)
+        elif isinstance(placement, Partial) and placement.how == "any":
+            whole.logical_or_(part)
+        elif isinstance(placement, Partial) and placement.how == "all":
+            whole.logical_and_(part)
         else:
             whole.add_(part)
         self._added[value] = piece.stop

@@ -20,8 +20,8 @@ from . import batch_layers as batch_layers
 from . import batch_views as batch_views
 from .batch_analysis import BatchAnalysis as BatchAnalysis
 from .batch_analysis import Blocker as Blocker
-from .batch_call import RULES, Call, Coupled, base_name, named
-from .batch_parts import FACTORIES, can_make_part, is_pointwise, make_part, pull
+from .batch_call import FACTORIES, RULES, Call, Coupled, base_name, named
+from .batch_parts import can_make_part, is_pointwise, make_part, pull
 from .batch_rules import pointwise
 from .placement import LOCAL, PARTIAL, Local, Partial, Placement, Shard
 

@@ -132,6 +132,13 @@ def named(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+FACTORIES = named(
+    """zeros ones empty full empty_strided new_zeros new_ones new_empty new_full new_empty_strided
+    zeros_like ones_like empty_like full_like"""
+)
+"""Operators whose results are alike everywhere, or not yet anything."""
+
+
 def base_name(op: OpOverload) -> str:
     """``"add"`` for ``aten::add_.Tensor``; operators of other libraries keep their namespace."""
     namespace, _, name = op._schema.name.partition("::")

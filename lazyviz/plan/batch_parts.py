@@ -11,15 +11,9 @@ import torch
 
 from ..graph.ir import Node, Storage, Value
 from .batch_analysis import BatchAnalysis
-from .batch_call import Call, base_name, named
+from .batch_call import FACTORIES, Call, base_name
 from .batch_rules import POINTWISE
 from .placement import Shard
-
-FACTORIES = named(
-    """zeros ones empty full new_zeros new_ones new_empty new_full zeros_like ones_like empty_like
-    full_like"""
-)
-"""Operators whose results are alike everywhere, or not yet anything."""
 
 
 def is_pointwise(node: Node) -> bool:
@@ -35,8 +29,11 @@ def is_pointwise(node: Node) -> bool:
 
 def resize_factory(call: Call, shard: Shard) -> None:
     """Let a factory make a piece's part."""
+    result = call.node.outputs[0]
     if call.has("size"):
-        call.local("size", shard, call.node.outputs[0].shape)
+        call.local("size", shard, result.shape)
+        if call.has("stride"):
+            call.sizes["stride"] = lambda samples: shard.stride(result.meta, samples)
     else:  # like a whole tensor
         call.slices[call.node.inputs[0]] = shard
 

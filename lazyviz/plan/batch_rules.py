@@ -6,7 +6,7 @@ from typing import Any
 
 from ..graph.ir import Value
 from .batch_call import Call, Coupled, Outputs, align, labelled, named, rule, wrapped
-from .placement import PARTIAL, Placement, Shard
+from .placement import PARTIAL, Partial, Placement, Shard
 
 # --- element by element -----------------------------------------------------------------
 
@@ -169,6 +169,8 @@ def reduction(call: Call) -> Outputs | Placement | None:
     if name == "mean":
         call.scaled = (0,)
         return PARTIAL
+    if name in ("any", "all"):
+        return Partial(how=name)
     raise Coupled(f"{name} runs over the batch", [None])
 
 

@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from .batch_call import Call, Coupled, Outputs, align, rule, wrapped
+from .batch_call import FACTORIES, Call, Coupled, Outputs, align, base_name, rule, wrapped
 from .placement import Placement, Shard
 
 
@@ -232,16 +232,29 @@ def split(call: Call) -> Outputs | None:
 
 @rule("as_strided")
 def as_strided(call: Call) -> Placement | None:
-    """Only other strides of dimensions of size 1, as of a pooled image in channels-last format."""
     value = call["self"]
     shard = call.shard(value)
-    same = all(size == 1 or now == then for size, now, then in zip(value.shape, value.stride, call["stride"]))
     if shard is None:
         return None
-    if tuple(call["size"]) != tuple(value.shape) or call["storage_offset"] or not same:
+    size, stride, offset = tuple(call["size"]), tuple(call["stride"]), call["storage_offset"] or 0
+    alike = size == tuple(value.shape) and all(
+        length == 1 or now == then for length, now, then in zip(size, value.stride, stride)
+    )
+    if alike and not offset and not value.meta.offset:  # other strides of dimensions of size 1, at most
+        call.local("size", shard, size)
+        return shard
+    # Part of each sample of a tensor that the block made, as in the gradient of `x[:, 1:3] = y`.
+    made = value.node is not None and base_name(value.node.op) in FACTORIES
+    step = value.stride[shard.dim] * shard.unit
+    rest = offset + sum((length - 1) * by for length, by in zip(size, stride) if by < step)
+    where = [dim for dim, by in enumerate(stride) if by == step and size[dim] == call.total]
+    if not made or value.meta.offset or shard.outer > 1 or shard.group > 1 or len(where) != 1 or rest >= step:
         raise Coupled("it views the batch's memory in its own way")
-    call.local("size", shard, value.shape)
-    return shard
+    if step != max(value.stride) * shard.unit or max(stride) != step:
+        raise Coupled("it views the batch's memory in its own way")
+    found = Shard(where[0])
+    call.local("size", found, size)
+    return found
 
 
 @rule("diagonal")

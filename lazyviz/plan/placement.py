@@ -56,12 +56,13 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Each piece has a summand of the value; with ``mean_of`` its total is divided by another value's.
+    """Each piece has a summand of the value, or what ``how`` combines (``"any"``, ``"all"``).
 
-    ``mean_of`` is the index of that output of the same node.
+    With ``mean_of`` its total is divided by another value's: that output of the same node.
     """
 
     mean_of: int | None = None
+    how: str = "sum"
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,13 @@ def test_the_report_tells_what_ran():
 
 
 def test_unsupported_asks_are_one_clear_error():
-    for options in ({"batch": ["x"]}, {"split": 4}, {"backend": "nope"}, {"device": "TPU-9000"}):
+    for options in (
+        {"batch": "x y"},
+        {"split": 4},
+        {"split": "many"},
+        {"backend": "nope"},
+        {"device": "TPU-9000"},
+    ):
         with pytest.raises(ValueError):
             with lazyviz.lazy(**options):
                 pass

@@ -156,20 +156,15 @@ def test_an_empty_graph_has_an_empty_plan_that_fits(program):
     assert plan.explain()
 
 
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"batch_size": 8}, "batch_size"),
-        ({"split": 4}, "split"),
-        ({"split": "auto"}, "split"),
-        ({"backend": "xla"}, "xla"),
-    ],
-)
-def test_what_is_not_planned_yet_is_refused_in_one_sentence(training_step, options, word):
-    with pytest.raises(ValueError, match=word) as caught:
+def test_a_backend_that_is_not_planned_yet_is_refused_in_one_sentence(training_step):
+    with pytest.raises(ValueError, match="'xla' is not available in this version"):
+        make_plan(training_step, backend="xla")
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 8}, {"split": 4}, {"split": "auto"}])
+def test_another_batch_or_a_split_needs_to_know_the_batch(training_step, options):
+    with pytest.raises(ValueError, match="needs to know the batch"):
         make_plan(training_step, **options)
-    assert "not available in this version" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_unsplit_eager_plan_may_be_asked_for_by_name(training_step):

@@ -1,0 +1,136 @@
+"""What forbids a split is named with its line; nothing is run, and nothing is ever wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lazyviz
+
+B = 12
+PERMUTATION = torch.tensor([3, 1, 0, 2, 7, 6, 5, 4, 11, 10, 9, 8])
+REFUSED = {
+    "softmax": ("_softmax", lambda h: h.softmax(0)),
+    "log_softmax": ("_log_softmax", lambda h: h.log_softmax(0)),
+    "cumsum": ("cumsum", lambda h: h.cumsum(0)),
+    "cumprod": ("cumprod", lambda h: h.cumprod(0)),
+    "logcumsumexp": ("logcumsumexp", lambda h: h.logcumsumexp(0)),
+    "logsumexp": ("logsumexp", lambda h: h.logsumexp(0)),
+    "sort": ("sort", lambda h: h.sort(0).values),
+    "topk": ("topk", lambda h: h.topk(3, 0).values),
+    "roll": ("roll", lambda h: h.roll(1, 0)),
+    "flip": ("flip", lambda h: h.flip(0)),
+    "max": ("max", lambda h: h.max(0).values),
+    "amax": ("amax", lambda h: h.amax(0)),
+    "std": ("std", lambda h: h.std(0)),
+    "var": ("var", lambda h: h.var(0)),
+    "median": ("median", lambda h: h.median(0).values),
+    "norm": ("linalg_vector_norm", lambda h: h.norm(dim=0)),
+    "mixup by index": ("index", lambda h: 0.3 * h + 0.7 * h[PERMUTATION]),
+    "mixup by index_select": ("index_select", lambda h: h + h.index_select(0, PERMUTATION)),
+    "first half minus second": ("slice", lambda h: h[: B // 2] - h[B // 2 :]),
+    "halves by chunk": ("split", lambda h: torch.sub(*h.chunk(2))),
+    "neighbours": ("slice", lambda h: h[1:] - h[:-1]),
+    "every other": ("slice", lambda h: h[::2]),
+    "first sample": ("select", lambda h: h - h[0]),
+    "another row": ("cat", lambda h: torch.cat([h, torch.zeros(1, 6)])),
+    "padding": ("constant_pad_nd", lambda h: F.pad(h, (0, 0, 1, 0))),
+    "convolution along the batch": ("convolution", lambda h: F.conv1d(h.t()[None], torch.ones(2, 6, 3))),
+    "recurrence along the batch": ("mkldnn_rnn_layer", lambda h: LSTM(h)[0]),
+    "batch norm": ("native_batch_norm", lambda h: F.batch_norm(h, None, None, training=True)),
+    "finer than the pieces": ("_softmax", lambda h: h.view(4, 3, 6).softmax(0)),
+}
+LSTM = nn.LSTM(6, 6)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_lets_samples_meet_is_refused_by_name_and_line(case):
+    op, function = REFUSED[case]
+    model, x = nn.Linear(6, 6), torch.randn(B, 6)
+    with lazyviz.lazy(batch=x, split=3) as graph:
+        function(model(x)).square().sum().backward()
+    pending = graph.pending
+    plan = graph.plan()
+    first = plan.split.blocked_by[0]
+    assert first.op._schema.name == f"aten::{op}"
+    assert plan.split.pieces == 1
+    with pytest.raises(lazyviz.SplitError) as caught:
+        graph.evaluate()
+    assert first.name in str(caught.value)
+    assert str(first.source) in str(caught.value)
+    assert graph.pending == pending
+    assert graph.evaluate(split="off").pieces == 1
+    assert model.weight.grad is not None
+
+
+def test_a_block_seen_in_groups_of_samples_is_cut_between_them():
+    model, x = nn.Linear(6, 6), torch.randn(B, 6)
+    with lazyviz.lazy(batch=x, split=8) as graph:
+        model(x).view(3, 4, 6).softmax(1).square().sum().backward()
+    assert list(graph.plan().split.piece_sizes) == [4, 4, 4]
+    assert graph.evaluate().pieces == 3
+
+
+def test_batch_norm_says_what_to_use_in_its_place():
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+    x = torch.randn(B, 6)
+    with lazyviz.lazy(batch=x, split=2) as graph:
+        model(x).sum().backward()
+    text = graph.plan().split.explain()
+    assert "native_batch_norm" in text
+    assert "model.eval(), GroupNorm" in text
+    assert "(1, " in text  # the module
+
+
+def test_an_operator_without_a_rule_is_refused():
+    x = torch.rand(B, 3)
+    with lazyviz.lazy(batch=x, split=2) as graph:
+        torch.histc(x)
+        y = torch.trapezoid(x) + torch.histc(x).sum()
+    del y
+    blocked = {node.op._schema.name for node in graph.plan().split.blocked_by}
+    assert "aten::histc" in blocked
+
+
+def test_statistics_in_layer_after_layer_are_refused():
+    class Norm(nn.Module):
+        def forward(self, x):
+            return (x - x.mean(0)) / (x - x.mean(0)).square().mean(0).add(1e-5).sqrt()
+
+    model = nn.Sequential(*[layer for _ in range(5) for layer in (nn.Linear(6, 6), Norm())])
+    x = torch.randn(B, 6)
+    with lazyviz.lazy(batch=x, split=2) as graph:
+        model(x).square().sum().backward()
+    with pytest.raises(lazyviz.SplitError, match="pass after pass"):
+        graph.evaluate()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"batch": "x y"}, ValueError, "NAME or NAME:DIM"),
+        ({"batch": 3}, TypeError, "not int"),
+        ({"batch": [1]}, TypeError, "not int"),
+        ({"split": 2}, ValueError, "name its tensors"),
+        ({"split": True, "batch": "x"}, ValueError, "number of pieces"),
+        ({"split": -1, "batch": "x"}, ValueError, "number of pieces"),
+        ({"batch": {torch.ones(2): 1}}, ValueError, "no dimension 1"),
+        ({"batch": [torch.ones(2), torch.ones(3)]}, ValueError, "2 and 3"),
+    ],
+)
+def test_a_bad_batch_or_split_is_one_clear_error(options, error, words):
+    with pytest.raises(error, match=words):
+        with lazyviz.lazy(**options):
+            pass
+
+
+def test_a_batch_that_nothing_uses_is_said_so():
+    x = torch.ones(4)
+    with lazyviz.lazy(batch=x, split=2) as graph:
+        y = torch.ones(3) * 2
+    with pytest.raises(lazyviz.SplitError, match="nothing in this block uses"):
+        graph.evaluate()
+    assert graph.evaluate(split="off").ops_run == 2
+    assert y.tolist() == [2, 2, 2]
