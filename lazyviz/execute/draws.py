@@ -6,10 +6,12 @@ whose turn is later is drawn ahead and thrown away to know that state, and drawn
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 
+from ..graph.ir import is_dense
 from ..plan.batch import separable
 from ..plan.batch_call import base_name
 from ..record.rng import DrawSequence, state_of
@@ -119,3 +121,48 @@ def _dropout_mask(node: TrackedNode) -> torch.Tensor | None:
         return blank.bernoulli_(1 - probability) if probability < 1 else blank.zero_()
     blank = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
     return torch.ops.aten.native_dropout.default(blank, probability, train)[1]
+
+
+class Masks:
+    """Masks that a split run drew, a bit an element: drawing them again for each piece takes longer."""
+
+    def __init__(self) -> None:
+        self._kept: dict[TrackedNode, dict[tuple[int, int], _Bits]] = {}
+
+    def keep(self, node: TrackedNode, parts: Mapping[tuple[int, int], torch.Tensor]) -> None:
+        """Note the parts of a mask, by the samples' start and stop."""
+        self._kept[node] = {samples: _Bits.of(part) for samples, part in parts.items()}
+
+    def take(self, node: TrackedNode, samples: tuple[int, int]) -> torch.Tensor | None:
+        """A part; ``None`` if it was not kept, as where pieces have been halved since."""
+        bits = self._kept.get(node, {}).get(samples)
+        return bits.mask() if bits is not None else None
+
+    def drop(self, node: TrackedNode) -> None:
+        self._kept.pop(node, None)
+
+    def nbytes(self, node: TrackedNode) -> int:
+        return sum(bits.packed.numel() for bits in self._kept.get(node, {}).values())
+
+
+class _Bits(NamedTuple):
+    packed: torch.Tensor
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, mask: torch.Tensor) -> _Bits:
+        if not is_dense(mask.shape, mask.stride()):
+            mask = mask.contiguous()
+        flat = mask.as_strided((mask.numel(),), (1,), mask.storage_offset()).view(torch.uint8)
+        rows = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(8, -1)
+        packed = rows[0].clone()
+        for row in range(1, 8):
+            packed.bitwise_or_(rows[row] << row)
+        return cls(packed, mask.shape, mask.stride())
+
+    def mask(self) -> torch.Tensor:
+        rows = torch.empty(8, self.packed.numel(), dtype=torch.uint8, device=self.packed.device)
+        for row in range(8):
+            torch.bitwise_and(self.packed >> row, 1, out=rows[row])
+        return rows.view(torch.bool).flatten().as_strided(self.shape, self.stride)

@@ -30,7 +30,10 @@ class ResidentMemory:
         self._frees = []
 
     def made(self, storage: Storage, real: torch.Tensor) -> None:
-        size = _torch.TensorBase.untyped_storage(real).nbytes()
+        self.holds(storage, _torch.TensorBase.untyped_storage(real).nbytes())
+
+    def holds(self, storage: Storage, size: int) -> None:
+        """``storage`` takes ``size`` bytes from now on."""
         more = size - self._sizes.get(storage, 0)  # a sum of pieces is there before it is handed over
         self._sizes[storage] = size
         self._changes[-1].append((storage, more))

@@ -25,7 +25,7 @@ from ..plan.placement import Partial, Piece, Shard
 from ..plan.schedule import Pass, Schedule
 from ..record.recorder import Tape
 from ..record.storage import TrackedNode, TrackedValue
-from .draws import Draws, draw_whole
+from .draws import Draws, Masks, draw_whole
 from .eager import check_interrupts, consumed, deliver, kernel_level, name_line, run_node
 from .memory import ResidentMemory
 from .parts import cut, place
@@ -62,7 +62,9 @@ class SplitRun:
         self.complete = False
         self._level = 0
         self._next = 0  # piece of the pass at hand
-        self._draws = Draws(nodes)
+        self.draws = Draws(nodes)
+        self._masks = Masks()
+        self._mask_names: dict[Node, Storage] = {}  # what the memory count calls them
         self._sums: dict[TrackedValue, torch.Tensor] = {}
         self._added: dict[TrackedValue, int] = {}  # up to which sample each sum goes
         self._last = self._last_levels()
@@ -99,7 +101,7 @@ class SplitRun:
                 self._level += 1
             for node in cast("list[TrackedNode]", self.schedule.idle):
                 self._finish(node)
-            self._draws.finish()
+            self.draws.finish()
             self.complete = True
 
     # --- whole nodes ----------------------------------------------------------------
@@ -122,11 +124,11 @@ class SplitRun:
                 self._run_view(node)
             else:
                 if node.draws is not None:
-                    self._draws.begin(node)
-                    node.draws.state = self._draws.state(node)
+                    self.draws.begin(node)
+                    node.draws.state = self.draws.state(node)
                 run_node(node, self._memory)
                 if node.draws is not None:
-                    self._draws.end(node)
+                    self.draws.end(node)
                 self.tape.finished(node)
         for value in blanks:
             value.real = None
@@ -161,6 +163,30 @@ class SplitRun:
             node.state, node.error = "done", None
             consumed(node, self._memory)
             self.tape.finished(node)
+            if node in self._mask_names:
+                self._masks.drop(node)
+                self._memory.freed(self._mask_names.pop(node))
+
+    def mask(self, node: TrackedNode, shard: Shard, piece: Piece) -> torch.Tensor | None:
+        """The piece's part of a mask of zeros and ones; ``None`` if a dropout needs none."""
+        samples = piece.start, piece.stop
+        kept = self._masks.take(node, samples)
+        if kept is not None:
+            return kept
+        self.draws.begin(node)
+        whole = draw_whole(node)
+        self.draws.end(node)
+        if whole is None:
+            return None
+        parts = {(each.start, each.stop): cut(whole, shard, each).bool() for each in self.pieces}
+        if len(parts) > 1:
+            self._masks.keep(node, parts)
+            name = self._mask_names.get(node)
+            if name is None:
+                name = Storage(0, whole.device, external=False, created=-1)
+                self._mask_names[node] = name
+            self._memory.holds(name, self._masks.nbytes(node))
+        return parts[samples]
 
     def _report(self, node: TrackedNode) -> None:
         self._done += 1
@@ -304,28 +330,32 @@ class _PieceRun:
             return self._draw(node, call)
         args, kwargs = self.arguments(node, call)
         if node.draws is not None:
-            self._run._draws.go_on(node)
+            self._run.draws.go_on(node)
         result = (call.op or node.op)(*args, **kwargs)
         if node.draws is not None:
-            self._run._draws.stop(node)
+            self._run.draws.stop(node)
         return list(result) if isinstance(result, (list, tuple)) else [result]
 
     def _draw(self, node: TrackedNode, call: Call) -> list[Any]:
         """Draw for the whole batch, and take the piece's part."""
-        self._run._draws.begin(node)
-        whole = draw_whole(node)
-        self._run._draws.end(node)
         shard = call.outputs[0]
         assert isinstance(shard, Shard)
         value = self.read(node.inputs[0], node, call)
         if base_name(node.op) == "native_dropout":
-            if whole is None:
+            mask = self._run.mask(node, shard, self._piece)
+            if mask is None:
                 args, kwargs = self.arguments(node, call)
                 return list(node.op(*args, **kwargs))
-            mask = cut(whole, shard, self._piece)
             keep = 1 - node.args[1]
             # As native_dropout_cpu (ATen's Dropout.cpp) scales what it keeps.
             return [value.mul(mask).mul_(1 / keep if keep else 0.0), mask]
+        if base_name(node.op) == "bernoulli" and node.writes:
+            mask = self._run.mask(node, shard, self._piece)
+            assert mask is not None
+            return [value.copy_(mask)]
+        self._run.draws.begin(node)
+        whole = draw_whole(node)
+        self._run.draws.end(node)
         assert whole is not None
         part = cut(whole, shard, self._piece)
         return [value.copy_(part)] if node.writes else [part]

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ..graph.ir import Graph, Node, Storage, Value
 from .batch import Blocker, analyse, is_view, separable
+from .batch_call import base_name
 from .events import NOTHING, Need
 from .lifetimes import Lifetime
 from .placement import Partial, Shard
@@ -222,6 +223,7 @@ class _Layout:
     known: dict[Storage, Lifetime] = field(default_factory=dict)
     whole: dict[Storage, _Life] = field(default_factory=dict)
     parts: list[tuple[Storage, _Life]] = field(default_factory=list)
+    masks: dict[Node, _Life] = field(default_factory=dict)
 
     def program(self) -> SplitProgram:
         found = self.batch.schedule
@@ -240,6 +242,8 @@ class _Layout:
             if level < len(found.passes):
                 for samples in self.shown():
                     self.piece(level, samples)
+                for mask in self.masks.values():  # further pieces need it
+                    mask.last = len(self.order) - 1
         return self.finished()
 
     def shown(self) -> list[int]:
@@ -317,9 +321,23 @@ class _Layout:
                     self.touch(storage)
 
     def draw(self, position: int, node: Node) -> None:
-        """Random numbers are drawn for the whole batch, and the piece's part is taken."""
-        drawn = node.outputs[-1]  # of dropout its mask
+        """Random numbers are drawn for the whole batch, and the piece's part is taken.
+
+        A mask is drawn once, and kept a bit an element.
+        """
+        drawn = node.outputs[-1]
+        storage = drawn.storage.origin
+        if storage not in self.known:
+            return
         more = drawn.nbytes * self.total // self.batch.size
+        if base_name(node.op) in ("native_dropout", "bernoulli") and len(self.sizes) > 1:
+            kept = self.masks.get(node)
+            if kept is None:
+                bits = -(-more // (8 * drawn.dtype.itemsize))
+                kept = self.masks[node] = _Life(bits, position, position, node)
+                self.parts.append((storage, kept))
+            else:
+                more = 0
         need = self.scratch.get(position, NOTHING)
         self.scratch[position] = Need(*(size + more for size in need))
 
