@@ -184,6 +184,7 @@ class SplitRun:
             name = self._mask_names.get(node)
             if name is None:
                 name = Storage(0, whole.device, external=False, created=-1)
+                name.continues = node.outputs[-1].storage
                 self._mask_names[node] = name
             self._memory.holds(name, self._masks.nbytes(node))
         return parts[samples]

@@ -240,10 +240,12 @@ class _Layout:
                 for storage in node.writes:
                     self.touch(storage)
             if level < len(found.passes):
+                before = len(self.order)
                 for samples in self.shown():
                     self.piece(level, samples)
-                for mask in self.masks.values():  # further pieces need it
-                    mask.last = len(self.order) - 1
+                for life in (*self.masks.values(), *self.whole.values()):  # further pieces need it
+                    if life.last >= before:
+                        life.last = len(self.order) - 1
         return self.finished()
 
     def shown(self) -> list[int]:
@@ -338,6 +340,7 @@ class _Layout:
                 self.parts.append((storage, kept))
             else:
                 more = 0
+            kept.last = position
         need = self.scratch.get(position, NOTHING)
         self.scratch[position] = Need(*(size + more for size in need))
 
