@@ -24,7 +24,7 @@ def explain(plan: Plan) -> str:
     lines = _peak(plan)
     lines.append(f"Plain eager PyTorch: {format_bytes(plan.eager_peak_bytes)}")
     if plan.peak_bytes and plan.peak_node is not None:
-        lines += of_moment(plan.at(plan.peak_node.index), "at the peak")
+        lines += of_moment(plan.at(plan.peak_position), "at the peak")
     lines += _remedies(plan)
     lines.append(verdict(plan))
     if plan._reservation is not None:

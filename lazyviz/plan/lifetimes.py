@@ -21,13 +21,13 @@ see, :func:`allocated` into the sum that a memory chart shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 
-from ..graph.ir import Graph, Node, Storage
+from ..graph.ir import Graph, Node, Storage, Value
 
 
 class Lifetime(NamedTuple):
@@ -195,6 +195,25 @@ def _joined(spans: list[Lifetime]) -> list[Lifetime]:
             kept=before.kept or span.kept,
         )
     return list(merged.values())
+
+
+def by_origin(spans: Iterable[Lifetime]) -> dict[Storage, list[Lifetime]]:
+    """The lifetimes of each recorded storage: of a run in pieces it has several, one a piece."""
+    found: dict[Storage, list[Lifetime]] = {}
+    for span in spans:
+        found.setdefault(span.storage.origin, []).append(span)
+    return found
+
+
+def positions(spans: Mapping[Storage, Sequence[Lifetime]], what: Storage | Value | Node) -> list[range]:
+    """When our run holds ``what`` (of a node, what it allocated), in order; ``spans`` by their origins."""
+    if isinstance(what, Node):
+        made = dict.fromkeys(value.storage.origin for value in what.outputs)
+        own = [span for storage in made for span in spans.get(storage, ()) if span.maker is what]
+    else:
+        own = list(spans.get((what.storage if isinstance(what, Value) else what).origin, ()))
+    ranges = [range(max(span.start, 0), span.lazy_stop) for span in own]
+    return sorted(ranges, key=lambda each: each.start)
 
 
 def events(spans: Iterable[Lifetime], *, eager: bool = False) -> list[Event]:

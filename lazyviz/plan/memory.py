@@ -8,8 +8,10 @@ a graph fits, beside the CUDA context.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +24,7 @@ from .alive import Moment as Moment
 from .alive import categorize, moment
 from .devices import Device, DeviceProfile, resolve
 from .events import Need
-from .lifetimes import Lifetime, allocated, lifetimes, main_device
+from .lifetimes import Lifetime, allocated, by_origin, lifetimes, main_device, positions
 from .per_device import DevicePlan as DevicePlan
 from .per_device import DevicePlans, is_card, plan_device, same_device, target_of
 from .placement import Shard
@@ -53,7 +55,9 @@ class Plan:
         tensor_peak_bytes: the peak of tensors alone, which an evaluation on the CPU reports.
         peak_range, eager_peak_range: the least and the most that the two may be: kernels' scratch
             memory, counted during their nodes, is an estimate where a library decides, as is ``estimated``.
-        timeline: ``(node_index, allocated_bytes)`` during every node of our run.
+        peak_position: where in ``timeline`` that is.
+        timeline: ``(node_index, allocated_bytes)`` during every node of our run; of a run in pieces in the
+            order of that run, where the first two pieces of a pass stand for all.
         eager_timeline: the same for eager PyTorch.
         category_timeline: per category, the bytes during every node; they add up to ``timeline``.
         alive_at_peak: the storages alive at the peak, largest first.
@@ -100,6 +104,7 @@ class Plan:
         repr=False, compare=False, default=lambda nodes, calls: None
     )
     batch_size: int | None = None
+    peak_position: int = 0
     _planner: _Planner | None = field(repr=False, compare=False, default=None)
     _reserve: Callable[[bool], tuple[int, int, int] | None] = field(
         repr=False, compare=False, default=lambda eager: None
@@ -113,24 +118,19 @@ class Plan:
         return f"<Plan for {self.device}: peak {format_bytes(self.peak_bytes)}, {_VERDICT[self.fits]}>"
 
     def lifetime(self, what: Storage | Value | Node) -> range:
-        """The node indices during which our run holds ``what``.
+        """The positions in ``timeline`` from the first to the last at which our run holds ``what``.
 
-        For a node, from its first to its last moment what it allocated.  Empty for what
-        allocates nothing on the planned device (an in-place operator, a view).
+        For a node, what it allocated.  Empty for what allocates nothing on the planned device (an in-place
+        operator, a view).
         """
-        if isinstance(what, Value):
-            what = what.storage
-        if isinstance(what, Storage):
-            span = self._lifetimes.get(what)
-            return range(max(span.start, 0), span.lazy_stop) if span is not None else range(0)
-        made = [
-            span
-            for storage in dict.fromkeys(value.storage for value in what.outputs)
-            if (span := self._lifetimes.get(storage)) is not None and span.maker is what
-        ]
-        if not made:
-            return range(0)
-        return range(made[0].start, max(span.lazy_stop for span in made))
+        found = self.held(what)
+        return range(found[0].start, max(each.stop for each in found)) if found else range(0)
+
+    def held(self, what: Storage | Value | Node) -> list[range]:
+        """The positions in ``timeline`` at which our run holds ``what``: in pieces, a range a piece."""
+        if "held" not in self._cache:
+            self._cache["held"] = by_origin(self._lifetimes.values())
+        return positions(self._cache["held"], what)
 
     @property
     def needed_bytes(self) -> int:
@@ -170,9 +170,9 @@ class Plan:
         return self._devices
 
     def at(self, position: int) -> Moment:
-        """What our run holds during the node at ``position``, from 0.
+        """What our run holds at ``position`` of the timeline, from 0.
 
-        Raises ``IndexError`` if the graph has no such node.
+        Raises ``IndexError`` if the timeline has no such position.
         """
         if not 0 <= position < len(self._nodes):
             raise IndexError(f"there is no node {position}: the graph has {len(self._nodes):,}")
@@ -224,6 +224,17 @@ class Plan:
         if "batch" not in self._cache:
             self._cache["batch"] = self._planner.largest() if self._planner is not None else None
         return self._cache["batch"]
+
+    def replan(self, batch_size: int | None = None, split: int | str | None = None) -> Plan:
+        """The same record on the same device with another number of samples, or cut otherwise.
+
+        As ``graph.plan(batch_size=batch_size, split=split)``, but quicker: the batch is not followed again,
+        and the room on the device is what it was.  Raises what that raises.
+        """
+        check_split(split)
+        planner = self._planner
+        assert planner is not None
+        return planner.cut(split).plan(batch_size)
 
     @property
     def remedies(self) -> Sequence[Remedy]:
@@ -315,7 +326,21 @@ class _Planner:
         self.split = split
         self.spans = [span for span in everywhere if span.storage.device == recorded]
         self._batch: Batch | None = None
-        self._needs: Mapping[int, Need] = {}
+
+    @cached_property
+    def recorded_plan(self) -> DevicePlan:
+        """The plan of the batch as it was recorded, in one piece."""
+        return plan_device(self.graph, self.spans, self.recorded, self.target)
+
+    @property
+    def _needs(self) -> Mapping[int, Need]:
+        return self.recorded_plan.scratch
+
+    def cut(self, split: int | str | None) -> _Planner:
+        """The same with another split; what has been found is shared."""
+        other = copy.copy(self)
+        other.split = split
+        return other
 
     @property
     def batch(self) -> Batch | None:
@@ -334,8 +359,7 @@ class _Planner:
     def plan(self, batch_size: int | None) -> Plan:
         size = self._size(batch_size)
         spans, everywhere = self.spans, self.everywhere
-        own = plan_device(self.graph, spans, self.recorded, self.target)
-        self._needs = own.scratch
+        own = self.recorded_plan
         if batch_size is not None and self.batch is not None and batch_size != self.batch.size:
             spans, needs = scaled(self.spans, own.scratch, self.batch, batch_size)
             everywhere = [*spans, *(span for span in self.everywhere if span.storage.device != self.recorded)]
@@ -394,7 +418,7 @@ class _Planner:
         batch = self.batch
         if batch is None or batch.analysis.unknown:
             return None
-        if plan_device(self.graph, self.spans, self.recorded, self.target, self._needs).fits is None:
+        if self.recorded_plan.fits is None:
             return None
 
         def fits(samples: int) -> bool:
@@ -444,6 +468,7 @@ class _Planner:
             capacity_bytes=own.capacity_bytes,
             fits=own.fits,
             split=split,
+            peak_position=own.peak_at,
             _graph=own.graph,
             _lifetimes={span.storage: span for span in own.spans},
             _profile=self.target if isinstance(self.target, DeviceProfile) else None,

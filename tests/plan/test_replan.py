@@ -1,0 +1,70 @@
+"""Plans of other batch sizes and other cuts, made from a plan; positions in a run of pieces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+
+
+@pytest.fixture(scope="module")
+def graph():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 4))
+    optimizer = torch.optim.AdamW(net.parameters())
+    x, y = torch.randn(12, 32), torch.randint(4, (12,))
+    with lazyviz.lazy(batch="x,y") as graph:
+        loss = nn.functional.cross_entropy(net(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    graph.keep = net, optimizer, x, y, loss
+    return graph
+
+
+@pytest.mark.parametrize("size", [None, 1, 5, 12, 96])
+@pytest.mark.parametrize("split", [None, "off", 2, 5, "auto"])
+def test_a_plan_made_again_is_the_plan_made_anew(graph, size, split):
+    again = graph.plan(split=3).replan(batch_size=size, split=split)
+    anew = graph.plan(batch_size=size, split=split)
+    for name in ("peak_bytes", "eager_peak_bytes", "timeline", "category_timeline", "peak_position"):
+        assert getattr(again, name) == getattr(anew, name)
+    assert (again.split.piece_sizes, again.batch_size) == (anew.split.piece_sizes, anew.batch_size)
+
+
+def test_a_plan_made_again_refuses_what_a_plan_refuses(graph):
+    for wrong in [{"batch_size": 0}, {"split": "some"}, {"split": True}]:
+        with pytest.raises(ValueError, match="split is|batch_size is"):
+            graph.plan().replan(**wrong)
+
+
+@pytest.mark.parametrize("split", ["off", 2, 5])
+def test_the_moment_at_a_position_holds_what_the_timeline_says(graph, split):
+    plan = graph.plan(split=split)
+    for position, (index, nbytes) in enumerate(plan.timeline):
+        moment = plan.at(position)
+        assert moment.node is graph.nodes[index]
+        assert moment.nbytes == nbytes
+        held = {storage for storage in graph.ir.storages for each in plan.held(storage) if position in each}
+        assert {allocation.storage.origin for allocation in moment.alive} >= held
+    assert plan.timeline[plan.peak_position] == (plan.peak_node.index, plan.peak_bytes)
+
+
+def test_in_pieces_a_tensor_of_the_batch_is_held_once_a_piece_and_a_weight_throughout(graph):
+    plan = graph.plan(split=4)
+    relu = next(node for node in graph.nodes if "relu" in node.name)
+    first, second = plan.held(relu)
+    assert first.stop <= second.start
+    assert plan.timeline[first.start][0] == plan.timeline[second.start][0] == relu.index
+    assert plan.lifetime(relu) == range(first.start, second.stop)
+    weight = next(storage for storage in graph.ir.storages if storage.role == "parameter")
+    assert plan.held(weight) == [range(len(plan.timeline))]
+
+
+def test_the_words_for_a_plan_in_pieces_name_what_is_alive_at_its_own_peak(graph):
+    plan = graph.plan(split=4)
+    at_peak = plan.at(plan.peak_position)
+    assert f"{lazyviz.plan.units.format_bytes(at_peak.nbytes)}" in plan.explain()
+    assert sum(allocation.nbytes for allocation in at_peak.alive) == plan.peak_bytes
