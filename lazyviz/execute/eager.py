@@ -139,6 +139,9 @@ def run_node(node: TrackedNode, memory: ResidentMemory) -> None:
     del args, kwargs
     results = list(result) if isinstance(result, (list, tuple)) else [result]
     own = [value for value in node.outputs if value.node is node]  # an in-place op returns its argument
+    if node.writes:
+        for value in own:
+            memory.resized(value.storage, results[value.index])
     # A kernel may leave out a gradient that nobody needs and that its shape rule has.
     deliver({value: results[value.index] for value in own if results[value.index] is not None}, memory)
     consumed(node, memory)

@@ -37,6 +37,17 @@ class ResidentMemory:
         self.now += more
         self.peak = max(self.peak, self.now)
 
+    def resized(self, storage: Storage, real: torch.Tensor) -> None:
+        """``out=`` may have grown what it was given."""
+        before = self._sizes.get(storage)
+        if before is None:
+            return
+        size = self._sizes[storage] = _torch.TensorBase.untyped_storage(real).nbytes()
+        if size != before:
+            self._changes[-1].append((storage, size - before))
+            self.now += size - before
+            self.peak = max(self.peak, self.now)
+
     def freed(self, storage: Storage) -> None:
         size = self._sizes.pop(storage, 0)
         self._frees.append((storage, -size))

@@ -24,6 +24,8 @@ from .._torch import OpOverload
 
 Phase = Literal["forward", "backward", "optimizer", "other"]
 State = Literal["pending", "done", "failed"]
+RAN_AT_ONCE = "lazyviz::ran_at_once"
+"""The operator's name of a node for a stretch of the program that is no operator: a compiled call, say."""
 Role = Literal["parameter", "gradient", "optimizer", "buffer", "input"]
 
 
@@ -198,12 +200,14 @@ class Node:
     :class:`Value`.  ``inputs`` are the values read, in argument order; ``outputs`` the
     values returned (an in-place operator returns its own argument).  ``writes`` are
     the storages it mutates.  ``after`` are further nodes that have to run first (write
-    orders on shared storages) beyond the producers of ``inputs``.
+    orders on shared storages) beyond the producers of ``inputs``.  ``at_once``: why it ran while
+    the rest was recorded, "" for a node that was deferred.
     """
 
     __slots__ = (
         "after",
         "args",
+        "at_once",
         "error",
         "forward",
         "index",
@@ -236,11 +240,14 @@ class Node:
         self.forward: Node | None = None  # of a backward node: the node it differentiates
         self.state: State = "pending"
         self.error: str | None = None
+        self.at_once = ""
         self.seconds: float | None = None  # measured run time, once run with timing
 
     @property
     def name(self) -> str:
         """The operator's short name and the node's position: ``"addmm_12"``."""
+        if self.op._schema.name == RAN_AT_ONCE:
+            return f"{self.at_once}_{self.index}"
         return f"{self.op._schema.name.rpartition('::')[2]}_{self.index}"
 
     def __repr__(self) -> str:

@@ -161,13 +161,6 @@ def is_differentiated(items: Any) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(items))
 
 
-def dispatch_opaque(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a higher-order operator (``torch.cond``, flex attention) at once: it is not one kernel."""
-    evaluate_arguments(tape, args, kwargs, str(op), write=False)
-    with tape.paused():
-        return op(*args, **kwargs)
-
-
 def dispatch_traced(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Hand an op to the tracer below us (``make_fx``, fake tensors): it is part of its program."""
     evaluate_arguments(tape, args, kwargs, f"tracing {op}", write=True)

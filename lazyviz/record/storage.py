@@ -45,10 +45,11 @@ class TrackedStorage(Storage):
     ``writer`` is the last recorded node that writes it, ``readers`` the nodes that read
     it since.  ``live`` counts the user's tensors on it.  ``foreign`` memory can be
     written by others (NumPy, shared memory); ``shadow`` is a copy that runs ahead of the
-    graph where its content can be told, see :mod:`lazyviz.record.constants`.
+    graph where its content can be told, see :mod:`lazyviz.record.constants`.  ``replaced_by`` is
+    the storage that its tensors are on since their memory was resized.
     """
 
-    __slots__ = ("address", "foreign", "graph", "live", "readers", "shadow", "uses", "writer")
+    __slots__ = ("address", "foreign", "graph", "live", "readers", "replaced_by", "shadow", "uses", "writer")
 
     held_bytes: ClassVar[int] = 0  # outside memory that only pending nodes keep alive
 
@@ -60,6 +61,7 @@ class TrackedStorage(Storage):
         self.live = 0
         self.uses = 0
         self.foreign = False
+        self.replaced_by: TrackedStorage | None = None
         self.shadow: Shadow | None = None
         self.address = 0  # of an external storage: identity of the C++ storage
         graph.storages.append(self)
@@ -131,6 +133,8 @@ def _on_tensor_death(ref: TensorRef) -> None:
     if value.tensor is ref:
         value.tensor = None
     storage = value.storage
+    while storage.replaced_by is not None:
+        storage = storage.replaced_by
     storage.live -= 1
     if storage.live == 0:
         Lost.something = True

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import _torch, _torch_cuda, _torch_random
-from . import absent, constants
+from . import absent, at_once, constants
 from .guard import is_out_of_reach, nodes_before_access, tensors_in
 from .patches import Patches
 from .recorder import Tape
@@ -86,6 +86,8 @@ class SyncPatches:
             self._patches.set(torch.Tensor, name, getattr(self, f"_{name.strip('_')}")())
         self._patch_randomness()
         _torch_random.replace_methods({name: self._generator_reader(name) for name in READERS})
+        resize = at_once.watched_resize(self.tape, torch.UntypedStorage.resize_)
+        self._patches.set(torch.UntypedStorage, "resize_", resize)
         self._patch_loaders()
         self._patch_subclasses()
         self._patch_native_readers()
@@ -141,7 +143,10 @@ class SyncPatches:
             if tape.graph is None or dispatches:
                 return original(tensor, *args, **kwargs)
             with tape.paused():
-                return original(tensor, *args, **kwargs)
+                result = original(tensor, *args, **kwargs)
+            if cause == "deepcopy":
+                at_once.note_copies(tape, result)
+            return result
 
         return method
 
