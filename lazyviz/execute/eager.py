@@ -151,8 +151,9 @@ def deliver(results: Mapping[TrackedValue, torch.Tensor], memory: ResidentMemory
     """Give each computed value its tensor: to later nodes, and to the user where one is held."""
     fresh: set[TrackedStorage] = set()
     for value, real in results.items():
-        storage = value.storage
-        if value.node is not None and storage.created == value.node.index and storage not in fresh:
+        storage, node = value.storage, value.node
+        made = node is not None and storage.created == node.index and storage.graph is node.graph
+        if made and storage not in fresh:
             fresh.add(storage)
             memory.made(storage, real)
         if value.uses:

@@ -250,6 +250,13 @@ class Node:
             return f"{self.at_once}_{self.index}"
         return f"{self.op._schema.name.rpartition('::')[2]}_{self.index}"
 
+    @property
+    def made(self) -> set[Storage]:
+        """The storages that it allocated: not those of its arguments, which may be of other graphs."""
+        given = {value.storage for value in self.inputs}
+        made = {value.storage for value in self.outputs if value.storage.created == self.index}
+        return made - given
+
     def __repr__(self) -> str:
         return f"<Node {self.name} {self.phase} {self.module or '-'} {self.state}>"
 

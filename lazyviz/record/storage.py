@@ -126,6 +126,7 @@ class TensorRef(weakref.ref):
         super().__init__(tensor, _on_tensor_death)  # type: ignore[call-arg]
         value.tensor = self
         value.storage.live += 1
+        value.storage.dropped = None  # another tensor on it may have been dropped before
 
 
 def _on_tensor_death(ref: TensorRef) -> None:
