@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
+from .graph.nested import flattened
 from .plan.devices import Device, DeviceProfile, resolve
 from .plan.explain import essence, needed
 from .plan.memory import Plan, make_plan
@@ -55,7 +57,12 @@ class Budget:
         recording, graph = self._open.pop()
         suppressed = recording.__exit__(kind, error, traceback)
         if kind is None:
-            plan = make_plan(graph.ir, device=graph.device, as_recorded=self.of_function)
+            whole = flattened(graph.ir)
+            if whole.elsewhere:
+                warnings.warn(
+                    _ELSEWHERE.format(threads=", ".join(sorted(whole.elsewhere))), UserWarning, stacklevel=2
+                )
+            plan = make_plan(whole, device=graph.device, as_recorded=self.of_function)
             if plan.needed_bytes > self.nbytes:
                 raise PeakExceeded(_exceeded(plan, self.nbytes), plan)
         return suppressed
@@ -85,6 +92,12 @@ _LATER = (
 )
 
 
+_ELSEWHERE = (
+    "assert_peak_below counts what its own thread does (and autograd's): what {threads} computed meanwhile "
+    "is not counted"
+)
+
+
 def _runs_later(function: object) -> bool:
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     return any(kind(function) for kind in kinds)
@@ -101,6 +114,9 @@ def assert_peak_below(limit: int | str, device: str | Device | DeviceProfile | N
 
         with lazyviz.assert_peak_below("12 GiB", device="A100-40GB"):
             model(x).sum().backward()
+
+    Blocks inside it count, too, be they recorded or budgeted; what another thread computes meanwhile does
+    not, and a ``UserWarning`` names the thread (if it was started in the block).
 
     What is compared decides ``plan.fits``, too: on a GPU what the caching allocator would hold and
     the CUDA context, on the CPU the tensors' peak.  What the block has recorded stays pending; its

@@ -31,7 +31,7 @@ from .record.names import name_tensors, variables_of
 from .record.order import closure
 from .record.pending import HELD_BYTES_LIMIT
 from .record.recorder import tape
-from .record.storage import Lost, TrackedNode
+from .record.storage import Lost, TrackedNode, TrackedStorage
 from .record.tensor import is_pending
 
 if TYPE_CHECKING:
@@ -303,6 +303,9 @@ def lazy(
         if tape.overdue:
             evaluation.catch_up()
         evaluation.watch.begin_recording()
+    if outer[0] is not None:
+        outer[0].nested.append((len(outer[0].nodes), graph.ir))
+    TrackedStorage.recording = graph.ir
     tape.graph, tape.owner = graph.ir, threading.get_ident()
     tape.allow_sync, tape.held_bytes_limit = allow_sync, held_bytes_limit
     tape.batch = named.dim if named is not None else None
@@ -318,6 +321,7 @@ def lazy(
         if named is not None:
             named.resolve(tape, graph.ir)
         tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit, tape.batch = outer
+        TrackedStorage.recording = outer[0]
         if outer[0] is None:
             tape.scopes.hand_over(graph.ir)
         own = [node for node in graph.nodes if node.state != "done"]

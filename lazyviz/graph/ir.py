@@ -106,9 +106,10 @@ class Storage:
     user code (autograd included) dropped its last reference when ``dropped`` nodes
     were recorded (``None``: still referenced).  ``variables`` are the user's expressions that
     referred to it when recording ended (``"out.logits"``), if those are all that did.
-    ``continues`` is the record's earlier one for the same memory: after a sync point recording
-    meets as outside memory what it made.  ``place`` is the address of outside memory on a GPU, where
-    the record knows it, else 0.
+    If another block was being recorded then, such as a nested one, ``dropped_in`` is that block's graph
+    and the number of its nodes.  ``continues`` is the record's earlier one for the same memory: after
+    a sync point recording meets as outside memory what it made.  ``place`` is the address of outside
+    memory on a GPU, where the record knows it, else 0.
     """
 
     __slots__ = (
@@ -116,6 +117,7 @@ class Storage:
         "created",
         "device",
         "dropped",
+        "dropped_in",
         "external",
         "id",
         "name",
@@ -134,6 +136,7 @@ class Storage:
         self.external = external
         self.created = created
         self.dropped: int | None = None
+        self.dropped_in: tuple[Graph, int] | None = None
         self.continues: Storage | None = None
         self.role: Role | None = None
         self.name = ""
@@ -295,6 +298,8 @@ class Graph:
         self.batch: dict[Value, int] = {}  # the values named as batch: the dimension that has the samples
         self.whole: tuple[str, ...] = ()  # operators that may run on the whole batch in a split run
         self.independent_rng = False  # pieces may draw for themselves inside fused kernels
+        self.nested: list[tuple[int, Graph]] = []  # blocks inside: nodes recorded before, and their graphs
+        self.elsewhere: set[str] = set()  # names of threads whose ops ran meanwhile, unrecorded
         self.in_parts: set[str] = set()  # layers recorded as ops where that card has a kernel
 
     def __iter__(self) -> Iterator[Node]:

@@ -18,7 +18,7 @@ from .order import closure
 from .rng import Generators
 from .scopes import Scopes
 from .shapes import ShapeCache
-from .storage import FORGOTTEN, Lost, TensorRef, TrackedNode, TrackedStorage, TrackedValue
+from .storage import FORGOTTEN, Lost, TensorRef, TrackedNode, TrackedStorage, TrackedValue, note_drop
 from .tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Pending:
         if node.writes and not node.folded:
             for storage in node.writes:
                 storage.shadow = None
-        if self.graph is node.graph:  # a sync point: the rest of the record may come back to these
+        if self.graph is not None:  # a sync point: the rest of the record may come back to these
             for value in node.outputs:
                 tensor = value.tensor() if value.tensor is not None else None
                 if tensor is not None and value.node is node:
@@ -309,7 +309,7 @@ def release(value: TrackedValue) -> None:
             storage = storage.replaced_by
         storage.live -= 1
         if storage.live == 0:
-            storage.dropped = len(storage.graph.nodes)
+            note_drop(storage)
 
 
 def _is_owed(node: TrackedNode) -> bool:

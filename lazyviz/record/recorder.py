@@ -60,11 +60,10 @@ class RecorderMode(_torch.TorchDispatchMode):
         if args and type(args[0]) in _NUMBERS and str(func._schema.arguments[0].type) == "Tensor":
             # A constant of a TorchScript program: its interpreter's tensors that are numbers arrive as such.
             args = (torch.tensor(args[0]), *args[1:])
-        if (
-            tape.graph is None
-            or tape.pauses
-            or (tape.owner != threading.get_ident() and not tape.in_autograd())
-        ):
+        if tape.graph is None or tape.pauses:
+            return guard.dispatch(tape, func, args, kwargs or {})
+        if tape.owner != threading.get_ident() and not tape.in_autograd():
+            tape.graph.elsewhere.add(threading.current_thread().name)
             return guard.dispatch(tape, func, args, kwargs or {})
         if tape.absent is not None:
             return tape.absent.record(self, func, args, kwargs or {})
@@ -282,7 +281,7 @@ class Tape(Pending):
             if not storage.foreign:  # of that a snapshot is read, and its address may pass to other memory
                 self.storages[address] = storage
                 earlier = self.met.get(address)
-                if earlier is not None and earlier.live and earlier.graph is graph:
+                if earlier is not None and earlier.live:
                     storage.continues = earlier
         elif storage.nbytes < memory.nbytes():
             storage.nbytes = memory.nbytes()  # `resize_` has been there

@@ -51,6 +51,7 @@ class TrackedStorage(Storage):
 
     __slots__ = ("address", "foreign", "graph", "live", "readers", "replaced_by", "shadow", "uses", "writer")
 
+    recording: ClassVar[Graph | None] = None  # the innermost block that is open
     held_bytes: ClassVar[int] = 0  # outside memory that only pending nodes keep alive
 
     def __init__(self, nbytes: int, device: torch.device, graph: Graph, *, external: bool) -> None:
@@ -139,11 +140,18 @@ def _on_tensor_death(ref: TensorRef) -> None:
     storage.live -= 1
     if storage.live == 0:
         Lost.something = True
-        storage.dropped = len(storage.graph.nodes)
+        note_drop(storage)
         if storage.external and value.uses:
             TrackedStorage.held_bytes += storage.nbytes
         if storage.graph.lost and Lost.look is not None:
             Lost.look()
+
+
+def note_drop(storage: TrackedStorage) -> None:
+    """The last tensor on ``storage`` has gone now."""
+    storage.dropped = len(storage.graph.nodes)
+    now = TrackedStorage.recording
+    storage.dropped_in = (now, len(now.nodes)) if now is not None and now is not storage.graph else None
 
 
 def let_go(tensor: torch.Tensor) -> None:
