@@ -13,6 +13,7 @@ from .graph.ir import Graph
 from .plan.devices import Device, DeviceProfile, resolve
 from .plan.lifetimes import allocated, lifetimes
 from .record.absent import AbsentCards, Card
+from .record.host_copies import give_back
 from .record.order import closure
 from .record.pending import AbsentDeviceError, needs_absent
 from .record.recorder import Tape, tape
@@ -120,4 +121,5 @@ def finish(cause: str) -> None:
         if nodes := runnable():
             tape.evaluate(nodes, cause)
     if tape.pending:
+        give_back(tape)
         tape.forget_all()

@@ -27,6 +27,7 @@ from .execute.split import SplitRun
 from .graph.ir import Graph, SyncPoint
 from .plan.devices import devices as devices
 from .plan.memory import check_split
+from .record.host_copies import give_back
 from .record.names import name_tensors, variables_of
 from .record.order import closure
 from .record.pending import HELD_BYTES_LIMIT
@@ -439,7 +440,11 @@ def cell_boundary() -> None:
 
 
 def reset() -> None:
-    """Forget everything pending, unevaluated; tensors that were pending stay without a value."""
+    """Forget everything pending, unevaluated; tensors that were pending stay without a value.
+
+    What was moved to a planned card that is not on this machine is what it was before, on the CPU.
+    """
+    give_back(tape)
     tape.forget_all()
     evaluation.graphs.clear()
     evaluation.watch.release()

@@ -14,6 +14,7 @@ import torch
 
 from .. import _torch, _torch_cuda
 from .._torch import OpOverload
+from .host_copies import on_host, reads_host
 from .order import closure
 from .pending import needs_absent
 from .rng import Generators
@@ -133,6 +134,10 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
             with tape.lock:  # a run on another thread has the generators' states in its hands
                 return op(*args, **kwargs)
         if needed:
+            if reads_host(op, info, kwargs) and needs_absent(closure(needed)):
+                copies = on_host(tape, args)
+                if copies is not None:
+                    return op(*copies, **kwargs)
             with tape.lock:
                 tape.sync(info.name if info.name != "_local_scalar_dense" else "item", needed, nbytes)
         if info.mutates:

@@ -19,6 +19,7 @@ import torch
 from .. import _torch, _torch_cuda, _torch_random
 from . import absent, at_once, constants
 from .guard import is_out_of_reach, nodes_before_access, tensors_in
+from .host_copies import host_copy
 from .patches import Patches
 from .recorder import Tape
 from .rng import READERS, rng_state
@@ -125,6 +126,13 @@ class SyncPatches:
             tape = patches.tape
             if tape.pending:
                 cls = type(tensor)
+                if (
+                    (cause == "tolist" or (cause == "numpy" and tensor.device.type == "cpu"))
+                    and is_out_of_reach(tape, tensor)
+                    and (copy := host_copy(tape, tensor)) is not None
+                ):
+                    with tape.paused():
+                        return original(copy, *args, **kwargs)
                 if cause in absent.READERS and (
                     is_out_of_reach(tape, tensor)
                     or (cause == "deepcopy" and tape.absent is not None and is_pending(tensor))
