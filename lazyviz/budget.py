@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from .graph.nested import flattened
-from .plan.devices import Device, DeviceProfile, resolve
+from .plan.devices import Device, DeviceProfile, planned
 from .plan.explain import essence, needed
 from .plan.memory import Plan, make_plan
 from .plan.units import format_bytes, parse_bytes
@@ -68,6 +68,8 @@ class Budget:
         return suppressed
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        if isinstance(function, (classmethod, staticmethod)):  # written below this decorator
+            return type(function)(self(function.__func__))
         if isinstance(function, type):
             raise TypeError(f"assert_peak_below decorates functions; {function.__name__} is a class")
         if any(map(_runs_later, (function, getattr(function, "__call__", None)))):  # noqa: B004
@@ -134,7 +136,7 @@ def assert_peak_below(limit: int | str, device: str | Device | DeviceProfile | N
     """
     nbytes = parse_bytes(limit)
     if device is not None:
-        resolve(device)
+        planned(device)
     return Budget(nbytes, device)
 
 

@@ -312,7 +312,7 @@ def lazy(
     tape.batch = named.dim if named is not None else None
     start = time.perf_counter()
     try:
-        with absence.recording_for(tape, card, graph.ir, assume):
+        with absence.recording_for(tape, card, graph.ir, assume, device):
             yield graph
     finally:
         tape.mark_parameters(graph.nodes)

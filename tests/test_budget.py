@@ -395,3 +395,62 @@ def test_a_thread_that_computes_nothing_is_not_named():
         thread = threading.Thread(target=lambda: None)
         thread.start()
         thread.join()
+
+
+def test_a_budget_needs_no_capacity_so_cuda_will_do_without_a_driver(monkeypatch):
+    monkeypatch.setattr("lazyviz.plan.devices.cuda_devices", lambda: ([], "no NVIDIA driver on this machine"))
+    if torch.cuda.is_available():
+        pytest.skip("cuda is there")
+    with lazyviz.assert_peak_below("1 GiB", device="cuda"):
+        torch.ones(10, device="cuda")
+    with pytest.raises(AssertionError, match="cuda:0 would need"):
+        with lazyviz.assert_peak_below("1 MiB", device="cuda"):
+            x = torch.ones(1_000_000, device="cuda")
+    del x
+    lazyviz.session.reset()
+
+
+def test_a_class_method_may_be_budgeted_below_or_above_its_own_decorator():
+    class Step:
+        @lazyviz.assert_peak_below("1 MiB")
+        @classmethod
+        def small(cls):
+            return torch.ones(10), cls
+
+        @lazyviz.assert_peak_below("1 MiB")
+        @staticmethod
+        def large():
+            return torch.ones(1000, 1000)
+
+        @classmethod
+        @lazyviz.assert_peak_below("1 MiB")
+        def other(cls):
+            return cls
+
+    assert Step.small()[1] is Step and Step().other() is Step
+    with pytest.raises(AssertionError):
+        Step.large()
+
+
+def test_a_testcase_that_is_expected_to_fail_tells_the_peak_that_it_failed_by(project):
+    project.makepyfile(
+        """
+        import unittest
+        import pytest, torch
+
+        class Test(unittest.TestCase):
+            @unittest.expectedFailure
+            @pytest.mark.lazyviz_peak("1 MiB")
+            def test_large(self):
+                self.x = torch.ones(1000, 1000)
+
+            @unittest.expectedFailure
+            @pytest.mark.lazyviz_peak("1 GiB")
+            def test_small(self):
+                self.x = torch.ones(10)
+        """
+    )
+    result = run(project, "-rxf")
+    result.assert_outcomes(xfailed=1, failed=1)
+    result.stdout.fnmatch_lines(["*test_large*would need 3.81 MiB*"])
+    result.stdout.fnmatch_lines(["*Unexpected success*"])

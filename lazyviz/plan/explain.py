@@ -159,7 +159,8 @@ def keeper(allocation: Allocation) -> str:
 def verdict(plan: Plan) -> str:
     """Whether it fits, in one sentence."""
     if plan.capacity_bytes is None:
-        return f"Whether it fits is unknown: {plan.device} does not tell its memory."
+        why = f" ({plan.device_state})" if plan.device_state not in ("", "ready") else ""
+        return f"Whether it fits is unknown: {plan.device} does not tell its memory{why}."
     room = format_bytes(plan.capacity_bytes)
     if plan._profile is None:
         room += " free (tensors already there included)"

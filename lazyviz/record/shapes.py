@@ -345,7 +345,8 @@ class ShapeCache:
                 outputs.append(item)
                 continue
             if not isinstance(item, torch.Tensor) or item.layout != torch.strided:
-                raise DataDependent(f"{op} returns {type(item).__name__}")
+                layout = str(getattr(item, "layout", type(item).__name__)).removeprefix("torch.")
+                raise DataDependent(f"{op} (its {layout} result cannot be deferred)")
             meta = self.meta_of(item)
             source, itself = None, False
             address = _torch.storage_address(item)
