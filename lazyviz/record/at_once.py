@@ -55,7 +55,13 @@ def note_operator(
         return
     read = list(tensors_in((*args, *kwargs.values())))
     made = list(_made(tape, read, tensors_in((result,))))
-    grown = [tensor for tensor, before, after in zip(written, sizes, sizes_of(written)) if before != after]
+    grown: list[torch.Tensor] = []
+    for tensor, before, after in zip(written, sizes, sizes_of(written)):
+        if before != after:
+            grown.append(tensor)
+            unknown = _known(tape, (memory_of(tensor) or (0, 0))[0]) is None
+            if unknown and (old := _value_of(tape, tensor)) is not None:
+                old.storage.nbytes = before
     if not made and not grown:
         return
 

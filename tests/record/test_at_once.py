@@ -188,6 +188,17 @@ def test_a_tensor_that_is_resized_counts_in_its_new_size():
     assert t.shape == (200, 200)
 
 
+def test_an_outside_tensor_that_is_resized_counts_in_both_sizes_while_it_is_copied():
+    h = torch.zeros(100, 100)
+    with lazyviz.lazy() as graph:
+        h.resize_(200, 200)
+        t = h + 1
+    assert [level for _, level in graph.plan().timeline] == [200_000, 320_000]
+    report = graph.evaluate()
+    assert report.projected_bytes == report.peak_bytes == 320_000
+    assert t.shape == h.shape
+
+
 def test_memory_that_is_released_by_resizing_its_storage_no_longer_counts():
     t = torch.zeros(1000, 100)
     with lazyviz.lazy() as graph:
