@@ -54,5 +54,15 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     finally:
         session.cell_boundary()
     if wrong:
+        # A unittest.TestCase has noted what its method alone came to: an unexpected success.
+        if _may_fail(item):
+            vars(item)["_excinfo"] = None
+            pytest.xfail(wrong)
         pytest.fail(wrong, pytrace=False)
     return result
+
+
+def _may_fail(item: pytest.Item) -> bool:
+    """Whether ``@unittest.expectedFailure`` is on the test or its class."""
+    places = (getattr(item, "obj", None), getattr(item.parent, "obj", None))
+    return any(getattr(place, "__unittest_expecting_failure__", False) for place in places)

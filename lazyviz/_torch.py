@@ -14,7 +14,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -310,32 +309,6 @@ def inference_mode(enabled: bool) -> Iterator[None]:
 
 
 # --- compilers --------------------------------------------------------------------
-
-# The class of autograd nodes of custom functions; its `_get_user_fn` gives their backward function.
-CustomBackward = torch.autograd.function.BackwardCFunction
-
-
-# Dynamo's hook on this thread's frames, and the mark of code that it leaves alone.
-_frames = torch._C._dynamo.eval_frame
-set_eval_frame = _frames.set_eval_frame
-
-
-def skip_code(code: CodeType) -> None:
-    """Have Dynamo run ``code`` as it is."""
-    strategy = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
-    _frames.set_code_exec_strategy(code, strategy)
-
-
-def is_compiled_backward(node: Any) -> bool:
-    """Whether an autograd node of a custom function runs a backward pass that ``torch.compile`` made."""
-    return hasattr(node._forward_cls, "_aot_id")
-
-
-def calls_compiled_function(frame: FrameType) -> bool:
-    """Whether ``frame`` is that of ``torch.compile``'s wrapper, which calls a compiled function."""
-    code = frame.f_code
-    return code.co_name == "compile_wrapper" and code.co_filename.endswith("eval_frame.py")
-
 
 # Tensors of torch.export and torch.compile: their own modes know what to do with them.
 TRACING_TENSORS = (FakeTensor, FunctionalTensor)

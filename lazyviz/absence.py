@@ -10,9 +10,11 @@ import torch
 
 from . import _torch_cuda
 from .graph.ir import Graph
-from .plan.devices import Device, DeviceProfile, resolve
+from .plan.devices import DeviceProfile, card_number, cuda_devices, resolve, unknown_card
 from .plan.lifetimes import allocated, lifetimes
+from .plan.memory import make_plan
 from .record.absent import AbsentCards, Card
+from .record.host_copies import give_back
 from .record.order import closure
 from .record.pending import AbsentDeviceError, needs_absent
 from .record.recorder import Tape, tape
@@ -33,10 +35,10 @@ def resolved(device: Any) -> tuple[Any, Card | None]:
     try:
         target = resolve(device)
     except ValueError:
-        number = _number(device)
-        if number is None or _torch_cuda.cuda_is_present():
+        number = card_number(device)
+        if number is None or number >= _torch_cuda.MOST_DEVICES or _torch_cuda.cuda_is_present():
             raise
-        target = unknown_card(number)
+        target = unknown_card(number, cuda_devices()[1])
         return target, Card("CUDA GPU", None, ASSUMED_CAPABILITY, target.name, number + 1, number)
     is_card = isinstance(target, DeviceProfile) or target.name.startswith("cuda")
     if not is_card or _torch_cuda.cuda_is_present():
@@ -47,25 +49,13 @@ def resolved(device: Any) -> tuple[Any, Card | None]:
     )
 
 
-def _number(device: Any) -> int | None:
-    """The number of a CUDA device that a plan can be made for without knowing the card."""
-    kind, _, index = str(device).partition(":")
-    if kind != "cuda" or not (not index or (index.isdecimal() and index.isascii())):
-        return None
-    number = int(index or 0)
-    return number if number < _torch_cuda.MOST_DEVICES else None
-
-
-def unknown_card(number: int) -> Device:
-    """``cuda`` where there is none: what would be needed can be told, not whether it fits."""
-    return Device(f"cuda:{number}", "CUDA GPU that is not on this machine", None, None, None, "absent")
-
-
 @contextmanager
 def recording_for(
-    tape: Tape, card: Card | None, graph: Graph, assume: Mapping[int, Any] | None
+    tape: Tape, card: Card | None, graph: Graph, assume: Mapping[int, Any] | None, device: Any
 ) -> Iterator[None]:
-    """Context in which PyTorch answers for ``card``, if one is given and no outer block has it already.
+    """Context in which PyTorch answers for ``card``, which ``device`` names.
+
+    Nothing happens if none is given, or an outer block has it already.
 
     Raises:
         RuntimeError: an outer block is for another card.
@@ -78,6 +68,8 @@ def recording_for(
         yield
         return
 
+    target = device
+
     def memory(device: torch.device, since: int) -> tuple[int, int]:
         """Bytes of eager PyTorch's tensors on ``device`` now, and at most since node ``since``."""
         spans = [span for span in lifetimes(graph) if span.storage.device == device]
@@ -85,8 +77,14 @@ def recording_for(
         now = sum(span.storage.nbytes for span in spans if span.storage.dropped is None)
         return now, max([now, *levels[since:]])
 
+    def reserved(device: torch.device) -> int:
+        """Bytes that the caching allocator would hold for them."""
+        plan = make_plan(graph, device=target).devices.get(str(device))
+        held = plan.reserve(True) if plan is not None else None
+        return held[0] if held is not None else 0
+
     graph.card = card.planned
-    cards = tape.absent = AbsentCards(tape, card, memory, assume or {})
+    cards = tape.absent = AbsentCards(tape, card, memory, reserved, assume or {})
     try:
         cards.install()
         yield
@@ -120,4 +118,5 @@ def finish(cause: str) -> None:
         if nodes := runnable():
             tape.evaluate(nodes, cause)
     if tape.pending:
+        give_back(tape)
         tape.forget_all()

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-from .plan.devices import Device, DeviceProfile, resolve
+from .graph.nested import flattened
+from .plan.devices import Device, DeviceProfile, planned
 from .plan.explain import essence, needed
 from .plan.memory import Plan, make_plan
 from .plan.units import format_bytes, parse_bytes
@@ -55,12 +57,19 @@ class Budget:
         recording, graph = self._open.pop()
         suppressed = recording.__exit__(kind, error, traceback)
         if kind is None:
-            plan = make_plan(graph.ir, device=graph.device, as_recorded=self.of_function)
+            whole = flattened(graph.ir)
+            if whole.elsewhere:
+                warnings.warn(
+                    _ELSEWHERE.format(threads=", ".join(sorted(whole.elsewhere))), UserWarning, stacklevel=2
+                )
+            plan = make_plan(whole, device=graph.device, as_recorded=self.of_function)
             if plan.needed_bytes > self.nbytes:
                 raise PeakExceeded(_exceeded(plan, self.nbytes), plan)
         return suppressed
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        if isinstance(function, (classmethod, staticmethod)):  # written below this decorator
+            return type(function)(self(function.__func__))
         if isinstance(function, type):
             raise TypeError(f"assert_peak_below decorates functions; {function.__name__} is a class")
         if any(map(_runs_later, (function, getattr(function, "__call__", None)))):  # noqa: B004
@@ -85,6 +94,12 @@ _LATER = (
 )
 
 
+_ELSEWHERE = (
+    "assert_peak_below counts what its own thread does (and autograd's): what {threads} computed meanwhile "
+    "is not counted"
+)
+
+
 def _runs_later(function: object) -> bool:
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     return any(kind(function) for kind in kinds)
@@ -102,6 +117,9 @@ def assert_peak_below(limit: int | str, device: str | Device | DeviceProfile | N
         with lazyviz.assert_peak_below("12 GiB", device="A100-40GB"):
             model(x).sum().backward()
 
+    Blocks inside it count, too, be they recorded or budgeted; what another thread computes meanwhile does
+    not, and a ``UserWarning`` names the thread (if it was started in the block).
+
     What is compared decides ``plan.fits``, too: on a GPU what the caching allocator would hold and
     the CUDA context, on the CPU the tensors' peak.  What the block has recorded stays pending; its
     tensors may be used afterwards as after any lazy block.
@@ -118,7 +136,7 @@ def assert_peak_below(limit: int | str, device: str | Device | DeviceProfile | N
     """
     nbytes = parse_bytes(limit)
     if device is not None:
-        resolve(device)
+        planned(device)
     return Budget(nbytes, device)
 
 

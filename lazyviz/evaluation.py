@@ -90,7 +90,8 @@ def run(
     if graph is not None and nodes and split_run is not None and begun is None:
         projection = _projection_of(graph, len(split_run.pieces), nodes)
     elif graph is not None and nodes and split_run is None:
-        projection = project(list({id(node.graph): node.graph for node in nodes}.values()), nodes)
+        running = list({id(node.graph): node.graph for node in nodes}.values())
+        projection = project(running, nodes, tape.pending)
     start = time.perf_counter()
     cuda = _cuda_devices(nodes)
     for index in cuda:

@@ -27,11 +27,12 @@ from .execute.split import SplitRun
 from .graph.ir import Graph, SyncPoint
 from .plan.devices import devices as devices
 from .plan.memory import check_split
+from .record.host_copies import give_back
 from .record.names import name_tensors, variables_of
 from .record.order import closure
 from .record.pending import HELD_BYTES_LIMIT
 from .record.recorder import tape
-from .record.storage import Lost, TrackedNode
+from .record.storage import Lost, TrackedNode, TrackedStorage
 from .record.tensor import is_pending
 
 if TYPE_CHECKING:
@@ -303,12 +304,15 @@ def lazy(
         if tape.overdue:
             evaluation.catch_up()
         evaluation.watch.begin_recording()
+    if outer[0] is not None:
+        outer[0].nested.append((len(outer[0].nodes), graph.ir))
+    TrackedStorage.recording = graph.ir
     tape.graph, tape.owner = graph.ir, threading.get_ident()
     tape.allow_sync, tape.held_bytes_limit = allow_sync, held_bytes_limit
     tape.batch = named.dim if named is not None else None
     start = time.perf_counter()
     try:
-        with absence.recording_for(tape, card, graph.ir, assume):
+        with absence.recording_for(tape, card, graph.ir, assume, device):
             yield graph
     finally:
         tape.mark_parameters(graph.nodes)
@@ -318,6 +322,7 @@ def lazy(
         if named is not None:
             named.resolve(tape, graph.ir)
         tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit, tape.batch = outer
+        TrackedStorage.recording = outer[0]
         if outer[0] is None:
             tape.scopes.hand_over(graph.ir)
         own = [node for node in graph.nodes if node.state != "done"]
@@ -435,7 +440,11 @@ def cell_boundary() -> None:
 
 
 def reset() -> None:
-    """Forget everything pending, unevaluated; tensors that were pending stay without a value."""
+    """Forget everything pending, unevaluated; tensors that were pending stay without a value.
+
+    What was moved to a planned card that is not on this machine is what it was before, on the CPU.
+    """
+    give_back(tape)
     tape.forget_all()
     evaluation.graphs.clear()
     evaluation.watch.release()

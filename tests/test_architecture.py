@@ -17,10 +17,11 @@ MAY_IMPORT = {
     "_kernels": set(),  # private APIs like `_torch`'s, on what kernels choose: for the plan alone
     "_torch_cuda": {"_torch"},
     "_torch_random": set(),  # on generators: for recording alone
+    "_torch_compile": set(),  # around `torch.compile`: likewise
     "_cudnn": set(),  # sizes: record makes tensors of them, the plan their range
     "metrics": set(),
     "cell": set(),
-    "record": {"_torch", "_torch_cuda", "_torch_random", "_cudnn", "record", "graph.ir"},
+    "record": {"_torch", "_torch_compile", "_torch_cuda", "_torch_random", "_cudnn", "record", "graph.ir"},
     "graph": {"_torch", "graph"},
     "plan": {"_torch", "_kernels", "_cudnn", "graph", "plan"},
     "view": {"_torch", "graph", "plan", "view"},

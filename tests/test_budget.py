@@ -6,6 +6,7 @@ import functools
 import os
 import subprocess
 import sys
+import threading
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from torch import nn
 
 import lazyviz
 from lazyviz.budget import PeakExceeded
+from lazyviz.graph.nested import flattened
 from lazyviz.plan.devices import DeviceProfile
+from lazyviz.plan.memory import make_plan
 from lazyviz.plan.units import format_bytes, format_range
 
 pytest_plugins = ["pytester"]
@@ -319,3 +322,135 @@ def test_the_plugin_is_declared_as_pytest_finds_it():
         assert declared["pytest11"] == {"lazyviz": "_lazyviz_pytest"}
     code = "import _lazyviz_pytest, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_a_lazy_block_inside_counts():
+    with pytest.raises(AssertionError, match=r"would need 11\.4 MiB"):
+        with lazyviz.assert_peak_below("1 MiB"):
+            with lazyviz.lazy():
+                x = torch.ones(3000, 1000)
+    assert x.shape == (3000, 1000)
+
+
+def test_a_budget_inside_of_a_budget_counts_in_both():
+    @lazyviz.assert_peak_below("1 GiB")
+    def inner():
+        return torch.ones(3000, 1000) * 2
+
+    with pytest.raises(AssertionError, match=r"would need 22\.9 MiB.*allowed"):
+        with lazyviz.assert_peak_below("20 MiB"):
+            inner()
+
+
+def test_blocks_inside_stand_where_they_were_recorded():
+    """What is dropped before, in and after them is so in the whole, too."""
+
+    def program():
+        a = torch.ones(1000)
+        with lazyviz.lazy():
+            b = torch.ones(3000) + 1
+            del a
+            c = torch.ones(10)
+            with lazyviz.lazy():
+                d = c * 2
+            del c
+        e = b + 1
+        return e, d
+
+    def flat():
+        a = torch.ones(1000)
+        b = torch.ones(3000) + 1
+        del a
+        c = torch.ones(10)
+        d = c * 2
+        del c
+        e = b + 1
+        return e, d
+
+    with lazyviz.lazy() as outer:
+        kept = program()
+    with lazyviz.lazy() as alone:
+        same = flat()
+    plan, expected = make_plan(flattened(outer.ir)), alone.plan()
+    assert [node.op for node in plan._nodes] == [node.op for node in alone.nodes]
+    assert plan.timeline == expected.timeline
+    assert plan.eager_timeline == expected.eager_timeline
+    assert plan.by_category == expected.by_category
+    assert len(kept) == len(same)
+
+
+def test_what_a_thread_computes_inside_is_named_since_it_is_not_counted():
+    @lazyviz.assert_peak_below("1 MiB")
+    def budgeted():
+        thread = threading.Thread(target=lambda: torch.ones(3000, 1000) * 2, name="worker")
+        thread.start()
+        thread.join()
+
+    with pytest.warns(UserWarning, match="what worker computed meanwhile is not counted"):
+        budgeted()
+
+
+def test_a_thread_that_computes_nothing_is_not_named():
+    with lazyviz.assert_peak_below("1 MiB"):
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        thread.join()
+
+
+def test_a_budget_needs_no_capacity_so_cuda_will_do_without_a_driver(monkeypatch):
+    monkeypatch.setattr("lazyviz.plan.devices.cuda_devices", lambda: ([], "no NVIDIA driver on this machine"))
+    if torch.cuda.is_available():
+        pytest.skip("cuda is there")
+    with lazyviz.assert_peak_below("1 GiB", device="cuda"):
+        torch.ones(10, device="cuda")
+    with pytest.raises(AssertionError, match="cuda:0 would need"):
+        with lazyviz.assert_peak_below("1 MiB", device="cuda"):
+            x = torch.ones(1_000_000, device="cuda")
+    del x
+    lazyviz.session.reset()
+
+
+def test_a_class_method_may_be_budgeted_below_or_above_its_own_decorator():
+    class Step:
+        @lazyviz.assert_peak_below("1 MiB")
+        @classmethod
+        def small(cls):
+            return torch.ones(10), cls
+
+        @lazyviz.assert_peak_below("1 MiB")
+        @staticmethod
+        def large():
+            return torch.ones(1000, 1000)
+
+        @classmethod
+        @lazyviz.assert_peak_below("1 MiB")
+        def other(cls):
+            return cls
+
+    assert Step.small()[1] is Step and Step().other() is Step
+    with pytest.raises(AssertionError):
+        Step.large()
+
+
+def test_a_testcase_that_is_expected_to_fail_tells_the_peak_that_it_failed_by(project):
+    project.makepyfile(
+        """
+        import unittest
+        import pytest, torch
+
+        class Test(unittest.TestCase):
+            @unittest.expectedFailure
+            @pytest.mark.lazyviz_peak("1 MiB")
+            def test_large(self):
+                self.x = torch.ones(1000, 1000)
+
+            @unittest.expectedFailure
+            @pytest.mark.lazyviz_peak("1 GiB")
+            def test_small(self):
+                self.x = torch.ones(10)
+        """
+    )
+    result = run(project, "-rxf")
+    result.assert_outcomes(xfailed=1, failed=1)
+    result.stdout.fnmatch_lines(["*test_large*would need 3.81 MiB*"])
+    result.stdout.fnmatch_lines(["*Unexpected success*"])

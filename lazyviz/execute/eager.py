@@ -139,6 +139,9 @@ def run_node(node: TrackedNode, memory: ResidentMemory) -> None:
     del args, kwargs
     results = list(result) if isinstance(result, (list, tuple)) else [result]
     own = [value for value in node.outputs if value.node is node]  # an in-place op returns its argument
+    if node.writes:
+        for value in own:
+            memory.resized(value.storage, results[value.index])
     # A kernel may leave out a gradient that nobody needs and that its shape rule has.
     deliver({value: results[value.index] for value in own if results[value.index] is not None}, memory)
     consumed(node, memory)
@@ -148,8 +151,9 @@ def deliver(results: Mapping[TrackedValue, torch.Tensor], memory: ResidentMemory
     """Give each computed value its tensor: to later nodes, and to the user where one is held."""
     fresh: set[TrackedStorage] = set()
     for value, real in results.items():
-        storage = value.storage
-        if value.node is not None and storage.created == value.node.index and storage not in fresh:
+        storage, node = value.storage, value.node
+        made = node is not None and storage.created == node.index and storage.graph is node.graph
+        if made and storage not in fresh:
             fresh.add(storage)
             memory.made(storage, real)
         if value.uses:

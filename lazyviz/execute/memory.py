@@ -17,8 +17,14 @@ class ResidentMemory:
     """Bytes of the storages that the run holds, on all devices; what else kernels take is not seen."""
 
     def __init__(self, nodes: Sequence[TrackedNode]) -> None:
-        outside = {value.storage for node in nodes for value in node.inputs if value.real is not None}
-        self._sizes: dict[Storage, int] = {storage: storage.nbytes for storage in outside}
+        self._sizes: dict[Storage, int] = {}  # by origin: of memory met again after a sync point once
+        self._names: dict[Storage, set[Storage]] = {}  # the record's storages for each
+        for node in nodes:
+            for value in node.inputs:
+                if value.real is not None:
+                    origin = value.storage.origin
+                    self._sizes[origin] = value.storage.nbytes
+                    self._names.setdefault(origin, set()).add(value.storage)
         self._changes: list[list[tuple[Storage, int]]] = [list(self._sizes.items())]
         self._frees: list[tuple[Storage, int]] = []
         self.now = sum(self._sizes.values())
@@ -36,13 +42,30 @@ class ResidentMemory:
         """``storage`` takes ``size`` bytes from now on."""
         more = size - self._sizes.get(storage, 0)  # a sum of pieces is there before it is handed over
         self._sizes[storage] = size
+        self._names[storage] = {storage}
         self._changes[-1].append((storage, more))
         self.now += more
         self.peak = max(self.peak, self.now)
 
+    def resized(self, storage: Storage, real: torch.Tensor) -> None:
+        """``out=`` may have grown what it was given."""
+        origin = storage.origin
+        if (before := self._sizes.get(origin)) is None:
+            return
+        size = self._sizes[origin] = _torch.TensorBase.untyped_storage(real).nbytes()
+        if size != before:
+            self._changes[-1].append((origin, size - before))
+            self.now += size - before
+            self.peak = max(self.peak, self.now)
+
     def freed(self, storage: Storage) -> None:
-        size = self._sizes.pop(storage, 0)
-        self._frees.append((storage, -size))
+        origin = storage.origin
+        names = self._names.get(origin, set())
+        names.discard(storage)
+        if names:
+            return
+        size = self._sizes.pop(origin, 0)
+        self._frees.append((origin, -size))
         self.now -= size
 
     def peak_on(self, device: torch.device, categories: Mapping[Storage, Category]) -> Peak:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .ir import Graph, Node, Storage, Value
+from .ir import RAN_AT_ONCE, Graph, Node, Storage, Value
 
 
 def to_fx(graph: Graph) -> fx.GraphModule:
@@ -30,7 +30,7 @@ def to_fx(graph: Graph) -> fx.GraphModule:
             name = f"input_{number}_{name}".rstrip("_")
         names.add(name)
         env[value] = target.placeholder(name)
-    for node in graph.nodes:
+    for node in _operators(graph):
         args = tuple([_translate(item, env) for item in node.args])
         kwargs = {name: _translate(item, env) for name, item in node.kwargs.items()}
         result = target.call_function(node.op, args, kwargs)
@@ -46,7 +46,7 @@ def fx_inputs(graph: Graph) -> list[Value]:
     """The values that no node of ``graph`` makes, in order of first use."""
     made: set[Value] = set()
     found: dict[Value, None] = {}
-    for node in graph.nodes:
+    for node in _operators(graph):
         for value in node.inputs:
             if value not in made:
                 found[value] = None
@@ -61,12 +61,12 @@ def fx_outputs(graph: Graph) -> list[Value]:
     and the views of it that no node reads.  If nothing is alive, what the last node made.
     """
     read: set[Value] = set()
-    for node in graph.nodes:
+    for node in _operators(graph):
         read.update(node.inputs)
     own = set(graph.storages)
     seen: set[Storage] = set()
     result: dict[Value, None] = {}
-    for node in graph.nodes:
+    for node in _operators(graph):
         for value in node.outputs:
             storage = value.storage
             if storage.external or storage.dropped is not None or storage not in own:
@@ -74,9 +74,14 @@ def fx_outputs(graph: Graph) -> list[Value]:
             if storage not in seen or value not in read:
                 result[value] = None
             seen.add(storage)
-    if not result and graph.nodes:
-        return list(graph.nodes[-1].outputs)
+    if not result and (nodes := _operators(graph)):
+        return list(nodes[-1].outputs)
     return list(result)
+
+
+def _operators(graph: Graph) -> list[Node]:
+    """The nodes that call operators: what ran at once otherwise is not in the record."""
+    return [node for node in graph.nodes if node.op._schema.name != RAN_AT_ONCE]
 
 
 def _translate(item: Any, env: dict[Value, fx.Node]) -> Any:

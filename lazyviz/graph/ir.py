@@ -24,6 +24,8 @@ from .._torch import OpOverload
 
 Phase = Literal["forward", "backward", "optimizer", "other"]
 State = Literal["pending", "done", "failed"]
+RAN_AT_ONCE = "lazyviz::ran_at_once"
+"""The operator's name of a node for a stretch of the program that is no operator: a compiled call, say."""
 Role = Literal["parameter", "gradient", "optimizer", "buffer", "input"]
 
 
@@ -104,9 +106,10 @@ class Storage:
     user code (autograd included) dropped its last reference when ``dropped`` nodes
     were recorded (``None``: still referenced).  ``variables`` are the user's expressions that
     referred to it when recording ended (``"out.logits"``), if those are all that did.
-    ``continues`` is the record's earlier one for the same memory: after a sync point recording
-    meets as outside memory what it made.  ``place`` is the address of outside memory on a GPU, where
-    the record knows it, else 0.
+    If another block was being recorded then, such as a nested one, ``dropped_in`` is that block's graph
+    and the number of its nodes.  ``continues`` is the record's earlier one for the same memory: after
+    a sync point recording meets as outside memory what it made.  ``place`` is the address of outside
+    memory on a GPU, where the record knows it, else 0.
     """
 
     __slots__ = (
@@ -114,6 +117,7 @@ class Storage:
         "created",
         "device",
         "dropped",
+        "dropped_in",
         "external",
         "id",
         "name",
@@ -132,6 +136,7 @@ class Storage:
         self.external = external
         self.created = created
         self.dropped: int | None = None
+        self.dropped_in: tuple[Graph, int] | None = None
         self.continues: Storage | None = None
         self.role: Role | None = None
         self.name = ""
@@ -198,12 +203,14 @@ class Node:
     :class:`Value`.  ``inputs`` are the values read, in argument order; ``outputs`` the
     values returned (an in-place operator returns its own argument).  ``writes`` are
     the storages it mutates.  ``after`` are further nodes that have to run first (write
-    orders on shared storages) beyond the producers of ``inputs``.
+    orders on shared storages) beyond the producers of ``inputs``.  ``at_once``: why it ran while
+    the rest was recorded, "" for a node that was deferred.
     """
 
     __slots__ = (
         "after",
         "args",
+        "at_once",
         "error",
         "forward",
         "index",
@@ -236,12 +243,22 @@ class Node:
         self.forward: Node | None = None  # of a backward node: the node it differentiates
         self.state: State = "pending"
         self.error: str | None = None
+        self.at_once = ""
         self.seconds: float | None = None  # measured run time, once run with timing
 
     @property
     def name(self) -> str:
         """The operator's short name and the node's position: ``"addmm_12"``."""
+        if self.op._schema.name == RAN_AT_ONCE:
+            return f"{self.at_once}_{self.index}"
         return f"{self.op._schema.name.rpartition('::')[2]}_{self.index}"
+
+    @property
+    def made(self) -> set[Storage]:
+        """The storages that it allocated: not those of its arguments, which may be of other graphs."""
+        given = {value.storage for value in self.inputs}
+        made = {value.storage for value in self.outputs if value.storage.created == self.index}
+        return made - given
 
     def __repr__(self) -> str:
         return f"<Node {self.name} {self.phase} {self.module or '-'} {self.state}>"
@@ -281,6 +298,8 @@ class Graph:
         self.batch: dict[Value, int] = {}  # the values named as batch: the dimension that has the samples
         self.whole: tuple[str, ...] = ()  # operators that may run on the whole batch in a split run
         self.independent_rng = False  # pieces may draw for themselves inside fused kernels
+        self.nested: list[tuple[int, Graph]] = []  # blocks inside: nodes recorded before, and their graphs
+        self.elsewhere: set[str] = set()  # names of threads whose ops ran meanwhile, unrecorded
         self.in_parts: set[str] = set()  # layers recorded as ops where that card has a kernel
 
     def __iter__(self) -> Iterator[Node]:

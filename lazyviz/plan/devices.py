@@ -64,15 +64,12 @@ def resolve(device: str | torch.device | Device | DeviceProfile) -> Device | Dev
     if isinstance(device, (Device, DeviceProfile)):
         return device
     name = str(device)
-    kind, _, index = name.partition(":")
     if name == "cpu":
         return cpu_device()
-    if kind == "cuda" and (not index or (index.isdecimal() and index.isascii())):
+    if (position := card_number(name)) is not None:
         gpus, state = cuda_devices()
-        if index:
-            position = int(index)
-        else:
-            position = torch.cuda.current_device() if _cuda_in_use() else 0
+        if name == "cuda" and _cuda_in_use():
+            position = torch.cuda.current_device()
         for gpu in gpus:
             if gpu.name == f"cuda:{position}":
                 return gpu
@@ -81,6 +78,36 @@ def resolve(device: str | torch.device | Device | DeviceProfile) -> Device | Dev
             f"name a profile to plan for a card that is absent, such as {' or '.join(WELL_KNOWN[:2])}."
         )
     return lookup(name)
+
+
+def planned(device: str | torch.device | Device | DeviceProfile) -> Device | DeviceProfile:
+    """Like :func:`resolve`; where there is no GPU at all, ``"cuda"`` is a card of which nothing is known.
+
+    What would be needed of it can be told, and held against a budget; not whether it fits.
+
+    Raises ``ValueError`` for an unknown name, and for a number that this machine's cards do not have.
+    """
+    try:
+        return resolve(device)
+    except ValueError:
+        number = card_number(device)
+        gpus, state = cuda_devices()
+        if number is None or gpus:
+            raise
+        return unknown_card(number, state)
+
+
+def card_number(device: object) -> int | None:
+    """The number in ``"cuda"`` or ``"cuda:1"``; ``None`` for anything else."""
+    kind, _, index = str(device).partition(":")
+    if kind != "cuda" or not (not index or (index.isdecimal() and index.isascii())):
+        return None
+    return int(index or 0)
+
+
+def unknown_card(number: int, state: str) -> Device:
+    """``cuda`` where there is none."""
+    return Device(f"cuda:{number}", "a CUDA GPU of no known kind", None, None, None, state)
 
 
 def cpu_device() -> Device:

@@ -38,6 +38,11 @@ def explain(plan: Plan) -> str:
         if other.fits is not None:
             line += ", which fits" if other.fits else ", which does not fit"
         lines.append(line + ".")
+    if inside := _not_known(plan):
+        lines.append(
+            f"Ran at once, at a sync point: {inside}. What they made is counted; "
+            "what they took while they ran is not known, and no range above allows for it."
+        )
     if layers := sorted(plan._graph.in_parts):
         lines.append(
             f"{', '.join(layers)}: recorded cell by cell with the CPU's operators, since cuDNN does not take "
@@ -77,6 +82,17 @@ def _peak(plan: Plan) -> list[str]:
         if plan.peak_node.source is not None and plan.peak_node.source.text:
             lines.append(f"    {plan.peak_node.source.text.strip()}")
     return lines
+
+
+def _not_known(plan: Plan) -> str:
+    """What took memory that nobody counts: kernels at sync points, and all of a compiled function."""
+    places: dict[str, None] = {}
+    for node in plan._nodes:
+        if node.at_once and node.index not in plan.scratch:
+            name = node.name.rpartition("_")[0]
+            places[f"{name} at {line_text(node.source)}" if node.source is not None else name] = None
+    rest = len(places) - LINES
+    return ", ".join(list(places)[:LINES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _remedies(plan: Plan) -> list[str]:
@@ -143,7 +159,8 @@ def keeper(allocation: Allocation) -> str:
 def verdict(plan: Plan) -> str:
     """Whether it fits, in one sentence."""
     if plan.capacity_bytes is None:
-        return f"Whether it fits is unknown: {plan.device} does not tell its memory."
+        why = f" ({plan.device_state})" if plan.device_state not in ("", "ready") else ""
+        return f"Whether it fits is unknown: {plan.device} does not tell its memory{why}."
     room = format_bytes(plan.capacity_bytes)
     if plan._profile is None:
         room += " free (tensors already there included)"

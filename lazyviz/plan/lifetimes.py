@@ -134,6 +134,8 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
         else:
             lazy_stop = max(last_use.index + 1 if last_use is not None else earliest, earliest)
             eager_stop = lazy_stop if foreign else max(dropped, earliest)
+            if 0 <= start < count and nodes[start].at_once:
+                lazy_stop = max(lazy_stop, dropped)  # it was there as the user's code had it
             if storage in overwritten:
                 eager_stop = overwritten[storage]  # from there on it is the node's result
             if start < 0 and storage.role is None and last_use is not None:

@@ -22,7 +22,7 @@ from .alive import Allocation as Allocation
 from .alive import Category as Category
 from .alive import Moment as Moment
 from .alive import categorize, moment
-from .devices import Device, DeviceProfile, resolve
+from .devices import Device, DeviceProfile, planned
 from .events import Need
 from .lifetimes import Lifetime, allocated, by_origin, lifetimes, main_device, positions
 from .per_device import DevicePlan as DevicePlan
@@ -131,6 +131,12 @@ class Plan:
         if "held" not in self._cache:
             self._cache["held"] = by_origin(self._lifetimes.values())
         return positions(self._cache["held"], what)
+
+    @property
+    def device_state(self) -> str:
+        """What is known of a real device, in words (``"ready"``); of a profile ``""``."""
+        target = self._planner.target if self._planner is not None else None
+        return target.state if isinstance(target, Device) else ""
 
     @property
     def needed_bytes(self) -> int:
@@ -287,7 +293,7 @@ def make_plan(
     check_split(split)
     everywhere = lifetimes(graph, as_recorded=as_recorded)
     recorded = main_device(everywhere)
-    target = resolve(device) if device is not None else target_of(recorded)
+    target = planned(device) if device is not None else target_of(recorded)
     if isinstance(target, Device):
         for storage_device in {span.storage.device for span in everywhere}:
             if same_device(target.name, storage_device):

@@ -76,9 +76,9 @@ class LiveMemory:
             return None
         try:
             memory = pynvml.nvmlDeviceGetMemoryInfo(self._handle)
+            return int(memory.used), int(memory.total)  # of an answer that may be none
         except Exception:
             return None
-        return int(memory.used), int(memory.total)
 
     def close(self) -> None:
         self._handle = None
@@ -199,7 +199,7 @@ def _handles() -> tuple[list[Any], str]:
     cards = [_handle(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return [part for card in cards for part in _parts(card)], ""
+        return _enumerated(cards)
     chosen: list[Any] = []
     for name in [entry.strip() for entry in visible.split(",")]:
         handle = _named(name, cards)
@@ -207,6 +207,22 @@ def _handles() -> tuple[list[Any], str]:
             break  # CUDA stops reading at the first that it does not know
         chosen.append(handle)
     return chosen, f" (CUDA_VISIBLE_DEVICES={visible})"
+
+
+def _enumerated(cards: list[Any]) -> tuple[list[Any], str]:
+    """The cards as a CUDA process numbers them, which sees one MIG slice at most (MIG User Guide, CUDA
+    Device Enumeration)."""
+    found: list[Any] = []
+    sliced, hidden = False, 0
+    for card in cards:
+        for part in _parts(card):
+            if part is not card and sliced:
+                hidden += 1
+                continue
+            sliced = sliced or part is not card
+            found.append(part)
+    slices = "slices" if hidden > 1 else "slice"
+    return found, f" ({hidden} more MIG {slices}, of which CUDA gives a process one)" if hidden else ""
 
 
 def _parts(card: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..graph.ir import Graph, Node, Storage
-from .devices import Device, DeviceProfile, capacity, resolve
+from .devices import Device, DeviceProfile, capacity, planned
 from .events import Need
 from .held import Segment, exists, nbytes_of, segments_on
 from .lifetimes import Lifetime, allocated
@@ -147,7 +147,7 @@ class DevicePlans(Mapping[str, DevicePlan]):
 def target_of(recorded: torch.device) -> Device | DeviceProfile:
     """The device the graph was recorded on, also one whose memory nobody can tell (``meta``)."""
     try:
-        return resolve(recorded)
+        return planned(recorded)
     except ValueError as error:
         return Device(str(recorded), recorded.type, None, None, None, str(error))
 

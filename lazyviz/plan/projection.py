@@ -6,7 +6,7 @@ needs, or what is left after a sync point.  Sizes are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,15 +26,22 @@ class Peak(NamedTuple):
     scratch: int = 0
 
 
-def project(graphs: Sequence[Graph], nodes: Sequence[Node]) -> tuple[Peak, Mapping[Storage, Category]]:
+def project(
+    graphs: Sequence[Graph], nodes: Sequence[Node], pending: Iterable[Node]
+) -> tuple[Peak, Mapping[Storage, Category]]:
     """The peak of running ``nodes`` of ``graphs``, in program order, and what each storage is for.
 
-    A CPU's peak is of tensors alone, since that is what a run on the CPU can count.
+    ``pending`` are the nodes of any graph that have not run; those beyond ``nodes`` may need, after the
+    run, what it works on.  A CPU's peak is of tensors alone, since that is what a run on the CPU can count.
     """
     known: dict[Storage, Lifetime] = {}
     for graph in graphs:
         own = set(graph.storages)
-        known.update((span.storage, span) for span in lifetimes(graph) if span.storage in own)
+        for span in lifetimes(graph):
+            if span.storage in own:
+                known[span.storage.origin] = span
+            else:  # of a graph that has run, or that need not run now
+                known.setdefault(span.storage.origin, span)
     categories = {storage: categorize(span) for storage, span in known.items()}
     first: dict[Storage, int] = {}
     last: dict[Storage, int] = {}
@@ -42,16 +49,17 @@ def project(graphs: Sequence[Graph], nodes: Sequence[Node]) -> tuple[Peak, Mappi
         for storage in _touched(node):
             first.setdefault(storage, position)
             last[storage] = position
-    spans = [span for span in known.values() if span.storage in last and span.storage.nbytes]
+    spans = [span for storage, span in known.items() if storage in last and storage.nbytes]
     device = main_device(spans)
     spans = [span for span in spans if span.storage.device == device]
     changes: list[list[tuple[Storage, int]]] = [[] for _ in range(len(nodes) + 1)]
     inside = set(nodes)
+    later = {value.storage.origin for node in pending if node not in inside for value in node.inputs}
     for span in spans:
-        storage = span.storage
+        storage = span.storage.origin
         made_here = span.maker in inside
         changes[first[storage] if made_here else 0].append((storage, storage.nbytes))
-        if not _stays(span, inside):
+        if not span.kept and storage not in later:
             changes[last[storage] + 1].append((storage, -storage.nbytes))
     extra = [0] * len(nodes)
     if device.type == "cuda":
@@ -70,12 +78,6 @@ def _touched(node: Node) -> Iterable[Storage]:
         *(value.storage.origin for value in node.outputs),
         *(storage.origin for storage in node.writes),
     }
-
-
-def _stays(span: Lifetime, inside: Set[Node]) -> bool:
-    """Whether the user's code, or a node that does not run now, still needs the storage afterwards."""
-    last = span.last_use
-    return span.kept or (last is not None and last not in inside and last.state != "done")
 
 
 def highest(

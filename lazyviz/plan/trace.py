@@ -16,6 +16,7 @@ from ..graph.ir import Storage
 from .allocator_config import AllocatorConfig
 from .caching_allocator import Block, CachingAllocator, _Pool, _Range
 from .lifetimes import events
+from .reservation import reserve_calls
 
 if TYPE_CHECKING:
     from .memory import Plan
@@ -85,7 +86,7 @@ class _Recorded(CachingAllocator):
 
 
 def trace(plan: Plan, *, eager: bool = False) -> Trace:
-    """The allocator's events of our run, or of eager PyTorch (without libraries' workspaces).
+    """The allocator's events of our run, or of eager PyTorch, cuBLAS's workspaces included.
 
     What the user's code still holds in the end, and what PyTorch keeps, is not freed.
     """
@@ -96,6 +97,9 @@ def trace(plan: Plan, *, eager: bool = False) -> Trace:
         calls = reservation.calls
     else:
         calls = [(event.position, event.storage, event.nbytes) for event in events(spans, eager=eager)]
+    if eager and reservation is not None and plan._planner is not None:
+        whole = reserve_calls(plan._nodes, calls, list(spans), plan._planner.target, None, eager=True)
+        calls = whole.calls if whole is not None else calls
     config = AllocatorConfig.from_environment(os.environ) if reservation is not None else None
     allocator = _Recorded(config, plan.capacity_bytes if reservation is not None else None)
     owners: dict[int, tuple[Hashable, int]] = {}

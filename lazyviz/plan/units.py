@@ -45,7 +45,7 @@ def parse_bytes(size: int | str) -> int:
     Raises ``ValueError`` for anything else, and below 0.
     """
     if isinstance(size, str):
-        found = _SIZE.fullmatch(size)
+        found = _SIZE.fullmatch(size) if size.isascii() else None  # `\d` takes the digits of any script
         factor = _FACTORS.get(found[2].upper() or "B") if found is not None else None
         if found is None or factor is None:
             raise ValueError(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _torch, _torch_cuda
-from . import absent_entry, absent_layers
+from . import absent_entry, absent_layers, absent_memory
 from .absent_autocast import AutocastKernels
 from .absent_kernels import CudaKernels
 from .guard import nodes_before_access
@@ -55,6 +55,8 @@ def is_absent(device: torch.device) -> bool:
 
 Memory = Callable[[torch.device, int], tuple[int, int]]
 """Bytes allocated now and at most since a position of the graph, on a device, in eager PyTorch."""
+Reserved = Callable[[torch.device], int]
+"""Bytes that the caching allocator of a device would hold, in eager PyTorch."""
 
 
 _Generator = torch.Generator
@@ -92,13 +94,16 @@ class Answer:
 class AbsentCards:
     """While installed, PyTorch answers for ``card``."""
 
-    def __init__(self, tape: Tape, card: Card, memory: Memory, assume: Mapping[int, Any]) -> None:
+    def __init__(
+        self, tape: Tape, card: Card, memory: Memory, reserved: Reserved, assume: Mapping[int, Any]
+    ) -> None:
         self.card = card
         self.current = card.current
         self.tape = tape
-        self._memory = memory
+        self.memory = memory
+        self.reserved = reserved
         self._assume = assume
-        self._reset_at = 0  # position of the last reset_peak_memory_stats
+        self.reset_at = 0  # position of the last reset_peak_memory_stats
         self.patches = Patches()
         self._kernels = CudaKernels(self)
         self._autocast = AutocastKernels()
@@ -107,7 +112,7 @@ class AbsentCards:
         _torch_cuda.stand_in()
         _torch_cuda.make_on_cpu_first(True)
         self._patch_functions()
-        self._patch_memory()
+        absent_memory.install(self)
         self._patch_randomness()
         absent_entry.install(self)
         absent_layers.install(self)
@@ -228,7 +233,6 @@ class AbsentCards:
         replace(accelerator, "synchronize", lambda device=None: None)
         replace(accelerator, "current_stream", lambda device=None: _Stream(device))
         replace(accelerator, "set_stream", lambda stream: None)
-        replace(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)
         replace(torch.Tensor, "record_stream", lambda tensor, stream: None)
         # its cards are all alike; and cuDNN, which orders an RNN's weights, is part of every CUDA build
         replace(*_torch_cuda.CHECK_BALANCE, lambda device_ids: None)
@@ -262,42 +266,6 @@ class AbsentCards:
     def properties(self, device: Any = None) -> _Properties:
         self.index(device)
         return _Properties(self.card)
-
-    # --- memory ---------------------------------------------------------------------
-
-    def _patch_memory(self) -> None:
-        """What eager PyTorch's tensors would take at this line; the allocator's own counters are not told."""
-        cuda, replace = torch.cuda, self.replace
-
-        def allocated(device: Any = None) -> int:
-            return self._memory(torch.device("cuda", self.index(device)), 0)[0]
-
-        def most(device: Any = None) -> int:
-            return self._memory(torch.device("cuda", self.index(device)), self._reset_at)[1]
-
-        def free_and_total(device: Any = None) -> tuple[int, int]:
-            total = self.properties(device).total_memory
-            return total - allocated(device), total
-
-        def reset(device: Any = None) -> None:
-            self._reset_at = len(self.tape.graph.nodes) if self.tape.graph is not None else 0
-
-        for owner in (cuda, cuda.memory):
-            replace(owner, "memory_allocated", allocated)
-            replace(owner, "max_memory_allocated", most)
-            replace(owner, "mem_get_info", free_and_total)
-            replace(owner, "reset_peak_memory_stats", reset)
-            replace(owner, "reset_max_memory_allocated", reset)
-            replace(owner, "empty_cache", lambda: None)
-            replace(owner, "set_per_process_memory_fraction", lambda fraction, device=None: None)
-            for name in (
-                "memory_reserved",
-                "max_memory_reserved",
-                "memory_stats",
-                "memory_summary",
-                "memory_snapshot",
-            ):
-                replace(owner, name, _unknown(f"torch.cuda.{name}()"))
 
     # --- random numbers ---------------------------------------------------------------
 

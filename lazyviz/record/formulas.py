@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from .at_once import note_region
 from .guard import nodes_before_access, tensors_in
 from .patches import Patches
 from .recorder import Tape
@@ -81,7 +82,7 @@ class FormulaPatches:
                 for node in _autograd_nodes(outputs):
                     if _asks(node, create_graph):
                         handles.append(node.register_prehook(functools.partial(_before, plain, tape, node)))
-                        handles.append(node.register_hook(lambda inputs, outputs: plain.end()))
+                        handles.append(node.register_hook(plain.end_of_node))
                     for edge in node.next_functions:
                         makers.setdefault(edge, []).append(node)
                 adding = {node for nodes in makers.values() if len(nodes) > 1 for node in nodes}
@@ -109,10 +110,12 @@ class FormulaPatches:
             tensors = list(tensors_in((*args, *kwargs.values())))
             needed = [node for t in tensors for node in nodes_before_access(tape, t, write=False)]
             plain.begin("cross_entropy with weight and label_smoothing", needed, tensors)
+            result = None
             try:
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
             finally:
-                plain.end()
+                plain.end(tensors, result)
+            return result
 
         return cross_entropy_loss
 
@@ -124,16 +127,22 @@ class PlainTensors:
         self._tape = tape
         self._mode = mode
         self._off = False
+        self._cause = ""
 
     def begin(self, cause: str, needed: Iterable[TrackedNode], read: Iterable[torch.Tensor]) -> None:
+        self._cause = cause
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in read)
         self._tape.sync(cause, needed, nbytes)
         self._off = _torch.remove_mode(self._mode)
 
-    def end(self) -> None:
+    def end(self, read: Any = (), result: Any = None) -> None:
         if self._off:
             _torch.insert_mode_at_bottom(self._mode)
             self._off = False
+            note_region(self._tape, self._cause, read, result)
+
+    def end_of_node(self, results: Any, gradients: Any) -> None:
+        self.end(gradients, results)
 
 
 def _asks(node: Any, create_graph: bool) -> bool:

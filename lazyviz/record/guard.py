@@ -14,6 +14,7 @@ import torch
 
 from .. import _torch, _torch_cuda
 from .._torch import OpOverload
+from .host_copies import on_host, reads_host
 from .order import closure
 from .pending import needs_absent
 from .rng import Generators
@@ -133,6 +134,10 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
             with tape.lock:  # a run on another thread has the generators' states in its hands
                 return op(*args, **kwargs)
         if needed:
+            if reads_host(op, info, kwargs) and needs_absent(closure(needed)):
+                copies = on_host(tape, args)
+                if copies is not None:
+                    return op(*copies, **kwargs)
             with tape.lock:
                 tape.sync(info.name if info.name != "_local_scalar_dense" else "item", needed, nbytes)
         if info.mutates:
@@ -159,13 +164,6 @@ def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, 
 def is_differentiated(items: Any) -> bool:
     """Whether autograd would record an op on these arguments."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(items))
-
-
-def dispatch_opaque(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a higher-order operator (``torch.cond``, flex attention) at once: it is not one kernel."""
-    evaluate_arguments(tape, args, kwargs, str(op), write=False)
-    with tape.paused():
-        return op(*args, **kwargs)
 
 
 def dispatch_traced(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

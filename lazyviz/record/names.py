@@ -115,6 +115,12 @@ def _nothing_else_keeps(storage: TrackedStorage, entries: list[_Found]) -> bool:
     return True
 
 
+def tensors_under(content: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a container or plain object, as deep as ``MAX_DEPTH``."""
+    for _, tensor, _, _ in _tensors({"content": content}, False):
+        yield tensor
+
+
 def _tensors(variables: Mapping[str, Any], copied: bool) -> Iterator[tuple[str, torch.Tensor, int, bool]]:
     """(Expression, tensor, references it stands for, whether its containers are referred to once).
 

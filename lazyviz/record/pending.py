@@ -18,7 +18,7 @@ from .order import closure
 from .rng import Generators
 from .scopes import Scopes
 from .shapes import ShapeCache
-from .storage import FORGOTTEN, Lost, TensorRef, TrackedNode, TrackedStorage, TrackedValue
+from .storage import FORGOTTEN, Lost, TensorRef, TrackedNode, TrackedStorage, TrackedValue, note_drop
 from .tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Pending:
         if node.writes and not node.folded:
             for storage in node.writes:
                 storage.shadow = None
-        if self.graph is node.graph:  # a sync point: the rest of the record may come back to these
+        if self.graph is not None:  # a sync point: the rest of the record may come back to these
             for value in node.outputs:
                 tensor = value.tensor() if value.tensor is not None else None
                 if tensor is not None and value.node is node:
@@ -214,8 +214,13 @@ class Pending:
             self.met.clear()
         else:
             self.met.update((a, storage) for a, storage in self.storages.items() if storage.live)
+        made = {
+            key: value
+            for key, value in self.outside.items()
+            if self.graph is not None and value.node is not None and value.tensor is not None
+        }
         if not self.pending:
-            self.outside.clear()
+            self.outside = made  # at once, by this block
             self.storages.clear()
             if self.graph is None:
                 self.scopes.forget_forward()
@@ -228,6 +233,7 @@ class Pending:
                 if value.real is not None and not value.storage.foreign:
                     self.storages.setdefault(_torch.storage_address(value.real), value.storage)
         self.outside = {key: value for key, value in self.outside.items() if value.real is not None}
+        self.outside |= made
         for value in self.outside.values():  # an op to come may write it through the same value
             if value.storage.address and not value.storage.foreign:
                 self.storages.setdefault(value.storage.address, value.storage)
@@ -298,9 +304,12 @@ def release(value: TrackedValue) -> None:
     """Cut the link between a value and the user's tensor (which now shows something else)."""
     if value.tensor is not None:
         value.tensor = None
-        value.storage.live -= 1
-        if value.storage.live == 0:
-            value.storage.dropped = len(value.storage.graph.nodes)
+        storage = value.storage
+        while storage.replaced_by is not None:
+            storage = storage.replaced_by
+        storage.live -= 1
+        if storage.live == 0:
+            note_drop(storage)
 
 
 def _is_owed(node: TrackedNode) -> bool:

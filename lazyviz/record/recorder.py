@@ -18,7 +18,7 @@ import torch
 from .. import _torch, _torch_cuda
 from .._torch import OpOverload
 from ..graph.ir import TensorMeta
-from . import constants, guard
+from . import at_once, constants, guard
 from .order import order
 from .pending import Pending, release
 from .probes import sharing
@@ -56,15 +56,14 @@ class RecorderMode(_torch.TorchDispatchMode):
         if _torch.active_dispatch_modes():  # ours is off the stack in here: these are tracers, all below it
             return guard.dispatch_traced(tape, func, args, kwargs or {})
         if type(func) is not OpOverload:
-            return guard.dispatch_opaque(tape, func, args, kwargs or {})
+            return at_once.dispatch_opaque(tape, func, args, kwargs or {})
         if args and type(args[0]) in _NUMBERS and str(func._schema.arguments[0].type) == "Tensor":
             # A constant of a TorchScript program: its interpreter's tensors that are numbers arrive as such.
             args = (torch.tensor(args[0]), *args[1:])
-        if (
-            tape.graph is None
-            or tape.pauses
-            or (tape.owner != threading.get_ident() and not tape.in_autograd())
-        ):
+        if tape.graph is None or tape.pauses:
+            return guard.dispatch(tape, func, args, kwargs or {})
+        if tape.owner != threading.get_ident() and not tape.in_autograd():
+            tape.graph.elsewhere.add(threading.current_thread().name)
             return guard.dispatch(tape, func, args, kwargs or {})
         if tape.absent is not None:
             return tape.absent.record(self, func, args, kwargs or {})
@@ -282,7 +281,7 @@ class Tape(Pending):
             if not storage.foreign:  # of that a snapshot is read, and its address may pass to other memory
                 self.storages[address] = storage
                 earlier = self.met.get(address)
-                if earlier is not None and earlier.live and earlier.graph is graph:
+                if earlier is not None and earlier.live:
                     storage.continues = earlier
         elif storage.nbytes < memory.nbytes():
             storage.nbytes = memory.nbytes()  # `resize_` has been there
@@ -379,12 +378,15 @@ class Tape(Pending):
         if self.absent is not None and (answer := self.absent.answer(needed)) is not None:
             return answer.value
         self.sync(cause, needed, nbytes, a_number=info.returns_numbers)
-        for tensor in guard.written_tensors(info, args, kwargs):
+        written = list(guard.written_tensors(info, args, kwargs))
+        sizes = at_once.sizes_of(written)
+        for tensor in written:
             self._forget_outside(tensor)
             self.forget_shadow(tensor)
         result = guard.call(op, info, args, kwargs)
         if info.counts_writes:
             guard.count_writes(info, args, kwargs)
+        at_once.note_operator(self, cause, op, args, kwargs, result, written, sizes)
         return result
 
     def _forget_outside(self, tensor: torch.Tensor) -> TrackedValue | None:

@@ -344,8 +344,11 @@ class ShapeCache:
             if item is None or (type(item) is int and container is tuple):
                 outputs.append(item)
                 continue
-            if not isinstance(item, torch.Tensor) or item.layout != torch.strided:
+            if not isinstance(item, torch.Tensor):
                 raise DataDependent(f"{op} returns {type(item).__name__}")
+            if item.layout != torch.strided:
+                layout = str(item.layout).removeprefix("torch.")
+                raise DataDependent(f"{op} (its {layout} result cannot be deferred)")
             meta = self.meta_of(item)
             source, itself = None, False
             address = _torch.storage_address(item)

@@ -45,11 +45,13 @@ class TrackedStorage(Storage):
     ``writer`` is the last recorded node that writes it, ``readers`` the nodes that read
     it since.  ``live`` counts the user's tensors on it.  ``foreign`` memory can be
     written by others (NumPy, shared memory); ``shadow`` is a copy that runs ahead of the
-    graph where its content can be told, see :mod:`lazyviz.record.constants`.
+    graph where its content can be told, see :mod:`lazyviz.record.constants`.  ``replaced_by`` is
+    the storage that its tensors are on since their memory was resized.
     """
 
-    __slots__ = ("address", "foreign", "graph", "live", "readers", "shadow", "uses", "writer")
+    __slots__ = ("address", "foreign", "graph", "live", "readers", "replaced_by", "shadow", "uses", "writer")
 
+    recording: ClassVar[Graph | None] = None  # the innermost block that is open
     held_bytes: ClassVar[int] = 0  # outside memory that only pending nodes keep alive
 
     def __init__(self, nbytes: int, device: torch.device, graph: Graph, *, external: bool) -> None:
@@ -60,6 +62,7 @@ class TrackedStorage(Storage):
         self.live = 0
         self.uses = 0
         self.foreign = False
+        self.replaced_by: TrackedStorage | None = None
         self.shadow: Shadow | None = None
         self.address = 0  # of an external storage: identity of the C++ storage
         graph.storages.append(self)
@@ -124,6 +127,7 @@ class TensorRef(weakref.ref):
         super().__init__(tensor, _on_tensor_death)  # type: ignore[call-arg]
         value.tensor = self
         value.storage.live += 1
+        value.storage.dropped = None  # another tensor on it may have been dropped before
 
 
 def _on_tensor_death(ref: TensorRef) -> None:
@@ -131,14 +135,23 @@ def _on_tensor_death(ref: TensorRef) -> None:
     if value.tensor is ref:
         value.tensor = None
     storage = value.storage
+    while storage.replaced_by is not None:
+        storage = storage.replaced_by
     storage.live -= 1
     if storage.live == 0:
         Lost.something = True
-        storage.dropped = len(storage.graph.nodes)
+        note_drop(storage)
         if storage.external and value.uses:
             TrackedStorage.held_bytes += storage.nbytes
         if storage.graph.lost and Lost.look is not None:
             Lost.look()
+
+
+def note_drop(storage: TrackedStorage) -> None:
+    """The last tensor on ``storage`` has gone now."""
+    storage.dropped = len(storage.graph.nodes)
+    now = TrackedStorage.recording
+    storage.dropped_in = (now, len(now.nodes)) if now is not None and now is not storage.graph else None
 
 
 def let_go(tensor: torch.Tensor) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from .. import _torch, _torch_cuda, _torch_random
-from . import absent, constants
+from . import absent, at_once, constants
 from .guard import is_out_of_reach, nodes_before_access, tensors_in
+from .host_copies import host_copy
 from .patches import Patches
 from .recorder import Tape
 from .rng import READERS, rng_state
@@ -86,6 +87,8 @@ class SyncPatches:
             self._patches.set(torch.Tensor, name, getattr(self, f"_{name.strip('_')}")())
         self._patch_randomness()
         _torch_random.replace_methods({name: self._generator_reader(name) for name in READERS})
+        resize = at_once.watched_resize(self.tape, torch.UntypedStorage.resize_)
+        self._patches.set(torch.UntypedStorage, "resize_", resize)
         self._patch_loaders()
         self._patch_subclasses()
         self._patch_native_readers()
@@ -123,6 +126,13 @@ class SyncPatches:
             tape = patches.tape
             if tape.pending:
                 cls = type(tensor)
+                if (
+                    (cause == "tolist" or (cause == "numpy" and tensor.device.type == "cpu"))
+                    and is_out_of_reach(tape, tensor)
+                    and (copy := host_copy(tape, tensor)) is not None
+                ):
+                    with tape.paused():
+                        return original(copy, *args, **kwargs)
                 if cause in absent.READERS and (
                     is_out_of_reach(tape, tensor)
                     or (cause == "deepcopy" and tape.absent is not None and is_pending(tensor))
@@ -141,7 +151,10 @@ class SyncPatches:
             if tape.graph is None or dispatches:
                 return original(tensor, *args, **kwargs)
             with tape.paused():
-                return original(tensor, *args, **kwargs)
+                result = original(tensor, *args, **kwargs)
+            if cause == "deepcopy":
+                at_once.note_copies(tape, result)
+            return result
 
         return method
 

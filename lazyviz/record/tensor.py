@@ -153,7 +153,10 @@ def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
         # Others put the mark on tensors with history, which stay what they are.
         marked = "_is_param" in attributes and tensor.is_leaf
         cls = torch.nn.Parameter if marked else torch.Tensor
-    _torch.become_real(tensor, real, cls)
+    with (
+        _torch_cuda.as_on_cpu(tensor) if _STAND_INS else contextlib.nullcontext()
+    ):  # it may have been planned
+        _torch.become_real(tensor, real, cls)
     attributes.pop("_lazyviz", None)
     attributes.pop("_lazyviz_class", None)
     if issubclass(cls, torch.nn.Parameter):

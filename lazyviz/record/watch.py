@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _torch_cuda
+from .. import _torch, _torch_compile, _torch_cuda
+from .at_once import note_region
 from .composites import CompositeKernels
 from .formulas import FormulaPatches
 from .patches import Patches
@@ -79,28 +80,28 @@ class Watch:
         for guard in _torch.KEY_GUARDS:
             self._patches.set(guard, "__enter__", self._entering(guard.__enter__, guard.__exit__))
             self._patches.set(guard, "__exit__", self._leaving(guard.__exit__))
-        backward_of = _torch.CustomBackward._get_user_fn
+        backward_of = _torch_compile.CustomBackward._get_user_fn
 
         @functools.wraps(backward_of)
         def _get_user_fn(node: Any) -> Callable[..., Any]:
             function = backward_of(node)
             return (
                 self._at_once(function, "compiled backward")
-                if _torch.is_compiled_backward(node)
+                if _torch_compile.is_compiled_backward(node)
                 else function
             )
 
-        self._patches.set(_torch.CustomBackward, "_get_user_fn", _get_user_fn)
+        self._patches.set(_torch_compile.CustomBackward, "_get_user_fn", _get_user_fn)
         self._patches.set(torch.export, "export", self._at_once(torch.export.export, "torch.export"))
 
     def _entering(self, enter: Callable[[Any], Any], leave: Callable[..., Any]) -> Callable[[Any], Any]:
         local = self._thread
 
         def __enter__(guard: Any) -> Any:
-            compiler = _torch.set_eval_frame(None)  # it is on already, and would compile us
+            compiler = _torch_compile.set_eval_frame(None)  # it is on already, and would compile us
             local.entered = getattr(local, "entered", 0) + 1
             result = enter(guard)
-            if _torch.calls_compiled_function(sys._getframe(1)):
+            if _torch_compile.calls_compiled_function(sys._getframe(1)):
                 region = self._suspended("torch.compile")
                 try:
                     region.__enter__()
@@ -108,13 +109,13 @@ class Watch:
                     local.entered -= 1
                     leave(guard, None, None, None)
                     _torch.refresh_modes()
-                    _torch.set_eval_frame(compiler)
+                    _torch_compile.set_eval_frame(compiler)
                     raise
                 local.regions = {**getattr(local, "regions", {}), id(guard): region}
-            _torch.set_eval_frame(compiler)
+            _torch_compile.set_eval_frame(compiler)
             return result
 
-        _torch.skip_code(__enter__.__code__)
+        _torch_compile.skip_code(__enter__.__code__)
         return __enter__
 
     def _leaving(self, leave: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,6 +128,8 @@ class Watch:
             _torch.refresh_modes()
             if region is not None:
                 region.__exit__(None, None, None)
+                call = _torch_compile.compiled_call(sys._getframe(1))
+                note_region(self._tape, "torch.compile", call.read, call.returned, modules=call.modules)
             self.release()
             return result
 
@@ -136,7 +139,9 @@ class Watch:
         @functools.wraps(function)
         def at_once(*args: Any, **kwargs: Any) -> Any:
             with self._suspended(cause):
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+            note_region(self._tape, cause, (args, kwargs), result)
+            return result
 
         return at_once
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..graph.ir import Graph, Node, SyncPoint, Value
+from ..graph.ir import RAN_AT_ONCE, Graph, Node, SyncPoint, Value
 
 Kind = Literal["root", "lane", "step", "module", "op", "input", "output", "sync"]
 
@@ -119,4 +119,6 @@ def chain(box: Box) -> list[str]:
 def op_name(node: Node) -> str:
     """``"addmm"``, ``"_foreach_add_"``, or ``"mylib::op"`` for one that is not ATen's."""
     name: str = node.op._schema.name
+    if name == RAN_AT_ONCE:
+        return node.at_once
     return name.removeprefix("aten::")

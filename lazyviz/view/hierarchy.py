@@ -153,8 +153,7 @@ def _simplify(root: Box) -> None:
     for box in boxes:
         if box.node is not None:
             node = box.node
-            made = {value.storage for value in node.outputs if value.storage.created == node.index}
-            box.ops, box.nbytes = 1, sum(storage.nbytes for storage in made)
+            box.ops, box.nbytes = 1, sum(storage.nbytes for storage in node.made)
             shapes = tuple((value.meta.shape, value.meta.dtype) for value in node.outputs)
             box.shape_hash = hash((node.op, shapes))
             continue

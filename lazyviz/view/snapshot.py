@@ -76,7 +76,7 @@ def memory_snapshot(plan: Plan, *, eager: bool = False) -> dict[str, Any]:
             "device": plan.device,
             "recorded_device": str(plan.recorded_device),
             "peak_bytes": plan.eager_peak_bytes if eager else plan.peak_bytes,
-            "reserved_bytes": None if eager else plan.reserved_bytes,
+            "reserved_bytes": plan.eager_reserved_bytes if eager else plan.reserved_bytes,
         },
     }
 

@@ -94,15 +94,10 @@ def _lane(nodes: list[Node], thread: int, starts: Sequence[float]) -> list[dict[
 
 
 def _about(node: Node) -> dict[str, Any]:
-    own = {
-        value.storage.id: value.storage.nbytes
-        for value in node.outputs
-        if value.node is node and value.storage.created == node.index
-    }
     about: dict[str, Any] = {
         "op": str(node.op),
         "module": node.module,
-        "allocates_bytes": sum(own.values()),
+        "allocates_bytes": sum(storage.nbytes for storage in node.made),
         "outputs": ", ".join(map(str, (value.meta for value in node.outputs))),
         "state": node.state,
     }

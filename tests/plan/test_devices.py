@@ -207,16 +207,16 @@ class FakeMig(FakeNvml):
         return types.SimpleNamespace(total=size, free=size - 10, used=10)
 
 
-def test_the_slices_of_a_card_are_its_devices(monkeypatch):
+def test_of_a_cards_slices_one_is_a_device_as_a_cuda_process_sees_them(monkeypatch):
     FakeMig(monkeypatch)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     found = devices()
     assert [(each.name, each.total_bytes) for each in found[:3]] == [
         ("cuda:0", 1000),
         ("cuda:1", 70),
-        ("cuda:2", 70),
+        ("cpu", found[2].total_bytes),
     ]
-    assert found.cuda_state == "3 GPUs"
+    assert found.cuda_state == "2 GPUs (1 more MIG slice, of which CUDA gives a process one)"
 
 
 @pytest.mark.parametrize(
@@ -248,6 +248,16 @@ def test_live_memory_is_read_until_it_is_closed(monkeypatch):
     silent = LiveMemory(1)
     assert silent.read() is None
     silent.close()
+    assert nvml.open == 0
+
+
+def test_live_memory_is_none_where_nvml_answers_nothing(monkeypatch):
+    nvml = FakeNvml(monkeypatch)
+    live = LiveMemory(0)
+    empty = types.SimpleNamespace(used=None, total=None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda handle: empty)
+    assert live.read() is None
+    live.close()
     assert nvml.open == 0
 
 

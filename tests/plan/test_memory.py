@@ -119,7 +119,7 @@ def test_the_capacity_of_the_cpu_includes_counted_tensors_that_exist_already(pro
 
     program.outside(1000)
     here = devices.Device("cpu", "system memory", 10_000, 300, 9_700)
-    monkeypatch.setattr(per_device, "resolve", lambda device: here)
+    monkeypatch.setattr(per_device, "planned", lambda device: here)
     x = program.graph.inputs[0]
     a = program.op([x], 200)
     assert make_plan(program.graph).capacity_bytes == 1300

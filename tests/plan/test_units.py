@@ -42,3 +42,8 @@ def test_a_range_names_its_unit_once_where_it_is_the_same():
     assert format_range(900 << 20, 2 << 30) == "900 MiB to 2.00 GiB"
     assert format_range(0, 12) == "0 to 12 B"
     assert format_range(12, 12 << 20) == "12 B to 12.0 MiB"
+
+
+def test_digits_of_other_scripts_are_no_size():
+    with pytest.raises(ValueError, match="is no size"):
+        parse_bytes("\u0663 GiB")

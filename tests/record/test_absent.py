@@ -241,8 +241,37 @@ def test_memory_counters_tell_what_eager_tensors_would_take():
         assert torch.cuda.max_memory_allocated() == 1024
         free, total = torch.cuda.mem_get_info()
         assert total - free == 1024
-        with pytest.raises(lazyviz.AbsentDeviceError, match="memory_reserved"):
-            torch.cuda.memory_reserved()
+        with pytest.raises(lazyviz.AbsentDeviceError, match="memory_stats"):
+            torch.cuda.memory_stats()
+
+
+def test_the_allocators_counters_are_those_of_the_plan():
+    with lazyviz.lazy(device="H100-80GB") as graph:
+        x = torch.zeros(3 << 20, device="cuda")
+        y = x @ x
+        reserved = torch.cuda.memory_reserved()
+        assert torch.cuda.max_memory_reserved() == reserved
+        summary = torch.cuda.memory_summary()
+    assert reserved == graph.plan().eager_reserved_bytes > x.nbytes + y.nbytes
+    assert f"held by the allocator {reserved:,}" in summary and "Projected for H100-80GB" in summary
+
+
+def test_pinned_memory_says_so_and_is_a_copy():
+    with lazyviz.lazy(device="H100-80GB"):
+        x = torch.ones(4)
+        pinned = x.pin_memory()
+        assert pinned.is_pinned() and not x.is_pinned()
+        assert pinned.pin_memory() is pinned
+        pinned.add_(1)
+    assert x.tolist() == [1] * 4 and pinned.tolist() == [2] * 4
+
+
+def test_a_gradient_that_is_sparse_is_refused_in_words_of_the_user():
+    with lazyviz.lazy(device="H100-80GB"):
+        embedding = nn.Embedding(10, 4, sparse=True).cuda()
+        loss = embedding(torch.tensor([1, 2]).cuda()).sum()
+        with pytest.raises(lazyviz.AbsentDeviceError, match="its sparse_coo result cannot be deferred"):
+            loss.backward()
 
 
 def test_an_unknown_card_is_planned_without_a_verdict():
@@ -252,6 +281,10 @@ def test_an_unknown_card_is_planned_without_a_verdict():
     assert plan.device == "cuda:0"
     assert plan.fits is None
     assert plan.peak_bytes == 16
+    assert plan.verdict().startswith("Whether it fits is unknown: cuda:0 does not tell its memory (")
+    assert graph.plan(device="cuda").peak_bytes == 16
+    with pytest.raises(lazyviz.AbsentDeviceError, match="recorded for a CUDA GPU of no known kind, which is"):
+        graph.evaluate()
 
 
 # --- programs ----------------------------------------------------------------------------------

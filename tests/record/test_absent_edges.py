@@ -175,7 +175,7 @@ def test_data_parallel_over_one_card_is_the_model_itself(place):
     ("what", "use"),
     [
         ("torch.cuda.CUDAGraph", lambda x: torch.cuda.CUDAGraph()),
-        ("torch.cuda.memory_reserved", lambda x: torch.cuda.memory_reserved()),
+        ("torch.cuda.memory_stats", lambda x: torch.cuda.memory_stats()),
         ("torch.compile", lambda x: torch.compile(lambda x: x + 1, backend="eager")(x)),
         ("ctc_loss", lambda x: nn.CTCLoss()(x.expand(3, 2, 3), *torch.ones(3, 2, 1, dtype=int))),
         ("DataParallel over several", lambda x: nn.DataParallel(nn.ReLU(), [0, 1])(x)),

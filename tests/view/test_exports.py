@@ -11,6 +11,7 @@ from torch import nn
 from torch.cuda import _memory_viz
 
 import lazyviz
+from lazyviz.view.snapshot import memory_snapshot
 
 
 @pytest.fixture
@@ -57,8 +58,21 @@ def test_the_snapshot_s_allocations_peak_where_the_plan_does(graph, tmp_path):
 
 def test_the_eager_timeline_can_be_had_instead_and_says_so(graph, tmp_path):
     snapshot = snapshot_of(graph, tmp_path, eager=True)
-    assert max(levels(snapshot, {"alloc"}, {"free_completed"})) == graph.plan().eager_peak_bytes
+    plan = graph.plan()
+    workspaces = 2 * plan._reservation.workspace_bytes  # backward's thread has one of its own
+    assert max(levels(snapshot, {"alloc"}, {"free_completed"})) == plan.eager_peak_bytes + workspaces
     assert snapshot["lazyviz"]["timeline"] == "plain eager PyTorch"
+
+
+def test_the_eager_timeline_of_a_card_has_the_workspaces_that_the_plan_counts(tmp_path):
+    with lazyviz.lazy() as graph:
+        layer = nn.Linear(64, 64)
+        layer(torch.randn(8, 64)).sum().backward()
+    plan = graph.plan(device="H100-80GB")
+    for eager, held in ((False, plan.reserved_bytes), (True, plan.eager_reserved_bytes)):
+        snapshot = memory_snapshot(plan, eager=eager)
+        assert sum(segment["total_size"] for segment in snapshot["segments"]) == held
+        assert snapshot["lazyviz"]["reserved_bytes"] == held
 
 
 def test_every_entry_has_the_documented_keys_and_frames_with_module_and_line(graph, tmp_path):

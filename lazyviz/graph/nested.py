@@ -1,0 +1,127 @@
+"""A block with the blocks inside of it, as one program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .ir import Graph, Node, Storage, Value
+
+
+def flattened(graph: Graph) -> Graph:
+    """A copy of ``graph`` with the nodes of nested blocks where they were recorded; itself without any.
+
+    It is plain data to plan with: other nodes and storages, which nothing evaluates.
+    """
+    return _Flat(graph).flat if graph.nested else graph
+
+
+class _Flat:
+    def __init__(self, graph: Graph) -> None:
+        self.flat = Graph()
+        self.flat.card = graph.card
+        self._storages: dict[Storage, Storage] = {}
+        self._values: dict[Value, Value] = {}
+        self._nodes: dict[Node, Node] = {}
+        self._graphs = _order(graph)
+        # The position in the whole of each graph's nodes, and of its end.
+        self._positions: dict[Graph, list[int]] = {each: [] for each, _ in self._graphs}
+        nodes = list(_in_order(graph))
+        for position, (owner, _) in enumerate(nodes):
+            self._positions[owner].append(position)
+        self._end = len(nodes)
+        for owner, _ in self._graphs:
+            for storage in owner.storages:
+                self._storage(storage)
+            for storage in owner.storages:
+                self._place(storage, owner)
+        for position, (_, node) in enumerate(nodes):
+            self.flat.nodes.append(self._node(node, position))
+        for owner, _ in self._graphs:
+            self.flat.in_parts |= owner.in_parts
+            self.flat.elsewhere |= owner.elsewhere
+
+    def _position(self, graph: Graph, index: int) -> int:
+        """Where ``index`` nodes of ``graph`` have been recorded."""
+        positions = self._positions[graph]
+        return positions[index] if index < len(positions) else self._after(graph)
+
+    def _after(self, graph: Graph) -> int:
+        """Where the next node after the last of ``graph`` stands, nested ones passed over."""
+        for inner, (parent, at) in self._graphs:
+            if inner is graph and parent is not None:
+                return self._position(parent, at)
+        return self._end
+
+    def _storage(self, storage: Storage) -> Storage:
+        copy = self._storages.get(storage)
+        if copy is None:
+            copy = Storage(storage.nbytes, storage.device, external=storage.external, created=-1)
+            copy.role, copy.name, copy.variables = storage.role, storage.name, storage.variables
+            copy.place = storage.place
+            copy.dropped = None if storage.dropped is None else self._end
+            self._storages[storage] = copy
+            self.flat.storages.append(copy)
+        return copy
+
+    def _place(self, storage: Storage, owner: Graph) -> None:
+        copy = self._storages[storage]
+        if storage.continues is not None:
+            copy.continues = self._storage(storage.continues)
+        if not storage.external:
+            copy.created = self._position(owner, storage.created)
+        if storage.dropped is not None:
+            graph, count = storage.dropped_in or (owner, storage.dropped)
+            if graph not in self._positions:
+                graph, count = owner, storage.dropped
+            copy.dropped = self._position(graph, count)
+
+    def _value(self, value: Value) -> Value:
+        copy = self._values.get(value)
+        if copy is None:
+            node = self._nodes.get(value.node) if value.node is not None else None
+            copy = self._values[value] = Value(value.meta, self._storage(value.storage), node, value.index)
+            copy.name = value.name
+        return copy
+
+    def _replaced(self, item: Any) -> Any:
+        if isinstance(item, Value):
+            return self._value(item)
+        if isinstance(item, (list, tuple)):
+            return type(item)([self._replaced(entry) for entry in item])
+        return item
+
+    def _node(self, node: Node, position: int) -> Node:
+        copy = Node(position, node.op, (), {})
+        self._nodes[node] = copy
+        copy.inputs = [self._value(value) for value in node.inputs]
+        copy.outputs = [self._value(value) for value in node.outputs]
+        copy.args = self._replaced(node.args)
+        copy.kwargs = {name: self._replaced(item) for name, item in node.kwargs.items()}
+        copy.writes = [self._storage(storage) for storage in node.writes]
+        for name in ("module", "root", "source", "phase", "state", "at_once"):
+            setattr(copy, name, getattr(node, name))
+        copy.forward = self._nodes.get(node.forward) if node.forward is not None else None
+        return copy
+
+
+def _order(graph: Graph) -> list[tuple[Graph, tuple[Graph | None, int]]]:
+    """The block and those inside of it, each with the one around it and its place there."""
+    found: list[tuple[Graph, tuple[Graph | None, int]]] = [(graph, (None, 0))]
+    for outer, _ in found:  # grows as it goes
+        found += [(inner, (outer, at)) for at, inner in outer.nested]
+    return found
+
+
+def _in_order(graph: Graph) -> list[tuple[Graph, Node]]:
+    """Every node in program order, with the block it is of."""
+    result: list[tuple[Graph, Node]] = []
+    stack: list[tuple[Graph, int, int]] = [(graph, 0, 0)]  # a block, its next node, its next inner block
+    while stack:
+        current, node, block = stack.pop()
+        nested = current.nested
+        stop = nested[block][0] if block < len(nested) else len(current.nodes)
+        result += [(current, each) for each in current.nodes[node:stop]]
+        if block < len(nested):
+            stack.append((current, stop, block + 1))
+            stack.append((nested[block][1], 0, 0))
+    return result
