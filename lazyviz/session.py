@@ -26,7 +26,7 @@ from .execute.report import Report as Report
 from .execute.split import SplitRun
 from .graph.ir import Graph, SyncPoint
 from .plan.devices import devices as devices
-from .plan.memory import check_split
+from .plan.split import check_split
 from .record.host_copies import give_back
 from .record.names import name_tensors, variables_of
 from .record.order import closure

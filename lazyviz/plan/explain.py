@@ -27,6 +27,7 @@ def explain(plan: Plan) -> str:
         lines += of_moment(plan.at(plan.peak_position), "at the peak")
     lines += _remedies(plan)
     lines.append(verdict(plan))
+    lines += of_batch(plan)
     if plan._reservation is not None:
         lines.append(_reserved(plan))
     for name, other in list(plan.devices.items())[1:]:
@@ -54,6 +55,19 @@ def explain(plan: Plan) -> str:
             "other kernels that save other tensors."
         )
     return "\n".join(lines)
+
+
+def of_batch(plan: Plan) -> list[str]:
+    """The batch: its size, in which pieces it runs or what forbids that, and the largest that fits."""
+    if plan.batch_size is None:
+        return []
+    text = f"Batch of {plan.batch_size:,} samples, {plan.split.explain()}"
+    if plan.split.blocked_by:
+        text = f"Batch of {plan.batch_size:,} samples; it cannot be split:\n{plan.split.explain()}"
+    lines = text.splitlines()
+    if (largest := plan.max_batch_size) is not None:
+        lines.append(f"The largest batch that fits{' so' if plan.split.pieces > 1 else ''}: {largest:,}")
+    return lines
 
 
 def summary(plan: Plan) -> list[str]:

@@ -26,11 +26,10 @@ from .devices import Device, DeviceProfile, planned
 from .events import Need
 from .lifetimes import Lifetime, allocated, by_origin, lifetimes, main_device, positions
 from .per_device import DevicePlan as DevicePlan
-from .per_device import DevicePlans, is_card, plan_device, same_device, target_of
+from .per_device import DevicePlans, is_card, plan_device, roomy, same_device, target_of
 from .placement import Shard
 from .reservation import Call, Reservation
-from .split import MARGIN as MARGIN
-from .split import Batch, lay_out, scaled, sizes_of
+from .split import Batch, check_split, lay_out, scaled, sizes_of
 from .split import SplitPlan as SplitPlan
 from .units import format_bytes
 
@@ -306,14 +305,6 @@ def make_plan(
     return _Planner(graph, everywhere, recorded, target, split).plan(batch_size)
 
 
-def check_split(split: int | str | None) -> None:
-    """Raise ``ValueError`` unless ``split`` is ``None``, ``"off"``, ``"auto"`` or a number of pieces."""
-    if split in (None, "off", "auto"):
-        return
-    if isinstance(split, bool) or not isinstance(split, int) or split < 1:
-        raise ValueError(f"split is 'off', 'auto' or a number of pieces, not {split!r}")
-
-
 MOST_SAMPLES = 2**40  # where the search for the largest batch ends
 
 
@@ -400,13 +391,13 @@ class _Planner:
         batch = self.batch
         assert batch is not None
         most = size // batch.analysis.group
-        if _roomy(whole) is not False or batch.schedule is None or most <= 1:
+        if roomy(whole) is not False or batch.schedule is None or most <= 1:
             return 1
         spans = self.spans if size == batch.size else scaled(self.spans, {}, batch, size)[0]
 
         def fits(pieces: int) -> bool:
             sizes = sizes_of(size, pieces, batch.analysis.group)
-            return _roomy(self.in_pieces(spans, sizes, size)) is not False
+            return roomy(self.in_pieces(spans, sizes, size)) is not False
 
         low, high = 1, 2  # low does not fit
         while high < most and not fits(high):
@@ -491,13 +482,3 @@ class _Planner:
             _planner=self,
             _reserve=lambda from_eager: (eager if from_eager else own).reserve(from_eager),
         )
-
-
-def _roomy(plan: DevicePlan) -> bool | None:
-    """Whether the plan fits with :data:`MARGIN` to spare; ``None`` if the room is not known."""
-    if plan.capacity_bytes is None:
-        return None
-    needed = plan.peak_bytes
-    if plan.reservation is not None:
-        needed = plan.reservation.reserved_bytes + plan.reservation.context_bytes
-    return bool(plan.fits) and needed <= plan.capacity_bytes * (1 - MARGIN)

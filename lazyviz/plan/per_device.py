@@ -226,3 +226,17 @@ def _reserved(
         found.append(reservation.reserved_bytes)
     # More scratch memory can leave the allocator with fewer fragments.
     return found[0], min(found), max(found)
+
+
+MARGIN = 0.05
+"""Share of a device's free memory that ``split="auto"`` leaves alone: what is estimated may be more."""
+
+
+def roomy(plan: DevicePlan) -> bool | None:
+    """Whether the plan fits with :data:`MARGIN` to spare; ``None`` if the room is not known."""
+    if plan.capacity_bytes is None:
+        return None
+    needed = plan.peak_bytes
+    if plan.reservation is not None:
+        needed = plan.reservation.reserved_bytes + plan.reservation.context_bytes
+    return bool(plan.fits) and needed <= plan.capacity_bytes * (1 - MARGIN)

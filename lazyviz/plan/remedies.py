@@ -2,14 +2,12 @@
 
 A remedy is offered only where the replay shows that it brings something.  Remedies are ordered by
 what they cost (nothing, launches, recomputation, copies, precision), then by what they bring.
-
-Not offered in this version: a smaller batch and splitting it, which need to know which dimension
-of which tensor is the batch.
+Cutting the batch, and a smaller one, are offered where the block named it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -74,16 +72,28 @@ class Remedy:
         return f"{self.text}: {saves} less, peak {peak}; costs {self.cost}"
 
 
-KINDS = ("variable", "no_grad", "inplace", "foreach", "recompute", "offload", "autocast", "bf16")
+KINDS = (
+    "variable",
+    "no_grad",
+    "inplace",
+    "foreach",
+    "split",
+    "recompute",
+    "offload",
+    "autocast",
+    "bf16",
+    "batch",
+)
 """In the order of what they cost."""
 
 
 def remedies(plan: Plan) -> tuple[Remedy, ...]:
     """What would lower ``plan``'s peak, cheapest first.
 
-    Takes a replay of the whole record for each candidate: milliseconds for thousands of nodes.
+    Takes a replay of the whole record for each candidate: milliseconds for thousands of nodes.  None for
+    a plan in pieces.
     """
-    if not plan.peak_bytes:
+    if not plan.peak_bytes or plan.split.pieces > 1:  # a run in pieces is another program than the record
         return ()
     program = program_of(plan._nodes, plan._lifetimes.values())
     calls = plan._graph.calls
@@ -116,12 +126,38 @@ def remedies(plan: Plan) -> tuple[Remedy, ...]:
                     changed.at_best,
                 )
                 found.append((remedy, changed.program))
-    found.sort(key=lambda each: (KINDS.index(each[0].kind), -each[0].saves_bytes, each[0].cost.ops))
-    return tuple(
+    kept = [
         replace(remedy, fits=_fits(plan, program))
         for remedy, program in found
         if not any(_beats(other, remedy) for other, _ in found)
-    )
+    ]
+    kept += [remedy for remedy in _of_the_batch(plan) if remedy.saves_bytes >= WORTHWHILE * peak]
+    kept.sort(key=lambda each: (KINDS.index(each.kind), -each.saves_bytes, each.cost.ops))
+    return tuple(kept)
+
+
+def _of_the_batch(plan: Plan) -> Iterator[Remedy]:
+    """The batch in pieces (as many as fit, else two), and half of it: plans of their own, not replays."""
+    size = plan.batch_size
+    if size is None or size < 2:
+        return
+    if not plan.split.blocked_by:
+        cut = plan.replan(split="auto")
+        if cut.split.pieces == 1:
+            cut = plan.replan(split=2)
+        split = cut.split
+        if split.pieces > 1:
+            text = f"run the batch in {split.pieces} pieces: split={split.pieces} (--split {split.pieces})"
+            yield _planned("split", text, plan, cut, Cost(split.again * split.pieces))
+    if plan.max_batch_size is not None:
+        half = size // 2
+        text = f"a batch of {half} samples in place of {size}"
+        yield _planned("batch", text, plan, plan.replan(batch_size=half), Cost())
+
+
+def _planned(kind: str, text: str, plan: Plan, other: Plan, cost: Cost) -> Remedy:
+    saves = plan.peak_bytes - other.peak_bytes
+    return Remedy(kind, text, saves, other.peak_bytes, cost, None, fits=other.fits)
 
 
 def _fits(plan: Plan, program: Program) -> bool | None:

@@ -21,9 +21,6 @@ from .lifetimes import Lifetime
 from .placement import Partial, Shard
 from .schedule import Schedule, Unschedulable, schedule
 
-MARGIN = 0.05
-"""Share of a device's free memory that ``split="auto"`` leaves alone: what is estimated may be more."""
-
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
@@ -76,6 +73,14 @@ def sizes_of(total: int, pieces: int, group: int) -> list[int]:
     pieces = max(1, min(pieces, blocks))
     least, more = divmod(blocks, pieces)
     return [(least + (index < more)) * group for index in range(pieces)]
+
+
+def check_split(split: int | str | None) -> None:
+    """Raise ``ValueError`` unless ``split`` is ``None``, ``"off"``, ``"auto"`` or a number of pieces."""
+    if split in (None, "off", "auto"):
+        return
+    if isinstance(split, bool) or not isinstance(split, int) or split < 1:
+        raise ValueError(f"split is 'off', 'auto' or a number of pieces, not {split!r}")
 
 
 class Batch:
