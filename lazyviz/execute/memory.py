@@ -25,6 +25,7 @@ class ResidentMemory:
                     origin = value.storage.origin
                     self._sizes[origin] = value.storage.nbytes
                     self._names.setdefault(origin, set()).add(value.storage)
+        self._whole: dict[Storage, Storage] = {}
         self._changes: list[list[tuple[Storage, int]]] = [list(self._sizes.items())]
         self._frees: list[tuple[Storage, int]] = []
         self.now = sum(self._sizes.values())
@@ -35,11 +36,13 @@ class ResidentMemory:
         self._changes.append(self._frees)
         self._frees = []
 
-    def made(self, storage: Storage, real: torch.Tensor) -> None:
-        self.holds(storage, _torch.TensorBase.untyped_storage(real).nbytes())
+    def made(self, storage: Storage, real: torch.Tensor, part_of: Storage | None = None) -> None:
+        self.holds(storage, _torch.TensorBase.untyped_storage(real).nbytes(), part_of)
 
-    def holds(self, storage: Storage, size: int) -> None:
-        """``storage`` takes ``size`` bytes from now on."""
+    def holds(self, storage: Storage, size: int, part_of: Storage | None = None) -> None:
+        """``storage`` takes ``size`` bytes from now on; what a piece has of a storage is ``part_of`` it."""
+        if part_of is not None:
+            self._whole[storage] = part_of
         more = size - self._sizes.get(storage, 0)  # a sum of pieces is there before it is handed over
         self._sizes[storage] = size
         self._names[storage] = {storage}
@@ -71,7 +74,11 @@ class ResidentMemory:
     def peak_on(self, device: torch.device, categories: Mapping[Storage, Category]) -> Peak:
         """The peak of one device, and what it was for."""
         changes = [
-            [(storage, nbytes) for storage, nbytes in step if storage.device == device]
+            [
+                (self._whole.get(storage, storage), nbytes)
+                for storage, nbytes in step
+                if storage.device == device
+            ]
             for step in self._changes
         ]
         return highest(device, changes, categories)

@@ -184,9 +184,8 @@ class SplitRun:
             name = self._mask_names.get(node)
             if name is None:
                 name = Storage(0, whole.device, external=False, created=-1)
-                name.continues = node.outputs[-1].storage
                 self._mask_names[node] = name
-            self._memory.holds(name, self._masks.nbytes(node))
+            self._memory.holds(name, self._masks.nbytes(node), node.outputs[-1].storage)
         return parts[samples]
 
     def _report(self, node: TrackedNode) -> None:
@@ -418,10 +417,9 @@ class _PieceRun:
         own = self._own.get(value.storage)
         if own is None:
             name = Storage(0, value.storage.device, external=False, created=-1)
-            name.continues = value.storage
             view = value.node is not None and value.storage.created != value.node.index
             if not view:
-                self._memory.made(name, part)
+                self._memory.made(name, part, value.storage)
             own = (name, 0)
         self._own[value.storage] = (own[0], own[1] + 1)
 
@@ -478,11 +476,11 @@ def _alone(tensor: torch.Tensor) -> bool:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    if isinstance(error, torch.OutOfMemoryError):
+    """Whether it says that memory did not suffice; oneDNN's words for that say less."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
-    )
+    words = ("DefaultCPUAllocator: can't allocate memory", "could not create a primitive", "std::bad_alloc")
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
 
 
 def _last_uses(work: Pass) -> dict[Node, list[TrackedValue]]:

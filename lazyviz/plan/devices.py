@@ -21,7 +21,12 @@ from .profiles import PROFILES as PROFILES
 from .profiles import WELL_KNOWN
 from .profiles import DeviceProfile as DeviceProfile
 from .profiles import lookup as lookup
-from .units import format_bytes
+from .units import format_bytes, parse_bytes
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
 
 
 class Devices(list["Device | DeviceProfile"]):
@@ -59,6 +64,8 @@ def devices() -> Devices:
 def resolve(device: str | torch.device | Device | DeviceProfile) -> Device | DeviceProfile:
     """What ``device`` names: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a profile's name or object.
 
+    ``"cpu:2GiB"`` is the host with no more than that for tensors.
+
     Raises ``ValueError`` for an unknown name or a CUDA device that this machine lacks.
     """
     if isinstance(device, (Device, DeviceProfile)):
@@ -66,6 +73,8 @@ def resolve(device: str | torch.device | Device | DeviceProfile) -> Device | Dev
     name = str(device)
     if name == "cpu":
         return cpu_device()
+    if name.startswith("cpu:") and not name[4:].isdecimal():
+        return DeviceProfile("cpu", parse_bytes(name[4:]))
     if (position := card_number(name)) is not None:
         gpus, state = cuda_devices()
         if name == "cuda" and _cuda_in_use():
@@ -111,7 +120,7 @@ def unknown_card(number: int, state: str) -> Device:
 
 
 def cpu_device() -> Device:
-    """The host's memory, or the container's where a control group limits it to less."""
+    """The host's memory, or what this process may have of it: a container's limit, or its own."""
     memory = psutil.virtual_memory()
     total, free = memory.total, memory.available
     model = "system memory"
@@ -120,6 +129,10 @@ def cpu_device() -> Device:
         total = limited[0]
         free = min(free, limited[1])
         model = "memory limit of this container"
+    for limit, used in _own_limits():
+        if limit - used < free:
+            total, free = limit, max(limit - used, 0)
+            model = "memory limit of this process"
     return Device("cpu", model, total, free, total - free)
 
 
@@ -141,6 +154,17 @@ def memory_in_use(device: torch.device) -> Iterator[Callable[[], tuple[int, int]
         )
 
     yield read if device.type == "cpu" else lambda: None
+
+
+def _own_limits() -> Iterator[tuple[int, int]]:
+    """``(limit, used)`` in bytes of each limit of this process on memory (``setrlimit``)."""
+    if resource is None:
+        return
+    memory = psutil.Process().memory_info()
+    for name, used in (("RLIMIT_AS", memory.vms), ("RLIMIT_DATA", getattr(memory, "data", memory.vms))):
+        limit = resource.getrlimit(getattr(resource, name))[0]
+        if limit != resource.RLIM_INFINITY:
+            yield limit, used
 
 
 def _cgroup_memory(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
@@ -180,7 +204,8 @@ def capacity(device: Device | DeviceProfile, counted_bytes: int) -> int | None:
     A plan's peak counts tensors that exist already (parameters, inputs) beside those still
     to come.  On a real device the former are inside what is used now, so the peak is
     compared with *free memory now, plus the counted tensors already there*
-    (``counted_bytes``), plus what PyTorch's CUDA allocator holds in reserve without using.
+    (``counted_bytes``), plus what PyTorch's CUDA allocator holds in reserve without using; and with
+    what ``torch.cuda.set_per_process_memory_fraction`` leaves this process, if that is less.
     A profile stands for an empty card: its whole memory.
     """
     if isinstance(device, DeviceProfile):
@@ -190,5 +215,9 @@ def capacity(device: Device | DeviceProfile, counted_bytes: int) -> int | None:
     spare = 0
     if device.name.startswith("cuda") and _cuda_in_use():
         index = int(device.name.partition(":")[2])
-        spare = torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
-    return device.free_bytes + counted_bytes + spare
+        allocated = torch.cuda.memory_allocated(index)
+        spare = torch.cuda.memory_reserved(index) - allocated
+        fraction = torch.cuda.get_per_process_memory_fraction(index)
+        if device.total_bytes is not None and fraction < 1:  # torch.cuda.set_per_process_memory_fraction
+            spare = min(spare, int(fraction * device.total_bytes) - allocated - device.free_bytes)
+    return max(device.free_bytes + counted_bytes + spare, 0)

@@ -167,7 +167,11 @@ class Plan:
         """Whether the tensors were recorded on another device than the plan's."""
         if self._recorded_for and self.recorded_device.type == "cuda":
             return self._recorded_for != self.device
-        return self._profile is not None or not same_device(self.device, self.recorded_device)
+        if self._profile is not None:
+            return self._profile.name != str(
+                self.recorded_device
+            )  # "cpu:2GiB" is the same device, with a limit
+        return not same_device(self.device, self.recorded_device)
 
     @property
     def devices(self) -> Mapping[str, DevicePlan]:
