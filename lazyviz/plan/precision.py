@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import torch
 
 from ..graph.ir import Node, Value
 from .changes import Changed
 from .replay import Key, Program, Step
-from .scratch import SCRATCH
+from .scratch import SCRATCH, in_lower_precision
 
 _CUDNN_RNN = torch.ops.aten._cudnn_rnn.default
 
 
-def bf16(program: Program) -> Iterator[Changed]:
+def bf16(program: Program, device_type: str) -> Iterator[Changed]:
     """``model.bfloat16()``, inputs too: every float32 tensor takes half the bytes.
 
     What attention's kernels keep in float32 beside their result (the log-sum-exp, see the meta
     functions in torch/_meta_registrations.py) stays.  What it brings at best: so does what the
-    program itself asks for in float32, which a record in float32 does not show, and kernels may need
-    scratch memory in bfloat16, of which none is counted.
+    program itself asks for in float32, which a record in float32 does not show, and on a card kernels
+    may need scratch memory in bfloat16, of which none is counted.
     """
     stay = {
         program.keys.get(value.storage)
@@ -33,15 +33,34 @@ def bf16(program: Program) -> Iterator[Changed]:
     halves = [key for key, dtype in enumerate(program.dtypes) if dtype is torch.float32 and key not in stay]
     if not halves:
         return
-    # A kernel's scratch memory holds copies of what it works on.
-    halves += [key for key, storage in enumerate(program.storages) if storage.name == SCRATCH]
     changed = program.copy()
     for key in halves:
         changed.sizes[key] = program.sizes[key] // 2
     for key in program.scratch:
         changed.sizes[key] = 0
+    if device_type == "cpu":
+        lower = set(halves)
+        for at, step in enumerate(changed.steps):
+            values = (*step.node.inputs, *step.node.outputs)
+            ids = {value.id for value in values if program.keys.get(value.storage) in lower}
+            changed.steps[at] = _with_scratch(changed, step, ids)
     text = "model.bfloat16() (weights, gradients, optimizer state and activations; cast the inputs, too)"
     yield Changed("bf16", text, changed, numerics=True, estimate=True, at_best=True)
+
+
+def _with_scratch(program: Program, step: Step, lower: Container[int]) -> Step:
+    """The step with what its kernel needs on the CPU where values of these ids are bfloat16."""
+    need = in_lower_precision(step.node, lower)
+    if need is None:
+        return step
+    count = len(program.storages)
+    known = next((key for key in step.makes if key < count and program.storages[key].name == SCRATCH), None)
+    if known is None and need and step.uses:
+        known = program.key(step.uses[0], 0)
+        step = step._replace(uses=(*step.uses, known), makes=(*step.makes, known))
+    if known is not None:
+        program.sizes[known] = need
+    return step
 
 
 # What autocast runs in the lower precision, in float32, and (the rest) in the type of its inputs: the
@@ -97,6 +116,7 @@ class _Autocast:
 
     def __init__(self, program: Program, device_type: str) -> None:
         self.program = program.copy()
+        self._host = device_type == "cpu"
         self._full = _FULL_ANYWHERE | (_FULL_ON_CUDA if device_type == "cuda" else set())
         self._keys = program.keys
         self._low: set[int] = set()  # ids of values in the lower precision
@@ -157,7 +177,22 @@ class _Autocast:
             self._casts[node.index] = swapped
         self._type(step, result)
         uses = tuple(dict.fromkeys(swapped.get(key, key) for key in step.uses))
-        return step._replace(uses=uses)
+        step = step._replace(uses=uses)
+        return self._sized(step, every=result and _lower(node))
+
+    def _sized(self, step: Step, *, every: bool) -> Step:
+        """The step with its scratch memory; ``every`` operand in float32 is in the lower precision now."""
+        if not self._host:
+            return step
+        node = step.node
+        values = (*node.inputs, *node.outputs)
+        if every:
+            lower = {value.id for value in values}
+        elif _name(node) in self._full or {node.index, getattr(node.forward, "index", -1)} & self._attention:
+            lower = set()
+        else:
+            lower = {value.id for value in values if value.id in self._low}
+        return _with_scratch(self.program, step, lower)
 
     def _backward(self, step: Step) -> Step:
         node, forward = step.node, step.node.forward
@@ -189,7 +224,7 @@ class _Autocast:
                     self._after.append(Step(node, (made, key), (key,)))
         step = Step(node, uses, tuple(makes))
         self._type(step, low)
-        return step
+        return self._sized(step, every=low and forward is not None and _lower(forward))
 
     def _type(self, step: Step, low: bool) -> None:
         """Notes the type of what a node returns, and its size if the node made it."""
