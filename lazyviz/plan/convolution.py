@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -68,7 +69,7 @@ def forward_need(image: Any, weight: Any, bias: bool, rest: Sequence[Any], threa
         return NOTHING
     conv, backend, operand, kernel = case
     if not backend.startswith("Mkldnn"):
-        return _slow(conv, backend, operand.copied(False) + kernel.copied(False))
+        return _slow(conv, backend, operand.copied(False) + kernel.copied(False), forward=True)
     last = operand.channels_last or kernel.channels_last
     run = Events()
     copies = (operand.copied(last), kernel.copied(last))
@@ -178,10 +179,16 @@ def _case(
     return conv, backend, operand, kernel
 
 
-def _slow(conv: Conv, backend: str, copies: int, *, needed: bool = True) -> Need:
-    """ATen's own convolutions: the image as columns, of one sample or the batch (ConvolutionMM2d.cpp)."""
+def _slow(conv: Conv, backend: str, copies: int, *, forward: bool = False, needed: bool = True) -> Need:
+    """ATen's own convolutions: the image as columns, of one sample or the batch.
+
+    ConvolutionMM2d.cpp, NaiveConvolutionTranspose2d.cpp (of the batch in the forward pass, always).
+    """
     columns = columns_of(conv)
-    if backend in ("Slow2d", "Slow3d"):
+    if backend == "SlowTranspose2d" and forward:
+        inside = conv.channels // conv.groups
+        columns = inside * math.prod((*conv.kernel, *conv.out_image)) * conv.itemsize
+    if backend in ("Slow2d", "Slow3d") or (backend == "SlowTranspose2d" and forward):
         columns *= conv.batch
     if not needed:
         columns = 0
@@ -189,5 +196,5 @@ def _slow(conv: Conv, backend: str, copies: int, *, needed: bool = True) -> Need
         # Slices of image, weights and results, one group each, and what puts them together.
         parts = conv.src() + conv.dst() + conv.weights()
         return Need(copies + columns + parts, 0, copies + columns + 2 * parts)
-    exact = backend == "Slow2d"
+    exact = backend in ("Slow2d", "SlowTranspose2d")
     return Need(columns + copies, columns + copies if exact else 0, (columns + copies) * (1 if exact else 2))

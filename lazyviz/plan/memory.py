@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..graph.ir import Graph, Node, Storage, Value
+from . import collector
 from .alive import CATEGORIES as CATEGORIES
 from .alive import Allocation as Allocation
 from .alive import Category as Category
@@ -270,6 +271,7 @@ class Plan:
 _VERDICT = {True: "fits", False: "does not fit", None: "unknown whether it fits"}
 
 
+@collector.paused()
 def make_plan(
     graph: Graph,
     *,

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import torch
 
 from ..graph.ir import Node, Value
 from .changes import Changed
 from .replay import Key, Program, Step
-from .scratch import SCRATCH
+from .scratch import SCRATCH, in_lower_precision
 
 _CUDNN_RNN = torch.ops.aten._cudnn_rnn.default
 
 
-def bf16(program: Program) -> Iterator[Changed]:
+def bf16(program: Program, device_type: str) -> Iterator[Changed]:
     """``model.bfloat16()``, inputs too: every float32 tensor takes half the bytes.
 
     What attention's kernels keep in float32 beside their result (the log-sum-exp, see the meta
     functions in torch/_meta_registrations.py) stays.  What it brings at best: so does what the
-    program itself asks for in float32, which a record in float32 does not show, and kernels may need
-    scratch memory in bfloat16, of which none is counted.
+    program itself asks for in float32, which a record in float32 does not show, and on a card kernels
+    may need scratch memory in bfloat16, of which none is counted.
     """
     stay = {
         program.keys.get(value.storage)
@@ -31,17 +31,39 @@ def bf16(program: Program) -> Iterator[Changed]:
     if any(step.node.op is _CUDNN_RNN for step in program.steps):
         return  # cuDNN's recurrent layers take no bfloat16: another program
     halves = [key for key, dtype in enumerate(program.dtypes) if dtype is torch.float32 and key not in stay]
-    if not halves:
-        return
-    # A kernel's scratch memory holds copies of what it works on.
-    halves += [key for key, storage in enumerate(program.storages) if storage.name == SCRATCH]
+    if not any(program.storages[key].role == "parameter" for key in halves):
+        return  # there is no model to convert
     changed = program.copy()
     for key in halves:
         changed.sizes[key] = program.sizes[key] // 2
     for key in program.scratch:
         changed.sizes[key] = 0
+    if device_type == "cpu":
+        lower = set(halves)
+        for at, step in enumerate(changed.steps):
+            values = (*step.node.inputs, *step.node.outputs)
+            ids = {value.id for value in values if program.keys.get(value.storage) in lower}
+            changed.steps[at] = _with_scratch(changed, step, ids)
     text = "model.bfloat16() (weights, gradients, optimizer state and activations; cast the inputs, too)"
-    yield Changed("bf16", text, changed, numerics=True, estimate=True, at_best=True)
+    # In half precision another kernel may do attention (transformers/cuda/sdp_utils.cpp), which keeps other
+    # things: then what it brings is about that, not at most.
+    same_kernels = not any("_efficient_attention" in _name(step.node) for step in program.steps)
+    yield Changed("bf16", text, changed, numerics=True, estimate=True, at_best=same_kernels)
+
+
+def _with_scratch(program: Program, step: Step, lower: Container[int]) -> Step:
+    """The step with what its kernel needs on the CPU where values of these ids are bfloat16."""
+    need = in_lower_precision(step.node, lower)
+    if need is None:
+        return step
+    count = len(program.storages)
+    known = next((key for key in step.makes if key < count and program.storages[key].name == SCRATCH), None)
+    if known is None and need and step.uses:
+        known = program.key(step.uses[0], 0)
+        step = step._replace(uses=(*step.uses, known), makes=(*step.makes, known))
+    if known is not None:
+        program.sizes[known] = need
+    return step
 
 
 # What autocast runs in the lower precision, in float32, and (the rest) in the type of its inputs: the
@@ -61,14 +83,24 @@ _MIXED = {
     *("native_layer_norm", "native_group_norm"),
 }
 _FULL_ANYWHERE = {
-    *("mse_loss", "nll_loss_forward", "nll_loss2d_forward", "binary_cross_entropy", "smooth_l1_loss"),
-    *("huber_loss", "multi_margin_loss", "_ctc_loss", "prod", "linalg_vector_norm"),
+    *(
+        "binary_cross_entropy_with_logits",
+        "mse_loss",
+        "nll_loss_forward",
+        "nll_loss2d_forward",
+        "binary_cross_entropy",
+        "smooth_l1_loss",
+    ),
+    *("huber_loss", "multi_margin_loss", "_ctc_loss"),
 }
+# Sums that CUDA's kernels take in float32 of what is in lower precision, without a copy
+# (``make_reduction_from_ty`` in native/ReduceOpsUtils.h).
+_FULL_RESULT_ON_CUDA = {"sum", "prod", "norm", "linalg_vector_norm"}
 _FULL_ON_CUDA = {
     *("native_layer_norm", "_fused_rms_norm", "native_group_norm", "_softmax", "_log_softmax", "softplus"),
-    *("sum", "cumsum", "cumprod", "pow", "exp", "expm1", "log", "log1p", "log2", "log10", "rsqrt"),
+    *("cumsum", "cumprod", "pow", "exp", "expm1", "log", "log1p", "log2", "log10", "rsqrt"),
     *("reciprocal", "norm", "renorm", "acos", "asin", "cosh", "sinh", "tan", "erfinv", "_cdist_forward"),
-    *("soft_margin_loss", "multilabel_margin_loss_forward", "binary_cross_entropy_with_logits"),
+    *("soft_margin_loss", "multilabel_margin_loss_forward"),
 }
 
 
@@ -97,6 +129,14 @@ class _Autocast:
 
     def __init__(self, program: Program, device_type: str) -> None:
         self.program = program.copy()
+        self._host = device_type == "cpu"
+        self._results = _FULL_RESULT_ON_CUDA if device_type == "cuda" else set()
+        self._entropies = _cross_entropies(program.steps)
+        self._last = {
+            step.node.forward.index: index
+            for index, step in enumerate(program.steps)
+            if step.node.phase == "backward" and step.node.forward is not None
+        }
         self._full = _FULL_ANYWHERE | (_FULL_ON_CUDA if device_type == "cuda" else set())
         self._keys = program.keys
         self._low: set[int] = set()  # ids of values in the lower precision
@@ -104,12 +144,13 @@ class _Autocast:
         self._casts: dict[int, dict[Key, Key]] = {}  # by forward node: what it read instead
         self._alias: dict[Key, Key] = {}  # what is read instead of a result that was cast
         self._attention, self._attended = _attention_by_hand(program.steps)
+        self._position = 0
         self._before: list[Step] = []
         self._after: list[Step] = []
         steps: list[Step] = []
         last_forward = max(index for index, step in enumerate(program.steps) if step.node.phase == "forward")
         for index, step in enumerate(program.steps):
-            self._before, self._after = [], []
+            self._position, self._before, self._after = index, [], []
             if any(key in self._alias for key in step.uses):
                 uses = dict.fromkeys(self._alias.get(key, key) for key in step.uses)
                 step = step._replace(uses=tuple(uses))
@@ -139,7 +180,9 @@ class _Autocast:
             for value in inputs:
                 if value.id not in self._low and (key := self._key(value)) >= 0:
                     swapped[key] = self._cast_down(node, value, key)
-        elif (_name(node) in self._full or node.index in self._attention) and not _is_view(step):
+        elif _name(node) in self._results:
+            result = False
+        elif self._in_full(node) and not _is_view(step):
             result = False
             swapped = self._cast_up(node)
             if node.index in self._attended:
@@ -157,7 +200,27 @@ class _Autocast:
             self._casts[node.index] = swapped
         self._type(step, result)
         uses = tuple(dict.fromkeys(swapped.get(key, key) for key in step.uses))
-        return step._replace(uses=uses)
+        step = step._replace(uses=uses)
+        return self._sized(step, every=result and _lower(node))
+
+    def _in_full(self, node: Node) -> bool:
+        if node.index in self._entropies:
+            return self._host
+        return _name(node) in self._full or node.index in self._attention
+
+    def _sized(self, step: Step, *, every: bool) -> Step:
+        """The step with its scratch memory; ``every`` operand in float32 is in the lower precision now."""
+        if not self._host:
+            return step
+        node = step.node
+        values = (*node.inputs, *node.outputs)
+        if every:
+            lower = {value.id for value in values}
+        elif self._in_full(node) or {node.index, getattr(node.forward, "index", -1)} & self._attention:
+            lower = set()
+        else:
+            lower = {value.id for value in values if value.id in self._low}
+        return _with_scratch(self.program, step, lower)
 
     def _backward(self, step: Step) -> Step:
         node, forward = step.node, step.node.forward
@@ -180,7 +243,8 @@ class _Autocast:
             shapes = {value.shape for value in forward.inputs if self._key(value) in swapped}
             for value in node.outputs:
                 key = self._key(value)
-                gradient = key >= 0 and self.program.storages[key].role == "gradient"
+                recorded = 0 <= key < len(self.program.storages)
+                gradient = recorded and self.program.storages[key].role == "gradient"
                 if key in makes and (gradient or (value.shape in shapes and value.id not in self._low)):
                     # Made in bfloat16, then cast to the float32 that is accumulated or passed on.
                     made = self.program.key(key, self.program.sizes[key] // 2)
@@ -189,7 +253,9 @@ class _Autocast:
                     self._after.append(Step(node, (made, key), (key,)))
         step = Step(node, uses, tuple(makes))
         self._type(step, low)
-        return step
+        if forward is not None and not low and swapped and self._last.get(forward.index) == self._position:
+            self._cast_gradient(node, forward, swapped)
+        return self._sized(step, every=low and forward is not None and _lower(forward))
 
     def _type(self, step: Step, low: bool) -> None:
         """Notes the type of what a node returns, and its size if the node made it."""
@@ -223,10 +289,22 @@ class _Autocast:
     def _cast_result(self, step: Step) -> None:
         """Let who comes after read a copy in the lower precision of what the step makes."""
         for key in step.makes:
-            copy = self.program.key(key, self.program.sizes[key] // 2)
-            self._after.append(Step(step.node, (key, copy), (copy,)))
-            self._alias[key] = copy
+            self._alias[key] = self._copy_after(step.node, key)
         self._low.update(value.id for value in step.node.outputs if value.dtype is torch.float32)
+
+    def _cast_gradient(self, node: Node, forward: Node, swapped: dict[Key, Key]) -> None:
+        """Casts back the gradient of what was cast to float32, which autograd does as it leaves the node."""
+        shapes = {value.shape for value in forward.inputs if self._key(value) in swapped}
+        for value in node.outputs:
+            key = self._key(value)
+            if key >= 0 and value.shape in shapes and value.id not in self._low:
+                self._alias[key] = self._copy_after(node, key)
+                self._low.add(value.id)
+
+    def _copy_after(self, node: Node, key: Key) -> Key:
+        copy = self.program.key(key, self.program.sizes[key] // 2)
+        self._after.append(Step(node, (key, copy), (copy,)))
+        return copy
 
     def _cast_down(self, node: Node, value: Value, key: Key) -> Key:
         if value.storage.role != "parameter":
@@ -239,6 +317,25 @@ class _Autocast:
         made = self.program.key(key, nbytes)
         self._before.append(Step(node, (key, made), (made,)))
         return made
+
+
+def _cross_entropies(steps: list[Step]) -> set[int]:
+    """Indices of the ``_log_softmax`` nodes inside of ``cross_entropy_loss``.
+
+    It asks for the logits' own type, so that CUDA's autocast leaves that be (native/LossNLL.cpp), while
+    the CPU's casts its logits as a whole (autocast_mode.cpp).  Told by the loss that follows on one line.
+    """
+    found = set()
+    before: Node | None = None
+    for step in steps:
+        node = step.node
+        if _name(node) == "detach":
+            continue
+        follows = before is not None and _name(node) in ("nll_loss_forward", "nll_loss2d_forward")
+        if follows and before and _name(before) == "_log_softmax" and before.source == node.source:
+            found.add(before.index)
+        before = node
+    return found
 
 
 def _name(node: Node) -> str:

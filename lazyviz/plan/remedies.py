@@ -107,7 +107,7 @@ def remedies(plan: Plan) -> tuple[Remedy, ...]:
         lambda: changes.recompute(program, at, calls),
         lambda: () if host else changes.offload(program),
         lambda: precision.autocast(program, "cpu" if host else "cuda"),
-        lambda: precision.bf16(program),
+        lambda: precision.bf16(program, "cpu" if host else "cuda"),
     ]
     found: list[tuple[Remedy, Program]] = []
     for candidate in candidates:

@@ -10,22 +10,24 @@ the few bytes of a Python number made a tensor are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from ..graph.ir import Graph, Node, Storage, TensorMeta, Value
+from . import scratch_images, scratch_linalg
 from .convolution import backward_need, forward_need
 from .events import NOTHING, Need
 from .lifetimes import Lifetime
 from .onednn import PAGE
 from .scratch_cuda import TABLE as CUDA_TABLE
+from .scratch_linalg import transposing
+from .scratch_rules import Rule, argument, channels_last, contiguous, copied, exactly, in_order, meta_of, on
 
-_CPU_TABLE: dict[str, Callable[[Node, int], Need]] = {}
+_CPU_TABLE: dict[str, Rule] = {**scratch_images.TABLE, **scratch_linalg.TABLE}
 SCRATCH = "scratch"  # the name of a storage that stands for it
-_Rule = Callable[[Node, int], Need]
 
 
 def scratch(graph: Graph, device: torch.device, kind: str) -> dict[int, Need]:
@@ -49,6 +51,36 @@ def scratch(graph: Graph, device: torch.device, kind: str) -> dict[int, Need]:
     return found
 
 
+def in_lower_precision(node: Node, lower: Container[int]) -> int | None:
+    """Bytes that ``node`` would need on the CPU if values of these ids were bfloat16; ``None``: no rule."""
+    rule = _CPU_TABLE.get(node.op._schema.name)
+    if rule is None:
+        return None
+    return rule(_retyped(node, lower), torch.get_num_threads()).nbytes
+
+
+def _retyped(node: Node, lower: Container[int]) -> Node:
+    def retyped(item: Any) -> Any:
+        if isinstance(item, Value):
+            if item.id not in lower or item.dtype is not torch.float32:
+                return item
+            meta = item.meta
+            meta = TensorMeta(meta.shape, meta.stride, meta.offset, torch.bfloat16, meta.device, meta.flags)
+            return Value(meta, item.storage, item.node, item.index)
+        if type(item) in (list, tuple):
+            return type(item)([retyped(entry) for entry in item])
+        return item
+
+    changed = Node(
+        node.index,
+        node.op,
+        retyped(node.args),
+        {name: retyped(item) for name, item in node.kwargs.items()},
+    )
+    changed.inputs, changed.outputs = retyped(list(node.inputs)), retyped(list(node.outputs))
+    return changed
+
+
 def lifetime_of(at: int, node: Node, nbytes: int, device: torch.device) -> Lifetime:
     """The scratch memory of the node at ``at``: a storage that lives during it, on both timelines."""
     stop = at + 1
@@ -68,43 +100,6 @@ def lifetime_of(at: int, node: Node, nbytes: int, device: torch.device) -> Lifet
     )
 
 
-def _exactly(nbytes: int) -> Need:
-    return Need(nbytes, nbytes, nbytes)
-
-
-def _on(table: dict[str, _Rule], *names: str) -> Callable[[_Rule], _Rule]:
-    def add(rule: _Rule) -> _Rule:
-        table.update((f"aten::{name}", rule) for name in names)
-        return rule
-
-    return add
-
-
-def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
-    """An argument by position or name, as the call gave it."""
-    if position < len(node.args):
-        return node.args[position]
-    return node.kwargs.get(name, default)
-
-
-def _meta(value: Any) -> TensorMeta | None:
-    return value.meta if isinstance(value, Value) else None
-
-
-def _contiguous(meta: TensorMeta) -> bool:
-    expected = 1
-    for size, step in zip(reversed(meta.shape), reversed(meta.stride)):
-        if size != 1 and step != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _copied(*metas: TensorMeta | None) -> int:
-    """Bytes of the copies that ``contiguous()`` makes of operands that do not lie in order."""
-    return sum(meta.nbytes for meta in metas if meta is not None and meta.nbytes and not _contiguous(meta))
-
-
 # --- convolutions --------------------------------------------------------------------------
 
 
@@ -113,13 +108,13 @@ _forward_need = lru_cache(4096)(forward_need)
 _backward_need = lru_cache(4096)(backward_need)
 
 
-@_on(_CPU_TABLE, "convolution", "convolution_overrideable")
+@on(_CPU_TABLE, "convolution", "convolution_overrideable")
 def _convolution(node: Node, threads: int) -> Need:
     image, weight, bias, *rest = node.args
     return _forward_need(image.meta, weight.meta, bias is not None, _hashable(rest), threads)
 
 
-@_on(_CPU_TABLE, "convolution_backward")
+@on(_CPU_TABLE, "convolution_backward")
 def _convolution_backward(node: Node, threads: int) -> Need:
     gradient, image, weight, _, *rest, mask = node.args
     return _backward_need(gradient.meta, image.meta, weight.meta, _hashable(rest), tuple(mask), threads)
@@ -132,127 +127,99 @@ def _hashable(items: Sequence[Any]) -> tuple[Any, ...]:
 # --- ATen's own CPU kernels ----------------------------------------------------------------
 
 
-@_on(
-    _CPU_TABLE,
-    "max_pool2d_with_indices_backward",
-    "max_pool3d_with_indices_backward",
-    "avg_pool2d_backward",
-    "avg_pool3d_backward",
-    "_adaptive_avg_pool2d_backward",
-    "_adaptive_avg_pool3d_backward",
-    "adaptive_max_pool2d_backward",
-    "adaptive_max_pool3d_backward",
-    "embedding_dense_backward",
-    "grid_sampler_2d_backward",
-    "upsample_nearest1d_backward",
-    "upsample_nearest2d_backward",
-    "upsample_linear1d_backward",
-    "upsample_bilinear2d_backward",
-    "upsample_bicubic2d_backward",
-    "upsample_trilinear3d_backward",
-    "reflection_pad1d_backward",
-    "reflection_pad2d_backward",
-    "replication_pad1d_backward",
-    "replication_pad2d_backward",
-    "replication_pad3d_backward",
-)
-def _gradient_in_order(node: Node, threads: int) -> Need:
-    """Kernels that work on ``grad_output.contiguous()``, in the image's memory format."""
-    gradient = node.args[0].meta
-    if _contiguous(gradient):
-        return NOTHING
-    if len(gradient.shape) == 4 and isinstance(node.args[1], Value):
-        image = node.args[1].meta
-        if _channels_last(gradient) and _channels_last(image):
-            return NOTHING
-    return _exactly(gradient.nbytes)
-
-
-def _channels_last(meta: TensorMeta) -> bool:
-    expected = 1
-    for dim in (1, *range(len(meta.shape) - 1, 1, -1), 0):
-        if meta.shape[dim] != 1 and meta.stride[dim] != expected:
-            return False
-        expected *= meta.shape[dim]
-    return True
-
-
-@_on(_CPU_TABLE, "_softmax_backward_data", "_log_softmax_backward_data")
+@on(_CPU_TABLE, "_softmax_backward_data", "_log_softmax_backward_data")
 def _softmax_backward(node: Node, threads: int) -> Need:
     """``softmax_backward_cpu_out`` (SoftMax.cpp) copies what is not contiguous."""
-    return _exactly(_copied(node.args[0].meta, node.args[1].meta))
+    return exactly(copied(node.args[0].meta, node.args[1].meta))
 
 
-@_on(_CPU_TABLE, "native_layer_norm_backward")
+@on(_CPU_TABLE, "native_layer_norm_backward")
 def _layer_norm_backward(node: Node, threads: int) -> Need:
     """Operands in order, and a row of sums for gamma and beta for each thread (layer_norm_kernel.cpp)."""
     gradient, image, shape, _, _, weight, _, mask = node.args
-    size = _copied(gradient.meta, image.meta, _meta(weight))
+    size = copied(gradient.meta, image.meta, meta_of(weight))
     if mask[1] or mask[2]:
         size += 2 * threads * math.prod(shape) * image.meta.dtype.itemsize
-    return _exactly(size)
+    return exactly(size)
 
 
-@_on(_CPU_TABLE, "native_group_norm_backward")
+@on(_CPU_TABLE, "native_group_norm_backward")
 def _group_norm_backward(node: Node, threads: int) -> Need:
     """Sums of each sample's channels, twice (``GroupNormBackwardKernelImpl``, group_norm_kernel.cpp)."""
     gradient, image, _, _, _, batch, channels, *_ = node.args
-    size = 0 if _channels_last(image.meta) else _copied(gradient.meta)
-    return _exactly(size + 2 * batch * channels * max(image.meta.dtype.itemsize, 4))
+    size = 0 if channels_last(image.meta) else copied(gradient.meta)
+    return exactly(size + 2 * batch * channels * max(image.meta.dtype.itemsize, 4))
 
 
-@_on(_CPU_TABLE, "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
+@on(_CPU_TABLE, "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
 def _batch_norm(node: Node, threads: int) -> Need:
     """A scale and a shift for each channel (batch_norm_kernel.cpp)."""
     image = node.args[0].meta
-    return _exactly(2 * image.shape[1] * max(image.dtype.itemsize, 4))
+    return exactly(2 * image.shape[1] * max(image.dtype.itemsize, 4))
 
 
-@_on(_CPU_TABLE, "native_batch_norm_backward", "batch_norm_backward")
+@on(_CPU_TABLE, "native_batch_norm_backward", "batch_norm_backward")
 def _batch_norm_backward(node: Node, threads: int) -> Need:
     """The image's gradient, made twice on the fast path; else a sum a channel (Normalization.cpp)."""
     gradient, image = node.args[0].meta, node.args[1].meta
-    if any(test(gradient) and test(image) for test in (_contiguous, _channels_last)):
-        return _exactly(image.nbytes if node.args[-1][0] else 0)
-    return _exactly(image.shape[1] * max(image.dtype.itemsize, 4))
+    if any(test(gradient) and test(image) for test in (contiguous, channels_last)):
+        return exactly(image.nbytes if node.args[-1][0] else 0)
+    return exactly(image.shape[1] * max(image.dtype.itemsize, 4))
 
 
-@_on(_CPU_TABLE, "_embedding_bag_backward")
+@on(_CPU_TABLE, "_embedding_bag_backward")
 def _embedding_bag_backward(node: Node, threads: int) -> Need:
     """Each index's bag, indices and places, sorted (EmbeddingBag.cpp); other modes copy rows, too."""
     gradient, indices, mode = node.args[0].meta, node.args[1].meta, node.args[8]
     count = math.prod(indices.shape)
-    size = (count + 1) * 8 + _copied(gradient) + 3 * count * 8
+    size = (count + 1) * 8 + copied(gradient) + 3 * count * 8
     if mode == 0:
-        return _exactly(size)
+        return exactly(size)
     return Need(size, size, size + 2 * gradient.nbytes + 2 * count * gradient.shape[-1] * 4)
 
 
-@_on(_CPU_TABLE, "native_dropout_backward")
+@on(_CPU_TABLE, "native_dropout_backward")
 def _dropout_backward(node: Node, threads: int) -> Need:
     """``grad * (mask.type_as(grad) * scale)`` (Dropout.cpp): the mask as numbers, scaled."""
-    return _exactly(node.args[0].meta.nbytes)
+    return exactly(node.args[0].meta.nbytes)
 
 
-@_on(_CPU_TABLE, "logsumexp")
+@on(_CPU_TABLE, "logsumexp")
 def _logsumexp(node: Node, threads: int) -> Need:
     """The exponentials, and the maxima (``logsumexp_out_impl``, ReduceOps.cpp)."""
-    return _exactly(node.args[0].meta.nbytes + node.outputs[0].nbytes)
+    return exactly(node.args[0].meta.nbytes + node.outputs[0].nbytes)
 
 
-@_on(_CPU_TABLE, "mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss")
+@on(_CPU_TABLE, "mse_loss", "smooth_l1_loss", "huber_loss")
 def _elementwise_loss(node: Node, threads: int) -> Need:
     """The losses of the elements, before they are reduced (Loss.cpp)."""
-    if not _argument(node, 2, "reduction", 1):
-        return NOTHING
-    return _exactly(_broadcast(node.args[0].meta, node.args[1].meta))
+    reduction = argument(node, 2, "reduction", 1)
+    losses = _broadcast(node.args[0].meta, node.args[1].meta)
+    return exactly(losses + _as_float(node, losses, reduction) if reduction else 0)
 
 
-@_on(_CPU_TABLE, "binary_cross_entropy_with_logits")
+@on(_CPU_TABLE, "binary_cross_entropy_with_logits")
 def _logits_loss(node: Node, threads: int) -> Need:
     """``(1 - target) * input - log_sigmoid(input)`` (Loss.cpp): two results at a time."""
-    size = 2 * _broadcast(node.args[0].meta, node.args[1].meta)
-    return _exactly(size if _argument(node, 4, "reduction", 1) else size // 2)
+    losses = _broadcast(node.args[0].meta, node.args[1].meta)
+    reduction = argument(node, 4, "reduction", 1)
+    return exactly(2 * losses + _as_float(node, losses, reduction) if reduction else losses)
+
+
+@on(_CPU_TABLE, "soft_margin_loss", "binary_cross_entropy")
+def _loss_in_place(node: Node, threads: int) -> Need:
+    """The losses of the elements are computed into the result's memory (Loss.cpp)."""
+    position = 3 if node.op._schema.name.endswith("entropy") else 2
+    losses = _broadcast(node.args[0].meta, node.args[1].meta)
+    return exactly(_as_float(node, losses, argument(node, position, "reduction", 1)))
+
+
+def _as_float(node: Node, losses: int, reduction: int) -> int:
+    """Bytes of the losses in float32, which the mean of half precision is taken of (see ``_reduction``)."""
+    return 2 * losses if reduction == 1 and node.outputs[0].dtype in _HALVES else 0
+
+
+_HALVES = (torch.bfloat16, torch.float16)
 
 
 def _broadcast(a: TensorMeta, b: TensorMeta) -> int:
@@ -260,7 +227,7 @@ def _broadcast(a: TensorMeta, b: TensorMeta) -> int:
     return math.prod(shape) * torch.promote_types(a.dtype, b.dtype).itemsize
 
 
-@_on(_CPU_TABLE, "sort")
+@on(_CPU_TABLE, "sort")
 def _sort(node: Node, threads: int) -> Need:
     """One row's positions, for ``stable_sort`` beside its keys (SortingKernel.cpp)."""
     image = node.args[0].meta
@@ -269,40 +236,117 @@ def _sort(node: Node, threads: int) -> Need:
     dim = next((arg for arg in node.args[1:] if isinstance(arg, int) and not isinstance(arg, bool)), None)
     if dim is None:
         dim = node.kwargs.get("dim", -1)
-    return _exactly(image.shape[dim] * 8)
+    return exactly(image.shape[dim] * 8)
 
 
-@_on(_CPU_TABLE, "cumsum", "cumprod")
+@on(_CPU_TABLE, "sum", "nansum", "prod", "any", "all", "mean", "linalg_vector_norm")
+def _reduction(node: Node, threads: int) -> Need:
+    """The operand in the type that is reduced (``make_reduction_from_ty``, ReduceOpsUtils.h).
+
+    That is the result's; a mean in half precision is computed in float32 (``mean_out``, ReduceOps.cpp).
+    """
+    operand, result = node.args[0].meta, node.outputs[0].meta
+    if not isinstance(operand, TensorMeta) or operand.dtype == result.dtype:
+        if not node.op._schema.name.endswith("mean") or result.dtype not in _HALVES:
+            return NOTHING
+        return exactly(math.prod(operand.shape) * 4 + math.prod(result.shape) * 4)
+    return exactly(math.prod(operand.shape) * result.dtype.itemsize)
+
+
+@on(_CPU_TABLE, "median", "nanmedian")
+def _median(node: Node, threads: int) -> Need:
+    """A copy to be sorted; along a dimension one in whose order that is not the last (Sorting.cpp)."""
+    operand = node.args[0].meta
+    if len(node.outputs) == 1:
+        return exactly(operand.nbytes)
+    shape, stride = operand.shape, operand.stride
+    dim = argument(node, 1, "dim")
+    if not shape or stride[dim] == 1:
+        return NOTHING
+    order = list(range(len(shape)))
+    order[dim], order[-1] = order[-1], order[dim]
+    tile = transposing(
+        tuple(shape[i] for i in order), tuple(stride[i] for i in order), operand.dtype.itemsize
+    )
+    return exactly(operand.nbytes + tile)
+
+
+@on(_CPU_TABLE, "kthvalue")
+def _kth(node: Node, threads: int) -> Need:
+    """Values and their places, which the selection moves (``kthvalue_out_impl_cpu``, Sorting.cpp)."""
+    operand = node.args[0].meta
+    return exactly(operand.nbytes + math.prod(operand.shape) * 8)
+
+
+@on(_CPU_TABLE, "multinomial")
+def _draws(node: Node, threads: int) -> Need:
+    """Without replacement a random number for each chance, and the chosen ones (Distributions.cpp).
+
+    With it sums along a row (cpu/MultinomialKernel.cpp).
+    """
+    chances, result = node.args[0].meta, node.outputs[0].meta
+    item = chances.dtype.itemsize
+    count = node.args[1]
+    if argument(node, 2, "replacement", False) and count > 1:
+        return exactly(chances.shape[-1] * item)
+    return exactly(chances.nbytes + (math.prod(result.shape) * item if count > 1 else 0))
+
+
+@on(_CPU_TABLE, "cumsum", "cumprod")
 def _cumulative(node: Node, threads: int) -> Need:
     """The operand in the result's type (``impl_func_cum_ops``, ReduceOps.cpp)."""
     image, result = node.args[0].meta, node.outputs[0]
-    return _exactly(result.nbytes if image.dtype != result.dtype else 0)
+    return exactly(result.nbytes if image.dtype != result.dtype else 0)
 
 
-@_on(_CPU_TABLE, "mm", "addmm")
-def _matrix_product(node: Node, threads: int) -> Need:
-    """Operands without a BLAS leading dimension are copied (``addmm_impl_cpu_``, LinearAlgebra.cpp)."""
-    operands = [value.meta for value in node.args if isinstance(value, Value)][-2:]
-    size = sum(meta.nbytes for meta in operands if not _leading(meta))
-    return _exactly(size)
+# --- attention -----------------------------------------------------------------------------
 
 
-def _leading(meta: TensorMeta) -> bool:
-    if len(meta.shape) < 2 or not meta.nbytes:
-        return True
-    (rows, cols), (row, col) = meta.shape[-2:], meta.stride[-2:]
-    return (col == 1 and row >= max(1, cols)) or (row == 1 and col >= max(1, rows)) or rows == cols == 1
+def _attention_blocks(queries: int, keys: int) -> tuple[int, int]:
+    """Queries and keys that a thread takes at once (cpu/FlashAttentionKernel.cpp)."""
+    block = 256 if queries >= 768 else 64 if queries >= 192 else 32
+    return min(block, queries), min(512, keys)
+
+
+@on(_CPU_TABLE, "_scaled_dot_product_flash_attention_for_cpu")
+def _attention(node: Node, threads: int) -> Need:
+    """A thread's scores, their maxima and sums, and its results (``cpu_flash_attention``).
+
+    In half precision the scores once more; oneDNN's products of blocks then need an unknown little.
+    """
+    query, key = node.args[0].meta, node.args[1].meta
+    queries, keys = _attention_blocks(query.shape[-2], key.shape[-2])
+    wide = max(4, query.dtype.itemsize)
+    size = threads * queries * (keys + 2 + query.shape[-1]) * wide
+    return _and_products(size, threads * queries * keys * 2, query)
+
+
+@on(_CPU_TABLE, "_scaled_dot_product_flash_attention_for_cpu_backward")
+def _attention_backward(node: Node, threads: int) -> Need:
+    """The gradient in the order of steps; a thread's scores and their gradients, a sum for each query."""
+    gradient, query, key = (value.meta for value in node.args[:3])
+    queries, keys = _attention_blocks(query.shape[-2], key.shape[-2])
+    wide = max(4, query.dtype.itemsize)
+    order = in_order(gradient, (3, 1, 2, 0))  # (batch, steps, heads, size)
+    size = 0 if order else gradient.nbytes
+    size += (threads * 2 * keys + 1) * queries * wide
+    return _and_products(size, 2 * threads * queries * keys * 2, query)
+
+
+def _and_products(size: int, half: int, query: TensorMeta) -> Need:
+    if query.dtype not in _HALVES:
+        return exactly(size)
+    return Need(size + half, size, size + 2 * half + 64 * 1024)
 
 
 # --- recurrent layers by oneDNN ------------------------------------------------------------
 
 
-@_on(_CPU_TABLE, "mkldnn_rnn_layer")
+@on(_CPU_TABLE, "mkldnn_rnn_layer")
 def _recurrent(node: Node, threads: int) -> Need:
     """Both biases summed, weights in oneDNN's order, all steps' gates (mkldnn/RNN.cpp, rnn_utils.cpp).
 
-    The gates are derived, what oneDNN adds to them (states, pages) was seen in the events, to a few
-    percent of them.
+    What is derived is to the byte; what oneDNN adds (pages, addresses of blocks) was seen in the events.
     """
     image, hidden = node.args[0].meta, node.args[5].meta
     train = node.outputs[-1].nbytes > 0  # a workspace for the backward
@@ -316,16 +360,17 @@ def _recurrent(node: Node, threads: int) -> Need:
         known = gates * item + weights + space
         return Need(known + 12856, known, known + 4 * PAGE + batch * size * item)
     weights = (inside + size) * 4 * _rounded(size, 32) * item
-    space = steps * batch * gates * item
+    # Each step's states and cells, of the layer and before it, then one step's gates: ``set_offsets``.
+    states = 2 * (steps + 1) * batch * _leading_dimension(max(inside, size)) * item
+    cells = 2 * (steps + 1) * batch * size * item
+    space = _rounded(_rounded(states, PAGE) + cells, PAGE) + batch * _leading_dimension(gates) * item
     known = gates * item + weights + space
-    if inside > size:  # the steps' inputs are copied among the states
-        known += steps * batch * inside * item
-    return Need(known + space // 12, known, known + space // 5 + 64 * 1024)
+    return Need(known + 12856, known - PAGE, known + 64 * 1024 + space // 5)
 
 
-@_on(_CPU_TABLE, "mkldnn_rnn_layer_backward")
+@on(_CPU_TABLE, "mkldnn_rnn_layer_backward")
 def _recurrent_backward(node: Node, threads: int) -> Need:
-    image, hidden, gradient = node.args[0].meta, node.args[5].meta, _meta(node.args[10])
+    image, hidden, gradient = node.args[0].meta, node.args[5].meta, meta_of(node.args[10])
     steps, batch, inside = image.shape
     size = hidden.shape[-1]
     item = image.dtype.itemsize
@@ -334,7 +379,7 @@ def _recurrent_backward(node: Node, threads: int) -> Need:
     for width in (inside, size):  # and as the backward does
         if _leading_dimension(width) != width:
             known += gates * _leading_dimension(width) * item
-    known += _copied(gradient) + gates * item + 2 * batch * size * item
+    known += copied(gradient) + gates * item + 2 * batch * size * item
     known += steps * batch * _leading_dimension(gates) * item + 2 * batch * size * item
     return Need(known + 12856, known, known + 4 * PAGE + batch * size * item)
 

@@ -69,6 +69,9 @@ def storage_nbytes(name: str, arguments: dict[str, Any], position: int, tensor: 
         # The losses of all elements are computed into the result's memory, which is then resized.
         shape = torch.broadcast_shapes(arguments["self"].shape, arguments["target"].shape)
         return max(nbytes, shape.numel() * tensor.element_size())
+    if name in _MADE_LIKE_OPERAND:
+        # The result is made like the operand, then resized, which gives no memory back (Col2Im.cpp).
+        return max(nbytes, arguments["self"].numel() * tensor.element_size())
     if name in ("_embedding_bag", "_embedding_bag_forward_only") and tensor.numel():
         if position == 1:
             return nbytes + tensor.element_size()  # one more offset than there are indices
@@ -78,6 +81,7 @@ def storage_nbytes(name: str, arguments: dict[str, Any], position: int, tensor: 
 
 
 _REDUCED_IN_PLACE = {"mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy"}
+_MADE_LIKE_OPERAND = {"col2im", "im2col"}
 # Pointwise by tag, but not computed by an iterator over their arguments.
 _NOT_ITERATED = {"clone", "_to_copy", "copy", "fill", "masked_fill", "alias_copy", "detach_copy"}
 _NOT_PROMOTED = {"where"}  # its condition stays boolean, and the rest has one dtype by then

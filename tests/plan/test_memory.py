@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import time
 
 import pytest
 import torch
 
+import lazyviz
 from lazyviz.plan.devices import DeviceProfile
 from lazyviz.plan.memory import CATEGORIES, make_plan
 
@@ -236,3 +238,31 @@ def test_explain_says_between_what_an_estimated_peak_lies(training_step):
     assert "between" not in plan.explain()
     estimated = dataclasses.replace(plan, peak_range=(4096, 5120))
     assert "between 4.00 KiB and 5.00 KiB" in estimated.explain()
+
+
+@pytest.mark.parametrize("device", [None, "H100-80GB", "no such card"])
+def test_planning_is_not_interrupted_by_the_garbage_collector_which_goes_on_afterwards(device):
+    x = torch.ones(4)
+    with lazyviz.lazy() as graph:
+        y = x
+        for _ in range(2000):
+            y = y + 1
+    collections = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        collections.append(phase)
+
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        if device == "no such card":
+            with pytest.raises(ValueError, match="no such card"):
+                graph.plan(device=device)
+        else:
+            graph.plan(device=device)
+    finally:
+        gc.callbacks.remove(note)
+    assert gc.isenabled()
+    assert collections.count("start") <= 2  # before and after, on the way into and out of the plan
+    graph.evaluate()
+    assert y[0] == 2001

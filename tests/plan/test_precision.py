@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
@@ -155,3 +156,59 @@ def test_autocast_on_recurrent_layers_peaks_about_as_foreseen(layer, options):
     (foreseen,) = [each.peak_bytes for each in plan.remedies if each.kind == "autocast"]
     assert foreseen == pytest.approx(plan_of(make, (40, 30, 64), "cuda", autocast=True).peak_bytes, rel=0.1)
     assert not [each for each in plan.remedies if each.kind == "bf16"]  # cuDNN's take none
+
+
+LOSSES = {
+    "cross entropy": lambda out, target: F.cross_entropy(out, target),
+    "log of softmax": lambda out, target: out.log_softmax(-1).mean(),
+    "binary cross entropy": lambda out, target: F.binary_cross_entropy_with_logits(out, torch.ones_like(out)),
+    "sum": lambda out, target: out.sum(),
+    "mean of squares": lambda out, target: out.square().mean(),
+}
+
+
+@pytest.mark.parametrize("device", [None, CARD])
+@pytest.mark.parametrize("name", LOSSES)
+def test_autocast_foresees_in_what_precision_a_loss_is_taken(name, device):
+    place = "cuda" if device else "cpu"
+
+    def step(*, autocast):
+        with lazyviz.lazy(device=device) as graph:
+            with torch.device(place):
+                layer, x = nn.Linear(64, 500), torch.randn(1024, 64)
+                target = torch.randint(0, 500, (1024,))
+            with torch.autocast(place, torch.bfloat16, enabled=autocast):
+                out = layer(x)
+                loss = LOSSES[name](out, target)
+            del out
+            loss.backward()
+        return graph.plan()
+
+    plan = step(autocast=False)
+    offered = [each.peak_bytes for each in plan.remedies if each.kind == "autocast"]
+    # Where it is not offered it would bring next to nothing.
+    (foreseen,) = offered or [plan.peak_bytes]
+    assert foreseen == pytest.approx(step(autocast=True).peak_bytes, rel=0.03)
+
+
+@pytest.mark.parametrize("device", [None, CARD])
+def test_weights_in_bfloat16_are_offered_only_where_there_are_weights(device):
+    with lazyviz.lazy(device=device) as graph:
+        y = torch.linspace(0, 1, 100_000, device="cuda" if device else "cpu").sin()
+    kinds = {remedy.kind for remedy in graph.plan().remedies}
+    del y
+    assert "bf16" not in kinds
+
+
+def test_what_bfloat16_brings_is_about_so_much_where_another_kernel_does_attention():
+    def step(dtype):
+        with lazyviz.lazy(device="A100-40GB") as graph:
+            with torch.device("cuda"):
+                layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).to(dtype)
+                x = torch.randn(4, 256, 64, dtype=dtype)
+            layer(x).square().mean().backward()
+        return graph.plan()
+
+    (remedy,) = [each for each in step(torch.float32).remedies if each.kind == "bf16"]
+    assert remedy.estimate and not remedy.at_best
+    assert remedy.peak_bytes == pytest.approx(step(torch.bfloat16).peak_bytes, rel=0.1)

