@@ -231,6 +231,7 @@ class SplitRun:
         self._hand_over(work)
 
     def _halve(self, piece: Piece) -> bool:
+        """Cut this piece, and those to come that are as large, in two; ``False`` if it is the smallest."""
         group = self.analysis.group
         half = piece.samples // 2 // group * group
         if not half:
@@ -238,9 +239,12 @@ class SplitRun:
         self.out_of_memory += 1
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        middle = piece.start + half
-        parts = [(each.start, each.stop) for each in self.pieces]
-        parts[piece.index : piece.index + 1] = [(piece.start, middle), (middle, piece.stop)]
+        parts: list[tuple[int, int]] = []
+        for each in self.pieces:
+            if each.index < piece.index or each.samples < piece.samples:
+                parts.append((each.start, each.stop))
+            else:
+                parts += [(each.start, each.start + half), (each.start + half, each.stop)]
         self.pieces = [Piece(index, *bounds, piece.total) for index, bounds in enumerate(parts)]
         return True
 
