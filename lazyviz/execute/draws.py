@@ -7,13 +7,16 @@ whose turn is later is drawn ahead and thrown away to know that state, and drawn
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from ..graph.ir import Node, TensorMeta
 from ..plan.batch import separable
 from ..plan.batch_call import base_name
 from ..record.rng import DrawSequence, state_of
-from ..record.storage import TrackedNode, TrackedValue
+from ..record.storage import TrackedNode
 
 
 class Draws:
@@ -88,34 +91,58 @@ class Draws:
             sequence.state = self._now[sequence]
 
 
-def draw_whole(node: TrackedNode) -> torch.Tensor | None:
-    """The numbers that ``node`` draws for its whole tensors; for dropout its mask, ``None`` if it has no use.
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A draw whose numbers can be made without any tensor's values; ``name`` is the operator's (ATen's).
 
-    The generator has to be in the right state.
+    ``like`` is the tensor that it would read or fill (``None``: a factory), ``mask`` what dropout makes.
     """
+
+    name: str
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    like: TensorMeta | None = None
+    mask: TensorMeta | None = None
+
+    def numbers(self) -> torch.Tensor | None:
+        """What is drawn for the whole tensors; for dropout its mask, ``None`` if it has no use.
+
+        The generator has to be in the right state.
+        """
+        like = self.like
+        if like is None:
+            return self.op(*self.args, **self.kwargs)
+        if self.name == "native_dropout":
+            return self._dropout_mask(like)
+        return self.op(_blank(like), *self.args[1:], **self.kwargs)
+
+    def _dropout_mask(self, like: TensorMeta) -> torch.Tensor | None:
+        probability = self.args[1]
+        train = self.args[2] if len(self.args) > 2 else self.kwargs.get("train")
+        if self.mask is None or train is False or not like.nbytes:
+            return None
+        if like.device.type == "cpu":
+            # As native_dropout_cpu (ATen's Dropout.cpp) fills its mask.
+            blank = _blank(self.mask)
+            return blank.bernoulli_(1 - probability) if probability < 1 else blank.zero_()
+        return self.op(_blank(like), probability, train)[1]
+
+
+def draw_of(node: Node) -> Draw:
+    """The draw that ``node`` makes: one that needs no values."""
     name = base_name(node.op)
     if not node.inputs:  # a factory
-        return node.op(*node.args, **node.kwargs)
+        return Draw(name, node.op, node.args, node.kwargs)
     assert separable(node), "only draws that need no values are made ahead"
-    value: TrackedValue = node.inputs[0]
-    meta = value.meta
-    if name == "native_dropout":
-        return _dropout_mask(node)
-    blank = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
-    return node.op(blank, *node.args[1:], **node.kwargs)
+    mask = next((each.meta for each in node.outputs if each.index == 1), None)
+    return Draw(name, node.op, (None, *node.args[1:]), node.kwargs, node.inputs[0].meta, mask)
 
 
-def _dropout_mask(node: TrackedNode) -> torch.Tensor | None:
-    probability, train = node.args[1], node.args[2] if len(node.args) > 2 else node.kwargs.get("train")
-    value = node.inputs[0]
-    mask = next((each for each in node.outputs if each.index == 1), None)
-    if mask is None or train is False or not value.nbytes:
-        return None
-    meta = value.meta
-    if meta.device.type == "cpu":
-        # As native_dropout_cpu (ATen's Dropout.cpp) fills its mask.
-        own = mask.meta
-        blank = torch.empty_strided(own.shape, own.stride, dtype=own.dtype, device=own.device)
-        return blank.bernoulli_(1 - probability) if probability < 1 else blank.zero_()
-    blank = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
-    return torch.ops.aten.native_dropout.default(blank, probability, train)[1]
+def draw_whole(node: Node) -> torch.Tensor | None:
+    """The numbers that ``node`` draws for its whole tensors."""
+    return draw_of(node).numbers()
+
+
+def _blank(meta: TensorMeta) -> torch.Tensor:
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
