@@ -28,6 +28,7 @@ class Draws:
         self._next: dict[DrawSequence, int] = {}
         self._now: dict[DrawSequence, torch.Tensor] = {}  # before the next draw nobody has made
         self._own: dict[TrackedNode, torch.Tensor] = {}  # of draws that go on from piece to piece
+        self._seeds: dict[TrackedNode, int] = {}
         for node in nodes:
             if node.draws is not None:
                 self._chains.setdefault(node.draws, []).append(node)
@@ -79,6 +80,15 @@ class Draws:
         if node not in self._own:
             self.end(node)
         self._own[node] = state_of(node.draws.generator)
+
+    def seed(self, node: TrackedNode) -> int:
+        """For pieces that draw by themselves elsewhere, at the same time: what to begin from."""
+        if node not in self._seeds:
+            generator = self.go_on(node)
+            number = torch.randint(2**62, (), generator=generator, device=generator.device)
+            self._seeds[node] = int(number)
+            self.stop(node)
+        return self._seeds[node]
 
     def finish(self) -> None:
         """All have run, or need not: each sequence is in the state after its last draw."""

@@ -23,6 +23,8 @@ from ..plan.placement import Partial, Piece, Shard
 from ..plan.schedule import Pass, Schedule
 from ..record.recorder import Tape
 from ..record.storage import TrackedNode, TrackedValue
+from . import distributed
+from .clusters import Cluster
 from .draws import Draw, Draws
 from .eager import check_interrupts, consumed, deliver, kernel_level, name_line, run_node
 from .memory import ResidentMemory
@@ -69,8 +71,13 @@ class SplitRun:
     @property
     def total(self) -> int:
         """Runs of nodes, from first to last."""
-        in_pieces = sum(len(each.nodes) for each in self.schedule.passes) * len(self.pieces)
+        in_pieces = sum(len(each.steps) for each in self._programs) * len(self.pieces)
         return sum(map(len, self.schedule.whole)) + in_pieces
+
+    @property
+    def spread(self) -> set[TrackedNode]:
+        """The nodes that pieces run."""
+        return {node for each in self._programs for node in each.nodes}
 
     def run(
         self,
@@ -78,11 +85,13 @@ class SplitRun:
         *,
         progress: Progress | None = None,
         cancelled: Callable[[], bool] | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
-        """Run to the end.
+        """Run to the end; with ``cluster``, pieces on its workers.
 
-        Raises what :func:`lazyviz.execute.eager.run` raises.
+        Raises what :func:`lazyviz.execute.eager.run` raises, and :class:`NoWorkersError`.
         """
+        self._cluster = cluster
         self._memory, self._progress, self._cancelled = memory, progress, cancelled
         self._done = 0
         with kernel_level(self.tape, self.nodes) as self._interrupted:
@@ -160,14 +169,23 @@ class SplitRun:
             consumed(node, self._memory)
             self.tape.finished(node)
 
-    def _report(self, node: TrackedNode) -> None:
-        self._done += 1
+    def _report(self, node: TrackedNode, runs: int = 1) -> None:
+        self._done += runs
         if self._progress is not None:
             self._progress(self._done, self.total, node)
 
     # --- pieces -----------------------------------------------------------------------
 
     def _run_pass(self, work: Pass, program: PassProgram) -> None:
+        if self._cluster is not None:
+            distributed.run_pass(self, program, self._cluster)
+        else:
+            self._run_pieces(program)
+        self._next = 0
+        self._added.clear()
+        self._hand_over(work)
+
+    def _run_pieces(self, program: PassProgram) -> None:
         while self._next < len(self.pieces):
             piece = self.pieces[self._next]
             run = _PieceHere(self, piece, program)
@@ -181,8 +199,7 @@ class SplitRun:
                         if self._collect(program.values[key], run.env[key], piece):
                             run.given(key)
                     run.free(step.frees)
-                    if number < len(work.nodes):
-                        self._report(program.nodes[number])
+                    self._report(program.nodes[number])
             except Exception as error:
                 run.drop()
                 if not out_of_memory(error) or not self._halve(piece):
@@ -191,9 +208,6 @@ class SplitRun:
                 continue
             run.drop()
             self._next += 1
-        self._next = 0
-        self._added.clear()
-        self._hand_over(work)
 
     def _halve(self, piece: Piece) -> bool:
         group = self.analysis.group
