@@ -5,6 +5,7 @@ from __future__ import annotations
 from .budget import assert_peak_below as assert_peak_below
 from .execute.backend import Backend as Backend
 from .execute.backend import register_backend as register_backend
+from .execute.clusters import NoWorkersError as NoWorkersError
 from .execute.eager import Interrupted as Interrupted
 from .magic import load_ipython_extension as load_ipython_extension
 from .magic import unload_ipython_extension as unload_ipython_extension

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from . import _torch
+from .execute.clusters import Cluster
 from .execute.split import SplitRun
 from .graph.ir import Value
 from .plan.placement import Shard
@@ -127,15 +128,21 @@ def dimension(tensor: torch.Tensor, dim: int, name: str) -> int:
 
 
 def split_run(
-    tape: Tape, graph: LazyGraph, nodes: Sequence[TrackedNode], split: int | str
+    tape: Tape,
+    graph: LazyGraph,
+    nodes: Sequence[TrackedNode],
+    split: int | str,
+    cluster: Cluster | None = None,
 ) -> SplitRun | None:
     """The run of ``nodes`` in that many pieces; ``None``: as a whole, with ``"auto"`` where that fits.
+
+    With the workers of ``cluster`` there is ``"auto"`` at least a piece for each.
 
     Raises:
         SplitError: the batch cannot be cut, or is not used.
         ValueError: none was named.
     """
-    if split in (None, "off", 1) or not nodes:
+    if not nodes or (split in (None, "off", 1) and cluster is None):
         return None
     roots = _roots(tape, graph, nodes)
     if not roots:
@@ -143,9 +150,13 @@ def split_run(
     pieces = split
     if split == "auto":
         plan = graph.plan(split="auto")
-        if plan.split.pieces == 1 and (plan.fits is not False or not plan.split.blocked_by):
+        alone = plan.split.pieces == 1 and (plan.fits is not False or not plan.split.blocked_by)
+        if alone and cluster is None:
             return None
         pieces = plan.split.pieces if not plan.split.blocked_by else 2
+        if cluster is not None:
+            cuda = any(value.device.type == "cuda" for node in nodes for value in node.outputs)
+            pieces = max(pieces, len(cluster.workers(cuda)))
     assert isinstance(pieces, int)
     batch = Batch(
         nodes,

@@ -21,6 +21,7 @@ import torch
 from . import absence, batching
 from .execute import eager
 from .execute.backend import find_backend
+from .execute.clusters import Cluster
 from .execute.memory import ResidentMemory
 from .execute.progress import Progress
 from .execute.report import Report, difference
@@ -68,10 +69,14 @@ def run(
 ) -> Report:
     """Run ``nodes`` (closed under dependencies, in program order) and tell the graphs they belong to.
 
-    With ``graph``, at the user's word, the peak is projected before.  ``split`` is of the batch of that
-    graph; what an interrupted split run was to do is done first.
+    With ``graph``, at the user's word, the peak is projected before (of a run in this process).  ``split``
+    is of the batch of that graph; what an interrupted split run was to do is done first.
     """
     global last_cause
+    runner = find_backend(backend)
+    cluster = runner if isinstance(runner, Cluster) else None
+    if cluster is not None and split == "off":
+        split = "auto"  # pieces are what such a backend is for
     if begun := begun_split(nodes):
         nodes = closure({*nodes, *(node for node in begun.nodes if node.state != "done")})
     if any(node.error == FORGOTTEN for node in nodes):
@@ -84,12 +89,14 @@ def run(
     split_run = begun
     if split_run is None and split != "off":
         owner = graph if graph is not None else touched[-1] if touched else None
-        split_run = batching.split_run(tape, owner, nodes, split) if owner is not None else None
+        split_run = batching.split_run(tape, owner, nodes, split, cluster) if owner is not None else None
         if split_run is not None and owner is not None:
             owner.split_run = split_run
-    if graph is not None and nodes and split_run is not None and begun is None:
+    if cluster is not None or graph is None or not nodes:
+        pass
+    elif split_run is not None and begun is None:
         projection = _projection_of(graph, len(split_run.pieces), nodes)
-    elif graph is not None and nodes and split_run is None:
+    elif split_run is None:
         running = list({id(node.graph): node.graph for node in nodes}.values())
         projection = project(running, nodes, tape.pending)
     start = time.perf_counter()
@@ -109,17 +116,16 @@ def run(
     outcome: str | None = None
     share = 0
     try:
-        runner = find_backend(backend)
         on_progress = on_node if progress is not None else None
         cancelled = cancel.is_set if cancel is not None else None
         if split_run is not None:
-            split_run.run(memory, progress=on_progress, cancelled=cancelled)
+            split_run.run(memory, progress=on_progress, cancelled=cancelled, cluster=cluster)
             left = [node for node in nodes if node.state != "done"]
             eager.run(tape, left, memory, progress=on_progress, cancelled=cancelled, timed=not cuda)
-            share = len(nodes)
-        elif runner is None:
+            share = len(nodes) if cluster is None else len(split_run.spread)
+        elif runner is None or isinstance(runner, Cluster):
             eager.run(tape, nodes, memory, progress=on_progress, cancelled=cancelled, timed=not cuda)
-            share = len(nodes)
+            share = len(nodes) if cluster is None else 0
         else:
             share = run_with_backend(tape, nodes, runner, memory, progress=on_progress, cancelled=cancelled)
         for index in cuda:
@@ -226,7 +232,8 @@ def _run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
     if current is not None and current.split not in ("off", 1):
         # A part of a step would have to keep the whole batch's activations for the rest of it.
         pending = closure({*nodes, *(node for node in current.nodes if node.state != "done")})
-        run(pending, cause, graph=None, split=current.split)
+        backend = current.backend if isinstance(find_backend(current.backend), Cluster) else "eager"
+        run(pending, cause, graph=None, split=current.split, backend=backend)
     else:
         run(nodes, cause)
 

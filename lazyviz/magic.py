@@ -98,7 +98,12 @@ class LazyMagics(Magics):
         default="off",
         help="run the batch in N pieces; auto: the fewest that fit the device's free memory",
     )
-    @argument("--backend", metavar="NAME", default="eager", help="what runs the graph: eager, the default")
+    @argument(
+        "--backend",
+        metavar="NAME",
+        default="eager",
+        help="what runs the graph: eager, the default; ipyparallel and ray: pieces of the batch on workers",
+    )
     @argument("--now", action="store_true", help="evaluate at the end of the cell, still showing the graph")
     @argument("--no-sync", action="store_true", help="make a sync point in this cell an error at its line")
     @argument(

@@ -22,6 +22,7 @@ from . import absence, evaluation
 from .batching import NamedBatch
 from .batching import SplitError as SplitError
 from .execute.backend import find_backend
+from .execute.clusters import Cluster
 from .execute.report import Report as Report
 from .execute.split import SplitRun
 from .graph.ir import Graph, SyncPoint
@@ -155,6 +156,8 @@ class LazyGraph:
         Args:
             split: run in that many pieces of the batch, with ``"auto"`` in the fewest that fit; default: as
                 the block was given.  One that was interrupted goes on in the pieces that it was begun in.
+            backend: default: the block's.  ``"ipyparallel"``, ``"ray"`` or a registered cluster runs the
+                pieces on its workers; ``"auto"``, also where no split was given, is then at least one each.
             progress: called after each op with a :class:`lazyviz.execute.progress.Progress`.
             cancel: set it to stop between two ops.
 
@@ -162,13 +165,13 @@ class LazyGraph:
             ValueError: an unknown backend, a split where no batch was named or with another backend.
             lazyviz.SplitError: the batch cannot be cut; the message names the nodes.  Nothing has run.
             lazyviz.Interrupted: cancelled; evaluating again goes on from there.
+            lazyviz.NoWorkersError: a cluster has no workers, or none are left; the same holds.
             Exception: what a kernel raised, with the line that recorded it.
         """
         split = self.split if split is None else split
         check_split(split)
         name = backend or self.backend
-        find_backend(name)
-        if split not in ("off", 1) and name != "eager":
+        if split not in ("off", 1) and name != "eager" and not isinstance(find_backend(name), Cluster):
             raise ValueError(f"a split batch runs with the backend 'eager', not {name!r}")
         if tape.graph is not None and tape.owner != threading.get_ident():
             raise RuntimeError("a cell is recording on another thread; evaluate once it has ended")
@@ -280,13 +283,17 @@ def lazy(
         ValueError: an option this version does not support, an unknown device or backend.
         RuntimeError: another thread is recording, or an outer block is for another absent card.
     """
-    find_backend(backend)
+    cluster = isinstance(find_backend(backend), Cluster)
     split = "off" if split is None else split
     check_split(split)
     named = None if batch is None else NamedBatch(batch, _lookup(names, sys._getframe(2)))
     if named is None and split not in ("off", 1):
         raise ValueError("a split needs to know the batch: name its tensors (--batch, batch=)")
-    if split not in ("off", 1) and backend != "eager":
+    if named is None and cluster:
+        raise ValueError(f"{backend!r} runs pieces of the batch: name its tensors (--batch, batch=)")
+    if cluster and split == "off":
+        split = "auto"  # pieces are what it is for
+    if split not in ("off", 1) and backend != "eager" and not cluster:
         raise ValueError(f"a split batch runs with the backend 'eager', not {backend!r}")
     device, card = absence.resolved(device)
     if tape.graph is not None and tape.owner != threading.get_ident():

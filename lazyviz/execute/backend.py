@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from ..graph.ir import Node, Value
+from .clusters import Cluster, IPyParallelBackend, RayBackend
 
 
 @dataclass(frozen=True)
@@ -34,35 +35,44 @@ class Backend(Protocol):
     ) -> Callable[..., Sequence[torch.Tensor]]: ...
 
 
-_backends: dict[str, Backend | None] = {"eager": None}  # built in: lazyviz.execute.eager
+_backends: dict[str, Backend | Cluster | None] = {"eager": None}  # built in: lazyviz.execute.eager
+_EXTRAS: dict[str, Callable[[], Cluster]] = {"ipyparallel": IPyParallelBackend, "ray": RayBackend}
+"""Made when first asked for; the extra of that name has what they need."""
 
 
-def register_backend(name: str, backend: Backend) -> None:
+def register_backend(name: str, backend: Backend | Cluster) -> None:
     """Make ``backend`` available as ``backend=name``.
 
+    One with a method ``compile`` runs segments of a graph, one with ``workers`` (a
+    :class:`lazyviz.execute.clusters.Cluster`) the pieces of a split batch.
+
     Raises:
-        TypeError: it has no ``compile`` method.
+        TypeError: it is neither.
         ValueError: the name is taken by the built-in backend.
     """
     if name == "eager":
         raise ValueError("the name 'eager' is taken by the built-in backend")
-    if not isinstance(backend, Backend):
+    if not isinstance(backend, (Backend, Cluster)):
         raise TypeError(
-            f"a backend needs a method compile(segment, inputs), {type(backend).__name__} has none"
+            f"a backend needs a method compile(segment, inputs), or those of a Cluster; "
+            f"{type(backend).__name__} has neither"
         )
     _backends[name] = backend
 
 
 def backend_names() -> list[str]:
-    """Registered backends and those that installed packages offer (entry points ``lazyviz.backends``)."""
-    return sorted({*_backends, *(point.name for point in entry_points(group="lazyviz.backends"))})
+    """Backends built in or registered, and those that installed packages offer (entry points
+    ``lazyviz.backends``).
+    """
+    points = entry_points(group="lazyviz.backends")
+    return sorted({*_backends, *_EXTRAS, *(point.name for point in points)})
 
 
-def find_backend(name: str) -> Backend | None:
+def find_backend(name: str) -> Backend | Cluster | None:
     """The backend of that name; None stands for the built-in eager one.
 
     Raises:
-        ValueError: there is none; the message names those there are.
+        ValueError: there is none, and the message names those there are; or it lacks a package.
     """
     if name not in _backends:
         for point in entry_points(group="lazyviz.backends"):
@@ -70,5 +80,7 @@ def find_backend(name: str) -> Backend | None:
                 register_backend(name, point.load()())
                 break
         else:
-            raise ValueError(f"no backend {name!r}; there are: {', '.join(backend_names())}")
+            if name not in _EXTRAS:
+                raise ValueError(f"no backend {name!r}; there are: {', '.join(backend_names())}")
+            _backends[name] = _EXTRAS[name]()
     return _backends[name]

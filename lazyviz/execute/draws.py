@@ -6,16 +6,17 @@ whose turn is later is drawn ahead and thrown away to know that state, and drawn
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from ..graph.ir import is_dense
+from ..graph.ir import Node, TensorMeta
 from ..plan.batch import separable
 from ..plan.batch_call import base_name
 from ..record.rng import DrawSequence, state_of
-from ..record.storage import TrackedNode, TrackedValue
+from ..record.storage import TrackedNode
 
 
 class Draws:
@@ -27,6 +28,7 @@ class Draws:
         self._next: dict[DrawSequence, int] = {}
         self._now: dict[DrawSequence, torch.Tensor] = {}  # before the next draw nobody has made
         self._own: dict[TrackedNode, torch.Tensor] = {}  # of draws that go on from piece to piece
+        self._seeds: dict[TrackedNode, int] = {}
         for node in nodes:
             if node.draws is not None:
                 self._chains.setdefault(node.draws, []).append(node)
@@ -79,6 +81,15 @@ class Draws:
             self.end(node)
         self._own[node] = state_of(node.draws.generator)
 
+    def seed(self, node: TrackedNode) -> int:
+        """For pieces that draw by themselves elsewhere, at the same time: what to begin from."""
+        if node not in self._seeds:
+            generator = self.go_on(node)
+            number = torch.randint(2**62, (), generator=generator, device=generator.device)
+            self._seeds[node] = int(number)
+            self.stop(node)
+        return self._seeds[node]
+
     def finish(self) -> None:
         """All have run, or need not: each sequence is in the state after its last draw."""
         for sequence, chain in self._chains.items():
@@ -90,79 +101,58 @@ class Draws:
             sequence.state = self._now[sequence]
 
 
-def draw_whole(node: TrackedNode) -> torch.Tensor | None:
-    """The numbers that ``node`` draws for its whole tensors; for dropout its mask, ``None`` if it has no use.
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A draw whose numbers can be made without any tensor's values; ``name`` is the operator's (ATen's).
 
-    The generator has to be in the right state.
+    ``like`` is the tensor that it would read or fill (``None``: a factory), ``mask`` what dropout makes.
     """
+
+    name: str
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    like: TensorMeta | None = None
+    mask: TensorMeta | None = None
+
+    def numbers(self) -> torch.Tensor | None:
+        """What is drawn for the whole tensors; for dropout its mask, ``None`` if it has no use.
+
+        The generator has to be in the right state.
+        """
+        like = self.like
+        if like is None:
+            return self.op(*self.args, **self.kwargs)
+        if self.name == "native_dropout":
+            return self._dropout_mask(like)
+        return self.op(_blank(like), *self.args[1:], **self.kwargs)
+
+    def _dropout_mask(self, like: TensorMeta) -> torch.Tensor | None:
+        probability = self.args[1]
+        train = self.args[2] if len(self.args) > 2 else self.kwargs.get("train")
+        if self.mask is None or train is False or not like.nbytes:
+            return None
+        if like.device.type == "cpu":
+            # As native_dropout_cpu (ATen's Dropout.cpp) fills its mask.
+            blank = _blank(self.mask)
+            return blank.bernoulli_(1 - probability) if probability < 1 else blank.zero_()
+        return self.op(_blank(like), probability, train)[1]
+
+
+def draw_of(node: Node) -> Draw:
+    """The draw that ``node`` makes: one that needs no values."""
     name = base_name(node.op)
     if not node.inputs:  # a factory
-        return node.op(*node.args, **node.kwargs)
+        return Draw(name, node.op, node.args, node.kwargs)
     assert separable(node), "only draws that need no values are made ahead"
-    value: TrackedValue = node.inputs[0]
-    meta = value.meta
-    if name == "native_dropout":
-        return _dropout_mask(node)
-    blank = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
-    return node.op(blank, *node.args[1:], **node.kwargs)
+    mask = next((each.meta for each in node.outputs if each.index == 1), None)
+    return Draw(name, node.op, (None, *node.args[1:]), node.kwargs, node.inputs[0].meta, mask)
 
 
-def _dropout_mask(node: TrackedNode) -> torch.Tensor | None:
-    probability, train = node.args[1], node.args[2] if len(node.args) > 2 else node.kwargs.get("train")
-    value = node.inputs[0]
-    mask = next((each for each in node.outputs if each.index == 1), None)
-    if mask is None or train is False or not value.nbytes:
-        return None
-    meta = value.meta
-    if meta.device.type == "cpu":
-        # As native_dropout_cpu (ATen's Dropout.cpp) fills its mask.
-        own = mask.meta
-        blank = torch.empty_strided(own.shape, own.stride, dtype=own.dtype, device=own.device)
-        return blank.bernoulli_(1 - probability) if probability < 1 else blank.zero_()
-    blank = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
-    return torch.ops.aten.native_dropout.default(blank, probability, train)[1]
+def draw_whole(node: Node) -> torch.Tensor | None:
+    """The numbers that ``node`` draws for its whole tensors."""
+    return draw_of(node).numbers()
 
 
-class Masks:
-    """Masks that a split run drew, a bit an element: drawing them again for each piece takes longer."""
-
-    def __init__(self) -> None:
-        self._kept: dict[TrackedNode, dict[tuple[int, int], _Bits]] = {}
-
-    def keep(self, node: TrackedNode, parts: Mapping[tuple[int, int], torch.Tensor]) -> None:
-        """Note the parts of a mask, by the samples' start and stop."""
-        self._kept[node] = {samples: _Bits.of(part) for samples, part in parts.items()}
-
-    def take(self, node: TrackedNode, samples: tuple[int, int]) -> torch.Tensor | None:
-        """A part; ``None`` if it was not kept, as where pieces have been halved since."""
-        bits = self._kept.get(node, {}).get(samples)
-        return bits.mask() if bits is not None else None
-
-    def drop(self, node: TrackedNode) -> None:
-        self._kept.pop(node, None)
-
-    def nbytes(self, node: TrackedNode) -> int:
-        return sum(bits.packed.numel() for bits in self._kept.get(node, {}).values())
-
-
-class _Bits(NamedTuple):
-    packed: torch.Tensor
-    shape: torch.Size
-    stride: tuple[int, ...]
-
-    @classmethod
-    def of(cls, mask: torch.Tensor) -> _Bits:
-        if not is_dense(mask.shape, mask.stride()):
-            mask = mask.contiguous()
-        flat = mask.as_strided((mask.numel(),), (1,), mask.storage_offset()).view(torch.uint8)
-        rows = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(8, -1)
-        packed = rows[0].clone()
-        for row in range(1, 8):
-            packed.bitwise_or_(rows[row] << row)
-        return cls(packed, mask.shape, mask.stride())
-
-    def mask(self) -> torch.Tensor:
-        rows = torch.empty(8, self.packed.numel(), dtype=torch.uint8, device=self.packed.device)
-        for row in range(8):
-            torch.bitwise_and(self.packed >> row, 1, out=rows[row])
-        return rows.view(torch.bool).flatten().as_strided(self.shape, self.stride)
+def _blank(meta: TensorMeta) -> torch.Tensor:
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)

@@ -9,7 +9,7 @@ interruption or a lack of memory between two ops loses no more than the piece at
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any, cast
@@ -17,18 +17,29 @@ from typing import Any, cast
 import torch
 
 from .. import _torch
-from ..graph.ir import Node, Storage, Value
-from ..plan.batch import BatchAnalysis, separable
-from ..plan.batch_call import Call, base_name
-from ..plan.batch_layers import total_weight
+from ..graph.ir import Storage
+from ..plan.batch import BatchAnalysis
 from ..plan.placement import Partial, Piece, Shard
 from ..plan.schedule import Pass, Schedule
 from ..record.recorder import Tape
 from ..record.storage import TrackedNode, TrackedValue
-from .draws import Draws, Masks, draw_whole
+from . import distributed
+from .clusters import Cluster
+from .draws import Draw, Draws
 from .eager import check_interrupts, consumed, deliver, kernel_level, name_line, run_node
+from .masks import Masks
 from .memory import ResidentMemory
-from .parts import cut, place
+from .piece import (
+    ONEDNN_FAILED,
+    Part,
+    PassProgram,
+    PieceRun,
+    Step,
+    compile_pass,
+    cut,
+    out_of_memory,
+    place,
+)
 
 Progress = Callable[[int, int, TrackedNode], None]
 
@@ -62,19 +73,24 @@ class SplitRun:
         self.complete = False
         self._level = 0
         self._next = 0  # piece of the pass at hand
-        self.draws = Draws(nodes)
+        self._draws = Draws(nodes)
         self._masks = Masks()
-        self._mask_names: dict[Node, Storage] = {}  # what the memory count calls them
+        self._mask_names: dict[TrackedNode, Storage] = {}  # what the memory count calls them
         self._sums: dict[TrackedValue, torch.Tensor] = {}
         self._added: dict[TrackedValue, int] = {}  # up to which sample each sum goes
         self._last = self._last_levels()
-        self._frees = [_last_uses(each) for each in schedule.passes]
+        self._programs = [compile_pass(each, analysis) for each in schedule.passes]
 
     @property
     def total(self) -> int:
         """Runs of nodes, from first to last."""
-        in_pieces = sum(len(each.nodes) for each in self.schedule.passes) * len(self.pieces)
+        in_pieces = sum(len(each.steps) for each in self._programs) * len(self.pieces)
         return sum(map(len, self.schedule.whole)) + in_pieces
+
+    @property
+    def spread(self) -> set[TrackedNode]:
+        """The nodes that pieces run."""
+        return {node for each in self._programs for node in each.nodes}
 
     def run(
         self,
@@ -82,26 +98,28 @@ class SplitRun:
         *,
         progress: Progress | None = None,
         cancelled: Callable[[], bool] | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
-        """Run to the end.
+        """Run to the end; with ``cluster``, pieces on its workers.
 
-        Raises what :func:`lazyviz.execute.eager.run` raises.
+        Raises what :func:`lazyviz.execute.eager.run` raises, and :class:`NoWorkersError`.
         """
+        self._cluster = cluster
         self._memory, self._progress, self._cancelled = memory, progress, cancelled
         self._done = 0
-        with kernel_level(self.tape, self.nodes) as self._interrupted:
+        with kernel_level(self.tape, self.nodes) as self._interrupted, ExitStack() as self._modes:
             while self._level < len(self.schedule.whole):
                 level = self._level
                 for node in self._whole[level]:
                     self._run_whole(node)
                 self._retire(level, before_pass=True)
                 if level < len(self.schedule.passes):
-                    self._run_pass(self.schedule.passes[level], self._frees[level])
+                    self._run_pass(self.schedule.passes[level], self._programs[level])
                     self._retire(level, before_pass=False)
                 self._level += 1
             for node in cast("list[TrackedNode]", self.schedule.idle):
                 self._finish(node)
-            self.draws.finish()
+            self._draws.finish()
             self.complete = True
 
     # --- whole nodes ----------------------------------------------------------------
@@ -124,11 +142,11 @@ class SplitRun:
                 self._run_view(node)
             else:
                 if node.draws is not None:
-                    self.draws.begin(node)
-                    node.draws.state = self.draws.state(node)
+                    self._draws.begin(node)
+                    node.draws.state = self._draws.state(node)
                 run_node(node, self._memory)
                 if node.draws is not None:
-                    self.draws.end(node)
+                    self._draws.end(node)
                 self.tape.finished(node)
         for value in blanks:
             value.real = None
@@ -167,68 +185,47 @@ class SplitRun:
                 self._masks.drop(node)
                 self._memory.freed(self._mask_names.pop(node))
 
-    def mask(self, node: TrackedNode, shard: Shard, piece: Piece) -> torch.Tensor | None:
-        """The piece's part of a mask of zeros and ones; ``None`` if a dropout needs none."""
-        samples = piece.start, piece.stop
-        kept = self._masks.take(node, samples)
-        if kept is not None:
-            return kept
-        self.draws.begin(node)
-        whole = draw_whole(node)
-        self.draws.end(node)
-        if whole is None:
-            return None
-        parts = {(each.start, each.stop): cut(whole, shard, each).bool() for each in self.pieces}
-        if len(parts) > 1:
-            self._masks.keep(node, parts)
-            name = self._mask_names.get(node)
-            if name is None:
-                name = Storage(0, whole.device, external=False, created=-1)
-                self._mask_names[node] = name
-            self._memory.holds(name, self._masks.nbytes(node), node.outputs[-1].storage)
-        return parts[samples]
-
-    def _report(self, node: TrackedNode) -> None:
-        self._done += 1
+    def _report(self, node: TrackedNode, runs: int = 1) -> None:
+        self._done += runs
         if self._progress is not None:
             self._progress(self._done, self.total, node)
 
     # --- pieces -----------------------------------------------------------------------
 
-    def _run_pass(self, work: Pass, frees: Mapping[Node, Sequence[TrackedValue]]) -> None:
-        collected: dict[Node, list[TrackedValue]] = {}
-        for each in work.collected:
-            if not each.alone:
-                collected.setdefault(each.after, []).append(cast(TrackedValue, each.value))
-        alone = [(cast(TrackedValue, each.value), each.after) for each in work.collected if each.alone]
-        nodes = cast("list[TrackedNode]", work.nodes)
+    def _run_pass(self, work: Pass, program: PassProgram) -> None:
+        if self._cluster is not None:
+            distributed.run_pass(self, program, self._cluster)
+        else:
+            self._run_pieces(program)
+        self._next = 0
+        self._added.clear()
+        self._hand_over(work)
+
+    def _run_pieces(self, program: PassProgram) -> None:
         while self._next < len(self.pieces):
             piece = self.pieces[self._next]
-            run = _PieceRun(self, piece)
+            run = _PieceHere(self, piece, program)
             try:
-                for node in nodes:
+                for number, step in enumerate(program.steps):
                     where = f"in piece {self._next + 1} of {len(self.pieces)}"
                     check_interrupts(self._interrupted, self._cancelled, where)
                     self._memory.step()
-                    run.node(node)
-                    for value in collected.get(node, ()):
-                        if self._collect(value, run.env[value], piece):
-                            run.given(value.storage)
-                    run.free(frees.get(node, ()))
-                    self._report(node)
-                for value, after in alone:
-                    self._collect(value, run.total_weight(after), piece)
+                    run.run(number, step)
+                    for key in step.collects:
+                        if self._collect(program.values[key], run.env[key], piece):
+                            run.given(key)
+                    run.free(step.frees)
+                    self._report(program.nodes[number])
             except Exception as error:
                 run.drop()
-                if not _out_of_memory(error) or not self._halve(piece):
+                if not out_of_memory(error) or not self._halve(piece):
                     raise
+                if ONEDNN_FAILED in str(error):
+                    self._modes.enter_context(torch.backends.mkldnn.flags(enabled=False))
                 del error
                 continue
             run.drop()
             self._next += 1
-        self._next = 0
-        self._added.clear()
-        self._hand_over(work)
 
     def _halve(self, piece: Piece) -> bool:
         """Cut this piece, and those to come that are as large, in two; ``False`` if it is the smallest."""
@@ -247,6 +244,27 @@ class SplitRun:
                 parts += [(each.start, each.start + half), (each.start + half, each.stop)]
         self.pieces = [Piece(index, *bounds, piece.total) for index, bounds in enumerate(parts)]
         return True
+
+    def mask(self, node: TrackedNode, draw: Draw, shard: Shard, piece: Piece) -> torch.Tensor | None:
+        """The piece's part of a mask of zeros and ones; ``None`` if a dropout needs none."""
+        samples = piece.start, piece.stop
+        kept = self._masks.take(node, samples)
+        if kept is not None:
+            return kept
+        self._draws.begin(node)
+        whole = draw.numbers()
+        self._draws.end(node)
+        if whole is None:
+            return None
+        parts = {(each.start, each.stop): cut(whole, shard, each).bool() for each in self.pieces}
+        if len(parts) > 1:
+            self._masks.keep(node, parts)
+            name = self._mask_names.get(node)
+            if name is None:
+                name = Storage(0, whole.device, external=False, created=-1)
+                self._mask_names[node] = name
+            self._memory.holds(name, self._masks.nbytes(node), node.outputs[-1].storage)
+        return parts[samples]
 
     def _collect(self, value: TrackedValue, part: torch.Tensor, piece: Piece) -> bool:
         """Add a piece's summand, or put its samples in their place; whether ``part`` has become the sum."""
@@ -301,148 +319,82 @@ class SplitRun:
         deliver(results, self._memory)
 
 
-class _PieceRun:
-    """One piece on its way through a pass: ``env`` holds the tensors that it has of its own."""
+class _PieceHere(PieceRun):
+    """A piece run in this process, on the recorded values' own tensors."""
 
-    def __init__(self, run: SplitRun, piece: Piece) -> None:
-        self._run, self._piece = run, piece
-        self.env: dict[TrackedValue, torch.Tensor] = {}
+    def __init__(self, run: SplitRun, piece: Piece, program: PassProgram) -> None:
+        super().__init__(piece, program.changes(piece))
+        self._values, self._nodes = program.values, program.nodes
         self._own: dict[Storage, tuple[Storage, int]] = {}  # what the memory count calls it, values on it
-        self._memory = run._memory
+        self._split, self._memory, self._draws = run, run._memory, run._draws
 
-    def node(self, node: TrackedNode) -> None:
-        call = self._run.analysis.calls[node]
+    def run(self, number: int, step: Step) -> None:
+        node = self._nodes[number]
         start = time.perf_counter()
         try:
-            with _modes(node):
-                results = self._call(node, call)
+            super().run(number, step)
         except Exception as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 node.state, node.error = "failed", str(error)
                 name_line(error, node)
             raise
-        share = self._piece.samples / self._piece.total
-        for index in call.scaled:
-            results[index] = results[index].mul_(share)
-        for value in node.outputs:
-            if value.node is node and results[value.index] is not None:
-                self._keep(value, results[value.index])
         node.seconds = (node.seconds or 0.0) + time.perf_counter() - start
 
-    def _call(self, node: TrackedNode, call: Call) -> list[Any]:
-        if node.draws is not None and separable(node):
-            return self._draw(node, call)
-        args, kwargs = self.arguments(node, call)
-        if node.draws is not None:
-            self._run.draws.go_on(node)
-        result = (call.op or node.op)(*args, **kwargs)
-        if node.draws is not None:
-            self._run.draws.stop(node)
-        return list(result) if isinstance(result, (list, tuple)) else [result]
+    def whole(self, key: int) -> torch.Tensor:
+        return _real(self._values[key])
 
-    def _draw(self, node: TrackedNode, call: Call) -> list[Any]:
-        """Draw for the whole batch, and take the piece's part."""
-        shard = call.outputs[0]
-        assert isinstance(shard, Shard)
-        value = self.read(node.inputs[0], node, call)
-        if base_name(node.op) == "native_dropout":
-            mask = self._run.mask(node, shard, self._piece)
-            if mask is None:
-                args, kwargs = self.arguments(node, call)
-                return list(node.op(*args, **kwargs))
-            keep = 1 - node.args[1]
-            # As native_dropout_cpu (ATen's Dropout.cpp) scales what it keeps.
-            return [value.mul(mask).mul_(1 / keep if keep else 0.0), mask]
-        if base_name(node.op) == "bernoulli" and node.writes:
-            mask = self._run.mask(node, shard, self._piece)
-            assert mask is not None
-            return [value.copy_(mask)]
-        self._run.draws.begin(node)
-        whole = draw_whole(node)
-        self._run.draws.end(node)
-        assert whole is not None
-        part = cut(whole, shard, self._piece)
-        return [value.copy_(part)] if node.writes else [part]
+    def part(self, part: Part) -> torch.Tensor:
+        return part.of(_real(self._values[part.key]), self.piece)
 
-    def arguments(self, node: TrackedNode, call: Call) -> tuple[list[Any], dict[str, Any]]:
-        """The call's arguments for this piece."""
-        args = [self._local(item, node, call) for item in node.args]
-        kwargs = {name: self._local(item, node, call) for name, item in node.kwargs.items()}
-        if call.sizes or call.ranges:
-            piece = self._piece
-            changed = {name: size(piece.samples) for name, size in call.sizes.items()}
-            changed |= {name: part(piece.start, piece.stop) for name, part in call.ranges.items()}
-            if call.op is not None:
-                own = [argument.name for argument in call.op._schema.arguments]
-                return [args[0]], {name: item for name, item in changed.items() if name in own}
-            for position, argument in enumerate(node.op._schema.arguments):
-                if argument.name in changed:
-                    if position < len(args):
-                        args[position] = changed[argument.name]
-                    else:
-                        kwargs[argument.name] = changed[argument.name]
-        return args, kwargs
+    def numbers(self, number: int, draw: Draw) -> torch.Tensor | None:
+        self._draws.begin(self._nodes[number])
+        whole = draw.numbers()
+        self._draws.end(self._nodes[number])
+        return whole
 
-    def _local(self, item: Any, node: TrackedNode, call: Call) -> Any:
-        if isinstance(item, TrackedValue):
-            return self.read(item, node, call)
-        if type(item) in (list, tuple):
-            return type(item)([self._local(entry, node, call) for entry in item])
-        return item
+    def drawn(self, number: int, draw: Draw, shard: Shard) -> torch.Tensor | None:
+        if draw.name in ("native_dropout", "bernoulli"):
+            return self._split.mask(self._nodes[number], draw, shard, self.piece)
+        return super().drawn(number, draw, shard)
 
-    def read(self, value: TrackedValue, node: Node, call: Call) -> torch.Tensor:
-        shard = call.slices.get(value)
-        if shard is not None:
-            return cut(_real(value), shard, self._piece)
-        if value in call.heads:
-            return _real(value).narrow(0, 0, call.heads[value].size(self._piece.samples))
-        if value in call.whole or value in self._run.analysis.gathers.get(node, ()):
-            return _real(value)
-        if value in self.env:
-            return self.env[value]
-        root = self._run.analysis.roots.get(value)
-        if root is not None:
-            part = self.env[value] = cut(_real(value), root, self._piece)
-            return part
-        return _real(value)
+    def before_draw(self, number: int) -> None:
+        self._draws.go_on(self._nodes[number])
 
-    def total_weight(self, node: Node) -> torch.Tensor:
-        call = self._run.analysis.calls[node]
-        given = {
-            name: self.read(call[name], node, call) if isinstance(call[name], Value) else call[name]
-            for name in ("target", "weight", "ignore_index")
-        }
-        return total_weight(given, call["self"].dtype)
+    def after_draw(self, number: int) -> None:
+        self._draws.stop(self._nodes[number])
 
     # --- memory -----------------------------------------------------------------------
 
-    def _keep(self, value: TrackedValue, part: torch.Tensor) -> None:
-        self.env[value] = part
+    def keep(self, key: int, result: torch.Tensor) -> None:
+        super().keep(key, result)
+        value = self._values[key]
         own = self._own.get(value.storage)
         if own is None:
             name = Storage(0, value.storage.device, external=False, created=-1)
             view = value.node is not None and value.storage.created != value.node.index
             if not view:
-                self._memory.made(name, part, value.storage)
+                self._memory.made(name, result, value.storage)
             own = (name, 0)
         self._own[value.storage] = (own[0], own[1] + 1)
 
-    def given(self, storage: Storage) -> None:
-        """What the piece has in ``storage`` is no longer its own."""
+    def given(self, key: int) -> None:
+        """The tensor is no longer the piece's own."""
+        storage = self._values[key].storage
         name, count = self._own[storage]
         self._memory.freed(name)
         self._own[storage] = (name, count)
 
-    def free(self, values: Sequence[TrackedValue]) -> None:
-        for value in values:
-            if self.env.pop(value, None) is None or value.storage not in self._own:
+    def free(self, keys: Sequence[int]) -> None:
+        for key in keys:
+            storage = self._values[key].storage
+            if self.env.pop(key, None) is None or storage not in self._own:
                 continue
-            name, count = self._own[value.storage]
+            name, count = self._own[storage]
             if count == 1:
                 self._memory.freed(name)
-                del self._own[value.storage]
+                del self._own[storage]
             else:
-                self._own[value.storage] = (name, count - 1)
+                self._own[storage] = (name, count - 1)
 
     def drop(self) -> None:
         """The piece has run, or failed: nothing of it stays."""
@@ -477,30 +429,3 @@ def _whole(item: Any) -> Any:
 def _alone(tensor: torch.Tensor) -> bool:
     """Whether nothing else can be in the tensor's memory."""
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize and not tensor._is_view()
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Whether it says that memory did not suffice; oneDNN's words for that say less."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    words = ("DefaultCPUAllocator: can't allocate memory", "could not create a primitive", "std::bad_alloc")
-    return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
-
-
-def _last_uses(work: Pass) -> dict[Node, list[TrackedValue]]:
-    """What a piece needs no more after each node of the pass."""
-    last: dict[Value, Node] = {}
-    collected: dict[Node, list[Value]] = {}
-    for each in work.collected:
-        collected.setdefault(each.after, []).append(each.value)
-    for node in work.nodes:
-        for value in (*node.inputs, *node.outputs, *collected.get(node, ())):
-            last[value] = node
-    for each in work.collected:
-        if each.alone:
-            for value in each.after.inputs:
-                last.pop(value, None)
-    result: dict[Node, list[TrackedValue]] = {}
-    for value, node in last.items():
-        result.setdefault(node, []).append(cast(TrackedValue, value))
-    return result
