@@ -313,6 +313,7 @@ def lazy(
         evaluation.watch.begin_recording()
     if outer[0] is not None:
         outer[0].nested.append((len(outer[0].nodes), graph.ir))
+        graph.ir.outermost = outer[0].outermost
     TrackedStorage.recording = graph.ir
     tape.graph, tape.owner = graph.ir, threading.get_ident()
     tape.allow_sync, tape.held_bytes_limit = allow_sync, held_bytes_limit

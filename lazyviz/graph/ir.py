@@ -299,6 +299,7 @@ class Graph:
         self.whole: tuple[str, ...] = ()  # operators that may run on the whole batch in a split run
         self.independent_rng = False  # pieces may draw for themselves inside fused kernels
         self.nested: list[tuple[int, Graph]] = []  # blocks inside: nodes recorded before, and their graphs
+        self.outermost = id(self)  # tells the blocks that are nested in one from others
         self.elsewhere: set[str] = set()  # names of threads whose ops ran meanwhile, unrecorded
         self.in_parts: set[str] = set()  # layers recorded as ops where that card has a kernel
 

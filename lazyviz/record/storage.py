@@ -151,7 +151,10 @@ def note_drop(storage: TrackedStorage) -> None:
     """The last tensor on ``storage`` has gone now."""
     storage.dropped = len(storage.graph.nodes)
     now = TrackedStorage.recording
-    storage.dropped_in = (now, len(now.nodes)) if now is not None and now is not storage.graph else None
+    graph = storage.graph
+    # Of a nested block alone: a loop's round must not keep the next one.
+    related = now is not None and now is not graph and now.outermost == graph.outermost
+    storage.dropped_in = (now, len(now.nodes)) if now is not None and related else None
 
 
 def let_go(tensor: torch.Tensor) -> None:
