@@ -74,7 +74,7 @@ def note_operator(
     for tensor in grown:
         address, nbytes = memory_of(tensor) or (0, 0)
         if (fresh := _resized(tape, address, nbytes)) is not None:
-            outputs.append(TrackedValue(tape.shapes.meta_of(tensor), fresh, node, len(outputs)))
+            outputs.append(TrackedValue(_meta(tape, tensor, nbytes), fresh, node, len(outputs)))
     if outputs:
         _append(tape, node, cause, outputs, sys._getframe(2), bool(written))
 
@@ -139,6 +139,13 @@ def _resized(tape: Tape, address: int, nbytes: int) -> TrackedStorage | None:
         storage.replaced_by = fresh
     tape.met[address] = fresh
     return fresh
+
+
+def _meta(tape: Tape, tensor: torch.Tensor, nbytes: int) -> TensorMeta:
+    """The tensor's metadata; of a nested one, which has no sizes, its bytes."""
+    if tensor.is_nested:
+        return TensorMeta((nbytes,), (1,), 0, torch.uint8, tensor.device)
+    return tape.shapes.meta_of(tensor)
 
 
 def _bytes(storage: TrackedStorage) -> TensorMeta:
@@ -217,7 +224,7 @@ def _made(tape: Tape, read: Iterable[torch.Tensor], results: Iterable[torch.Tens
             continue
         known.add(address)
         if nbytes and _known(tape, address) is None and not shared_with_others(tensor):
-            yield tensor, address, nbytes, tape.shapes.meta_of(tensor)
+            yield tensor, address, nbytes, _meta(tape, tensor, nbytes)
 
 
 def _known(tape: Tape, address: int) -> TrackedStorage | None:
@@ -246,7 +253,7 @@ def _value_of(tape: Tape, tensor: torch.Tensor) -> TrackedValue | None:
         storage.foreign = shared_with_others(tensor)
         if not storage.foreign:
             tape.met[address] = storage
-    value = TrackedValue(tape.shapes.meta_of(tensor), storage, None)
+    value = TrackedValue(_meta(tape, tensor, nbytes), storage, None)
     value.name = storage.name
     TensorRef(tensor, value)
     graph.inputs.append(value)

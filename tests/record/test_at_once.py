@@ -122,6 +122,16 @@ def test_a_sparse_result_counts_its_indices_and_values():
     assert sparse.layout == torch.sparse_coo
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_result_counts_its_bytes():
+    parts = [torch.ones(2, 3), torch.ones(4, 3)]
+    with lazyviz.lazy() as graph:
+        nested = torch.nested.nested_tensor(parts)
+        doubled = nested * 2
+    assert graph.plan().timeline[-1][1] >= 2 * (2 * 3 + 4 * 3) * 4
+    assert doubled.is_nested
+
+
 def test_a_view_that_an_op_at_once_returns_makes_no_memory():
     x = torch.randn(100)
     with lazyviz.lazy() as graph:
