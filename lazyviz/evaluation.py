@@ -108,7 +108,9 @@ def run(
     def on_node(done: int, total: int, node: TrackedNode) -> None:
         if progress is not None:
             seconds = time.perf_counter() - start
-            progress(Progress(done, total, seconds, node.module or node.name, memory.now))
+            piece, pieces = (split_run.piece, len(split_run.pieces)) if split_run is not None else (0, 1)
+            label = node.module or node.name
+            progress(Progress(done, total, seconds, label, memory.now, piece, pieces))
 
     for lazy in touched:
         lazy.error = None

@@ -1,6 +1,6 @@
 // The memory chart: projected bytes by category over the run, the peak, the capacity when it is near.
 
-import { html, svg } from "./dom";
+import { charWidth, html, svg } from "./dom";
 import type { Memory } from "./types";
 
 const HEIGHT = 176;
@@ -13,42 +13,29 @@ export class MemoryChart {
   readonly element: HTMLElement;
   private readonly svg: SVGSVGElement;
   private width = 0;
-  private lifetime: [number, number] | null = null;
+  private lifetime: [number, number][] = [];
+  private readonly legend = html("ul", { class: "lz-legend", "aria-label": "Memory at the peak by category" });
+  private readonly head = html("span", { class: "lz-muted" });
   private chosen: number | null = null; // index into memory.at
 
   constructor(
-    private readonly memory: Memory,
+    private memory: Memory,
     private readonly events: { peak(): void; moment(position: number): void },
   ) {
     this.svg = svg("svg", { class: "lz-chart", "data-chart": "memory", role: "img", height: HEIGHT });
-    this.svg.setAttribute(
-      "aria-label",
-      `Projected memory over the run: peak ${memory.peakText} at ${memory.peakName}`,
-    );
-    const legend = html("ul", { class: "lz-legend", "aria-label": "Memory at the peak by category" });
-    for (const category of memory.categories) {
-      legend.append(
-        html(
-          "li",
-          {},
-          html("span", { class: `lz-swatch lz-cat-${category.name}`, "aria-hidden": "true" }),
-          `${category.name} `,
-          html("b", {}, category.peakText),
-        ),
-      );
-    }
+    this.tell();
     this.svg.addEventListener("click", (event) => {
       if (this.width === 0 || (event.target as Element).closest(".lz-peak")) return;
       const box = this.svg.getBoundingClientRect();
       const scale = this.width / (box.width || this.width);
       const share = ((event.clientX - box.left) * scale - LEFT) / (this.width - RIGHT - LEFT);
-      if (share >= 0 && share <= 1) this.choose(Math.floor(share * memory.at.length));
+      if (share >= 0 && share <= 1) this.choose(Math.floor(share * this.memory.at.length));
     });
     this.svg.addEventListener("keydown", (event) => {
       const by = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
       if (!by) return;
       event.preventDefault();
-      const peak = memory.peakAt === null ? 0 : memory.at.indexOf(memory.peakAt);
+      const peak = this.memory.peakAt === null ? 0 : this.memory.at.indexOf(this.memory.peakAt);
       this.choose((this.chosen ?? peak) + by);
     });
     this.element = html(
@@ -58,14 +45,37 @@ export class MemoryChart {
         "div",
         { class: "lz-memory-head" },
         html("h3", {}, "Projected memory"),
-        html(
-          "span",
-          { class: "lz-muted" },
-          `peak ${memory.peakText}${memory.peakName ? ` at ${memory.peakName}` : ""} · plain eager PyTorch: ${memory.eagerText}`,
-        ),
+        this.head,
       ),
       this.svg,
-      legend,
+      this.legend,
+    );
+  }
+
+  /** Another plan of the same graph. */
+  show(memory: Memory): void {
+    if (memory.count !== this.memory.count) this.lifetime = [];
+    this.chosen = null;
+    this.memory = memory;
+    this.tell();
+    this.draw();
+  }
+
+  private tell(): void {
+    const { memory } = this;
+    const at = memory.peakName ? ` at ${memory.peakName}` : "";
+    this.svg.setAttribute("aria-label", `Projected memory over the run: peak ${memory.peakText}${at}`);
+    this.head.textContent = `peak ${memory.peakText}${at} · plain eager PyTorch: ${memory.eagerText}`;
+    this.legend.replaceChildren(
+      ...memory.categories.map((category) =>
+        html(
+          "li",
+          {},
+          html("span", { class: `lz-swatch lz-cat-${category.name}`, "aria-hidden": "true" }),
+          `${category.name} `,
+          html("b", {}, category.peakText),
+        ),
+      ),
     );
   }
 
@@ -91,7 +101,7 @@ export class MemoryChart {
   }
 
   /** Marks the positions during which something is alive. */
-  mark(lifetime: [number, number] | null): void {
+  mark(lifetime: [number, number][]): void {
     this.lifetime = lifetime;
     this.draw();
   }
@@ -135,8 +145,15 @@ export class MemoryChart {
       );
       below = above;
     }
-    if (this.lifetime) {
-      const [start, stop] = this.lifetime;
+    memory.pieces.forEach(([start, name], n) => {
+      const x0 = xOfNode(start);
+      const x1 = xOfNode(memory.pieces[n + 1]?.[0] ?? memory.count);
+      if (start) parts.push(svg("path", { class: "lz-piece", d: `M${x0},${name ? 1 : TOP}V${bottom}` }));
+      if (name && x1 - x0 > name.length * charWidth(11) + 8) {
+        parts.push(svg("text", { class: "lz-piece-name", x: x0 + 5, y: TOP - 3 }, name));
+      }
+    });
+    for (const [start, stop] of this.lifetime) {
       const x0 = xOfNode(start);
       const x1 = Math.max(xOfNode(stop), x0 + 2);
       parts.push(svg("rect", { class: "lz-lifetime", x: x0, y: TOP, width: x1 - x0, height: bottom - TOP }));

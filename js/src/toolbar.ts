@@ -1,7 +1,7 @@
 // Title, state and verdict; the buttons; the search box; progress.
 
 import { html, seconds } from "./dom";
-import type { Link, Memory, Progress, State } from "./types";
+import type { Batch, Link, Memory, Progress, State } from "./types";
 
 const STATES: Record<State, string> = {
   pending: "not run yet",
@@ -36,11 +36,13 @@ export class Toolbar {
   private readonly progressRow: HTMLElement;
   private readonly hits = html("ul", { class: "lz-hits", role: "listbox", "aria-label": "Search results" });
   private readonly query: HTMLInputElement;
+  private readonly chip = html("span", { class: "lz-verdict" });
   private timer: ReturnType<typeof setTimeout> | undefined;
 
   constructor(
     title: string,
     memory: Memory | null,
+    batch: Batch | null,
     views: boolean,
     private readonly events: ToolbarEvents,
   ) {
@@ -87,20 +89,11 @@ export class Toolbar {
     viewsButton.setAttribute("aria-pressed", String(views));
     this.progressRow = html("div", { class: "lz-progress-row" }, this.bar, this.progressText);
     this.hits.hidden = true;
-    const chip = memory
-      ? [
-          html(
-            "span",
-            { class: "lz-verdict", "data-verdict": memory.verdict, title: memory.verdictTitle },
-            html("span", { class: "lz-dot", "aria-hidden": "true" }),
-            memory.verdictText,
-          ),
-        ]
-      : [];
+    if (memory) this.showVerdict(memory, batch);
     this.element = html(
       "header",
       { class: "lz-toolbar" },
-      html("div", { class: "lz-title-row" }, html("h2", { title }, title), this.state, ...chip),
+      html("div", { class: "lz-title-row" }, html("h2", { title }, title), this.state, ...(memory ? [this.chip] : [])),
       html("div", { class: "lz-summary-row" }, this.summary),
       html(
         "div",
@@ -133,6 +126,14 @@ export class Toolbar {
     if (report && state !== "running") this.state.textContent = `${STATES[state]} · ${report}`;
   }
 
+  /** Whether it fits; of another batch than Evaluate runs, of which. */
+  showVerdict(memory: Memory, batch: Batch | null): void {
+    this.chip.dataset["verdict"] = memory.verdict;
+    this.chip.title = memory.verdictTitle;
+    const other = batch && batch.size !== batch.recorded ? ` · for ${batch.size.toLocaleString("en")} samples` : "";
+    this.chip.replaceChildren(html("span", { class: "lz-dot", "aria-hidden": "true" }), memory.verdictText + other);
+  }
+
   showSummary(summary: string): void {
     this.summary.textContent = summary;
     this.summary.title = summary;
@@ -147,7 +148,8 @@ export class Toolbar {
     this.bar.max = progress.total;
     this.bar.value = progress.done;
     const left = progress.done > 0 ? (progress.seconds / progress.done) * (progress.total - progress.done) : 0;
-    const text = `${progress.done.toLocaleString("en")} of ${progress.total.toLocaleString("en")} ops`;
+    const at = progress.piece ? `piece ${progress.piece} of ${progress.pieces ?? 1} · ` : "";
+    const text = `${at}${progress.done.toLocaleString("en")} of ${progress.total.toLocaleString("en")} ops`;
     this.progressText.textContent =
       `${text} · ${seconds(progress.seconds)}` +
       (progress.seconds > 1 && left > 0.5 ? ` · about ${seconds(left)} left` : "") +

@@ -54,6 +54,20 @@ export interface Memory {
   alive: Alive[];
   aliveCount: number;
   phases: [Phase, number][];
+  pieces: [position: number, name: string][]; // where the pieces of a split run begin
+}
+
+/** The batch that was named: what is planned, and what Evaluate is to do about it. */
+export interface Batch {
+  size: number; // samples of the plan that is shown
+  recorded: number; // samples that Evaluate runs
+  group: number; // sizes are multiples of it
+  split: string; // "off", "auto" or a number of pieces
+  choices: [value: string, label: string][];
+  words: string;
+  pieces: number;
+  blocked: { label: string; why: string; chain: string[] }[];
+  blockedCount: number;
 }
 
 export interface SceneData {
@@ -62,6 +76,7 @@ export interface SceneData {
   opened: string[];
   groups: GroupData[];
   memory: Memory | null;
+  batch: Batch | null;
   views: boolean;
 }
 
@@ -101,7 +116,7 @@ export interface Details {
   outputs: TensorRow[];
   forward: Link | null;
   flows: Flow[];
-  lifetime: [number, number] | null;
+  lifetime: [start: number, stop: number][];
 }
 
 /** What is alive during one node; `line` and `keeper` say where it was made and what keeps it. */
@@ -121,6 +136,8 @@ export interface Progress {
   seconds: number;
   label: string;
   memory?: string; // what the run holds, and the device's memory in use
+  piece?: number; // 0 in what runs once
+  pieces?: number;
 }
 
 export interface Failure {
@@ -129,7 +146,18 @@ export interface Failure {
   chain: string[];
 }
 
+/** Another plan; `most` is the largest batch that fits, once it was asked for; `fixed`: sizes are not known. */
+export interface PlanMessage {
+  kind: "plan";
+  memory: Memory;
+  batch: Batch;
+  most?: number | null;
+  fixed?: boolean;
+  note: string;
+}
+
 export type FromPython =
+  | PlanMessage
   | { kind: "groups"; groups: GroupData[]; note: string }
   | { kind: "details"; details: Details }
   | { kind: "moment"; moment: Moment }
@@ -143,6 +171,9 @@ export type Action =
   | "open-all"
   | "select"
   | "moment"
+  | "largest"
+  | "batch-size"
+  | "split"
   | "reveal"
   | "search"
   | "views";

@@ -1,6 +1,7 @@
 // The widget: puts toolbar, graph, details and memory chart together and talks to Python.
 // Python's side is lazyviz/view/widget.py; a message to it names an action and an id.
 
+import { BatchControls } from "./batch-controls";
 import { DetailsPanel, failureBlock } from "./details-panel";
 import { html } from "./dom";
 import { GraphView } from "./graph-view";
@@ -8,8 +9,8 @@ import { MemoryChart } from "./memory-chart";
 import { download, svgText } from "./save-svg";
 import { Scene } from "./scene";
 import { hideStaticPicture } from "./static-picture";
-import { Toolbar } from "./toolbar";
-import type { Alive, Failure, FromPython, Progress, SceneData, Send, State } from "./types";
+import { Toolbar, type ToolbarAction } from "./toolbar";
+import type { Alive, Batch, Failure, FromPython, Memory, PlanMessage, Progress, SceneData, Send, State } from "./types";
 
 const MOST_BOXES = 2000;
 
@@ -53,6 +54,9 @@ class Body {
   private readonly graph: GraphView;
   private readonly details: DetailsPanel;
   private readonly chart: MemoryChart | null;
+  private readonly controls: BatchControls | null;
+  private memory: Memory | null;
+  private batch: Batch | null;
   private readonly toolbar: Toolbar;
   private readonly errors = html("div", { class: "lz-errors" });
   private readonly observer: ResizeObserver;
@@ -71,7 +75,9 @@ class Body {
     const go = (chain: string[]): void => {
       this.go(chain);
     };
-    this.toolbar = new Toolbar(this.data.title, this.data.memory, this.data.views, {
+    this.memory = this.data.memory;
+    this.batch = this.data.batch;
+    this.toolbar = new Toolbar(this.data.title, this.memory, this.batch, this.data.views, {
       act: (action) => {
         this.act(action);
       },
@@ -89,7 +95,7 @@ class Body {
         this.clear();
       },
     });
-    const { memory } = this.data;
+    const { memory } = this;
     this.chart = memory
       ? new MemoryChart(memory, {
           peak: () => {
@@ -98,7 +104,7 @@ class Body {
           moment: (position) => {
             this.selected = null;
             this.graph.select(null);
-            this.chart?.mark(null);
+            this.chart?.mark([]);
             this.moment = position;
             this.send("moment", String(position));
           },
@@ -106,6 +112,14 @@ class Body {
       : null;
     const left = html("div", { class: "lz-left" }, this.graph.element);
     if (this.chart) left.append(this.chart.element);
+    this.controls =
+      memory && this.batch
+        ? new BatchControls(this.batch, memory, {
+            ask: this.send,
+            go,
+          })
+        : null;
+    if (this.controls) this.toolbar.element.append(this.controls.element);
     root.append(this.toolbar.element, this.errors, html("div", { class: "lz-body" }, left, this.details.element));
     if (!this.scene.boxes.size) left.prepend(html("p", { class: "lz-muted lz-empty" }, "Nothing was recorded: no PyTorch op ran."));
     this.showPeak(false);
@@ -134,9 +148,11 @@ class Body {
     });
     this.showState();
     this.showError();
+    this.controls?.begin();
   }
 
   stop(): void {
+    this.controls?.stop();
     this.observer.disconnect();
     for (const [event, callback] of this.listeners) this.model.off(event, callback);
   }
@@ -156,6 +172,9 @@ class Body {
         this.scene.add(message.groups);
         this.opened(message.groups.map((group) => group.id));
         if (message.note) this.toolbar.showSummary(`${String(this.model.get("summary"))} · ${message.note}`);
+        break;
+      case "plan":
+        this.showPlan(message);
         break;
       case "details":
         if (message.details.id !== this.selected) break;
@@ -214,7 +233,7 @@ class Body {
     this.leaveMoment();
     this.graph.light(new Map());
     this.graph.select(id);
-    this.chart?.mark(null);
+    this.chart?.mark([]);
     const box = this.scene.boxes.get(id);
     if (box) this.details.showBox(box);
     this.send("select", id);
@@ -225,7 +244,7 @@ class Body {
     this.leaveMoment();
     this.graph.light(new Map());
     this.graph.select(null);
-    this.chart?.mark(null);
+    this.chart?.mark([]);
     this.showPeak(false);
   }
 
@@ -246,15 +265,33 @@ class Body {
     this.graph.center(last);
   }
 
+  /** A plan of another size, or cut otherwise, was asked for and has come. */
+  private showPlan(message: PlanMessage): void {
+    const { memory, batch } = message;
+    const moved = memory.count !== this.memory?.count;
+    this.memory = memory;
+    this.batch = batch;
+    this.toolbar.showVerdict(memory, batch);
+    this.chart?.show(memory);
+    this.controls?.show(message);
+    if (this.selected === null) {
+      this.moment = null;
+      this.graph.light(new Map());
+      this.details.showPeak(memory);
+    } else if (moved) {
+      this.send("select", this.selected); // its lifetime is told in other positions now
+    }
+  }
+
   private showPeak(light: boolean): void {
-    const { memory } = this.data;
+    const { memory } = this;
     if (!memory) return;
     this.details.showPeak(memory);
     if (!light) return;
     this.selected = null;
     this.leaveMoment();
     this.graph.select(null);
-    this.chart?.mark(null);
+    this.chart?.mark([]);
     this.light(memory.alive);
   }
 
@@ -277,6 +314,7 @@ class Body {
     const state = this.model.get("state") as State;
     this.root.dataset["state"] = state;
     this.toolbar.showState(state, String(this.model.get("report") ?? ""));
+    this.controls?.showState(state);
     this.toolbar.showSummary(String(this.model.get("summary") ?? ""));
   }
 
@@ -293,7 +331,7 @@ class Body {
     this.errors.replaceChildren(...block);
   }
 
-  private act(action: Parameters<ConstructorParameters<typeof Toolbar>[3]["act"]>[0]): void {
+  private act(action: ToolbarAction): void {
     switch (action) {
       case "evaluate":
       case "cancel":

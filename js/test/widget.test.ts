@@ -3,7 +3,7 @@ import { resolve } from "node:path";
 import { beforeEach, describe, expect, it, vi } from "vitest";
 import { shorten } from "../src/dom";
 import { bytesText } from "../src/memory-chart";
-import type { GroupData, Memory, SceneData } from "../src/types";
+import type { Batch, GroupData, Memory, SceneData } from "../src/types";
 import { render, type Model } from "../src/widget";
 
 const picture = JSON.parse(
@@ -31,6 +31,7 @@ const memory: Memory = {
     ["forward", 0],
     ["backward", 2],
   ],
+  pieces: [],
 };
 
 class FakeModel implements Model {
@@ -65,7 +66,7 @@ function groupsOf(ids: string[]): GroupData[] {
   return picture.groups.filter((group) => ids.includes(group.id));
 }
 
-function start(): { model: FakeModel; root: HTMLElement; stop: () => void } {
+function start(batch: Batch | null = null): { model: FakeModel; root: HTMLElement; stop: () => void } {
   const lanes = groupsOf([picture.root]).flatMap((group) => group.boxes.map((box) => box.id));
   const scene: SceneData = {
     title: "<b>step</b>",
@@ -73,6 +74,7 @@ function start(): { model: FakeModel; root: HTMLElement; stop: () => void } {
     opened: [picture.root, ...lanes],
     groups: groupsOf([picture.root, ...lanes]),
     memory,
+    batch,
     views: false,
   };
   const model = new FakeModel({
@@ -216,7 +218,7 @@ describe("the widget", () => {
       outputs: [],
       forward: null,
       flows: [],
-      lifetime: [1, 2],
+      lifetime: [[1, 2]],
     };
     model.emit("msg:custom", { kind: "details", details });
     const panel = root.querySelector('[data-panel="details"]');
@@ -267,6 +269,56 @@ describe("the widget", () => {
     root.querySelector(".lz-peak")?.dispatchEvent(new MouseEvent("click", { bubbles: true }));
     expect(root.querySelector(".lz-cursor")).toBeNull();
     expect(panel?.textContent).toContain("Alive at the peak");
+  });
+
+  it("follows another plan everywhere: verdict, chart, what is alive, and the pieces", () => {
+    const batch: Batch = {
+      size: 8,
+      recorded: 8,
+      group: 1,
+      split: "off",
+      choices: [["off", "off"]],
+      words: "in one piece",
+      pieces: 1,
+      blocked: [],
+      blockedCount: 0,
+    };
+    const { root, model } = start(batch);
+    expect(model.sent).toEqual([{ action: "largest", id: "" }]);
+    expect(root.querySelector('input[data-action="batch-size"]')).not.toBeNull();
+    const larger: Memory = {
+      ...memory,
+      count: 6,
+      at: [0, 1, 2, 3, 4, 5],
+      categories: [{ name: "activations", bytes: [10, 40, 5, 10, 20, 5], peak: 40, peakText: "40 B" }],
+      peak: 40,
+      peakText: "40 B",
+      peakAt: 1,
+      verdict: "too-big",
+      verdictText: "Too big by 10 B in 2 pieces: needs 40 B of 30 B on cpu",
+      alive: [{ bytes: "40 B", category: "activations", label: "h.0 · relu", chain: [] }],
+      pieces: [
+        [0, "piece 1"],
+        [3, "piece 2"],
+      ],
+    };
+    model.emit("msg:custom", {
+      kind: "plan",
+      memory: larger,
+      batch: { ...batch, size: 16, words: "in 2 pieces of 8 samples", pieces: 2 },
+      note: "",
+    });
+    const chip = root.querySelector('[data-verdict="too-big"]');
+    expect(chip?.textContent).toBe("Too big by 10 B in 2 pieces: needs 40 B of 30 B on cpu · for 16 samples");
+    expect(root.querySelectorAll("[data-verdict]")).toHaveLength(1);
+    expect(root.querySelector('[data-chart="memory"]')?.getAttribute("aria-label")).toContain("peak 40 B");
+    expect(root.querySelector(".lz-capacity")).not.toBeNull();
+    expect([...root.querySelectorAll(".lz-piece-name")].map((name) => name.textContent)).toEqual(["piece 1", "piece 2"]);
+    expect(root.querySelector('[data-panel="details"]')?.textContent).toContain("h.0 · relu");
+    expect(root.textContent).toContain("in 2 pieces of 8 samples · peak 40 B");
+    model.set("state", "running");
+    model.set("progress", { done: 50, total: 100, seconds: 2, label: "h.0", piece: 2, pieces: 2 });
+    expect(root.textContent).toContain("piece 2 of 2 · 50 of 100 ops");
   });
 
   it("hides the picture before it while it lives, and leaves nothing behind", () => {

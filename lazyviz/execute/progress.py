@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Progress:
     """``done`` of ``total`` ops after ``seconds``; ``label`` names where the run is.
 
-    ``allocated_bytes`` are in the tensors that the run holds at this moment.
+    ``allocated_bytes`` are in the tensors that the run holds at this moment.  A run in pieces is at
+    ``piece`` (from 1) of ``pieces``, or at 0 while it runs nodes that are not cut.
     """
 
     done: int
@@ -17,6 +18,8 @@ class Progress:
     seconds: float
     label: str
     allocated_bytes: int = 0
+    piece: int = 0
+    pieces: int = 1
 
     @property
     def seconds_left(self) -> float | None:

@@ -71,8 +71,8 @@ class SplitRun:
         ]
         self.out_of_memory = 0  # how often a piece was halved
         self.complete = False
-        self._level = 0
-        self._next = 0  # piece of the pass at hand
+        self._level = self._next = 0  # the pass, and its piece at hand
+        self.piece = 0  # that the last op was run for, from 1; 0: for all
         self._draws = Draws(nodes)
         self._masks = Masks()
         self._mask_names: dict[TrackedNode, Storage] = {}  # what the memory count calls them
@@ -185,8 +185,9 @@ class SplitRun:
                 self._masks.drop(node)
                 self._memory.freed(self._mask_names.pop(node))
 
-    def _report(self, node: TrackedNode, runs: int = 1) -> None:
+    def _report(self, node: TrackedNode, runs: int = 1, piece: int = 0) -> None:
         self._done += runs
+        self.piece = piece
         if self._progress is not None:
             self._progress(self._done, self.total, node)
 
@@ -215,7 +216,7 @@ class SplitRun:
                         if self._collect(program.values[key], run.env[key], piece):
                             run.given(key)
                     run.free(step.frees)
-                    self._report(program.nodes[number])
+                    self._report(program.nodes[number], piece=self._next + 1)
             except Exception as error:
                 run.drop()
                 if not out_of_memory(error) or not self._halve(piece):

@@ -51,7 +51,8 @@ def exists(span: Lifetime) -> bool:
     if span.maker is not None:
         return span.maker.state == "done" and span.storage.dropped is None
     if not span.storage.external and span.first_use is not None:  # an earlier graph makes it
-        makers = [value.node for value in span.first_use.inputs if value.storage is span.storage]
+        origin = span.storage.origin
+        makers = [value.node for value in span.first_use.inputs if value.storage.origin is origin]
         return all(maker is None or maker.state == "done" for maker in makers)
     if span.storage.dropped is None:
         return True

@@ -27,10 +27,11 @@ from .devices import Device, DeviceProfile, planned
 from .events import Need
 from .lifetimes import Lifetime, allocated, by_origin, lifetimes, main_device, positions
 from .per_device import DevicePlan as DevicePlan
-from .per_device import DevicePlans, is_card, plan_device, roomy, same_device, target_of
+from .per_device import DevicePlans, is_card, needed, plan_device, roomy, same_device, target_of
 from .placement import Shard
 from .reservation import Call, Reservation
-from .split import Batch, check_split, lay_out, scaled, sizes_of
+from .search import largest_fitting
+from .split import SHOWN, Batch, check_split, lay_out, scaled, sizes_of
 from .split import SplitPlan as SplitPlan
 from .units import format_bytes
 
@@ -402,7 +403,7 @@ class _Planner:
         spans = self.spans if size == batch.size else scaled(self.spans, {}, batch, size)[0]
 
         def fits(pieces: int) -> bool:
-            sizes = sizes_of(size, pieces, batch.analysis.group)
+            sizes = sizes_of(size, pieces, batch.analysis.group, SHOWN)
             return roomy(self.in_pieces(spans, sizes, size)) is not False
 
         low, high = 1, 2  # low does not fit
@@ -424,23 +425,20 @@ class _Planner:
         if self.recorded_plan.fits is None:
             return None
 
-        def fits(samples: int) -> bool:
-            spans, needs = scaled(self.spans, self._needs, batch, samples)
-            pieces = samples // group if self.split == "auto" else int(self.split or 1)
-            if pieces > 1 and batch.schedule is not None:
-                return self.in_pieces(spans, sizes_of(samples, pieces, group), samples).fits is True
-            return plan_device(self.graph, spans, self.recorded, self.target, needs).fits is True
-
         group = batch.analysis.group
-        if self.split == "off":
-            self.split = None
-        low, high = 0, batch.size // group or 1
-        while high * group < MOST_SAMPLES and fits(high * group):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle * group) else (low, middle)
-        return low * group
+
+        def ask(blocks: int) -> tuple[bool, int]:
+            samples = blocks * group
+            spans, needs = scaled(self.spans, self._needs, batch, samples)
+            pieces = self.split if isinstance(self.split, int) else blocks if self.split == "auto" else 1
+            if pieces > 1 and batch.schedule is not None:
+                plan = self.in_pieces(spans, sizes_of(samples, pieces, group, SHOWN), samples)
+            else:
+                plan = plan_device(self.graph, spans, self.recorded, self.target, needs)
+            return plan.fits is True, needed(plan)
+
+        room = self.recorded_plan.capacity_bytes or 0
+        return group * largest_fitting(batch.size // group or 1, MOST_SAMPLES // group, ask, room)
 
     def _made(
         self,

@@ -70,7 +70,8 @@ def plan_device(
     totals = _raised(without, needs)
     eager_totals = _raised(eager_without, needs)
     peak_bytes = max(totals, default=0)
-    room = capacity(target, sum(span.storage.nbytes for span in spans if exists(span)))
+    # Of another batch size what is there is still what was recorded.
+    room = capacity(target, sum(span.storage.origin.nbytes for span in spans if exists(span)))
     segments = segments_on(target) if card else ()
     if segments and isinstance(target, Device) and target.free_bytes is not None:
         room = target.free_bytes + nbytes_of(segments)
@@ -236,7 +237,11 @@ def roomy(plan: DevicePlan) -> bool | None:
     """Whether the plan fits with :data:`MARGIN` to spare; ``None`` if the room is not known."""
     if plan.capacity_bytes is None:
         return None
-    needed = plan.peak_bytes
-    if plan.reservation is not None:
-        needed = plan.reservation.reserved_bytes + plan.reservation.context_bytes
-    return bool(plan.fits) and needed <= plan.capacity_bytes * (1 - MARGIN)
+    return bool(plan.fits) and needed(plan) <= plan.capacity_bytes * (1 - MARGIN)
+
+
+def needed(plan: DevicePlan) -> int:
+    """What has to fit: on a GPU what is reserved and the CUDA context, else the peak."""
+    if plan.reservation is None:
+        return plan.peak_bytes
+    return plan.reservation.reserved_bytes + plan.reservation.context_bytes

@@ -20,6 +20,10 @@ from .events import NOTHING, Need
 from .lifetimes import Lifetime
 from .placement import Partial, Shard
 from .schedule import Schedule, Unschedulable, schedule
+from .words import line_text
+
+SHOWN = 2
+"""Pieces of each pass in a plan's timeline: from the second on what was added up before is there, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,9 @@ class SplitPlan:
 
     ``blocked_by`` are the nodes that do not allow a cut, ``reasons`` say why, one each.  ``passes`` is
     how often the pieces are gone through, ``again`` how many nodes a piece runs more than once for it.
+    ``stretches`` are the parts of the plan's timeline: (first position, number of the piece from 1, or 0
+    where whole nodes run); the first two pieces of a pass stand for all of them.  Pieces have a multiple
+    of ``group`` samples.
     """
 
     pieces: int
@@ -36,6 +43,8 @@ class SplitPlan:
     reasons: Sequence[str] = ()
     passes: int = 1
     again: int = 0
+    stretches: Sequence[tuple[int, int]] = ()
+    group: int = 1
 
     def explain(self) -> str:
         """The cut in words, or what forbids it."""
@@ -58,7 +67,9 @@ REMEDIES = {
 def describe(blocker: Blocker) -> str:
     """``blocker`` as a line for the user: where, why, and what to do."""
     node = blocker.node
-    where = [part for part in (node.module, str(node.source) if node.source is not None else "") if part]
+    where = [
+        part for part in (node.module, line_text(node.source) if node.source is not None else "") if part
+    ]
     text = (
         f"{node.name} ({', '.join(where)}): {blocker.reason}" if where else f"{node.name}: {blocker.reason}"
     )
@@ -67,12 +78,16 @@ def describe(blocker: Blocker) -> str:
     return f"{text}. Use {advice}." if advice else f"{text}. To run it on the whole batch: whole=[{name!r}]."
 
 
-def sizes_of(total: int, pieces: int, group: int) -> list[int]:
-    """Sizes of that many pieces, in samples, larger ones first; fewer if there are not enough samples."""
+def sizes_of(total: int, pieces: int, group: int, first: int | None = None) -> list[int]:
+    """Sizes of that many pieces, in samples, larger ones first; fewer if there are not enough samples.
+
+    ``first``: of that many of them alone.
+    """
     blocks = total // group
     pieces = max(1, min(pieces, blocks))
     least, more = divmod(blocks, pieces)
-    return [(least + (index < more)) * group for index in range(pieces)]
+    shown = pieces if first is None else min(first, pieces)
+    return [(least + (index < more)) * group for index in range(shown)]
 
 
 def check_split(split: int | str | None) -> None:
@@ -127,9 +142,32 @@ class Batch:
         found = self.schedule
         if found is None or pieces <= 1 or not found.passes:
             blocked = self.blocked
-            return SplitPlan(1, (size,), [each.node for each in blocked], [each.reason for each in blocked])
+            nodes, reasons = [each.node for each in blocked], [each.reason for each in blocked]
+            return SplitPlan(1, (size,), nodes, reasons, group=self.analysis.group)
         sizes = sizes_of(size, pieces, self.analysis.group)
-        return SplitPlan(len(sizes), sizes, passes=len(found.passes), again=found.again)
+        return SplitPlan(
+            len(sizes),
+            sizes,
+            passes=len(found.passes),
+            again=found.again,
+            stretches=_stretches(found, len(sizes)),
+            group=self.analysis.group,
+        )
+
+
+def _stretches(order: Schedule, pieces: int) -> list[tuple[int, int]]:
+    """Where whole nodes and pieces begin in the program that :func:`lay_out` makes."""
+    result: list[tuple[int, int]] = []
+    position = 0
+    for level, nodes in enumerate(order.whole):
+        if nodes:
+            result.append((position, 0))
+            position += len(nodes)
+        work = order.passes[level].nodes if level < len(order.passes) else ()
+        for piece in range(1, min(pieces, SHOWN) + 1 if work else 0):
+            result.append((position, piece))
+            position += len(work)
+    return result
 
 
 # --- another batch size --------------------------------------------------------------------
@@ -255,7 +293,7 @@ class _Layout:
 
     def shown(self) -> list[int]:
         """The pieces that stand for all."""
-        return list(self.sizes[:2])
+        return list(self.sizes[:SHOWN])
 
     def step(self, node: Node, share: float) -> None:
         position = len(self.order)

@@ -72,7 +72,6 @@ class Hierarchy:
     reads: list[list[tuple[int | None, Value]]]
     behind: dict[int, list[Node]]
     opened: set[str] = field(default_factory=set)  # groups drawn open from the start, besides lanes
-    last_use: dict[int, int] = field(default_factory=dict)  # by storage id
     _readers: list[list[int]] | None = None
 
     def readers(self, index: int) -> list[int]:

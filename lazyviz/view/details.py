@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ..graph.ir import Node, SourceLine, Storage, Value
@@ -40,7 +41,7 @@ def describe(scene: Scene, box: Box) -> dict[str, Any]:
         "outputs": [],
         "forward": None,
         "flows": [],
-        "lifetime": None,
+        "lifetime": [],
     }
     if box.node is not None:
         result |= _of_op(scene, box, box.node)
@@ -129,7 +130,7 @@ def _of_op(scene: Scene, box: Box, node: Node) -> dict[str, Any]:
         "outputs": outputs,
         "forward": _link(forward_box),
         "flows": _flows(scene, [node], box),
-        "lifetime": _lifetime(scene, [value.storage for value in node.outputs], node.index),
+        "lifetime": _lifetime(scene, [value.storage for value in node.outputs]),
     }
 
 
@@ -156,14 +157,13 @@ def _of_tensors(scene: Scene, box: Box) -> dict[str, Any]:
     facts = [["role", str(box.key) if box.kind == "input" else "result"]]
     if len(box.values) > LISTED:
         facts.append(["tensors", f"{len(box.values):,}, the first {LISTED} listed"])
-    stop = readers[-1].node.index if readers and readers[-1].node is not None else 0
     return {
         "facts": facts,
         "outputs": rows,
         "flows": _merged((reader, value.storage.nbytes) for reader in readers for value in box.values[:1])
         if group is not None
         else [],
-        "lifetime": _lifetime(scene, [value.storage for value in box.values], 0, stop),
+        "lifetime": _lifetime(scene, [value.storage for value in box.values]),
     }
 
 
@@ -187,13 +187,12 @@ def _of_group(scene: Scene, box: Box) -> dict[str, Any]:
         facts.append(
             ["mostly", ", ".join(f"{name} × {count}" if count > 1 else name for name, count in common)]
         )
-    last = max((node.index for node in nodes), default=0)
     return {
         "subtitle": "",
         "facts": [fact for fact in facts if fact[1]],
         "source": source_json(first.source) if first is not None else None,
         "flows": _flows(scene, nodes, box),
-        "lifetime": [nodes[0].index, last + 1] if nodes else None,
+        "lifetime": _ranges(scene, {node.index for node in nodes}),
     }
 
 
@@ -335,19 +334,23 @@ def _constant(argument: object) -> str:
     return str(argument)
 
 
-def _lifetime(
-    scene: Scene, storages: Sequence[Storage], start: int, stop: int | None = None
-) -> list[int] | None:
-    """The positions [start, stop) during which the largest of ``storages`` is held by our run."""
+def _lifetime(scene: Scene, storages: Sequence[Storage]) -> list[list[int]]:
+    """The positions [start, stop) at which our run holds the largest of ``storages``; in pieces, several."""
     if not storages:
-        return None
-    storage = max(storages, key=lambda each: each.nbytes)
-    begin = max(storage.created, 0) if not storage.external else 0
-    count = len(scene.graph.nodes)
-    if storage.dropped is None:
-        return [begin, count]
-    last = scene.hierarchy.last_use.get(storage.id, stop if stop is not None else start)
-    return [begin, last + 1]
+        return []
+    held = scene.plan.held(max(storages, key=lambda each: each.nbytes))
+    return [[each.start, each.stop] for each in held if len(each)]
+
+
+def _ranges(scene: Scene, indices: Collection[int]) -> list[list[int]]:
+    """The positions [start, stop) from the first to the last of these nodes; in pieces, of each stretch."""
+    starts = [start for start, _ in scene.plan.split.stretches]
+    ranges: dict[int, list[int]] = {}
+    for position, (index, _) in enumerate(scene.plan.timeline):
+        if index in indices:
+            stretch = bisect_right(starts, position)
+            ranges.setdefault(stretch, [position, position])[1] = position + 1
+    return list(ranges.values())
 
 
 def find(scene: Scene, query: str) -> tuple[list[dict[str, Any]], int]:

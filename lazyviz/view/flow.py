@@ -30,15 +30,14 @@ def hidden_views(graph: Graph) -> list[bool]:
     return hidden
 
 
-def data_flow(graph: Graph, hidden: list[bool]) -> tuple[Reads, dict[int, list[Node]], dict[int, int]]:
-    """What each node reads, seen through hidden views; the views behind each; last uses by storage id."""
+def data_flow(graph: Graph, hidden: list[bool]) -> tuple[Reads, dict[int, list[Node]]]:
+    """What each node reads, seen through hidden views; the views behind each."""
     nodes = graph.nodes
     reads: Reads = []
     behind: dict[int, list[Node]] = {}
     waiting: dict[int, list[Node]] = {}  # hidden views, by the id of the value they make
     writer: dict[int, int] = {}  # last node that wrote a storage in place
     origin: dict[int, tuple[int | None, Value]] = {}  # of hidden nodes
-    last_use: dict[int, int] = {}
     for index, node in enumerate(nodes):
         found: list[tuple[int | None, Value]] = []
         seen: set[int] = set()
@@ -46,7 +45,6 @@ def data_flow(graph: Graph, hidden: list[bool]) -> tuple[Reads, dict[int, list[N
             if value.id in seen:
                 continue
             seen.add(value.id)
-            last_use[value.storage.id] = index
             maker = value.node
             known = maker is not None and maker.index < index and nodes[maker.index] is maker
             producer = maker.index if maker is not None and known else None
@@ -66,12 +64,10 @@ def data_flow(graph: Graph, hidden: list[bool]) -> tuple[Reads, dict[int, list[N
             origin[index] = found[0]
             for output in node.outputs:
                 waiting.setdefault(output.id, []).append(node)
-        for output in node.outputs:
-            last_use[output.storage.id] = index
         for storage in node.writes:
             writer[storage.id] = index
         reads.append(found)
-    return reads, behind, last_use
+    return reads, behind
 
 
 def steps_of(graph: Graph) -> list[int]:

@@ -15,7 +15,9 @@ from .scene import PHASE_TITLES, PlanLike
 
 def model_explorer(graph: Graph, plan: PlanLike, *, title: str) -> dict[str, Any]:
     """The collection as JSON; every attribute is text, as Model Explorer wants it."""
-    timeline = dict(plan.timeline)
+    timeline: dict[int, int] = {}
+    for index, nbytes in plan.timeline:  # in pieces a node is there more than once
+        timeline[index] = max(nbytes, timeline.get(index, 0))
     writers: dict[int, str] = {}  # the node that last gave a value, by the value's id
     nodes = []
     for value in graph.inputs:
@@ -61,10 +63,17 @@ def model_explorer(graph: Graph, plan: PlanLike, *, title: str) -> dict[str, Any
         "device": plan.device,
         "projected peak": format_bytes(plan.peak_bytes),
         "plain eager PyTorch": format_bytes(plan.eager_peak_bytes),
+        "split": plan.split.explain() if plan.split.pieces > 1 else "",
     }
     return {
         "label": title,
-        "graphs": [{"id": title, "nodes": nodes, "groupNodeAttributes": {"": facts}}],
+        "graphs": [
+            {
+                "id": title,
+                "nodes": nodes,
+                "groupNodeAttributes": {"": {key: text for key, text in facts.items() if text}},
+            }
+        ],
     }
 
 

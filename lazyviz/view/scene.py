@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from ..graph.ir import Graph, Node, SourceLine, Storage, Value
 from ..plan.alive import Moment
+from ..plan.split import SHOWN, SplitPlan
 from ..plan.units import format_bytes, format_range
 from .boxes import Box, Hierarchy, chain, op_name
 from .flow import hidden_views
@@ -57,6 +58,8 @@ class PlanLike(Protocol):
     @property
     def peak_node(self) -> Node | None: ...
     @property
+    def peak_position(self) -> int: ...
+    @property
     def eager_peak_bytes(self) -> int: ...
     @property
     def reserved_bytes(self) -> int | None: ...
@@ -79,7 +82,15 @@ class PlanLike(Protocol):
     def capacity_bytes(self) -> int | None: ...
     @property
     def fits(self) -> bool | None: ...
+    @property
+    def batch_size(self) -> int | None: ...
+    @property
+    def split(self) -> SplitPlan: ...
+    @property
+    def max_batch_size(self) -> int | None: ...
     def at(self, position: int) -> Moment: ...
+    def held(self, what: Storage) -> Sequence[range]: ...
+    def replan(self, batch_size: int | None = None, split: int | str | None = None) -> PlanLike: ...
 
 
 def shape_text(shape: Sequence[object]) -> str:
@@ -119,20 +130,21 @@ def verdict(plan: PlanLike) -> tuple[str, str]:
     (:func:`needed_for`).
     """
     need = format_bytes(plan.needed_bytes)
+    cut = f" in {plan.split.pieces:,} pieces" if plan.split.pieces > 1 else ""
     if plan.capacity_bytes is None or plan.fits is None:
-        return "unknown", f"Needs {need} · memory of {plan.device} unknown"
+        return "unknown", f"Needs {need}{cut} · memory of {plan.device} unknown"
     probably = plan.straddles(plan.capacity_bytes)
     if probably:
         need += f" ({format_range(*plan.needed_range)})"
     words = f"needs {need} of {format_bytes(plan.capacity_bytes)} on {plan.device}"
     if plan.fits:
-        return "fits", f"{'Probably fits' if probably else 'Fits'}: {words}"
+        return "fits", f"{'Probably fits' if probably else 'Fits'}{cut}: {words}"
     over = plan.needed_bytes - plan.capacity_bytes
     if probably:
-        return "too-big", f"Probably too big: {words}"
+        return "too-big", f"Probably too big{cut}: {words}"
     if over <= 0:  # enough memory, but not in one piece
-        return "too-big", f"Too big in fragments: {words}"
-    return "too-big", f"Too big by {format_bytes(over)}: {words}"
+        return "too-big", f"Too big{cut}, in fragments: {words}" if cut else f"Too big in fragments: {words}"
+    return "too-big", f"Too big by {format_bytes(over)}{cut}: {words}"
 
 
 def needed_for(plan: PlanLike) -> str:
@@ -144,6 +156,18 @@ def needed_for(plan: PlanLike) -> str:
     if context:
         parts += f", {format_bytes(context)} for the CUDA context (an estimate)"
     return parts
+
+
+def _pieces(split: SplitPlan) -> list[list[Any]]:
+    """Where pieces begin in the chart, and what they are called; "" where whole nodes go on."""
+
+    def name(piece: int) -> str:
+        alike = split.pieces - SHOWN
+        if piece < SHOWN or alike <= 0:
+            return f"piece {piece}" if piece else ""
+        return f"piece {piece}, and {alike:,} more like it"
+
+    return [[start, name(piece)] for start, piece in split.stretches]
 
 
 class Scene:
@@ -252,7 +276,10 @@ class Scene:
     # --- memory -------------------------------------------------------------------
 
     def memory(self) -> dict[str, Any]:
-        """The memory chart: for each category its bytes at up to 240 positions, each its range's peak."""
+        """The memory chart: for each category its bytes at up to 240 positions, each its range's peak.
+
+        Positions are the timeline's: in a run of pieces those of its own order.
+        """
         plan = self.plan
         timeline = plan.timeline
         count = len(timeline)
@@ -274,17 +301,18 @@ class Scene:
         hook, words = verdict(plan)
         alive = self.alive(plan.alive_at_peak)
         peak = plan.peak_node
-        phases: list[list[Any]] = []  # [phase, first node]
-        for node in self.graph.nodes:
-            if not phases or phases[-1][0] != node.phase:
-                phases.append([node.phase, node.index])
+        phases: list[list[Any]] = []  # [phase, first position]
+        for position, (index, _) in enumerate(timeline):
+            phase = self.graph.nodes[index].phase
+            if not phases or phases[-1][0] != phase:
+                phases.append([phase, position])
         return {
             "count": count,
-            "at": [timeline[i][0] for i in picks],
+            "at": picks,
             "categories": categories,
             "peak": plan.peak_bytes,
             "peakText": format_bytes(plan.peak_bytes),
-            "peakAt": peak.index if peak is not None else None,
+            "peakAt": plan.peak_position if peak is not None else None,
             "peakName": (f"{peak.module or peak.phase}: {op_name(peak)}" if peak is not None else ""),
             "eager": plan.eager_peak_bytes,
             "eagerText": format_bytes(plan.eager_peak_bytes),
@@ -297,6 +325,7 @@ class Scene:
             "alive": alive,
             "aliveCount": len(plan.alive_at_peak),
             "phases": phases if len(phases) <= 64 else [],
+            "pieces": _pieces(plan.split),
         }
 
     def alive(self, allocations: Sequence[AllocationLike]) -> list[dict[str, Any]]:

@@ -24,6 +24,8 @@ def memory_snapshot(plan: Plan, *, eager: bool = False) -> dict[str, Any]:
 
     ``eager`` tells eager PyTorch's timeline instead of our run's.
     """
+    if eager and plan.split.pieces > 1:
+        plan = plan.replan(plan.batch_size)  # eager PyTorch runs the whole batch
     recorded = trace(plan, eager=eager)
     device = _index(plan)
     frames = _Frames(plan)
@@ -124,7 +126,7 @@ class _Frames:
             span = self._plan._lifetimes[key]
             purpose = [_frame(f"({categorize(span)})")]
             if span.maker is not None:
-                self._storages[key] = self.at(span.maker.index) + purpose
+                self._storages[key] = self.at(span.start) + purpose
             else:
                 self._storages[key] = [_frame(key.name or "from outside"), *purpose]
         return self._storages[key]

@@ -17,6 +17,7 @@ from typing import Any
 from ..graph.ir import Graph
 from ..plan.units import format_bytes
 from .arrange import Arrangement, Frame, arrange, curve
+from .batch import batch_line
 from .scene import PlanLike, Scene, plural
 from .text import render_text
 
@@ -168,8 +169,14 @@ def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str
         line += f" · ran {plural(report.ops_run, 'op')} in {report.seconds:.3g} s"
         if getattr(report, "peak_bytes", None) is not None:
             line += f", measured peak {format_bytes(report.peak_bytes)}"
+        if getattr(report, "pieces", 1) > 1:
+            line += f", in {report.pieces} pieces"
     parts.append(_text(MARGIN, 56, shorten(line, WIDTH - 2 * MARGIN, 12.5), fill=_MUTED, size=12.5))
     top = 74.0
+    if line := batch_line(scene.plan):
+        color = _MUTED if not scene.plan.split.blocked_by else _VERDICT_COLORS["too-big"]
+        parts.append(_text(MARGIN, top, shorten(line, WIDTH - 2 * MARGIN, 12.5), fill=color, size=12.5))
+        top += 18
     for sync in scene.graph.sync_points[:4]:
         where = f", line {sync.source.line}: {sync.source.text.strip()}" if sync.source is not None else ""
         text = shorten(f"sync point: {sync.cause}{where}", WIDTH - 2 * MARGIN - 14, 12)
@@ -298,7 +305,7 @@ def _chart(memory: dict[str, Any], top: float) -> tuple[list[str], float]:
     parts.append(
         _text(MARGIN + 160, top + 4, shorten(note, WIDTH - 2 * MARGIN - 160, 11.5), size=11.5, fill=_MUTED)
     )
-    top += 18
+    top += 18 if not memory["pieces"] else 32
     bottom = top + tall
     points = len(memory["at"])
     near = memory["capacity"] is not None and memory["capacity"] < 2 * memory["peak"]
@@ -337,6 +344,7 @@ def _chart(memory: dict[str, Any], top: float) -> tuple[list[str], float]:
         words = f"{memory['device']}: {memory['capacityText']}"
         halo = f' paint-order="stroke" stroke="{_CARD}" stroke-width="3"'
         parts.append(_text(right - 4, y - 4, words, size=11, fill="#9b2c22", anchor="end", extra=halo))
+    parts += _pieces(memory, left, right, top, bottom)
     starts = memory["phases"]
     for (phase, first), following in itertools.zip_longest(starts, starts[1:]):
         last = following[1] if following else memory["count"]
@@ -359,6 +367,21 @@ def _chart(memory: dict[str, Any], top: float) -> tuple[list[str], float]:
         parts.append(_text(x + 15, bottom, label, size=11, fill=_MUTED))
         x += wide
     return parts, bottom + 8
+
+
+def _pieces(memory: dict[str, Any], left: float, right: float, top: float, bottom: float) -> list[str]:
+    """Where the pieces of a split run begin, and which they are, where there is room to say it."""
+    parts = []
+    starts = memory["pieces"]
+    for (first, name), following in itertools.zip_longest(starts, starts[1:]):
+        last = following[0] if following else memory["count"]
+        x0 = left + (right - left) * first / max(memory["count"], 1)
+        x1 = left + (right - left) * last / max(memory["count"], 1)
+        if first:
+            parts.append(f'<path d="M{x0:.1f},{top:.1f}V{bottom:.1f}" stroke="{_MUTED}" stroke-width="0.8"/>')
+        if len(name) * char_width(11) + 8 < x1 - x0:
+            parts.append(_text(x0 + 4, top - 4, name, size=11, fill=_MUTED))
+    return parts
 
 
 def static_bundle(

@@ -26,6 +26,7 @@ from ..graph.ir import Graph, SourceLine
 from ..plan.devices import memory_in_use
 from ..plan.lifetimes import lifetimes, main_device
 from ..plan.units import format_bytes
+from .batch import batch_json
 from .boxes import Box, chain
 from .details import describe, describe_moment, find, source_json
 from .scene import PlanLike, Scene, plural
@@ -40,13 +41,18 @@ _log = logging.getLogger(__name__)
 
 
 class ProgressLike(Protocol):
-    """Where a run is: ``done`` of ``total`` ops after ``seconds``, now at ``label``, and what it holds."""
+    """Where a run is: ``done`` of ``total`` ops after ``seconds``, now at ``label``, and what it holds.
+
+    In pieces, also at which of them, from 1; 0 in what runs once.
+    """
 
     done: int
     total: int
     seconds: float
     label: str
     allocated_bytes: int
+    piece: int
+    pieces: int
 
 
 class Controller(Protocol):
@@ -59,6 +65,13 @@ class Controller(Protocol):
     @property
     def state(self) -> str:
         """``pending``, ``running``, ``done``, ``failed`` or ``interrupted``."""
+
+    @property
+    def split(self) -> int | str:
+        """What ``evaluate`` is to do about the batch: ``"off"``, ``"auto"`` or a number of pieces."""
+
+    @split.setter
+    def split(self, split: int | str) -> None: ...
 
     def plan(self) -> PlanLike: ...
 
@@ -106,7 +119,8 @@ class LazyWidget(anywidget.AnyWidget):
 
     def __init__(self, controller: Controller, *, static_id: str = "") -> None:
         self._controller = controller
-        self._scene = Scene(controller.graph, controller.plan())
+        self._plan = controller.plan()  # of the batch as recorded
+        self._scene = Scene(controller.graph, self._plan)  # whose plan may be of another size
         self._views = False
         self._cancel = threading.Event()
         self._worker: threading.Thread | None = None
@@ -154,8 +168,12 @@ class LazyWidget(anywidget.AnyWidget):
             "opened": [box.id for box in opened],
             "groups": groups,
             "memory": scene.memory() if scene.graph.nodes else None,
+            "batch": self._batch() if scene.graph.nodes else None,
             "views": self._views,
         }
+
+    def _batch(self) -> dict[str, Any] | None:
+        return batch_json(self._scene, self._plan.batch_size or 0, self._controller.split)
 
     def _hear(self, _: Any, content: Any, buffers: Any) -> None:
         if not isinstance(content, dict):
@@ -200,9 +218,52 @@ class LazyWidget(anywidget.AnyWidget):
             self.send({"kind": "details", "details": describe(self._scene, box)})
 
     def _moment(self, id: str) -> None:
-        """What is alive during the node with the number ``id``."""
-        if id.isascii() and id.isdigit() and int(id) < len(self._scene.graph.nodes):
+        """What is alive at the position ``id`` of the plan's timeline."""
+        if id.isascii() and id.isdigit() and int(id) < len(self._scene.plan.timeline):
             self.send({"kind": "moment", "moment": describe_moment(self._scene, int(id))})
+
+    def _largest(self, _: str) -> None:
+        """The largest batch that fits, and the plan that is shown: a page opened later has the first."""
+        plan = self._plan
+        if plan.batch_size is None:
+            return
+        most = plan.replan(split=self._controller.split).max_batch_size
+        note = ""
+        if most is None:
+            try:
+                plan.replan(2 * plan.batch_size)
+            except ValueError as error:
+                note = str(error)
+        self._show_plan(most=most, fixed=bool(note), note=note)
+
+    def _resize(self, id: str) -> None:
+        """Plan for another number of samples."""
+        if self._plan.batch_size is not None and re.fullmatch(r"[0-9]{1,13}", id) and int(id):
+            self._replan(int(id))
+
+    def _cut(self, id: str) -> None:
+        """What Evaluate is to do about the batch: off, auto, or a number of pieces."""
+        if self._plan.batch_size is None or not re.fullmatch(r"off|auto|[1-9][0-9]{0,8}", id):
+            return
+        self._controller.split = id if id in ("off", "auto") else int(id)
+        begun = getattr(self._controller, "split_run", None) is not None
+        note = "the interrupted run goes on in the pieces that it was begun in" if begun else ""
+        self._replan(self._scene.plan.batch_size or 1, note)
+
+    def _replan(self, size: int, note: str = "") -> None:
+        """The page waits for the answer: whatever happens, it gets one."""
+        try:
+            own = size == self._plan.batch_size
+            self._scene.plan = self._plan.replan(None if own else size, self._controller.split)
+        except ValueError as error:
+            note = str(error)
+        except Exception as error:
+            self._show_plan(note=f"{type(error).__name__}: {error}")
+            raise
+        self._show_plan(note=note)
+
+    def _show_plan(self, **more: Any) -> None:
+        self.send({"kind": "plan", "memory": self._scene.memory(), "batch": self._batch(), **more})
 
     def _reveal(self, id: str) -> None:
         box = self._scene.hierarchy.boxes.get(id)
@@ -228,6 +289,9 @@ class LazyWidget(anywidget.AnyWidget):
         "open-all": _open_all,
         "select": _select,
         "moment": _moment,
+        "largest": _largest,
+        "batch-size": _resize,
+        "split": _cut,
         "reveal": _reveal,
         "search": _search,
         "views": _toggle_views,
@@ -273,6 +337,8 @@ class LazyWidget(anywidget.AnyWidget):
                     "seconds": progress.seconds,
                     "label": progress.label,
                     "memory": _memory_text(progress.allocated_bytes, in_use()),
+                    "piece": progress.piece,
+                    "pieces": progress.pieces,
                 }
 
         report: Any = None

@@ -11,6 +11,7 @@ from torch import nn
 from torch.cuda import _memory_viz
 
 import lazyviz
+from lazyviz.plan.units import format_bytes
 from lazyviz.view.snapshot import memory_snapshot
 
 
@@ -228,3 +229,75 @@ def test_an_empty_graph_can_be_saved(tmp_path, format):
         pass
     graph.save(tmp_path / "empty", format)
     assert (tmp_path / "empty").stat().st_size > 0
+
+
+@pytest.fixture
+def cut():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 4))
+    x, y = torch.randn(12, 16), torch.randint(4, (12,))
+    with lazyviz.lazy(batch="x,y", split=4) as graph:
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+    graph.keep = net, x, y, loss
+    return graph
+
+
+def test_the_snapshot_of_a_run_in_pieces_peaks_where_its_plan_does(cut, tmp_path):
+    plan = cut.plan()
+    assert plan.split.pieces == 4
+    snapshot = snapshot_of(cut, tmp_path)
+    assert max(levels(snapshot, {"alloc"}, {"free_completed"})) == plan.peak_bytes
+    names = [node.name for node in cut.nodes]
+    for entry in snapshot["device_traces"][0]:
+        if entry["action"] == "alloc" and entry["time_us"] > 0:
+            index = plan.timeline[entry["time_us"]][0]
+            innermost = entry["frames"][0]["name"]
+            assert innermost.endswith(names[index]), "what was allocated then belongs to the node of then"
+    eager = snapshot_of(cut, tmp_path, eager=True)
+    assert max(levels(eager, {"alloc"}, {"free_completed"})) == plan.eager_peak_bytes
+
+
+def test_trace_events_of_a_run_in_pieces_are_in_its_order_and_name_the_piece(cut, tmp_path):
+    plan = cut.plan()
+    cut.save(tmp_path / "trace.json")
+    found = json.loads((tmp_path / "trace.json").read_text())
+    assert found["otherData"]["split"].startswith("in 4 pieces of 3 samples")
+    drawn = [event for event in found["traceEvents"] if event["ph"] == "X" and event["cat"] != "module"]
+    drawn.sort(key=lambda event: event["ts"])
+    assert [event["name"] for event in drawn] == [cut.nodes[index].name for index, _ in plan.timeline]
+    relu = [event["args"].get("piece") for event in drawn if event["name"].startswith("native_layer_norm_")]
+    assert relu[:1] == ["1 of 4"] and set(relu) == {"1 of 4", "2 of 4"}
+    levels = [
+        event["args"]["bytes"] for event in found["traceEvents"] if event["name"] == "all allocated bytes"
+    ]
+    assert levels[:-1] == [nbytes for _, nbytes in plan.timeline]
+    for lane in {event["tid"] for event in found["traceEvents"] if event["ph"] == "X"}:
+        open_until = []
+        for event in found["traceEvents"]:
+            if event["ph"] == "X" and event["tid"] == lane:
+                while open_until and open_until[-1] <= event["ts"]:
+                    open_until.pop()
+                assert not open_until or event["ts"] + event["dur"] <= open_until[-1], "slices nest"
+                open_until.append(event["ts"] + event["dur"])
+
+
+def test_measured_times_of_all_pieces_are_not_shown_as_those_of_one(cut, tmp_path):
+    cut.evaluate()
+    cut.save(tmp_path / "trace.json")
+    found = json.loads((tmp_path / "trace.json").read_text())
+    assert found["otherData"]["time"].startswith("one microsecond a node")
+
+
+def test_model_explorer_is_told_the_pieces_and_the_most_of_each_node(cut, tmp_path):
+    plan = cut.plan()
+    cut.save(tmp_path / "graph.json", "model-explorer")
+    (graph,) = json.loads((tmp_path / "graph.json").read_text())["graphs"]
+    assert graph["groupNodeAttributes"][""]["split"].startswith("in 4 pieces")
+    most: dict[int, int] = {}
+    for index, nbytes in plan.timeline:
+        most[index] = max(most.get(index, 0), nbytes)
+    for node in graph["nodes"]:
+        if node["id"].isdigit() and int(node["id"]) in most:
+            attributes = {each["key"]: each["value"] for each in node["attrs"]}
+            assert attributes["allocated during it"] == format_bytes(most[int(node["id"])])

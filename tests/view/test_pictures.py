@@ -7,12 +7,17 @@ import dataclasses
 import re
 import types
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 
 import graphviz
 import pytest
+import torch
+from torch import nn
 
+import lazyviz
 from lazyviz.graph.ir import Graph
 from lazyviz.plan.memory import make_plan
+from lazyviz.plan.words import line_text
 from lazyviz.view import export
 from lazyviz.view.dot import to_dot
 from lazyviz.view.export import save
@@ -186,3 +191,74 @@ def test_the_picture_shows_a_verdict_with_a_range_in_full(step, plan):
     words = verdict(near)[1]
     assert words.startswith("Probably fits: needs ") and " to " in words
     assert words in texts(render_svg(step, near))
+
+
+@pytest.fixture(scope="module")
+def cut():
+    """Two graphs in which a batch was named: one that can be cut, and one that cannot."""
+    torch.manual_seed(0)
+    graphs = {}
+    for norm in (nn.LayerNorm, nn.BatchNorm1d):
+        net = nn.Sequential(nn.Linear(16, 32), norm(32), nn.Linear(32, 4))
+        x, y = torch.randn(12, 16), torch.randint(4, (12,))
+        with lazyviz.lazy(batch="x,y") as graph:
+            loss = nn.functional.cross_entropy(net(x), y)
+            loss.backward()
+        graph.keep = net, x, y, loss
+        graphs[norm] = graph
+    return graphs
+
+
+def test_picture_and_text_say_in_a_line_how_the_batch_is_cut(cut):
+    graph = cut[nn.LayerNorm]
+    for split, line, fits in [
+        ("off", "Batch of 12 samples: in one piece", "Fits: needs"),
+        (4, "Batch of 12 samples: in 4 pieces of 3 samples", "Fits in 4 pieces: needs"),
+    ]:
+        plan = graph.plan(split=split)
+        text = render_text(graph.ir, plan).splitlines()
+        words = texts(render_svg(graph.ir, plan))
+        assert next(each for each in text if each.startswith("Batch")).startswith(line)
+        assert any(each.startswith(line) for each in words)
+        assert any(each.startswith(fits) for each in text) and any(each.startswith(fits) for each in words)
+
+
+def test_a_batch_that_cannot_be_cut_is_said_with_reason_node_and_line(cut):
+    graph = cut[nn.BatchNorm1d]
+    plan = graph.plan(split=4)
+    line = next(line for line in render_text(graph.ir, plan, width=250).splitlines() if "Batch" in line)
+    node = plan.split.blocked_by[0]
+    assert line.startswith("Batch of 12 samples, cannot be split: batch norm in training")
+    assert line.endswith(f"{node.name} ({node.module}, {line_text(node.source)}) and 1 more")
+    assert any("cannot be split: batch norm" in each for each in texts(render_svg(graph.ir, plan)))
+
+
+def test_the_chart_of_a_run_in_pieces_names_them_in_the_order_of_the_run(cut):
+    graph = cut[nn.LayerNorm]
+    plan = graph.plan(split=4)
+    memory = Scene(graph.ir, plan).memory()
+    assert memory["count"] == len(plan.timeline)
+    assert memory["at"] == list(range(len(plan.timeline)))
+    for position, name in memory["pieces"]:
+        piece = next(number for start, number in plan.split.stretches if start == position)
+        assert name == ("", "piece 1", "piece 2, and 2 more like it")[piece]
+    phases = [phase for phase, _ in memory["phases"]]
+    assert phases.count("backward") >= 2, "each piece has a backward pass of its own"
+    for (phase, start), (_, stop) in pairwise([*memory["phases"], ["", memory["count"]]]):
+        assert {graph.nodes[index].phase for index, _ in plan.timeline[start:stop]} == {phase}
+    words = texts(render_svg(graph.ir, plan))
+    assert "piece 1" in words and "piece 2, and 2 more like it" in words
+    assert not any(word.startswith("piece") for word in texts(render_svg(graph.ir, graph.plan())))
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 12])
+def test_the_stretches_of_a_split_plan_are_those_of_its_timeline(cut, pieces):
+    plan = cut[nn.LayerNorm].plan(split=pieces)
+    starts = [*plan.split.stretches, (len(plan.timeline), 0)]
+    found = []
+    for (start, piece), (stop, _) in pairwise(starts):
+        found.append((piece, [index for index, _ in plan.timeline[start:stop]]))
+        assert start < stop
+    ones = [nodes for piece, nodes in found if piece == 1]
+    twos = [nodes for piece, nodes in found if piece == 2]
+    assert ones == twos and 1 <= len(ones) <= plan.split.passes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import threading
@@ -9,7 +10,10 @@ import time
 import types
 
 import pytest
+import torch
+from torch import nn
 
+import lazyviz
 from lazyviz.plan.memory import make_plan
 from lazyviz.view import widget as module
 from lazyviz.view.hierarchy import build_hierarchy
@@ -22,6 +26,7 @@ class FakeController:
     def __init__(self, graph) -> None:
         self.graph = graph
         self.title = "a step"
+        self.split: int | str = "off"
         self.report = None
         self.error = None
         self.fail_at: int | None = None
@@ -53,7 +58,13 @@ class FakeController:
             if progress is not None:
                 progress(
                     types.SimpleNamespace(
-                        done=done + 1, total=total, seconds=0.1, label=node.name, allocated_bytes=2048
+                        done=done + 1,
+                        total=total,
+                        seconds=0.1,
+                        label=node.name,
+                        allocated_bytes=2048,
+                        piece=0,
+                        pieces=1,
                     )
                 )
         self.report = types.SimpleNamespace(
@@ -142,7 +153,7 @@ def test_a_click_tells_op_line_shapes_producers_and_readers(made):
         "h.0.act: threshold_backward",
     ]
     assert details["flows"][0]["label"] == "h.0.act: threshold_backward"
-    start, stop = details["lifetime"]
+    [[start, stop]] = details["lifetime"]
     assert start == 1
     assert stop > 10
 
@@ -293,3 +304,180 @@ def test_a_missing_bundle_says_how_to_build_it(step, tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="npm --prefix js ci && npm --prefix js run build"):
         LazyWidget(FakeController(step))
     module._bundle.cache_clear()
+
+
+# --- the batch ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def batched(monkeypatch):
+    """A widget of a block that named its batch, and what it sent to the page."""
+    monkeypatch.setattr(module, "_bundle", lambda name: "export default {}" if name.endswith("js") else "")
+    return functools.partial(_batched, monkeypatch)
+
+
+def _batched(monkeypatch, *, norm=nn.LayerNorm, split="off", device=None, batch="x,y"):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 32), norm(32), nn.ReLU(), nn.Linear(32, 4))
+    x, y = torch.randn(12, 16), torch.randint(4, (12,))
+    with lazyviz.lazy(batch=batch, split=split, device=device) as graph:
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+    widget = graph.widget()
+    sent: list = []
+    monkeypatch.setattr(widget, "send", lambda content, buffers=None: sent.append(content))
+    return types.SimpleNamespace(widget=widget, graph=graph, sent=sent, keep=(net, x, y, loss))
+
+
+def test_without_a_named_batch_there_is_nothing_to_slide(batched):
+    made = batched(batch=None)
+    assert made.widget.scene["batch"] is None
+    for action, id in [("batch-size", "4"), ("split", "2"), ("largest", "")]:
+        say(made, action, id)
+    assert made.sent == []
+    assert made.graph.split == "off"
+
+
+def test_another_batch_size_is_answered_with_the_plan_of_that_size(batched):
+    made = batched()
+    assert made.widget.scene["batch"]["size"] == made.widget.scene["batch"]["recorded"] == 12
+    for size in (1, 7, 12, 4096):
+        made.sent.clear()
+        say(made, "batch-size", str(size))
+        (message,) = made.sent
+        json.dumps(message)
+        plan = made.graph.plan(batch_size=size)
+        assert message["kind"] == "plan" and message["note"] == ""
+        assert message["memory"]["peak"] == plan.peak_bytes
+        assert (message["batch"]["size"], message["batch"]["recorded"]) == (size, 12)
+        assert message["batch"]["words"] == "in one piece"
+    assert made.graph.pending == len(made.graph.nodes), "planning runs nothing"
+
+
+def test_the_verdict_follows_the_size_and_the_largest_that_fits_is_told(batched):
+    made = batched(device=lazyviz.DeviceProfile("small", "64 KiB"))
+    say(made, "largest")
+    most = made.sent[-1]["most"]
+    assert most == made.graph.plan().max_batch_size > 12
+    for size, verdict in [(most, "fits"), (most + 1, "too-big")]:
+        say(made, "batch-size", str(size))
+        assert made.sent[-1]["memory"]["verdict"] == verdict
+
+
+def test_the_menu_sets_what_evaluate_does_and_shows_its_plan(batched):
+    made = batched()
+    say(made, "split", "4")
+    message = made.sent[-1]
+    assert made.graph.split == 4
+    plan = made.graph.plan(split=4)
+    assert message["memory"]["peak"] == plan.peak_bytes
+    assert message["memory"]["verdictText"].startswith("Fits in 4 pieces: needs ")
+    assert message["batch"]["words"].startswith("in 4 pieces of 3 samples")
+    assert message["batch"]["split"] == "4"
+    names = [name for _, name in message["memory"]["pieces"]]
+    assert "piece 1" in names and "piece 2, and 2 more like it" in names
+    say(made, "evaluate")
+    finished(made.widget)
+    assert made.widget.state == "done"
+    assert made.graph.report.pieces == 4
+    assert "in 4 pieces" in made.widget.report
+
+
+def test_choosing_auto_takes_the_fewest_pieces_that_fit(batched):
+    made = batched(device=lazyviz.DeviceProfile("small", "64 KiB"))
+    say(made, "split", "auto")
+    assert made.graph.split == "auto"
+    assert made.sent[-1]["batch"]["pieces"] == 1
+    say(made, "largest")
+    most = made.sent[-1]["most"]
+    say(made, "batch-size", "300")
+    answer = made.sent[-1]
+    assert answer["batch"]["pieces"] == made.graph.plan(batch_size=300, split="auto").split.pieces > 1
+    assert answer["memory"]["verdict"] == "fits"
+    assert most > 300
+
+
+def test_a_batch_that_cannot_be_cut_names_the_nodes_with_the_way_to_them(batched):
+    made = batched(norm=nn.BatchNorm1d, split=3)
+    batch = made.widget.scene["batch"]
+    assert batch["blockedCount"] == len(batch["blocked"]) == 2
+    first = batch["blocked"][0]
+    assert first["label"].startswith("native_batch_norm")
+    assert "batch norm in training" in first["why"] and "GroupNorm" in first["why"]
+    assert made.widget._scene.hierarchy.boxes[first["chain"][-1]].node.name in first["label"]
+    say(made, "evaluate")
+    finished(made.widget)
+    assert made.widget.state == "failed"
+    assert "cannot be split" in made.widget.error["message"]
+    assert made.graph.pending == len(made.graph.nodes)
+    say(made, "split", "off")
+    say(made, "evaluate")
+    finished(made.widget)
+    assert made.widget.state == "done"
+
+
+@pytest.mark.parametrize("id", ["", "0", "-3", "x", "1e3", "²", "9" * 14, " 4"])
+def test_a_size_or_cut_that_is_none_is_ignored(batched, id):
+    made = batched()
+    say(made, "batch-size", id)
+    say(made, "split", id)
+    assert made.sent == []
+    assert made.graph.split == "off"
+
+
+def test_moments_and_lifetimes_are_those_of_the_plan_that_is_shown(batched):
+    made = batched()
+    say(made, "split", "3")
+    memory = made.sent[-1]["memory"]
+    plan = made.graph.plan(split=3)
+    assert memory["count"] == len(plan.timeline) > len(made.graph.nodes)
+    assert memory["at"][memory["at"].index(memory["peakAt"])] == plan.peak_position
+    made.sent.clear()
+    say(made, "moment", str(plan.peak_position))
+    assert made.sent[-1]["moment"]["bytes"] == memory["peakText"]
+    say(made, "moment", str(len(plan.timeline)))
+    assert len(made.sent) == 1
+    relu = next(node for node in made.graph.nodes if node.name.startswith("relu"))
+    say(made, "select", f"n{relu.index}")
+    lifetime = made.sent[-1]["details"]["lifetime"]
+    assert lifetime == [[each.start, each.stop] for each in plan.held(relu)]
+    assert len(lifetime) == 2
+    lane = made.widget._scene.hierarchy.root.children[0].id
+    say(made, "select", lane)
+    ranges = made.sent[-1]["details"]["lifetime"]
+    assert len(ranges) >= 2 and all(start < stop for start, stop in ranges)
+
+
+def test_the_views_button_keeps_size_and_cut(batched):
+    made = batched()
+    say(made, "split", "3")
+    say(made, "batch-size", "48")
+    say(made, "views")
+    assert made.widget.scene["batch"]["size"] == 48
+    assert made.widget.scene["batch"]["split"] == "3"
+    assert made.widget.scene["memory"]["peak"] == made.graph.plan(batch_size=48, split=3).peak_bytes
+
+
+def test_progress_of_a_split_run_counts_its_pieces(batched, monkeypatch):
+    made = batched(split=4)
+    monkeypatch.setattr(module, "PROGRESS_INTERVAL", 0)
+    seen = []
+    made.widget.observe(lambda change: seen.append(change["new"]), "progress")
+    say(made, "evaluate")
+    finished(made.widget)
+    pieces = [(each["piece"], each["pieces"]) for each in seen if each]
+    assert {piece for piece, _ in pieces} >= {1, 2, 3, 4}
+    assert {count for _, count in pieces} == {4}
+
+
+def test_sizes_that_cannot_be_planned_say_why(batched, monkeypatch):
+    made = batched()
+
+    def refuse(batch_size=None, split=None):
+        raise ValueError("it is not known how the results of odd_3 grow with the batch")
+
+    say(made, "batch-size", "24")
+    monkeypatch.setattr(type(made.widget._plan), "replan", lambda self, *args, **kwargs: refuse())
+    say(made, "batch-size", "48")
+    assert made.sent[-1]["note"].startswith("it is not known how")
+    assert made.sent[-1]["batch"]["size"] == 24

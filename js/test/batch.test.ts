@@ -1,0 +1,221 @@
+import { beforeEach, describe, expect, it, vi } from "vitest";
+import { BatchControls, batchSizes, shareOf, sizeAt } from "../src/batch-controls";
+import type { Batch, Memory, PlanMessage } from "../src/types";
+
+const batch: Batch = {
+  size: 32,
+  recorded: 32,
+  group: 1,
+  split: "off",
+  choices: [
+    ["off", "off: one piece"],
+    ["auto", "auto: as few as fit"],
+    ["2", "2 pieces"],
+    ["4", "4 pieces"],
+  ],
+  words: "in one piece",
+  pieces: 1,
+  blocked: [],
+  blockedCount: 0,
+};
+const memory = { peakText: "20 B", verdict: "fits", verdictText: "Fits: needs 20 B of 30 B on cpu" } as Memory;
+
+function answer(more: Partial<Batch>, rest: Partial<PlanMessage> = {}): PlanMessage {
+  return { kind: "plan", memory, batch: { ...batch, ...more }, note: "", ...rest };
+}
+
+function start(given: Partial<Batch> = {}): {
+  controls: BatchControls;
+  asked: [string, string][];
+  gone: string[][];
+  slider: HTMLInputElement;
+  menu: HTMLSelectElement;
+  slide: (size: number) => void;
+  text: () => string;
+} {
+  const asked: [string, string][] = [];
+  const gone: string[][] = [];
+  const controls = new BatchControls({ ...batch, ...given }, memory, {
+    ask: (action, id = "") => asked.push([action, id]),
+    go: (chain) => gone.push(chain),
+  });
+  document.body.replaceChildren(controls.element);
+  const slider = controls.element.querySelector<HTMLInputElement>('input[data-action="batch-size"]');
+  const menu = controls.element.querySelector("select");
+  if (!slider || !menu) throw new Error("no slider");
+  const slide = (size: number): void => {
+    slider.value = String(size);
+    slider.dispatchEvent(new Event("input", { bubbles: true }));
+  };
+  return { controls, asked, gone, slider, menu, slide, text: () => controls.element.textContent };
+}
+
+const press = (slider: HTMLInputElement, key: string): void => {
+  slider.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+};
+
+describe("the slider over the batch size", () => {
+  beforeEach(() => {
+    vi.useRealTimers();
+  });
+
+  it("is a labelled range from one sample to four times the batch", () => {
+    const { slider, text } = start();
+    expect([slider.type, slider.min, slider.max, slider.value]).toEqual(["range", "1", "128", "32"]);
+    expect(slider.getAttribute("aria-label")).toContain("Batch size");
+    expect(slider.getAttribute("aria-valuetext")).toBe("32 samples, peak 20 B, Fits: needs 20 B of 30 B on cpu");
+    expect(text()).toContain("32 samples");
+  });
+
+  it("asks one question at a time, and then for the newest size alone", () => {
+    const { asked, slide, controls, slider, text } = start();
+    for (const size of [33, 40, 64, 90]) slide(size);
+    expect(asked).toEqual([["batch-size", "33"]]);
+    expect(text()).toContain("90 samples"); // the number beside it does not wait
+    controls.show(answer({ size: 33 }));
+    expect(asked.slice(1)).toEqual([["batch-size", "90"]]);
+    expect(slider.value).toBe("90"); // not thrown back by the answer to the first
+    controls.show(answer({ size: 90, words: "in 2 pieces of 45 samples" }));
+    expect(asked).toHaveLength(2);
+    expect(text()).toContain("in 2 pieces of 45 samples · peak 20 B");
+    expect(text()).toContain("Evaluate runs the 32 recorded");
+  });
+
+  it("goes past the largest batch that fits, once that is known, and shows where it is", () => {
+    const { controls, asked, slider, text } = start();
+    controls.begin();
+    expect(asked).toEqual([["largest", ""]]);
+    controls.show(answer({}, { most: 1000 }));
+    expect(slider.max).toBe("1250");
+    expect(text()).toContain("at most 1,000 samples fit");
+    controls.show(answer({}, { most: 0 }));
+    expect(text()).toContain("not even one sample fits");
+    controls.show(answer({}, { most: null }));
+    expect(slider.max).toBe("128");
+  });
+
+  it("moves by keys: to the next size, to twice and half of it, and to the ends", () => {
+    const { slider, controls } = start();
+    const after = (key: string): string => {
+      press(slider, key);
+      return slider.value;
+    };
+    expect(["ArrowRight", "ArrowLeft", "PageUp", "PageDown", "Home", "ArrowLeft", "End"].map(after)).toEqual([
+      "33",
+      "32",
+      "64",
+      "32",
+      "1",
+      "1",
+      "128",
+    ]);
+    controls.show(answer({ size: 33 }, { most: 100_000 }));
+    controls.show(answer({ size: 128 }));
+    expect(["ArrowRight", "ArrowRight", "PageUp", "End"].map(after)).toEqual(["130", "140", "280", "125000"]);
+  });
+
+  it("says the plan to a screen reader once the hand rests, and nothing before it was touched", () => {
+    vi.useFakeTimers();
+    const { controls, slide } = start();
+    const said = controls.element.querySelector('[role="status"]');
+    controls.show(answer({}, { most: 100 }));
+    vi.advanceTimersByTime(2000);
+    expect(said?.textContent).toBe("");
+    slide(64);
+    controls.show(answer({ size: 64 }));
+    slide(65);
+    controls.show(answer({ size: 65, words: "in 3 pieces of 22 or 21 samples" }));
+    vi.advanceTimersByTime(2000);
+    expect(said?.textContent).toBe("65 samples, in 3 pieces of 22 or 21 samples: Fits: needs 20 B of 30 B on cpu");
+    controls.stop();
+  });
+
+  it("goes back to the recorded batch", () => {
+    const { controls, slide, asked, slider } = start();
+    const back = controls.element.querySelector<HTMLButtonElement>('[data-action="batch-recorded"]');
+    expect(back?.hidden).toBe(true);
+    slide(50);
+    controls.show(answer({ size: 50 }));
+    expect(back?.hidden).toBe(false);
+    back?.click();
+    expect(asked.at(-1)).toEqual(["batch-size", "32"]);
+    expect(slider.value).toBe("32");
+    expect(back?.hidden).toBe(true);
+  });
+
+  it("is off, with the reason, where sizes cannot be planned", () => {
+    const { controls, slider, text } = start();
+    controls.show(answer({}, { most: null, fixed: true, note: "it is not known how odd_3 grows" }));
+    expect(slider.disabled).toBe(true);
+    expect(text()).toContain("it is not known how odd_3 grows");
+  });
+});
+
+describe("the menu of pieces", () => {
+  it("says what Evaluate is to do, and asks for the plan and its largest batch", () => {
+    const { menu, asked, controls, text } = start();
+    expect([...menu.options].map((option) => option.value)).toEqual(["off", "auto", "2", "4"]);
+    menu.value = "4";
+    menu.dispatchEvent(new Event("change"));
+    expect(asked).toEqual([["split", "4"]]);
+    controls.show(answer({ split: "4", pieces: 4, words: "in 4 pieces of 8 samples" }));
+    expect(menu.value).toBe("4");
+    expect(text()).toContain("in 4 pieces of 8 samples");
+    expect(asked.at(-1)).toEqual(["largest", ""]);
+  });
+
+  it("has the number of pieces that the block was given, whatever it is", () => {
+    const { controls, menu } = start();
+    controls.show(answer({ split: "29" }));
+    expect(menu.value).toBe("29");
+    expect(menu.selectedOptions[0]?.textContent).toBe("29 pieces");
+  });
+
+  it("rests while a run goes on, and when there is nothing left to run", () => {
+    const { controls, menu } = start();
+    for (const [state, off] of [["running", true], ["interrupted", false], ["failed", false], ["done", true]] as const) {
+      controls.showState(state);
+      expect(menu.disabled, state).toBe(off);
+    }
+  });
+});
+
+describe("nodes that forbid a split", () => {
+  it("are named as text, with the reason, and a click goes to them", () => {
+    const blocked = [
+      { label: "native_batch_norm_4 (<b>bn</b>, line 3)", why: "statistics over the batch", chain: ["r", "n4"] },
+    ];
+    const { controls, gone, text } = start({ blocked, blockedCount: 3, words: "cannot be split", split: "4" });
+    expect(text()).toContain("native_batch_norm_4 (<b>bn</b>, line 3) statistics over the batch");
+    expect(text()).toContain("and 2 more");
+    expect(controls.element.querySelector(".lz-blocked.lz-wanted")).not.toBeNull();
+    controls.element.querySelector<HTMLButtonElement>(".lz-blocked button")?.click();
+    expect(gone).toEqual([["r", "n4"]]);
+  });
+});
+
+describe("the sizes of the slider", () => {
+  it.each([
+    [1, 128],
+    [4, 640],
+    [1, 1000],
+    [3, 100_000],
+    [1, 2 ** 40],
+  ])("are multiples of %d up to %d, few enough to go through, the given ones among them", (group, top) => {
+    const given = Math.floor(top / group / 3) * group;
+    const sizes = batchSizes(group, top, [given]);
+    expect(sizes).toContain(given);
+    expect(sizes[0]).toBe(group);
+    expect(sizes.at(-1)).toBe(Math.floor(top / group) * group);
+    expect(sizes.length).toBeLessThan(1200);
+    expect(sizes.every((size) => size % group === 0)).toBe(true);
+    expect(sizes.every((size, i) => i === 0 || size > (sizes[i - 1] ?? 0))).toBe(true);
+    for (const size of [group, given, sizes.at(-1) ?? 0]) expect(sizeAt(sizes, shareOf(sizes, size))).toBe(size);
+  });
+
+  it("are spread evenly where they are few and by proportion where they go far", () => {
+    expect(shareOf(batchSizes(1, 101, []), 51)).toBeCloseTo(0.5);
+    expect(shareOf(batchSizes(1, 10_000, []), 100)).toBeCloseTo(0.5);
+    expect([sizeAt([1, 2, 3], -1), sizeAt([1, 2, 3], 2)]).toEqual([1, 3]);
+  });
+});
