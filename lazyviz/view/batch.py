@@ -13,17 +13,17 @@ LISTED = 4  # nodes listed that forbid a split
 PIECES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # that the menu offers
 
 
-def batch_line(plan: PlanLike) -> str:
-    """The batch and how it is cut, in a line; "" if none was named."""
+def batch_lines(plan: PlanLike) -> list[str]:
+    """The batch and how it is cut, in a line; what forbids a cut in a second.  None if none was named."""
     if plan.batch_size is None:
-        return ""
+        return []
     samples = plural(plan.batch_size, "sample")
     if not plan.split.blocked_by:
-        return f"Batch of {samples}: {plan.split.explain()}"
+        return [f"Batch of {samples}: {plan.split.explain()}"]
     where, _ = blockers(plan)[0]
     count = len(plan.split.blocked_by)
     more = f" and {count - 1:,} more" if count > 1 else ""
-    return f"Batch of {samples}, cannot be split: {plan.split.reasons[0]}: {where}{more}"
+    return [f"Batch of {samples}, cannot be split: {plan.split.reasons[0]}", f"  {where}{more}"]
 
 
 def blockers(plan: PlanLike) -> list[tuple[str, str]]:

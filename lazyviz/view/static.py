@@ -17,7 +17,7 @@ from typing import Any
 from ..graph.ir import Graph
 from ..plan.units import format_bytes
 from .arrange import Arrangement, Frame, arrange, curve
-from .batch import batch_line
+from .batch import batch_lines
 from .scene import PlanLike, Scene, plural
 from .text import render_text
 
@@ -173,7 +173,7 @@ def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str
             line += f", in {report.pieces} pieces"
     parts.append(_text(MARGIN, 56, shorten(line, WIDTH - 2 * MARGIN, 12.5), fill=_MUTED, size=12.5))
     top = 74.0
-    if line := batch_line(scene.plan):
+    for line in batch_lines(scene.plan):
         color = _MUTED if not scene.plan.split.blocked_by else _VERDICT_COLORS["too-big"]
         parts.append(_text(MARGIN, top, shorten(line, WIDTH - 2 * MARGIN, 12.5), fill=color, size=12.5))
         top += 18

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..graph.ir import Graph
 from ..plan.units import format_bytes
-from .batch import batch_line
+from .batch import batch_lines
 from .boxes import Box
 from .scene import PHASE_TITLES, PlanLike, Scene, needed_for, plural, verdict
 
@@ -93,8 +93,7 @@ def _memory(plan: PlanLike, width: int) -> list[str]:
         made = f", {allocation.node.name}" if allocation.node is not None else ""
         line = f", line {allocation.source.line}" if allocation.source is not None else ""
         lines.append(f"  {format_bytes(allocation.nbytes):>10}  {allocation.category}: {name}{made}{line}")
-    if line := batch_line(plan):
-        lines.append(line)
+    lines += batch_lines(plan)
     if parts := needed_for(plan):
         lines.append(f"Needed: {parts}")
     lines.append(verdict(plan)[1])
