@@ -26,11 +26,11 @@ from .alive import categorize, moment
 from .devices import Device, DeviceProfile, planned
 from .events import Need
 from .lifetimes import Lifetime, allocated, by_origin, lifetimes, main_device, positions
+from .per_device import MARGIN, DevicePlans, is_card, needed, plan_device, roomy, same_device, target_of
 from .per_device import DevicePlan as DevicePlan
-from .per_device import DevicePlans, is_card, needed, plan_device, roomy, same_device, target_of
 from .placement import Shard
 from .reservation import Call, Reservation
-from .search import largest_fitting
+from .search import fewest_pieces, largest_fitting
 from .split import SHOWN, Batch, check_split, lay_out, scaled, sizes_of
 from .split import SplitPlan as SplitPlan
 from .units import format_bytes
@@ -397,25 +397,18 @@ class _Planner:
         """The fewest pieces that fit with a margin; as many as there can be if none do."""
         batch = self.batch
         assert batch is not None
-        most = size // batch.analysis.group
-        if roomy(whole) is not False or batch.schedule is None or most <= 1:
+        group = batch.analysis.group
+        blocks = size // group
+        if roomy(whole) is not False or batch.schedule is None or blocks <= 1:
             return 1
         spans = self.spans if size == batch.size else scaled(self.spans, {}, batch, size)[0]
 
-        def fits(pieces: int) -> bool:
-            sizes = sizes_of(size, pieces, batch.analysis.group, SHOWN)
-            return roomy(self.in_pieces(spans, sizes, size)) is not False
+        def ask(first: int, second: int) -> tuple[bool, int]:
+            plan = self.in_pieces(spans, [first * group, second * group], size)
+            return roomy(plan) is not False, needed(plan)
 
-        low, high = 1, 2  # low does not fit
-        while high < most and not fits(high):
-            low, high = high, 2 * high
-        high = min(high, most)
-        if not fits(high):
-            return most
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if fits(middle) else (middle, high)
-        return high
+        room = int((whole.capacity_bytes or 0) * (1 - MARGIN))
+        return fewest_pieces(blocks, ask, room, needed(whole))
 
     def largest(self) -> int | None:
         """The largest batch that fits."""

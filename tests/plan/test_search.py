@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from lazyviz.plan.search import largest_fitting
+from lazyviz.plan.search import fewest_pieces, largest_fitting
 
 
 def asked(need, room, start=8, most=2**40):
@@ -59,3 +59,30 @@ def test_steps_as_an_allocator_makes_them_do_not_hold_it_up():
 def test_what_needs_nothing_more_has_no_end_but_the_one_given():
     assert asked(lambda size: 10, 100, most=5000)[0] == 5000
     assert asked(lambda size: 1000, 100)[0] == 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_fewest_pieces_are_those_that_trying_each_number_finds(seed):
+    draw = random.Random(seed)
+    blocks = draw.choice([2, 3, 5, 12, 48, 97, 1000])
+    constant, slope, sums = draw.randrange(1000), draw.randrange(1, 50), draw.randrange(200)
+    rounded = draw.choice([1, 64, 512])
+
+    def need(first, second):
+        worst = max(constant + slope * first, constant + sums + slope * second)
+        return (worst + rounded - 1) // rounded * rounded
+
+    room = draw.randrange(constant, constant + sums + slope * blocks)
+    asked = []
+
+    def ask(first, second):
+        asked.append((first, second))
+        return need(first, second) <= room, need(first, second)
+
+    def sizes(pieces):
+        least, more = divmod(blocks, pieces)
+        return least + (more > 0), least + (more > 1)
+
+    expected = next((each for each in range(2, blocks + 1) if need(*sizes(each)) <= room), blocks)
+    assert fewest_pieces(blocks, ask, room, need(blocks, 0)) == expected
+    assert len(asked) <= 16
