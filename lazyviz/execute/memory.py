@@ -25,7 +25,6 @@ class ResidentMemory:
                     origin = value.storage.origin
                     self._sizes[origin] = value.storage.nbytes
                     self._names.setdefault(origin, set()).add(value.storage)
-        self._whole: dict[Storage, Storage] = {}
         self._changes: list[list[tuple[Storage, int]]] = [list(self._sizes.items())]
         self._frees: list[tuple[Storage, int]] = []
         self.now = sum(self._sizes.values())
@@ -36,13 +35,18 @@ class ResidentMemory:
         self._changes.append(self._frees)
         self._frees = []
 
-    def made(self, storage: Storage, real: torch.Tensor, part_of: Storage | None = None) -> None:
-        self.holds(storage, _torch.TensorBase.untyped_storage(real).nbytes(), part_of)
+    def piece_takes(self, storage: Storage, size: int) -> None:
+        """A piece of the batch has ``size`` bytes more, or less, of what is ``storage`` for the whole."""
+        if size > 0:
+            self._changes[-1].append((storage, size))
+        else:
+            self._frees.append((storage, size))
+        self.now += size
+        if self.now > self.peak:
+            self.peak = self.now
 
-    def holds(self, storage: Storage, size: int, part_of: Storage | None = None) -> None:
-        """``storage`` takes ``size`` bytes from now on; what a piece has of a storage is ``part_of`` it."""
-        if part_of is not None:
-            self._whole[storage] = part_of
+    def made(self, storage: Storage, real: torch.Tensor) -> None:
+        size = _torch.TensorBase.untyped_storage(real).nbytes()
         more = size - self._sizes.get(storage, 0)  # a sum of pieces is there before it is handed over
         self._sizes[storage] = size
         self._names[storage] = {storage}
@@ -74,11 +78,7 @@ class ResidentMemory:
     def peak_on(self, device: torch.device, categories: Mapping[Storage, Category]) -> Peak:
         """The peak of one device, and what it was for."""
         changes = [
-            [
-                (self._whole.get(storage, storage), nbytes)
-                for storage, nbytes in step
-                if storage.device == device
-            ]
+            [(storage, nbytes) for storage, nbytes in step if storage.device == device]
             for step in self._changes
         ]
         return highest(device, changes, categories)

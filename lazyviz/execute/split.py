@@ -75,7 +75,6 @@ class SplitRun:
         self.piece = 0  # that the last op was run for, from 1; 0: for all
         self._draws = Draws(nodes)
         self._masks = Masks()
-        self._mask_names: dict[TrackedNode, Storage] = {}  # what the memory count calls them
         self._sums: dict[TrackedValue, torch.Tensor] = {}
         self._added: dict[TrackedValue, int] = {}  # up to which sample each sum goes
         self._last = self._last_levels()
@@ -181,9 +180,12 @@ class SplitRun:
             node.state, node.error = "done", None
             consumed(node, self._memory)
             self.tape.finished(node)
-            if node in self._mask_names:
-                self._masks.drop(node)
-                self._memory.freed(self._mask_names.pop(node))
+            self._drop_mask(node)
+
+    def _drop_mask(self, node: TrackedNode) -> None:
+        if nbytes := self._masks.nbytes(node):
+            self._masks.drop(node)
+            self._memory.piece_takes(node.outputs[-1].storage, -nbytes)
 
     def _report(self, node: TrackedNode, runs: int = 1, piece: int = 0) -> None:
         self._done += runs
@@ -252,6 +254,7 @@ class SplitRun:
         kept = self._masks.take(node, samples)
         if kept is not None:
             return kept
+        self._drop_mask(node)
         self._draws.begin(node)
         whole = draw.numbers()
         self._draws.end(node)
@@ -260,11 +263,7 @@ class SplitRun:
         parts = {(each.start, each.stop): cut(whole, shard, each).bool() for each in self.pieces}
         if len(parts) > 1:
             self._masks.keep(node, parts)
-            name = self._mask_names.get(node)
-            if name is None:
-                name = Storage(0, whole.device, external=False, created=-1)
-                self._mask_names[node] = name
-            self._memory.holds(name, self._masks.nbytes(node), node.outputs[-1].storage)
+            self._memory.piece_takes(node.outputs[-1].storage, self._masks.nbytes(node))
         return parts[samples]
 
     def _collect(self, value: TrackedValue, part: torch.Tensor, piece: Piece) -> bool:
@@ -326,7 +325,7 @@ class _PieceHere(PieceRun):
     def __init__(self, run: SplitRun, piece: Piece, program: PassProgram) -> None:
         super().__init__(piece, program.changes(piece))
         self._values, self._nodes = program.values, program.nodes
-        self._own: dict[Storage, tuple[Storage, int]] = {}  # what the memory count calls it, values on it
+        self._own: dict[Storage, list[int]] = {}  # bytes, and how many values on it
         self._split, self._memory, self._draws = run, run._memory, run._draws
 
     def run(self, number: int, step: Step) -> None:
@@ -367,40 +366,46 @@ class _PieceHere(PieceRun):
     # --- memory -----------------------------------------------------------------------
 
     def keep(self, key: int, result: torch.Tensor) -> None:
-        super().keep(key, result)
+        self.env[key] = result
         value = self._values[key]
-        own = self._own.get(value.storage)
-        if own is None:
-            name = Storage(0, value.storage.device, external=False, created=-1)
-            view = value.node is not None and value.storage.created != value.node.index
-            if not view:
-                self._memory.made(name, result, value.storage)
-            own = (name, 0)
-        self._own[value.storage] = (own[0], own[1] + 1)
+        storage = value.storage
+        own = self._own.get(storage)
+        if own is not None:
+            own[1] += 1
+            return
+        node = value.node
+        view = node is not None and storage.created != node.index
+        size = 0 if view else _torch.TensorBase.untyped_storage(result).nbytes()
+        self._own[storage] = [size, 1]
+        if size:
+            self._memory.piece_takes(storage, size)
 
     def given(self, key: int) -> None:
         """The tensor is no longer the piece's own."""
         storage = self._values[key].storage
-        name, count = self._own[storage]
-        self._memory.freed(name)
-        self._own[storage] = (name, count)
+        own = self._own[storage]
+        if own[0]:
+            self._memory.piece_takes(storage, -own[0])
+        own[0] = 0
 
     def free(self, keys: Sequence[int]) -> None:
+        env, own = self.env, self._own
         for key in keys:
             storage = self._values[key].storage
-            if self.env.pop(key, None) is None or storage not in self._own:
+            if env.pop(key, None) is None or storage not in own:
                 continue
-            name, count = self._own[storage]
-            if count == 1:
-                self._memory.freed(name)
-                del self._own[storage]
-            else:
-                self._own[storage] = (name, count - 1)
+            mine = own[storage]
+            mine[1] -= 1
+            if not mine[1]:
+                del own[storage]
+                if mine[0]:
+                    self._memory.piece_takes(storage, -mine[0])
 
     def drop(self) -> None:
         """The piece has run, or failed: nothing of it stays."""
-        for name, _ in self._own.values():
-            self._memory.freed(name)
+        for storage, (size, _) in self._own.items():
+            if size:
+                self._memory.piece_takes(storage, -size)
         self._own.clear()
         self.env.clear()
 
