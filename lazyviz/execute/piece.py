@@ -69,6 +69,7 @@ class Step:
         in_place: a draw that is written into its argument.
         collects: values that are whole once all pieces have run this step.
         frees: values that the piece needs no more after it.
+        adds: a product that is collected and not needed otherwise: it can be added to the sum as it is made.
     """
 
     op: Any
@@ -85,6 +86,7 @@ class Step:
     inference_mode: bool = False
     collects: list[int] = field(default_factory=list)
     frees: list[int] = field(default_factory=list)
+    adds: int | None = None
 
 
 @dataclass(slots=True)
@@ -138,6 +140,10 @@ class _Compiler:
             last.update(dict.fromkeys([*own, *_owned((*step.args, *step.kwargs.values()))], step))
         for key, step in last.items():
             step.frees.append(key)
+        for step in steps:
+            made = [key for _, key in step.keeps]
+            if step.op is torch.ops.aten.mm.default and step.collects == made and made[0] in step.frees:
+                step.adds = made[0]
         return self.result
 
     def key(self, value: Value) -> int:
@@ -283,8 +289,7 @@ class PieceRun:
                 self._run(number, step)
 
     def _run(self, number: int, step: Step) -> None:
-        for key, part in step.takes:
-            self.env[key] = self.part(part)
+        self.take(step)
         args = [self.read(item) for item in step.args]
         kwargs = {name: self.read(item) for name, item in step.kwargs.items()}
         for place, item in self.changes.get(number, {}).items():
@@ -306,6 +311,11 @@ class PieceRun:
         for index, key in step.keeps:
             if results[index] is not None:
                 self.keep(key, results[index])
+
+    def take(self, step: Step) -> None:
+        """Cut what the step needs of the batch, and the piece keeps."""
+        for key, part in step.takes:
+            self.env[key] = self.part(part)
 
     def read(self, item: Any) -> Any:
         cls = type(item)

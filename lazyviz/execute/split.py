@@ -213,8 +213,10 @@ class SplitRun:
                     where = f"in piece {self._next + 1} of {len(self.pieces)}"
                     check_interrupts(self._interrupted, self._cancelled, where)
                     self._memory.step()
-                    run.run(number, step)
-                    for key in step.collects:
+                    added = step.adds is not None and self._add_product(program.values[step.adds], run, step)
+                    if not added:
+                        run.run(number, step)
+                    for key in () if added else step.collects:
                         if self._collect(program.values[key], run.env[key], piece):
                             run.given(key)
                     run.free(step.frees)
@@ -298,6 +300,17 @@ class SplitRun:
             whole.add_(part)
         self._added[value] = piece.stop
         return whole is part
+
+    def _add_product(self, value: TrackedValue, run: _PieceHere, step: Step) -> bool:
+        """Add a piece's product to the sum without a tensor of its own; whether there is a sum yet."""
+        whole = self._sums.get(value)
+        piece = run.piece
+        if whole is None or whole.dtype != value.dtype or self._added.get(value, 0) >= piece.stop:
+            return False
+        run.take(step)
+        whole.addmm_(*[run.read(item) for item in step.args])
+        self._added[value] = piece.stop
+        return True
 
     def _hand_over(self, work: Pass) -> None:
         """All pieces have run: what was collected is whole."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+import torch
+
 from ..graph.ir import Graph, Node, Storage, Value
 from .batch import Blocker, analyse, is_view, separable
 from .batch_call import base_name
@@ -326,6 +328,7 @@ class _Layout:
         for each in work.collected:
             collected.setdefault(each.after, []).append(each.value)
         local: dict[Storage, _Life] = {}
+        products: list[_Life] = []
         share = samples / analysis.size
         for node in work.nodes:
             call = analysis.calls[node]
@@ -364,6 +367,11 @@ class _Layout:
                         mine.nbytes = 0  # the first piece's summand becomes the sum
                 elif storage in self.known:
                     self.touch(storage)
+                    if node.op is torch.ops.aten.mm.default and storage in local:
+                        products.append(local[storage])
+        for life in products:
+            if life.last == life.start:
+                life.nbytes = 0  # added to the sum as it is made
 
     def draw(self, position: int, node: Node) -> None:
         """Random numbers are drawn for the whole batch, and the piece's part is taken.
