@@ -193,6 +193,8 @@ class RayBackend:
     def submit(self, worker: Any, function: Callable[..., Any], /, *arguments: Any) -> Any:
         import ray
 
+        if worker not in self._workers:
+            raise LostWorkerError(f"Ray's worker {worker} is gone")
         if worker not in self._actors:
             options = {"num_cpus": self._cpus, "num_gpus": int(self._cuda), "max_restarts": 0}
             self._actors[worker] = ray.remote(_Actor).options(**options).remote()

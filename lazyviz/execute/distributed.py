@@ -12,7 +12,7 @@ from __future__ import annotations
 import pickle
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,9 +56,9 @@ def run_pass(run: SplitRun, program: PassProgram, cluster: Cluster) -> None:
     _PassElsewhere(run, program, cluster).run()
 
 
-def on_cuda(program: PassProgram) -> bool:
+def on_cuda(programs: Iterable[PassProgram]) -> bool:
     """Whether pieces have tensors on a GPU."""
-    return any(value.device.type == "cuda" for value in program.values.values())
+    return any(value.device.type == "cuda" for each in programs for value in each.values.values())
 
 
 class _PassElsewhere:
@@ -66,7 +66,7 @@ class _PassElsewhere:
 
     def __init__(self, run: SplitRun, program: PassProgram, cluster: Cluster) -> None:
         self.owner, self.program, self.cluster = run, program, cluster
-        self.cuda = on_cuda(program)
+        self.cuda = on_cuda([program])
         self.token = uuid.uuid4().hex
         self.parts = list(dict.fromkeys(part for step in program.steps for part in _leaves(step, Part)))
         self.waiting: list[Piece] = run.pieces[run._next :]
@@ -135,8 +135,8 @@ class _PassElsewhere:
 
     def _hand_out(self, shared: Any) -> None:
         """Give every idle worker something to do; none gets a piece before it has the program."""
-        for worker in list(self.idle):
-            preparing = sum(piece is None for _, piece in self.jobs.values())
+        left = len(self.owner.pieces) - self.owner._next
+        for worker in sorted(self.idle, key=lambda worker: worker not in self.asked):
             piece: Piece | None = None
             call: tuple[Any, ...] = (remote.prepare, self.token, self.cluster.device(worker), shared)
             if worker in self.asked:
@@ -144,7 +144,7 @@ class _PassElsewhere:
                     continue  # the piece whose turn it is keeps the others' results waiting
                 piece = self.waiting.pop(0)
                 call = (remote.run_piece, self.token, self._piece(piece))
-            elif preparing >= len(self.waiting):
+            elif len(self.asked) >= left:
                 continue
             self.idle.remove(worker)
             try:

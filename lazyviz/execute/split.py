@@ -105,6 +105,8 @@ class SplitRun:
         Raises what :func:`lazyviz.execute.eager.run` raises, and :class:`NoWorkersError`.
         """
         self._cluster = cluster
+        if cluster is not None:
+            cluster.workers(distributed.on_cuda(self._programs))  # none: nothing runs
         self._memory, self._progress, self._cancelled = memory, progress, cancelled
         self._done = 0
         with kernel_level(self.tape, self.nodes) as self._interrupted, ExitStack() as self._modes:

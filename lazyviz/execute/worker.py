@@ -19,6 +19,7 @@ import torch
 from .. import _torch
 from ..graph.ir import TensorMeta
 from ..plan.placement import Piece
+from ..record.rng import state_of
 from .draws import Draw
 from .packed import Packed, pack, unpack
 from .piece import Changes, Part, PieceRun, Step, out_of_memory
@@ -179,14 +180,19 @@ def _set(wanted: Mapping[str, Any]) -> None:
 def _as_sent(wanted: Mapping[str, Any], device: torch.device) -> Iterator[None]:
     """The sender's settings; what this process had, and its generators, come back after."""
     before = settings()
-    cuda = [device] if device.type == "cuda" and torch.cuda.is_available() else []
-    with torch.random.fork_rng(cuda), torch.no_grad():
+    generators = [torch.default_generator]
+    if device.type == "cuda" and torch.cuda.is_available():
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    states = [state_of(generator) for generator in generators]
+    with torch.no_grad():
         try:
             _set(wanted)
             with _torch.kernels_only():
                 yield
         finally:
             _set(before)
+            for generator, state in zip(generators, states):
+                generator.set_state(state)
 
 
 # --- the worker's side ---------------------------------------------------------------------------
