@@ -204,20 +204,20 @@ class _PassElsewhere:
         raise error
 
     def _halve(self, piece: Piece) -> bool:
-        run = self.owner
-        before = len(run.pieces)
-        now = next(each for each in run.pieces if each.start == piece.start)  # halving renumbers
-        if not run._halve(now):
+        """Cut ``piece``, and those as large that nobody has yet, in two; ``False`` if it is the smallest."""
+        if not self.owner._halve(piece, self.waiting):
             return False
-        assert len(run.pieces) == before + 1
-        for half in reversed(run.pieces[now.index : now.index + 2]):
-            self._return(half)
+        ranges = [(each.start, each.stop) for each in (piece, *self.waiting)]
+        self.waiting = [
+            each
+            for each in self.owner.pieces
+            if any(start <= each.start and each.stop <= stop for start, stop in ranges)
+        ]
         return True
 
     def _return(self, piece: Piece) -> None:
         """``piece`` is to run as soon as a worker is free."""
-        self.waiting.insert(0, piece)
-        self.waiting.sort(key=lambda each: each.start)
+        self.waiting = sorted([piece, *self.waiting], key=lambda each: each.start)
 
     # --- what comes back --------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class _PassElsewhere:
             for node, seconds in zip(program.nodes, done.seconds):
                 node.seconds = (node.seconds or 0.0) + seconds
             run._next += 1
-            run._report(node, len(program.nodes))
+            run._report(node, len(program.nodes), piece=run._next)
 
 
 def _leaves(step: Step, kind: type) -> Iterator[Any]:

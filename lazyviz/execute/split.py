@@ -221,7 +221,8 @@ class SplitRun:
                     self._report(program.nodes[number], piece=self._next + 1)
             except Exception as error:
                 run.drop()
-                if not out_of_memory(error) or not self._halve(piece):
+                coming = self.pieces[self._next + 1 :]
+                if not out_of_memory(error) or not self._halve(piece, coming):
                     raise
                 if ONEDNN_FAILED in str(error):
                     self._modes.enter_context(torch.backends.mkldnn.flags(enabled=False))
@@ -230,8 +231,8 @@ class SplitRun:
             run.drop()
             self._next += 1
 
-    def _halve(self, piece: Piece) -> bool:
-        """Cut this piece, and those to come that are as large, in two; ``False`` if it is the smallest."""
+    def _halve(self, piece: Piece, coming: Sequence[Piece]) -> bool:
+        """Cut this piece, and those ``coming`` that are as large, in two; ``False`` if it is the smallest."""
         group = self.analysis.group
         half = piece.samples // 2 // group * group
         if not half:
@@ -239,9 +240,10 @@ class SplitRun:
         self.out_of_memory += 1
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        cut_too = {piece.start, *(each.start for each in coming if each.samples >= piece.samples)}
         parts: list[tuple[int, int]] = []
         for each in self.pieces:
-            if each.index < piece.index or each.samples < piece.samples:
+            if each.start not in cut_too:
                 parts.append((each.start, each.stop))
             else:
                 parts += [(each.start, each.start + half), (each.start + half, each.stop)]

@@ -229,8 +229,10 @@ def test_the_piece_of_a_lost_worker_runs_on_another(use, losing):
 def test_a_worker_without_memory_gets_a_smaller_piece(use):
     cluster = use(Here(short={1}))
     step = Step("dropout")
-    assert step.graph.evaluate(backend="workers", split=3).pieces == 4
-    assert sorted({piece.samples for _, piece in cluster.pieces}) == [4, 8]
+    assert (
+        step.graph.evaluate(backend="workers", split=4).pieces == 7
+    )  # those that nobody had yet are cut, too
+    assert sorted({piece.samples for _, piece in cluster.pieces}) == [3, 6]
     close_to_eager(step, "dropout")
 
 
@@ -474,7 +476,10 @@ def test_two_processes_give_eagers_gradients(two, loss, dtype):
 def test_a_process_without_memory_gets_a_smaller_piece(two):
     call(two, two.workers(False)[0], exec, ONCE_WITHOUT_MEMORY, {})
     step = Step("dropout")
-    assert step.graph.evaluate(backend="workers", split=2).pieces == 3
+    assert step.graph.evaluate(backend="workers", split=2).pieces in (
+        3,
+        4,
+    )  # cut before the other had its own
     close_to_eager(step, "dropout")
 
 
