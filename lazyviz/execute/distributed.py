@@ -135,13 +135,15 @@ class _PassElsewhere:
 
     def _hand_out(self, shared: Any) -> None:
         """Give every idle worker something to do; none gets a piece before it has the program."""
-        left = len(self.owner.pieces) - self.owner._next
+        run = self.owner
+        left = len(run.pieces) - run._next
         for worker in sorted(self.idle, key=lambda worker: worker not in self.asked):
             piece: Piece | None = None
             call: tuple[Any, ...] = (remote.prepare, self.token, self.cluster.device(worker), shared)
             if worker in self.asked:
-                if not self.waiting or len(self.ended) > 2 * len(self.asked):
-                    continue  # the piece whose turn it is keeps the others' results waiting
+                turn = bool(self.waiting) and self.waiting[0].start == run.pieces[run._next].start
+                if not self.waiting or (not turn and len(self.ended) > 2 * len(self.asked)):
+                    continue  # enough results wait for the piece whose turn it is
                 piece = self.waiting.pop(0)
                 call = (remote.run_piece, self.token, self._piece(piece))
             elif len(self.asked) >= left:

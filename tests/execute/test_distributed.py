@@ -226,6 +226,31 @@ def test_the_piece_of_a_lost_worker_runs_on_another(use, losing):
     close_to_eager(step, "dropout")
 
 
+def test_the_piece_that_all_others_wait_for_may_be_the_lost_one(use):
+    class Slow(Here):
+        """The first piece ends after all that can be had meanwhile."""
+
+        def finished(self, jobs, seconds):
+            first = [job for job in jobs if job in self.first]
+            return [job for job in jobs if job not in first] or first
+
+        def submit(self, name, function, *arguments):
+            before = len(self.pieces)
+            job = super().submit(name, function, *arguments)
+            if len(self.pieces) > before and self.pieces[-1][1].start == 0:
+                self.first.add(job)
+            return job
+
+    cluster = Slow(losing={0})
+    cluster.first = set()
+    use(cluster)
+    step = Step("dropout")
+    step.graph.evaluate(backend="workers", split=12)
+    starts = [piece.start for _, piece in cluster.pieces]
+    assert starts.count(0) > starts.count(2)  # it ran again
+    close_to_eager(step, "dropout")
+
+
 def test_a_worker_without_memory_gets_a_smaller_piece(use):
     cluster = use(Here(short={1}))
     step = Step("dropout")
