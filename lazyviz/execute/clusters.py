@@ -72,7 +72,7 @@ class IPyParallelBackend:
     ) -> None:
         require("ipyparallel")
         self._client, self._device, self._options = client, device, options
-        self._ended: list[Any] = []
+        self._asked: list[Any] = []
 
     @property
     def client(self) -> Any:
@@ -87,7 +87,7 @@ class IPyParallelBackend:
         return self._client
 
     def workers(self, cuda: bool, /) -> Sequence[Any]:
-        self._forget_results()
+        self._forget([job for job in self._asked if job.ready()])  # that nobody waited for
         engines = list(self.client.ids)
         if not engines:
             raise NoWorkersError(f"the ipyparallel cluster has no engines; {_START_ENGINES}")
@@ -106,7 +106,7 @@ class IPyParallelBackend:
             job = self.client[worker].apply_async(function, *arguments)
         except (IndexError, ipyparallel.error.NoEnginesRegistered) as error:
             raise LostWorkerError(f"engine {worker} is gone: {error}") from None
-        self._ended.append(job)
+        self._asked.append(job)
         return job
 
     def finished(self, jobs: Sequence[Any], seconds: float, /) -> Sequence[Any]:
@@ -126,13 +126,14 @@ class IPyParallelBackend:
             if error.ename == "EngineError":
                 raise LostWorkerError(str(error.evalue)) from None
             raise RuntimeError(f"an ipyparallel engine failed: {error.ename}: {error.evalue}") from error
+        finally:
+            self._forget([job])
 
-    def _forget_results(self) -> None:
-        """The client keeps every result until it is told otherwise."""
-        ended = [job for job in self._ended if job.ready()]
-        for job in ended:
+    def _forget(self, jobs: Sequence[Any]) -> None:
+        """The client keeps every result, sums as large as the weights, until it is told otherwise."""
+        for job in jobs:
             self.client.purge_local_results(job)
-        self._ended = [job for job in self._ended if job not in ended]
+            self._asked.remove(job)
 
 
 _START_ENGINES = "start one (ipcluster start -n 2) or name it: IPyParallelBackend(profile=...)"
