@@ -72,7 +72,6 @@ class IPyParallelBackend:
     ) -> None:
         require("ipyparallel")
         self._client, self._device, self._options = client, device, options
-        self._asked: list[Any] = []
 
     @property
     def client(self) -> Any:
@@ -87,7 +86,6 @@ class IPyParallelBackend:
         return self._client
 
     def workers(self, cuda: bool, /) -> Sequence[Any]:
-        self._forget([job for job in self._asked if job.ready()])  # that nobody waited for
         engines = list(self.client.ids)
         if not engines:
             raise NoWorkersError(f"the ipyparallel cluster has no engines; {_START_ENGINES}")
@@ -103,11 +101,9 @@ class IPyParallelBackend:
         import ipyparallel
 
         try:
-            job = self.client[worker].apply_async(function, *arguments)
+            return self.client[worker].apply_async(function, *arguments)
         except (IndexError, ipyparallel.error.NoEnginesRegistered) as error:
             raise LostWorkerError(f"engine {worker} is gone: {error}") from None
-        self._asked.append(job)
-        return job
 
     def finished(self, jobs: Sequence[Any], seconds: float, /) -> Sequence[Any]:
         end = time.monotonic() + seconds
@@ -127,13 +123,8 @@ class IPyParallelBackend:
                 raise LostWorkerError(str(error.evalue)) from None
             raise RuntimeError(f"an ipyparallel engine failed: {error.ename}: {error.evalue}") from error
         finally:
-            self._forget([job])
-
-    def _forget(self, jobs: Sequence[Any]) -> None:
-        """The client keeps every result, sums as large as the weights, until it is told otherwise."""
-        for job in jobs:
+            # The client keeps every result, sums as large as the weights, until it is told otherwise.
             self.client.purge_local_results(job)
-            self._asked.remove(job)
 
 
 _START_ENGINES = "start one (ipcluster start -n 2) or name it: IPyParallelBackend(profile=...)"
