@@ -72,7 +72,6 @@ class IPyParallelBackend:
     ) -> None:
         require("ipyparallel")
         self._client, self._device, self._options = client, device, options
-        self._ended: list[Any] = []
 
     @property
     def client(self) -> Any:
@@ -87,7 +86,6 @@ class IPyParallelBackend:
         return self._client
 
     def workers(self, cuda: bool, /) -> Sequence[Any]:
-        self._forget_results()
         engines = list(self.client.ids)
         if not engines:
             raise NoWorkersError(f"the ipyparallel cluster has no engines; {_START_ENGINES}")
@@ -103,11 +101,9 @@ class IPyParallelBackend:
         import ipyparallel
 
         try:
-            job = self.client[worker].apply_async(function, *arguments)
+            return self.client[worker].apply_async(function, *arguments)
         except (IndexError, ipyparallel.error.NoEnginesRegistered) as error:
             raise LostWorkerError(f"engine {worker} is gone: {error}") from None
-        self._ended.append(job)
-        return job
 
     def finished(self, jobs: Sequence[Any], seconds: float, /) -> Sequence[Any]:
         end = time.monotonic() + seconds
@@ -126,13 +122,9 @@ class IPyParallelBackend:
             if error.ename == "EngineError":
                 raise LostWorkerError(str(error.evalue)) from None
             raise RuntimeError(f"an ipyparallel engine failed: {error.ename}: {error.evalue}") from error
-
-    def _forget_results(self) -> None:
-        """The client keeps every result until it is told otherwise."""
-        ended = [job for job in self._ended if job.ready()]
-        for job in ended:
+        finally:
+            # The client keeps every result, sums as large as the weights, until it is told otherwise.
             self.client.purge_local_results(job)
-        self._ended = [job for job in self._ended if job not in ended]
 
 
 _START_ENGINES = "start one (ipcluster start -n 2) or name it: IPyParallelBackend(profile=...)"
@@ -193,6 +185,8 @@ class RayBackend:
     def submit(self, worker: Any, function: Callable[..., Any], /, *arguments: Any) -> Any:
         import ray
 
+        if worker not in self._workers:
+            raise LostWorkerError(f"Ray's worker {worker} is gone")
         if worker not in self._actors:
             options = {"num_cpus": self._cpus, "num_gpus": int(self._cuda), "max_restarts": 0}
             self._actors[worker] = ray.remote(_Actor).options(**options).remote()

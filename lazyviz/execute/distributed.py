@@ -12,7 +12,7 @@ from __future__ import annotations
 import pickle
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,9 +56,9 @@ def run_pass(run: SplitRun, program: PassProgram, cluster: Cluster) -> None:
     _PassElsewhere(run, program, cluster).run()
 
 
-def on_cuda(program: PassProgram) -> bool:
+def on_cuda(programs: Iterable[PassProgram]) -> bool:
     """Whether pieces have tensors on a GPU."""
-    return any(value.device.type == "cuda" for value in program.values.values())
+    return any(value.device.type == "cuda" for each in programs for value in each.values.values())
 
 
 class _PassElsewhere:
@@ -66,7 +66,7 @@ class _PassElsewhere:
 
     def __init__(self, run: SplitRun, program: PassProgram, cluster: Cluster) -> None:
         self.owner, self.program, self.cluster = run, program, cluster
-        self.cuda = on_cuda(program)
+        self.cuda = on_cuda([program])
         self.token = uuid.uuid4().hex
         self.parts = list(dict.fromkeys(part for step in program.steps for part in _leaves(step, Part)))
         self.waiting: list[Piece] = run.pieces[run._next :]
@@ -135,16 +135,18 @@ class _PassElsewhere:
 
     def _hand_out(self, shared: Any) -> None:
         """Give every idle worker something to do; none gets a piece before it has the program."""
-        for worker in list(self.idle):
-            preparing = sum(piece is None for _, piece in self.jobs.values())
+        run = self.owner
+        left = len(run.pieces) - run._next
+        for worker in sorted(self.idle, key=lambda worker: worker not in self.asked):
             piece: Piece | None = None
             call: tuple[Any, ...] = (remote.prepare, self.token, self.cluster.device(worker), shared)
             if worker in self.asked:
-                if not self.waiting or len(self.ended) > 2 * len(self.asked):
-                    continue  # the piece whose turn it is keeps the others' results waiting
+                turn = bool(self.waiting) and self.waiting[0].start == run.pieces[run._next].start
+                if not self.waiting or (not turn and len(self.ended) > 2 * len(self.asked)):
+                    continue  # enough results wait for the piece whose turn it is
                 piece = self.waiting.pop(0)
                 call = (remote.run_piece, self.token, self._piece(piece))
-            elif preparing >= len(self.waiting):
+            elif len(self.asked) >= left:
                 continue
             self.idle.remove(worker)
             try:
@@ -204,20 +206,20 @@ class _PassElsewhere:
         raise error
 
     def _halve(self, piece: Piece) -> bool:
-        run = self.owner
-        before = len(run.pieces)
-        now = next(each for each in run.pieces if each.start == piece.start)  # halving renumbers
-        if not run._halve(now):
+        """Cut ``piece``, and those as large that nobody has yet, in two; ``False`` if it is the smallest."""
+        if not self.owner._halve(piece, self.waiting):
             return False
-        assert len(run.pieces) == before + 1
-        for half in reversed(run.pieces[now.index : now.index + 2]):
-            self._return(half)
+        ranges = [(each.start, each.stop) for each in (piece, *self.waiting)]
+        self.waiting = [
+            each
+            for each in self.owner.pieces
+            if any(start <= each.start and each.stop <= stop for start, stop in ranges)
+        ]
         return True
 
     def _return(self, piece: Piece) -> None:
         """``piece`` is to run as soon as a worker is free."""
-        self.waiting.insert(0, piece)
-        self.waiting.sort(key=lambda each: each.start)
+        self.waiting = sorted([piece, *self.waiting], key=lambda each: each.start)
 
     # --- what comes back --------------------------------------------------------------------
 
@@ -237,7 +239,7 @@ class _PassElsewhere:
             for node, seconds in zip(program.nodes, done.seconds):
                 node.seconds = (node.seconds or 0.0) + seconds
             run._next += 1
-            run._report(node, len(program.nodes))
+            run._report(node, len(program.nodes), piece=run._next)
 
 
 def _leaves(step: Step, kind: type) -> Iterator[Any]:

@@ -104,6 +104,8 @@ class SplitRun:
         Raises what :func:`lazyviz.execute.eager.run` raises, and :class:`NoWorkersError`.
         """
         self._cluster = cluster
+        if cluster is not None:
+            cluster.workers(distributed.on_cuda(self._programs))  # none: nothing runs
         self._memory, self._progress, self._cancelled = memory, progress, cancelled
         self._done = 0
         with kernel_level(self.tape, self.nodes) as self._interrupted, ExitStack() as self._modes:
@@ -223,7 +225,8 @@ class SplitRun:
                     self._report(program.nodes[number], piece=self._next + 1)
             except Exception as error:
                 run.drop()
-                if not out_of_memory(error) or not self._halve(piece):
+                coming = self.pieces[self._next + 1 :]
+                if not out_of_memory(error) or not self._halve(piece, coming):
                     raise
                 if ONEDNN_FAILED in str(error):
                     self._modes.enter_context(torch.backends.mkldnn.flags(enabled=False))
@@ -232,8 +235,8 @@ class SplitRun:
             run.drop()
             self._next += 1
 
-    def _halve(self, piece: Piece) -> bool:
-        """Cut this piece, and those to come that are as large, in two; ``False`` if it is the smallest."""
+    def _halve(self, piece: Piece, coming: Sequence[Piece]) -> bool:
+        """Cut this piece, and those ``coming`` that are as large, in two; ``False`` if it is the smallest."""
         group = self.analysis.group
         half = piece.samples // 2 // group * group
         if not half:
@@ -241,9 +244,10 @@ class SplitRun:
         self.out_of_memory += 1
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        cut_too = {piece.start, *(each.start for each in coming if each.samples >= piece.samples)}
         parts: list[tuple[int, int]] = []
         for each in self.pieces:
-            if each.index < piece.index or each.samples < piece.samples:
+            if each.start not in cut_too:
                 parts.append((each.start, each.stop))
             else:
                 parts += [(each.start, each.start + half), (each.start + half, each.stop)]

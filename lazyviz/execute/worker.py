@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -19,9 +19,10 @@ import torch
 from .. import _torch
 from ..graph.ir import TensorMeta
 from ..plan.placement import Piece
+from ..record.rng import state_of
 from .draws import Draw
 from .packed import Packed, pack, unpack
-from .piece import Changes, Part, PieceRun, Step, out_of_memory
+from .piece import ONEDNN_FAILED, Changes, Part, PieceRun, Step, out_of_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +180,19 @@ def _set(wanted: Mapping[str, Any]) -> None:
 def _as_sent(wanted: Mapping[str, Any], device: torch.device) -> Iterator[None]:
     """The sender's settings; what this process had, and its generators, come back after."""
     before = settings()
-    cuda = [device] if device.type == "cuda" and torch.cuda.is_available() else []
-    with torch.random.fork_rng(cuda), torch.no_grad():
+    generators = [torch.default_generator]
+    if device.type == "cuda" and torch.cuda.is_available():
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    states = [state_of(generator) for generator in generators]
+    with torch.no_grad():
         try:
             _set(wanted)
             with _torch.kernels_only():
                 yield
         finally:
             _set(before)
+            for generator, state in zip(generators, states):
+                generator.set_state(state)
 
 
 # --- the worker's side ---------------------------------------------------------------------------
@@ -199,6 +205,7 @@ class _Prepared:
     draws: dict[int, Drawing]
     settings: dict[str, Any]
     device: torch.device
+    without_onednn: bool = False
 
     def place(self, recorded: torch.device) -> torch.device:
         """Where a tensor of a device of the sender's is here: one of a GPU on the worker's own."""
@@ -235,7 +242,9 @@ def run_piece(token: str, work: bytes) -> bytes:
         own: PieceWork = pickle.loads(work)
         seconds = []
         collected: dict[int, Packed] = {}
-        with _as_sent(prepared.settings, prepared.device):
+        with _as_sent(prepared.settings, prepared.device), ExitStack() as stack:
+            if prepared.without_onednn:
+                stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             run = _PieceOnWorker(prepared, own)
             for number, step in enumerate(prepared.steps):
                 start = time.perf_counter()
@@ -247,6 +256,8 @@ def run_piece(token: str, work: bytes) -> bytes:
             run.env.clear()
         return pickle.dumps(Done(_joined(collected.values()), seconds), protocol=5)
     except Exception as error:
+        if ONEDNN_FAILED in str(error) and token in _prepared:  # as a run in one process goes on
+            _prepared[token].without_onednn = True
         return _failed(number, error)
 
 
