@@ -104,7 +104,7 @@ def test_dragging_the_batch_size_moves_peak_and_verdict_and_runs_nothing(page, o
     assert len(set(peaks)) >= 3, "the peak follows while one drags"
     frames = sorted(page.evaluate("seen.frames"))
     assert frames[len(frames) // 2] < 100, "milliseconds: the page goes on drawing"
-    page.screenshot(path=screenshots / "batch-dragged.png")
+    page.locator(".lazyviz").screenshot(path=screenshots / "batch-dragged.png")
 
     # The last answer is of the last size, and the one that a plan of it gives.
     cell = page.locator(".jp-Notebook .jp-CodeCell").nth(2)
@@ -147,7 +147,7 @@ def test_pieces_chosen_in_the_menu_are_planned_shown_and_run(page, opened, scree
         "piece 1",
         "piece 2, and 2 more like it",
     ]
-    page.screenshot(path=screenshots / "batch-pieces.png")
+    page.locator(".lazyviz").screenshot(path=screenshots / "batch-pieces.png")
     page.locator('button[data-action="evaluate"]').click()
     page.locator('.lazyviz[data-state="done"]').wait_for()
     assert ", in 4 pieces" in widget.locator(".lz-state").inner_text()
@@ -163,7 +163,7 @@ def test_what_forbids_a_split_is_named_and_a_click_goes_to_it(page, opened, scre
     assert "GroupNorm" in page.locator(".lz-blocked").inner_text()
     link.click()
     page.locator('.lazyviz .lz-selected[data-node][aria-label^="op native_batch_norm"]').wait_for()
-    page.screenshot(path=screenshots / "batch-blocked.png")
+    page.locator(".lazyviz").screenshot(path=screenshots / "batch-blocked.png")
     page.locator('button[data-action="evaluate"]').click()
     page.locator('.lazyviz[data-state="failed"]').wait_for()
     assert "cannot be split" in page.locator('.lazyviz [role="alert"]').inner_text()
