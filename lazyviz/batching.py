@@ -80,17 +80,27 @@ class NamedBatch:
                     return dimension(tensor, dim, name)
         return None
 
+    def begin(self, tape: Tape, graph: Any) -> None:
+        """Note the values of tensors that pending blocks have met or make: of others the tape asks."""
+        for tensor, dim, _ in self._named():
+            value = tape.value_of(tensor)
+            if value is not None and -tensor.dim() <= dim < tensor.dim():
+                graph.batch[value] = dim % tensor.dim()
+
     def resolve(self, tape: Tape, graph: Any) -> None:
-        """Note the values of tensors made in the block itself."""
-        variables = self._variables()
-        found = [(variables.get(name), dim, name) for name, dim in self.names.items()]
-        found += [(tensor, dim, "a batch tensor") for tensor, dim in self.tensors]
-        for tensor, dim, name in found:
-            if not isinstance(tensor, torch.Tensor):
-                continue
+        """Note the values of tensors made in the block itself, and forget those that it did not use."""
+        for tensor, dim, name in self._named():
             value = tape.value_of(tensor)
             if value is not None and value.node is not None and value.node.graph is graph:
                 graph.batch[value] = dimension(tensor, dim, name)
+        used = {value for node in graph.nodes for value in (*node.inputs, *node.outputs)}
+        graph.batch = {value: dim for value, dim in graph.batch.items() if value in used}
+
+    def _named(self) -> list[tuple[torch.Tensor, int, str]]:
+        variables = self._variables() if self.names else {}
+        found = [(variables.get(name), dim, name) for name, dim in self.names.items()]
+        found += [(tensor, dim, "a batch tensor") for tensor, dim in self.tensors]
+        return [(tensor, dim, name) for tensor, dim, name in found if isinstance(tensor, torch.Tensor)]
 
 
 def _same(known: Any, tensor: torch.Tensor) -> bool:

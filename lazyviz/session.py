@@ -302,6 +302,8 @@ def lazy(
         pass
     outer = (tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit, tape.batch)
     graph = LazyGraph(Graph(), device=device, backend=backend, code=code, batch=named, split=split)
+    if named is not None:
+        named.begin(tape, graph.ir)
     graph.ir.whole, graph.ir.independent_rng = tuple(whole), independent_rng
     evaluation.graphs[id(graph.ir)] = graph
     tape.watching.add(graph.ir)

@@ -149,9 +149,9 @@ export class MemoryChart {
       const x0 = xOfNode(start);
       const x1 = xOfNode(memory.pieces[n + 1]?.[0] ?? memory.count);
       if (start) parts.push(svg("path", { class: "lz-piece", d: `M${x0},${name ? 1 : TOP}V${bottom}` }));
-      if (name && x1 - x0 > name.length * charWidth(11) + 8) {
-        parts.push(svg("text", { class: "lz-piece-name", x: x0 + 5, y: TOP - 3 }, name));
-      }
+      // In full where there is room, else the piece alone: "piece 2, and 6 more like it".
+      const text = [name, name.split(",")[0] ?? ""].find((each) => each && x1 - x0 > each.length * charWidth(11) + 8);
+      if (text) parts.push(svg("text", { class: "lz-piece-name", x: x0 + 5, y: TOP - 3 }, svg("title", {}, name), text));
     });
     for (const [start, stop] of this.lifetime) {
       const x0 = xOfNode(start);

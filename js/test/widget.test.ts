@@ -313,7 +313,7 @@ describe("the widget", () => {
     expect(root.querySelectorAll("[data-verdict]")).toHaveLength(1);
     expect(root.querySelector('[data-chart="memory"]')?.getAttribute("aria-label")).toContain("peak 40 B");
     expect(root.querySelector(".lz-capacity")).not.toBeNull();
-    expect([...root.querySelectorAll(".lz-piece-name")].map((name) => name.textContent)).toEqual(["piece 1", "piece 2"]);
+    expect([...root.querySelectorAll(".lz-piece-name title")].map((name) => name.textContent)).toEqual(["piece 1", "piece 2"]);
     expect(root.querySelector('[data-panel="details"]')?.textContent).toContain("h.0 · relu");
     expect(root.textContent).toContain("in 2 pieces of 8 samples · peak 40 B");
     model.set("state", "running");

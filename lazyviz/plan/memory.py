@@ -336,6 +336,11 @@ class _Planner:
         """The plan of the batch as it was recorded, in one piece."""
         return plan_device(self.graph, self.spans, self.recorded, self.target)
 
+    def planned(self, graph: Graph, spans: Sequence[Lifetime], needs: Mapping[int, Need]) -> DevicePlan:
+        """The plan of another size or cut, in the room that there was for the batch as recorded."""
+        room = self.recorded_plan.capacity_bytes
+        return plan_device(graph, spans, self.recorded, self.target, needs, room)
+
     @property
     def _needs(self) -> Mapping[int, Need]:
         return self.recorded_plan.scratch
@@ -367,7 +372,7 @@ class _Planner:
         if batch_size is not None and self.batch is not None and batch_size != self.batch.size:
             spans, needs = scaled(self.spans, own.scratch, self.batch, batch_size)
             everywhere = [*spans, *(span for span in self.everywhere if span.storage.device != self.recorded)]
-            own = plan_device(self.graph, spans, self.recorded, self.target, needs)
+            own = self.planned(self.graph, spans, needs)
         pieces = 1
         if self.split not in (None, "off", 1):
             if self.batch is None:
@@ -391,7 +396,7 @@ class _Planner:
         """The plan of a run in pieces of these sizes."""
         assert self.batch is not None
         program = lay_out(self.graph, spans, self._needs, self.batch, sizes, total)
-        return plan_device(program.graph, program.spans, self.recorded, self.target, program.needs)
+        return self.planned(program.graph, program.spans, program.needs)
 
     def fewest(self, size: int, whole: DevicePlan) -> int:
         """The fewest pieces that fit with a margin; as many as there can be if none do."""
@@ -427,7 +432,7 @@ class _Planner:
             if pieces > 1 and batch.schedule is not None:
                 plan = self.in_pieces(spans, sizes_of(samples, pieces, group, SHOWN), samples)
             else:
-                plan = plan_device(self.graph, spans, self.recorded, self.target, needs)
+                plan = self.planned(self.graph, spans, needs)
             return plan.fits is True, needed(plan)
 
         room = self.recorded_plan.capacity_bytes or 0

@@ -54,10 +54,12 @@ def plan_device(
     device: torch.device,
     target: Device | DeviceProfile,
     needs: Mapping[int, Need] | None = None,
+    room: int | None = None,
 ) -> DevicePlan:
     """The plan of the storages ``tensors``, all recorded on ``device``, as if they lived on ``target``.
 
-    ``needs`` is the scratch memory by position, where it is not that of the nodes as recorded.
+    ``needs`` is the scratch memory by position, where it is not that of the nodes as recorded,
+    ``room`` the capacity where another plan has found it, maybe before some nodes ran.
     """
     count = len(graph.nodes)
     card = is_card(target)
@@ -70,11 +72,12 @@ def plan_device(
     totals = _raised(without, needs)
     eager_totals = _raised(eager_without, needs)
     peak_bytes = max(totals, default=0)
-    # Of another batch size what is there is still what was recorded.
-    room = capacity(target, sum(span.storage.origin.nbytes for span in spans if exists(span)))
     segments = segments_on(target) if card else ()
-    if segments and isinstance(target, Device) and target.free_bytes is not None:
-        room = target.free_bytes + nbytes_of(segments)
+    if room is None:
+        # Of another batch size what is there is still what was recorded.
+        room = capacity(target, sum(span.storage.origin.nbytes for span in spans if exists(span)))
+        if segments and isinstance(target, Device) and target.free_bytes is not None:
+            room = target.free_bytes + nbytes_of(segments)
     reservation = reserve(graph, spans, target, room, segments=segments) if card else None
 
     def reserved(eager: bool) -> tuple[int, int, int] | None:

@@ -379,8 +379,11 @@ def _pieces(memory: dict[str, Any], left: float, right: float, top: float, botto
         x1 = left + (right - left) * last / max(memory["count"], 1)
         if first:
             parts.append(f'<path d="M{x0:.1f},{top:.1f}V{bottom:.1f}" stroke="{_MUTED}" stroke-width="0.8"/>')
-        if len(name) * char_width(11) + 8 < x1 - x0:
-            parts.append(_text(x0 + 4, top - 4, name, size=11, fill=_MUTED))
+        # In full where there is room, else the piece alone: "piece 2, and 6 more like it".
+        for text in (name, name.partition(",")[0]):
+            if text and len(text) * char_width(11) + 8 < x1 - x0:
+                parts.append(_text(x0 + 4, top - 4, text, size=11, fill=_MUTED))
+                break
     return parts
 
 

@@ -154,6 +154,8 @@ def hide_side_bar(page: Any) -> None:
 
 def wait_for_kernel(page: Any) -> None:
     page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="idle"]', timeout=90_000)
+    # The indicator is idle before there is a connection, too: a cell run then is forgotten.
+    page.locator("#jp-main-statusbar", has_text="| Idle").wait_for(timeout=90_000)
 
 
 def run_cell(page: Any, number: int, *, timeout: float = 60_000) -> None:

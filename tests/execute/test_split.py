@@ -387,6 +387,27 @@ def test_batches_of_a_loop_are_known_by_their_name():
         torch.testing.assert_close(one.grad, other.grad)
 
 
+@pytest.mark.parametrize("given", ["names", "tensors"])
+def test_a_batch_that_an_earlier_pending_block_has_met_or_makes_is_known_again(given):
+    net = perceptron()
+    x, y, _ = data(torch.float32)
+    with lazyviz.lazy() as earlier:
+        made = x * 2
+    graphs = []
+    for _ in range(2):
+        batch = "made,y" if given == "names" else [made, y]
+        with lazyviz.lazy(batch=batch, split=3) as graph:
+            loss = F.cross_entropy(net(made), y)
+        graphs.append((graph, loss))
+    for graph, _ in graphs:
+        assert graph.plan().split.pieces == 3
+    expected = F.cross_entropy(net(x * 2), y)
+    for graph, loss in graphs:
+        graph.evaluate()
+        torch.testing.assert_close(loss, expected)
+    assert not earlier.pending
+
+
 def test_a_batch_made_in_the_block_is_known_by_its_name():
     model, whole = perceptron(), perceptron()
     torch.manual_seed(9)

@@ -68,3 +68,20 @@ def test_the_words_for_a_plan_in_pieces_name_what_is_alive_at_its_own_peak(graph
     at_peak = plan.at(plan.peak_position)
     assert f"{lazyviz.plan.units.format_bytes(at_peak.nbytes)}" in plan.explain()
     assert sum(allocation.nbytes for allocation in at_peak.alive) == plan.peak_bytes
+
+
+def test_the_room_for_another_size_is_what_there_was_however_large_the_batch_and_whatever_has_run():
+    torch.manual_seed(0)
+    net = nn.Linear(1024, 1024)
+    x = torch.randn(64, 1024)
+    with lazyviz.lazy(batch="x", device="cpu") as graph:
+        y = net(x)
+        y.sum().backward()
+    plan = graph.plan()
+    assert plan.capacity_bytes is not None
+    for split in ("off", 4):
+        assert plan.replan(64_000, split).capacity_bytes == plan.capacity_bytes
+    graph.evaluate()
+    for split in ("off", 4):
+        assert plan.replan(64_000, split).capacity_bytes == plan.capacity_bytes
+    assert y.isfinite().all()
