@@ -118,16 +118,15 @@ class RecomputeRun:
             if value.node is not node or results[value.index] is None:
                 continue
             real = results[value.index]
-            fresh = value.storage.created == node.index and not value.storage.external
+            fresh = value.storage.created == node.index and value.storage.graph is node.graph
             if value.uses and value.real is None:
                 value.real = real
                 if fresh:
                     self.memory.made(value.storage, real)
             elif fresh and value.storage not in beside:
                 storage = Storage(0, value.storage.device, external=False, created=-1)
-                storage.continues = value.storage
                 beside[value.storage] = storage
-                self.memory.made(storage, real)
+                self.memory.made(storage, real, part_of=value.storage)
         for storage in beside.values():
             self.memory.freed(storage)
 

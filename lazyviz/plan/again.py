@@ -51,7 +51,7 @@ _ADDING_IN_ANY_ORDER = frozenset(
 def repeatable(node: Node) -> bool:
     """Whether running ``node`` again on the same inputs gives the same bits and does nothing else."""
     op = node.op
-    if op.namespace not in ("aten", "prims"):
+    if node.at_once or op.namespace not in ("aten", "prims"):
         return False  # what an operator of somebody else does besides, nobody tells
     if torch.Tag.nondeterministic_bitwise in op.tags or (op._schema.is_mutable and not node.writes):
         return False
