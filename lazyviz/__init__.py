@@ -13,6 +13,7 @@ from .plan.devices import DeviceProfile as DeviceProfile
 from .record.pending import AbsentDeviceError as AbsentDeviceError
 from .record.pending import SyncError as SyncError
 from .session import LazyGraph as LazyGraph
+from .session import RecomputeError as RecomputeError
 from .session import Report as Report
 from .session import SplitError as SplitError
 from .session import devices as devices

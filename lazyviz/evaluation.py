@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import absence, batching
+from . import absence, batching, recomputing
 from .execute import eager
 from .execute.backend import find_backend
 from .execute.clusters import Cluster
 from .execute.memory import ResidentMemory
 from .execute.progress import Progress
+from .execute.recompute import RecomputeRun
 from .execute.report import Report, difference
 from .execute.segments import run_with_backend
 from .execute.split import SplitRun
@@ -66,11 +67,13 @@ def run(
     cancel: threading.Event | None = None,
     graph: LazyGraph | None = None,
     split: int | str = "off",
+    recompute: int | str = "off",
 ) -> Report:
     """Run ``nodes`` (closed under dependencies, in program order) and tell the graphs they belong to.
 
     With ``graph``, at the user's word, the peak is projected before (of a run in this process).  ``split``
-    is of the batch of that graph; what an interrupted split run was to do is done first.
+    is of the batch of that graph; what an interrupted split run was to do is done first.  ``recompute`` is
+    the budget in bytes that activations are dropped and computed again for.
     """
     global last_cause
     runner = find_backend(backend)
@@ -89,11 +92,18 @@ def run(
     split_run = begun
     if split_run is None and split != "off":
         owner = graph if graph is not None else touched[-1] if touched else None
-        split_run = batching.split_run(tape, owner, nodes, split, cluster) if owner is not None else None
+        if owner is not None and not (recompute != "off" and recomputing.instead_of_split(owner)):
+            split_run = batching.split_run(tape, owner, nodes, split, cluster)
         if split_run is not None and owner is not None:
             owner.split_run = split_run
+    choice = None
+    if recompute != "off" and split_run is None and backend == "eager":
+        owner = graph if graph is not None else touched[-1] if touched else None
+        choice = recomputing.choose_run(owner, nodes, recompute, tape.pending) if owner is not None else None
     if cluster is not None or graph is None or not nodes:
         pass
+    elif choice is not None:
+        projection = choice.projected()
     elif split_run is not None and begun is None:
         projection = _projection_of(graph, len(split_run.pieces), nodes)
     elif split_run is None:
@@ -104,6 +114,9 @@ def run(
     for index in cuda:
         torch.cuda.reset_peak_memory_stats(index)
     memory = ResidentMemory(nodes)
+    again = None
+    if choice is not None and choice.again is not None:
+        again = RecomputeRun(tape, choice.trace, choice.again, memory)
 
     def on_node(done: int, total: int, node: TrackedNode) -> None:
         if progress is not None:
@@ -126,7 +139,15 @@ def run(
             eager.run(tape, left, memory, progress=on_progress, cancelled=cancelled, timed=not cuda)
             share = len(nodes) if cluster is None else len(split_run.spread)
         elif runner is None or isinstance(runner, Cluster):
-            eager.run(tape, nodes, memory, progress=on_progress, cancelled=cancelled, timed=not cuda)
+            eager.run(
+                tape,
+                nodes,
+                memory,
+                progress=on_progress,
+                cancelled=cancelled,
+                timed=not cuda,
+                again=again,
+            )
             share = len(nodes) if cluster is None else 0
         else:
             share = run_with_backend(tape, nodes, runner, memory, progress=on_progress, cancelled=cancelled)
@@ -155,6 +176,7 @@ def run(
             backend,
             cause,
             pieces=len(split_run.pieces) if split_run is not None else 1,
+            recomputed=again.count if again is not None else 0,
             share=share / len(nodes) if nodes and outcome is None else 1.0,
             projected_bytes=projected,
             difference=above,
@@ -231,11 +253,16 @@ def _run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
     metrics.count("syncs")
     metrics.count(f"syncs by {cause.partition(' at ')[0]}")
     current = graphs.get(id(tape.graph)) if tape.graph is not None else None
-    if current is not None and current.split not in ("off", 1):
+    if current is None:
+        owners = {id(node.graph): graphs.get(id(node.graph)) for node in nodes}
+        current = next(
+            (lazy for lazy in owners.values() if lazy is not None and lazy.recompute != "off"), None
+        )
+    if current is not None and (current.split not in ("off", 1) or current.recompute != "off"):
         # A part of a step would have to keep the whole batch's activations for the rest of it.
         pending = closure({*nodes, *(node for node in current.nodes if node.state != "done")})
         backend = current.backend if isinstance(find_backend(current.backend), Cluster) else "eager"
-        run(pending, cause, graph=None, split=current.split, backend=backend)
+        run(pending, cause, split=current.split, recompute=current.recompute, backend=backend)
     else:
         run(nodes, cause)
 

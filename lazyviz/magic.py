@@ -45,6 +45,7 @@ from .execute.backend import backend_names
 from .plan.devices import PROFILES, cuda_devices
 from .plan.explain import summary
 from .plan.memory import Plan
+from .recomputing import recompute_option
 from .record.pending import AbsentDeviceError
 
 OPTIONS = (
@@ -56,6 +57,7 @@ OPTIONS = (
     "--no-sync",
     "--no-widget",
     "--now",
+    "--recompute",
     "--split",
 )
 VERBS = ("status", "evaluate", "plan", "explain", "why", "reset", "devices")
@@ -99,6 +101,13 @@ class LazyMagics(Magics):
         help="run the batch in N pieces; auto: the fewest that fit the device's free memory",
     )
     @argument(
+        "--recompute",
+        metavar="off|auto|SIZE",
+        default="off",
+        help="stay below SIZE (2GiB, '2 GiB') by dropping activations and computing them again; auto: "
+        "below what the device has free",
+    )
+    @argument(
         "--backend",
         metavar="NAME",
         default="eager",
@@ -136,6 +145,7 @@ class LazyMagics(Magics):
                         device=options.device,
                         batch=options.batch,
                         split=_split(options.split),
+                        recompute=_unquoted(options.recompute),
                         backend=options.backend,
                         allow_sync=not options.no_sync,
                         assume=assume,
@@ -178,6 +188,7 @@ class LazyMagics(Magics):
         if options.split not in ("off", "auto") and not (options.split.isdigit() and int(options.split)):
             raise UsageError(f"%%lazy: --split takes off, auto or a number, got {options.split!r}.")
         try:
+            recompute_option(_unquoted(options.recompute))
             absence.resolved(options.device)
         except ValueError as error:
             raise UsageError(f"%%lazy: {error}") from None
@@ -357,11 +368,15 @@ class LazyMagics(Magics):
             return ["cpu", *(gpu.name for gpu in cuda_devices()[0]), *PROFILES]
         if previous == "--backend":
             return backend_names()
-        if previous == "--split":
+        if previous in ("--split", "--recompute"):
             return ["off", "auto"]
         if previous in ("--as", "--assume", "--batch"):
             return []
         return [option for option in OPTIONS if option not in words[:-1] or option == "--assume"]
+
+
+def _unquoted(option: str) -> str:
+    return option.strip("'\"")
 
 
 def _split(option: str) -> int | str:

@@ -28,6 +28,8 @@ from .execute.split import SplitRun
 from .graph.ir import Graph, SyncPoint
 from .plan.devices import devices as devices
 from .plan.split import check_split
+from .recomputing import Recompute, check_combination, levers, recompute_option
+from .recomputing import RecomputeError as RecomputeError
 from .record.host_copies import give_back
 from .record.names import name_tensors, variables_of
 from .record.order import closure
@@ -57,12 +59,14 @@ class LazyGraph:
         code: str = "",
         batch: NamedBatch | None = None,
         split: int | str = "off",
+        recompute: Recompute = "off",
     ) -> None:
         self.ir = graph
         self.device = device
         self.backend = backend
         self.batch = batch
         self.split = split
+        self.recompute = recompute
         self.split_run: SplitRun | None = None  # one that was interrupted, to be gone on with
         self.code = code
         self.title = "lazyviz"
@@ -122,7 +126,13 @@ class LazyGraph:
     # --- planning -----------------------------------------------------------------
 
     def plan(
-        self, device: Any = None, batch_size: int | None = None, split: Any = None, backend: str | None = None
+        self,
+        device: Any = None,
+        batch_size: int | None = None,
+        split: Any = None,
+        backend: str | None = None,
+        *,
+        recompute: Any = None,
     ) -> Plan:
         """Project the memory of running the whole graph.  Runs nothing.
 
@@ -130,6 +140,8 @@ class LazyGraph:
             device: a device, a profile or its name; default: the one the block was given, else where it runs.
             batch_size: plan for another number of samples than the batch recorded.
             split: pieces of the batch, ``"auto"`` for the fewest that fit; default: as the block was given.
+            recompute: bytes (or a size as ``"2 GiB"``) that the peak is to stay below by dropping activations
+                and computing them again, ``"auto"`` for what the device has free; default: as the block.
 
         Raises:
             ValueError: unknown device, or something this version cannot plan.
@@ -137,9 +149,16 @@ class LazyGraph:
         from .plan.memory import make_plan
 
         device = self.device if device is None else device
-        split = self.split if split is None else split
+        split, recompute = levers(self, split, recompute, backend or "eager")
         with evaluation.metrics.timer("plan"):
-            return make_plan(self.ir, device=device, batch_size=batch_size, split=split, backend=backend)
+            return make_plan(
+                self.ir,
+                device=device,
+                batch_size=batch_size,
+                split=split,
+                backend=backend,
+                recompute=recompute,
+            )
 
     # --- running ------------------------------------------------------------------
 
@@ -150,6 +169,7 @@ class LazyGraph:
         split: Any = None,
         progress: Callable[[Any], None] | None = None,
         cancel: threading.Event | None = None,
+        recompute: Any = None,
     ) -> Report:
         """Run all pending ops, or those that ``tensors`` need.
 
@@ -158,19 +178,22 @@ class LazyGraph:
                 the block was given.  One that was interrupted goes on in the pieces that it was begun in.
             backend: default: the block's.  ``"ipyparallel"``, ``"ray"`` or a registered cluster runs the
                 pieces on its workers; ``"auto"``, also where no split was given, is then at least one each.
+            recompute: stay below that many bytes (or a size as ``"2 GiB"``) by dropping activations and
+                computing them again, with ``"auto"`` below what the device has free; default: as the block.
             progress: called after each op with a :class:`lazyviz.execute.progress.Progress`.
             cancel: set it to stop between two ops.
 
         Raises:
             ValueError: an unknown backend, a split where no batch was named or with another backend.
             lazyviz.SplitError: the batch cannot be cut; the message names the nodes.  Nothing has run.
+            lazyviz.RecomputeError: the budget cannot be met; the message says what can.  Nothing has run.
             lazyviz.Interrupted: cancelled; evaluating again goes on from there.
             lazyviz.NoWorkersError: a cluster has no workers, or none are left; the same holds.
             Exception: what a kernel raised, with the line that recorded it.
         """
-        split = self.split if split is None else split
-        check_split(split)
         name = backend or self.backend
+        find_backend(name)
+        split, recompute = levers(self, split, recompute, name)
         if split not in ("off", 1) and name != "eager" and not isinstance(find_backend(name), Cluster):
             raise ValueError(f"a split batch runs with the backend 'eager', not {name!r}")
         if tape.graph is not None and tape.owner != threading.get_ident():
@@ -189,6 +212,7 @@ class LazyGraph:
                 cancel=cancel,
                 graph=self,
                 split=split,
+                recompute=recompute,
             )
 
     # --- showing ------------------------------------------------------------------
@@ -259,6 +283,7 @@ def lazy(
     names: Mapping[str, Any] | None = None,
     whole: Sequence[str] = (),
     independent_rng: bool = False,
+    recompute: Any = "off",
 ) -> Iterator[LazyGraph]:
     """Record the PyTorch ops of a block instead of running them.
 
@@ -271,6 +296,9 @@ def lazy(
             two passes over the pieces, where they would forbid a split.
         independent_rng: operators that draw random numbers inside a fused kernel may draw for each piece;
             the split run's numbers are then not those of the whole.
+        recompute: evaluate with a peak below that many bytes (or a size as ``"2 GiB"``), activations being
+            dropped and computed again for it (also at sync points, which then run all that is pending);
+            ``"auto"``: below what the device has free.
         device: plan for this device by default (a device, a profile or its name).  In a process without
             CUDA, ``torch.cuda`` answers for a card inside the block, which can then only be planned.
         assume: what a read at each of these lines returns that an absent device would have to compute.
@@ -295,13 +323,17 @@ def lazy(
         split = "auto"  # pieces are what it is for
     if split not in ("off", 1) and backend != "eager" and not cluster:
         raise ValueError(f"a split batch runs with the backend 'eager', not {backend!r}")
+    recompute = recompute_option(recompute)
+    check_combination(recompute, split, backend)
     device, card = absence.resolved(device)
     if tape.graph is not None and tape.owner != threading.get_ident():
         raise RuntimeError("another thread is recording; one lazy block at a time")
     with tape.lock:  # a run on another thread ends first
         pass
     outer = (tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit, tape.batch)
-    graph = LazyGraph(Graph(), device=device, backend=backend, code=code, batch=named, split=split)
+    graph = LazyGraph(
+        Graph(), device=device, backend=backend, code=code, batch=named, split=split, recompute=recompute
+    )
     if named is not None:
         named.begin(tape, graph.ir)
     graph.ir.whole, graph.ir.independent_rng = tuple(whole), independent_rng

@@ -28,9 +28,11 @@ MAY_IMPORT = {
     "execute": {"_torch", "record", "graph", "plan", "execute"},
     "absence": {"_torch_cuda", "record", "graph", "plan"},  # a part of session
     "batching": {"_torch", "record", "graph", "plan", "execute", "session"},  # another
+    "recomputing": {"record", "graph", "plan", "session"},  # another
     "evaluation": {
         "absence",
         "batching",
+        "recomputing",
         "record",
         "graph",
         "plan",

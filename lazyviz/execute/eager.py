@@ -13,17 +13,21 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import _torch
+from ..plan.again import statistics
 from ..record.recorder import Tape
 from ..record.rng import state_of
 from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
 from ..record.tensor import make_real
 from .memory import ResidentMemory
+
+if TYPE_CHECKING:
+    from .recompute import RecomputeRun
 
 Progress = Callable[[int, int, TrackedNode], None]
 
@@ -40,6 +44,7 @@ def run(
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
     timed: bool = False,
+    again: RecomputeRun | None = None,
 ) -> None:
     """Run pending ``nodes``, given in program order with all they depend on.
 
@@ -48,6 +53,7 @@ def run(
         progress: called after each node with the number done, the total and the node.
         cancelled: asked before each node.
         timed: note each node's seconds (host time; only meaningful on a synchronous device).
+        again: drops values of these nodes and makes them again.
 
     Raises:
         Interrupted: ``cancelled`` said so.
@@ -56,9 +62,11 @@ def run(
             is ``failed`` and may be evaluated again.
     """
     total = len(nodes)
-    with kernel_level(tape, nodes) as interrupted, ExitStack() as inference:
+    with kernel_level(tape, nodes) as interrupted, again or nullcontext(), ExitStack() as inference:
         for done, node in enumerate(nodes, 1):
             check_interrupts(interrupted, cancelled, f"after {done - 1} of {total} ops")
+            if again is not None:
+                again.before(done - 1)
             if node.inference_mode != torch.is_inference_mode_enabled():
                 if node.inference_mode:
                     inference.enter_context(_torch.inference_mode(True))
@@ -71,7 +79,11 @@ def run(
             run_node(node, memory)
             if timed:
                 node.seconds = time.perf_counter() - start
-            tape.finished(node)
+            if again is not None:
+                again.after(done - 1)
+                again.finished(done - 1)
+            else:
+                tape.finished(node)
             if progress is not None:
                 progress(done, total, node)
 
@@ -120,15 +132,47 @@ def _deferred_interrupts() -> Iterator[list[int]]:
         signal.raise_signal(signal.SIGINT)
 
 
-def run_node(node: TrackedNode, memory: ResidentMemory) -> None:
+@contextmanager
+def recorded_modes(node: TrackedNode) -> Iterator[None]:
+    """The grad and inference modes that ``node`` was recorded under."""
+    grad_mode = torch.is_grad_enabled()
+    with ExitStack() as stack:
+        if node.inference_mode != torch.is_inference_mode_enabled():
+            stack.enter_context(_torch.inference_mode(node.inference_mode))
+        stack.callback(torch.set_grad_enabled, grad_mode)
+        torch.set_grad_enabled(node.grad_mode)
+        yield
+
+
+def call(node: TrackedNode) -> list[Any]:
+    """The results of ``node``'s kernel on its inputs, which have to be there."""
     draws = node.draws
+    args, kwargs = _real(node.args), {name: _real(item) for name, item in node.kwargs.items()}
+    if node.again:
+        args, kwargs = _without_statistics(node, args, kwargs)
+    if draws is not None:
+        draws.generator.set_state(draws.state)
+    result = node.op(*args, **kwargs)
+    if draws is not None:
+        draws.state = state_of(draws.generator)
+    return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+def _without_statistics(
+    node: TrackedNode, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Copies in place of running statistics, which have been moved along already."""
+    moved = statistics(node)
+    if not moved:
+        return list(args), kwargs
+    args = [given.clone() if item in moved else given for item, given in zip(node.args, args)]
+    kwargs = {name: given.clone() if node.kwargs[name] in moved else given for name, given in kwargs.items()}
+    return list(args), kwargs
+
+
+def run_node(node: TrackedNode, memory: ResidentMemory) -> None:
     try:
-        args, kwargs = _real(node.args), {name: _real(item) for name, item in node.kwargs.items()}
-        if draws is not None:
-            draws.generator.set_state(draws.state)
-        result = node.op(*args, **kwargs)
-        if draws is not None:
-            draws.state = state_of(draws.generator)
+        results = call(node)
     except Exception as error:
         node.state = "failed"
         node.error = str(error)
@@ -136,8 +180,6 @@ def run_node(node: TrackedNode, memory: ResidentMemory) -> None:
         raise
     node.state = "done"
     node.error = None
-    del args, kwargs
-    results = list(result) if isinstance(result, (list, tuple)) else [result]
     own = [value for value in node.outputs if value.node is node]  # an in-place op returns its argument
     if node.writes:
         for value in own:

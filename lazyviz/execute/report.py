@@ -20,7 +20,7 @@ class Report:
     is what was foreseen of it (``None``: not asked, at sync points, which are to be quick), and
     ``difference`` says per category by how many bytes the measured peak is higher; ``"other"`` is
     what the run's own tensors do not explain.  ``share`` is the share of ops that the named
-    backend itself ran.
+    backend itself ran, ``recomputed`` how many ops ran again to save memory.
     """
 
     ops_run: int
@@ -29,6 +29,7 @@ class Report:
     backend: str
     cause: str
     pieces: int = 1
+    recomputed: int = 0
     share: float = 1.0
     cache_hit: bool = False
     cache_miss_reason: str | None = None
@@ -60,7 +61,8 @@ class Report:
         peak = "" if self.peak_bytes is None else f", peak {format_bytes(self.peak_bytes)}"
         if peak and self.comparison:
             peak += f" ({self.comparison})"
-        return f"{self.ops_run} ops in {self.seconds:.3f} s with {self.backend}{peak} ({self.cause})"
+        again = f", {self.recomputed} of them twice" if self.recomputed else ""
+        return f"{self.ops_run} ops{again} in {self.seconds:.3f} s with {self.backend}{peak} ({self.cause})"
 
 
 def difference(projected: Peak, measured: Peak, peak_bytes: int) -> dict[str, int]:

@@ -41,7 +41,7 @@ def run_with_backend(
             check_interrupts(interrupted, cancelled, f"after {done} of {total} ops")
             torch.set_grad_enabled(stretch[0].grad_mode)
             memory.step()
-            if stretch[0].draws is not None:
+            if stretch[0].draws is not None or stretch[0].again:
                 run_node(stretch[0], memory)
             else:
                 _run_segment(stretch, backend, memory)
@@ -58,7 +58,7 @@ def _stretches(nodes: Sequence[TrackedNode]) -> Iterator[list[TrackedNode]]:
     """``nodes`` cut into draws, each alone, and the longest runs between them."""
     current: list[TrackedNode] = []
     for node in nodes:
-        if node.draws is not None:
+        if node.draws is not None or node.again:
             if current:
                 yield current
                 current = []

@@ -21,7 +21,7 @@ MODULES = 8
 
 def explain(plan: Plan) -> str:
     """All that the plan knows, in a page of text."""
-    lines = _peak(plan)
+    lines = [*_peak(plan), *_recomputed(plan)]
     lines.append(f"Plain eager PyTorch: {format_bytes(plan.eager_peak_bytes)}")
     if plan.peak_bytes and plan.peak_node is not None:
         lines += of_moment(plan.at(plan.peak_position), "at the peak")
@@ -73,7 +73,7 @@ def of_batch(plan: Plan) -> list[str]:
 def summary(plan: Plan) -> list[str]:
     """The peak and its place, the remedies, the verdict: the plan in a few lines."""
     eager = f"Plain eager PyTorch: {format_bytes(plan.eager_peak_bytes)}"
-    return [*_peak(plan), eager, *_remedies(plan), verdict(plan)]
+    return [*_peak(plan), *_recomputed(plan), eager, *_remedies(plan), verdict(plan)]
 
 
 def essence(plan: Plan) -> list[str]:
@@ -107,6 +107,11 @@ def _not_known(plan: Plan) -> str:
             places[f"{name} at {line_text(node.source)}" if node.source is not None else name] = None
     rest = len(places) - LINES
     return ", ".join(list(places)[:LINES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _recomputed(plan: Plan) -> list[str]:
+    again = plan.recompute
+    return [f"Recomputing: {again.explain()}"] if again.nodes or again.reason else []
 
 
 def _remedies(plan: Plan) -> list[str]:

@@ -29,6 +29,8 @@ from .lifetimes import Lifetime, allocated, by_origin, lifetimes, main_device, p
 from .per_device import MARGIN, DevicePlans, is_card, needed, plan_device, roomy, same_device, target_of
 from .per_device import DevicePlan as DevicePlan
 from .placement import Shard
+from .recompute import NOTHING_AGAIN, recomputed
+from .recompute import RecomputePlan as RecomputePlan
 from .reservation import Call, Reservation
 from .search import fewest_pieces, largest_fitting
 from .split import SHOWN, Batch, check_split, lay_out, scaled, sizes_of
@@ -69,6 +71,7 @@ class Plan:
         fits: whether the peak is within the capacity, on a GPU what is reserved and the CUDA
             context; ``None`` if that is not known.
         split: how the batch is cut, and which nodes forbid that.
+        recompute: what is computed again to save memory.
         batch_size: samples of the batch that is planned; ``None``: none was named.
         scratch: per node position, what its kernel allocates and frees within it: best figure
             and range, in bytes; nodes that need nothing are left out.
@@ -106,6 +109,7 @@ class Plan:
     )
     batch_size: int | None = None
     peak_position: int = 0
+    recompute: RecomputePlan = NOTHING_AGAIN
     _planner: _Planner | None = field(repr=False, compare=False, default=None)
     _reserve: Callable[[bool], tuple[int, int, int] | None] = field(
         repr=False, compare=False, default=lambda eager: None
@@ -249,7 +253,12 @@ class Plan:
 
     @property
     def remedies(self) -> Sequence[Remedy]:
-        """What would lower the peak, cheapest first; computed from the record when asked for."""
+        """What would lower the peak, cheapest first; computed from the record when asked for.
+
+        None beside recomputation: what they would bring is known of the run without it.
+        """
+        if self.recompute.nodes:
+            return ()
         if "remedies" not in self._cache:
             from .remedies import remedies
 
@@ -281,6 +290,7 @@ def make_plan(
     split: int | str | None = None,
     backend: str | None = None,
     as_recorded: bool = False,
+    recompute: int | str = "off",
 ) -> Plan:
     """Plan ``graph`` for ``device`` without running it.
 
@@ -309,7 +319,7 @@ def make_plan(
     on_cards = [span for span in everywhere if span.storage.device.type == "cuda"]
     if is_card(target) and recorded.type != "cuda" and on_cards:  # the host's side of the cell is larger
         recorded = main_device(on_cards)
-    return _Planner(graph, everywhere, recorded, target, split).plan(batch_size)
+    return _Planner(graph, everywhere, recorded, target, split, recompute).plan(batch_size)
 
 
 MOST_SAMPLES = 2**40  # where the search for the largest batch ends
@@ -325,9 +335,10 @@ class _Planner:
         recorded: torch.device,
         target: Device | DeviceProfile,
         split: int | str | None,
+        recompute: int | str = "off",
     ) -> None:
         self.graph, self.everywhere, self.recorded, self.target = graph, everywhere, recorded, target
-        self.split = split
+        self.split, self.recompute = split, recompute
         self.spans = [span for span in everywhere if span.storage.device == recorded]
         self._batch: Batch | None = None
 
@@ -367,7 +378,7 @@ class _Planner:
 
     def plan(self, batch_size: int | None) -> Plan:
         size = self._size(batch_size)
-        spans, everywhere = self.spans, self.everywhere
+        spans, everywhere, again = self.spans, self.everywhere, NOTHING_AGAIN
         own = self.recorded_plan
         if batch_size is not None and self.batch is not None and batch_size != self.batch.size:
             spans, needs = scaled(self.spans, own.scratch, self.batch, batch_size)
@@ -381,7 +392,11 @@ class _Planner:
             pieces = self.fewest(size, own) if self.split == "auto" else int(self.split or 1)
         split = SplitPlan(1) if self.batch is None else self.batch.split(pieces, size)
         ours = own if split.pieces == 1 else self.in_pieces(spans, split.piece_sizes, size or 1)
-        return self._made(own, ours, everywhere, split, size)
+        if self.recompute != "off" and (split.pieces == 1 or roomy(ours) is False):
+            if split.pieces > 1:  # not even one sample a piece would fit
+                split = SplitPlan(1, [size or 1])
+            ours, again = recomputed(self.graph, spans, own, self.target, self.recompute)
+        return self._made(own, ours, everywhere, split, size, again)
 
     def _size(self, batch_size: int | None) -> int | None:
         if batch_size is None:
@@ -433,6 +448,8 @@ class _Planner:
                 plan = self.in_pieces(spans, sizes_of(samples, pieces, group, SHOWN), samples)
             else:
                 plan = self.planned(self.graph, spans, needs)
+                if plan.fits is False and self.recompute == "auto":
+                    plan, _ = recomputed(self.graph, spans, plan, self.target, "auto")
             return plan.fits is True, needed(plan)
 
         room = self.recorded_plan.capacity_bytes or 0
@@ -445,6 +462,7 @@ class _Planner:
         everywhere: Sequence[Lifetime],
         split: SplitPlan,
         size: int | None,
+        again: RecomputePlan,
     ) -> Plan:
         by_purpose: dict[Category, list[Lifetime]] = {category: [] for category in CATEGORIES}
         for span in own.spans:
@@ -480,6 +498,7 @@ class _Planner:
             scratch=own.scratch,
             estimated=own.estimated,
             batch_size=size,
+            recompute=again,
             _reserve_calls=own.reserve_calls,
             _planner=self,
             _reserve=lambda from_eager: (eager if from_eager else own).reserve(from_eager),

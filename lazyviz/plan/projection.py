@@ -34,14 +34,7 @@ def project(
     ``pending`` are the nodes of any graph that have not run; those beyond ``nodes`` may need, after the
     run, what it works on.  A CPU's peak is of tensors alone, since that is what a run on the CPU can count.
     """
-    known: dict[Storage, Lifetime] = {}
-    for graph in graphs:
-        own = set(graph.storages)
-        for span in lifetimes(graph):
-            if span.storage in own:
-                known[span.storage.origin] = span
-            else:  # of a graph that has run, or that need not run now
-                known.setdefault(span.storage.origin, span)
+    known = _known(graphs)
     categories = {storage: categorize(span) for storage, span in known.items()}
     first: dict[Storage, int] = {}
     last: dict[Storage, int] = {}
@@ -70,6 +63,48 @@ def project(
         }
         extra = [needs.get(node, 0) for node in nodes]
     return highest(device, changes[: len(nodes)], categories, extra), categories
+
+
+def _known(graphs: Sequence[Graph]) -> dict[Storage, Lifetime]:
+    known: dict[Storage, Lifetime] = {}
+    for graph in graphs:
+        own = set(graph.storages)
+        for span in lifetimes(graph):
+            if span.storage in own:
+                known[span.storage.origin] = span
+            else:  # of a graph that has run, or that need not run now
+                known.setdefault(span.storage.origin, span)
+    return known
+
+
+def parts_of(
+    graphs: Sequence[Graph], nodes: Sequence[Node], pending: Iterable[Node]
+) -> tuple[list[Lifetime], dict[int, int]]:
+    """What running ``nodes`` of ``graphs`` has on its main device, and kernels' scratch memory by position.
+
+    ``kept`` is what stays after the run, for whomever; what other nodes made is from outside.
+    """
+    inside = set(nodes)
+    known = _known(graphs)
+    later = {value.storage.origin for node in pending if node not in inside for value in node.inputs}
+    touched = {storage for node in nodes for storage in _touched(node)}
+    spans = [span for storage, span in known.items() if storage in touched and storage.nbytes]
+    device = main_device(spans)
+    spans = [
+        span._replace(
+            kept=span.kept or span.storage.origin in later, maker=span.maker if span.maker in inside else None
+        )
+        for span in spans
+        if span.storage.device == device
+    ]
+    positions = {node: position for position, node in enumerate(nodes)}
+    needs = {
+        positions[graph.nodes[at]]: need.nbytes
+        for graph in graphs
+        for at, need in scratch(graph, device, device.type).items()
+        if graph.nodes[at] in positions
+    }
+    return spans, needs
 
 
 def _touched(node: Node) -> Iterable[Storage]:

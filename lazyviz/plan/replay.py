@@ -127,11 +127,12 @@ class Program:
 def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
     """The program that was recorded, of the storages in ``spans`` alone."""
     spans = [span for span in spans if span.storage.nbytes]
-    keys = {span.storage: key for key, span in enumerate(spans)}
-    makes: dict[int, list[Key]] = {}
+    keys = {span.storage.origin: key for key, span in enumerate(spans)}  # planned in another size, say
+    keys |= {span.storage: key for key, span in enumerate(spans)}
+    makes: dict[Node, list[Key]] = {}
     for key, span in enumerate(spans):
         if span.maker is not None:
-            makes.setdefault(span.maker.index, []).append(key)
+            makes.setdefault(span.maker, []).append(key)
     dtypes: list[torch.dtype | None] = [None] * len(spans)
     steps = []
 
@@ -148,7 +149,7 @@ def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
         for storage in node.writes:
             if (found := find(storage)) is not None:
                 uses[found] = None
-        steps.append(Step(node, tuple(uses), tuple(makes.get(node.index, ()))))
+        steps.append(Step(node, tuple(uses), tuple(makes.get(node, ()))))
     kept = {key for key, span in enumerate(spans) if span.kept}
     return Program(
         steps,

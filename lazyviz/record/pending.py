@@ -158,11 +158,14 @@ class Pending:
             _torch.show_as_wrapper(tensor, True)
         self.viewed = None
 
-    def finished(self, node: TrackedNode) -> None:
-        """Called by the evaluator after each node."""
+    def finished(self, node: TrackedNode, *, for_good: bool = True) -> None:
+        """Called by the evaluator after each node; not ``for_good`` if it will run again."""
         self.pending.pop(node, None)
-        node.after = []
-        if any(value.node is not None and value.node.graph is not node.graph for value in node.inputs):
+        if for_good:
+            node.after = []
+        if for_good and any(
+            value.node is not None and value.node.graph is not node.graph for value in node.inputs
+        ):
             node.cut()
         if node.writes and not node.folded:
             for storage in node.writes:

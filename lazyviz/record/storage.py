@@ -170,9 +170,10 @@ class TrackedNode(Node):
     ``sequence`` orders nodes of all graphs; ``draws`` is set for random operators;
     ``grad_mode`` and ``inference_mode`` are those it was recorded under.  ``folded``:
     shadows hold its results; ``missed``: a shadow it would have to read has gone on.
+    ``again``: it has run, and will once more for its results alone.
     """
 
-    __slots__ = ("draws", "folded", "grad_mode", "graph", "inference_mode", "missed", "sequence")
+    __slots__ = ("again", "draws", "folded", "grad_mode", "graph", "inference_mode", "missed", "sequence")
 
     _sequence = itertools.count()
 
@@ -190,6 +191,7 @@ class TrackedNode(Node):
         self.inference_mode = False
         self.folded = False
         self.missed = False
+        self.again = False
 
     def cut(self) -> None:
         """The node is done: what it read of other graphs becomes an input, so that none keeps the one before.
