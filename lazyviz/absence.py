@@ -12,7 +12,7 @@ from . import _torch_cuda
 from .graph.ir import Graph
 from .plan.devices import DeviceProfile, card_number, cuda_devices, resolve, unknown_card
 from .plan.lifetimes import allocated, lifetimes
-from .plan.memory import make_plan
+from .plan.planner import make_plan
 from .record.absent import AbsentCards, Card
 from .record.host_copies import give_back
 from .record.order import closure

@@ -146,7 +146,7 @@ class LazyGraph:
         Raises:
             ValueError: unknown device, or something this version cannot plan.
         """
-        from .plan.memory import make_plan
+        from .plan.planner import make_plan
 
         device = self.device if device is None else device
         split, recompute = levers(self, split, recompute, backend or "eager")

@@ -18,7 +18,7 @@ import lazyviz
 from lazyviz.budget import PeakExceeded
 from lazyviz.graph.nested import flattened
 from lazyviz.plan.devices import DeviceProfile
-from lazyviz.plan.memory import make_plan
+from lazyviz.plan.planner import make_plan
 from lazyviz.plan.units import format_bytes, format_range
 
 pytest_plugins = ["pytester"]

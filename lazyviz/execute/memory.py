@@ -35,8 +35,8 @@ class ResidentMemory:
         self._changes.append(self._frees)
         self._frees = []
 
-    def piece_takes(self, storage: Storage, size: int) -> None:
-        """A piece of the batch has ``size`` bytes more, or less, of what is ``storage`` for the whole."""
+    def beside(self, storage: Storage, size: int) -> None:
+        """``size`` bytes more, or less, beside ``storage`` itself: of a piece, or made once more."""
         if size > 0:
             self._changes[-1].append((storage, size))
         else:

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 
+from .. import _torch
 from ..graph.ir import Storage
 from ..plan.again import Again, Trace, statistics
 from ..plan.replay import Key
@@ -113,7 +114,7 @@ class RecomputeRun:
             raise
 
     def _deliver(self, node: TrackedNode, results: list[Any]) -> None:
-        beside: dict[Storage, Storage] = {}  # memory that is there already, made once more
+        beside: dict[Storage, int] = {}  # memory that is there already, made once more
         for value in node.outputs:
             if value.node is not node or results[value.index] is None:
                 continue
@@ -124,11 +125,10 @@ class RecomputeRun:
                 if fresh:
                     self.memory.made(value.storage, real)
             elif fresh and value.storage not in beside:
-                storage = Storage(0, value.storage.device, external=False, created=-1)
-                beside[value.storage] = storage
-                self.memory.made(storage, real, part_of=value.storage)
-        for storage in beside.values():
-            self.memory.freed(storage)
+                beside[value.storage] = _torch.TensorBase.untyped_storage(real).nbytes()
+                self.memory.beside(value.storage, beside[value.storage])
+        for storage, size in beside.items():
+            self.memory.beside(storage, -size)
 
     # --- the end ------------------------------------------------------------------------
 

@@ -187,7 +187,7 @@ class SplitRun:
     def _drop_mask(self, node: TrackedNode) -> None:
         if nbytes := self._masks.nbytes(node):
             self._masks.drop(node)
-            self._memory.piece_takes(node.outputs[-1].storage, -nbytes)
+            self._memory.beside(node.outputs[-1].storage, -nbytes)
 
     def _report(self, node: TrackedNode, runs: int = 1, piece: int = 0) -> None:
         self._done += runs
@@ -269,7 +269,7 @@ class SplitRun:
         parts = {(each.start, each.stop): cut(whole, shard, each).bool() for each in self.pieces}
         if len(parts) > 1:
             self._masks.keep(node, parts)
-            self._memory.piece_takes(node.outputs[-1].storage, self._masks.nbytes(node))
+            self._memory.beside(node.outputs[-1].storage, self._masks.nbytes(node))
         return parts[samples]
 
     def _collect(self, value: TrackedValue, part: torch.Tensor, piece: Piece) -> bool:
@@ -395,14 +395,14 @@ class _PieceHere(PieceRun):
         size = 0 if view else _torch.TensorBase.untyped_storage(result).nbytes()
         self._own[storage] = [size, 1]
         if size:
-            self._memory.piece_takes(storage, size)
+            self._memory.beside(storage, size)
 
     def given(self, key: int) -> None:
         """The tensor is no longer the piece's own."""
         storage = self._values[key].storage
         own = self._own[storage]
         if own[0]:
-            self._memory.piece_takes(storage, -own[0])
+            self._memory.beside(storage, -own[0])
         own[0] = 0
 
     def free(self, keys: Sequence[int]) -> None:
@@ -416,13 +416,13 @@ class _PieceHere(PieceRun):
             if not mine[1]:
                 del own[storage]
                 if mine[0]:
-                    self._memory.piece_takes(storage, -mine[0])
+                    self._memory.beside(storage, -mine[0])
 
     def drop(self) -> None:
         """The piece has run, or failed: nothing of it stays."""
         for storage, (size, _) in self._own.items():
             if size:
-                self._memory.piece_takes(storage, -size)
+                self._memory.beside(storage, -size)
         self._own.clear()
         self.env.clear()
 

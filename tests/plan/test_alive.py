@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from lazyviz.plan.memory import CATEGORIES, make_plan
+from lazyviz.plan.memory import CATEGORIES
+from lazyviz.plan.planner import make_plan
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lazyviz.plan.devices import Device
-from lazyviz.plan.memory import make_plan
+from lazyviz.plan.planner import make_plan
 from lazyviz.plan.reservation import CUBLAS_WORKSPACE_BYTES
 from lazyviz.plan.trace import trace
 
@@ -58,6 +58,7 @@ def plan(monkeypatch):
             ("memory_snapshot", lambda: list(segments)),
             ("memory_reserved", lambda device: reserved),
             ("memory_allocated", lambda device: allocated),
+            ("get_per_process_memory_fraction", lambda device: 1.0),
             ("get_device_capability", lambda device: (8, 0)),
         ):
             monkeypatch.setattr(torch.cuda, name, answer)

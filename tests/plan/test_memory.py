@@ -9,7 +9,8 @@ import torch
 
 import lazyviz
 from lazyviz.plan.devices import DeviceProfile
-from lazyviz.plan.memory import CATEGORIES, make_plan
+from lazyviz.plan.memory import CATEGORIES
+from lazyviz.plan.planner import make_plan
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lazyviz
-from lazyviz.plan.memory import make_plan
+from lazyviz.plan.planner import make_plan
 from lazyviz.plan.remedies import KINDS, cheapest
 from lazyviz.plan.replay import program_of
 

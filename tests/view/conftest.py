@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from lazyviz.graph.ir import Graph, Node, Phase, Role, SourceLine, Storage, SyncPoint, TensorMeta, Value
-from lazyviz.plan.memory import Plan, make_plan
+from lazyviz.plan.memory import Plan
+from lazyviz.plan.planner import make_plan
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lazyviz.plan.memory import make_plan
+from lazyviz.plan.planner import make_plan
 from lazyviz.view.arrange import arrange, edge_labels
 from lazyviz.view.layout import BOX_GAP, layers_of, place
 from lazyviz.view.scene import Scene

@@ -16,7 +16,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.graph.ir import Graph
-from lazyviz.plan.memory import make_plan
+from lazyviz.plan.planner import make_plan
 from lazyviz.plan.words import line_text
 from lazyviz.view import export
 from lazyviz.view.dot import to_dot

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.memory import make_plan
+from lazyviz.plan.planner import make_plan
 from lazyviz.view import widget as module
 from lazyviz.view.hierarchy import build_hierarchy
 from lazyviz.view.widget import LazyWidget

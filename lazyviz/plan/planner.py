@@ -1,0 +1,256 @@
+"""Making a :class:`~lazyviz.plan.memory.Plan`: for a device, another batch size, so many pieces."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import torch
+
+from ..graph.ir import Graph
+from . import collector
+from .alive import CATEGORIES, Category, categorize, moment
+from .devices import Device, DeviceProfile, planned
+from .events import Need
+from .lifetimes import Lifetime, allocated, lifetimes, main_device
+from .memory import Plan
+from .per_device import (
+    MARGIN,
+    DevicePlan,
+    DevicePlans,
+    is_card,
+    needed,
+    plan_device,
+    roomy,
+    same_device,
+    target_of,
+)
+from .placement import Shard
+from .recompute import NOTHING_AGAIN, RecomputePlan, recomputed
+from .search import fewest_pieces, largest_fitting
+from .split import SHOWN, Batch, SplitPlan, check_split, lay_out, scaled, sizes_of
+
+
+@collector.paused()
+def make_plan(
+    graph: Graph,
+    *,
+    device: str | torch.device | Device | DeviceProfile | None = None,
+    batch_size: int | None = None,
+    split: int | str | None = None,
+    backend: str | None = None,
+    as_recorded: bool = False,
+    recompute: int | str = "off",
+) -> Plan:
+    """Plan ``graph`` for ``device`` without running it.
+
+    ``device`` may be a real device, the name or object of a profile, or ``None`` for the one
+    that holds most of the graph's bytes.  If the graph has tensors on the named device those
+    are counted, else those of its main device, as if they lived on the named one.  ``batch_size`` plans
+    for another number of samples, ``split`` for a run in so many pieces, with ``"auto"`` in the fewest that
+    fit.  ``as_recorded`` counts what was dropped after the last node as referenced to the end, as a
+    test's variables are.
+
+    Raises ``ValueError`` for an unknown device, a batch size or a split where no batch was named, a batch
+    size where it is not known how an operator's results grow, or a backend other than ``"eager"``.
+    """
+    if backend not in (None, "eager"):
+        raise ValueError(f"The backend {backend!r} is not available in this version, only 'eager'.")
+    check_split(split)
+    everywhere = lifetimes(graph, as_recorded=as_recorded)
+    recorded = main_device(everywhere)
+    target = planned(device) if device is not None else target_of(recorded)
+    if isinstance(target, Device):
+        for storage_device in {span.storage.device for span in everywhere}:
+            if same_device(target.name, storage_device):
+                recorded = storage_device
+                break
+
+    on_cards = [span for span in everywhere if span.storage.device.type == "cuda"]
+    if is_card(target) and recorded.type != "cuda" and on_cards:  # the host's side of the cell is larger
+        recorded = main_device(on_cards)
+    return Planner(graph, everywhere, recorded, target, split, recompute).plan(batch_size)
+
+
+MOST_SAMPLES = 2**40  # where the search for the largest batch ends
+
+
+class Planner:
+    """Plans of one graph for one device: of other batch sizes, in other numbers of pieces."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        everywhere: Sequence[Lifetime],
+        recorded: torch.device,
+        target: Device | DeviceProfile,
+        split: int | str | None,
+        recompute: int | str = "off",
+    ) -> None:
+        self.graph, self.everywhere, self.recorded, self.target = graph, everywhere, recorded, target
+        self.split, self.recompute = split, recompute
+        self.spans = [span for span in everywhere if span.storage.device == recorded]
+        self._batch: Batch | None = None
+
+    @cached_property
+    def recorded_plan(self) -> DevicePlan:
+        """The plan of the batch as it was recorded, in one piece."""
+        return plan_device(self.graph, self.spans, self.recorded, self.target)
+
+    def planned(self, graph: Graph, spans: Sequence[Lifetime], needs: Mapping[int, Need]) -> DevicePlan:
+        """The plan of another size or cut, in the room that there was for the batch as recorded."""
+        room = self.recorded_plan.capacity_bytes
+        return plan_device(graph, spans, self.recorded, self.target, needs, room)
+
+    @property
+    def _needs(self) -> Mapping[int, Need]:
+        return self.recorded_plan.scratch
+
+    def cut(self, split: int | str | None) -> Planner:
+        """The same with another split; what has been found is shared."""
+        other = copy.copy(self)
+        other.split = split
+        return other
+
+    @property
+    def batch(self) -> Batch | None:
+        """The graph's batch, followed when first asked for; ``None``: none was named."""
+        if self._batch is None and self.graph.batch:
+            roots = {value: Shard(dim) for value, dim in self.graph.batch.items()}
+            self._batch = Batch(
+                self.graph.nodes,
+                roots,
+                lambda value: value.storage.dropped is None,
+                whole=self.graph.whole,
+                independent_rng=self.graph.independent_rng,
+            )
+        return self._batch
+
+    def plan(self, batch_size: int | None) -> Plan:
+        size = self._size(batch_size)
+        spans, everywhere, again = self.spans, self.everywhere, NOTHING_AGAIN
+        own = self.recorded_plan
+        if batch_size is not None and self.batch is not None and batch_size != self.batch.size:
+            spans, needs = scaled(self.spans, own.scratch, self.batch, batch_size)
+            everywhere = [*spans, *(span for span in self.everywhere if span.storage.device != self.recorded)]
+            own = self.planned(self.graph, spans, needs)
+        pieces = 1
+        if self.split not in (None, "off", 1):
+            if self.batch is None:
+                raise ValueError("a split needs to know the batch: name its tensors (--batch, batch=)")
+            assert size is not None
+            pieces = self.fewest(size, own) if self.split == "auto" else int(self.split or 1)
+        split = SplitPlan(1) if self.batch is None else self.batch.split(pieces, size)
+        ours = own if split.pieces == 1 else self.in_pieces(spans, split.piece_sizes, size or 1)
+        if self.recompute != "off" and (split.pieces == 1 or roomy(ours) is False):
+            if split.pieces > 1:  # not even one sample a piece would fit
+                split = SplitPlan(1, [size or 1])
+            ours, again = recomputed(self.graph, spans, own, self.target, self.recompute)
+        return self._made(own, ours, everywhere, split, size, again)
+
+    def _size(self, batch_size: int | None) -> int | None:
+        if batch_size is None:
+            return self.batch.size if self.batch is not None else None
+        if self.batch is None:
+            raise ValueError("another batch size needs to know the batch: name its tensors (--batch, batch=)")
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size is a number of samples, at least 1, not {batch_size!r}")
+        return batch_size
+
+    def in_pieces(self, spans: Sequence[Lifetime], sizes: Sequence[int], total: int) -> DevicePlan:
+        """The plan of a run in pieces of these sizes."""
+        assert self.batch is not None
+        program = lay_out(self.graph, spans, self._needs, self.batch, sizes, total)
+        return self.planned(program.graph, program.spans, program.needs)
+
+    def fewest(self, size: int, whole: DevicePlan) -> int:
+        """The fewest pieces that fit with a margin; as many as there can be if none do."""
+        batch = self.batch
+        assert batch is not None
+        group = batch.analysis.group
+        blocks = size // group
+        if roomy(whole) is not False or batch.schedule is None or blocks <= 1:
+            return 1
+        spans = self.spans if size == batch.size else scaled(self.spans, {}, batch, size)[0]
+
+        def ask(first: int, second: int) -> tuple[bool, int]:
+            plan = self.in_pieces(spans, [first * group, second * group], size)
+            return roomy(plan) is not False, needed(plan)
+
+        room = int((whole.capacity_bytes or 0) * (1 - MARGIN))
+        return fewest_pieces(blocks, ask, room, needed(whole))
+
+    def largest(self) -> int | None:
+        """The largest batch that fits."""
+        batch = self.batch
+        if batch is None or batch.analysis.unknown:
+            return None
+        if self.recorded_plan.fits is None:
+            return None
+
+        group = batch.analysis.group
+
+        def ask(blocks: int) -> tuple[bool, int]:
+            samples = blocks * group
+            spans, needs = scaled(self.spans, self._needs, batch, samples)
+            pieces = self.split if isinstance(self.split, int) else blocks if self.split == "auto" else 1
+            if pieces > 1 and batch.schedule is not None:
+                plan = self.in_pieces(spans, sizes_of(samples, pieces, group, SHOWN), samples)
+            else:
+                plan = self.planned(self.graph, spans, needs)
+                if plan.fits is False and self.recompute == "auto":
+                    plan, _ = recomputed(self.graph, spans, plan, self.target, "auto")
+            return plan.fits is True, needed(plan)
+
+        room = self.recorded_plan.capacity_bytes or 0
+        return group * largest_fitting(batch.size // group or 1, MOST_SAMPLES // group, ask, room)
+
+    def _made(
+        self,
+        eager: DevicePlan,
+        own: DevicePlan,
+        everywhere: Sequence[Lifetime],
+        split: SplitPlan,
+        size: int | None,
+        again: RecomputePlan,
+    ) -> Plan:
+        by_purpose: dict[Category, list[Lifetime]] = {category: [] for category in CATEGORIES}
+        for span in own.spans:
+            by_purpose[categorize(span)].append(span)
+        at_peak = moment(own.peak_at, own.peak_node, own.spans) if own.peak_node is not None else None
+        return Plan(
+            device=self.target.name,
+            recorded_device=self.recorded,
+            peak_bytes=own.peak_bytes,
+            peak_node=own.peak_node,
+            reserved_bytes=own.reserved_bytes,
+            eager_peak_bytes=eager.eager_peak_bytes,
+            timeline=own.timeline,
+            eager_timeline=eager.eager_timeline,
+            category_timeline={
+                category: allocated(members, len(own.timeline)) for category, members in by_purpose.items()
+            },
+            alive_at_peak=at_peak.alive if at_peak is not None else (),
+            by_category=at_peak.by_category if at_peak is not None else dict.fromkeys(CATEGORIES, 0),
+            capacity_bytes=own.capacity_bytes,
+            fits=own.fits,
+            split=split,
+            peak_position=own.peak_at,
+            _graph=own.graph,
+            _lifetimes={span.storage: span for span in own.spans},
+            _profile=self.target if isinstance(self.target, DeviceProfile) else None,
+            _reservation=own.reservation,
+            _recorded_for=self.graph.card,
+            _devices=DevicePlans(self.graph, everywhere, own, self.target),
+            tensor_peak_bytes=own.tensor_peak_bytes,
+            peak_range=own.peak_range,
+            eager_peak_range=eager.eager_peak_range,
+            scratch=own.scratch,
+            estimated=own.estimated,
+            batch_size=size,
+            recompute=again,
+            _reserve_calls=own.reserve_calls,
+            _planner=self,
+            _reserve=lambda from_eager: (eager if from_eager else own).reserve(from_eager),
+        )
