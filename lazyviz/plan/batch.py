@@ -76,6 +76,7 @@ class _Pass:
         self.on: dict[Storage, list[Value]] = {}  # the spread values on it
         self.makers: dict[Storage, Node] = {}  # factories of whole tensors, by what they made
         self.more: dict[Value, Shard | Partial] = {}
+        self.named = {value.storage for value in roots}
         self.read = {value for node in nodes for value in node.inputs}
         for value, shard in roots.items():
             self.spread(value, shard)
@@ -220,6 +221,8 @@ class _Pass:
         written = self.written(node)
         placed = _by_output(node, outputs)
         for value in written:
+            if value.storage in self.named:
+                return self.block(node, "it changes the batch itself")
             placement = next((p for o, p in zip(node.outputs, placed) if o is value), None)
             if value in self.now:
                 if placement is not None and placement != self.now[value]:

@@ -40,6 +40,12 @@ class Shard:
         result[self.dim] = self.size(samples)
         return result
 
+    def symbolic(self, full: Sequence[int]) -> tuple[int | str, ...]:
+        """The shape ``full`` with the size of the batch as ``"B"``: ``("128*B", 512)``, ``("B/4", 4)``."""
+        factor = self.outer * self.unit
+        name = ("B" if factor == 1 else f"{factor}*B") + (f"/{self.group}" if self.group > 1 else "")
+        return (*full[: self.dim], name, *full[self.dim + 1 :])
+
     def stride(self, meta: TensorMeta, samples: int) -> list[int]:
         """The strides of a part laid out as the whole is: in its order of dimensions, as dense."""
         own = meta.stride[self.dim]

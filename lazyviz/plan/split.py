@@ -115,6 +115,9 @@ class Batch:
         self.nodes = nodes
         self.analysis = analyse(nodes, roots, whole=frozenset(whole), independent_rng=independent_rng)
         self._kept = kept
+        for value, placement in self.analysis.placements.items():
+            if isinstance(placement, Shard):
+                value.symbolic_shape = placement.symbolic(value.meta.shape)
 
     @property
     def size(self) -> int:

@@ -134,3 +134,26 @@ def test_a_batch_that_nothing_uses_is_said_so():
         graph.evaluate()
     assert graph.evaluate(split="off").ops_run == 2
     assert y.tolist() == [2, 2, 2]
+
+
+def test_a_batch_that_is_changed_in_place_is_not_cut():
+    model, x = nn.Linear(6, 6), torch.randn(B, 6)
+    expected = x * 2
+    with lazyviz.lazy(batch=x, split=3) as graph:
+        x.mul_(2)
+        model(x).sum().backward()
+    with pytest.raises(lazyviz.SplitError, match="it changes the batch itself"):
+        graph.evaluate()
+    graph.evaluate(split="off")
+    assert torch.equal(x, expected)
+
+
+def test_shapes_tell_where_the_batch_is():
+    model, x = nn.Linear(6, 5), torch.randn(B, 3, 6)
+    with lazyviz.lazy(batch=x) as graph:
+        model(x).flatten(0, 1).view(3, 4, 3, 5).softmax(1)
+    graph.plan()
+    shapes = {node.name.rpartition("_")[0]: node.outputs[0].symbolic_shape for node in graph.nodes}
+    assert shapes["addmm"] == ("3*B", 5)
+    assert ("B/4", 4, 3, 5) in [node.outputs[0].symbolic_shape for node in graph.nodes]
+    assert shapes["t"] == (6, 5)
