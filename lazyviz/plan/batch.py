@@ -206,12 +206,15 @@ class _Pass:
         )
 
     def draws_within(self, node: Node, call: Call) -> str | None:
-        if torch.Tag.nondeterministic_seeded not in node.op.tags:
-            return None
         name = base_name(node.op)
+        if torch.Tag.nondeterministic_seeded not in node.op.tags and name != "_cudnn_rnn":
+            return None
         if "attention" in name:
             dropout = call["dropout_p"] if call.has("dropout_p") else 0.0
             return _SELF_DRAWING if dropout and not self.independent_rng else None
+        if name == "_cudnn_rnn":
+            drops = call["dropout"] and call["train"] and call["num_layers"] > 1
+            return _SELF_DRAWING if drops and not self.independent_rng else None
         return None if separable(node) or self.independent_rng else _SELF_DRAWING
 
     def run_spread(self, node: Node, call: Call, outputs: Any) -> None:

@@ -277,6 +277,25 @@ def rnn_layer_backward(call: Call) -> Outputs | None:
     return [shard, PARTIAL, PARTIAL, PARTIAL, PARTIAL, *states]
 
 
+@rule("_cudnn_rnn _cudnn_rnn_backward")
+def cudnn_rnn(call: Call) -> Outputs | None:
+    """Weights are whole; what cuDNN keeps for the backward pass is of the piece alone."""
+    found = Shard(0 if call["batch_first"] else 1)
+    spread = [each for each in ("input", "output", "grad_output") if call.has(each)]
+    states = [each for each in ("hx", "cx", "grad_hy", "grad_cy") if call.has(each)]
+    own = next((shard for name in spread if (shard := call.shard(call[name])) is not None), None)
+    if own != found or call["batch_sizes"]:
+        raise Coupled("it combines samples")
+    for name in spread:
+        call.take(call[name], found)
+    for name in states:
+        call.take(call[name], Shard(1))
+    results: list[Placement | None] = [found, Shard(1), Shard(1)]
+    if call.has("reserve"):
+        return results + [PARTIAL] * len(call["weight"])
+    return [*results, LOCAL]
+
+
 @rule("_thnn_fused_lstm_cell _thnn_fused_gru_cell")
 def fused_cell(call: Call) -> Outputs | Placement | None:
     values = [call[name] for name in ("input_gates", "hidden_gates", "cx", "hx") if call.has(name)]

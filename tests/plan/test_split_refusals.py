@@ -157,3 +157,17 @@ def test_shapes_tell_where_the_batch_is():
     assert shapes["addmm"] == ("3*B", 5)
     assert ("B/4", 4, 3, 5) in [node.outputs[0].symbolic_shape for node in graph.nodes]
     assert shapes["t"] == (6, 5)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_cudnns_layers_are_cut_unless_they_draw_within(dropout):
+    with lazyviz.lazy(device="H100-80GB", batch="x") as graph:
+        model = nn.LSTM(16, 32, num_layers=2, dropout=dropout).cuda()
+        x = torch.randn(10, 8, 16, device="cuda").transpose(0, 1).contiguous()
+        model(x.transpose(0, 1))[0].sum().backward()
+    split = graph.plan(split=4).split
+    if dropout:
+        assert split.blocked_by[0].op._schema.name == "aten::_cudnn_rnn"
+        assert "draws random numbers inside its kernel" in split.reasons[0]
+    else:
+        assert split.pieces == 4
