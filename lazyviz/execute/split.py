@@ -309,7 +309,9 @@ class SplitRun:
         """Add a piece's product to the sum without a tensor of its own; whether there is a sum yet."""
         whole = self._sums.get(value)
         piece = run.piece
-        if whole is None or whole.dtype != value.dtype or self._added.get(value, 0) >= piece.stop:
+        if whole is None or not isinstance(self.analysis.placements[value], Partial):
+            return False
+        if whole.dtype != value.dtype or self._added.get(value, 0) >= piece.stop:
             return False
         run.take(step)
         whole.addmm_(*[run.read(item) for item in step.args])

@@ -2,7 +2,7 @@
 
 The forward pass is cut into segments where little is alive; what crosses a cut is kept, and within a
 segment what is cheapest to compute again for the memory it gives back is dropped first, as the min-cut
-partitioner of ``torch._functorch.partitioners`` weighs recomputation against what is saved.  Every
+partitioner of AOTAutograd weighs recomputation against what is saved.  Every
 choice is played through as a run of its own (:mod:`.again`); its peak is that of the run, not an
 estimate of it.  Sizes are bytes.
 """

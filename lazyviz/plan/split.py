@@ -370,7 +370,8 @@ class _Layout:
                         mine.nbytes = 0  # the first piece's summand becomes the sum
                 elif storage in self.known:
                     self.touch(storage)
-                    if node.op is torch.ops.aten.mm.default and storage in local:
+                    product = node.op is torch.ops.aten.mm.default and storage in local
+                    if product and isinstance(analysis.placements[value], Partial):
                         products.append(local[storage])
         for life in products:
             if life.last == life.start:
