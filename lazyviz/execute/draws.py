@@ -149,9 +149,13 @@ def draw_of(node: Node) -> Draw:
     return Draw(name, node.op, (None, *node.args[1:]), node.kwargs, node.inputs[0].meta, mask)
 
 
-def draw_whole(node: Node) -> torch.Tensor | None:
-    """The numbers that ``node`` draws for its whole tensors."""
-    return draw_of(node).numbers()
+def draw_whole(node: Node) -> None:
+    """Draw what ``node`` draws for its whole tensors, to know the state after it.
+
+    What draws within a kernel either draws nothing, or was allowed other numbers.
+    """
+    if not node.inputs or separable(node):
+        draw_of(node).numbers()
 
 
 def _blank(meta: TensorMeta) -> torch.Tensor:

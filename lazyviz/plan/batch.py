@@ -194,6 +194,8 @@ class _Pass:
             return False
         if name in ("mul", "div"):
             first, second = node.args[0], node.args[1]
+            if first is second:
+                return False
             if name == "div" and (node.kwargs.get("rounding_mode") is not None or second in partial):
                 return False
             return len(partial) == 1 and (first in partial or not node.writes)
@@ -283,12 +285,14 @@ class _Pass:
             return False
         maker = self.makers.get(written.storage)
         if isinstance(wanted, Partial):
-            if maker is None or base_name(maker.op) not in _ZEROS:
+            if maker is None or base_name(maker.op) not in _ZEROS or maker.outputs[0] in self.seeds:
                 return False
             self.more[maker.outputs[0]] = PARTIAL
             return True
         assert isinstance(wanted, Shard)
         node = written.node
+        if written in self.seeds:  # that did not do
+            return False
         if node is not None and can_make_part(node) and not is_view(node) and node.outputs[0] is written:
             self.more[written] = wanted
             return True
@@ -300,7 +304,7 @@ class _Pass:
                 for dim, length in enumerate(base.shape)
                 if length and length % blocks == 0
             ]
-            for candidate in sizes:
+            for candidate in sizes if base not in self.seeds else ():
                 if self.leads(base, candidate, path, written, wanted):
                     self.more[base] = candidate
                     return True
@@ -341,6 +345,14 @@ SEPARABLE = named(
     log_normal geometric"""
 )
 """Operators whose draws can be made for the whole batch and cut."""
+
+
+def draws_nothing(node: Node) -> bool:
+    """Whether an operator that may draw random numbers does not, as attention without dropout."""
+    if "attention" not in base_name(node.op):
+        return False
+    dropout = Call(node, 1, lambda each: None)
+    return dropout.has("dropout_p") and not dropout["dropout_p"]
 
 
 def separable(node: Node) -> bool:

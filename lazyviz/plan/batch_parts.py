@@ -60,10 +60,12 @@ def pull(nodes: Sequence[Node], analysis: BatchAnalysis) -> None:
                 pulled = Call(node, analysis.size, lambda each: None)
                 if make_part(pulled, part):
                     pulled.outputs = (part,)
-                    pulled.whole = {each for each in node.inputs if each in analysis.placements}
+                    unread = analysis.unread.pop(node, ())
+                    pulled.whole = {
+                        each for each in node.inputs if each in analysis.placements and each not in unread
+                    }
                     analysis.calls[node] = call = pulled
                     analysis.placements[value] = part
-                    analysis.unread.pop(node, None)
                     for reader in readers[value]:
                         reader.slices.pop(value, None)
         for value in dict.fromkeys(node.inputs):

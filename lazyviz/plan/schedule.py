@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..graph.ir import Node, Storage, Value
-from .batch import BatchAnalysis, Blocker, is_view, separable
+from .batch import BatchAnalysis, Blocker, draws_nothing, is_view, separable
 from .batch_call import base_name
 from .placement import Local, Partial
 
@@ -121,7 +121,8 @@ class _Scheduler:
         for node in self.nodes:
             self.level[node] = self.levelled(node)
             if self.level[node] > MOST_PASSES:
-                raise Unschedulable(self.chain())
+                reason = "every piece has to wait for its result over the whole batch, pass after pass"
+                raise Unschedulable(self.chain(reason) or [Blocker(node, reason)])
             if node in self.spread:
                 for storage in node.writes:
                     self.writers.setdefault(storage, []).append(node)
@@ -169,6 +170,7 @@ class _Scheduler:
     def collect(self, value: Value, position: int) -> int:
         """Have ``value`` whole for the node at ``position``; gives the level from which on it is."""
         if value in self.ready:
+            self.unchanged(value, position)
             return self.ready[value]
         node = value.node
         assert node is not None
@@ -193,6 +195,15 @@ class _Scheduler:
         self.ready[value] = level
         return level
 
+    def unchanged(self, value: Value, position: int) -> None:
+        """Make sure that no piece has written the value since it was collected."""
+        base = self.base(value)
+        if base in self.wanted:
+            since = self.place[self.wanted[base].after]
+            for writer in self.writers.get(base.storage, ()):
+                if since < self.place[writer] < position:
+                    raise Unschedulable([Blocker(writer, "it writes what had to be put together before")])
+
     def collect_base(self, view: Node, position: int) -> int:
         base = view.inputs[0]
         if base.node in self.spread and base.node in self.place:
@@ -207,16 +218,16 @@ class _Scheduler:
                 level = max(level, self.level[value.node])
         return level
 
-    def chain(self) -> list[Blocker]:
+    def chain(self, reason: str) -> list[Blocker]:
         """What makes pass after pass: the values that pieces have to wait for."""
         found = dict.fromkeys(each.after for each in self.wanted.values() if self.ready[each.value] > 1)
-        reason = "every piece has to wait for its result over the whole batch, pass after pass"
         return [Blocker(node, reason) for node in found]
 
     # --- which pass runs what -----------------------------------------------------------
 
     def arranged(self) -> Schedule:
-        count = max((self.ready[value] for value in self.wanted), default=0)
+        levels = [self.ready[value] for value in self.wanted]
+        count = max([0, *levels, *(self.level[node] for node in self.nodes if node not in self.spread)])
         passes = [Pass() for _ in range(count)]
         running: list[set[Node]] = [set() for _ in range(count)]
         due = self.due(count)
@@ -229,7 +240,8 @@ class _Scheduler:
             else:
                 flexible.append(each)
         for each in flexible:  # where most of what it needs runs anyway
-            best, least, extra = self.ready[each.value] - 1, len(self.nodes) + 1, set[Node]()
+            best, least = self.ready[each.value] - 1, len(self.nodes) + 1
+            extra = self.cone(each, running[best])
             for number in range(self.ready[each.value] - 1, due[each.value] + 1):
                 more = self.cone(each, running[number])
                 if any(self.deadline.get(node, count) < number for node in more):
@@ -314,7 +326,7 @@ def _order_of_draws(earlier: Node, node: Node) -> bool:
         return False
     if torch.Tag.nondeterministic_seeded not in node.op.tags:
         return False
-    if earlier.inputs and not separable(earlier):
+    if earlier.inputs and not separable(earlier) and not draws_nothing(earlier):
         return False
     touched = {value.storage for value in (*node.inputs, *node.outputs)}
     own = {value.storage for value in (*earlier.inputs, *earlier.outputs)}
