@@ -178,9 +178,8 @@ def split_run(
     if batch.blocked:
         raise SplitError(refusal(batch))
     found = batch.schedule
-    assert found is not None
-    if not found.passes:
-        return None  # nothing of it depends on the batch
+    if found is None or not found.passes:
+        return None  # one sample, or nothing that depends on the batch
     return SplitRun(tape, nodes, batch.analysis, found, sizes_of(batch.size, pieces, batch.analysis.group))
 
 

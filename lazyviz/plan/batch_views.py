@@ -36,6 +36,8 @@ def reshaped(shape: Sequence[int], shard: Shard, target: Sequence[int], total: i
     The batch's blocks (``group`` samples each) are ``inner`` entries apart; in the target they are in
     the dimension within which that distance falls.
     """
+    if 0 in shape:
+        return None
     blocks = total // shard.group
     inner = shard.unit * prod(shape[shard.dim + 1 :])
     group = shard.group

@@ -125,6 +125,8 @@ class Batch:
 
     @cached_property
     def _scheduled(self) -> tuple[Schedule | None, list[Blocker]]:
+        if self.size < 2:  # nothing to cut
+            return None, []
         if self.analysis.blocked:
             return None, self.analysis.blocked
         try:

@@ -454,3 +454,75 @@ def test_an_operator_may_run_on_the_whole_batch_if_the_user_says_so():
 
     report = same_in_pieces(perceptron(), (x,), step, 3, whole=["cumsum", "flip"])
     assert report.pieces == 3
+
+
+def _adds_what_it_made(x, w):
+    a = x * 2
+    made = a.new_ones(B, 4, 6)
+    a.add_(made * 3)
+    return a
+
+
+def _fills_zeros_of_its_size(x, w):
+    a = x * 2
+    a.add_(a.new_zeros(B, 4, 6) + a)
+    return a
+
+
+# What random programs have found.
+FOUND = {
+    "a sum times itself": lambda x, w: (lambda s: s * s)((x @ w).sum(0)),
+    "a mean times itself": lambda x, w: (lambda s: s * s)((x @ w).mean(0)),
+    "a tensor written after one of its shape was made": _adds_what_it_made,
+    "a tensor added to zeros of its shape": _fills_zeros_of_its_size,
+    "a product that is kept": lambda x, w: x.flatten(0, 1) @ w,
+    "attention that nobody reads": lambda x, w: (
+        F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None]),
+        F.dropout(x @ w, 0.4),
+    )[1],
+}
+
+
+@pytest.mark.parametrize("leaf", [False, True])
+@pytest.mark.parametrize("name", FOUND)
+def test_programs_that_were_wrong_once(name, leaf):
+    results = []
+    for split in ("off", 4):
+        torch.manual_seed(10)
+        x = torch.randn(B, 4, 6, dtype=torch.float64, requires_grad=leaf)
+        w = torch.randn(6, 6, dtype=torch.float64, requires_grad=True)
+        with lazyviz.lazy(batch=x, split=split) as graph:
+            result = FOUND[name](x, w)
+            (result + x.sum() * w.sum()).square().sum().backward()
+        assert graph.evaluate().pieces == (1 if split == "off" else 4)
+        results.append((result.detach(), w.grad, x.grad if leaf else w.grad))
+    for whole, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, whole, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["gather", "index_select"])
+def test_the_gradient_of_a_batch_that_is_indexed(name):
+    grads = []
+    for split in ("off", 5):
+        torch.manual_seed(10)
+        x = torch.randn(B, 4, 6, requires_grad=True)
+        places = torch.tensor([1, 1, 0, 2])
+        with lazyviz.lazy(batch=x, split=split) as graph:
+            picked = (
+                x.index_select(1, places)
+                if name == "index_select"
+                else x.gather(1, places[None, :, None].expand(B, 4, 6))
+            )
+            (picked + x).square().mean().backward()
+        graph.evaluate()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("samples", [0, 1])
+def test_a_batch_of_one_sample_or_none_runs_as_a_whole(samples):
+    x = torch.randn(samples, 4, 6)
+    with lazyviz.lazy(batch=x, split=2) as graph:
+        y = x.reshape(-1, 6) * 2
+    assert graph.evaluate().pieces == 1
+    assert torch.equal(y, x.reshape(-1, 6) * 2)
