@@ -40,12 +40,14 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from . import absence, session
+from .batching import SplitError
 from .cell import compile_cell, without_us
 from .execute.backend import backend_names
+from .execute.clusters import NoWorkersError
 from .plan.devices import PROFILES, cuda_devices
 from .plan.explain import summary
 from .plan.memory import Plan
-from .recomputing import recompute_option
+from .recomputing import RecomputeError, recompute_option
 from .record.pending import AbsentDeviceError
 
 OPTIONS = (
@@ -63,6 +65,8 @@ OPTIONS = (
 VERBS = ("status", "evaluate", "plan", "explain", "why", "reset", "devices")
 
 _LATEST = "_lazy"
+# What an evaluation is refused with before anything runs: a sentence for the user, no traceback.
+_REFUSED = (AbsentDeviceError, SplitError, RecomputeError, NoWorkersError)
 _NO_GRAPH = "There is no lazy graph yet: run a %%lazy cell first."
 
 
@@ -173,7 +177,7 @@ class LazyMagics(Magics):
         try:
             if options.now and graph.pending:
                 graph.evaluate(backend=options.backend)
-        except AbsentDeviceError as error:
+        except _REFUSED as error:
             raise UsageError(f"%%lazy --now: {error}") from None
         finally:
             # Also after a failed evaluation: the picture says what is done and what is not.
@@ -423,7 +427,7 @@ def _evaluated(target: torch.Tensor | session.LazyGraph) -> str:
         if isinstance(target, torch.Tensor):
             return str(session.evaluate(target))
         return str(target.evaluate()) if target.pending else "Nothing is pending."
-    except AbsentDeviceError as error:
+    except _REFUSED as error:
         raise UsageError(f"%lazy evaluate: {error}") from None
 
 

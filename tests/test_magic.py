@@ -595,3 +595,15 @@ def test_what_unloading_drops_says_so(run, shell):
     magic.unload_ipython_extension(shell)
     with pytest.raises(RuntimeError, match="unloading lazyviz"):
         run["x"] + 1
+
+
+@pytest.mark.parametrize("how", ["--now", "%lazy evaluate"])
+def test_a_batch_that_cannot_be_split_is_a_sentence_and_no_traceback(run, how):
+    run("import torch\nx = torch.randn(6, 3)")
+    result = run(f"%%lazy --batch x --split 2 {'--now' if how == '--now' else ''}\ny = x.softmax(0)")
+    if how != "--now":
+        result = run(how)
+    assert isinstance(result.error_in_exec, UsageError)
+    assert "softmax runs along the batch" in run.output
+    assert "Traceback" not in run.output
+    assert run["_lazy"].pending
