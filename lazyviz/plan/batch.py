@@ -189,7 +189,7 @@ class _Pass:
             return False  # a mean that lacks its divisor
         tensors = list(dict.fromkeys(node.inputs))
         if is_view(node):
-            return True
+            return node.outputs[0].dtype == node.inputs[0].dtype  # not the bits as another type
         if name not in _LINEAR or (node.writes and node.args[0] not in partial):
             return False
         if name in ("mul", "div"):
@@ -199,8 +199,10 @@ class _Pass:
             if name == "div" and (node.kwargs.get("rounding_mode") is not None or second in partial):
                 return False
             return len(partial) == 1 and (first in partial or not node.writes)
-        if name == "_to_copy" and not node.outputs[0].dtype.is_floating_point:
-            return False
+        if name == "_to_copy":
+            after, before = node.outputs[0].dtype, partial[0].dtype
+            if not after.is_floating_point or after.itemsize < before.itemsize:  # summands are not rounded
+                return False
         return len(tensors) == len(partial) and not any(
             isinstance(argument, (int, float, complex)) and not isinstance(argument, bool)
             for argument in node.args[1:2]
@@ -225,6 +227,8 @@ class _Pass:
                 raise AssertionError("a spread tensor is cut again")
         written = self.written(node)
         placed = _by_output(node, outputs)
+        if not all(_holds(value, at, self.result.size) for value, at in zip(node.outputs, placed)):
+            return self.block(node, "it has no rule for these arguments")
         for value in written:
             if value.storage in self.named:
                 return self.block(node, "it changes the batch itself")
@@ -370,6 +374,13 @@ def separable(node: Node) -> bool:
         "geometric",
     )
     return name in SEPARABLE and (not in_place_only or bool(node.writes))
+
+
+def _holds(value: Value, placement: Placement | None, samples: int) -> bool:
+    """Whether ``value`` has room for the batch where it is said to be."""
+    if not isinstance(placement, Shard):
+        return True
+    return placement.dim < len(value.shape) and value.shape[placement.dim] == placement.size(samples)
 
 
 def _by_output(node: Node, outputs: Any) -> tuple[Placement | None, ...]:

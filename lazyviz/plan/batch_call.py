@@ -49,7 +49,7 @@ class Call:
         sizes: arguments, by name, that depend on the piece: from its number of samples.
         ranges: arguments, by name, that depend on which samples it has: from its start and stop.
         scaled: indices of outputs that are means of a piece: times its share of the samples.
-        op: the operator to call on a piece, if another; ``without`` are arguments that it lacks.
+        op: the operator to call on a piece, if another.
         onto: the tensor that a sum over the samples is added to: zeros, or a partial sum itself.
     """
 
@@ -66,7 +66,6 @@ class Call:
         self.ranges: dict[str, Callable[[int, int], Any]] = {}
         self.scaled: tuple[int, ...] = ()
         self.op: OpOverload | None = None
-        self.without: tuple[str, ...] = ()
         self.onto: Value | None = None
 
     def __getitem__(self, name: str) -> Any:

@@ -307,15 +307,11 @@ def fused_cell(call: Call) -> Outputs | Placement | None:
 
 @rule(
     """mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits
-    soft_margin_loss multi_margin_loss multilabel_margin_loss_forward multilabel_margin_loss"""
+    soft_margin_loss multilabel_margin_loss_forward multilabel_margin_loss"""
 )
 def loss(call: Call) -> Outputs | Placement | None:
     value = call["self"]
-    found = align(
-        call,
-        call.tensors if "margin" not in call.node.op._schema.name else call.tensors[:2],
-        len(value.shape),
-    )
+    found = align(call, call.tensors, len(value.shape))
     if found is None:
         return None
     outputs: list[Placement | None] = [found] * len(call.node.op._schema.returns)
@@ -338,13 +334,30 @@ def loss_backward(call: Call) -> Outputs | Placement | None:
     return found
 
 
+@rule("multi_margin_loss multi_margin_loss_backward")
+def multi_margin_loss(call: Call) -> Placement | None:
+    shard = call.shard(call["self"]) or call.shard(call["target"])
+    if shard is None:
+        return None
+    if shard.dim or len(call["self"].shape) != 2:
+        raise Coupled("the classes are the batch")
+    call.take(call["self"], shard)
+    call.take(call["target"], shard)
+    reduction, backward = call["reduction"], call.has("grad_output")
+    if reduction == MEAN:
+        call.scaled = (0,)
+    if backward and call["grad_output"].shape:
+        call.take(call["grad_output"], shard)
+    return PARTIAL if reduction in (MEAN, SUM) and not backward else shard
+
+
 @rule("nll_loss_forward nll_loss2d_forward")
 def nll_loss(call: Call) -> Outputs | None:
     value, target = call["self"], call["target"]
     shard = call.shard(value) or _in_scores(call.shard(target))
     if shard is None:
         return None
-    if shard.dim == 1 and len(value.shape) > 1:
+    if shard.dim == 1 or len(value.shape) == 1:
         raise Coupled("the classes are the batch")
     call.take(value, shard)
     call.take(target, _in_target(shard))
@@ -382,7 +395,7 @@ def nll_loss_backward(call: Call) -> Placement | None:
     shard = call.shard(value) or _in_scores(call.shard(target))
     if shard is None:
         return None
-    if shard.dim == 1 and len(value.shape) > 1:
+    if shard.dim == 1 or len(value.shape) == 1:
         raise Coupled("the classes are the batch", shard)
     call.take(value, shard)
     call.take(target, _in_target(shard))

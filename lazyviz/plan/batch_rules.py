@@ -15,7 +15,7 @@ POINTWISE = named(
     """_to_copy copy clone alias detach lift_fresh rsub floor_divide fill hardtanh_backward
     leaky_relu_backward elu_backward softplus_backward hardsigmoid_backward hardswish_backward
     mish_backward log_sigmoid_forward log_sigmoid_backward _prelu_kernel _prelu_kernel_backward polar
-    complex bucketize _fake_quantize_learnable_per_tensor_affine fake_quantize_per_tensor_affine
+    complex _fake_quantize_learnable_per_tensor_affine fake_quantize_per_tensor_affine
     native_dropout_backward softshrink hardshrink softshrink_backward hardshrink_backward
     rrelu_with_noise_backward masked_fill _conj _neg_view real imag view_as_real view_as_complex
     resolve_conj resolve_neg"""
@@ -136,11 +136,6 @@ def cdist(call: Call) -> Placement | None:
     return labelled(call, [(left, rows + "pm"), (right, rows + "rm")], rows + "pr", linear=False)
 
 
-@rule("_trilinear")
-def trilinear(call: Call) -> Placement | None:
-    raise Coupled("it has no rule")
-
-
 # --- reductions and what runs along dimensions -------------------------------------------
 
 _SUMS = frozenset(["sum", "nansum", "count_nonzero"])
@@ -176,8 +171,7 @@ def reduction(call: Call) -> Outputs | Placement | None:
 
 @rule(
     """_softmax _log_softmax _safe_softmax softmax log_softmax cumsum cumprod logcumsumexp cummax cummin
-    _cummax_helper _cummin_helper sort argsort topk glu flip roll unfold _fft_r2c _fft_c2c renorm
-    cummaxmin_backward"""
+    _cummax_helper _cummin_helper sort argsort topk glu flip roll unfold _fft_r2c _fft_c2c _fft_c2r"""
 )
 def along(call: Call) -> Outputs | Placement | None:
     """Works along some dimensions and leaves the others in their places."""
@@ -193,11 +187,6 @@ def along(call: Call) -> Outputs | Placement | None:
     return shard
 
 
-@rule("_fft_c2r")
-def fft_to_real(call: Call) -> Outputs | Placement | None:
-    return along(call)
-
-
 @rule("_softmax_backward_data _log_softmax_backward_data glu_backward")
 def along_backward(call: Call) -> Outputs | Placement | None:
     grad = call["grad_output"]
@@ -205,6 +194,14 @@ def along_backward(call: Call) -> Outputs | Placement | None:
     if found is not None and found.dim in wrapped(call["dim"], len(grad.shape)):
         raise Coupled("it runs along the batch", found)
     return found
+
+
+@rule("bucketize searchsorted")
+def buckets(call: Call) -> Placement | None:
+    bounds = call["boundaries" if call.has("boundaries") else "sorted_sequence"]
+    if call.shard(bounds) is not None or len(bounds.shape) != 1:
+        raise Coupled("it has no rule for these arguments")
+    return call.shard(call["self"])
 
 
 @rule("tril triu")

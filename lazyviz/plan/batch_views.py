@@ -224,7 +224,6 @@ def split(call: Call) -> Outputs | None:
         raise Coupled("it takes the batch apart")
     batches = [output.shape[dim] // part for output in outputs]
     call.op = torch.ops.aten.split_with_sizes.default
-    call.without = ("split_size", "chunks", "sections", "indices")
     call.sizes["split_sizes"] = lambda samples: [
         count * shard.size(samples) // shard.outer for count in batches
     ]

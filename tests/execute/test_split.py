@@ -292,12 +292,18 @@ def test_the_peak_falls_to_a_piece_and_what_stays():
     assert abs(report.peak_bytes - report.projected_bytes) <= 0.01 * report.peak_bytes
 
 
-def test_an_interrupted_run_goes_on_between_pieces():
+def recorded_in_seven():
+    """A model with pending gradients, one with eager's, and the graph."""
     x, y, _ = data(torch.float32)
     model, whole = perceptron(), perceptron()
     F.cross_entropy(whole(x), y).backward()
     with lazyviz.lazy(batch=[x, y], split=7) as graph:
         F.cross_entropy(model(x), y).backward()
+    return model, whole, graph
+
+
+def test_an_interrupted_run_goes_on_between_pieces():
+    model, whole, graph = recorded_in_seven()
     seen = itertools.count()
 
     def interrupt(progress):
@@ -315,11 +321,7 @@ def test_an_interrupted_run_goes_on_between_pieces():
 
 
 def test_a_value_read_in_the_midst_of_an_interrupted_run_ends_it():
-    x, y, _ = data(torch.float32)
-    model, whole = perceptron(), perceptron()
-    F.cross_entropy(whole(x), y).backward()
-    with lazyviz.lazy(batch=[x, y], split=7) as graph:
-        F.cross_entropy(model(x), y).backward()
+    model, whole, graph = recorded_in_seven()
     seen = itertools.count()
 
     def interrupt(progress):
@@ -526,3 +528,41 @@ def test_a_batch_of_one_sample_or_none_runs_as_a_whole(samples):
         y = x.reshape(-1, 6) * 2
     assert graph.evaluate().pieces == 1
     assert torch.equal(y, x.reshape(-1, 6) * 2)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.bucketize(
+            x[:, 0].contiguous(), torch.linspace(-1, 1, B)
+        ),  # as many bounds as samples
+        lambda x: x.sum(0).view(torch.int32),
+        lambda x: x.sum(0).to(torch.bfloat16),
+        lambda x: F.unfold(x.view(B, 4, 4), 2),  # the samples are its channels
+    ],
+    ids=["buckets", "bits of a sum", "a sum rounded", "windows of channels"],
+)
+def test_what_is_like_a_batch_and_is_none(function):
+    torch.manual_seed(14)
+    x = torch.randn(B, 16)
+    expected = function(x)
+    with lazyviz.lazy(batch=x, split=4) as graph:
+        result = function(x)
+    try:
+        graph.evaluate()
+    except lazyviz.SplitError:
+        graph.evaluate(split="off")
+    if result.dtype == torch.int32:  # of sums in another order
+        result, expected = result.view(torch.float32), expected.view(torch.float32)
+    torch.testing.assert_close(result, expected)
+
+
+def test_renorm_takes_its_norms_over_the_batch():
+    x = torch.randn(B, 4)
+    with lazyviz.lazy(batch=x, split=4) as graph:
+        result = x.renorm(2, 1, 0.5)
+    try:
+        graph.evaluate()
+    except lazyviz.SplitError:
+        graph.evaluate(split="off")
+    torch.testing.assert_close(result, x.renorm(2, 1, 0.5))
