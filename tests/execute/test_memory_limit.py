@@ -31,7 +31,7 @@ def step(x, y):
     return loss
 
 
-step(x[:16], y[:16])  # what libraries allocate once
+expected = step(x, y).item(), [each.grad for each in model.parameters()]
 model.zero_grad()
 with lazyviz.lazy(batch=[x, y]) as graph:
     step(x, y)
@@ -48,7 +48,10 @@ else:
     with lazyviz.lazy(batch="x,y", split="auto") as graph:
         loss = step(x, y)
     report = graph.evaluate()
-    print("pieces", report.pieces, "loss", loss.item(), "gradient", model[0].weight.grad.norm().item())
+    torch.testing.assert_close(loss.item(), expected[0])
+    for each, gradient in zip(model.parameters(), expected[1]):
+        torch.testing.assert_close(each.grad, gradient, rtol=1e-4, atol=1e-8)
+    print("pieces", report.pieces)
 """
 
 
@@ -67,7 +70,4 @@ def test_what_needs_four_times_the_limit_runs_in_pieces_and_eager_dies():
     assert "can't allocate memory" in eager.stderr
     ours = run("split")
     assert ours.returncode == 0, ours.stderr[-2000:]
-    words = ours.stdout.split()
-    assert int(words[1]) > 4
-    assert float(words[3]) == pytest.approx(5.545, abs=0.05)
-    assert float(words[5]) > 0
+    assert int(ours.stdout.split()[1]) > 4
