@@ -15,6 +15,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.planner import make_plan
+from lazyviz.view import answers
 from lazyviz.view import widget as module
 from lazyviz.view.hierarchy import build_hierarchy
 from lazyviz.view.widget import LazyWidget
@@ -95,7 +96,7 @@ def finished(widget):
 
 
 def id_of(made, label):
-    return next(box.id for box in made.widget._scene.hierarchy.boxes.values() if box.label == label)
+    return next(box.id for box in made.widget._answers.scene.hierarchy.boxes.values() if box.label == label)
 
 
 def test_the_first_picture_is_lanes_with_everything_in_them_closed(made):
@@ -167,7 +168,7 @@ def test_a_backward_op_links_to_the_op_it_differentiates(made):
 
 @pytest.mark.parametrize("kind", ["op", "module", "input", "lane", "root"])
 def test_every_kind_of_box_can_be_described(made, kind):
-    for box in list(made.widget._scene.hierarchy.boxes.values()):
+    for box in list(made.widget._answers.scene.hierarchy.boxes.values()):
         if box.kind == kind:
             say(made, "select", box.id)
     assert made.sent
@@ -201,18 +202,18 @@ def test_expanding_all_says_when_it_leaves_something_closed(made, monkeypatch):
     say(made, "open-all")
     assert made.sent[-1]["note"] == ""
     assert len(made.sent[-1]["groups"]) == sum(
-        box.is_group for box in made.widget._scene.hierarchy.boxes.values()
+        box.is_group for box in made.widget._answers.scene.hierarchy.boxes.values()
     )
-    monkeypatch.setattr(module, "EXPANDED_BOXES", 8)
+    monkeypatch.setattr(answers, "EXPANDED_BOXES", 8)
     say(made, "open-all")
     assert "too many boxes" in made.sent[-1]["note"]
 
 
 def test_views_are_drawn_when_asked_for(made):
-    before = len(made.widget._scene.hierarchy.boxes)
+    before = len(made.widget._answers.scene.hierarchy.boxes)
     say(made, "views")
     assert made.widget.scene["views"] is True
-    assert len(made.widget._scene.hierarchy.boxes) > before
+    assert len(made.widget._answers.scene.hierarchy.boxes) > before
 
 
 def test_messages_that_are_no_known_action_are_ignored(made):
@@ -404,7 +405,7 @@ def test_a_batch_that_cannot_be_cut_names_the_nodes_with_the_way_to_them(batched
     first = batch["blocked"][0]
     assert first["label"].startswith("native_batch_norm")
     assert "batch norm in training" in first["why"] and "GroupNorm" in first["why"]
-    assert made.widget._scene.hierarchy.boxes[first["chain"][-1]].node.name in first["label"]
+    assert made.widget._answers.scene.hierarchy.boxes[first["chain"][-1]].node.name in first["label"]
     say(made, "evaluate")
     finished(made.widget)
     assert made.widget.state == "failed"
@@ -442,7 +443,7 @@ def test_moments_and_lifetimes_are_those_of_the_plan_that_is_shown(batched):
     lifetime = made.sent[-1]["details"]["lifetime"]
     assert lifetime == [[each.start, each.stop] for each in plan.held(relu)]
     assert len(lifetime) == 2
-    lane = made.widget._scene.hierarchy.root.children[0].id
+    lane = made.widget._answers.scene.hierarchy.root.children[0].id
     say(made, "select", lane)
     ranges = made.sent[-1]["details"]["lifetime"]
     assert len(ranges) >= 2 and all(start < stop for start, stop in ranges)
@@ -477,7 +478,7 @@ def test_sizes_that_cannot_be_planned_say_why(batched, monkeypatch):
         raise ValueError("it is not known how the results of odd_3 grow with the batch")
 
     say(made, "batch-size", "24")
-    monkeypatch.setattr(type(made.widget._plan), "replan", lambda self, *args, **kwargs: refuse())
+    monkeypatch.setattr(type(made.widget._answers._plan), "replan", lambda self, *args, **kwargs: refuse())
     say(made, "batch-size", "48")
     assert made.sent[-1]["note"].startswith("it is not known how")
     assert made.sent[-1]["batch"]["size"] == 24

@@ -1,0 +1,201 @@
+"""What the page asks while it looks at a picture, and the answers.
+
+Each question is an action with an id; nothing else of a message is read.  None of them runs
+the graph.  That is the widget's own business (:mod:`.widget`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..graph.ir import Graph
+from .batch import batch_json
+from .boxes import Box, chain
+from .details import describe, describe_moment, find
+from .scene import PlanLike, Scene
+
+FIRST_BYTES = 40_000  # about how much JSON the first picture may take, chart not counted
+EXPANDED_BOXES = 2000  # boxes that "Expand all" opens at most
+MAX_QUERY = 200
+
+
+class Pictured(Protocol):
+    """A recorded graph as far as its picture goes."""
+
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def split(self) -> int | str:
+        """What ``evaluate`` is to do about the batch: ``"off"``, ``"auto"`` or a number of pieces."""
+
+    @split.setter
+    def split(self, split: int | str) -> None: ...
+
+    def plan(self) -> PlanLike: ...
+
+
+class Answers:
+    """Answers a page's questions about one graph; several pages may show it.
+
+    Args:
+        pictured: the graph and its plan.
+        send: takes a message for the page.
+        redraw: called when the first picture has changed as a whole.
+    """
+
+    def __init__(
+        self, pictured: Pictured, send: Callable[[dict[str, Any]], None], redraw: Callable[[], None]
+    ) -> None:
+        self._pictured = pictured
+        self._plan = pictured.plan()  # of the batch as recorded
+        self.scene = Scene(pictured.graph, self._plan)  # whose plan may be of another size
+        self._views = False
+        self._send = send
+        self._redraw = redraw
+
+    def answer(self, action: str, id: str) -> bool:
+        """Answer one question; False if there is no such action."""
+        handler = self._handlers.get(action)
+        if handler is not None:
+            handler(self, id)
+        return handler is not None
+
+    def first_picture(self) -> dict[str, Any]:
+        """The first picture: what is open, and of the groups below what fits in a small message."""
+        scene = self.scene
+        opened = scene.opened()
+        groups = [scene.group(box) for box in opened]
+        size = sum(_size(group) for group in groups)
+        queue = [child for box in opened for child in box.children if child.is_group and child not in opened]
+        for box in queue:  # grows while it is read
+            group = scene.group(box)
+            size += _size(group)
+            if size > FIRST_BYTES:
+                break
+            groups.append(group)
+            queue += [child for child in box.children if child.is_group]
+        return {
+            "title": self._pictured.title,
+            "root": scene.hierarchy.root.id,
+            "opened": [box.id for box in opened],
+            "groups": groups,
+            "memory": scene.memory() if scene.graph.nodes else None,
+            "batch": self._batch() if scene.graph.nodes else None,
+            "views": self._views,
+        }
+
+    def _batch(self) -> dict[str, Any] | None:
+        return batch_json(self.scene, self._plan.batch_size or 0, self._pictured.split)
+
+    def _open(self, id: str) -> None:
+        box = self.scene.hierarchy.boxes.get(id)
+        if box is not None and box.is_group:
+            self._send_groups([box])
+
+    def _open_all(self, _: str) -> None:
+        groups: list[Box] = []
+        drawn, note = 0, ""
+        queue = [self.scene.hierarchy.root]
+        for box in queue:  # grows while it is read
+            drawn += len(box.children)
+            if drawn > EXPANDED_BOXES and groups:
+                note = f"too many boxes to open all: {EXPANDED_BOXES:,} are shown, open others by a click"
+                break
+            groups.append(box)
+            queue += [child for child in box.children if child.is_group]
+        self._send_groups(groups, note)
+
+    def _send_groups(self, groups: list[Box], note: str = "") -> None:
+        self._send({"kind": "groups", "groups": [self.scene.group(box) for box in groups], "note": note})
+
+    def _select(self, id: str) -> None:
+        box = self.scene.hierarchy.boxes.get(id)
+        if box is not None:
+            self._send({"kind": "details", "details": describe(self.scene, box)})
+
+    def _moment(self, id: str) -> None:
+        """What is alive at the position ``id`` of the plan's timeline."""
+        if id.isascii() and id.isdigit() and int(id) < len(self.scene.plan.timeline):
+            self._send({"kind": "moment", "moment": describe_moment(self.scene, int(id))})
+
+    def _largest(self, _: str) -> None:
+        """The largest batch that fits, and the plan that is shown: a page opened later has the first."""
+        plan = self._plan
+        if plan.batch_size is None:
+            return
+        most = plan.replan(split=self._pictured.split).max_batch_size
+        note = ""
+        if most is None:
+            try:
+                plan.replan(2 * plan.batch_size)
+            except ValueError as error:
+                note = str(error)
+        self._show_plan(most=most, fixed=bool(note), note=note)
+
+    def _resize(self, id: str) -> None:
+        """Plan for another number of samples."""
+        if self._plan.batch_size is not None and re.fullmatch(r"[0-9]{1,13}", id) and int(id):
+            self._replan(int(id))
+
+    def _cut(self, id: str) -> None:
+        """What Evaluate is to do about the batch: off, auto, or a number of pieces."""
+        if self._plan.batch_size is None or not re.fullmatch(r"off|auto|[1-9][0-9]{0,8}", id):
+            return
+        self._pictured.split = id if id in ("off", "auto") else int(id)
+        begun = getattr(self._pictured, "split_run", None) is not None
+        note = "the interrupted run goes on in the pieces that it was begun in" if begun else ""
+        self._replan(self.scene.plan.batch_size or 1, note)
+
+    def _replan(self, size: int, note: str = "") -> None:
+        """The page waits for the answer: whatever happens, it gets one."""
+        try:
+            own = size == self._plan.batch_size
+            self.scene.plan = self._plan.replan(None if own else size, self._pictured.split)
+        except ValueError as error:
+            note = str(error)
+        except Exception as error:
+            self._show_plan(note=f"{type(error).__name__}: {error}")
+            raise
+        self._show_plan(note=note)
+
+    def _show_plan(self, **more: Any) -> None:
+        self._send({"kind": "plan", "memory": self.scene.memory(), "batch": self._batch(), **more})
+
+    def _reveal(self, id: str) -> None:
+        box = self.scene.hierarchy.boxes.get(id)
+        if box is None:
+            return
+        path = chain(box)
+        groups = [self.scene.group(self.scene.hierarchy.boxes[each]) for each in path[:-1]]
+        self._send({"kind": "reveal", "groups": groups, "chain": path})
+
+    def _search(self, query: str) -> None:
+        hits, total = find(self.scene, query[:MAX_QUERY])
+        self._send({"kind": "found", "query": query, "hits": hits, "total": total})
+
+    def _toggle_views(self, _: str) -> None:
+        self._views = not self._views
+        self.scene = Scene(self._pictured.graph, self.scene.plan, views=self._views)
+        self._redraw()
+
+    _handlers = {  # noqa: RUF012 (constant)
+        "open": _open,
+        "open-all": _open_all,
+        "select": _select,
+        "moment": _moment,
+        "largest": _largest,
+        "batch-size": _resize,
+        "split": _cut,
+        "reveal": _reveal,
+        "search": _search,
+        "views": _toggle_views,
+    }
+
+
+def _size(group: dict[str, Any]) -> int:
+    """About how many bytes of JSON a group is."""
+    return 170 * len(group["boxes"]) + 45 * len(group.get("edges", ()))
