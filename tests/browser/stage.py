@@ -1,0 +1,142 @@
+"""The widget on a bare page, with its Python side in this process: no Jupyter, so it is up in a second.
+
+What only a notebook can show (cells, kernels, themes of the host) is tried in a real
+JupyterLab, see :mod:`.lab`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from types import TracebackType
+from typing import Any
+
+from lazyviz.view.widget import LazyWidget
+
+# Colours of JupyterLab's two themes, as far as the widget reads them.
+LIGHT = {
+    "--jp-layout-color0": "#fff",
+    "--jp-layout-color1": "#fff",
+    "--jp-layout-color2": "#eee",
+    "--jp-border-color1": "#bdbdbd",
+    "--jp-border-color2": "#e0e0e0",
+    "--jp-ui-font-color1": "rgba(0,0,0,0.87)",
+    "--jp-ui-font-color2": "rgba(0,0,0,0.54)",
+    "--jp-brand-color1": "#1976d2",
+}
+DARK = {
+    "--jp-layout-color0": "#111",
+    "--jp-layout-color1": "#212121",
+    "--jp-layout-color2": "#424242",
+    "--jp-border-color1": "#616161",
+    "--jp-border-color2": "#424242",
+    "--jp-ui-font-color1": "rgba(255,255,255,1)",
+    "--jp-ui-font-color2": "rgba(255,255,255,0.7)",
+    "--jp-brand-color1": "#2196f3",
+}
+TRAITS = ("scene", "state", "summary", "progress", "report", "error", "static_id")
+PAGE = """
+async ([code, css, traits]) => {
+  const style = document.createElement("style");
+  style.textContent = css;
+  document.head.append(style);
+  const handlers = new Map();
+  const fire = (event, value) => { for (const each of [...(handlers.get(event) ?? [])]) each(value); };
+  window.stage = {
+    model: {
+      get: (name) => traits[name],
+      on: (event, callback) => { handlers.set(event, [...(handlers.get(event) ?? []), callback]); },
+      off: (event, callback) => {
+        handlers.set(event, (handlers.get(event) ?? []).filter((each) => each !== callback));
+      },
+      send: (content) => { window.toPython(JSON.stringify(content)); },
+      set: (name, value) => { traits[name] = value; fire("change:" + name, value); },
+      save_changes: () => {},
+    },
+    hear: (messages) => {
+      for (const [name, value] of messages) {
+        if (name === null) fire("msg:custom", value);
+        else { traits[name] = value; fire("change:" + name, value); }
+      }
+    },
+  };
+  const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+  const widget = (await import(url)).default;
+  for (const el of document.querySelectorAll(".stage")) widget.render({ model: window.stage.model, el });
+}
+"""
+
+
+class Stage:
+    """A widget of ``graph`` on ``page``, drawn ``views`` times; messages move while :meth:`settle` waits."""
+
+    def __init__(
+        self, page: Any, graph: Any, *, width: int = 1000, dark: bool = False, views: int = 1
+    ) -> None:
+        self.page = page
+        self.widget = LazyWidget(graph)
+        self._inbox: deque[str] = deque()
+        self._outbox: deque[tuple[str | None, Any]] = deque()
+        self.messages: list[Any] = []  # custom messages to the page, in order
+        self.widget.send = self._custom  # type: ignore[method-assign]
+        self.widget.observe(lambda change: self._outbox.append((change["name"], change["new"])), TRAITS)
+        colours = "".join(f"{name}:{value};" for name, value in (DARK if dark else LIGHT).items())
+        hosts = f'<div class="stage" style="width:{width}px;margin:0 0 12px"></div>' * views
+        page.set_content(
+            f'<!doctype html><html lang="en"><head><title>lazyviz</title><style>:root{{{colours}}}'
+            f"body{{margin:8px;background:var(--jp-layout-color1)}}</style></head>"
+            f'<body data-jp-theme-light="{str(not dark).lower()}"><main>{hosts}</main></body></html>'
+        )
+        if not getattr(page, "_lazyviz_stage", False):
+            page.expose_function("toPython", self._heard)
+            page._lazyviz_stage = True
+        traits = {name: getattr(self.widget, name) for name in TRAITS}
+        page.evaluate(PAGE, [self.widget._esm, self.widget._css, traits])
+        self.settle()
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.widget.close()
+
+    def _custom(self, content: Any, buffers: Any = None) -> None:
+        self.messages.append(content)
+        self._outbox.append((None, content))
+
+    def _heard(self, text: str) -> None:
+        self._inbox.append(text)
+
+    def pump(self) -> bool:
+        """Carry over what waits on either side; whether there was anything."""
+        moved = False
+        while self._inbox:
+            moved = True
+            self.widget._handle_custom_msg(json.loads(self._inbox.popleft()), [])
+        if self._outbox:
+            moved = True
+            batch = [self._outbox.popleft() for _ in range(len(self._outbox))]
+            self.page.evaluate("(messages) => window.stage.hear(messages)", batch)
+        return moved
+
+    def settle(self, *, seconds: float = 20.0) -> None:
+        """Until nothing is under way: messages, the run of the graph, the page's own timers and frames."""
+        end = time.monotonic() + seconds
+        quiet = 0
+        while quiet < 3:
+            if time.monotonic() > end:
+                raise AssertionError(f"the widget did not come to rest within {seconds:g} seconds")
+            self.page.wait_for_timeout(60)
+            running = self.widget.state == "running"
+            quiet = 0 if self.pump() or running else quiet + 1
+
+    def click(self, selector: str) -> None:
+        """Click, and wait for what comes of it."""
+        self.page.locator(selector).first.click()
+        self.settle()
