@@ -14,6 +14,7 @@ from ..graph.ir import Graph
 from .batch import batch_json
 from .boxes import Box, chain
 from .details import describe, describe_moment, find
+from .memory import memory_json
 from .scene import PlanLike, Scene
 
 FIRST_BYTES = 40_000  # about how much JSON the first picture may take, chart not counted
@@ -83,7 +84,7 @@ class Answers:
             "root": scene.hierarchy.root.id,
             "opened": [box.id for box in opened],
             "groups": groups,
-            "memory": scene.memory() if scene.graph.nodes else None,
+            "memory": memory_json(scene) if scene.graph.nodes else None,
             "batch": self._batch() if scene.graph.nodes else None,
             "views": self._views,
         }
@@ -163,7 +164,7 @@ class Answers:
         self._show_plan(note=note)
 
     def _show_plan(self, **more: Any) -> None:
-        self._send({"kind": "plan", "memory": self.scene.memory(), "batch": self._batch(), **more})
+        self._send({"kind": "plan", "memory": memory_json(self.scene), "batch": self._batch(), **more})
 
     def _reveal(self, id: str) -> None:
         box = self.scene.hierarchy.boxes.get(id)

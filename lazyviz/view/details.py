@@ -12,6 +12,7 @@ from ..plan.explain import keeper
 from ..plan.units import format_bytes
 from ..plan.words import line_text
 from .boxes import Box, Hierarchy, chain, op_name
+from .memory import alive_json
 from .scene import Scene, dtype_text, plural, shape_text
 
 LISTED = 12  # tensors, readers or flows listed at most
@@ -68,7 +69,7 @@ def describe_moment(scene: Scene, position: int) -> dict[str, Any]:
     Raises ``IndexError`` if there is no such node.
     """
     moment = scene.plan.at(position)
-    rows = scene.alive(moment.alive)
+    rows = alive_json(scene, moment.alive)
     for row, allocation in zip(rows, moment.alive):
         row["line"] = line_text(allocation.source) if allocation.source is not None else ""
         row["keeper"] = keeper(allocation)

@@ -18,6 +18,7 @@ from ..graph.ir import Graph
 from ..plan.units import format_bytes
 from .arrange import Arrangement, Frame, arrange, curve
 from .batch import batch_lines
+from .memory import memory_json
 from .scene import PlanLike, Scene, plural
 from .text import render_text
 
@@ -127,7 +128,7 @@ def render_svg(
         parts += _picture(picture, scene)
         parts.append("</g>")
         top += picture.height * scale + 22
-        chart, top = _chart(scene.memory(), top)
+        chart, top = _chart(memory_json(scene), top)
         parts += chart
     else:
         parts.append(
@@ -147,7 +148,7 @@ def render_svg(
 
 
 def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str], float]:
-    memory = scene.memory()
+    memory = memory_json(scene)
     color = _VERDICT_COLORS[memory["verdict"]]
     chip = shorten(memory["verdictText"], 600, 12, bold=True)
     wide = len(chip) * char_width(12, bold=True) + 40

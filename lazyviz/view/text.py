@@ -6,7 +6,8 @@ from ..graph.ir import Graph
 from ..plan.units import format_bytes
 from .batch import batch_lines
 from .boxes import Box
-from .scene import PHASE_TITLES, PlanLike, Scene, needed_for, plural, verdict
+from .memory import needed_for, verdict
+from .scene import PHASE_TITLES, PlanLike, Scene, plural
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _LISTED = 6

@@ -12,6 +12,7 @@ import lazyviz
 from lazyviz.plan.devices import DeviceProfile
 from lazyviz.plan.recompute import work
 from lazyviz.view.details import describe_moment
+from lazyviz.view.memory import memory_json
 from lazyviz.view.scene import Scene
 
 
@@ -79,7 +80,7 @@ def test_timeline_chart_and_exports_are_those_of_the_run_that_recomputes(tmp_pat
     assert max(size for _, size in plan.timeline) == plan.peak_bytes <= least
     assert [sum(levels) for levels in zip(*plan.category_timeline.values())] == [n for _, n in plan.timeline]
     scene = Scene(graph.ir, plan)
-    memory = scene.memory()
+    memory = memory_json(scene)
     assert memory["count"] == len(plan.timeline)
     assert plan.timeline[memory["peakAt"]][1] == plan.peak_bytes
     assert memory["peakAt"] in memory["at"]

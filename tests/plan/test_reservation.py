@@ -10,7 +10,7 @@ import lazyviz
 from lazyviz.plan.devices import CONTEXT_BYTES
 from lazyviz.plan.reservation import CUBLAS_WORKSPACE_BYTES, LARGE_CUBLAS_WORKSPACE_BYTES
 from lazyviz.plan.units import format_bytes, format_range
-from lazyviz.view.scene import verdict
+from lazyviz.view.memory import verdict
 from lazyviz.view.text import render_text
 
 MIB = 2**20

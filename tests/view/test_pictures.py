@@ -21,7 +21,8 @@ from lazyviz.plan.words import line_text
 from lazyviz.view import export
 from lazyviz.view.dot import to_dot
 from lazyviz.view.export import save
-from lazyviz.view.scene import Scene, verdict
+from lazyviz.view.memory import memory_json, verdict
+from lazyviz.view.scene import Scene
 from lazyviz.view.static import WIDTH, render_svg, static_bundle
 from lazyviz.view.text import render_text
 
@@ -134,7 +135,7 @@ def test_the_chart_keeps_the_peak_when_it_leaves_positions_out(write):
     for _ in range(60):
         write.training_step(program, 4)
     plan = make_plan(program.graph)
-    memory = Scene(program.graph, plan).memory()
+    memory = memory_json(Scene(program.graph, plan))
     assert len(memory["at"]) < len(plan.timeline)
     totals = [sum(sizes) for sizes in zip(*(c["bytes"] for c in memory["categories"]), strict=True)]
     assert max(totals) == plan.peak_bytes
@@ -237,7 +238,7 @@ def test_a_batch_that_cannot_be_cut_is_said_with_reason_node_and_line(cut):
 def test_the_chart_of_a_run_in_pieces_names_them_in_the_order_of_the_run(cut):
     graph = cut[nn.LayerNorm]
     plan = graph.plan(split=4)
-    memory = Scene(graph.ir, plan).memory()
+    memory = memory_json(Scene(graph.ir, plan))
     assert memory["count"] == len(plan.timeline)
     assert memory["at"] == list(range(len(plan.timeline)))
     for position, name in memory["pieces"]:
