@@ -247,7 +247,8 @@ class LazyMagics(Magics):
                 print(f"Evaluated: {graph.report}")
             return
         # A separate output: it is what a saved notebook shows where the widget cannot run.
-        picture = display(graph.static_bundle(), raw=True, display_id=True)
+        scene = graph.scene()
+        picture = display(graph.static_bundle(scene), raw=True, display_id=True)
 
         def refresh() -> None:
             if graph.state != "running":
@@ -259,7 +260,7 @@ class LazyMagics(Magics):
             previous = self._widgets.pop(self._cell_id or "", None)
             if previous is not None:
                 previous.close()
-            widget = graph.widget()
+            widget = graph.widget(scene)
             if self._cell_id is not None:
                 self._widgets[self._cell_id] = widget
             display(widget)

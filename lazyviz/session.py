@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -37,14 +36,13 @@ from .record.pending import HELD_BYTES_LIMIT
 from .record.recorder import tape
 from .record.storage import Lost, TrackedNode, TrackedStorage
 from .record.tensor import is_pending
+from .showing import Shown
 
 if TYPE_CHECKING:
-    import graphviz
-
     from .plan.memory import Plan
 
 
-class LazyGraph:
+class LazyGraph(Shown):
     """A recorded block: what was recorded, what it would cost, and the means to run it.
 
     Displaying it shows the widget; its ``repr`` is one line.  Neither evaluates anything.
@@ -74,7 +72,6 @@ class LazyGraph:
         self.error: BaseException | None = None
         self._state: str | None = None  # running, failed or interrupted; else told by the nodes
         self._listeners: list[Callable[[], None]] = []
-        self._widget: Any = None
 
     def __del__(self) -> None:
         self.ir.lost = True
@@ -214,56 +211,6 @@ class LazyGraph:
                 split=split,
                 recompute=recompute,
             )
-
-    # --- showing ------------------------------------------------------------------
-
-    def text(self) -> str:
-        """The graph and its plan as text."""
-        from .view.text import render_text
-
-        return render_text(self.ir, self.plan())
-
-    def to_dot(self) -> graphviz.Digraph:
-        from .view.dot import to_dot
-
-        return to_dot(self.ir)
-
-    def to_fx(self) -> torch.fx.GraphModule:
-        from .graph.fx import to_fx
-
-        return to_fx(self.ir)
-
-    def save(self, path: str | Path, format: str | None = None, *, eager: bool = False) -> None:
-        """Write a picture or the timeline of the graph; the suffix of ``path`` says which kind.
-
-        Args:
-            format: instead of the suffix, or which ``.json``: ``"perfetto"``, ``"model-explorer"``.
-            eager: a ``.pickle`` (PyTorch's memory snapshot) of eager PyTorch's timeline, not our run's.
-        """
-        from .view.export import save
-
-        save(self.ir, self.plan(), path, format, eager=eager, title=self.title, state=self.state)
-
-    def widget(self) -> Any:
-        """The interactive widget; the same one each time, until it is closed."""
-        if self._widget is None or self._widget.comm is None:
-            from .view.widget import LazyWidget
-
-            self._widget = LazyWidget(self)
-        return self._widget
-
-    def static_bundle(self) -> dict[str, str]:
-        """The picture for saved notebooks: MIME type -> data."""
-        from .view.static import static_bundle
-
-        return static_bundle(self.ir, self.plan(), title=self.title, state=self.state, report=self.report)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        bundle = self.widget()._repr_mimebundle_(include=include, exclude=exclude)
-        data = bundle[0] if isinstance(bundle, tuple) else bundle
-        if data is not None:
-            data["text/plain"] = repr(self)
-        return bundle
 
 
 # --- the public functions -------------------------------------------------------------

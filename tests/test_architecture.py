@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "absence": {"_torch_cuda", "record", "graph", "plan"},  # a part of session
     "batching": {"_torch", "record", "graph", "plan", "execute", "session"},  # another
     "recomputing": {"record", "graph", "plan", "session"},  # another
+    "showing": {"graph", "view"},  # another
     "evaluation": {
         "absence",
         "batching",

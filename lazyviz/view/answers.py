@@ -46,14 +46,20 @@ class Answers:
         pictured: the graph and its plan.
         send: takes a message for the page.
         redraw: called when the first picture has changed as a whole.
+        scene: of the graph under its plan, where there is one already.
     """
 
     def __init__(
-        self, pictured: Pictured, send: Callable[[dict[str, Any]], None], redraw: Callable[[], None]
+        self,
+        pictured: Pictured,
+        send: Callable[[dict[str, Any]], None],
+        redraw: Callable[[], None],
+        scene: Scene | None = None,
     ) -> None:
         self._pictured = pictured
-        self._plan = pictured.plan()  # of the batch as recorded
-        self.scene = Scene(pictured.graph, self._plan)  # whose plan may be of another size
+        self._plan = scene.plan if scene is not None else pictured.plan()  # of the batch as recorded
+        # A scene of its own, since its plan may be of another size later.
+        self.scene = Scene(pictured.graph, self._plan, drawn=scene.hierarchy if scene is not None else None)
         self._views = False
         self._send = send
         self._redraw = redraw

@@ -71,6 +71,7 @@ class Hierarchy:
     box_of_value: dict[int, Box]
     reads: list[list[tuple[int | None, Value]]]
     behind: dict[int, list[Node]]
+    drawn_of: tuple[object, ...] = ()  # tells the graph, as far as boxes depend on it
     opened: set[str] = field(default_factory=set)  # groups drawn open from the start, besides lanes
     _readers: list[list[int]] | None = None
 

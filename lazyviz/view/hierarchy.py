@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 
 from ..graph.ir import Graph, Node, SyncPoint, Value
+from ..plan.collector import paused
 from .boxes import Box, Hierarchy, Kind, op_name
 from .flow import Reads, crowded_lanes, data_flow, hidden_views, steps_of, updates
 from .folding import chunk, count, fold_repeats, join, path_label
@@ -24,8 +25,16 @@ LANE_BOXES = 14  # a lane shows its modules' parts instead of the modules up to 
 SEPARATE_INPUTS = 2  # outside tensors of one kind drawn one by one for one consumer
 
 
-def build_hierarchy(graph: Graph, *, views: bool = False) -> Hierarchy:
-    """The boxes of ``graph``; with ``views`` the ops that only view memory get boxes of their own."""
+@paused()
+def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | None = None) -> Hierarchy:
+    """The boxes of ``graph``; with ``views`` the ops that only view memory get boxes of their own.
+
+    ``drawn``, boxes made earlier, are returned if they are still those of ``graph``.
+    """
+    failed = tuple(node.index for node in graph.nodes if node.state == "failed")  # which are never hidden
+    drawn_of = (id(graph), len(graph.nodes), len(graph.sync_points), failed, views)
+    if drawn is not None and drawn.drawn_of == drawn_of:
+        return drawn
     hidden = [False] * len(graph.nodes) if views else hidden_views(graph)
     if all(hidden):
         hidden = [False] * len(graph.nodes)
@@ -36,7 +45,7 @@ def build_hierarchy(graph: Graph, *, views: bool = False) -> Hierarchy:
     _dissolve(root)
     box_of_value = _add_outside_tensors(graph, reads, box_of)
     _cut_and_number(root)
-    hierarchy = Hierarchy(graph, root, {}, box_of, box_of_value, reads, behind)
+    hierarchy = Hierarchy(graph, root, {}, box_of, box_of_value, reads, behind, drawn_of)
     _join(hierarchy)
     _order_syncs(syncs)
     _name(hierarchy)

@@ -124,10 +124,13 @@ def plural(count: int, noun: str) -> str:
 class Scene:
     """The picture of one graph under one plan."""
 
-    def __init__(self, graph: Graph, plan: PlanLike, *, views: bool = False) -> None:
+    def __init__(
+        self, graph: Graph, plan: PlanLike, *, views: bool = False, drawn: Hierarchy | None = None
+    ) -> None:
         self.graph = graph
         self.plan = plan
-        self.hierarchy: Hierarchy = build_hierarchy(graph, views=views)
+        # Boxes are the same under every plan: `drawn`, made earlier, is used as long as it is still right.
+        self.hierarchy: Hierarchy = build_hierarchy(graph, views=views, drawn=drawn)
         self._layers: dict[str, Layers] = {}
 
     # --- groups -------------------------------------------------------------------

@@ -110,14 +110,21 @@ def _rect(
 
 
 def render_svg(
-    graph: Graph, plan: PlanLike, *, title: str = "lazyviz", state: str = "pending", report: Any = None
+    graph: Graph,
+    plan: PlanLike,
+    *,
+    title: str = "lazyviz",
+    state: str = "pending",
+    report: Any = None,
+    scene: Scene | None = None,
 ) -> str:
     """The picture of ``graph``: lanes of modules, memory, verdict and legend, as SVG text.
 
     ``state`` is one of pending, running, done, failed, interrupted; ``report``, once there
-    is one, has ``ops_run``, ``seconds`` and ``peak_bytes``.
+    is one, has ``ops_run``, ``seconds`` and ``peak_bytes``.  ``scene``: that of ``graph`` and
+    ``plan``, where there is one already.
     """
-    scene = Scene(graph, plan)
+    scene = scene or Scene(graph, plan)
     parts, top = _header(scene, title, state, report)
     if graph.nodes:
         picture = arrange(scene, {box.id for box in scene.opened()}, room=WIDTH / MIN_SCALE)
@@ -389,18 +396,25 @@ def _pieces(memory: dict[str, Any], left: float, right: float, top: float, botto
 
 
 def static_bundle(
-    graph: Graph, plan: PlanLike, *, title: str = "lazyviz", state: str = "pending", report: Any = None
+    graph: Graph,
+    plan: PlanLike,
+    *,
+    title: str = "lazyviz",
+    state: str = "pending",
+    report: Any = None,
+    scene: Scene | None = None,
 ) -> dict[str, str]:
     """The separate output that saved notebooks keep: MIME type -> data.
 
     ``text/html`` is one ``<img>`` with the picture in it; its id (``static_id``) lets a live
     widget hide it.
     """
-    svg = render_svg(graph, plan, title=title, state=state, report=report)
+    scene = scene or Scene(graph, plan)
+    svg = render_svg(graph, plan, title=title, state=state, report=report, scene=scene)
     data = base64.b64encode(svg.encode()).decode()
     alt = _escape(f"{title}: the recorded graph and its projected memory")
     image = (
         f'<img class="{STATIC_CLASS}" id="{STATIC_CLASS}-{uuid.uuid4().hex[:12]}" alt="{alt}" '
         f'style="max-width:100%;height:auto" src="data:image/svg+xml;base64,{data}">'
     )
-    return {"text/html": image, "text/plain": render_text(graph, plan)}
+    return {"text/html": image, "text/plain": render_text(graph, plan, scene=scene)}

@@ -13,14 +13,14 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _LISTED = 6
 
 
-def render_text(graph: Graph, plan: PlanLike, *, width: int = 100) -> str:
+def render_text(graph: Graph, plan: PlanLike, *, width: int = 100, scene: Scene | None = None) -> str:
     """A summary of ``graph`` and its projected memory, at most ``width`` characters wide.
 
     What was recorded, sync points with cause and line, modules by phase with repeats folded,
     the memory over time, what is alive at the peak, and whether it fits.
     """
     width = max(width, 48)
-    scene = Scene(graph, plan)
+    scene = scene or Scene(graph, plan)
     lines = [scene.summary()]
     for sync in graph.sync_points:
         where = f" at line {sync.source.line}: {sync.source.text.strip()}" if sync.source is not None else ""

@@ -29,7 +29,7 @@ from ..plan.units import format_bytes
 from .answers import Answers, Pictured
 from .boxes import chain
 from .details import source_json
-from .scene import plural
+from .scene import Scene, plural
 
 STATIC = Path(__file__).parent.parent / "static"
 PROGRESS_INTERVAL = 0.1  # seconds between two progress messages
@@ -86,6 +86,7 @@ class LazyWidget(anywidget.AnyWidget):
     Args:
         controller: the graph with its plan, its state and the means to run it.
         static_id: id of the ``<img>`` in the output before this one, hidden while this is live.
+        scene: of the graph under its plan, where there is one already.
 
     Raises:
         RuntimeError: the JavaScript bundle is missing; the message says how to build it.
@@ -101,9 +102,9 @@ class LazyWidget(anywidget.AnyWidget):
     error: Any = traitlets.Dict(allow_none=True, default_value=None).tag(sync=True)
     static_id = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, controller: Controller, *, static_id: str = "") -> None:
+    def __init__(self, controller: Controller, *, static_id: str = "", scene: Scene | None = None) -> None:
         self._controller = controller
-        self._answers = Answers(controller, lambda message: self.send(message), self._redraw)
+        self._answers = Answers(controller, lambda message: self.send(message), self._redraw, scene)
         self._cancel = threading.Event()
         self._worker: threading.Thread | None = None
         self._start = threading.Lock()

@@ -161,3 +161,13 @@ def test_a_deep_nest_of_modules_needs_no_recursion(write):
     for depth in range(100, 1500, 100):
         y = program(write.aten.sin.default, [y], module=".".join(["m"] * depth))
     assert build_hierarchy(program.graph).root.ops == 14
+
+
+def test_boxes_drawn_before_are_used_again_until_an_op_fails_or_views_are_asked_for(step):
+    drawn = build_hierarchy(step)
+    assert build_hierarchy(step, drawn=drawn) is drawn
+    assert build_hierarchy(step, drawn=drawn, views=True) is not drawn
+    step.nodes[0].state = "failed"  # a view, which now has to be seen
+    again = build_hierarchy(step, drawn=drawn)
+    assert again is not drawn
+    assert again.box_of[0] is not None

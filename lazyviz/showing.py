@@ -1,0 +1,88 @@
+"""The pictures of a recorded graph: a part of :class:`lazyviz.session.LazyGraph`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .graph.ir import Graph
+
+if TYPE_CHECKING:
+    import graphviz
+    import torch
+
+    from .view.boxes import Hierarchy
+    from .view.scene import Scene
+
+
+class Shown:
+    """What shows a graph.  Nothing here evaluates anything, and ``view`` is imported when it is used."""
+
+    ir: Graph
+    title: str
+    report: Any
+    state: Any
+    plan: Callable[..., Any]
+    _widget: Any = None
+    _drawn: Hierarchy | None = None
+
+    def scene(self) -> Scene:
+        """What every picture of the graph is drawn from; its boxes are kept, its plan is made anew."""
+        from .view.scene import Scene
+
+        scene = Scene(self.ir, self.plan(), drawn=self._drawn)
+        self._drawn = scene.hierarchy
+        return scene
+
+    def text(self) -> str:
+        """The graph and its plan as text."""
+        from .view.text import render_text
+
+        scene = self.scene()
+        return render_text(self.ir, scene.plan, scene=scene)
+
+    def to_dot(self) -> graphviz.Digraph:
+        from .view.dot import to_dot
+
+        return to_dot(self.ir)
+
+    def to_fx(self) -> torch.fx.GraphModule:
+        from .graph.fx import to_fx
+
+        return to_fx(self.ir)
+
+    def save(self, path: str | Path, format: str | None = None, *, eager: bool = False) -> None:
+        """Write a picture or the timeline of the graph; the suffix of ``path`` says which kind.
+
+        Args:
+            format: instead of the suffix, or which ``.json``: ``"perfetto"``, ``"model-explorer"``.
+            eager: a ``.pickle`` (PyTorch's memory snapshot) of eager PyTorch's timeline, not our run's.
+        """
+        from .view.export import save
+
+        save(self.ir, self.plan(), path, format, eager=eager, title=self.title, state=self.state)
+
+    def widget(self, scene: Scene | None = None) -> Any:
+        """The interactive widget; the same one each time, until it is closed."""
+        if self._widget is None or self._widget.comm is None:
+            from .view.widget import LazyWidget
+
+            self._widget = LazyWidget(self, scene=scene or self.scene())  # type: ignore[arg-type]
+        return self._widget
+
+    def static_bundle(self, scene: Scene | None = None) -> dict[str, str]:
+        """The picture for saved notebooks: MIME type -> data."""
+        from .view.static import static_bundle
+
+        scene = scene or self.scene()
+        return static_bundle(
+            self.ir, scene.plan, title=self.title, state=self.state, report=self.report, scene=scene
+        )
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+        bundle = self.widget()._repr_mimebundle_(include=include, exclude=exclude)
+        data = bundle[0] if isinstance(bundle, tuple) else bundle
+        if data is not None:
+            data["text/plain"] = repr(self)
+        return bundle
