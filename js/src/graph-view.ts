@@ -28,6 +28,7 @@ export class GraphView {
   private frames = new Map<string, Frame>();
   private selected: string | null = null;
   private lit = new Map<string, string>();
+  private found = new Set<string>();
   private flows: Flow[] = [];
   private width = 0;
   private touched = false; // the reader has panned or zoomed: the view is theirs
@@ -182,6 +183,12 @@ export class GraphView {
     this.mark();
   }
 
+  /** Marks what a search has found; open groups are not marked, what is in them is. */
+  find(ids: readonly string[]): void {
+    this.found = new Set(ids);
+    this.mark();
+  }
+
   focus(id: string): void {
     this.boxElement(id)?.focus({ preventScroll: true });
   }
@@ -256,6 +263,7 @@ export class GraphView {
       const id = element.getAttribute("data-box") ?? "";
       element.classList.toggle("lz-selected", id === this.selected);
       element.classList.toggle("lz-lit", this.lit.has(id));
+      element.classList.toggle("lz-found", this.found.has(id) && !element.classList.contains("lz-open"));
     }
     this.content.classList.toggle("lz-some-lit", this.lit.size > 0);
     for (const edge of this.content.querySelectorAll(".lz-edge")) {

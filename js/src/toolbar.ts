@@ -1,7 +1,7 @@
-// Title, state and verdict; the buttons; the search box; progress.
+// Title, state and verdict; the buttons; progress.
 
 import { html, seconds } from "./dom";
-import type { Batch, Link, Memory, Progress, State } from "./types";
+import type { Batch, Memory, Progress, State } from "./types";
 
 const STATES: Record<State, string> = {
   pending: "not run yet",
@@ -22,8 +22,6 @@ export type ToolbarAction =
 
 export interface ToolbarEvents {
   act(action: ToolbarAction): void;
-  search(query: string): void;
-  go(chain: string[]): void;
 }
 
 export class Toolbar {
@@ -34,17 +32,15 @@ export class Toolbar {
   private readonly bar = html("progress", { class: "lz-progress", max: 1, value: 0, "aria-label": "Evaluation progress" });
   private readonly progressText = html("span", { class: "lz-muted lz-progress-text" });
   private readonly progressRow: HTMLElement;
-  private readonly hits = html("ul", { class: "lz-hits", role: "listbox", "aria-label": "Search results" });
-  private readonly query: HTMLInputElement;
   private readonly chip = html("span", { class: "lz-verdict" });
-  private timer: ReturnType<typeof setTimeout> | undefined;
 
   constructor(
     title: string,
     memory: Memory | null,
     batch: Batch | null,
     views: boolean,
-    private readonly events: ToolbarEvents,
+    search: HTMLElement,
+    events: ToolbarEvents,
   ) {
     const button = (action: ToolbarAction, label: string, hint: string, classes = ""): HTMLButtonElement => {
       const made = html("button", { type: "button", "data-action": action, title: hint, class: `lz-button ${classes}` }, label);
@@ -54,32 +50,6 @@ export class Toolbar {
       this.buttons.set(action, made);
       return made;
     };
-    this.query = html("input", {
-      type: "search",
-      "data-action": "search",
-      placeholder: "Search",
-      "aria-label": "Search ops, modules and lines",
-      autocomplete: "off",
-      spellcheck: "false",
-    });
-    this.query.addEventListener("input", () => {
-      clearTimeout(this.timer);
-      this.timer = setTimeout(() => {
-        this.ask();
-      }, 150);
-    });
-    this.query.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.clearSearch();
-      if (event.key === "Enter") {
-        const first = this.hits.querySelector<HTMLButtonElement>("button");
-        if (first) first.click();
-        else this.ask();
-      }
-      if (event.key === "ArrowDown") {
-        event.preventDefault();
-        this.hits.querySelector<HTMLButtonElement>("button")?.focus();
-      }
-    });
     const viewsButton = button(
       "views",
       "Views",
@@ -88,7 +58,6 @@ export class Toolbar {
     );
     viewsButton.setAttribute("aria-pressed", String(views));
     this.progressRow = html("div", { class: "lz-progress-row" }, this.bar, this.progressText);
-    this.hits.hidden = true;
     if (memory) this.showVerdict(memory, batch);
     this.element = html(
       "header",
@@ -106,7 +75,7 @@ export class Toolbar {
         button("expand-all", "Expand all", "Open every group"),
         viewsButton,
         button("save", "Save", "Save the picture as SVG"),
-        html("div", { class: "lz-search" }, this.query, this.hits),
+        search,
       ),
       this.progressRow,
     );
@@ -157,46 +126,7 @@ export class Toolbar {
       (progress.label ? ` · ${progress.label}` : "");
   }
 
-  showHits(query: string, hits: (Link & { sub: string })[], total: number): void {
-    if (query !== this.query.value.trim()) return;
-    const rows = hits.map((hit) => {
-      const row = html(
-        "button",
-        { type: "button", class: "lz-hit", role: "option", title: hit.label },
-        html("span", {}, hit.label),
-        html("span", { class: "lz-muted" }, hit.sub),
-      );
-      row.addEventListener("click", () => {
-        this.hits.hidden = true;
-        this.events.go(hit.chain);
-      });
-      row.addEventListener("keydown", (event) => {
-        const item = row.parentElement;
-        const other = event.key === "ArrowDown" ? item?.nextElementSibling : event.key === "ArrowUp" ? item?.previousElementSibling : null;
-        other?.querySelector("button")?.focus();
-        if (event.key.startsWith("Arrow")) event.preventDefault();
-        if (event.key === "Escape") this.clearSearch();
-      });
-      return html("li", { role: "presentation" }, row);
-    });
-    const note = hits.length ? (total > hits.length ? `${total - hits.length} more` : "") : "Nothing found";
-    this.hits.replaceChildren(...rows, ...(note ? [html("li", { class: "lz-muted lz-hit-note" }, note)] : []));
-    this.hits.hidden = false;
-  }
-
   setViews(on: boolean): void {
     this.buttons.get("views")?.setAttribute("aria-pressed", String(on));
-  }
-
-  private ask(): void {
-    const query = this.query.value.trim();
-    if (query) this.events.search(query);
-    else this.hits.hidden = true;
-  }
-
-  private clearSearch(): void {
-    this.query.value = "";
-    this.hits.hidden = true;
-    this.query.focus();
   }
 }

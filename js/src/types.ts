@@ -156,13 +156,26 @@ export interface PlanMessage {
   note: string;
 }
 
+export interface Hit extends Link {
+  sub: string;
+}
+
+/** Hits from number `start` on; with the first of them, the ids of all and of the groups around them. */
+export interface Found {
+  query: string;
+  total: number;
+  start: number;
+  hits: Hit[];
+  lit?: string[];
+}
+
 export type FromPython =
   | PlanMessage
   | { kind: "groups"; groups: GroupData[]; note: string }
   | { kind: "details"; details: Details }
   | { kind: "moment"; moment: Moment }
   | { kind: "reveal"; groups: GroupData[]; chain: string[] }
-  | { kind: "found"; query: string; hits: (Link & { sub: string })[]; total: number };
+  | ({ kind: "found" } & Found);
 
 export type Action =
   | "evaluate"
@@ -176,6 +189,7 @@ export type Action =
   | "split"
   | "reveal"
   | "search"
+  | "search-on"
   | "views";
 
 /** Sends an action with the id it is about; never anything else. */

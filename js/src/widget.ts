@@ -8,6 +8,7 @@ import { GraphView } from "./graph-view";
 import { MemoryChart } from "./memory-chart";
 import { download, svgText } from "./save-svg";
 import { Scene } from "./scene";
+import { Search } from "./search";
 import { hideStaticPicture } from "./static-picture";
 import { Toolbar, type ToolbarAction } from "./toolbar";
 import type { Alive, Batch, Failure, FromPython, Memory, PlanMessage, Progress, SceneData, Send, State } from "./types";
@@ -30,6 +31,7 @@ export function render({ model, el }: { model: Model; el: HTMLElement }): () => 
   // Keys are the widget's while the focus is in it, not the notebook's shortcuts.
   root.addEventListener("keydown", (event) => {
     event.stopPropagation();
+    body.key(event);
   });
   el.append(root);
   let body = new Body(model, root);
@@ -58,7 +60,9 @@ class Body {
   private memory: Memory | null;
   private batch: Batch | null;
   private readonly toolbar: Toolbar;
+  private readonly search: Search;
   private readonly errors = html("div", { class: "lz-errors" });
+  private readonly said = html("div", { class: "lz-said", role: "status" }); // for screen readers
   private readonly observer: ResizeObserver;
   private readonly waiting = new Set<string>();
   private selected: string | null = null;
@@ -77,14 +81,20 @@ class Body {
     };
     this.memory = this.data.memory;
     this.batch = this.data.batch;
-    this.toolbar = new Toolbar(this.data.title, this.memory, this.batch, this.data.views, {
+    this.search = new Search({
+      ask: this.send,
+      go,
+      light: (ids) => {
+        this.graph.find(ids);
+      },
+      say: (text) => {
+        this.said.textContent = text;
+      },
+    });
+    this.toolbar = new Toolbar(this.data.title, this.memory, this.batch, this.data.views, this.search.element, {
       act: (action) => {
         this.act(action);
       },
-      search: (query) => {
-        this.send("search", query);
-      },
-      go,
     });
     this.details = new DetailsPanel({ go });
     this.graph = new GraphView(this.scene, {
@@ -120,7 +130,7 @@ class Body {
           })
         : null;
     if (this.controls) this.toolbar.element.append(this.controls.element);
-    root.append(this.toolbar.element, this.errors, html("div", { class: "lz-body" }, left, this.details.element));
+    root.append(this.toolbar.element, this.errors, html("div", { class: "lz-body" }, left, this.details.element), this.said);
     if (!this.scene.boxes.size) left.prepend(html("p", { class: "lz-muted lz-empty" }, "Nothing was recorded: no PyTorch op ran."));
     this.showPeak(false);
     this.observer = new ResizeObserver(() => {
@@ -155,6 +165,14 @@ class Body {
     this.controls?.stop();
     this.observer.disconnect();
     for (const [event, callback] of this.listeners) this.model.off(event, callback);
+  }
+
+  /** A key pressed anywhere in the widget. */
+  key(event: KeyboardEvent): void {
+    if (event.key !== "F3") return;
+    event.preventDefault();
+    if (this.search.query) this.search.step(event.shiftKey ? -1 : 1);
+    else this.search.focus();
   }
 
   private listen(event: string, callback: Callback): void {
@@ -192,7 +210,7 @@ class Body {
         this.reveal(message.chain);
         break;
       case "found":
-        this.toolbar.showHits(message.query, message.hits, message.total);
+        this.search.hear(message);
         break;
     }
   }

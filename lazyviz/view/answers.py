@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from ..graph.ir import Graph
 from .batch import batch_json
 from .boxes import Box, chain
-from .details import describe, describe_moment, find
+from .details import describe, describe_moment
+from .find import Index
 from .memory import memory_json
 from .scene import PlanLike, Scene
 
@@ -61,6 +62,7 @@ class Answers:
         # A scene of its own, since its plan may be of another size later.
         self.scene = Scene(pictured.graph, self._plan, drawn=scene.hierarchy if scene is not None else None)
         self._views = False
+        self._searched: tuple[Scene, Index] | None = None
         self._send = send
         self._redraw = redraw
 
@@ -181,8 +183,19 @@ class Answers:
         self._send({"kind": "reveal", "groups": groups, "chain": path})
 
     def _search(self, query: str) -> None:
-        hits, total = find(self.scene, query[:MAX_QUERY])
-        self._send({"kind": "found", "query": query, "hits": hits, "total": total})
+        self._send({"kind": "found", **self._index().page(query[:MAX_QUERY])})
+
+    def _search_on(self, id: str) -> None:
+        """A further page of hits: ``"50 relu"``, those from number 50 on."""
+        start, _, query = id.partition(" ")
+        if re.fullmatch(r"[0-9]{1,9}", start):
+            self._send({"kind": "found", **self._index().page(query[:MAX_QUERY], int(start))})
+
+    def _index(self) -> Index:
+        """Made when first asked for: a picture is mostly looked at without a search."""
+        if self._searched is None or self._searched[0] is not self.scene:
+            self._searched = self.scene, Index(self.scene)
+        return self._searched[1]
 
     def _toggle_views(self, _: str) -> None:
         self._views = not self._views
@@ -199,6 +212,7 @@ class Answers:
         "split": _cut,
         "reveal": _reveal,
         "search": _search,
+        "search-on": _search_on,
         "views": _toggle_views,
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ..graph.ir import RAN_AT_ONCE, Graph, Node, SyncPoint, Value
 
@@ -122,3 +122,18 @@ def op_name(node: Node) -> str:
     if name == RAN_AT_ONCE:
         return node.at_once
     return name.removeprefix("aten::")
+
+
+def module_path(node: Node) -> str:
+    """``"GPT2.transformer.h.0.attn"``; "" outside of modules."""
+    return ".".join(part for part in (node.root, node.module) if part)
+
+
+def named(box: Box) -> dict[str, Any]:
+    """What a link to ``box`` needs, as JSON: words for it, and the ids that lead to it."""
+    label = box.label
+    if box.node is not None:
+        label = f"{box.node.module or box.node.phase}: {op_name(box.node)}"
+    elif box.repeats > 1:
+        label = f"{label} × {box.repeats}"
+    return {"label": label, "chain": chain(box)}

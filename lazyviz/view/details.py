@@ -1,4 +1,4 @@
-"""What is told about one box once it is clicked, and where a search finds something."""
+"""What is told about one box once it is clicked."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from ..graph.ir import Node, SourceLine, Storage, Value
 from ..plan.explain import keeper
 from ..plan.units import format_bytes
 from ..plan.words import line_text
-from .boxes import Box, Hierarchy, chain, op_name
+from .boxes import Box, Hierarchy, module_path, named, op_name
 from .memory import alive_json
 from .scene import Scene, dtype_text, plural, shape_text
 
 LISTED = 12  # tensors, readers or flows listed at most
 CONSTANT_CHARS = 160
-MAX_HITS = 20
 
 
 def source_json(source: SourceLine | None) -> dict[str, Any] | None:
@@ -87,7 +86,12 @@ def describe_moment(scene: Scene, position: int) -> dict[str, Any]:
 
 def _of_op(scene: Scene, box: Box, node: Node) -> dict[str, Any]:
     hierarchy = scene.hierarchy
-    facts = [["op", str(node.op)], ["module", _module(node)], ["phase", node.phase], ["state", node.state]]
+    facts = [
+        ["op", str(node.op)],
+        ["module", module_path(node)],
+        ["phase", node.phase],
+        ["state", node.state],
+    ]
     if node.seconds is not None:
         facts.append(["time", _seconds(node.seconds)])
     constants = _constants(node)
@@ -176,7 +180,7 @@ def _of_group(scene: Scene, box: Box) -> dict[str, Any]:
         counts[op_name(node)] = counts.get(op_name(node), 0) + 1
     common = sorted(counts.items(), key=lambda item: -item[1])[:6]
     facts = [["ops", f"{box.ops:,}"], ["allocates", format_bytes(box.nbytes)], ["phase", box.phase]]
-    if first is not None and _module(first) and box.repeats == 1:
+    if first is not None and module_path(first) and box.repeats == 1:
         facts.insert(0, ["path", _common_path(nodes)])
     done = sum(node.state == "done" for node in nodes)
     if done:
@@ -226,7 +230,7 @@ def _flows(scene: Scene, nodes: Sequence[Node], box: Box) -> list[dict[str, Any]
     order = sorted(ends, key=lambda key: -sum(sizes[key].values()))
     return [
         {
-            **_named(ends[key]),
+            **named(ends[key]),
             "bytes": format_bytes(sum(sizes[key].values())),
             "out": key[1],
         }
@@ -241,7 +245,7 @@ def _merged(ends: Iterable[tuple[Box, int]]) -> list[dict[str, Any]]:
         near = _near_lane(box)
         boxes[near.id] = near
         sizes[near.id] = max(sizes.get(near.id, 0), nbytes)
-    return [{**_named(box), "bytes": format_bytes(sizes[id]), "out": True} for id, box in boxes.items()][
+    return [{**named(box), "bytes": format_bytes(sizes[id]), "out": True} for id, box in boxes.items()][
         :LISTED
     ]
 
@@ -269,18 +273,8 @@ def _box_near(hierarchy: Hierarchy, node: Node) -> Box | None:
     return hierarchy.box_of[node.index]
 
 
-def _named(box: Box) -> dict[str, Any]:
-    label = box.label
-    if box.node is not None:
-        place = box.node.module or box.node.phase
-        label = f"{place}: {op_name(box.node)}"
-    elif box.repeats > 1:
-        label = f"{label} × {box.repeats}"
-    return {"label": label, "chain": chain(box)}
-
-
 def _link(box: Box | None) -> dict[str, Any] | None:
-    return _named(box) if box is not None else None
+    return named(box) if box is not None else None
 
 
 def _tensor(value: Value) -> dict[str, Any]:
@@ -292,12 +286,8 @@ def _tensor(value: Value) -> dict[str, Any]:
     }
 
 
-def _module(node: Node) -> str:
-    return ".".join(part for part in (node.root, node.module) if part)
-
-
 def _common_path(nodes: Sequence[Node]) -> str:
-    paths = [_module(node).split(".") for node in nodes]
+    paths = [module_path(node).split(".") for node in nodes]
     common = paths[0]
     for path in paths:
         same = 0
@@ -352,44 +342,3 @@ def _ranges(scene: Scene, indices: Collection[int]) -> list[list[int]]:
             stretch = bisect_right(starts, position)
             ranges.setdefault(stretch, [position, position])[1] = position + 1
     return list(ranges.values())
-
-
-def find(scene: Scene, query: str) -> tuple[list[dict[str, Any]], int]:
-    """Boxes whose name, module, operator or source line contains ``query``: the first ones, and how many."""
-    wanted = query.casefold()
-    hits: list[dict[str, Any]] = []
-    total = 0
-    if not wanted:
-        return hits, total
-    groups = [box for box in scene.hierarchy.boxes.values() if box.node is None and box.kind != "root"]
-    ops = [box for box in scene.hierarchy.box_of if box is not None]
-    for box in [*groups, *ops]:
-        if box.kind == "lane":
-            continue
-        node = box.node
-        words = [box.label]
-        if node is not None:
-            words += [node.name, str(node.op), _module(node)]
-            if node.source is not None:
-                words += [node.source.text, f"line {node.source.line}"]
-        elif box.values:
-            words += [value.name or value.storage.name for value in box.values]
-        elif box.sync is not None and box.sync.source is not None:
-            words.append(f"line {box.sync.source.line}")
-        if not any(wanted in word.casefold() for word in words):
-            continue
-        total += 1
-        if len(hits) < MAX_HITS:
-            named = _named(box)
-            path = _path(box) if node is None else ""
-            hits.append({**named, "sub": f"{path} · {scene.subtitle(box)}" if path else scene.subtitle(box)})
-    return hits, total
-
-
-def _path(box: Box) -> str:
-    parts: list[str] = []
-    current = box.parent
-    while current is not None and current.kind != "root":
-        parts.append(current.label)
-        current = current.parent
-    return " › ".join(reversed(parts))
