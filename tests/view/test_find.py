@@ -63,14 +63,12 @@ def test_ops_modules_dtypes_nodes_and_names_are_found(step, index):
     assert len(ops(index, "threshold_backward")) == 3
     assert len(ops(index, "aten.mm.default")) == 9
     assert set(ops(index, "Net.h.1")) == {
-        node.name
-        for node in step.nodes
-        if node.module.startswith("h.1") and node.op is not step.nodes[0].op
+        node.name for node in step.nodes if node.module.startswith("h.1") and node.op is not step.nodes[0].op
     }
     assert len(ops(index, "float32")) == len([box for box in index.boxes if box.node is not None])
     assert ops(index, "mm_1") == [name for name in (n.name for n in step.nodes) if "mm_1" in name]
-    assert [index.boxes[at].label for at in index.find("h.2.weight")][0] == "weight"
-    assert [index.boxes[at].label for at in index.find("h.1.act")][0] == "act"
+    assert next(index.boxes[at].label for at in index.find("h.2.weight")) == "weight"
+    assert next(index.boxes[at].label for at in index.find("h.1.act")) == "act"
 
 
 def test_hits_come_in_the_programs_order_and_groups_before_their_ops(index):
