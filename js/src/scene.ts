@@ -27,6 +27,7 @@ export interface Frame {
   height: number;
   open: boolean;
   parent: string;
+  barrier?: Size; // of a sync point: the left end and the length of its line across the lane
 }
 
 export interface Line {
@@ -154,7 +155,9 @@ export class Scene {
         const y = top + (result.y[n] ?? 0);
         origin.set(child.id, [x, y]);
         const open = this.open.has(child.id) && this.groups.has(child.id);
-        return { box: child, x, y, width: w, height: h, open, parent: id };
+        const frame: Frame = { box: child, x, y, width: w, height: h, open, parent: id };
+        if (child.kind === "sync") frame.barrier = [(origin.get(id)?.[0] ?? 0) + 6, width - 12];
+        return frame;
       });
       frames.push(...rects);
       if (!group.row) lines.push(...linesOf(group, result, rects, left, top));

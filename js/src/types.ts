@@ -4,6 +4,8 @@ export type State = "pending" | "running" | "done" | "failed" | "interrupted";
 export type Phase = "forward" | "backward" | "optimizer" | "other";
 export type Kind = "lane" | "step" | "module" | "op" | "input" | "output" | "sync";
 
+export type BoxState = "pending" | "running" | "done" | "failed" | "partly";
+
 export interface BoxData {
   id: string;
   kind: Kind;
@@ -16,6 +18,13 @@ export interface BoxData {
   repeats?: number;
   entry?: boolean;
   exit?: boolean;
+  bytes?: number; // what its ops allocate; of a tensor its size
+  held?: number; // of those, alive at the plan's peak
+  dtype?: string;
+  module?: string;
+  state?: BoxState; // pending, if it is left out
+  seconds?: number | null;
+  alarm?: "nan" | "inf" | null;
 }
 
 export type EdgeData = [path: number[], label: string];

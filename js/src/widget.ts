@@ -105,6 +105,7 @@ class Body {
         this.clear();
       },
     });
+    this.toolbar.element.querySelector('[data-action="save"]')?.before(this.graph.legend.menu);
     const { memory } = this;
     this.chart = memory
       ? new MemoryChart(memory, {
@@ -292,6 +293,7 @@ class Body {
     this.toolbar.showVerdict(memory, batch);
     this.chart?.show(memory);
     this.controls?.show(message);
+    this.graph.legend.showNote(batch.size === batch.recorded ? "" : `sizes as recorded, ${batch.recorded.toLocaleString("en")} samples`);
     if (this.selected === null) {
       this.moment = null;
       this.graph.light(new Map());

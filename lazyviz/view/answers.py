@@ -219,4 +219,4 @@ class Answers:
 
 def _size(group: dict[str, Any]) -> int:
     """About how many bytes of JSON a group is."""
-    return 170 * len(group["boxes"]) + 45 * len(group.get("edges", ()))
+    return 250 * len(group["boxes"]) + 45 * len(group.get("edges", ()))

@@ -16,6 +16,7 @@ from ..plan.alive import Moment
 from ..plan.split import SplitPlan
 from ..plan.units import format_bytes
 from .boxes import Box, Hierarchy, op_name
+from .facts import Facts
 from .flow import hidden_views
 from .hierarchy import build_hierarchy
 from .layout import Layers, layers_of
@@ -132,6 +133,8 @@ class Scene:
         # Boxes are the same under every plan: `drawn`, made earlier, is used as long as it is still right.
         self.hierarchy: Hierarchy = build_hierarchy(graph, views=views, drawn=drawn)
         self._layers: dict[str, Layers] = {}
+        self._facts: Facts | None = None
+        self._held: tuple[PlanLike, dict[Box, int]] | None = None
 
     # --- groups -------------------------------------------------------------------
 
@@ -186,6 +189,33 @@ class Scene:
             result["entry"] = True
         if box.exit:
             result["exit"] = True
+        if box.kind == "sync":
+            return result
+        return result | self.colouring(box) | self.progress(box)
+
+    def colouring(self, box: Box) -> dict[str, Any]:
+        """What ``box`` is coloured by: ``bytes`` that its ops allocate, ``held`` of those at the peak, ..."""
+        if self._facts is None:
+            self._facts = Facts(self.hierarchy)
+        if self._held is None or self._held[0] is not self.plan:
+            self._held = self.plan, self._facts.held(self.plan)
+        result: dict[str, Any] = {"bytes": box.nbytes or sum(value.nbytes for value in box.values)}
+        if held := self._held[1].get(box, 0):
+            result["held"] = held
+        if dtype := self._facts.dtype(box):
+            result["dtype"] = dtype
+        if module := self._facts.module(box):
+            result["module"] = module
+        return result
+
+    def progress(self, box: Box) -> dict[str, Any]:
+        """How far a run is with ``box``: ``state`` unless it is pending, ``seconds`` once measured."""
+        node = box.node
+        if node is None:
+            return {}
+        result: dict[str, Any] = {"state": node.state} if node.state != "pending" else {}
+        if node.seconds is not None:
+            result["seconds"] = node.seconds
         return result
 
     def subtitle(self, box: Box) -> str:

@@ -18,6 +18,8 @@ from ..graph.ir import Graph
 from ..plan.units import format_bytes
 from .arrange import Arrangement, Frame, arrange, curve
 from .batch import batch_lines
+from .boxes import Box
+from .colours import HEATS, heat, largest
 from .memory import memory_json
 from .scene import PlanLike, Scene, plural
 from .text import render_text
@@ -212,7 +214,9 @@ def _picture(picture: Arrangement, scene: Scene) -> list[str]:
         if line.at is not None:
             halo = f' paint-order="stroke" stroke="{_CARD}" stroke-width="4" stroke-linejoin="round"'
             parts.append(_text(*line.at, line.label, size=11, fill=_MUTED, anchor="middle", extra=halo))
-    parts += [_closed(frame, scene) for frame in picture.frames if not frame.open]
+    most = largest(scene.opened())
+    frames = {frame.box: frame for frame in picture.frames}
+    parts += [_closed(frame, scene, frames, most) for frame in picture.frames if not frame.open]
     return parts
 
 
@@ -245,63 +249,70 @@ def _frame(frame: Frame, scene: Scene) -> str:
     return "".join(parts)
 
 
-def _closed(frame: Frame, scene: Scene) -> str:
+def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame], most: int) -> str:
     box, x, y, w, h = frame.box, frame.x, frame.y, frame.width, frame.height
     color = PHASE_COLORS[box.phase]
     subtitle = scene.subtitle(box)
     parts = []
     if box.kind == "sync":
-        parts.append(_rect(x, y, w, h, fill="#fdecea", stroke="#c0352b", extra=' stroke-dasharray="5 3"'))
-        parts.append(
-            _text(
-                x + 12,
-                y + 18,
-                shorten(box.label, w - 24, 11.5, bold=True),
-                size=11.5,
-                fill="#9b2c22",
-                weight=600,
-            )
-        )
-        parts.append(_text(x + 12, y + 33, shorten(subtitle, w - 24, 11), size=11, fill="#9b2c22"))
-    elif box.kind in ("input", "output"):
-        dot = ROLE_COLORS.get(str(box.key), _MUTED)
-        dash = ' stroke-dasharray="4 2.5"' if box.kind == "output" else ""
-        parts.append(_rect(x, y, w, h, fill="#f6f8fa", stroke="#b9c3cd", radius=h / 2, extra=dash))
-        parts.append(f'<circle cx="{x + 15:.1f}" cy="{y + 14:.1f}" r="4" fill="{dot}"/>')
-        parts.append(
-            _text(x + 25, y + 18, shorten(box.label, w - 40, 11.5, bold=True), size=11.5, weight=600)
-        )
-        parts.append(_text(x + 25, y + 32, shorten(subtitle, w - 40, 11), size=11, fill=_MUTED))
-    elif box.kind == "op":
-        parts.append(_rect(x, y, w, h, fill="#ffffff", stroke="#b9c3cd"))
-        parts.append(_text(x + 11, y + 17, shorten(box.label, w - 20, 11.5, mono=True), size=11.5, mono=True))
-        parts.append(_text(x + 11, y + 33, shorten(subtitle, w - 20, 11), size=11, fill=_MUTED))
-    else:
-        badge = f"× {box.repeats}" if box.repeats > 1 else ""
-        room = w - 26 - (len(badge) * 7.5 + 16 if badge else 0)
-        if badge:
+        lane = frames.get(box.parent) if box.parent is not None else None
+        if lane is not None:  # a barrier: what is below it ran after what is above
             parts.append(
-                _rect(x + 6, y + 6, w, h, fill="#ffffff", stroke=color, extra=' stroke-opacity="0.35"')
+                f'<path d="M{lane.x + 6:.1f},{y + h / 2:.1f}h{lane.width - 12:.1f}" stroke="#c0352b" '
+                'stroke-width="2.5" stroke-dasharray="7 4"/>'
             )
-            parts.append(
-                _rect(x + 3, y + 3, w, h, fill="#ffffff", stroke=color, extra=' stroke-opacity="0.5"')
-            )
-        parts.append(_rect(x, y, w, h, fill="#ffffff", stroke=color, extra=' stroke-opacity="0.75"'))
-        parts.append(
-            f'<path d="M{x + 4:.1f},{y + 7:.1f}v{h - 14:.1f}" stroke="{color}" stroke-width="3" '
-            'stroke-linecap="round"/>'
-        )
-        parts.append(_text(x + 14, y + 19, shorten(box.label, room, 12.5, bold=True), size=12.5, weight=600))
-        parts.append(_text(x + 14, y + 36, shorten(subtitle, w - 24, 11), size=11, fill=_MUTED))
-        if badge:
-            wide = len(badge) * 7.5 + 12
-            parts.append(
-                _rect(x + w - wide - 6, y + 6, wide, 18, fill=color, radius=9, extra=' fill-opacity="0.14"')
-            )
-            parts.append(
-                _text(x + w - wide / 2 - 6, y + 19, badge, size=11.5, weight=650, fill=color, anchor="middle")
-            )
+        parts.append(_rect(x, y, w, h, fill="#fdecea", stroke="#c0352b"))
+        label = shorten(box.label, w - 20, 11.5, bold=True)
+        parts.append(_text(x + 11, y + 18, label, size=11.5, fill="#9b2c22", weight=600))
+        parts.append(_text(x + 11, y + 33, shorten(subtitle, w - 20, 11), size=11, fill="#9b2c22"))
+        return "".join(parts)
+    if box.kind in ("input", "output"):
+        parts.append(_tensor_card(box, x, y, w, h))
+        label = shorten(box.label, w - 42, 11.5, bold=True)
+        parts.append(_text(x + 28, y + 18, label, size=11.5, weight=600))
+        parts.append(_text(x + 28, y + 32, shorten(subtitle, w - 42, 11), size=11, fill=_MUTED))
+        return "".join(parts)
+    fill, ink = HEATS[heat(box.nbytes, most)]
+    if box.kind == "op":
+        parts.append(_rect(x, y, w, h, fill=fill, stroke="#b9c3cd"))
+        label = shorten(box.label, w - 20, 11.5, mono=True)
+        parts.append(_text(x + 11, y + 17, label, size=11.5, mono=True, fill=ink))
+        parts.append(_text(x + 11, y + 33, shorten(subtitle, w - 20, 11), size=11, fill=ink))
+        return "".join(parts)
+    badge = f"× {box.repeats}" if box.repeats > 1 else ""
+    wide = len(badge) * 7.5 + 12
+    faint = ' stroke-opacity="0.5"'
+    parts += [_rect(x + by, y + by, w, h, fill=fill, stroke=color, extra=faint) for by in (6, 3) if badge]
+    parts.append(_rect(x, y, w, h, fill=fill, stroke=color))
+    parts.append(f'<path d="M{x + 7:.1f},{y + h / 2 - 4:.1f}l4.5,4l-4.5,4Z" fill="{ink}"/>')
+    label = shorten(box.label, w - 26 - (wide - 3 if badge else 0), 12.5, bold=True)
+    parts.append(_text(x + 17, y + 19, label, size=12.5, weight=600, fill=ink))
+    parts.append(_text(x + 17, y + 36, shorten(subtitle, w - 26, 11), size=11, fill=ink))
+    if badge:
+        parts.append(_rect(x + w - wide - 6, y + 6, wide, 18, fill=_CARD, stroke=color, radius=9))
+        middle = x + w - wide / 2 - 6
+        parts.append(_text(middle, y + 19, badge, size=11.5, weight=650, fill=color, anchor="middle"))
     return "".join(parts)
+
+
+def _tensor_card(box: Box, x: float, y: float, w: float, h: float) -> str:
+    """A tensor from outside or a result: round; parameters and buffers with their corners cut."""
+    role = str(box.key) if box.kind == "input" else "output"
+    if role in ("input", "output"):
+        card = _rect(x, y, w, h, fill="#ffffff", stroke="#b9c3cd", radius=h / 2)
+    else:
+        card = (
+            f'<path d="M{x + 9:.1f},{y:.1f}h{w - 18:.1f}l9,9v{h - 18:.1f}l-9,9h{18 - w:.1f}l-9,-9'
+            f'v{18 - h:.1f}Z" fill="#ffffff" stroke="#b9c3cd"/>'
+        )
+    shape = {
+        "parameter": "M12,10.5h9v9h-9Z",
+        "buffer": "M16.5,9l6,6l-6,6l-6,-6Z",
+        "optimizer": "M16.5,9.5l6,10h-12Z",
+    }.get(role, "M12,15a4.5,4.5 0 1 0 9,0a4.5,4.5 0 1 0 -9,0")
+    color = ROLE_COLORS.get(role, _MUTED)
+    ink = f'fill="{color}"' if role != "output" else f'fill="none" stroke="{_INK}" stroke-width="1.6"'
+    return f'{card}<path transform="translate({x:.1f},{y:.1f})" d="{shape}" {ink}/>'
 
 
 def _chart(memory: dict[str, Any], top: float) -> tuple[list[str], float]:

@@ -1,0 +1,106 @@
+import { describe, expect, it } from "vitest";
+import { bandOf, BoxDrawing } from "../src/boxes";
+import { Colours, heat } from "../src/colours";
+import type { Frame } from "../src/scene";
+import type { BoxData } from "../src/types";
+
+const box = (id: string, more: Partial<BoxData> = {}): BoxData => ({
+  id,
+  kind: "op",
+  label: "scaled_dot_product_attention_forward",
+  sub: "8×128 · 4.00 KiB",
+  phase: "forward",
+  ...more,
+});
+const frame = (data: BoxData, more: Partial<Frame> = {}): Frame => ({
+  box: data,
+  x: 0,
+  y: 0,
+  width: 184,
+  height: 42,
+  open: false,
+  parent: "g0",
+  ...more,
+});
+
+describe("heat", () => {
+  it("has the classes of Python's scale", () => {
+    expect([4096, 1025, 1024, 257, 256, 2, 1, 0].map((amount) => heat(amount, 4096))).toEqual([6, 6, 5, 5, 4, 1, 0, 0]);
+    expect(heat(10, 0)).toBe(0);
+    expect(heat(undefined, 10)).toBeNull();
+  });
+});
+
+describe("Colours", () => {
+  it("leave boxes without a time uncoloured, and count from the longest", () => {
+    const colours = new Colours();
+    const boxes = [box("a", { seconds: 1 }), box("b", { seconds: 0.001 }), box("c")];
+    colours.by = "time";
+    colours.learn(boxes, boxes);
+    expect(boxes.map((each) => /heat-(\d)/.exec(colours.style(each))?.[1])).toEqual(["6", "2", undefined]);
+    expect(colours.legend().high).toBe("1.00 s");
+  });
+
+  it("keep a module's colour while other modules come and go", () => {
+    const colours = new Colours();
+    colours.by = "module";
+    const stays = box("a", { module: "wte", bytes: 1 });
+    const first = [stays, box("b", { module: "h", bytes: 9 })];
+    colours.learn(first, first);
+    const before = colours.style(stays);
+    const later = [box("c", { module: "h.0", bytes: 50 }), box("d", { module: "h.1", bytes: 60 }), stays];
+    colours.learn(later, later);
+    expect(colours.style(stays)).toBe(before);
+    expect(new Set(later.map((each) => colours.style(each))).size).toBe(3);
+  });
+
+  it("give the same parts of a repeated module one colour where there are many", () => {
+    const colours = new Colours();
+    colours.by = "module";
+    const parts = Array.from({ length: 12 }, (_, n) => [box(`a${n}`, { module: `h.${n}.attn` }), box(`m${n}`, { module: `h.${n}.mlp` })]);
+    colours.learn(parts.flat(), parts.flat());
+    expect(colours.legend().entries.map(({ text }) => text)).toEqual(["h.*.attn", "h.*.mlp"]);
+  });
+});
+
+describe("bandOf", () => {
+  it("never lets words get smaller than 9 pixels on screen", () => {
+    for (let scale = 4; scale > 0.02; scale *= 0.97) {
+      const band = bandOf(scale);
+      const drawing = new BoxDrawing(frame(box("n1")));
+      drawing.write(band);
+      for (const text of drawing.element.querySelectorAll("text")) {
+        if (text.textContent) expect(parseFloat(text.style.fontSize) * scale).toBeGreaterThanOrEqual(8.8);
+      }
+    }
+  });
+
+  it("gives up second lines before first ones, and writes nothing where nothing can be read", () => {
+    expect([1, 0.6, 0.45, 0.32, 0.2].map((scale) => bandOf(scale).lines)).toEqual([2, 2, 1, 1, 0]);
+  });
+});
+
+describe("BoxDrawing", () => {
+  it("shortens in the middle and says the whole on hover", () => {
+    const drawing = new BoxDrawing(frame(box("n1")));
+    drawing.write(bandOf(1));
+    expect(drawing.element.querySelector(".lz-label")?.textContent).toMatch(/^scaled.*….*forward$/);
+    expect(drawing.element.querySelector("title")?.textContent).toContain("scaled_dot_product_attention_forward · 8×128");
+  });
+
+  it("marks what failed and where a value is not a number, in words too", () => {
+    const data = box("n1", { state: "failed" });
+    const drawing = new BoxDrawing(frame(data));
+    expect(drawing.element.dataset["state"]).toBe("failed");
+    data.state = "done";
+    data.alarm = "nan";
+    drawing.tell();
+    expect(drawing.element.querySelector(".lz-alarm text")?.textContent).toBe("NaN");
+    expect(drawing.element.getAttribute("aria-label")).toContain("has NaN");
+  });
+
+  it("draws parameters unlike ops and unlike inputs", () => {
+    const shapes = ["parameter", "input"].map((role) => new BoxDrawing(frame(box("g1", { kind: "input", role }))).element);
+    expect(shapes.map((element) => element.querySelector(".lz-card")?.tagName)).toEqual(["path", "rect"]);
+  });
+});
