@@ -10,6 +10,7 @@ import { download, svgText } from "./save-svg";
 import { Scene } from "./scene";
 import { Search } from "./search";
 import { hideStaticPicture } from "./static-picture";
+import { followTheme } from "./theme";
 import { Toolbar, type ToolbarAction } from "./toolbar";
 import type { Alive, Batch, Failure, FromPython, Memory, PlanMessage, Progress, SceneData, Send, State } from "./types";
 
@@ -34,6 +35,7 @@ export function render({ model, el }: { model: Model; el: HTMLElement }): () => 
     body.key(event);
   });
   el.append(root);
+  const leaveTheme = followTheme(root);
   let body = new Body(model, root);
   const rebuild = (): void => {
     body.stop();
@@ -45,6 +47,7 @@ export function render({ model, el }: { model: Model; el: HTMLElement }): () => 
   return () => {
     model.off("change:scene", rebuild);
     body.stop();
+    leaveTheme();
     showPicture();
     root.remove();
   };

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -35,6 +36,25 @@ DARK = {
     "--jp-ui-font-color2": "rgba(255,255,255,0.7)",
     "--jp-brand-color1": "#2196f3",
 }
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a notebook's front end puts around a widget: attributes of the page, and its style sheet."""
+
+    page: str = ""
+    body: str = ""
+    style: str = ""
+
+
+def jupyter(*, dark: bool = False) -> Host:
+    colours = "".join(f"{name}:{value};" for name, value in (DARK if dark else LIGHT).items())
+    return Host(
+        body=f'data-jp-theme-light="{str(not dark).lower()}"',
+        style=f":root{{{colours}}}body{{background:var(--jp-layout-color1)}}",
+    )
+
+
 TRAITS = ("scene", "state", "summary", "progress", "report", "error", "static_id")
 PAGE = """
 async ([code, css, traits]) => {
@@ -72,7 +92,14 @@ class Stage:
     """A widget of ``graph`` on ``page``, drawn ``views`` times; messages move while :meth:`settle` waits."""
 
     def __init__(
-        self, page: Any, graph: Any, *, width: int = 1000, dark: bool = False, views: int = 1
+        self,
+        page: Any,
+        graph: Any,
+        *,
+        width: int = 1000,
+        dark: bool = False,
+        views: int = 1,
+        host: Host | None = None,
     ) -> None:
         self.page = page
         self.widget = LazyWidget(graph)
@@ -81,12 +108,12 @@ class Stage:
         self.messages: list[Any] = []  # custom messages to the page, in order
         self.widget.send = self._custom  # type: ignore[method-assign]
         self.widget.observe(lambda change: self._outbox.append((change["name"], change["new"])), TRAITS)
-        colours = "".join(f"{name}:{value};" for name, value in (DARK if dark else LIGHT).items())
+        host = host or jupyter(dark=dark)
         hosts = f'<div class="stage" style="width:{width}px;margin:0 0 12px"></div>' * views
         page.set_content(
-            f'<!doctype html><html lang="en"><head><title>lazyviz</title><style>:root{{{colours}}}'
-            f"body{{margin:8px;background:var(--jp-layout-color1)}}</style></head>"
-            f'<body data-jp-theme-light="{str(not dark).lower()}"><main>{hosts}</main></body></html>'
+            f'<!doctype html><html lang="en" {host.page}><head><title>lazyviz</title>'
+            f"<style>body{{margin:8px}}{host.style}</style></head>"
+            f"<body {host.body}><main>{hosts}</main></body></html>"
         )
         if not getattr(page, "_lazyviz_stage", False):
             page.expose_function("toPython", self._heard)
