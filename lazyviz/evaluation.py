@@ -23,7 +23,7 @@ from .execute import eager
 from .execute.backend import find_backend
 from .execute.clusters import Cluster
 from .execute.memory import ResidentMemory
-from .execute.progress import Progress
+from .execute.progress import Run
 from .execute.recompute import RecomputeRun
 from .execute.report import Report, difference
 from .execute.segments import run_with_backend
@@ -68,6 +68,8 @@ def run(
     graph: LazyGraph | None = None,
     split: int | str = "off",
     recompute: int | str = "off",
+    summaries: bool = False,
+    timings: bool | None = None,
 ) -> Report:
     """Run ``nodes`` (closed under dependencies, in program order) and tell the graphs they belong to.
 
@@ -118,20 +120,22 @@ def run(
     if choice is not None and choice.again is not None:
         again = RecomputeRun(tape, choice.trace, choice.again, memory)
 
+    live = Run(nodes, memory, split_run)
+
     def on_node(done: int, total: int, node: TrackedNode) -> None:
+        live.step(done, total, node)
         if progress is not None:
-            seconds = time.perf_counter() - start
-            piece, pieces = (split_run.piece, len(split_run.pieces)) if split_run is not None else (0, 1)
-            label = node.module or node.name
-            progress(Progress(done, total, seconds, label, memory.now, piece, pieces))
+            progress(live.now())
 
     for lazy in touched:
         lazy.error = None
+        lazy.live = live
         lazy._changed("running")
     outcome: str | None = None
     share = 0
     try:
-        on_progress = on_node if progress is not None else None
+        watched = any(lazy.watched for lazy in touched)
+        on_progress = on_node if progress is not None else live.step if watched else None
         cancelled = cancel.is_set if cancel is not None else None
         if split_run is not None:
             split_run.run(memory, progress=on_progress, cancelled=cancelled, cluster=cluster)
@@ -169,6 +173,9 @@ def run(
         above: dict[str, int] = {}
         if outcome is None:
             peak, projected, above = _measured(memory, cuda, projection)
+        timelines: dict[int, list[tuple[int, int]]] = {}
+        for node, held in memory.timeline():
+            timelines.setdefault(id(node.graph), []).append((node.index, held))
         report = Report(
             done,
             seconds,
@@ -180,6 +187,9 @@ def run(
             share=share / len(nodes) if nodes and outcome is None else 1.0,
             projected_bytes=projected,
             difference=above,
+            timeline=timelines.get(id(graph.ir if graph is not None else nodes[-1].graph), [])
+            if nodes
+            else [],
         )
         last_cause = f"{cause}: {done} ops in {seconds:.3f} s"
         metrics.add("evaluate", seconds)
@@ -190,6 +200,8 @@ def run(
             if lazy.split_run is not None and lazy.split_run.complete:
                 lazy.split_run = None
             lazy.report = report
+            lazy.live = None
+            lazy.measured += timelines.get(id(lazy.ir), ())
             if not lazy.pending and lazy.ir is not tape.graph:
                 graphs.pop(id(lazy.ir), None)
             lazy._changed(outcome)

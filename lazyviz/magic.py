@@ -250,8 +250,13 @@ class LazyMagics(Magics):
         scene = graph.scene()
         picture = display(graph.static_bundle(scene), raw=True, display_id=True)
 
+        shown = graph.state, graph.pending
+
         def refresh() -> None:
-            if graph.state != "running":
+            nonlocal shown
+            now = graph.state, graph.pending
+            if now[0] != "running" and now != shown:
+                shown = now
                 picture.update(graph.static_bundle(), raw=True)
 
         graph.subscribe(refresh)

@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "execute": {"_torch", "record", "graph", "plan", "execute"},
     "absence": {"_torch_cuda", "record", "graph", "plan"},  # a part of session
     "batching": {"_torch", "record", "graph", "plan", "execute", "session"},  # another
+    "choices": {"batching", "recomputing", "record", "graph", "plan", "execute"},  # another
     "recomputing": {"record", "graph", "plan", "session"},  # another
     "showing": {"graph", "view"},  # another
     "evaluation": {

@@ -56,7 +56,9 @@ def shell():
 def run(shell, capsys, monkeypatch):
     # What the pictures look like is the view's to test; here it counts that they are shown.
     monkeypatch.setattr(session.LazyGraph, "text", lambda graph: f"TEXT OF {graph!r}")
-    monkeypatch.setattr(session.LazyGraph, "static_bundle", lambda graph: {"text/plain": "STATIC"})
+    monkeypatch.setattr(
+        session.LazyGraph, "static_bundle", lambda graph, scene=None: {"text/plain": "STATIC"}
+    )
     cells = Cells(shell, capsys)
     magic.load_ipython_extension(shell)
     assert cells("import torch").success
@@ -421,7 +423,7 @@ class FakeWidget:
 
 
 def test_in_jupyter_the_static_picture_comes_first_then_the_widget(run, monkeypatch):
-    monkeypatch.setattr(session.LazyGraph, "widget", lambda graph: FakeWidget())
+    monkeypatch.setattr(session.LazyGraph, "widget", lambda graph, scene=None: FakeWidget())
     frontend = Frontend(run.shell)
     assert run("%%lazy\ny = torch.ones(3)").success
     assert frontend.texts() == ["STATIC", "WIDGET"]
@@ -429,7 +431,9 @@ def test_in_jupyter_the_static_picture_comes_first_then_the_widget(run, monkeypa
 
 
 def test_no_widget_shows_the_static_picture_alone(run, monkeypatch):
-    monkeypatch.setattr(session.LazyGraph, "widget", lambda graph: pytest.fail("a widget was made"))
+    monkeypatch.setattr(
+        session.LazyGraph, "widget", lambda graph, scene=None: pytest.fail("a widget was made")
+    )
     frontend = Frontend(run.shell)
     assert run("%%lazy --no-widget\ny = torch.ones(3)").success
     assert frontend.texts() == ["STATIC"]

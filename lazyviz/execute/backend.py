@@ -36,7 +36,7 @@ class Backend(Protocol):
 
 
 _backends: dict[str, Backend | Cluster | None] = {"eager": None}  # built in: lazyviz.execute.eager
-_EXTRAS: dict[str, Callable[[], Cluster]] = {"ipyparallel": IPyParallelBackend, "ray": RayBackend}
+EXTRAS: dict[str, Callable[[], Cluster]] = {"ipyparallel": IPyParallelBackend, "ray": RayBackend}
 """Made when first asked for; the extra of that name has what they need."""
 
 
@@ -65,7 +65,12 @@ def backend_names() -> list[str]:
     ``lazyviz.backends``).
     """
     points = entry_points(group="lazyviz.backends")
-    return sorted({*_backends, *_EXTRAS, *(point.name for point in points)})
+    return sorted({*_backends, *EXTRAS, *(point.name for point in points)})
+
+
+def is_loaded(name: str) -> bool:
+    """Whether :func:`find_backend` has it without importing anything."""
+    return name in _backends
 
 
 def find_backend(name: str) -> Backend | Cluster | None:
@@ -80,7 +85,7 @@ def find_backend(name: str) -> Backend | Cluster | None:
                 register_backend(name, point.load()())
                 break
         else:
-            if name not in _EXTRAS:
+            if name not in EXTRAS:
                 raise ValueError(f"no backend {name!r}; there are: {', '.join(backend_names())}")
-            _backends[name] = _EXTRAS[name]()
+            _backends[name] = EXTRAS[name]()
     return _backends[name]

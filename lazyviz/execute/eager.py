@@ -74,7 +74,7 @@ def run(
                     inference.close()
             if node.grad_mode != torch.is_grad_enabled():
                 torch.set_grad_enabled(node.grad_mode)
-            memory.step()
+            memory.step(node)
             start = time.perf_counter() if timed else 0.0
             run_node(node, memory)
             if timed:

@@ -29,11 +29,33 @@ class ResidentMemory:
         self._frees: list[tuple[Storage, int]] = []
         self.now = sum(self._sizes.values())
         self.peak = self.now
+        self._steps: list[TrackedNode | None] = []  # of the timeline, and the most held during each
+        self._marks: list[int] = []
+        self._high = self.now
 
-    def step(self) -> None:
-        """The next node runs: what was freed before is gone."""
+    def step(self, node: TrackedNode | None = None, *, shown: bool = True) -> None:
+        """The next node runs: what was freed before is gone.
+
+        The timeline leaves out one that is not ``shown``; without a ``node`` it counts to the next one.
+        """
         self._changes.append(self._frees)
         self._frees = []
+        if node is not None:
+            if self._steps:
+                self._marks.append(self._high)
+            self._steps.append(node if shown else None)
+            self._high = self.now
+
+    def timeline(self) -> list[tuple[TrackedNode, int]]:
+        """The nodes in the order in which they ran, each with the most bytes held while it did."""
+        marks = zip(self._steps, [*self._marks, self._high])
+        return [(node, nbytes) for node, nbytes in marks if node is not None]
+
+    def _grown(self) -> None:
+        if self.now > self._high:
+            self._high = self.now
+            if self.now > self.peak:
+                self.peak = self.now
 
     def beside(self, storage: Storage, size: int) -> None:
         """``size`` bytes more, or less, beside ``storage`` itself: of a piece, or made once more."""
@@ -42,8 +64,7 @@ class ResidentMemory:
         else:
             self._frees.append((storage, size))
         self.now += size
-        if self.now > self.peak:
-            self.peak = self.now
+        self._grown()
 
     def made(self, storage: Storage, real: torch.Tensor) -> None:
         size = _torch.TensorBase.untyped_storage(real).nbytes()
@@ -52,7 +73,7 @@ class ResidentMemory:
         self._names[storage] = {storage}
         self._changes[-1].append((storage, more))
         self.now += more
-        self.peak = max(self.peak, self.now)
+        self._grown()
 
     def resized(self, storage: Storage, real: torch.Tensor) -> None:
         """``out=`` may have grown what it was given."""
@@ -63,7 +84,7 @@ class ResidentMemory:
         if size != before:
             self._changes[-1].append((origin, size - before))
             self.now += size - before
-            self.peak = max(self.peak, self.now)
+            self._grown()
 
     def freed(self, storage: Storage) -> None:
         origin = storage.origin

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..record.storage import TrackedNode
+from .forecast import Forecast
+from .memory import ResidentMemory
+
+if TYPE_CHECKING:
+    from .split import SplitRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,7 +20,8 @@ class Progress:
     """``done`` of ``total`` ops after ``seconds``; ``label`` names where the run is.
 
     ``allocated_bytes`` are in the tensors that the run holds at this moment.  A run in pieces is at
-    ``piece`` (from 1) of ``pieces``, or at 0 while it runs nodes that are not cut.
+    ``piece`` (from 1) of ``pieces``, or at 0 while it runs nodes that are not cut.  ``share`` is the part of
+    the run's time that is over, as far as can be foreseen; ``None``: of the ops, as many as are done.
     """
 
     done: int
@@ -20,8 +31,58 @@ class Progress:
     allocated_bytes: int = 0
     piece: int = 0
     pieces: int = 1
+    share: float | None = None
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated from the ops done so far; None before the first."""
-        return self.seconds * (self.total - self.done) / self.done if self.done else None
+        """Estimated from what has run so far; None before the first op."""
+        if not self.done or not self.total:
+            return None
+        share = self.done / self.total if self.share is None else self.share
+        return self.seconds * (1 - share) / share if share > 0 else None
+
+
+class Run:
+    """A run that is under way, for whoever watches it from another thread.
+
+    The run itself does no more than count and append: ``ended`` has the nodes in the order in which they
+    ran, in pieces once for each piece.
+    """
+
+    __slots__ = ("_forecast", "_started", "done", "ended", "memory", "nodes", "split", "total")
+
+    def __init__(
+        self, nodes: Sequence[TrackedNode], memory: ResidentMemory, split: SplitRun | None = None
+    ) -> None:
+        self.nodes, self.memory, self.split = nodes, memory, split
+        self.done, self.total = 0, len(nodes)
+        self.ended: list[TrackedNode] = []
+        self._started = time.perf_counter()
+        self._forecast: Forecast | None = None
+
+    def step(self, done: int, total: int, node: TrackedNode) -> None:
+        """Called by the executor after each node."""
+        self.ended.append(node)
+        self.done, self.total = done, total
+
+    @property
+    def running(self) -> TrackedNode | None:
+        """The node at hand: in a run in pieces the last one that ran, else the first that has not."""
+        if self.split is not None:
+            return self.ended[-1] if self.ended else None
+        done = self.done
+        return self.nodes[done] if done < len(self.nodes) else None
+
+    def now(self, *, foresee: bool = False) -> Progress:
+        """Where the run is; to ``foresee`` the share of its time takes a look at every node."""
+        done, total = self.done, self.total
+        share = None
+        if foresee and self.split is None:
+            if self._forecast is None:
+                self._forecast = Forecast(self.nodes)
+            share = self._forecast.share(done)
+        node = self.ended[-1] if self.ended else None
+        label = "" if node is None else node.module or node.name
+        piece, pieces = (self.split.piece, len(self.split.pieces)) if self.split is not None else (0, 1)
+        seconds = time.perf_counter() - self._started
+        return Progress(done, total, seconds, label, self.memory.now, piece, pieces, share)

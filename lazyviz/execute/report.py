@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..plan.alive import CATEGORIES
@@ -21,6 +21,10 @@ class Report:
     ``difference`` says per category by how many bytes the measured peak is higher; ``"other"`` is
     what the run's own tensors do not explain.  ``share`` is the share of ops that the named
     backend itself ran, ``recomputed`` how many ops ran again to save memory.
+
+    ``timeline`` has the position of each node in the graph that was evaluated, in the order in which
+    they ran, with the most bytes that the run's tensors took while it did; of a run in pieces the first
+    two, as the plan's timeline.
     """
 
     ops_run: int
@@ -35,6 +39,7 @@ class Report:
     cache_miss_reason: str | None = None
     projected_bytes: int | None = None
     difference: Mapping[str, int] = field(default_factory=dict)
+    timeline: Sequence[tuple[int, int]] = field(default=(), repr=False)
 
     @property
     def error(self) -> float | None:

@@ -40,7 +40,7 @@ def run_with_backend(
         for stretch in _stretches(nodes):
             check_interrupts(interrupted, cancelled, f"after {done} of {total} ops")
             torch.set_grad_enabled(stretch[0].grad_mode)
-            memory.step()
+            memory.step(stretch[-1])
             if stretch[0].draws is not None or stretch[0].again:
                 run_node(stretch[0], memory)
             else:

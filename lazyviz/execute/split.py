@@ -21,6 +21,7 @@ from ..graph.ir import Storage
 from ..plan.batch import BatchAnalysis
 from ..plan.placement import Partial, Piece, Shard
 from ..plan.schedule import Pass, Schedule
+from ..plan.split import SHOWN
 from ..record.recorder import Tape
 from ..record.storage import TrackedNode, TrackedValue
 from . import distributed
@@ -137,7 +138,7 @@ class SplitRun:
                     meta.shape, meta.stride, dtype=meta.dtype, device=meta.device
                 )
                 blanks.append(value)
-        self._memory.step()
+        self._memory.step(node)
         with _modes(node):
             if node in self.schedule.views:
                 self._run_view(node)
@@ -214,7 +215,7 @@ class SplitRun:
                 for number, step in enumerate(program.steps):
                     where = f"in piece {self._next + 1} of {len(self.pieces)}"
                     check_interrupts(self._interrupted, self._cancelled, where)
-                    self._memory.step()
+                    self._memory.step(program.nodes[number], shown=self._next < SHOWN)
                     added = step.adds is not None and self._add_product(program.values[step.adds], run, step)
                     if not added:
                         run.run(number, step)

@@ -21,9 +21,11 @@ from typing import Any, Literal
 import torch
 
 from .._torch import OpOverload
+from .summary import Summary
 
 Phase = Literal["forward", "backward", "optimizer", "other"]
 State = Literal["pending", "done", "failed"]
+Alarm = Literal["nan", "inf"]
 RAN_AT_ONCE = "lazyviz::ran_at_once"
 """The operator's name of a node for a stretch of the program that is no operator: a compiled call, say."""
 Role = Literal["parameter", "gradient", "optimizer", "buffer", "input"]
@@ -209,6 +211,7 @@ class Node:
 
     __slots__ = (
         "after",
+        "alarm",
         "args",
         "at_once",
         "error",
@@ -224,6 +227,7 @@ class Node:
         "seconds",
         "source",
         "state",
+        "summaries",
         "writes",
     )
 
@@ -245,6 +249,9 @@ class Node:
         self.error: str | None = None
         self.at_once = ""
         self.seconds: float | None = None  # measured run time, once run with timing
+        # Of each output, as it was when the node had run, where that was asked for; None: has no numbers.
+        self.summaries: Sequence[Summary | None] = ()
+        self.alarm: Alarm | None = None  # what is wrong with the outputs, as far as they were summarised
 
     @property
     def name(self) -> str:

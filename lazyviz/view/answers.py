@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ..graph.ir import Graph
 from .batch import batch_json
 from .boxes import Box, chain
+from .choices import Selectable
 from .details import describe, describe_moment
 from .find import Index
 from .memory import memory_json
@@ -23,20 +24,13 @@ EXPANDED_BOXES = 2000  # boxes that "Expand all" opens at most
 MAX_QUERY = 200
 
 
-class Pictured(Protocol):
+class Pictured(Selectable, Protocol):
     """A recorded graph as far as its picture goes."""
 
     @property
     def graph(self) -> Graph: ...
     @property
     def title(self) -> str: ...
-    @property
-    def split(self) -> int | str:
-        """What ``evaluate`` is to do about the batch: ``"off"``, ``"auto"`` or a number of pieces."""
-
-    @split.setter
-    def split(self, split: int | str) -> None: ...
-
     def plan(self) -> PlanLike: ...
 
 
@@ -63,6 +57,8 @@ class Answers:
         self.scene = Scene(pictured.graph, self._plan, drawn=scene.hierarchy if scene is not None else None)
         self._views = False
         self._searched: tuple[Scene, Index] | None = None
+        self._split = pictured.split  # as shown
+        self.given: set[str] = set()  # the groups that the page has
         self._send = send
         self._redraw = redraw
 
@@ -76,8 +72,9 @@ class Answers:
     def first_picture(self) -> dict[str, Any]:
         """The first picture: what is open, and of the groups below what fits in a small message."""
         scene = self.scene
+        self.given.clear()
         opened = scene.opened()
-        groups = [scene.group(box) for box in opened]
+        groups = [self._group(box) for box in opened]
         size = sum(_size(group) for group in groups)
         queue = [child for box in opened for child in box.children if child.is_group and child not in opened]
         for box in queue:  # grows while it is read
@@ -85,6 +82,7 @@ class Answers:
             size += _size(group)
             if size > FIRST_BYTES:
                 break
+            self.given.add(box.id)
             groups.append(group)
             queue += [child for child in box.children if child.is_group]
         return {
@@ -96,6 +94,18 @@ class Answers:
             "batch": self._batch() if scene.graph.nodes else None,
             "views": self._views,
         }
+
+    def _group(self, box: Box) -> dict[str, Any]:
+        """A group for the page, which is told of its boxes' states from now on."""
+        self.given.add(box.id)
+        return self.scene.group(box)
+
+    def follow(self) -> None:
+        """A choice may have been made in another widget of this graph."""
+        if self._split != self._pictured.split:
+            self._split = self._pictured.split
+            if self._plan.batch_size is not None:
+                self._replan(self.scene.plan.batch_size or 1)
 
     def _batch(self) -> dict[str, Any] | None:
         return batch_json(self.scene, self._plan.batch_size or 0, self._pictured.split)
@@ -119,7 +129,7 @@ class Answers:
         self._send_groups(groups, note)
 
     def _send_groups(self, groups: list[Box], note: str = "") -> None:
-        self._send({"kind": "groups", "groups": [self.scene.group(box) for box in groups], "note": note})
+        self._send({"kind": "groups", "groups": [self._group(box) for box in groups], "note": note})
 
     def _select(self, id: str) -> None:
         box = self.scene.hierarchy.boxes.get(id)
@@ -154,9 +164,13 @@ class Answers:
         """What Evaluate is to do about the batch: off, auto, or a number of pieces."""
         if self._plan.batch_size is None or not re.fullmatch(r"off|auto|[1-9][0-9]{0,8}", id):
             return
-        self._pictured.split = id if id in ("off", "auto") else int(id)
         begun = getattr(self._pictured, "split_run", None) is not None
         note = "the interrupted run goes on in the pieces that it was begun in" if begun else ""
+        self._split = id if id in ("off", "auto") else int(id)
+        try:
+            self._pictured.choose(split=self._split)
+        except ValueError as error:
+            self._split, note = self._pictured.split, str(error)
         self._replan(self.scene.plan.batch_size or 1, note)
 
     def _replan(self, size: int, note: str = "") -> None:
@@ -179,7 +193,7 @@ class Answers:
         if box is None:
             return
         path = chain(box)
-        groups = [self.scene.group(self.scene.hierarchy.boxes[each]) for each in path[:-1]]
+        groups = [self._group(self.scene.hierarchy.boxes[each]) for each in path[:-1]]
         self._send({"kind": "reveal", "groups": groups, "chain": path})
 
     def _search(self, query: str) -> None:

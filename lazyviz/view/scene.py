@@ -20,6 +20,7 @@ from .facts import Facts
 from .flow import hidden_views
 from .hierarchy import build_hierarchy
 from .layout import Layers, layers_of
+from .states import States
 
 # Width and height of a closed box, in pixels.
 SIZES: dict[str, tuple[float, float]] = {
@@ -135,6 +136,7 @@ class Scene:
         self._layers: dict[str, Layers] = {}
         self._facts: Facts | None = None
         self._held: tuple[PlanLike, dict[Box, int]] | None = None
+        self.states = States(self.hierarchy)
 
     # --- groups -------------------------------------------------------------------
 
@@ -209,13 +211,16 @@ class Scene:
         return result
 
     def progress(self, box: Box) -> dict[str, Any]:
-        """How far a run is with ``box``: ``state`` unless it is pending, ``seconds`` once measured."""
-        node = box.node
-        if node is None:
+        """How far a run is in ``box``: ``state`` unless it is pending, ``seconds`` if known, ``alarm``."""
+        told = self.states.of(box)
+        if told is None:
             return {}
-        result: dict[str, Any] = {"state": node.state} if node.state != "pending" else {}
-        if node.seconds is not None:
-            result["seconds"] = node.seconds
+        state, seconds, alarm = told
+        result: dict[str, Any] = {"state": state} if state != "pending" else {}
+        if seconds is not None:
+            result["seconds"] = seconds
+        if alarm is not None:
+            result["alarm"] = alarm
         return result
 
     def subtitle(self, box: Box) -> str:
@@ -249,6 +254,19 @@ class Scene:
         if saved:
             text += f" · saves {format_bytes(sum(storage.nbytes for storage in saved.values()))} for backward"
         return text
+
+    def owns(self, node: Node) -> bool:
+        """Whether it is a node of this graph."""
+        nodes = self.graph.nodes
+        return node.index < len(nodes) and nodes[node.index] is node
+
+    def near(self, node: Node) -> Box | None:
+        """The box of ``node``, or the one that it hides behind."""
+        box = self.hierarchy.box_of[node.index]
+        if box is None:
+            behind = (at for at, views in self.hierarchy.behind.items() if node in views)
+            box = next((self.hierarchy.box_of[at] for at in behind), None)
+        return box
 
     def opened(self) -> list[Box]:
         """Groups that are open from the start, outermost first: lanes and what holds them."""

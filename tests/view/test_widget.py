@@ -15,10 +15,33 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.planner import make_plan
-from lazyviz.view import answers
+from lazyviz.view import answers, running
 from lazyviz.view import widget as module
 from lazyviz.view.hierarchy import build_hierarchy
 from lazyviz.view.widget import LazyWidget
+
+
+class FakeRun:
+    """A run of these nodes, as far as widgets look at one."""
+
+    def __init__(self, nodes) -> None:
+        self.nodes, self.ended = nodes, []
+
+    @property
+    def running(self):
+        return self.nodes[len(self.ended)] if len(self.ended) < len(self.nodes) else None
+
+    def now(self, *, foresee=False):
+        return types.SimpleNamespace(
+            done=len(self.ended),
+            total=len(self.nodes),
+            seconds=0.1,
+            seconds_left=0.2,
+            label=self.ended[-1].name if self.ended else "",
+            allocated_bytes=2048,
+            piece=0,
+            pieces=1,
+        )
 
 
 class FakeController:
@@ -28,6 +51,7 @@ class FakeController:
         self.graph = graph
         self.title = "a step"
         self.split: int | str = "off"
+        self.backend, self.summaries, self.live = "eager", False, None
         self.report = None
         self.error = None
         self.fail_at: int | None = None
@@ -35,8 +59,12 @@ class FakeController:
         self.threads: list[threading.Thread] = []
         self.listeners = []
 
+    going = False
+
     @property
     def state(self) -> str:
+        if self.going:
+            return "running"
         return "done" if all(node.state == "done" for node in self.graph.nodes) else "pending"
 
     def plan(self):
@@ -45,8 +73,30 @@ class FakeController:
     def subscribe(self, callback) -> None:
         self.listeners.append(callback)
 
-    def evaluate(self, *, progress=None, cancel=None):
+    def backends(self):
+        return [("eager", ""), ("absent", "needs the package absent")]
+
+    def choose(self, *, backend=None, split=None, summaries=None) -> None:
+        self.backend = backend or self.backend
+        self.summaries = self.summaries if summaries is None else summaries
+        self.tell()
+
+    def tell(self, running: bool = False) -> None:
+        self.going = running
+        for listener in self.listeners:
+            listener()
+
+    def evaluate(self, *, cancel=None, nodes=None):
         self.threads.append(threading.current_thread())
+        self.live = FakeRun(self.graph.nodes)
+        self.tell(running=True)
+        try:
+            return self._run(cancel)
+        finally:
+            self.live = None
+            self.tell()
+
+    def _run(self, cancel):
         total = len(self.graph.nodes)
         for done, node in enumerate(self.graph.nodes):
             if cancel is not None and cancel.is_set():
@@ -56,18 +106,7 @@ class FakeController:
                 raise RuntimeError("shapes do not match")
             node.state = "done"
             time.sleep(self.pause)
-            if progress is not None:
-                progress(
-                    types.SimpleNamespace(
-                        done=done + 1,
-                        total=total,
-                        seconds=0.1,
-                        label=node.name,
-                        allocated_bytes=2048,
-                        piece=0,
-                        pieces=1,
-                    )
-                )
+            self.live.ended.append(node)
         self.report = types.SimpleNamespace(
             ops_run=total, seconds=0.5, peak_bytes=4096, backend="eager", pieces=1
         )
@@ -284,7 +323,7 @@ def test_a_change_elsewhere_is_followed(made):
     for node in made.graph.nodes:
         node.state = "done"
     made.controller.report = types.SimpleNamespace(ops_run=3, seconds=0.1, peak_bytes=None, backend="eager")
-    made.controller.listeners[0]()
+    made.controller.tell()
     assert made.widget.state == "done"
     assert made.widget.report == "ran 3 ops in 0.1 s"
 
@@ -461,7 +500,7 @@ def test_the_views_button_keeps_size_and_cut(batched):
 
 def test_progress_of_a_split_run_counts_its_pieces(batched, monkeypatch):
     made = batched(split=4)
-    monkeypatch.setattr(module, "PROGRESS_INTERVAL", 0)
+    monkeypatch.setattr(running, "INTERVAL", 1e-4)
     seen = []
     made.widget.observe(lambda change: seen.append(change["new"]), "progress")
     say(made, "evaluate")

@@ -1,0 +1,119 @@
+"""What all widgets of a graph share: how it is to be run, and what has been seen of its runs.
+
+A part of :mod:`.session`.  Whoever shows a graph subscribes, and is told when any of it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from typing import cast
+
+from .batching import NamedBatch
+from .execute.backend import EXTRAS, backend_names, find_backend, is_loaded
+from .execute.clusters import Cluster
+from .execute.progress import Run
+from .graph.ir import Graph, Node
+from .plan.split import check_split
+from .recomputing import Recompute, check_combination
+from .record.storage import TrackedNode
+
+Listener = Callable[[], None]
+
+
+class Choices:
+    """How a graph is to be evaluated unless it is said otherwise, its state, and who follows both."""
+
+    def __init__(
+        self, graph: Graph, backend: str, batch: NamedBatch | None, split: int | str, recompute: Recompute
+    ) -> None:
+        self.ir = graph
+        self.backend = backend
+        self.batch = batch
+        self.split = split
+        self.recompute = recompute
+        self.summaries = False
+        self.live: Run | None = None  # the run that is under way, if somebody watches
+        # Positions of nodes in the order in which they ran, each with the most bytes held while it did; of a
+        # run in pieces, as in the plan's timeline, the first two.
+        self.measured: list[tuple[int, int]] = []
+        self._state: str | None = None  # running, failed or interrupted; else told by the nodes
+        self._listeners: list[Listener] = []
+
+    def own(self, nodes: Sequence[Node]) -> list[TrackedNode]:
+        """``nodes`` as they are in this graph.
+
+        Raises ``ValueError`` for one of another graph.
+        """
+        mine = self.ir.nodes
+        for node in nodes:
+            if not (0 <= node.index < len(mine) and mine[node.index] is node):
+                raise ValueError(f"{node!r} is not a node of this graph")
+        return cast("list[TrackedNode]", list(nodes))
+
+    def subscribe(self, callback: Listener) -> None:
+        """Have ``callback`` called, on whatever thread, when the state or a choice changes."""
+        self._listeners.append(callback)
+
+    def unsubscribe(self, callback: Listener) -> None:
+        """Call it no more."""
+        if callback in self._listeners:
+            self._listeners.remove(callback)
+
+    @property
+    def watched(self) -> bool:
+        """Whether anybody follows."""
+        return bool(self._listeners)
+
+    def _notify(self) -> None:
+        for callback in list(self._listeners):
+            callback()
+
+    def _changed(self, state: str | None = None) -> None:
+        self._state = state
+        self._notify()
+
+    def choose(
+        self, *, backend: str | None = None, split: int | str | None = None, summaries: bool | None = None
+    ) -> None:
+        """Choose how ``evaluate`` runs the graph where it is not told; everybody who shows it follows.
+
+        Raises:
+            ValueError: there is no such backend, it lacks something, or the choices rule each other out.
+                Nothing has changed then.
+        """
+        check_split(split)
+        backend = self.backend if backend is None else backend
+        wanted = self.split if split is None else split
+        cluster = isinstance(find_backend(backend), Cluster)
+        if cluster and self.batch is None:
+            raise ValueError(NEEDS_BATCH.format(backend=backend))
+        if wanted not in ("off", 1) and backend != "eager" and not cluster:
+            raise ValueError(f"a split batch runs with the backend 'eager', not {backend!r}")
+        check_combination(self.recompute, wanted, backend)
+        self.backend, self.split = backend, wanted
+        if summaries is not None:
+            self.summaries = summaries
+        self._notify()
+
+    def backends(self) -> list[tuple[str, str]]:
+        """The backends there are, each with the reason why it cannot run this graph here, or ""."""
+        return [
+            (name, self._obstacle(name)) for name in sorted(backend_names(), key=lambda name: name != "eager")
+        ]
+
+    def _obstacle(self, name: str) -> str:
+        if name in EXTRAS and find_spec(name) is None:
+            return f"needs the package {name}: pip install 'lazyviz[{name}]'"
+        if not is_loaded(name) and name not in EXTRAS:  # what it imports is imported once it is chosen
+            for point in entry_points(group="lazyviz.backends"):
+                if point.name == name and find_spec(point.module.partition(".")[0]) is None:
+                    return f"needs the package {point.module.partition('.')[0]}"
+            return ""
+        if self.batch is None and (name in EXTRAS or isinstance(find_backend(name), Cluster)):
+            return NEEDS_BATCH.format(backend=name)
+        return ""
+
+
+NEEDS_BATCH = "{backend!r} runs pieces of the batch: name its tensors (--batch, batch=)"

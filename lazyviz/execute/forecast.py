@@ -1,0 +1,47 @@
+"""How much of a run's time its ops will take: from what they took before, else from what they have to do.
+
+Ops differ by factors of thousands: an optimizer's many small ones at the end of a step take no time at
+all, a few products of matrices most of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from itertools import accumulate
+
+from ..graph.ir import Node
+from ..plan.recompute import work
+
+BYTES_PER_SECOND = 5e9
+CALL_SECONDS = 8e-6  # of an op that does nothing
+MOST_KNOWN = 20_000
+
+_known: dict[Hashable, float] = {}  # seconds that an op on operands of these shapes took in this process
+
+
+def _key(node: Node) -> Hashable:
+    return node.op, tuple(value.meta for value in node.inputs)  # metadata is interned
+
+
+def learn(nodes: Sequence[Node]) -> None:
+    """Remember what ``nodes`` took, for runs to come."""
+    if len(nodes) > MOST_KNOWN:
+        return
+    if len(_known) > MOST_KNOWN:
+        _known.clear()
+    for node in nodes:
+        if node.seconds is not None:
+            _known[_key(node)] = node.seconds
+
+
+class Forecast:
+    """The share of a run's time that its first ops take."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        expected = (_known.get(_key(node)) or work(node) / BYTES_PER_SECOND + CALL_SECONDS for node in nodes)
+        self._sums = list(accumulate(expected, initial=0.0))
+
+    def share(self, done: int) -> float:
+        """The part of the whole that is over once ``done`` ops have run, from 0 to 1."""
+        whole = self._sums[-1]
+        return self._sums[min(done, len(self._sums) - 1)] / whole if whole else 1.0

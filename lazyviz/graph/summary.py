@@ -1,0 +1,64 @@
+"""What is noted of a tensor's values where that is asked for: a few numbers in place of the tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BINS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The values of one tensor when they were looked at; of complex numbers their absolute values.
+
+    ``least``, ``largest`` and ``mean`` are of the ``finite`` ones among ``count`` (``None`` if there are
+    none); ``nan``, ``plus_inf`` and ``minus_inf`` count the others.  ``histogram`` counts the finite ones in
+    equal bins from ``least`` to ``largest``; it is empty where these are equal.
+    """
+
+    count: int
+    nan: int
+    plus_inf: int
+    minus_inf: int
+    least: float | None
+    largest: float | None
+    mean: float | None
+    histogram: tuple[int, ...] = ()
+
+    @property
+    def finite(self) -> int:
+        return self.count - self.nan - self.inf
+
+    @property
+    def inf(self) -> int:
+        """How many are infinite, of either sign."""
+        return self.plus_inf + self.minus_inf
+
+    @property
+    def nan_share(self) -> float:
+        """The share of values that are NaN, from 0 to 1."""
+        return self.nan / self.count if self.count else 0.0
+
+    @property
+    def inf_share(self) -> float:
+        """The share of values that are infinite, from 0 to 1."""
+        return self.inf / self.count if self.count else 0.0
+
+    def __str__(self) -> str:
+        parts = [f"{self.count:,} values"]
+        if self.least is not None and self.largest is not None and self.mean is not None:
+            parts.append(f"{self.least:.4g} to {self.largest:.4g}, mean {self.mean:.4g}")
+        if self.nan:
+            parts.append(f"{share_text(self.nan_share)} NaN")
+        if self.inf:
+            parts.append(f"{share_text(self.inf_share)} infinite")
+        return ", ".join(parts)
+
+
+def share_text(share: float) -> str:
+    """``0.123`` -> ``"12.3 %"``; a small one is not rounded to nothing, nor a large one to all."""
+    if 0 < share < 0.001:
+        return "under 0.1 %"
+    if 0.999 < share < 1:
+        return "over 99.9 %"
+    return f"{100 * share:.3g} %"
