@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz.execute.split import SplitRun
 from lazyviz.plan.planner import make_plan
 from lazyviz.view import answers, running
 from lazyviz.view import widget as module
@@ -500,7 +501,14 @@ def test_the_views_button_keeps_size_and_cut(batched):
 
 def test_progress_of_a_split_run_counts_its_pieces(batched, monkeypatch):
     made = batched(split=4)
-    monkeypatch.setattr(running, "INTERVAL", 1e-4)
+    monkeypatch.setattr(running, "INTERVAL", 1e-3)
+    report = SplitRun._report
+
+    def slowly(*args, **kwargs):
+        report(*args, **kwargs)
+        time.sleep(0.01)
+
+    monkeypatch.setattr(SplitRun, "_report", slowly)
     seen = []
     made.widget.observe(lambda change: seen.append(change["new"]), "progress")
     say(made, "evaluate")
