@@ -91,7 +91,7 @@ export class DetailsPanel {
       parts.push(html("p", { class: "lz-forward" }, "gradient of ", this.link(details.forward)));
     }
     parts.push(...this.tensors("Inputs", details.inputs), ...this.tensors("Outputs", details.outputs));
-    parts.push(...this.flows(details.flows));
+    parts.push(...this.flows(details.flows), ...this.links(details));
     this.element.replaceChildren(...parts);
     this.element.scrollTop = 0;
   }
@@ -115,6 +115,14 @@ export class DetailsPanel {
       return item;
     });
     return [html("h4", {}, title), html("ul", { class: "lz-tensors" }, ...items)];
+  }
+
+  /** The ops of a line. */
+  private links({ links, more }: Details): Node[] {
+    if (!links?.length) return [];
+    const items = links.map((link) => html("li", {}, this.link(link), html("span", { class: "lz-number" }, link.bytes)));
+    const rest = more ? [html("p", { class: "lz-muted" }, `and ${more.toLocaleString("en")} more`)] : [];
+    return [html("h4", {}, "Ops"), html("ul", { class: "lz-list" }, ...items), ...rest];
   }
 
   private flows(flows: Flow[]): Node[] {

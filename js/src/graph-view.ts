@@ -160,6 +160,19 @@ export class GraphView {
     this.mark();
   }
 
+  /** Brings the first of these boxes that is drawn into view, unless one of them is. */
+  show(ids: readonly string[]): void {
+    const { x, y, k } = this.camera.transform;
+    const drawn = ids.map((id) => this.frames.get(id)).filter((frame) => frame && !frame.open);
+    const inView = drawn.some((frame) => {
+      const left = (frame?.x ?? 0) * k + x;
+      const top = (frame?.y ?? 0) * k + y;
+      return left >= 0 && top >= 0 && left < this.camera.width - 40 && top < this.camera.height - 20;
+    });
+    const first = drawn[0];
+    if (first && !inView) this.center(first.box.id);
+  }
+
   /** Marks what a search has found; open groups are not marked, what is in them is. */
   find(ids: readonly string[]): void {
     this.found = new Set(ids);

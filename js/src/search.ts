@@ -70,6 +70,7 @@ export class Search {
     this.element.addEventListener("focusout", (event) => {
       if (!this.element.contains(event.relatedTarget as Node | null)) this.list.hidden = true;
     });
+    this.list.hidden = true;
     this.show();
   }
 

@@ -87,6 +87,7 @@ export interface SceneData {
   memory: Memory | null;
   batch: Batch | null;
   views: boolean;
+  code?: CodeMessage | null; // null: long, to be asked for
 }
 
 export interface Source {
@@ -126,6 +127,9 @@ export interface Details {
   forward: Link | null;
   flows: Flow[];
   lifetime: [start: number, stop: number][];
+  lines?: string[]; // of the code, by id
+  links?: (Link & { bytes: string })[]; // ops of a line
+  more?: number;
 }
 
 /** What is alive during one node; `line` and `keeper` say where it was made and what keeps it. */
@@ -178,10 +182,36 @@ export interface Found {
   lit?: string[];
 }
 
+/** What is known of a line of the code; what is 0 is left out.  Sizes are bytes. */
+export interface LineFact {
+  ops?: number;
+  bytes?: number;
+  held?: number; // alive at the peak
+  gradients?: number; // ops of the backward pass that another line ran
+  gradientBytes?: number;
+  gradientHeld?: number;
+  seconds?: number;
+  sync?: string;
+  failed?: string;
+}
+
+export interface CodeFacts {
+  lines: Record<string, LineFact>;
+  peak: number;
+  elsewhere: number; // of the peak, what no line made
+}
+
+export interface CodeMessage {
+  sections?: { label: string; lines: [line: number, text: string][] }[];
+  facts: CodeFacts;
+}
+
 export type FromPython =
   | PlanMessage
   | { kind: "groups"; groups: GroupData[]; note: string }
   | { kind: "details"; details: Details }
+  | { kind: "code"; code: CodeMessage }
+  | { kind: "line"; line: string; details: Details; lit: string[] }
   | { kind: "moment"; moment: Moment }
   | { kind: "reveal"; groups: GroupData[]; chain: string[] }
   | ({ kind: "found" } & Found);
@@ -199,6 +229,8 @@ export type Action =
   | "reveal"
   | "search"
   | "search-on"
+  | "code"
+  | "line"
   | "views";
 
 /** Sends an action with the id it is about; never anything else. */

@@ -2,6 +2,7 @@
 // Python's side is lazyviz/view/widget.py; a message to it names an action and an id.
 
 import { BatchControls } from "./batch-controls";
+import { CodePanel } from "./code-panel";
 import { DetailsPanel, failureBlock } from "./details-panel";
 import { html } from "./dom";
 import { GraphView } from "./graph-view";
@@ -12,7 +13,7 @@ import { Search } from "./search";
 import { hideStaticPicture } from "./static-picture";
 import { followTheme } from "./theme";
 import { Toolbar, type ToolbarAction } from "./toolbar";
-import type { Alive, Batch, Failure, FromPython, Memory, PlanMessage, Progress, SceneData, Send, State } from "./types";
+import type { Alive, Batch, Details, Failure, FromPython, Memory, PlanMessage, Progress, SceneData, Send, State } from "./types";
 
 const MOST_BOXES = 2000;
 
@@ -64,6 +65,7 @@ class Body {
   private batch: Batch | null;
   private readonly toolbar: Toolbar;
   private readonly search: Search;
+  private readonly code: CodePanel;
   private readonly errors = html("div", { class: "lz-errors" });
   private readonly said = html("div", { class: "lz-said", role: "status" }); // for screen readers
   private readonly observer: ResizeObserver;
@@ -134,7 +136,12 @@ class Body {
           })
         : null;
     if (this.controls) this.toolbar.element.append(this.controls.element);
-    root.append(this.toolbar.element, this.errors, html("div", { class: "lz-body" }, left, this.details.element), this.said);
+    this.code = new CodePanel(this.send);
+    const side = html("div", { class: "lz-side" }, this.code.element, this.details.element);
+    root.append(this.toolbar.element, this.errors, html("div", { class: "lz-body" }, left, side), this.said);
+    if (this.data.code) this.code.show(this.data.code);
+    else if (this.data.code === null) this.code.refresh();
+    else this.code.element.hidden = true;
     if (!this.scene.boxes.size) left.prepend(html("p", { class: "lz-muted lz-empty" }, "Nothing was recorded: no PyTorch op ran."));
     this.showPeak(false);
     this.observer = new ResizeObserver(() => {
@@ -203,6 +210,13 @@ class Body {
         this.details.show(message.details);
         this.graph.overlay(message.details.flows);
         this.chart?.mark(message.details.lifetime);
+        this.code.mark(message.details.lines ?? []);
+        break;
+      case "code":
+        this.code.show(message.code);
+        break;
+      case "line":
+        this.showLine(message.details, message.lit);
         break;
       case "moment":
         if (message.moment.position !== this.moment) break;
@@ -232,6 +246,18 @@ class Body {
       if (this.waiting.delete(id)) this.scene.open.add(id);
     }
     this.graph.draw(this.selected ?? undefined);
+  }
+
+  /** A line of the code was chosen: its ops light up, and the first of them comes into view. */
+  private showLine(details: Details, lit: string[]): void {
+    this.selected = null;
+    this.leaveMoment();
+    this.graph.select(null);
+    this.chart?.mark(details.lifetime);
+    this.details.show(details);
+    this.graph.light(new Map(lit.map((id) => [id, ""])));
+    this.graph.show(lit);
+    this.said.textContent = details.facts.map((fact) => fact.join(" ")).join(", ");
   }
 
   private choose(id: string): void {
@@ -267,6 +293,7 @@ class Body {
     this.graph.light(new Map());
     this.graph.select(null);
     this.chart?.mark([]);
+    this.code.mark([]);
     this.showPeak(false);
   }
 
@@ -296,6 +323,7 @@ class Body {
     this.toolbar.showVerdict(memory, batch);
     this.chart?.show(memory);
     this.controls?.show(message);
+    this.code.refresh();
     this.graph.legend.showNote(batch.size === batch.recorded ? "" : `sizes as recorded, ${batch.recorded.toLocaleString("en")} samples`);
     if (this.selected === null) {
       this.moment = null;
@@ -335,6 +363,7 @@ class Body {
 
   private showState(): void {
     const state = this.model.get("state") as State;
+    if (this.root.dataset["state"] === "running" && state !== "running") this.code.refresh();
     this.root.dataset["state"] = state;
     this.toolbar.showState(state, String(this.model.get("report") ?? ""));
     this.controls?.showState(state);

@@ -12,16 +12,18 @@ from typing import Any, Protocol
 
 from ..graph.ir import Graph
 from .batch import batch_json
-from .boxes import Box, chain
+from .boxes import Box, around, chain
 from .choices import Selectable
+from .code import Code
 from .details import describe, describe_moment
-from .find import Index
+from .find import MOST_LIT, Index
 from .memory import memory_json
 from .scene import PlanLike, Scene
 
 FIRST_BYTES = 40_000  # about how much JSON the first picture may take, chart not counted
 EXPANDED_BOXES = 2000  # boxes that "Expand all" opens at most
 MAX_QUERY = 200
+CODE_CHARS = 20_000  # of a cell's code that comes with the first picture; longer code is asked for
 
 
 class Pictured(Selectable, Protocol):
@@ -56,6 +58,7 @@ class Answers:
         # A scene of its own, since its plan may be of another size later.
         self.scene = Scene(pictured.graph, self._plan, drawn=scene.hierarchy if scene is not None else None)
         self._views = False
+        self._code = Code(pictured.graph, getattr(pictured, "code", ""))
         self._searched: tuple[Scene, Index] | None = None
         self._split = pictured.split  # as shown
         self.given: set[str] = set()  # the groups that the page has
@@ -93,6 +96,7 @@ class Answers:
             "memory": memory_json(scene) if scene.graph.nodes else None,
             "batch": self._batch() if scene.graph.nodes else None,
             "views": self._views,
+            "code": self._code_json() if self._code.size <= CODE_CHARS else None,
         }
 
     def _group(self, box: Box) -> dict[str, Any]:
@@ -134,7 +138,22 @@ class Answers:
     def _select(self, id: str) -> None:
         box = self.scene.hierarchy.boxes.get(id)
         if box is not None:
-            self._send({"kind": "details", "details": describe(self.scene, box)})
+            lines = self._code.ids_of(self.scene.hierarchy.nodes_in(box))
+            self._send({"kind": "details", "details": {**describe(self.scene, box), "lines": lines}})
+
+    def _lines(self, id: str) -> None:
+        """The code; with "facts" only what is known of its lines, which changes with plan and run."""
+        code = {"facts": self._code.facts_json(self.scene.plan)} if id == "facts" else self._code_json()
+        self._send({"kind": "code", "code": code})
+
+    def _code_json(self) -> dict[str, Any]:
+        return {"sections": self._code.text_json(), "facts": self._code.facts_json(self.scene.plan)}
+
+    def _line(self, id: str) -> None:
+        key = self._code.key(id)
+        if key is not None:
+            details, boxes = self._code.describe(self.scene, key)
+            self._send({"kind": "line", "line": id, "details": details, "lit": around(boxes, MOST_LIT)})
 
     def _moment(self, id: str) -> None:
         """What is alive at the position ``id`` of the plan's timeline."""
@@ -220,6 +239,8 @@ class Answers:
         "open": _open,
         "open-all": _open_all,
         "select": _select,
+        "code": _lines,
+        "line": _line,
         "moment": _moment,
         "largest": _largest,
         "batch-size": _resize,

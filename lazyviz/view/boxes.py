@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -122,6 +122,19 @@ def op_name(node: Node) -> str:
     if name == RAN_AT_ONCE:
         return node.at_once
     return name.removeprefix("aten::")
+
+
+def around(boxes: Iterable[Box], limit: int) -> list[str]:
+    """Ids of these boxes and of the groups around them, which stand for them while they are closed."""
+    ids: dict[str, None] = {}
+    for each in boxes:
+        box: Box | None = each
+        while box is not None and box.kind not in ("root", "lane") and box.id not in ids:
+            if len(ids) >= limit:
+                return list(ids)
+            ids[box.id] = None
+            box = box.parent
+    return list(ids)
 
 
 def module_path(node: Node) -> str:

@@ -93,7 +93,7 @@ def _of_op(scene: Scene, box: Box, node: Node) -> dict[str, Any]:
         ["state", node.state],
     ]
     if node.seconds is not None:
-        facts.append(["time", _seconds(node.seconds)])
+        facts.append(["time", seconds_text(node.seconds)])
     constants = _constants(node)
     if constants:
         facts.append(["arguments", constants])
@@ -187,7 +187,7 @@ def _of_group(scene: Scene, box: Box) -> dict[str, Any]:
         facts.append(["done", f"{done:,} of {len(nodes):,}"])
     seconds = [node.seconds for node in nodes if node.seconds is not None]
     if seconds:
-        facts.append(["time", _seconds(sum(seconds))])
+        facts.append(["time", seconds_text(sum(seconds))])
     if common:
         facts.append(
             ["mostly", ", ".join(f"{name} × {count}" if count > 1 else name for name, count in common)]
@@ -297,7 +297,7 @@ def _common_path(nodes: Sequence[Node]) -> str:
     return ".".join(common)
 
 
-def _seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
 
 

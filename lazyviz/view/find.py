@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..graph.ir import Node, SourceLine, Value
-from .boxes import Box, module_path, named, op_name
+from .boxes import Box, around, module_path, named, op_name
 from .scene import Scene, dtype_text, shape_text
 
 PAGE = 50  # hits sent at a time
@@ -136,20 +136,8 @@ class Index:
             hits.append({**named(box), "sub": sub})
         result: dict[str, Any] = {"query": query, "total": len(found), "start": start, "hits": hits}
         if start == 0:
-            result["lit"] = self._lit(found)
+            result["lit"] = around((self.boxes[at] for at in found), MOST_LIT)
         return result
-
-    def _lit(self, found: list[int]) -> list[str]:
-        """The boxes found, and the groups around them, which stand for them while they are closed."""
-        lit: dict[str, None] = {}
-        for at in found:
-            box: Box | None = self.boxes[at]
-            while box is not None and box.kind not in ("root", "lane") and box.id not in lit:
-                if len(lit) >= MOST_LIT:
-                    return list(lit)
-                lit[box.id] = None
-                box = box.parent
-        return list(lit)
 
 
 def _position(box: Box) -> int:
