@@ -148,9 +148,29 @@ export interface Progress {
   total: number;
   seconds: number;
   label: string;
+  left?: number | null; // seconds, as far as can be foreseen
   memory?: string; // what the run holds, and the device's memory in use
   piece?: number; // 0 in what runs once
   pieces?: number;
+}
+
+/** How Evaluate is to run the graph; a backend with a reason cannot. */
+export interface Choices {
+  backend: string;
+  backends: [name: string, reason: string][];
+  summaries: boolean;
+}
+
+/** The first values that went wrong, of one kind. */
+export interface Finding {
+  kind: "nan" | "inf";
+  text: string;
+  chain: string[];
+}
+
+export interface StatesMessage {
+  kind: "states";
+  boxes: Record<string, [state: BoxState, seconds: number | null, alarm: "nan" | "inf" | null]>;
 }
 
 export interface Failure {
@@ -214,10 +234,15 @@ export type FromPython =
   | { kind: "line"; line: string; details: Details; lit: string[] }
   | { kind: "moment"; moment: Moment }
   | { kind: "reveal"; groups: GroupData[]; chain: string[] }
+  | StatesMessage
+  | { kind: "refused"; note: string }
   | ({ kind: "found" } & Found);
 
 export type Action =
   | "evaluate"
+  | "evaluate-to"
+  | "backend"
+  | "summaries"
   | "cancel"
   | "open"
   | "open-all"

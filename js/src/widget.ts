@@ -8,12 +8,13 @@ import { html } from "./dom";
 import { GraphView } from "./graph-view";
 import { MemoryChart } from "./memory-chart";
 import { download, svgText } from "./save-svg";
+import { RunControls } from "./run-controls";
 import { Scene } from "./scene";
 import { Search } from "./search";
 import { hideStaticPicture } from "./static-picture";
 import { followTheme } from "./theme";
 import { Toolbar, type ToolbarAction } from "./toolbar";
-import type { Alive, Batch, Details, Failure, FromPython, Memory, PlanMessage, Progress, SceneData, Send, State } from "./types";
+import type { Alive, Batch, Choices, Details, Failure, Finding, FromPython, Memory, PlanMessage, Progress, SceneData, Send, State, StatesMessage } from "./types";
 
 const MOST_BOXES = 2000;
 
@@ -64,6 +65,7 @@ class Body {
   private memory: Memory | null;
   private batch: Batch | null;
   private readonly toolbar: Toolbar;
+  private readonly run: RunControls;
   private readonly search: Search;
   private readonly code: CodePanel;
   private readonly errors = html("div", { class: "lz-errors" });
@@ -96,7 +98,9 @@ class Body {
         this.said.textContent = text;
       },
     });
-    this.toolbar = new Toolbar(this.data.title, this.memory, this.batch, this.data.views, this.search.element, {
+    this.run = new RunControls(this.send, go);
+    const { run, search } = this;
+    this.toolbar = new Toolbar(this.data.title, this.memory, this.batch, this.data.views, run.element, search.element, {
       act: (action) => {
         this.act(action);
       },
@@ -136,9 +140,10 @@ class Body {
           })
         : null;
     if (this.controls) this.toolbar.element.append(this.controls.element);
+    this.toolbar.element.append(run.progress);
     this.code = new CodePanel(this.send);
     const side = html("div", { class: "lz-side" }, this.code.element, this.details.element);
-    root.append(this.toolbar.element, this.errors, html("div", { class: "lz-body" }, left, side), this.said);
+    root.append(this.toolbar.element, this.errors, run.findings, html("div", { class: "lz-body" }, left, side), this.said);
     if (this.data.code) this.code.show(this.data.code);
     else if (this.data.code === null) this.code.refresh();
     else this.code.element.hidden = true;
@@ -162,11 +167,17 @@ class Body {
       this.showError();
     });
     this.listen("change:progress", () => {
-      this.toolbar.showProgress(model.get("progress") as Progress | null);
+      run.showProgress(model.get("progress") as Progress | null);
     });
+    for (const name of ["choices", "findings"]) {
+      this.listen(`change:${name}`, () => {
+        this.showChoices();
+      });
+    }
     this.listen("msg:custom", (message) => {
       this.hear(message);
     });
+    this.showChoices();
     this.showState();
     this.showError();
     this.controls?.begin();
@@ -180,6 +191,7 @@ class Body {
 
   /** A key pressed anywhere in the widget. */
   key(event: KeyboardEvent): void {
+    if (this.run.key(event)) return;
     if (event.key !== "F3") return;
     event.preventDefault();
     if (this.search.query) this.search.step(event.shiftKey ? -1 : 1);
@@ -201,6 +213,12 @@ class Body {
         this.scene.add(message.groups);
         this.opened(message.groups.map((group) => group.id));
         if (message.note) this.toolbar.showSummary(`${String(this.model.get("summary"))} · ${message.note}`);
+        break;
+      case "states":
+        this.showStates(message);
+        break;
+      case "refused":
+        this.run.refuse(message.note);
         break;
       case "plan":
         this.showPlan(message);
@@ -284,11 +302,13 @@ class Body {
     this.chart?.mark([]);
     const box = this.scene.boxes.get(id);
     if (box) this.details.showBox(box);
+    this.run.select(box ?? null);
     this.send("select", id);
   }
 
   private clear(): void {
     this.selected = null;
+    this.run.select(null);
     this.leaveMoment();
     this.graph.light(new Map());
     this.graph.select(null);
@@ -361,11 +381,33 @@ class Body {
     this.graph.light(lit);
   }
 
+  private showChoices(): void {
+    const choices = this.model.get("choices") as Choices | undefined;
+    if (choices?.backends) this.run.showChoices(choices);
+    this.run.showFindings((this.model.get("findings") as Finding[] | undefined) ?? []);
+  }
+
+  /** Boxes have run, or have begun to. */
+  private showStates({ boxes }: StatesMessage): void {
+    for (const [id, [state, seconds, alarm]] of Object.entries(boxes)) {
+      const box = this.scene.boxes.get(id);
+      if (box) Object.assign(box, { state, seconds, alarm });
+    }
+    this.graph.tell(Object.keys(boxes));
+    if (this.selected !== null && this.selected in boxes) {
+      this.run.select(this.scene.boxes.get(this.selected) ?? null);
+    }
+  }
+
   private showState(): void {
     const state = this.model.get("state") as State;
-    if (this.root.dataset["state"] === "running" && state !== "running") this.code.refresh();
+    if (this.root.dataset["state"] === "running" && state !== "running") {
+      this.code.refresh();
+      if (this.selected !== null) this.send("select", this.selected); // it has run
+    }
     this.root.dataset["state"] = state;
     this.toolbar.showState(state, String(this.model.get("report") ?? ""));
+    this.run.showState(state);
     this.controls?.showState(state);
     this.toolbar.showSummary(String(this.model.get("summary") ?? ""));
   }
@@ -385,8 +427,6 @@ class Body {
 
   private act(action: ToolbarAction): void {
     switch (action) {
-      case "evaluate":
-      case "cancel":
       case "views":
         this.send(action);
         break;

@@ -66,6 +66,7 @@ class LazyWidget(anywidget.AnyWidget):
     progress: Any = traitlets.Dict(allow_none=True, default_value=None).tag(sync=True)
     report = traitlets.Unicode("").tag(sync=True)
     choices = traitlets.Dict().tag(sync=True)
+    findings: Any = traitlets.List().tag(sync=True)
     error: Any = traitlets.Dict(allow_none=True, default_value=None).tag(sync=True)
     static_id = traitlets.Unicode("").tag(sync=True)
 
@@ -171,6 +172,11 @@ class LazyWidget(anywidget.AnyWidget):
             states.look()
         if boxes := states.changes(self._answers.given):
             self.send({"kind": "states", "boxes": boxes})
+            # What is displayed again later begins with the first picture: not with old states.
+            for group in self.scene["groups"]:
+                for box in group["boxes"]:
+                    if box["id"] in boxes:
+                        box.update(zip(("state", "seconds", "alarm"), boxes[box["id"]]))
 
     def close(self) -> None:
         self._running.leave(self)

@@ -55,7 +55,7 @@ def jupyter(*, dark: bool = False) -> Host:
     )
 
 
-TRAITS = ("scene", "state", "summary", "progress", "report", "error", "static_id")
+TRAITS = ("scene", "state", "summary", "progress", "report", "error", "choices", "findings", "static_id")
 PAGE = """
 async ([code, css, traits]) => {
   const style = document.createElement("style");
@@ -115,9 +115,9 @@ class Stage:
             f"<style>body{{margin:8px}}{host.style}</style></head>"
             f"<body {host.body}><main>{hosts}</main></body></html>"
         )
-        if not getattr(page, "_lazyviz_stage", False):
-            page.expose_function("toPython", self._heard)
-            page._lazyviz_stage = True
+        if not hasattr(page, "_lazyviz_stage"):
+            page.expose_function("toPython", lambda text: page._lazyviz_stage._heard(text))
+        page._lazyviz_stage = self  # the page is on one stage at a time
         traits = {name: getattr(self.widget, name) for name in TRAITS}
         page.evaluate(PAGE, [self.widget._esm, self.widget._css, traits])
         self.settle()
