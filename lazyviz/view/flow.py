@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from ..graph.ir import Graph, Node, Value
+from collections.abc import Sequence
+
+from ..graph.ir import Graph, Node, Phase, Value
 
 # For each node the values it reads, each with the position of the node that made it.
 Reads = list[list[tuple["int | None", Value]]]
 
+_KEPT = ("parameter", "buffer", "optimizer")  # roles of what outlives a step
 LOOSE_OPS = 24  # ops outside of modules in one lane; more are grouped by source line
 # Only metadata, though the schema does not call them views.
 LIKE_VIEWS = {
@@ -89,12 +92,39 @@ def steps_of(graph: Graph) -> list[int]:
     return steps
 
 
-def crowded_lanes(graph: Graph, hidden: list[bool], steps: list[int]) -> set[tuple[int, str]]:
+def lanes_of(graph: Graph, reads: Reads) -> list[Phase]:
+    """The lane of each node: its phase, and forward for what makes the forward pass's inputs.
+
+    ``torch.randn`` is no part of the forward pass by itself, but what the model reads is drawn with it.
+    A parameter's first values are not.
+    """
+    nodes = graph.nodes
+    lanes: list[Phase] = [node.phase for node in nodes]
+    if "forward" not in lanes or "other" not in lanes:
+        return lanes
+    read = [False] * len(nodes)
+    leads = [False] * len(nodes)  # to the forward pass
+    for index in reversed(range(len(nodes))):
+        node = nodes[index]
+        if lanes[index] == "other" and not any(value.storage.role in _KEPT for value in node.outputs):
+            unused = not read[index] and not node.inputs
+            if leads[index] or unused:
+                lanes[index] = "forward"
+        for producer, _ in reads[index]:
+            if producer is not None:
+                read[producer] = True
+                leads[producer] = leads[producer] or lanes[index] == "forward"
+    return lanes
+
+
+def crowded_lanes(
+    graph: Graph, hidden: list[bool], steps: list[int], lanes: Sequence[Phase]
+) -> set[tuple[int, str]]:
     """The (step, phase) lanes with more loose ops than a picture can bear."""
     loose: dict[tuple[int, str], int] = {}
     for index, node in enumerate(graph.nodes):
         if not node.root and not node.module and not hidden[index]:
-            lane = steps[index], node.phase
+            lane = steps[index], lanes[index]
             loose[lane] = loose.get(lane, 0) + 1
     return {lane for lane, count in loose.items() if count > LOOSE_OPS}
 

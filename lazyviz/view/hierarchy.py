@@ -16,7 +16,7 @@ import itertools
 from ..graph.ir import Graph, Node, SyncPoint, Value
 from ..plan.collector import paused
 from .boxes import Box, Hierarchy, Kind, op_name
-from .flow import Reads, crowded_lanes, data_flow, hidden_views, steps_of, updates
+from .flow import Reads, crowded_lanes, data_flow, hidden_views, lanes_of, steps_of, updates
 from .folding import chunk, count, fold_repeats, join, path_label
 
 MAX_CHILDREN = 64  # children of one group; more are cut into runs
@@ -59,7 +59,8 @@ def _sort_into_boxes(
     box_of: list[Box | None] = [None] * len(graph.nodes)
     steps = steps_of(graph)
     many = bool(steps) and steps[-1] > 0
-    lines = crowded_lanes(graph, hidden, steps)
+    lanes = lanes_of(graph, reads)
+    lines = crowded_lanes(graph, hidden, steps, lanes)
     part_of = updates(graph.nodes)
     latest: dict[tuple[Box, object], Box] = {}  # the last child of a parent with that key
     syncs: list[Box] = []
@@ -85,11 +86,11 @@ def _sort_into_boxes(
             barrier(todo.pop(), lane)
         if hidden[index]:
             continue
-        parent = root
-        keys: list[tuple[object, Kind, str]] = [(("lane", node.phase), "lane", node.phase)]
+        parent, phase = root, lanes[index]
+        keys: list[tuple[object, Kind, str]] = [(("lane", phase), "lane", phase)]
         if many:
             keys.insert(0, (("step", steps[index]), "step", f"step {steps[index] + 1}"))
-        keys += _path(node, part_of.get(index), (steps[index], node.phase) in lines)
+        keys += _path(node, part_of.get(index), (steps[index], phase) in lines)
         producers = [producer for producer, _ in reads[index] if producer is not None]
         sources = [made for producer in producers if (made := box_of[producer]) is not None]
         for key, kind, label in keys:
@@ -98,15 +99,15 @@ def _sort_into_boxes(
             here = [ancestor for source in sources if (ancestor := _below(source, parent)) is not None]
             known = latest.get((parent, key))
             if known is not None and known.kind not in ("lane", "step"):
-                if node.phase == "forward":  # a module called again is drawn again
+                if phase == "forward":  # a module called again is drawn again
                     fits = known is parent.children[-1]
                 else:
                     fits = all(box.position <= known.position for box in here)
                 known = known if fits else None
-            parent = known if known is not None else child(parent, key, kind, label, node.phase)
+            parent = known if known is not None else child(parent, key, kind, label, phase)
             if kind == "lane":
                 lane = parent
-        box = Box("op", op_name(node), node.phase, parent)
+        box = Box("op", op_name(node), phase, parent)
         box.node = node
         box.first = index
         box.position = len(parent.children)

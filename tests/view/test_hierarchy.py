@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import time
 
+import torch
+from torch import nn
+
+import lazyviz
 from lazyviz.view.hierarchy import MAX_CHILDREN, build_hierarchy
 
 
@@ -171,3 +175,26 @@ def test_boxes_drawn_before_are_used_again_until_an_op_fails_or_views_are_asked_
     again = build_hierarchy(step, drawn=drawn)
     assert again is not drawn
     assert again.box_of[0] is not None
+
+
+def test_what_makes_the_forward_pass_s_inputs_is_drawn_with_it():
+    net = nn.Linear(4, 2)
+    with lazyviz.lazy() as graph:
+        x = torch.randn(3, 4)
+        unused = torch.ones(3)
+        fresh = nn.Linear(2, 2)  # making a model is no part of running it
+        loss = fresh(net(x)).sum()
+        loss.backward()
+    hierarchy = build_hierarchy(graph.ir)
+    lanes = {lane.phase: [box.label for box in lane.children] for lane in hierarchy.lanes()}
+    assert {"randn", "ones"} < set(lanes["forward"])
+    assert "randn" not in lanes["other"] and any("uniform_" in label for label in lanes["other"])
+    assert all(node.phase == "other" for node in graph.nodes if "randn" in node.name)
+    del unused
+
+
+def test_where_there_is_no_forward_pass_factories_stay_where_they_are():
+    with lazyviz.lazy() as graph:
+        x = torch.ones(3)
+    assert [lane.phase for lane in build_hierarchy(graph.ir).lanes()] == ["other"]
+    del x
