@@ -1,13 +1,12 @@
-// What part of the picture is seen, and how large: panning, zooming, the first view.
-
-import { select } from "d3-selection";
-import { zoom, zoomIdentity, zoomTransform, type ZoomTransform } from "d3-zoom";
+// What part of the picture is seen, and how large: panning, zooming, pinching, the first view.
 
 const LEAST_HEIGHT = 240;
 const MOST_HEIGHT = 900;
 export const LEGIBLE = 0.8; // the scale that lanes are wrapped for
 const LEAST_SCALE = 0.62; // of the first view
 const MARGIN = 12;
+const SCALES = [0.03, 4] as const;
+const CLICK_DISTANCE = 4; // pixels that a pointer may move and still click
 
 export interface Area {
   x: number;
@@ -16,51 +15,54 @@ export interface Area {
   height: number;
 }
 
+/** A point of the picture is drawn at (x, y) + k · point. */
+export interface View {
+  x: number;
+  y: number;
+  k: number;
+}
+
 export class Camera {
   width = 0;
   touched = false; // the reader has panned or zoomed: the view is theirs
   picture = { width: 0, height: 0 };
-  private readonly behaviour = zoom<SVGSVGElement, unknown>();
+  view: View = { x: 0, y: 0, k: 1 };
+  private readonly pointers = new Map<number, [x: number, y: number]>();
 
   constructor(
     private readonly svg: SVGSVGElement,
-    content: SVGGElement,
-    isFocused: () => boolean,
-    moved: (transform: ZoomTransform) => void,
+    private readonly content: SVGGElement,
+    private readonly moved: (view: View) => void,
   ) {
-    this.behaviour
-      .scaleExtent([0.03, 4])
-      .clickDistance(4)
-      // The wheel scrolls the notebook until the graph was clicked into, or with Ctrl held.
-      .filter((event: Event) => {
-        if (event.type === "wheel") return (event as WheelEvent).ctrlKey || isFocused();
-        return !(event as MouseEvent).ctrlKey && (event as MouseEvent).button === 0;
-      })
-      .on("zoom", (event: { transform: ZoomTransform; sourceEvent: unknown }) => {
-        if (event.sourceEvent) this.touched = true;
-        content.setAttribute("transform", event.transform.toString());
-        moved(event.transform);
-      });
-    select(svg).call(this.behaviour).on("dblclick.zoom", null);
-  }
-
-  get transform(): ZoomTransform {
-    return zoomTransform(this.svg);
+    svg.addEventListener(
+      "wheel",
+      (event) => {
+        // The wheel scrolls the notebook until the graph was clicked into, or with Ctrl held.
+        if (!event.ctrlKey && !svg.matches(":focus-within")) return;
+        event.preventDefault();
+        const step = event.deltaMode === 1 ? 0.05 : event.deltaMode ? 1 : 0.002;
+        this.zoomBy(2 ** (-event.deltaY * step * (event.ctrlKey ? 10 : 1)), this.at(event));
+      },
+      { passive: false },
+    );
+    this.followPointers();
   }
 
   get height(): number {
     return this.svg.clientHeight || LEAST_HEIGHT;
   }
 
-  zoomBy(factor: number): void {
+  /** Zooms about a point of the view, its middle if none is given. */
+  zoomBy(factor: number, [x, y] = [this.width / 2, this.height / 2]): void {
+    const { view } = this;
+    const k = Math.min(Math.max(view.k * factor, SCALES[0]), SCALES[1]);
     this.touched = true;
-    select(this.svg).call(this.behaviour.scaleBy, factor);
+    this.move(x - ((x - view.x) * k) / view.k, y - ((y - view.y) * k) / view.k, k);
   }
 
   panBy(dx: number, dy: number): void {
     this.touched = true;
-    const { x, y, k } = this.transform;
-    this.move(zoomIdentity.translate(x + dx, y + dy).scale(k));
+    this.move(this.view.x + dx, this.view.y + dy, this.view.k);
   }
 
   /** The whole picture in view. */
@@ -69,7 +71,7 @@ export class Camera {
     const height = this.grow(this.homeScale());
     const { width: wide, height: tall } = this.picture;
     const k = Math.min((this.width - 2 * MARGIN) / wide, (height - 2 * MARGIN) / tall, 1);
-    this.move(zoomIdentity.translate((this.width - wide * k) / 2, Math.max((height - tall * k) / 2, MARGIN)).scale(k));
+    this.move((this.width - wide * k) / 2, Math.max((height - tall * k) / 2, MARGIN), k);
   }
 
   /** The first view: all lanes side by side, from the top, at a size that can be read. */
@@ -77,15 +79,15 @@ export class Camera {
     this.touched = false;
     const k = this.homeScale();
     this.grow(k);
-    this.move(zoomIdentity.translate(this.homeLeft(k), MARGIN).scale(k));
+    this.move(this.homeLeft(k), MARGIN, k);
   }
 
   /** The picture has changed: what was at `before` and is at `after` now stays where it is on screen. */
   keep(before: Area, after: Area): void {
-    const { x, y, k } = this.transform;
+    const { x, y, k } = this.view;
     if (this.touched) {
       this.grow(k);
-      this.move(zoomIdentity.translate(x + (before.x - after.x) * k, y + (before.y - after.y) * k).scale(k));
+      this.move(x + (before.x - after.x) * k, y + (before.y - after.y) * k, k);
       return;
     }
     // As wide as there is room for, the box about where it was, no empty space above or below.
@@ -93,40 +95,29 @@ export class Camera {
     const height = this.grow(scale);
     const top = y + before.y * k - after.y * scale;
     const lowest = Math.min(height - MARGIN - this.picture.height * scale, MARGIN);
-    this.move(zoomIdentity.translate(this.homeLeft(scale), Math.min(Math.max(top, lowest), MARGIN)).scale(scale));
+    this.move(this.homeLeft(scale), Math.min(Math.max(top, lowest), MARGIN), scale);
   }
 
   /** Moves the view so that the box is in the middle, at a size that can be read. */
   center(area: Area): void {
+    this.centerOn(area.x + area.width / 2, area.y + Math.min(area.height / 2, 100), Math.max(this.view.k, LEGIBLE));
+  }
+
+  centerOn(x: number, y: number, k = this.view.k): void {
     this.touched = true;
-    const k = Math.max(this.transform.k, LEGIBLE);
-    this.move(
-      zoomIdentity
-        .translate(
-          this.width / 2 - (area.x + area.width / 2) * k,
-          this.height / 2 - (area.y + Math.min(area.height / 2, 100)) * k,
-        )
-        .scale(k),
-    );
+    this.move(this.width / 2 - x * k, this.height / 2 - y * k, k);
   }
 
   /** Moves the view no further than it takes to see the box (its upper left part, if it is larger). */
   reveal(area: Area): void {
-    const { x, y, k } = this.transform;
+    const { x, y, k } = this.view;
     const shift = (from: number, size: number, room: number): number => {
-      if (from + Math.min(size, room - 2 * MARGIN) > room - MARGIN) return room - MARGIN - from - Math.min(size, room - 2 * MARGIN);
-      return from < MARGIN ? MARGIN - from : 0;
+      const least = Math.min(size, room - 2 * MARGIN);
+      return from < MARGIN ? MARGIN - from : Math.min(room - MARGIN - from - least, 0);
     };
     const dx = shift(x + area.x * k, area.width * k, this.width);
     const dy = shift(y + area.y * k, area.height * k, this.height);
     if (dx || dy) this.panBy(dx, dy);
-  }
-
-  /** The point of the picture in the middle of the view. */
-  centerOn(x: number, y: number): void {
-    this.touched = true;
-    const { k } = this.transform;
-    this.move(zoomIdentity.translate(this.width / 2 - x * k, this.height / 2 - y * k).scale(k));
   }
 
   private homeScale(): number {
@@ -144,7 +135,58 @@ export class Camera {
     return height;
   }
 
-  private move(transform: ZoomTransform): void {
-    select(this.svg).call(this.behaviour.transform, transform);
+  private move(x: number, y: number, k: number): void {
+    this.view = { x, y, k };
+    this.content.setAttribute("transform", `translate(${x.toFixed(2)},${y.toFixed(2)}) scale(${k.toFixed(5)})`);
+    this.moved(this.view);
+  }
+
+  private at(event: MouseEvent): [number, number] {
+    const { left, top } = this.svg.getBoundingClientRect();
+    return [event.clientX - left, event.clientY - top];
+  }
+
+  /** One pointer pans, two pinch; a pointer that has panned does not click. */
+  private followPointers(): void {
+    const { svg, pointers } = this;
+    let start: [number, number] = [0, 0];
+    let dragged = false;
+    svg.addEventListener("pointerdown", (event) => {
+      if (event.button || event.ctrlKey) return;
+      if (event.isPrimary) {
+        pointers.clear();
+        dragged = false;
+        start = this.at(event);
+      }
+      pointers.set(event.pointerId, this.at(event));
+    });
+    svg.addEventListener("pointermove", (event) => {
+      const before = pointers.get(event.pointerId);
+      if (!before) return;
+      const [x, y] = this.at(event);
+      if (!dragged && pointers.size < 2 && Math.hypot(x - start[0], y - start[1]) < CLICK_DISTANCE) return;
+      if (!dragged) svg.setPointerCapture(event.pointerId);
+      dragged = true;
+      const other = [...pointers].find(([id]) => id !== event.pointerId)?.[1];
+      pointers.set(event.pointerId, [x, y]);
+      if (other) {
+        const spread = ([px, py]: [number, number]): number => Math.hypot(px - other[0], py - other[1]) || 1;
+        this.panBy((x - before[0]) / 2, (y - before[1]) / 2);
+        this.zoomBy(spread([x, y]) / spread(before), [(x + other[0]) / 2, (y + other[1]) / 2]);
+      } else this.panBy(x - before[0], y - before[1]);
+    });
+    for (const end of ["pointerup", "pointercancel"] as const) {
+      svg.addEventListener(end, (event) => {
+        pointers.delete(event.pointerId);
+      });
+    }
+    svg.addEventListener(
+      "click",
+      (event) => {
+        if (dragged && event.detail) event.stopImmediatePropagation();
+        dragged = false;
+      },
+      true,
+    );
   }
 }
