@@ -11,10 +11,6 @@ await mkdir(out, { recursive: true });
 await esbuild.build({
   entryPoints: { widget: `${source}widget.ts` },
   bundle: true,
-  alias: {
-    "d3-interpolate": `${source}no-transitions.ts`,
-    "d3-transition": `${source}no-transitions.ts`,
-  },
   format: "esm",
   target: "es2022",
   minify: true,

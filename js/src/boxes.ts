@@ -136,7 +136,7 @@ export class BoxDrawing {
     const { box } = this.frame;
     this.title.textContent = wordsOf(box);
     if (box.kind === "lane") return;
-    this.element.setAttribute("aria-label", `${box.kind} ${box.repeats ? `${box.label}, ${box.repeats} times` : box.label}, ${wordsOf(box)}`);
+    this.element.setAttribute("aria-label", `${box.kind} ${wordsOf(box).replace(" · ", ", ")}`);
     this.element.dataset["state"] = box.state ?? "pending";
     const mark = box.alarm ?? (box.state === "failed" ? "failed" : "");
     this.element.classList.toggle("lz-alarmed", Boolean(box.alarm));

@@ -10,25 +10,28 @@ export class Edges {
   readonly labels = svg("g", { class: "lz-edge-labels" });
   private drawn = new Map<string, SVGGElement>();
 
-  /** Draws these lines; those that are drawn already stay as they are. */
-  draw(lines: readonly Line[]): void {
+  /** Draws these lines and returns the new ones; those that are drawn already stay as they are. */
+  draw(lines: readonly Line[]): Element[] {
     const next = new Map<string, SVGGElement>();
     for (const line of lines) next.set(keyOf(line), this.drawn.get(keyOf(line)) ?? edge(line));
     for (const [key, element] of this.drawn) if (!next.has(key)) element.remove();
-    for (const element of next.values()) if (!element.parentNode) this.element.append(element);
+    const added = [...next.values()].filter((element) => !element.parentNode);
+    this.element.append(...added);
     this.drawn = next;
     this.labels.replaceChildren(
       ...lines.flatMap(({ label, labelAt }) =>
         labelAt ? [svg("text", { class: "lz-edge-label", x: labelAt[0], y: labelAt[1] }, label)] : [],
       ),
     );
+    return [...added, this.labels];
   }
 
-  /** Marks those that begin or end at the box. */
+  /** Marks those that end at the selected box and those that begin there. */
   mark(selected: string | null): void {
     for (const element of this.drawn.values()) {
       const { from, to } = element.dataset;
-      element.classList.toggle("lz-selected", selected !== null && (from === selected || to === selected));
+      element.classList.toggle("lz-relation-producer", selected !== null && to === selected);
+      element.classList.toggle("lz-relation-consumer", selected !== null && from === selected);
     }
   }
 }

@@ -1,20 +1,29 @@
 // The graph: boxes and edges in an SVG that pans and zooms, groups that open in place, what is selected
-// and what lights up.  Drawing boxes and edges, the camera and the legend have modules of their own.
+// and what lights up.  What it is made of has modules of its own: boxes, edges, camera, colours and legend,
+// keyboard, minimap, motion, relations.
 
-import { bandOf, BoxDrawing, sameBand } from "./boxes";
+import { bandOf, BoxDrawing, nameOf, sameBand } from "./boxes";
 import { Camera, LEGIBLE } from "./camera";
 import { Colours, type Colouring } from "./colours";
 import { html, svg } from "./dom";
 import { Edges } from "./edges";
+import { neighbour, type Arrow } from "./keyboard";
 import { Legend } from "./legend";
+import { Minimap } from "./minimap";
+import { animate } from "./motion";
+import { relationLines } from "./relations";
 import type { Arrangement, Frame, Scene } from "./scene";
-import type { Flow } from "./types";
+import type { Relation } from "./types";
 
 export interface GraphEvents {
-  /** A box was clicked (or chosen by keyboard). */
-  choose(id: string): void;
+  /** A box was clicked or chosen by keyboard; `open`: a group is to open or to close. */
+  choose(id: string, open: boolean): void;
+  /** The innermost open group at the box is to be closed; where there is none, nothing is selected any more. */
+  close(id: string): void;
   /** The empty background was clicked. */
   clear(): void;
+  /** Another box is the selected one now. */
+  selected(id: string | null): void;
 }
 
 export class GraphView {
@@ -24,9 +33,11 @@ export class GraphView {
   private readonly content = svg("g", { class: "lz-content" });
   private readonly openLayer = svg("g", {});
   private readonly closedLayer = svg("g", {});
-  private readonly flowLayer = svg("g", { class: "lz-flows" });
+  private readonly relationLayer = svg("g", { class: "lz-relations" });
   private readonly edges = new Edges();
+  private readonly readout = html("div", { class: "lz-readout", "aria-hidden": "true" });
   private readonly camera: Camera;
+  private readonly minimap: Minimap;
   private readonly colours = new Colours();
   private arrangement: Arrangement | null = null;
   private frames = new Map<string, Frame>();
@@ -35,16 +46,22 @@ export class GraphView {
   private selected: string | null = null;
   private lit = new Map<string, string>();
   private found = new Set<string>();
-  private flows: Flow[] = [];
+  private relations: Relation[] = [];
+  private current: string | null = null; // the one box that the Tab key leads to
 
   constructor(
     private readonly scene: Scene,
-    events: GraphEvents,
+    private readonly events: GraphEvents,
   ) {
-    this.content.append(this.openLayer, this.edges.element, this.edges.labels, this.closedLayer, this.flowLayer);
+    this.content.append(this.openLayer, this.edges.element, this.edges.labels, this.closedLayer, this.relationLayer);
     this.svg = svg(
       "svg",
-      { class: "lz-graph", role: "group", "aria-label": "Recorded graph", tabindex: 0 },
+      {
+        class: "lz-graph",
+        role: "group",
+        "aria-label": "Recorded graph. Arrow keys go along the edges, Enter opens and closes a group, Escape closes the one around",
+        tabindex: -1,
+      },
       this.content,
     );
     this.legend = new Legend((by) => {
@@ -52,16 +69,14 @@ export class GraphView {
     });
     const zoomIn = html("button", { type: "button", "aria-label": "Zoom in", title: "Zoom in" }, "+");
     const zoomOut = html("button", { type: "button", "aria-label": "Zoom out", title: "Zoom out" }, "−");
-    const stage = html("div", { class: "lz-graph-stage" }, this.svg, html("div", { class: "lz-zoom" }, zoomIn, zoomOut));
-    this.element = html("div", { class: "lz-graph-view" }, stage, this.legend.element);
-    this.camera = new Camera(
-      this.svg,
-      this.content,
-      () => this.element.contains(document.activeElement),
-      ({ k }) => {
-        this.rewrite(k);
-      },
-    );
+    this.camera = new Camera(this.svg, this.content, ({ k }) => {
+      this.rewrite(k);
+      this.minimap.follow();
+    });
+    this.minimap = new Minimap(this.camera);
+    const stage = html("div", { class: "lz-graph-stage" }, this.svg, this.minimap.element);
+    const foot = html("div", { class: "lz-graph-foot" }, this.legend.element, this.readout, html("div", { class: "lz-zoom" }, zoomIn, zoomOut));
+    this.element = html("div", { class: "lz-graph-view" }, stage, foot);
     zoomIn.addEventListener("click", () => {
       this.camera.zoomBy(1.3);
     });
@@ -71,24 +86,19 @@ export class GraphView {
     this.svg.addEventListener("click", (event) => {
       const id = nodeOf(event.target);
       if (id === null) events.clear();
-      else events.choose(id);
+      else {
+        this.settleOn(id);
+        events.choose(id, true);
+      }
     });
     this.svg.addEventListener("keydown", (event) => {
-      const id = nodeOf(event.target);
-      if (id !== null && (event.key === "Enter" || event.key === " ")) {
-        event.preventDefault();
-        events.choose(id);
-        this.focus(id);
-      }
-      const step = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }[event.key];
-      if (step) {
-        event.preventDefault();
-        const [dx = 0, dy = 0] = step;
-        this.camera.panBy(dx, dy);
-      }
-      if (event.key === "+" || event.key === "-") this.camera.zoomBy(event.key === "+" ? 1.3 : 1 / 1.3);
-      if (event.key === "Escape") events.clear();
+      this.key(event);
     });
+    for (const name of ["pointerover", "focusin"] as const) {
+      this.svg.addEventListener(name, (event) => {
+        this.read(event.target);
+      });
+    }
   }
 
   /** The view's width in pixels has become known or has changed. */
@@ -103,18 +113,27 @@ export class GraphView {
   draw(anchor?: string): void {
     const { camera } = this;
     if (camera.width === 0) return;
-    const before = anchor !== undefined ? this.frames.get(anchor) : undefined;
+    const frames = this.frames;
+    const view = camera.view;
+    const before = anchor !== undefined ? frames.get(anchor) : undefined;
     const arrangement = this.scene.arrange(camera.width / LEGIBLE);
     this.arrangement = arrangement;
     this.frames = new Map(arrangement.frames.map((frame) => [frame.box.id, frame]));
     camera.picture = arrangement;
     this.drawBoxes(arrangement.frames);
-    this.edges.draw(arrangement.lines);
+    const lines = this.edges.draw(arrangement.lines);
     this.recolour();
     this.mark();
+    this.minimap.draw(arrangement);
     const after = anchor !== undefined ? this.frames.get(anchor) : undefined;
-    if (before && after) camera.keep(before, after);
-    else if (!camera.touched) this.home();
+    if (before && after) {
+      camera.keep(before, after);
+      const moved = arrangement.frames.flatMap((frame) => {
+        const element = this.drawings.get(frame.box.id)?.element;
+        return element ? [{ element, x: frame.x, y: frame.y, before: frames.get(frame.box.id) }] : [];
+      });
+      animate(moved, lines, view, camera.view);
+    } else if (!camera.touched) this.home();
   }
 
   fit(): void {
@@ -144,13 +163,15 @@ export class GraphView {
 
   select(id: string | null): void {
     this.selected = id;
-    this.flows = [];
+    this.relations = [];
+    if (id !== null) this.settleOn(id);
+    this.events.selected(id);
     this.mark();
   }
 
-  /** Draws what flows between the selected box and other lanes: saved activations, gradients. */
-  overlay(flows: Flow[]): void {
-    this.flows = flows;
+  /** Lights up what the selected box has to do with. */
+  relate(relations: Relation[]): void {
+    this.relations = relations;
     this.mark();
   }
 
@@ -180,6 +201,7 @@ export class GraphView {
   }
 
   focus(id: string): void {
+    this.settleOn(id);
     this.drawings.get(id)?.element.focus({ preventScroll: true });
   }
 
@@ -188,6 +210,7 @@ export class GraphView {
   }
 
   private drawBoxes(frames: readonly Frame[]): void {
+    const focused = this.svg.querySelector(":focus")?.getAttribute("data-box") ?? null;
     const next = new Map<string, BoxDrawing>();
     for (const frame of frames) {
       const known = this.drawings.get(frame.box.id);
@@ -208,6 +231,62 @@ export class GraphView {
       if (element) last.set(layer, element);
     }
     this.drawings = next;
+    // The Tab key's box and the focus stay, or go to the group that has closed over them.
+    const near = (id: string | null): string | null => {
+      let at = id ?? undefined;
+      while (at !== undefined && !next.has(at)) at = this.scene.parentOf(at);
+      return at ?? null;
+    };
+    const first = frames.find((frame) => frame.box.kind !== "lane")?.box.id ?? null;
+    this.settleOn(near(this.current) ?? near(this.selected) ?? first);
+    const refocused = near(focused);
+    if (refocused !== null && !this.svg.querySelector(":focus")) this.focus(refocused);
+  }
+
+  private settleOn(id: string | null): void {
+    if (this.current !== null) this.drawings.get(this.current)?.element.setAttribute("tabindex", "-1");
+    const next = id !== null ? this.drawings.get(id)?.element : undefined;
+    if (next?.hasAttribute("data-node")) {
+      next.setAttribute("tabindex", "0");
+      this.current = id;
+    }
+  }
+
+  private key(event: KeyboardEvent): void {
+    const { key } = event;
+    const id = nodeOf(event.target);
+    if (key === "Enter" || key === " ") {
+      if (id === null) return;
+      this.events.choose(id, key === "Enter");
+      this.focus(id);
+    } else if (key.startsWith("Arrow") && (event.shiftKey || event.ctrlKey)) {
+      const [dx, dy] = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }[key] ?? [0, 0];
+      this.camera.panBy(dx ?? 0, dy ?? 0);
+    } else if (key.startsWith("Arrow")) {
+      const to = this.arrangement ? neighbour(this.arrangement, id ?? this.current ?? "", key as Arrow) : null;
+      const frame = to !== null ? this.frames.get(to) : undefined;
+      if (frame) {
+        this.camera.reveal(frame);
+        this.focus(frame.box.id);
+      }
+    } else if (key === "+" || key === "-") this.camera.zoomBy(key === "+" ? 1.3 : 1 / 1.3);
+    else if (key === "Escape") {
+      if (id === null) this.events.clear();
+      else this.events.close(id);
+    } else return;
+    event.preventDefault();
+  }
+
+  /** Says in full what the pointer or the focus is on: what flows along an edge, the whole name of a box. */
+  private read(target: EventTarget | null): void {
+    const element = target instanceof Element ? target.closest<SVGElement>(".lz-edge, [data-node]") : null;
+    const name = (id: string | undefined): string => {
+      const box = this.scene.boxes.get(id ?? "");
+      return box ? nameOf(box) : "";
+    };
+    const { from, to } = element?.dataset ?? {};
+    const title = element?.querySelector("title")?.textContent ?? "";
+    this.readout.textContent = from !== undefined ? `${name(from)} → ${name(to)}: ${title}` : title;
   }
 
   private rewrite(scale: number): void {
@@ -233,38 +312,11 @@ export class GraphView {
     }
     this.content.classList.toggle("lz-some-lit", this.lit.size > 0);
     this.edges.mark(this.selected);
-    this.flowLayer.replaceChildren(...this.flowLines());
-  }
-
-  private flowLines(): SVGElement[] {
     const from = this.selected !== null ? this.frames.get(this.selected) : undefined;
-    if (!from) return [];
-    const drawn = new Set<string>();
-    const result: SVGElement[] = [];
-    for (const flow of this.flows) {
-      const id = this.scene.visible(flow.chain);
-      const to = id !== null ? this.frames.get(id) : undefined;
-      if (!to || to === from || drawn.has(`${to.box.id}${flow.out}`)) continue;
-      drawn.add(`${to.box.id}${flow.out}`);
-      const right = to.x > from.x;
-      const sx = right ? from.x + from.width : from.x;
-      const ex = right ? to.x : to.x + to.width;
-      const sy = from.y + Math.min(from.height / 2, 24);
-      const ey = to.y + Math.min(to.height / 2, 24);
-      const reach = Math.max(Math.abs(ex - sx) / 2, 40) * (right ? 1 : -1);
-      const path = `M${sx},${sy}C${sx + reach},${sy} ${ex - reach},${ey} ${ex},${ey}`;
-      result.push(
-        svg(
-          "g",
-          { class: "lz-flow" },
-          svg("title", {}, `${flow.label} · ${flow.bytes}`),
-          svg("path", { d: path }),
-          svg("circle", { cx: flow.out ? ex : sx, cy: flow.out ? ey : sy, r: 4 }),
-          svg("rect", { x: to.x - 2, y: to.y - 2, width: to.width + 4, height: to.height + 4, rx: 8 }),
-        ),
-      );
-    }
-    return result;
+    const [lines, kinds] =
+      from && this.arrangement ? relationLines(this.relations, from, this.frames, this.scene, this.arrangement) : [[], []];
+    this.relationLayer.replaceChildren(...lines);
+    this.legend.showRelations(kinds);
   }
 }
 

@@ -81,6 +81,13 @@ export class Scene {
     return this.open.has(id) && this.boxes.get(id)?.kind !== "lane" && id !== this.root;
   }
 
+  /** The innermost group at the box, itself included, that a click would close. */
+  enclosing(id: string): string | undefined {
+    let at: string | undefined = id;
+    while (at !== undefined && !this.closable(at)) at = this.parents.get(at);
+    return at;
+  }
+
   /** Opens all groups that are here, outer ones first, while no more than `limit` boxes are drawn. */
   openAll(limit: number): boolean {
     const queue = [this.root];

@@ -116,6 +116,11 @@ export interface Flow extends Link {
   out: boolean;
 }
 
+/** What the selected box has to do with another. */
+export interface Relation extends Link {
+  kind: "producer" | "consumer" | "saved" | "gradient";
+}
+
 export interface Details {
   id: string;
   title: string;
@@ -126,6 +131,7 @@ export interface Details {
   outputs: TensorRow[];
   forward: Link | null;
   flows: Flow[];
+  relations: Relation[];
   lifetime: [start: number, stop: number][];
   lines?: string[]; // of the code, by id
   links?: (Link & { bytes: string })[]; // ops of a line

@@ -2,6 +2,7 @@
 // Python's side is lazyviz/view/widget.py; a message to it names an action and an id.
 
 import { BatchControls } from "./batch-controls";
+import { Breadcrumbs } from "./breadcrumbs";
 import { CodePanel } from "./code-panel";
 import { DetailsPanel, failureBlock } from "./details-panel";
 import { html } from "./dom";
@@ -66,6 +67,7 @@ class Body {
   private batch: Batch | null;
   private readonly toolbar: Toolbar;
   private readonly run: RunControls;
+  private readonly crumbs: Breadcrumbs;
   private readonly search: Search;
   private readonly code: CodePanel;
   private readonly errors = html("div", { class: "lz-errors" });
@@ -107,11 +109,19 @@ class Body {
     });
     this.details = new DetailsPanel({ go });
     this.graph = new GraphView(this.scene, {
-      choose: (id) => {
-        this.choose(id);
+      choose: (id, open) => {
+        this.choose(id, open);
+      },
+      close: (id) => {
+        const group = this.scene.enclosing(id);
+        if (group === undefined) this.clear();
+        else this.choose(group, true);
       },
       clear: () => {
         this.clear();
+      },
+      selected: (id) => {
+        this.crumbs.show(id);
       },
     });
     this.toolbar.element.querySelector('[data-action="save"]')?.before(this.graph.legend.menu);
@@ -143,7 +153,13 @@ class Body {
     this.toolbar.element.append(run.progress);
     this.code = new CodePanel(this.send);
     const side = html("div", { class: "lz-side" }, this.code.element, this.details.element);
-    root.append(this.toolbar.element, this.errors, run.findings, html("div", { class: "lz-body" }, left, side), this.said);
+    this.crumbs = new Breadcrumbs(this.scene, {
+      go,
+      home: () => {
+        this.graph.home();
+      },
+    });
+    root.append(this.toolbar.element, this.errors, run.findings, this.crumbs.element, html("div", { class: "lz-body" }, left, side), this.said);
     if (this.data.code) this.code.show(this.data.code);
     else if (this.data.code === null) this.code.refresh();
     else this.code.element.hidden = true;
@@ -192,9 +208,10 @@ class Body {
   /** A key pressed anywhere in the widget. */
   key(event: KeyboardEvent): void {
     if (this.run.key(event)) return;
-    if (event.key !== "F3") return;
+    const typing = event.target instanceof Element && event.target.closest("input, select, textarea");
+    if (event.key !== "F3" && (event.key !== "/" || typing)) return;
     event.preventDefault();
-    if (this.search.query) this.search.step(event.shiftKey ? -1 : 1);
+    if (event.key === "F3" && this.search.query) this.search.step(event.shiftKey ? -1 : 1);
     else this.search.focus();
   }
 
@@ -226,7 +243,7 @@ class Body {
       case "details":
         if (message.details.id !== this.selected) break;
         this.details.show(message.details);
-        this.graph.overlay(message.details.flows);
+        this.graph.relate(message.details.relations);
         this.chart?.mark(message.details.lifetime);
         this.code.mark(message.details.lines ?? []);
         break;
@@ -278,11 +295,11 @@ class Body {
     this.said.textContent = details.facts.map((fact) => fact.join(" ")).join(", ");
   }
 
-  private choose(id: string): void {
+  private choose(id: string, open: boolean): void {
     const box = this.scene.boxes.get(id);
     if (!box) return;
     this.select(id);
-    if (!box.group) return;
+    if (!box.group || !open) return;
     if (this.scene.closable(id)) this.scene.open.delete(id);
     else if (this.scene.groups.has(id)) this.scene.open.add(id);
     else {

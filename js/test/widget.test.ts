@@ -218,6 +218,7 @@ describe("the widget", () => {
       outputs: [],
       forward: null,
       flows: [],
+      relations: [],
       lifetime: [[1, 2]],
     };
     model.emit("msg:custom", { kind: "details", details });

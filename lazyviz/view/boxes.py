@@ -73,6 +73,7 @@ class Hierarchy:
     behind: dict[int, list[Node]]
     drawn_of: tuple[object, ...] = ()  # tells the graph, as far as boxes depend on it
     opened: set[str] = field(default_factory=set)  # groups drawn open from the start, besides lanes
+    gradients: dict[Node, list[Node]] | None = None  # of each forward op; found when first asked for
     _readers: list[list[int]] | None = None
 
     def readers(self, index: int) -> list[int]:

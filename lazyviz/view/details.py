@@ -13,6 +13,7 @@ from ..plan.units import format_bytes
 from ..plan.words import line_text
 from .boxes import Box, Hierarchy, module_path, named, op_name
 from .memory import alive_json
+from .relations import relations
 from .scene import Scene, dtype_text, plural, shape_text
 
 LISTED = 12  # tensors, readers or flows listed at most
@@ -41,6 +42,7 @@ def describe(scene: Scene, box: Box) -> dict[str, Any]:
         "outputs": [],
         "forward": None,
         "flows": [],
+        "relations": relations(scene.hierarchy, box) if box.sync is None else [],
         "lifetime": [],
     }
     if box.node is not None:

@@ -141,7 +141,7 @@ def test_a_lazy_cell_is_seen_opened_evaluated_and_still_there_without_a_kernel(
     details.get_by_text("aten._log_softmax.default").wait_for()
     assert "loss = nn.functional.cross_entropy(net(x), y)" in details.inner_text()
     assert page.locator(".lz-lifetime").count() == 1
-    assert page.locator(".lz-flow").count() >= 1  # saved for backward: drawn on selection only
+    assert page.locator(".lz-relation-saved path").count() >= 1  # saved for backward: drawn on selection only
     page.screenshot(path=screenshots / "notebook-details.png")
     page.locator(".lz-peak").click()
     assert page.locator(".lazyviz .lz-lit").count() >= 1

@@ -1,0 +1,150 @@
+// Going about in the graph: keys, the view, what lights up, breadcrumbs.
+
+import { describe, expect, it, vi } from "vitest";
+import { Breadcrumbs } from "../src/breadcrumbs";
+import { Camera } from "../src/camera";
+import { svg } from "../src/dom";
+import { neighbour } from "../src/keyboard";
+import { relationLines } from "../src/relations";
+import { Scene } from "../src/scene";
+import type { BoxData, GroupData, Relation } from "../src/types";
+
+const box = (id: string, more: Partial<BoxData> = {}): BoxData => ({ id, kind: "op", label: id, sub: "", phase: "forward", ...more });
+
+/** A forward lane: a -> m (b -> c, side by side d) -> e, and a backward lane: g -> f, drawn upwards. */
+const groups: GroupData[] = [
+  { id: "r", row: true, boxes: [box("F", { kind: "lane", group: 3 }), box("B", { kind: "lane", group: 2, phase: "backward" })] },
+  { id: "F", boxes: [box("a"), box("m", { kind: "module", group: 3 }), box("e")], layers: [[0], [1], [2]], edges: [[[0, 1], "4"], [[1, 2], "4"]] },
+  { id: "m", boxes: [box("b"), box("c"), box("d")], layers: [[0, 2], [1]], edges: [[[0, 1], "4"]] },
+  { id: "B", boxes: [box("g", { phase: "backward" }), box("f", { phase: "backward" })], layers: [[0], [1]], edges: [[[0, 1], "4"]], flip: true },
+];
+const scene = (open: string[] = []): Scene => new Scene("r", groups, ["r", "F", "B", ...open]);
+
+describe("arrow keys", () => {
+  const walk = (open: string[], from: string, ...keys: ("Up" | "Down" | "Left" | "Right")[]): string => {
+    const arrangement = scene(open).arrange(2000);
+    return keys.reduce((at, key) => neighbour(arrangement, at, `Arrow${key}`) ?? at, from);
+  };
+
+  it("go along the edges in the direction in which they are drawn", () => {
+    expect(walk([], "a", "Down")).toBe("m");
+    expect(walk([], "a", "Down", "Down")).toBe("e");
+    expect(walk([], "e", "Up")).toBe("m");
+    expect(walk([], "g", "Up")).toBe("f"); // a backward lane is drawn upwards
+  });
+
+  it("go into an open group and out of it again", () => {
+    expect(walk(["m"], "a", "Down", "Down")).toBe("b");
+    expect(walk(["m"], "b", "Down")).toBe("c");
+    expect(walk(["m"], "c", "Down")).toBe("e");
+    expect(walk(["m"], "b", "Up")).toBe("m");
+  });
+
+  it("go between the boxes of a layer, and from lane to lane", () => {
+    expect(walk(["m"], "b", "Right")).toBe("d");
+    expect(walk(["m"], "d", "Left")).toBe("b");
+    expect(["f", "g"]).toContain(walk([], "a", "Right"));
+    expect(["a", "m", "e"]).toContain(walk([], "f", "Left"));
+  });
+
+  it("stay where nothing lies beyond", () => {
+    expect(walk([], "a", "Up")).toBe("a");
+    expect(walk([], "a", "Left")).toBe("a");
+  });
+
+  it("reach every box from the first one", () => {
+    const arrangement = scene(["m"]).arrange(2000);
+    const seen = new Set(["a"]);
+    for (const at of seen) {
+      for (const key of ["ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight"] as const) seen.add(neighbour(arrangement, at, key) ?? at);
+    }
+    expect([...seen].sort()).toEqual(["a", "b", "c", "d", "e", "f", "g", "m"]);
+  });
+});
+
+describe("Camera", () => {
+  const camera = (): { made: Camera; element: SVGSVGElement; content: SVGGElement } => {
+    const content = svg("g");
+    const element = svg("svg", {}, content);
+    const made = new Camera(element, content, () => undefined);
+    made.width = 800;
+    made.picture = { width: 1000, height: 600 };
+    return { made, element, content };
+  };
+
+  it("keeps a box where it is on screen while the picture changes about it", () => {
+    const { made } = camera();
+    made.zoomBy(0.5, [0, 0]);
+    const { x, k } = made.view;
+    made.keep({ x: 100, y: 100, width: 10, height: 10 }, { x: 300, y: 150, width: 10, height: 10 });
+    expect(made.view.x + 300 * made.view.k).toBeCloseTo(x + 100 * k);
+  });
+
+  it("zooms about the point under the pointer", () => {
+    const { made } = camera();
+    const point = (made.view.x - 200) / made.view.k;
+    made.zoomBy(2, [200, 100]);
+    expect((made.view.x - 200) / made.view.k).toBeCloseTo(point);
+    made.zoomBy(1000);
+    expect(made.view.k).toBe(4);
+  });
+
+  it("moves no further than it takes to see a box", () => {
+    const { made } = camera();
+    made.reveal({ x: 10, y: 20, width: 50, height: 20 });
+    expect(made.view.x).toBe(2);
+    const seen = made.view;
+    made.reveal({ x: 100, y: 30, width: 50, height: 20 });
+    expect(made.view).toEqual(seen);
+  });
+
+  it("pans with a pointer, which then does not click", () => {
+    const { made, element } = camera();
+    element.setPointerCapture = vi.fn();
+    const clicked = vi.fn();
+    element.addEventListener("click", clicked);
+    const point = (type: string, x: number): PointerEvent => new PointerEvent(type, { pointerId: 1, isPrimary: true, clientX: x, clientY: 0 });
+    element.dispatchEvent(point("pointerdown", 10));
+    element.dispatchEvent(point("pointermove", 12));
+    expect(made.view.x).toBe(0);
+    element.dispatchEvent(point("pointermove", 60));
+    element.dispatchEvent(point("pointerup", 60));
+    element.dispatchEvent(new MouseEvent("click", { detail: 1 }));
+    expect(made.view.x).toBe(50);
+    expect(clicked).not.toHaveBeenCalled();
+    element.dispatchEvent(new MouseEvent("click", { detail: 1 }));
+    expect(clicked).toHaveBeenCalledOnce();
+  });
+});
+
+describe("relations", () => {
+  it("light up the drawn box that stands for the other end, each kind in its own way", () => {
+    const closed = scene();
+    const arrangement = closed.arrange(2000);
+    const frames = new Map(arrangement.frames.map((frame) => [frame.box.id, frame]));
+    const from = frames.get("e");
+    const relations: Relation[] = [
+      { kind: "producer", chain: ["r", "F", "m", "c"], label: "c" },
+      { kind: "saved", chain: ["r", "B", "g"], label: "g" },
+      { kind: "gradient", chain: ["r", "B", "g"], label: "g" },
+    ];
+    expect(from).toBeDefined();
+    if (!from) return;
+    const [lines, kinds] = relationLines(relations, from, frames, closed, arrangement);
+    expect(lines.map((line) => line.getAttribute("data-to"))).toEqual(["m", "g", "g"]);
+    expect(kinds.map(([kind]) => kind)).toEqual(["producer", "saved", "gradient"]);
+    expect(lines[0]?.querySelector("path")).toBeNull(); // the edge is drawn already
+    expect(lines[1]?.querySelector("path")).not.toBeNull();
+  });
+});
+
+describe("Breadcrumbs", () => {
+  it("name the groups around a box, and lead to them", () => {
+    const go = vi.fn();
+    const crumbs = new Breadcrumbs(scene(["m"]), { go, home: vi.fn() });
+    crumbs.show("c");
+    expect([...crumbs.element.querySelectorAll("li")].map((item) => item.textContent)).toEqual(["Graph", "F", "m", "c"]);
+    crumbs.element.querySelectorAll("button")[2]?.click();
+    expect(go).toHaveBeenCalledWith(["r", "F", "m"]);
+  });
+});
