@@ -183,7 +183,7 @@ export class GraphView {
 
   /** Brings the first of these boxes that is drawn into view, unless one of them is. */
   show(ids: readonly string[]): void {
-    const { x, y, k } = this.camera.transform;
+    const { x, y, k } = this.camera.view;
     const drawn = ids.map((id) => this.frames.get(id)).filter((frame) => frame && !frame.open);
     const inView = drawn.some((frame) => {
       const left = (frame?.x ?? 0) * k + x;
@@ -255,6 +255,7 @@ export class GraphView {
   private key(event: KeyboardEvent): void {
     const { key } = event;
     const id = nodeOf(event.target);
+    if ((event.ctrlKey || event.metaKey || event.altKey) && !key.startsWith("Arrow")) return;
     if (key === "Enter" || key === " ") {
       if (id === null) return;
       this.events.choose(id, key === "Enter");
