@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from .view.boxes import Hierarchy
+    from .view.plans import Plans
     from .view.scene import Scene
 
 
@@ -26,6 +27,7 @@ class Shown:
     plan: Callable[..., Any]
     _widget: Any = None
     _drawn: Hierarchy | None = None
+    shown_plans: Plans | None = None
 
     def scene(self) -> Scene:
         """What every picture of the graph is drawn from; its boxes are kept, its plan is made anew."""

@@ -1,43 +1,41 @@
 // The batch: a slider that plans for other sizes, and the menu of pieces that Evaluate will run it in.
 //
-// The plan of another size is made in Python, which knows the allocator.  One question is under way at a
-// time, and the next asks for the newest state, so that a drag is followed as fast as answers come.
+// The plan of another size is made in Python, which knows the allocator; planning.ts asks for it.
 
 import { html } from "./dom";
-import type { Batch, Memory, PlanMessage, Send, State } from "./types";
+import type { Planning } from "./planning";
+import type { Batch, LargestMessage, Memory, State } from "./types";
 
 const EVERY = 160; // sizes, up to which each one is a step of the slider
 const THUMB = 8; // half the thumb's width, in pixels
 const SAID_AFTER = 600; // ms without another answer until it is said to a screen reader
 
 export interface BatchEvents {
-  ask: Send;
   go(chain: string[]): void;
 }
 
 export class BatchControls {
-  readonly element: HTMLElement;
+  readonly parts: HTMLElement[];
+  readonly blocked = html("div", { class: "lz-blocked" });
   private readonly slider: HTMLInputElement;
   private readonly rail = html("span", { class: "lz-slider" });
   private readonly value = html("output", { class: "lz-batch-value" });
   private readonly back: HTMLButtonElement;
   private readonly menu = html("select", { class: "lz-button", "data-action": "split" });
   private readonly words = html("span", { class: "lz-batch-words", "data-batch": "plan" });
-  private readonly note = html("p", { class: "lz-batch-note" });
-  private readonly blocked = html("div", { class: "lz-blocked" });
   private readonly live = html("span", { class: "lz-said", role: "status", "aria-live": "polite" });
   private sizes: number[] = [];
   private most: number | null = null;
   private fixed = false;
   private dragging = false;
-  private asked = false; // a question is under way
-  private readonly next: { split?: string; size?: number; largest?: boolean } = {};
+  private searching = true; // for the largest batch
   private timer: ReturnType<typeof setTimeout> | undefined;
   private touched = false;
 
   constructor(
     private batch: Batch,
     private memory: Memory,
+    private readonly planning: Planning,
     private readonly events: BatchEvents,
   ) {
     this.slider = html("input", {
@@ -63,90 +61,56 @@ export class BatchControls {
     this.menu.title = "Pieces that Evaluate runs the batch in, one after another: less memory, the same gradients";
     for (const [value, label] of batch.choices) this.menu.append(html("option", { value }, label));
     this.menu.addEventListener("change", () => {
-      this.next.split = this.menu.value;
       this.touched = true;
-      this.pump();
+      planning.want("split", this.menu.value);
     });
     for (const part of ["track", "fits", "mark", "thumb"]) {
       this.rail.append(html("span", { class: `lz-slider-${part}`, "aria-hidden": "true" }));
     }
     this.rail.append(this.slider);
-    this.element = html(
-      "div",
-      { class: "lz-batch", role: "group", "aria-label": "Batch" },
+    this.parts = [
       html("span", { class: "lz-batch-pair" }, html("b", {}, "Batch"), this.rail, this.value, this.back),
       html("span", { class: "lz-batch-pair" }, html("b", {}, "Split"), this.menu),
       this.words,
       this.live,
-      this.note,
-      this.blocked,
-    );
+    ];
     this.spread();
     this.tell();
-  }
-
-  /** Asks for what takes longer: the largest batch that fits, which is how far the slider goes. */
-  begin(): void {
-    this.next.largest = true;
-    this.pump();
   }
 
   stop(): void {
     clearTimeout(this.timer);
   }
 
-  /** An answer. */
-  show(message: PlanMessage): void {
-    this.asked = false;
-    this.batch = message.batch;
-    this.memory = message.memory;
-    this.note.textContent = message.note;
-    if (message.fixed !== undefined) this.fixed = message.fixed;
-    if (message.most !== undefined) {
-      this.most = message.most;
-      this.spread();
-    }
-    this.slider.disabled = this.fixed;
-    if (this.next.size === undefined && !this.dragging) this.slider.value = String(this.batch.size);
+  /** Another plan. */
+  show(batch: Batch, memory: Memory): void {
+    this.batch = batch;
+    this.memory = memory;
+    if (this.planning.wanted("batch-size") === undefined && !this.dragging) this.slider.value = String(batch.size);
     this.tell();
-    this.pump();
+  }
+
+  /** The largest batch that fits, or `null`: it is not known for what is planned now. */
+  showLargest(message: LargestMessage | null): void {
+    this.searching = message?.searching ?? true;
+    this.fixed = message?.fixed ?? false;
+    this.slider.disabled = this.fixed;
+    if (message) {
+      this.most = message.most;
+      if (!message.searching) this.spread();
+    }
+    this.tell();
   }
 
   showState(state: State): void {
     this.menu.disabled = state === "running" || state === "done";
   }
 
-  // --- asking ---------------------------------------------------------------------
-
   private move(size: number): void {
     this.slider.value = String(size);
     this.touched = true;
-    this.next.size = Number(this.slider.value);
     this.place();
-    this.pump();
-  }
-
-  private pump(): void {
-    const { next } = this;
-    if (!this.asked) {
-      if (next.split !== undefined) {
-        this.ask("split", next.split);
-        delete next.split;
-        next.largest = true; // of which it depends
-      } else if (next.size !== undefined) {
-        this.ask("batch-size", String(next.size));
-        delete next.size;
-      } else if (next.largest && !this.dragging) {
-        this.ask("largest", "");
-        delete next.largest;
-      }
-    }
-    this.element.classList.toggle("lz-asking", this.asked);
-  }
-
-  private ask(action: "split" | "batch-size" | "largest", id: string): void {
-    this.asked = true;
-    this.events.ask(action, id);
+    this.planning.want("batch-size", this.slider.value);
   }
 
   // --- the slider -----------------------------------------------------------------
@@ -157,7 +121,7 @@ export class BatchControls {
     const top = Math.max(4 * recorded, Math.ceil(1.25 * (this.most ?? 0)), size);
     this.sizes = batchSizes(group, top, [recorded, size, this.most ?? 0, (this.most ?? 0) + group]);
     this.slider.max = String(this.sizes.at(-1) ?? recorded);
-    this.slider.value = String(this.next.size ?? size);
+    this.slider.value = this.planning.wanted("batch-size") ?? String(size);
   }
 
   private key(event: KeyboardEvent): void {
@@ -193,15 +157,15 @@ export class BatchControls {
       event.preventDefault(); // the browser's own scale is another
       slider.focus();
       slider.setPointerCapture(event.pointerId);
-      this.dragging = true;
+      this.dragging = this.planning.held = true;
       drag(event);
     });
     slider.addEventListener("pointermove", (event) => {
       if (this.dragging) drag(event);
     });
     const end = (): void => {
-      this.dragging = false;
-      this.pump();
+      this.dragging = this.planning.held = false;
+      this.planning.pump();
     };
     slider.addEventListener("pointerup", end);
     slider.addEventListener("pointercancel", end);
@@ -217,8 +181,8 @@ export class BatchControls {
     this.back.title = `Evaluate runs the ${samples(recorded)} that were recorded`;
     this.rail.style.setProperty("--lz-at", String(shareOf(this.sizes, size)));
     this.rail.style.setProperty("--lz-recorded", String(shareOf(this.sizes, recorded)));
-    this.rail.style.setProperty("--lz-most", String(this.most === null ? 1 : shareOf(this.sizes, this.most)));
-    this.rail.classList.toggle("lz-known", this.most !== null);
+    this.rail.style.setProperty("--lz-most", String(this.most === null || this.searching ? 1 : shareOf(this.sizes, this.most)));
+    this.rail.classList.toggle("lz-known", this.most !== null && !this.searching);
   }
 
   // --- what is told ---------------------------------------------------------------
@@ -227,15 +191,22 @@ export class BatchControls {
     const { batch, memory } = this;
     this.place();
     const { recorded } = batch;
-    const most =
-      this.most === null ? "" : this.most ? ` · at most ${samples(this.most)} fit` : " · not even one sample fits";
+    const most = this.searching
+      ? this.most
+        ? ` · ${samples(this.most)} fit, looking for more…`
+        : " · looking for the largest batch that fits…"
+      : this.most === null
+        ? ""
+        : this.most
+          ? ` · at most ${samples(this.most)} fit`
+          : " · not even one sample fits";
     const runs = batch.size === recorded ? "" : ` · Evaluate runs the ${recorded.toLocaleString("en")} recorded`;
     this.words.textContent = `${batch.words} · peak ${memory.peakText}${most}${runs}`;
     this.slider.setAttribute("aria-valuetext", `${samples(batch.size)}, peak ${memory.peakText}, ${memory.verdictText}`);
     if (![...this.menu.options].some((option) => option.value === batch.split)) {
       this.menu.append(html("option", { value: batch.split }, `${batch.split} pieces`));
     }
-    if (this.next.split === undefined) this.menu.value = batch.split;
+    if (this.planning.wanted("split") === undefined) this.menu.value = batch.split;
     this.showBlocked();
     clearTimeout(this.timer);
     if (this.touched) {

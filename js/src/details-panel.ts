@@ -1,7 +1,7 @@
 // The details panel: what is known of the clicked box; before a click, what is alive at the peak.
 
 import { html } from "./dom";
-import type { BoxData, Details, Failure, Flow, Link, Memory, Moment, Source, TensorRow } from "./types";
+import type { BoxData, Details, Failure, Flow, Link, Memory, Moment, Range, Source, TensorRow } from "./types";
 
 const SHOWN_ALIVE = 14;
 
@@ -59,11 +59,33 @@ export class DetailsPanel {
     for (const [name, bytes] of moment.categories) categories.append(html("dt", {}, name), html("dd", {}, bytes));
     const more = moment.aliveCount - rows.length;
     this.element.replaceChildren(
-      html("h3", {}, `Alive at op ${moment.position.toLocaleString("en")}`),
-      html("p", { class: "lz-muted" }, `${moment.bytes} at ${moment.name}`),
+      html("h3", {}, `Alive at op ${(moment.position + 1).toLocaleString("en")}`),
+      html("p", { class: "lz-muted" }, `${moment.bytes} at `, this.link({ label: moment.name, chain: moment.chain })),
       ...(moment.source ? [sourceBlock(moment.source)] : []),
       categories,
       html("ul", { class: "lz-list" }, ...rows.flat()),
+      ...(more > 0 ? [html("p", { class: "lz-muted" }, `and ${more.toLocaleString("en")} smaller ones`)] : []),
+    );
+    this.element.scrollTop = 0;
+  }
+
+  /** What is made in a part of the run that is looked at closer. */
+  showRange(range: Range): void {
+    const [start, stop] = range.points.range;
+    const rows = range.made.slice(0, SHOWN_ALIVE).map((made) =>
+      html(
+        "li",
+        {},
+        html("span", { class: `lz-swatch lz-cat-${made.category}`, title: made.category }),
+        this.link({ label: made.label, chain: made.chain }),
+        html("span", { class: "lz-number" }, `${made.bytes} · ${(100 * made.share).toFixed(made.share < 0.1 ? 1 : 0)} %`),
+      ),
+    );
+    const more = range.madeCount - rows.length;
+    this.element.replaceChildren(
+      html("h3", {}, `Ops ${(start + 1).toLocaleString("en")} to ${stop.toLocaleString("en")}`),
+      html("p", { class: "lz-muted" }, `allocate ${range.madeText}; peak ${range.peakText} at ${range.peakName}`),
+      html("ul", { class: "lz-list" }, ...rows),
       ...(more > 0 ? [html("p", { class: "lz-muted" }, `and ${more.toLocaleString("en")} smaller ones`)] : []),
     );
     this.element.scrollTop = 0;

@@ -45,15 +45,26 @@ export interface Alive {
   chain: string[];
 }
 
+/** Points of the memory chart: each the highest of its share of the positions from `start` to before `stop`. */
+export interface Points {
+  range: [start: number, stop: number];
+  at: number[];
+  bytes: number[][]; // of each category
+  ops: string[]; // what runs there
+  held?: (number | null)[]; // what was measured
+}
+
 export interface Memory {
   count: number;
-  at: number[];
-  categories: { name: string; bytes: number[]; peak: number; peakText: string }[];
+  points: Points;
+  categories: { name: string; peak: number; peakText: string; most: number; mostText: string }[];
   peak: number;
   peakText: string;
   peakAt: number | null;
   peakName: string;
   eagerText: string;
+  needed: number | null; // with the allocator and the CUDA context, where that is more than the peak
+  neededText: string;
   capacity: number | null;
   capacityText: string;
   device: string;
@@ -64,6 +75,7 @@ export interface Memory {
   aliveCount: number;
   phases: [Phase, number][];
   pieces: [position: number, name: string][]; // where the pieces of a split run begin
+  measured: string; // the measured peak beside the projected one
 }
 
 /** The batch that was named: what is planned, and what Evaluate is to do about it. */
@@ -79,6 +91,14 @@ export interface Batch {
   blockedCount: number;
 }
 
+/** The devices that can be planned for. */
+export interface Devices {
+  chosen: string;
+  version: string; // of the plan that is shown
+  groups: [title: string, entries: [id: string, label: string][]][];
+  note: string;
+}
+
 export interface SceneData {
   title: string;
   root: string;
@@ -86,6 +106,7 @@ export interface SceneData {
   groups: GroupData[];
   memory: Memory | null;
   batch: Batch | null;
+  devices: Devices | null;
   views: boolean;
   code?: CodeMessage | null; // null: long, to be asked for
 }
@@ -141,6 +162,7 @@ export interface Details {
 /** What is alive during one node; `line` and `keeper` say where it was made and what keeps it. */
 export interface Moment {
   position: number;
+  chain: string[];
   name: string;
   bytes: string;
   source: Source | null;
@@ -185,13 +207,31 @@ export interface Failure {
   chain: string[];
 }
 
-/** Another plan; `most` is the largest batch that fits, once it was asked for; `fixed`: sizes are not known. */
+/** A part of the run: its points, and what is made there. */
+export interface Range {
+  points: Points;
+  made: (Alive & { share: number })[];
+  madeCount: number;
+  madeText: string;
+  peakText: string;
+  peakName: string;
+}
+
+/** Another plan is shown; `device` is the id of the one that it is for. */
 export interface PlanMessage {
   kind: "plan";
   memory: Memory;
-  batch: Batch;
-  most?: number | null;
-  fixed?: boolean;
+  batch: Batch | null;
+  device: string;
+  note: string;
+}
+
+/** The largest batch that fits, or while `searching` what is known to fit; `fixed`: other sizes are not known. */
+export interface LargestMessage {
+  kind: "largest";
+  most: number | null;
+  searching: boolean;
+  fixed: boolean;
   note: string;
 }
 
@@ -234,6 +274,8 @@ export interface CodeMessage {
 
 export type FromPython =
   | PlanMessage
+  | LargestMessage
+  | ({ kind: "range" } & Range)
   | { kind: "groups"; groups: GroupData[]; note: string }
   | { kind: "details"; details: Details }
   | { kind: "code"; code: CodeMessage }
@@ -254,6 +296,9 @@ export type Action =
   | "open-all"
   | "select"
   | "moment"
+  | "range"
+  | "shown"
+  | "device"
   | "largest"
   | "batch-size"
   | "split"

@@ -1,13 +1,13 @@
 // The widget: puts toolbar, graph, details and memory chart together and talks to Python.
 // Python's side is lazyviz/view/widget.py; a message to it names an action and an id.
 
-import { BatchControls } from "./batch-controls";
 import { Breadcrumbs } from "./breadcrumbs";
 import { CodePanel } from "./code-panel";
 import { DetailsPanel, failureBlock } from "./details-panel";
 import { html } from "./dom";
 import { GraphView } from "./graph-view";
 import { MemoryChart } from "./memory-chart";
+import { PlanControls } from "./plan-controls";
 import { download, svgText } from "./save-svg";
 import { RunControls } from "./run-controls";
 import { Scene } from "./scene";
@@ -15,7 +15,7 @@ import { Search } from "./search";
 import { hideStaticPicture } from "./static-picture";
 import { followTheme } from "./theme";
 import { Toolbar, type ToolbarAction } from "./toolbar";
-import type { Alive, Batch, Choices, Details, Failure, Finding, FromPython, Memory, PlanMessage, Progress, SceneData, Send, State, StatesMessage } from "./types";
+import type { Alive, Batch, Choices, Details, Failure, Finding, FromPython, Memory, Moment, PlanMessage, Progress, SceneData, Send, State, StatesMessage } from "./types";
 
 const MOST_BOXES = 2000;
 
@@ -62,7 +62,7 @@ class Body {
   private readonly graph: GraphView;
   private readonly details: DetailsPanel;
   private readonly chart: MemoryChart | null;
-  private readonly controls: BatchControls | null;
+  private readonly controls: PlanControls | null;
   private memory: Memory | null;
   private batch: Batch | null;
   private readonly toolbar: Toolbar;
@@ -132,22 +132,23 @@ class Body {
             this.showPeak(true);
           },
           moment: (position) => {
-            this.selected = null;
-            this.graph.select(null);
-            this.chart?.mark([]);
             this.moment = position;
             this.send("moment", String(position));
+          },
+          range: (start, stop) => {
+            this.send("range", `${start}-${stop}`);
+          },
+          whole: () => {
+            if (this.selected === null) this.clear();
           },
         })
       : null;
     const left = html("div", { class: "lz-left" }, this.graph.element);
     if (this.chart) left.append(this.chart.element);
+    const { devices } = this.data;
     this.controls =
-      memory && this.batch
-        ? new BatchControls(this.batch, memory, {
-            ask: this.send,
-            go,
-          })
+      memory && devices
+        ? new PlanControls({ batch: this.batch, device: devices.chosen }, devices, memory, { ask: this.send, go })
         : null;
     if (this.controls) this.toolbar.element.append(this.controls.element);
     this.toolbar.element.append(run.progress);
@@ -175,6 +176,7 @@ class Body {
     });
     this.listen("change:report", () => {
       this.showState();
+      this.controls?.measured();
     });
     this.listen("change:summary", () => {
       this.showState();
@@ -238,10 +240,19 @@ class Body {
         this.run.refuse(message.note);
         break;
       case "plan":
-        this.showPlan(message);
+        if (this.controls?.show(message) ?? true) this.showPlan(message);
+        break;
+      case "largest":
+        this.controls?.showLargest(message);
+        break;
+      case "range":
+        if (!this.chart?.showRange(message)) break;
+        this.leaveSelection();
+        this.details.showRange(message);
+        this.light(message.made);
         break;
       case "details":
-        if (message.details.id !== this.selected) break;
+        if (message.details.id !== this.selected || this.moment !== null) break;
         this.details.show(message.details);
         this.graph.relate(message.details.relations);
         this.chart?.mark(message.details.lifetime);
@@ -255,8 +266,7 @@ class Body {
         break;
       case "moment":
         if (message.moment.position !== this.moment) break;
-        this.details.showMoment(message.moment);
-        this.light(message.moment.alive);
+        this.showMoment(message.moment);
         break;
       case "reveal":
         this.scene.add(message.groups);
@@ -324,14 +334,29 @@ class Body {
   }
 
   private clear(): void {
+    this.leaveSelection();
+    this.leaveMoment();
+    this.showPeak(false);
+  }
+
+  private leaveSelection(): void {
     this.selected = null;
     this.run.select(null);
-    this.leaveMoment();
     this.graph.light(new Map());
     this.graph.select(null);
     this.chart?.mark([]);
     this.code.mark([]);
-    this.showPeak(false);
+  }
+
+  /** What is alive at a point of the chart: its op is selected, or the nearest box around it that is drawn. */
+  private showMoment(moment: Moment): void {
+    this.leaveSelection();
+    this.selected = this.scene.visible(moment.chain);
+    this.graph.select(this.selected);
+    this.run.select(this.scene.boxes.get(this.selected ?? "") ?? null);
+    this.details.showMoment(moment);
+    this.light(moment.alive);
+    if (this.selected !== null) this.graph.center(this.selected);
   }
 
   private go(chain: string[]): void {
@@ -359,9 +384,9 @@ class Body {
     this.batch = batch;
     this.toolbar.showVerdict(memory, batch);
     this.chart?.show(memory);
-    this.controls?.show(message);
+    if (this.moment !== null) this.leaveSelection();
     this.code.refresh();
-    this.graph.legend.showNote(batch.size === batch.recorded ? "" : `sizes as recorded, ${batch.recorded.toLocaleString("en")} samples`);
+    if (batch) this.graph.legend.showNote(batch.size === batch.recorded ? "" : `sizes as recorded, ${batch.recorded.toLocaleString("en")} samples`);
     if (this.selected === null) {
       this.moment = null;
       this.graph.light(new Map());
@@ -376,10 +401,8 @@ class Body {
     if (!memory) return;
     this.details.showPeak(memory);
     if (!light) return;
-    this.selected = null;
+    this.leaveSelection();
     this.leaveMoment();
-    this.graph.select(null);
-    this.chart?.mark([]);
     this.light(memory.alive);
   }
 

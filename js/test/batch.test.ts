@@ -1,6 +1,7 @@
 import { beforeEach, describe, expect, it, vi } from "vitest";
-import { BatchControls, batchSizes, shareOf, sizeAt } from "../src/batch-controls";
-import type { Batch, Memory, PlanMessage } from "../src/types";
+import { batchSizes, shareOf, sizeAt } from "../src/batch-controls";
+import { PlanControls } from "../src/plan-controls";
+import type { Batch, Devices, LargestMessage, Memory, PlanMessage } from "../src/types";
 
 const batch: Batch = {
   size: 32,
@@ -20,12 +21,32 @@ const batch: Batch = {
 };
 const memory = { peakText: "20 B", verdict: "fits", verdictText: "Fits: needs 20 B of 30 B on cpu" } as Memory;
 
+const devices: Devices = {
+  chosen: "given",
+  version: "0.0",
+  groups: [
+    ["As the block was given", [["given", "cpu · 30 B"]]],
+    [
+      "Data centre cards",
+      [
+        ["H100-80GB", "H100-80GB · 79.6 GiB"],
+        ["T4-16GB", "T4-16GB · 15.0 GiB"],
+      ],
+    ],
+  ],
+  note: "NVIDIA: no driver",
+};
+
 function answer(more: Partial<Batch>, rest: Partial<PlanMessage> = {}): PlanMessage {
-  return { kind: "plan", memory, batch: { ...batch, ...more }, note: "", ...rest };
+  return { kind: "plan", memory, batch: { ...batch, ...more }, device: "given", note: "", ...rest };
+}
+
+function largest(most: number | null, more: Partial<LargestMessage> = {}): LargestMessage {
+  return { kind: "largest", most, searching: false, fixed: false, note: "", ...more };
 }
 
 function start(given: Partial<Batch> = {}): {
-  controls: BatchControls;
+  controls: PlanControls;
   asked: [string, string][];
   gone: string[][];
   slider: HTMLInputElement;
@@ -35,13 +56,13 @@ function start(given: Partial<Batch> = {}): {
 } {
   const asked: [string, string][] = [];
   const gone: string[][] = [];
-  const controls = new BatchControls({ ...batch, ...given }, memory, {
+  const controls = new PlanControls({ batch: { ...batch, ...given }, device: "given" }, devices, memory, {
     ask: (action, id = "") => asked.push([action, id]),
     go: (chain) => gone.push(chain),
   });
   document.body.replaceChildren(controls.element);
   const slider = controls.element.querySelector<HTMLInputElement>('input[data-action="batch-size"]');
-  const menu = controls.element.querySelector("select");
+  const menu = controls.element.querySelector<HTMLSelectElement>('select[data-action="split"]');
   if (!slider || !menu) throw new Error("no slider");
   const slide = (size: number): void => {
     slider.value = String(size);
@@ -84,13 +105,17 @@ describe("the slider over the batch size", () => {
   it("goes past the largest batch that fits, once that is known, and shows where it is", () => {
     const { controls, asked, slider, text } = start();
     controls.begin();
-    expect(asked).toEqual([["largest", ""]]);
-    controls.show(answer({}, { most: 1000 }));
+    expect(asked).toEqual([["shown", "0.0"], ["largest", ""]]);
+    expect(text()).toContain("looking for the largest batch that fits");
+    controls.showLargest(largest(300, { searching: true }));
+    expect(text()).toContain("300 samples fit, looking for more");
+    expect(asked).toHaveLength(3); // it goes on asking
+    controls.showLargest(largest(1000));
     expect(slider.max).toBe("1250");
     expect(text()).toContain("at most 1,000 samples fit");
-    controls.show(answer({}, { most: 0 }));
+    controls.showLargest(largest(0));
     expect(text()).toContain("not even one sample fits");
-    controls.show(answer({}, { most: null }));
+    controls.showLargest(largest(null));
     expect(slider.max).toBe("128");
   });
 
@@ -109,7 +134,8 @@ describe("the slider over the batch size", () => {
       "1",
       "128",
     ]);
-    controls.show(answer({ size: 33 }, { most: 100_000 }));
+    controls.show(answer({ size: 33 }));
+    controls.showLargest(largest(100_000));
     controls.show(answer({ size: 128 }));
     expect(["ArrowRight", "ArrowRight", "PageUp", "End"].map(after)).toEqual(["130", "140", "280", "125000"]);
   });
@@ -117,8 +143,8 @@ describe("the slider over the batch size", () => {
   it("says the plan to a screen reader once the hand rests, and nothing before it was touched", () => {
     vi.useFakeTimers();
     const { controls, slide } = start();
-    const said = controls.element.querySelector('[role="status"]');
-    controls.show(answer({}, { most: 100 }));
+    const said = controls.element.querySelector(".lz-said");
+    controls.showLargest(largest(100));
     vi.advanceTimersByTime(2000);
     expect(said?.textContent).toBe("");
     slide(64);
@@ -145,7 +171,7 @@ describe("the slider over the batch size", () => {
 
   it("is off, with the reason, where sizes cannot be planned", () => {
     const { controls, slider, text } = start();
-    controls.show(answer({}, { most: null, fixed: true, note: "it is not known how odd_3 grows" }));
+    controls.showLargest(largest(null, { fixed: true, note: "it is not known how odd_3 grows" }));
     expect(slider.disabled).toBe(true);
     expect(text()).toContain("it is not known how odd_3 grows");
   });

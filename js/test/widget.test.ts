@@ -12,13 +12,15 @@ const picture = JSON.parse(
 
 const memory: Memory = {
   count: 3,
-  at: [0, 1, 2],
-  categories: [{ name: "activations", bytes: [10, 20, 5], peak: 20, peakText: "20 B" }],
+  points: { range: [0, 3], at: [0, 1, 2], bytes: [[10, 20, 5]], ops: ["h.0: mm · line 1", "h.0: relu · line 1", "h.0: mm · line 2"] },
+  categories: [{ name: "activations", peak: 20, peakText: "20 B", most: 20, mostText: "20 B" }],
   peak: 20,
   peakText: "20 B",
   peakAt: 1,
   peakName: "h.0: mm",
   eagerText: "24 B",
+  needed: null,
+  neededText: "",
   capacity: 30,
   capacityText: "30 B",
   device: "cpu",
@@ -32,6 +34,7 @@ const memory: Memory = {
     ["backward", 2],
   ],
   pieces: [],
+  measured: "",
 };
 
 class FakeModel implements Model {
@@ -75,6 +78,7 @@ function start(batch: Batch | null = null): { model: FakeModel; root: HTMLElemen
     groups: groupsOf([picture.root, ...lanes]),
     memory,
     batch,
+    devices: batch && { chosen: "given", version: "0.0", groups: [["As the block was given", [["given", "cpu · 30 B"]]]], note: "" },
     views: false,
   };
   const model = new FakeModel({
@@ -249,6 +253,7 @@ describe("the widget", () => {
     expect(root.querySelector(".lz-cursor")).not.toBeNull();
     const moment = {
       position: 2,
+      chain: [],
       name: "h.0: mm",
       bytes: "5 B",
       source: { file: "cell.py", line: 7, text: "loss.backward()" },
@@ -262,10 +267,11 @@ describe("the widget", () => {
     const panel = root.querySelector('[data-panel="details"]');
     expect(panel?.textContent).not.toContain("late answer");
     model.emit("msg:custom", { kind: "moment", moment });
-    for (const text of ["Alive at op 2", "5 B at h.0: mm", "loss.backward()", "<i>h</i>", "line 3 · kept by out.logits", "and 2 smaller"]) {
+    for (const text of ["Alive at op 3", "5 B at h.0: mm", "loss.backward()", "<i>h</i>", "line 3 · kept by out.logits", "and 2 smaller"]) {
       expect(panel?.textContent).toContain(text);
     }
-    chart?.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft", bubbles: true }));
+    const slider = root.querySelector('[role="slider"]');
+    for (const key of ["ArrowLeft", "Enter"]) slider?.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
     expect(model.sent.at(-1)).toEqual({ action: "moment", id: "1" });
     root.querySelector(".lz-peak")?.dispatchEvent(new MouseEvent("click", { bubbles: true }));
     expect(root.querySelector(".lz-cursor")).toBeNull();
@@ -285,13 +291,16 @@ describe("the widget", () => {
       blockedCount: 0,
     };
     const { root, model } = start(batch);
-    expect(model.sent).toEqual([{ action: "largest", id: "" }]);
+    expect(model.sent).toEqual([
+      { action: "shown", id: "0.0" },
+      { action: "largest", id: "" },
+    ]);
     expect(root.querySelector('input[data-action="batch-size"]')).not.toBeNull();
     const larger: Memory = {
       ...memory,
       count: 6,
-      at: [0, 1, 2, 3, 4, 5],
-      categories: [{ name: "activations", bytes: [10, 40, 5, 10, 20, 5], peak: 40, peakText: "40 B" }],
+      points: { range: [0, 6], at: [0, 1, 2, 3, 4, 5], bytes: [[10, 40, 5, 10, 20, 5]], ops: ["a", "b", "c", "d", "e", "f"] },
+      categories: [{ name: "activations", peak: 40, peakText: "40 B", most: 40, mostText: "40 B" }],
       peak: 40,
       peakText: "40 B",
       peakAt: 1,
@@ -307,6 +316,7 @@ describe("the widget", () => {
       kind: "plan",
       memory: larger,
       batch: { ...batch, size: 16, words: "in 2 pieces of 8 samples", pieces: 2 },
+      device: "given",
       note: "",
     });
     const chip = root.querySelector('[data-verdict="too-big"]');

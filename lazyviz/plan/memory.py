@@ -8,6 +8,7 @@ a graph fits, beside the CUDA context.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..graph.ir import Graph, Node, Storage, Value
+from . import collector
 from .alive import CATEGORIES as CATEGORIES
 from .alive import Allocation as Allocation
 from .alive import Category as Category
 from .alive import Moment as Moment
-from .alive import moment
+from .alive import allocation, moment
 from .devices import Device, DeviceProfile
 from .events import Need
 from .lifetimes import Lifetime, by_origin, positions
@@ -28,6 +30,7 @@ from .per_device import same_device
 from .recompute import NOTHING_AGAIN
 from .recompute import RecomputePlan as RecomputePlan
 from .reservation import Call, Reservation
+from .search import TimeIsUp
 from .split import SplitPlan as SplitPlan
 from .split import check_split
 from .units import format_bytes
@@ -189,6 +192,15 @@ class Plan:
             raise IndexError(f"there is no node {position}: the graph has {len(self._nodes):,}")
         return moment(position, self._nodes[position], self._lifetimes.values())
 
+    def made(self, start: int, stop: int) -> list[Allocation]:
+        """What our run allocates from position ``start`` to before ``stop``, largest first."""
+        made = [
+            allocation(span)
+            for span in self._lifetimes.values()
+            if start <= span.start < stop and span.storage.nbytes
+        ]
+        return sorted(made, key=lambda each: -each.nbytes)
+
     @property
     def reserved_range(self) -> tuple[int, int] | None:
         """The least and the most that ``reserved_bytes`` may be, simulated when asked for."""
@@ -226,6 +238,12 @@ class Plan:
         return self._cache[key]
 
     @property
+    def recorded_batch_size(self) -> int | None:
+        """Samples of the batch as it was recorded; ``None``: none was named."""
+        batch = self._planner.batch if self._planner is not None else None
+        return batch.size if batch is not None else None
+
+    @property
     def max_batch_size(self) -> int | None:
         """The largest batch that fits, cut as this plan is: in as many pieces, with ``"auto"`` in any number.
 
@@ -236,15 +254,35 @@ class Plan:
             self._cache["batch"] = self._planner.largest() if self._planner is not None else None
         return self._cache["batch"]
 
-    def replan(self, batch_size: int | None = None, split: int | str | None = None) -> Plan:
-        """The same record on the same device with another number of samples, or cut otherwise.
+    @collector.paused()
+    def largest_within(self, seconds: float, split: int | str | None = None) -> tuple[int | None, bool]:
+        """The largest batch known to fit after about so long, cut as ``split`` says, and whether that is all.
 
-        As ``graph.plan(batch_size=batch_size, split=split)``, but quicker: the batch is not followed again,
-        and the room on the device is what it was.  Raises what that raises.
+        Asked again it goes on from there, until it is ``replan(split=split).max_batch_size``.
+        """
+        planner = self._planner
+        try:
+            return planner.cut(split).largest(time.monotonic() + seconds) if planner else None, True
+        except TimeIsUp as so_far:
+            return so_far.samples, False
+
+    @collector.paused()
+    def replan(
+        self,
+        batch_size: int | None = None,
+        split: int | str | None = None,
+        device: str | torch.device | Device | DeviceProfile | None = None,
+    ) -> Plan:
+        """The same record with another number of samples, cut otherwise, or on another device.
+
+        As ``graph.plan(device, batch_size, split)``, but quicker: the record is not read and the batch not
+        followed again, and the room on the same device is what it was.  Raises what that raises.
         """
         check_split(split)
         planner = self._planner
         assert planner is not None
+        if device is not None:
+            planner = planner.on(device)
         return planner.cut(split).plan(batch_size)
 
     @property

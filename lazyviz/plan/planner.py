@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -28,7 +30,7 @@ from .per_device import (
 )
 from .placement import Shard
 from .recompute import NOTHING_AGAIN, RecomputePlan, recomputed
-from .search import fewest_pieces, largest_fitting
+from .search import TimeIsUp, fewest_pieces, largest_fitting
 from .split import SHOWN, Batch, SplitPlan, check_split, lay_out, scaled, sizes_of
 
 
@@ -59,6 +61,14 @@ def make_plan(
         raise ValueError(f"The backend {backend!r} is not available in this version, only 'eager'.")
     check_split(split)
     everywhere = lifetimes(graph, as_recorded=as_recorded)
+    recorded, target = _counted(everywhere, device)
+    return Planner(graph, everywhere, recorded, target, split, recompute).plan(batch_size)
+
+
+def _counted(
+    everywhere: Sequence[Lifetime], device: str | torch.device | Device | DeviceProfile | None
+) -> tuple[torch.device, Device | DeviceProfile]:
+    """The device whose tensors are counted, and the one that they are planned for."""
     recorded = main_device(everywhere)
     target = planned(device) if device is not None else target_of(recorded)
     if isinstance(target, Device):
@@ -70,7 +80,7 @@ def make_plan(
     on_cards = [span for span in everywhere if span.storage.device.type == "cuda"]
     if is_card(target) and recorded.type != "cuda" and on_cards:  # the host's side of the cell is larger
         recorded = main_device(on_cards)
-    return Planner(graph, everywhere, recorded, target, split, recompute).plan(batch_size)
+    return recorded, target
 
 
 MOST_SAMPLES = 2**40  # where the search for the largest batch ends
@@ -92,6 +102,7 @@ class Planner:
         self.split, self.recompute = split, recompute
         self.spans = [span for span in everywhere if span.storage.device == recorded]
         self._batch: Batch | None = None
+        self._asked: dict[tuple[object, int], tuple[bool, int]] = {}  # what ``largest`` has found out
 
     @cached_property
     def recorded_plan(self) -> DevicePlan:
@@ -111,6 +122,13 @@ class Planner:
         """The same with another split; what has been found is shared."""
         other = copy.copy(self)
         other.split = split
+        return other
+
+    def on(self, device: str | torch.device | Device | DeviceProfile) -> Planner:
+        """The same on another device.  Raises as :func:`make_plan` does."""
+        recorded, target = _counted(self.everywhere, device)
+        other = Planner(self.graph, self.everywhere, recorded, target, self.split, self.recompute)
+        other._batch = self.batch
         return other
 
     @property
@@ -181,8 +199,12 @@ class Planner:
         room = int((whole.capacity_bytes or 0) * (1 - MARGIN))
         return fewest_pieces(blocks, ask, room, needed(whole))
 
-    def largest(self) -> int | None:
-        """The largest batch that fits."""
+    def largest(self, deadline: float = math.inf) -> int | None:
+        """The largest batch that fits.
+
+        Raises :class:`TimeIsUp` where ``deadline``, of ``time.monotonic``, passes before that is known.
+        Asked again it goes on from there.
+        """
         batch = self.batch
         if batch is None or batch.analysis.unknown:
             return None
@@ -191,17 +213,31 @@ class Planner:
 
         group = batch.analysis.group
 
+        asked, fitting = False, 0
+
         def ask(blocks: int) -> tuple[bool, int]:
+            nonlocal asked, fitting
+            key = self.split, blocks
+            if key not in self._asked:
+                if asked and time.monotonic() > deadline:
+                    raise TimeIsUp(fitting * group)
+                self._asked[key] = plan(blocks)
+                asked = True
+            if self._asked[key][0]:
+                fitting = max(fitting, blocks)
+            return self._asked[key]
+
+        def plan(blocks: int) -> tuple[bool, int]:
             samples = blocks * group
             spans, needs = scaled(self.spans, self._needs, batch, samples)
             pieces = self.split if isinstance(self.split, int) else blocks if self.split == "auto" else 1
             if pieces > 1 and batch.schedule is not None:
-                plan = self.in_pieces(spans, sizes_of(samples, pieces, group, SHOWN), samples)
+                made = self.in_pieces(spans, sizes_of(samples, pieces, group, SHOWN), samples)
             else:
-                plan = self.planned(self.graph, spans, needs)
-                if plan.fits is False and self.recompute == "auto":
-                    plan, _ = recomputed(self.graph, spans, plan, self.target, "auto")
-            return plan.fits is True, needed(plan)
+                made = self.planned(self.graph, spans, needs)
+                if made.fits is False and self.recompute == "auto":
+                    made, _ = recomputed(self.graph, spans, made, self.target, "auto")
+            return made.fits is True, needed(made)
 
         room = self.recorded_plan.capacity_bytes or 0
         return group * largest_fitting(batch.size // group or 1, MOST_SAMPLES // group, ask, room)

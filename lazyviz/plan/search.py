@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
+class TimeIsUp(Exception):
+    """The search for the largest batch was to end; ``samples`` is what is known to fit."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.samples = samples
+
+
 def largest_fitting(
     start: int,
     most: int,

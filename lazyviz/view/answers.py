@@ -7,18 +7,18 @@ the graph.  That is the widget's own business (:mod:`.widget`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..graph.ir import Graph
 from .batch import batch_json
 from .boxes import Box, around, chain
-from .choices import Selectable
 from .code import Code
 from .details import describe, describe_moment
 from .find import MOST_LIT, Index
-from .memory import memory_json
-from .scene import PlanLike, Scene
+from .memory import memory_json, range_json
+from .plans import Planned, Targets, plans_of
+from .scene import Scene
 
 FIRST_BYTES = 40_000  # about how much JSON the first picture may take, chart not counted
 EXPANDED_BOXES = 2000  # boxes that "Expand all" opens at most
@@ -26,14 +26,16 @@ MAX_QUERY = 200
 CODE_CHARS = 20_000  # of a cell's code that comes with the first picture; longer code is asked for
 
 
-class Pictured(Selectable, Protocol):
+class Pictured(Planned, Protocol):
     """A recorded graph as far as its picture goes."""
 
     @property
     def graph(self) -> Graph: ...
     @property
     def title(self) -> str: ...
-    def plan(self) -> PlanLike: ...
+    @property
+    def measured(self) -> Sequence[tuple[int, int]]:
+        """What runs held, as ``(node_index, bytes)`` in the order in which the nodes ran."""
 
 
 class Answers:
@@ -54,13 +56,15 @@ class Answers:
         scene: Scene | None = None,
     ) -> None:
         self._pictured = pictured
-        self._plan = scene.plan if scene is not None else pictured.plan()  # of the batch as recorded
-        # A scene of its own, since its plan may be of another size later.
-        self.scene = Scene(pictured.graph, self._plan, drawn=scene.hierarchy if scene is not None else None)
+        self._plans = plans_of(pictured, scene.plan if scene is not None else None)
+        # A scene of its own, since its plan may be another one later.
+        drawn = scene.hierarchy if scene is not None else None
+        self.scene = Scene(pictured.graph, self._plans.shown, drawn=drawn)
+        self._targets = Targets(self._plans.own)
+        self._plans.subscribe(self._show_plan)
         self._views = False
         self._code = Code(pictured.graph, getattr(pictured, "code", ""))
         self._searched: tuple[Scene, Index] | None = None
-        self._split = pictured.split  # as shown
         self.given: set[str] = set()  # the groups that the page has
         self._send = send
         self._redraw = redraw
@@ -93,8 +97,9 @@ class Answers:
             "root": scene.hierarchy.root.id,
             "opened": [box.id for box in opened],
             "groups": groups,
-            "memory": memory_json(scene) if scene.graph.nodes else None,
+            "memory": self._memory() if scene.graph.nodes else None,
             "batch": self._batch() if scene.graph.nodes else None,
+            "devices": self._devices() if scene.graph.nodes else None,
             "views": self._views,
             "code": self._code_json() if self._code.size <= CODE_CHARS else None,
         }
@@ -106,13 +111,10 @@ class Answers:
 
     def follow(self) -> None:
         """A choice may have been made in another widget of this graph."""
-        if self._split != self._pictured.split:
-            self._split = self._pictured.split
-            if self._plan.batch_size is not None:
-                self._replan(self.scene.plan.batch_size or 1)
+        self._plans.follow()
 
     def _batch(self) -> dict[str, Any] | None:
-        return batch_json(self.scene, self._plan.batch_size or 0, self._pictured.split)
+        return batch_json(self.scene, self._plans.own.batch_size or 0, self._pictured.split)
 
     def _open(self, id: str) -> None:
         box = self.scene.hierarchy.boxes.get(id)
@@ -160,52 +162,53 @@ class Answers:
         if id.isascii() and id.isdigit() and int(id) < len(self.scene.plan.timeline):
             self._send({"kind": "moment", "moment": describe_moment(self.scene, int(id))})
 
+    def _devices(self) -> dict[str, Any]:
+        return {**self._targets.menu(), "chosen": self._plans.device, "version": self._version}
+
+    def _range(self, id: str) -> None:
+        """The chart's points between two positions, ``"120-180"``, and what is made there."""
+        found = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", id, re.ASCII)
+        start, stop = (int(found[1]), int(found[2])) if found else (0, 0)
+        if start < stop <= len(self.scene.plan.timeline):
+            self._send({"kind": "range", **range_json(self.scene, start, stop, self._pictured.measured)})
+
+    def _shown(self, version: str) -> None:
+        """The plan that is shown, with what was measured, to a page that has another version of it."""
+        if self.scene.graph.nodes and version != self._version:
+            self._show_plan("")
+
+    @property
+    def _version(self) -> str:
+        return f"{self._plans.version}.{len(self._pictured.measured)}"
+
+    def _device(self, id: str) -> None:
+        """Plan for another device."""
+        if id in self._targets:
+            self._plans.choose(id, self._targets[id])
+
     def _largest(self, _: str) -> None:
-        """The largest batch that fits, and the plan that is shown: a page opened later has the first."""
-        plan = self._plan
-        if plan.batch_size is None:
-            return
-        most = plan.replan(split=self._pictured.split).max_batch_size
-        note = ""
-        if most is None:
-            try:
-                plan.replan(2 * plan.batch_size)
-            except ValueError as error:
-                note = str(error)
-        self._show_plan(most=most, fixed=bool(note), note=note)
+        """The largest batch that fits, as far as it is known: the page asks until it is."""
+        if self._plans.own.batch_size is not None:
+            self._send({"kind": "largest", **self._plans.largest()})
 
     def _resize(self, id: str) -> None:
         """Plan for another number of samples."""
-        if self._plan.batch_size is not None and re.fullmatch(r"[0-9]{1,13}", id) and int(id):
-            self._replan(int(id))
+        if self._plans.own.batch_size is not None and re.fullmatch(r"[0-9]{1,13}", id) and int(id):
+            self._plans.resize(int(id))
 
     def _cut(self, id: str) -> None:
         """What Evaluate is to do about the batch: off, auto, or a number of pieces."""
-        if self._plan.batch_size is None or not re.fullmatch(r"off|auto|[1-9][0-9]{0,8}", id):
-            return
-        begun = getattr(self._pictured, "split_run", None) is not None
-        note = "the interrupted run goes on in the pieces that it was begun in" if begun else ""
-        self._split = id if id in ("off", "auto") else int(id)
-        try:
-            self._pictured.choose(split=self._split)
-        except ValueError as error:
-            self._split, note = self._pictured.split, str(error)
-        self._replan(self.scene.plan.batch_size or 1, note)
+        if self._plans.own.batch_size is not None and re.fullmatch(r"off|auto|[1-9][0-9]{0,8}", id):
+            self._plans.cut(id if id in ("off", "auto") else int(id))
 
-    def _replan(self, size: int, note: str = "") -> None:
-        """The page waits for the answer: whatever happens, it gets one."""
-        try:
-            own = size == self._plan.batch_size
-            self.scene.plan = self._plan.replan(None if own else size, self._pictured.split)
-        except ValueError as error:
-            note = str(error)
-        except Exception as error:
-            self._show_plan(note=f"{type(error).__name__}: {error}")
-            raise
-        self._show_plan(note=note)
+    def _show_plan(self, note: str) -> None:
+        """Another plan is to be shown: this page, or another one of this graph, asked for it."""
+        self.scene.plan = self._plans.shown
+        plan = {"memory": self._memory(), "batch": self._batch(), "device": self._plans.device}
+        self._send({"kind": "plan", **plan, "note": note})
 
-    def _show_plan(self, **more: Any) -> None:
-        self._send({"kind": "plan", "memory": memory_json(self.scene), "batch": self._batch(), **more})
+    def _memory(self) -> dict[str, Any]:
+        return memory_json(self.scene, self._pictured.measured)
 
     def _reveal(self, id: str) -> None:
         box = self.scene.hierarchy.boxes.get(id)
@@ -242,6 +245,9 @@ class Answers:
         "code": _lines,
         "line": _line,
         "moment": _moment,
+        "range": _range,
+        "shown": _shown,
+        "device": _device,
         "largest": _largest,
         "batch-size": _resize,
         "split": _cut,

@@ -11,7 +11,7 @@ from ..graph.ir import Node, SourceLine, Storage, Value
 from ..plan.explain import keeper
 from ..plan.units import format_bytes
 from ..plan.words import line_text
-from .boxes import Box, Hierarchy, module_path, named, op_name
+from .boxes import Box, Hierarchy, chain, module_path, named, op_name
 from .memory import alive_json
 from .relations import relations
 from .scene import Scene, dtype_text, plural, shape_text
@@ -75,8 +75,10 @@ def describe_moment(scene: Scene, position: int) -> dict[str, Any]:
         row["line"] = line_text(allocation.source) if allocation.source is not None else ""
         row["keeper"] = keeper(allocation)
     node = moment.node
+    box = _box_near(scene.hierarchy, node)
     return {
         "position": position,
+        "chain": chain(box) if box is not None else [],
         "name": f"{node.module or node.phase}: {op_name(node)}",
         "bytes": format_bytes(moment.nbytes),
         "source": source_json(node.source),

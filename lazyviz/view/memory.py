@@ -5,11 +5,14 @@ Positions are those of the plan's timeline: in a run of pieces those of its own 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ..graph.ir import Node
 from ..plan.split import SHOWN, SplitPlan
 from ..plan.units import format_bytes, format_range
+from ..plan.words import line_text
 from .boxes import chain, op_name
 from .scene import AllocationLike, PlanLike, Scene
 
@@ -64,44 +67,46 @@ def _pieces(split: SplitPlan) -> list[list[Any]]:
     return [[start, name(piece)] for start, piece in split.stretches]
 
 
-def memory_json(scene: Scene) -> dict[str, Any]:
-    """The memory chart: for each category its bytes at up to 240 positions, each its range's peak."""
+def memory_json(scene: Scene, measured: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
+    """The memory chart: the whole run's points, the peak, what is alive there, and the verdict.
+
+    ``measured`` is what runs held, as ``(node_index, bytes)`` in the order in which the nodes ran.
+    """
     plan = scene.plan
-    timeline = plan.timeline
-    count = len(timeline)
-    picks = []
-    buckets = min(count, CHART_POINTS)
-    for bucket in range(buckets):
-        span = range(bucket * count // buckets, (bucket + 1) * count // buckets)
-        picks.append(max(span, key=lambda i: timeline[i][1]))
+    count = len(plan.timeline)
     categories = [
         {
             "name": str(name),
-            "bytes": [series[i] for i in picks],
             "peak": (size := plan.by_category.get(name, 0)),
             "peakText": format_bytes(size),
+            "most": (most := max(series)),
+            "mostText": format_bytes(most),
         }
         for name, series in plan.category_timeline.items()
-        if any(series[i] for i in picks)
+        if any(series)
     ]
     hook, words = verdict(plan)
     alive = alive_json(scene, plan.alive_at_peak)
     peak = plan.peak_node
     phases: list[list[Any]] = []  # [phase, first position]
-    for position, (index, _) in enumerate(timeline):
+    for position, (index, _) in enumerate(plan.timeline):
         phase = scene.graph.nodes[index].phase
         if not phases or phases[-1][0] != phase:
             phases.append([phase, position])
+    needed = plan.needed_bytes if plan.needed_bytes > plan.peak_bytes else None
+    held = align(plan, measured)
     return {
         "count": count,
-        "at": picks,
+        "points": points(scene, 0, count, held),
         "categories": categories,
         "peak": plan.peak_bytes,
         "peakText": format_bytes(plan.peak_bytes),
         "peakAt": plan.peak_position if peak is not None else None,
-        "peakName": (f"{peak.module or peak.phase}: {op_name(peak)}" if peak is not None else ""),
+        "peakName": _name(peak) if peak is not None else "",
         "eager": plan.eager_peak_bytes,
         "eagerText": format_bytes(plan.eager_peak_bytes),
+        "needed": needed,
+        "neededText": format_bytes(needed) if needed is not None else "",
         "capacity": plan.capacity_bytes,
         "capacityText": format_bytes(plan.capacity_bytes) if plan.capacity_bytes is not None else "",
         "device": plan.device,
@@ -112,7 +117,112 @@ def memory_json(scene: Scene) -> dict[str, Any]:
         "aliveCount": len(plan.alive_at_peak),
         "phases": phases if len(phases) <= 64 else [],
         "pieces": _pieces(plan.split),
+        "measured": comparison(plan, measured, held),
     }
+
+
+def points(scene: Scene, start: int, stop: int, held: Sequence[int | None] | None = None) -> dict[str, Any]:
+    """Up to 240 points of the chart from position ``start`` to before ``stop``, each its range's peak.
+
+    ``bytes`` has a list for each category that :func:`memory_json` names, ``ops`` what runs at each point.
+    """
+    plan = scene.plan
+    timeline = plan.timeline
+    count = stop - start
+    buckets = min(count, CHART_POINTS)
+    spans = [
+        range(start + bucket * count // buckets, start + (bucket + 1) * count // buckets)
+        for bucket in range(buckets)
+    ]
+    picks = [max(span, key=lambda i: timeline[i][1]) for span in spans]
+    nodes = [scene.graph.nodes[timeline[i][0]] for i in picks]
+    result: dict[str, Any] = {
+        "range": [start, stop],
+        "at": picks,
+        "bytes": [[series[i] for i in picks] for series in plan.category_timeline.values() if any(series)],
+        "ops": [
+            f"{_name(node)} · {line_text(node.source)}" if node.source is not None else _name(node)
+            for node in nodes
+        ],
+    }
+    if held is not None:
+        result["held"] = [
+            max((size for i in span if (size := held[i]) is not None), default=None) for span in spans
+        ]
+    return result
+
+
+def range_json(
+    scene: Scene, start: int, stop: int, measured: Sequence[tuple[int, int]] = ()
+) -> dict[str, Any]:
+    """The points of a part of the run, and what is made there: the largest allocations with their shares."""
+    plan = scene.plan
+    made = plan.made(start, stop)
+    total = sum(each.nbytes for each in made)
+    rows = alive_json(scene, made)
+    for row, allocation in zip(rows, made):
+        row["share"] = allocation.nbytes / max(total, 1)
+    top = max(range(start, stop), key=lambda i: plan.timeline[i][1])
+    return {
+        "points": points(scene, start, stop, align(plan, measured)),
+        "made": rows,
+        "madeCount": len(made),
+        "madeText": format_bytes(total),
+        "peakText": format_bytes(plan.timeline[top][1]),
+        "peakName": _name(scene.graph.nodes[plan.timeline[top][0]]),
+    }
+
+
+def align(plan: PlanLike, measured: Sequence[tuple[int, int]]) -> list[int | None] | None:
+    """What was measured at each position of the plan's timeline; ``None`` if that is of another run.
+
+    A node that runs in several pieces has several positions; what ran again counts the last time.
+    """
+    if not measured or plan.batch_size != plan.recorded_batch_size:
+        return None
+    places: dict[int, list[int]] = {}
+    for position, (index, _) in enumerate(plan.timeline):
+        places.setdefault(index, []).append(position)
+    times = Counter(index for index, _ in measured)
+    otherwise = sum(len(places.get(index, ())) != count for index, count in times.items())
+    if otherwise > len(times) // 10:  # in other pieces; a few may have run again after an interrupt
+        return None
+    seen: dict[int, int] = {}
+    result: list[int | None] = [None] * len(plan.timeline)
+    for index, size in measured:
+        own = places.get(index)
+        if own is not None:
+            turn = seen[index] = seen.get(index, -1) + 1
+            result[own[min(turn, len(own) - 1)]] = size
+    return result
+
+
+def comparison(plan: PlanLike, measured: Sequence[tuple[int, int]], held: Sequence[int | None] | None) -> str:
+    """The measured peak beside the projected one, in words; "" if nothing was measured."""
+    if not measured:
+        return ""
+    if held is None and plan.batch_size == plan.recorded_batch_size:
+        return "measured in other pieces: choose those that ran to see it here"
+    if held is None:
+        return f"measured with {plan.recorded_batch_size:,} samples: choose that batch to see it here"
+    known = [size for size in held if size is not None]
+    if not known:
+        return ""
+    peak = max(known)
+    if len(known) < len(held):
+        return f"measured so far: at most {format_bytes(peak)}, in {len(known):,} of {len(held):,} ops"
+    # On the CPU nobody sees what kernels take beside tensors.
+    alone = str(plan.recorded_device) == "cpu" and plan.tensor_peak_bytes < plan.peak_bytes
+    projected = plan.tensor_peak_bytes if alone else plan.peak_bytes
+    more = peak - projected
+    words = "as projected"
+    if more:
+        side = "above" if more > 0 else "below"
+        share = abs(more) / max(projected, 1)
+        words = f"{format_bytes(abs(more))} ({share:.1%}) {side} the projection"
+    if alone:
+        words += f" of {format_bytes(projected)} for tensors; kernels' own memory is not measured on the CPU"
+    return f"measured peak {format_bytes(peak)}, {words}"
 
 
 def alive_json(scene: Scene, allocations: Sequence[AllocationLike]) -> list[dict[str, Any]]:
@@ -145,3 +255,7 @@ def _label(allocation: AllocationLike) -> str:
     elif allocation.source is not None:
         parts.append(f"line {allocation.source.line}")
     return " · ".join(parts) or str(allocation.category)
+
+
+def _name(node: Node) -> str:
+    return f"{node.module or node.phase}: {op_name(node)}"

@@ -32,22 +32,22 @@ MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 STATIC_CLASS = "lazyviz-static"
 
 CATEGORY_COLORS = {
-    "parameters": "#4e79a7",
-    "gradients": "#e15759",
-    "optimizer": "#b07aa1",
-    "activations": "#59a14f",
-    "inputs": "#76b7b2",
-    "buffers": "#9c755f",
-    "temporaries": "#edc948",
-    "held": "#8a8f98",
+    "parameters": "#1f5fe6",
+    "gradients": "#e8124e",
+    "optimizer": "#551a7c",
+    "activations": "#109b5f",
+    "inputs": "#195264",
+    "buffers": "#d46207",
+    "temporaries": "#6a5a22",
+    "held": "#80838c",
 }
 PHASE_COLORS = {"forward": "#2f6fb3", "backward": "#b8561c", "optimizer": "#7d4f9e", "other": "#5f6b7a"}
 ROLE_COLORS = {
-    "parameter": "#4e79a7",
-    "gradient": "#e15759",
-    "optimizer": "#b07aa1",
-    "buffer": "#9c755f",
-    "input": "#76b7b2",
+    "parameter": "#1f5fe6",
+    "gradient": "#e8124e",
+    "optimizer": "#551a7c",
+    "buffer": "#d46207",
+    "input": "#195264",
 }
 _VERDICT_COLORS = {"fits": "#1a7f4b", "too-big": "#c0352b", "unknown": "#5f6b7a"}
 _INK, _MUTED, _FAINT, _CARD, _LINE = "#1d2733", "#5c6874", "#e3e8ee", "#ffffff", "#98a4b1"
@@ -326,7 +326,8 @@ def _chart(memory: dict[str, Any], top: float) -> tuple[list[str], float]:
     )
     top += 18 if not memory["pieces"] else 32
     bottom = top + tall
-    points = len(memory["at"])
+    drawn = memory["points"]
+    points = len(drawn["at"])
     near = memory["capacity"] is not None and memory["capacity"] < 2 * memory["peak"]
     most = max(memory["peak"], memory["capacity"] if near else 0, 1) * 1.08
     step = (right - left) / max(points, 1)
@@ -342,16 +343,16 @@ def _chart(memory: dict[str, Any], top: float) -> tuple[list[str], float]:
         label = format_bytes(round(memory["peak"] * share))
         parts.append(_text(left - 7, y + 4, label, size=11, fill=_MUTED, anchor="end"))
     below = [0] * points
-    for category in memory["categories"]:
-        above = [low + size for low, size in zip(below, category["bytes"], strict=True)]
+    for category, sizes in zip(memory["categories"], drawn["bytes"], strict=True):
+        above = [low + size for low, size in zip(below, sizes, strict=True)]
         path = [f"M{left:.1f},{y_of(above[0]):.1f}"]
         path += [f"V{y_of(above[i]):.1f}H{left + (i + 1) * step:.1f}" for i in range(points)]
         path += [f"V{y_of(below[i]):.1f}H{left + i * step:.1f}" for i in reversed(range(points))]
         color = CATEGORY_COLORS.get(category["name"], _MUTED)
         parts.append(f'<path d="{"".join(path)}Z" fill="{color}"/>')
         below = above
-    if memory["peakAt"] is not None and memory["peakAt"] in memory["at"]:
-        x = left + (memory["at"].index(memory["peakAt"]) + 0.5) * step
+    if memory["peakAt"] is not None and memory["peakAt"] in drawn["at"]:
+        x = left + (drawn["at"].index(memory["peakAt"]) + 0.5) * step
         y = y_of(memory["peak"])
         parts.append(f'<path d="M{x:.1f},{top:.1f}V{bottom:.1f}" stroke="{_INK}" stroke-dasharray="3 3"/>')
         parts.append(

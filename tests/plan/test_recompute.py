@@ -83,7 +83,7 @@ def test_timeline_chart_and_exports_are_those_of_the_run_that_recomputes(tmp_pat
     memory = memory_json(scene)
     assert memory["count"] == len(plan.timeline)
     assert plan.timeline[memory["peakAt"]][1] == plan.peak_bytes
-    assert memory["peakAt"] in memory["at"]
+    assert memory["peakAt"] in memory["points"]["at"]
     moment = describe_moment(scene, memory["peakAt"])
     assert sum(row.nbytes for row in plan.at(memory["peakAt"]).alive) == plan.peak_bytes
     assert moment["name"]

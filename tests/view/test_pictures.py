@@ -136,8 +136,8 @@ def test_the_chart_keeps_the_peak_when_it_leaves_positions_out(write):
         write.training_step(program, 4)
     plan = make_plan(program.graph)
     memory = memory_json(Scene(program.graph, plan))
-    assert len(memory["at"]) < len(plan.timeline)
-    totals = [sum(sizes) for sizes in zip(*(c["bytes"] for c in memory["categories"]), strict=True)]
+    assert len(memory["points"]["at"]) < len(plan.timeline)
+    totals = [sum(sizes) for sizes in zip(*memory["points"]["bytes"], strict=True)]
     assert max(totals) == plan.peak_bytes
 
 
@@ -240,7 +240,7 @@ def test_the_chart_of_a_run_in_pieces_names_them_in_the_order_of_the_run(cut):
     plan = graph.plan(split=4)
     memory = memory_json(Scene(graph.ir, plan))
     assert memory["count"] == len(plan.timeline)
-    assert memory["at"] == list(range(len(plan.timeline)))
+    assert memory["points"]["at"] == list(range(len(plan.timeline)))
     for position, name in memory["pieces"]:
         piece = next(number for start, number in plan.split.stretches if start == position)
         assert name == ("", "piece 1", "piece 2, and 2 more like it")[piece]

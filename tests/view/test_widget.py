@@ -53,6 +53,8 @@ class FakeController:
         self.title = "a step"
         self.split: int | str = "off"
         self.backend, self.summaries, self.live = "eager", False, None
+        self.shown_plans = None
+        self.measured: list[tuple[int, int]] = []
         self.report = None
         self.error = None
         self.fail_at: int | None = None
@@ -472,7 +474,7 @@ def test_moments_and_lifetimes_are_those_of_the_plan_that_is_shown(batched):
     memory = made.sent[-1]["memory"]
     plan = made.graph.plan(split=3)
     assert memory["count"] == len(plan.timeline) > len(made.graph.nodes)
-    assert memory["at"][memory["at"].index(memory["peakAt"])] == plan.peak_position
+    assert memory["points"]["at"][memory["points"]["at"].index(memory["peakAt"])] == plan.peak_position
     made.sent.clear()
     say(made, "moment", str(plan.peak_position))
     assert made.sent[-1]["moment"]["bytes"] == memory["peakText"]
@@ -525,7 +527,9 @@ def test_sizes_that_cannot_be_planned_say_why(batched, monkeypatch):
         raise ValueError("it is not known how the results of odd_3 grow with the batch")
 
     say(made, "batch-size", "24")
-    monkeypatch.setattr(type(made.widget._answers._plan), "replan", lambda self, *args, **kwargs: refuse())
+    monkeypatch.setattr(
+        type(made.widget._answers._plans.own), "replan", lambda self, *args, **kwargs: refuse()
+    )
     say(made, "batch-size", "48")
     assert made.sent[-1]["note"].startswith("it is not known how")
     assert made.sent[-1]["batch"]["size"] == 24
