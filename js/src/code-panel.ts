@@ -2,6 +2,7 @@
 
 import { html, seconds } from "./dom";
 import { bytesText } from "./memory-chart";
+import { roving } from "./roving";
 import type { CodeFacts, CodeMessage, LineFact, Send } from "./types";
 
 const HEADS: [name: string, title: string][] = [
@@ -29,6 +30,7 @@ export class CodePanel {
   private table = html("table", {});
   private asking = false;
   private again = false;
+  private readonly enter: (button: HTMLElement) => void;
 
   constructor(private readonly ask: Send) {
     this.element = html("details", { class: "lz-code", "data-panel": "code", open: true }, html("summary", {}, "Code"), this.body);
@@ -39,15 +41,9 @@ export class CodePanel {
       const id = (event.target as Element).closest("tr")?.dataset["line"];
       if (id !== undefined && this.rows.has(id)) this.choose(id);
     });
-    this.body.addEventListener("keydown", (event) => {
-      const ids = [...this.rows.keys()];
-      const at = ids.findIndex((id) => this.rows.get(id)?.button === event.target);
-      const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: ids.length - 1 }[event.key];
-      if (at < 0 || to === undefined) return;
-      event.preventDefault();
-      const next = this.rows.get(ids[to] ?? "");
-      if (next) this.enter(next).focus({ preventScroll: true });
-      if (next) this.bring(next.row);
+    this.enter = roving(this.body, (button) => {
+      const row = button.closest("tr");
+      if (row) this.bring(row);
     });
   }
 
@@ -93,16 +89,9 @@ export class CodePanel {
 
   private choose(id: string): void {
     const row = this.rows.get(id);
-    if (row) this.enter(row);
+    if (row) this.enter(row.button);
     this.mark([id]);
     this.ask("line", id);
-  }
-
-  /** One line of all is reached by Tab, the others from there by arrows. */
-  private enter({ button }: Row): HTMLButtonElement {
-    for (const each of this.rows.values()) each.button.tabIndex = -1;
-    button.tabIndex = 0;
-    return button;
   }
 
   private build(sections: NonNullable<CodeMessage["sections"]>, facts: CodeFacts): void {

@@ -9,6 +9,8 @@ export interface SearchEvents {
   ask: Send;
   /** A hit was chosen: show it in the graph. */
   go(chain: string[]): void;
+  /** Another query, or none. */
+  asked(query: string): void;
   /** What was found, by id, with the groups around it. */
   light(ids: string[]): void;
   /** For screen readers. */
@@ -113,6 +115,7 @@ export class Search {
 
   private ask(): void {
     this.asked = this.query;
+    this.events.asked(this.query);
     this.hits.clear();
     this.total = 0;
     this.at = -1;

@@ -272,6 +272,21 @@ export interface CodeMessage {
   facts: CodeFacts;
 }
 
+/** A page of the table; the numbers of rows count from 0. */
+export interface TableData {
+  mode: string;
+  sort: string; // "": in the order of the program
+  down: boolean;
+  phase: string;
+  query: string;
+  page: number;
+  pages: number;
+  total: number;
+  first: number;
+  columns: [key: string, title: string, number: boolean][];
+  rows: { id: string; cells: string[] }[];
+}
+
 export type FromPython =
   | PlanMessage
   | LargestMessage
@@ -279,6 +294,7 @@ export type FromPython =
   | { kind: "groups"; groups: GroupData[]; note: string }
   | { kind: "details"; details: Details }
   | { kind: "code"; code: CodeMessage }
+  | { kind: "table"; table: TableData }
   | { kind: "line"; line: string; details: Details; lit: string[] }
   | { kind: "moment"; moment: Moment }
   | { kind: "reveal"; groups: GroupData[]; chain: string[] }
@@ -306,6 +322,7 @@ export type Action =
   | "search"
   | "search-on"
   | "code"
+  | "table"
   | "line"
   | "views";
 

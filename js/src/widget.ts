@@ -13,6 +13,7 @@ import { RunControls } from "./run-controls";
 import { Scene } from "./scene";
 import { Search } from "./search";
 import { hideStaticPicture } from "./static-picture";
+import { TableView } from "./table-view";
 import { followTheme } from "./theme";
 import { Toolbar, type ToolbarAction } from "./toolbar";
 import type { Alive, Batch, Choices, Details, Failure, Finding, FromPython, Memory, Moment, PlanMessage, Progress, SceneData, Send, State, StatesMessage } from "./types";
@@ -70,6 +71,7 @@ class Body {
   private readonly crumbs: Breadcrumbs;
   private readonly search: Search;
   private readonly code: CodePanel;
+  private readonly table: TableView;
   private readonly errors = html("div", { class: "lz-errors" });
   private readonly said = html("div", { class: "lz-said", role: "status" }); // for screen readers
   private readonly observer: ResizeObserver;
@@ -93,8 +95,24 @@ class Body {
     this.search = new Search({
       ask: this.send,
       go,
+      asked: (query) => {
+        this.table.search(query);
+      },
       light: (ids) => {
         this.graph.find(ids);
+      },
+      say: (text) => {
+        this.said.textContent = text;
+      },
+    });
+    this.table = new TableView({
+      ask: this.send,
+      choose: (id, line) => {
+        this.send(line ? "line" : "reveal", id);
+      },
+      turn: (table) => {
+        this.graph.element.hidden = table;
+        if (!table && this.selected !== null) this.graph.center(this.selected);
       },
       say: (text) => {
         this.said.textContent = text;
@@ -125,6 +143,7 @@ class Body {
       },
     });
     this.toolbar.element.querySelector('[data-action="save"]')?.before(this.graph.legend.menu);
+    this.search.element.before(this.table.menu);
     const { memory } = this;
     this.chart = memory
       ? new MemoryChart(memory, {
@@ -143,7 +162,7 @@ class Body {
           },
         })
       : null;
-    const left = html("div", { class: "lz-left" }, this.graph.element);
+    const left = html("div", { class: "lz-left" }, this.graph.element, this.table.element);
     if (this.chart) left.append(this.chart.element);
     const { devices } = this.data;
     this.controls =
@@ -261,6 +280,9 @@ class Body {
       case "code":
         this.code.show(message.code);
         break;
+      case "table":
+        this.table.show(message.table);
+        break;
       case "line":
         this.showLine(message.details, message.lit);
         break;
@@ -291,6 +313,12 @@ class Body {
       if (this.waiting.delete(id)) this.scene.open.add(id);
     }
     this.graph.draw(this.selected ?? undefined);
+  }
+
+  /** Lines and rows, after a run or with another plan. */
+  private refresh(): void {
+    this.code.refresh();
+    this.table.refresh();
   }
 
   /** A line of the code was chosen: its ops light up, and the first of them comes into view. */
@@ -326,6 +354,7 @@ class Body {
     this.leaveMoment();
     this.graph.light(new Map());
     this.graph.select(id);
+    this.table.select(id);
     this.chart?.mark([]);
     const box = this.scene.boxes.get(id);
     if (box) this.details.showBox(box);
@@ -346,6 +375,7 @@ class Body {
     this.graph.select(null);
     this.chart?.mark([]);
     this.code.mark([]);
+    this.table.select(null);
   }
 
   /** What is alive at a point of the chart: its op is selected, or the nearest box around it that is drawn. */
@@ -385,7 +415,7 @@ class Body {
     this.toolbar.showVerdict(memory, batch);
     this.chart?.show(memory);
     if (this.moment !== null) this.leaveSelection();
-    this.code.refresh();
+    this.refresh();
     if (batch) this.graph.legend.showNote(batch.size === batch.recorded ? "" : `sizes as recorded, ${batch.recorded.toLocaleString("en")} samples`);
     if (this.selected === null) {
       this.moment = null;
@@ -434,6 +464,7 @@ class Body {
       if (box) Object.assign(box, { state, seconds, alarm });
     }
     this.graph.tell(Object.keys(boxes));
+    this.table.states(boxes);
     if (this.selected !== null && this.selected in boxes) {
       this.run.select(this.scene.boxes.get(this.selected) ?? null);
     }
@@ -442,7 +473,7 @@ class Body {
   private showState(): void {
     const state = this.model.get("state") as State;
     if (this.root.dataset["state"] === "running" && state !== "running") {
-      this.code.refresh();
+      this.refresh();
       if (this.selected !== null) this.send("select", this.selected); // it has run
     }
     this.root.dataset["state"] = state;

@@ -12,18 +12,15 @@ from typing import Any, Protocol
 
 from ..graph.ir import Graph
 from .batch import batch_json
-from .boxes import Box, around, chain
-from .code import Code
+from .boxes import Box, chain
 from .details import describe, describe_moment
-from .find import MOST_LIT, Index
+from .lookups import Lookups
 from .memory import memory_json, range_json
 from .plans import Planned, Targets, plans_of
 from .scene import Scene
 
 FIRST_BYTES = 40_000  # about how much JSON the first picture may take, chart not counted
 EXPANDED_BOXES = 2000  # boxes that "Expand all" opens at most
-MAX_QUERY = 200
-CODE_CHARS = 20_000  # of a cell's code that comes with the first picture; longer code is asked for
 
 
 class Pictured(Planned, Protocol):
@@ -63,8 +60,7 @@ class Answers:
         self._targets = Targets(self._plans.own)
         self._plans.subscribe(self._show_plan)
         self._views = False
-        self._code = Code(pictured.graph, getattr(pictured, "code", ""))
-        self._searched: tuple[Scene, Index] | None = None
+        self._lookups = Lookups(pictured.graph, getattr(pictured, "code", ""), lambda: self.scene, send)
         self.given: set[str] = set()  # the groups that the page has
         self._send = send
         self._redraw = redraw
@@ -74,7 +70,7 @@ class Answers:
         handler = self._handlers.get(action)
         if handler is not None:
             handler(self, id)
-        return handler is not None
+        return handler is not None or self._lookups.answer(action, id)
 
     def first_picture(self) -> dict[str, Any]:
         """The first picture: what is open, and of the groups below what fits in a small message."""
@@ -101,7 +97,7 @@ class Answers:
             "batch": self._batch() if scene.graph.nodes else None,
             "devices": self._devices() if scene.graph.nodes else None,
             "views": self._views,
-            "code": self._code_json() if self._code.size <= CODE_CHARS else None,
+            "code": self._lookups.first_code(),
         }
 
     def _group(self, box: Box) -> dict[str, Any]:
@@ -140,22 +136,8 @@ class Answers:
     def _select(self, id: str) -> None:
         box = self.scene.hierarchy.boxes.get(id)
         if box is not None:
-            lines = self._code.ids_of(self.scene.hierarchy.nodes_in(box))
-            self._send({"kind": "details", "details": {**describe(self.scene, box), "lines": lines}})
-
-    def _lines(self, id: str) -> None:
-        """The code; with "facts" only what is known of its lines, which changes with plan and run."""
-        code = {"facts": self._code.facts_json(self.scene.plan)} if id == "facts" else self._code_json()
-        self._send({"kind": "code", "code": code})
-
-    def _code_json(self) -> dict[str, Any]:
-        return {"sections": self._code.text_json(), "facts": self._code.facts_json(self.scene.plan)}
-
-    def _line(self, id: str) -> None:
-        key = self._code.key(id)
-        if key is not None:
-            details, boxes = self._code.describe(self.scene, key)
-            self._send({"kind": "line", "line": id, "details": details, "lit": around(boxes, MOST_LIT)})
+            details = {**describe(self.scene, box), "lines": self._lookups.lines_of(box)}
+            self._send({"kind": "details", "details": details})
 
     def _moment(self, id: str) -> None:
         """What is alive at the position ``id`` of the plan's timeline."""
@@ -218,21 +200,6 @@ class Answers:
         groups = [self._group(self.scene.hierarchy.boxes[each]) for each in path[:-1]]
         self._send({"kind": "reveal", "groups": groups, "chain": path})
 
-    def _search(self, query: str) -> None:
-        self._send({"kind": "found", **self._index().page(query[:MAX_QUERY])})
-
-    def _search_on(self, id: str) -> None:
-        """A further page of hits: ``"50 relu"``, those from number 50 on."""
-        start, _, query = id.partition(" ")
-        if re.fullmatch(r"[0-9]{1,9}", start):
-            self._send({"kind": "found", **self._index().page(query[:MAX_QUERY], int(start))})
-
-    def _index(self) -> Index:
-        """Made when first asked for: a picture is mostly looked at without a search."""
-        if self._searched is None or self._searched[0] is not self.scene:
-            self._searched = self.scene, Index(self.scene)
-        return self._searched[1]
-
     def _toggle_views(self, _: str) -> None:
         self._views = not self._views
         self.scene = Scene(self._pictured.graph, self.scene.plan, views=self._views)
@@ -242,8 +209,6 @@ class Answers:
         "open": _open,
         "open-all": _open_all,
         "select": _select,
-        "code": _lines,
-        "line": _line,
         "moment": _moment,
         "range": _range,
         "shown": _shown,
@@ -252,8 +217,6 @@ class Answers:
         "batch-size": _resize,
         "split": _cut,
         "reveal": _reveal,
-        "search": _search,
-        "search-on": _search_on,
         "views": _toggle_views,
     }
 

@@ -97,10 +97,10 @@ class Code:
             failed = next((node.error or "failed" for node in nodes if node.state == "failed"), "")
             fact = {
                 "ops": len(nodes),
-                "bytes": self._bytes(nodes),
+                "bytes": self.allocated(nodes),
                 "held": sum(held[node.index] for node in nodes),
                 "gradients": len(backward),
-                "gradientBytes": self._bytes(backward),
+                "gradientBytes": self.allocated(backward),
                 "gradientHeld": sum(held[node.index] for node in backward),
                 "seconds": sum(times) if times else None,
                 "sync": "; ".join(dict.fromkeys(self._syncs.get(key, ()))),
@@ -131,7 +131,8 @@ class Code:
         keys = [(source.file, source.line) for source in sources]
         return [self.id(key) for key in keys if key[0] in self._place][:MOST_LINES]
 
-    def _bytes(self, nodes: Sequence[Node]) -> int:
+    def allocated(self, nodes: Sequence[Node]) -> int:
+        """Bytes that these ops allocate, as recorded."""
         return sum(self._made[node.index] for node in nodes)
 
     def describe(self, scene: Scene, key: Key) -> tuple[dict[str, Any], list[Box]]:
@@ -139,9 +140,9 @@ class Code:
         nodes, backward = self.ops.get(key, []), self.gradients.get(key, [])
         section = self.sections[self._place[key[0]]]
         text = next((text for line, text in section.lines if line == key[1]), "")
-        facts = [["ops", f"{len(nodes):,}"], ["allocates", format_bytes(self._bytes(nodes))]]
+        facts = [["ops", f"{len(nodes):,}"], ["allocates", format_bytes(self.allocated(nodes))]]
         if backward:
-            of = f"{plural(len(backward), 'op')}, {format_bytes(self._bytes(backward))}"
+            of = f"{plural(len(backward), 'op')}, {format_bytes(self.allocated(backward))}"
             facts.append(["its gradients", of])
         times = [node.seconds for node in nodes if node.seconds is not None]
         if times:
