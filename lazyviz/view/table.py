@@ -197,7 +197,7 @@ class Table:
         elif column == "line":
             keys = _ranks([_line_key(nodes[0]) for _, nodes in rows], key=None)
         elif column == "phase":
-            keys = [PHASES.index(nodes[0].phase) for _, nodes in rows]
+            keys = [tuple(PHASES.index(each) for each in _phases(nodes)) for _, nodes in rows]
         elif column == "shape":
             keys = [nodes[0].outputs[0].nbytes if nodes[0].outputs else -1 for _, nodes in rows]
         else:
@@ -245,7 +245,7 @@ class Table:
         if column == "module":
             return module_path(node) if mode == "ops" else key or "(outside of modules)"
         if column == "phase":
-            return ", ".join(dict.fromkeys(each.phase for each in nodes))
+            return ", ".join(_phases(nodes))
         if column == "line":
             return line_text(node.source) if node.source is not None else ""
         if column == "text":
@@ -266,6 +266,10 @@ class Table:
             return _state(nodes)
         times = [each.seconds for each in nodes if each.seconds is not None]
         return seconds_text(sum(times)) if times else ""
+
+
+def _phases(nodes: Sequence[Node]) -> list[str]:
+    return list(dict.fromkeys(node.phase for node in nodes))
 
 
 def _state(nodes: Sequence[Node]) -> str:
