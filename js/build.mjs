@@ -8,8 +8,7 @@ const LIMIT = 100_000; // bytes; every widget instance carries the bundle
 const out = fileURLToPath(new URL("../lazyviz/static/", import.meta.url));
 const source = fileURLToPath(new URL("src/", import.meta.url));
 await mkdir(out, { recursive: true });
-await esbuild.build({
-  entryPoints: { widget: `${source}widget.ts` },
+const options = {
   bundle: true,
   format: "esm",
   target: "es2022",
@@ -18,7 +17,10 @@ await esbuild.build({
   legalComments: "none",
   outdir: out,
   logLevel: "warning",
-});
+};
+await esbuild.build({ ...options, entryPoints: { widget: `${source}widget.ts` } });
+// The same with an offline model, for the page that graph.save("x.html") writes.
+await esbuild.build({ ...options, entryPoints: { page: `${source}page.ts` }, format: "iife" });
 await esbuild.build({
   entryPoints: { widget: `${source}widget.css` },
   bundle: true,

@@ -63,7 +63,8 @@ class Shown:
         """
         from .view.export import save
 
-        save(self.ir, self.plan(), path, format, eager=eager, title=self.title, state=self.state)
+        shown: dict[str, Any] = {"title": self.title, "state": self.state, "pictured": self}
+        save(self.ir, self.plan(), path, format, eager=eager, drawn=self._drawn, **shown)
 
     def widget(self, scene: Scene | None = None) -> Any:
         """The interactive widget; the same one each time, until it is closed."""

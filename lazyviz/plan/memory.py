@@ -21,7 +21,7 @@ from .alive import CATEGORIES as CATEGORIES
 from .alive import Allocation as Allocation
 from .alive import Category as Category
 from .alive import Moment as Moment
-from .alive import allocation, moment
+from .alive import allocation, largest_first, moment
 from .devices import Device, DeviceProfile
 from .events import Need
 from .lifetimes import Lifetime, by_origin, positions
@@ -190,7 +190,9 @@ class Plan:
         """
         if not 0 <= position < len(self._nodes):
             raise IndexError(f"there is no node {position}: the graph has {len(self._nodes):,}")
-        return moment(position, self._nodes[position], self._lifetimes.values())
+        if "allocations" not in self._cache:
+            self._cache["allocations"] = largest_first(self._lifetimes.values())
+        return moment(position, self._nodes[position], self._cache["allocations"])
 
     def made(self, start: int, stop: int) -> list[Allocation]:
         """What our run allocates from position ``start`` to before ``stop``, largest first."""

@@ -12,7 +12,7 @@ import torch
 
 from ..graph.ir import Graph
 from . import collector
-from .alive import CATEGORIES, Category, categorize, moment
+from .alive import CATEGORIES, Category, categorize, largest_first, moment
 from .devices import Device, DeviceProfile, planned
 from .events import Need
 from .lifetimes import Lifetime, allocated, lifetimes, main_device
@@ -254,7 +254,9 @@ class Planner:
         by_purpose: dict[Category, list[Lifetime]] = {category: [] for category in CATEGORIES}
         for span in own.spans:
             by_purpose[categorize(span)].append(span)
-        at_peak = moment(own.peak_at, own.peak_node, own.spans) if own.peak_node is not None else None
+        at, node = own.peak_at, own.peak_node
+        there = [span for span in own.spans if span.alive(at)]
+        at_peak = moment(at, node, largest_first(there)) if node is not None else None
         return Plan(
             device=self.target.name,
             recorded_device=self.recorded,

@@ -75,6 +75,7 @@ class Hierarchy:
     opened: set[str] = field(default_factory=set)  # groups drawn open from the start, besides lanes
     gradients: dict[Node, list[Node]] | None = None  # of each forward op; found when first asked for
     _readers: list[list[int]] | None = None
+    _value_readers: dict[int, list[int]] | None = None
 
     def readers(self, index: int) -> list[int]:
         """Positions of the drawn nodes that read what node ``index`` made."""
@@ -86,6 +87,15 @@ class Hierarchy:
                         if producer is not None:
                             self._readers[producer].append(reader)
         return self._readers[index]
+
+    def readers_of(self, value: int) -> list[int]:
+        """Positions of the nodes that read the value with that id, hidden views included."""
+        if self._value_readers is None:
+            self._value_readers = {}
+            for reader, reads in enumerate(self.reads):
+                for _, read in reads:
+                    self._value_readers.setdefault(read.id, []).append(reader)
+        return self._value_readers.get(value, [])
 
     def nodes_in(self, box: Box) -> Iterator[Node]:
         """The drawn ops inside ``box``, itself included."""

@@ -155,9 +155,9 @@ def _of_tensors(scene: Scene, box: Box) -> dict[str, Any]:
     wanted = {value.id for value in box.values}
     readers: list[Box] = []
     group = box.parent
-    for index, found in enumerate(hierarchy.reads):
+    for index in sorted({index for value in wanted for index in hierarchy.readers_of(value)}):
         reader = hierarchy.box_of[index]
-        if reader is not None and any(value.id in wanted for _, value in found):
+        if reader is not None:
             readers.append(reader)
     rows = [_tensor(value) for value in box.values[:LISTED]]
     if box.kind == "input" and rows:
@@ -341,8 +341,8 @@ def _ranges(scene: Scene, indices: Collection[int]) -> list[list[int]]:
     """The positions [start, stop) from the first to the last of these nodes; in pieces, of each stretch."""
     starts = [start for start, _ in scene.plan.split.stretches]
     ranges: dict[int, list[int]] = {}
-    for position, (index, _) in enumerate(scene.plan.timeline):
-        if index in indices:
-            stretch = bisect_right(starts, position)
-            ranges.setdefault(stretch, [position, position])[1] = position + 1
+    places = scene.places()
+    for position in sorted(position for index in indices for position in places.get(index, ())):
+        stretch = bisect_right(starts, position)
+        ranges.setdefault(stretch, [position, position])[1] = position + 1
     return list(ranges.values())

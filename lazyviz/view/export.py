@@ -11,13 +11,16 @@ from pathlib import Path
 
 from ..graph.ir import Graph
 from ..plan.memory import Plan
+from .boxes import Hierarchy
 from .dot import to_dot
 from .model_explorer import model_explorer
-from .scene import PlanLike
+from .page import interactive_page
+from .scene import PlanLike, Scene
 from .snapshot import memory_snapshot
 from .static import render_svg, static_bundle
 from .text import render_text
 from .timeline_json import trace_events
+from .widget import Controller
 
 DOT_SECONDS = 60.0
 FORMATS = ("svg", "html", "dot", "pdf", "png", "json", "perfetto", "chrome", "model-explorer", "pickle")
@@ -33,14 +36,17 @@ def save(
     title: str = "lazyviz",
     state: str = "pending",
     dot_seconds: float = DOT_SECONDS,
+    pictured: Controller | None = None,
+    drawn: Hierarchy | None = None,
 ) -> None:
     """Write ``graph`` to ``path`` as ``format``; by default the suffix of ``path`` says which.
 
-    ``svg`` and ``html`` are the static picture, ``dot`` is Graphviz's language.  ``pdf`` and
-    ``png`` are laid out by Graphviz's ``dot`` program, where it is installed, within
-    ``dot_seconds`` seconds.  ``perfetto`` and ``chrome`` (and ``json``) are trace events,
-    ``model-explorer`` is that tool's JSON, ``pickle`` PyTorch's memory snapshot, with ``eager`` of
-    eager PyTorch's timeline instead of our run's.
+    ``svg`` is the static picture; ``html`` a page of one file with all that the widget of
+    ``pictured`` shows but running (without it: the static picture and the text); ``dot`` is
+    Graphviz's language.  ``pdf`` and ``png`` are laid out by Graphviz's ``dot`` program, where it
+    is installed, within ``dot_seconds`` seconds.  ``perfetto`` and ``chrome`` (and ``json``) are
+    trace events, ``model-explorer`` is that tool's JSON, ``pickle`` PyTorch's memory snapshot, with
+    ``eager`` of eager PyTorch's timeline instead of our run's.  ``drawn``: boxes made earlier.
 
     Raises:
         ValueError: an unknown format.
@@ -50,6 +56,8 @@ def save(
     kind = (format or path.suffix.removeprefix(".")).lower()
     if kind == "svg":
         path.write_text(render_svg(graph, plan, title=title, state=state), encoding="utf-8")
+    elif kind == "html" and pictured is not None:
+        path.write_text(interactive_page(pictured, Scene(graph, plan, drawn=drawn)), encoding="utf-8")
     elif kind == "html":
         path.write_text(_page(graph, plan, title, state), encoding="utf-8")
     elif kind == "dot":

@@ -127,17 +127,31 @@ class Index:
     def page(self, query: str, start: int = 0) -> dict[str, Any]:
         """One page of hits from number ``start`` on, as JSON; with the first, what lights up."""
         found = self.find(query)
-        hits = []
-        for at in found[start : start + PAGE]:
-            box = self.boxes[at]
-            sub = self._scene.subtitle(box)
-            if box.node is None and (path := _groups_above(box)):
-                sub = f"{path} · {sub}"
-            hits.append({**named(box), "sub": sub})
+        hits = [self.hit(at) for at in found[start : start + PAGE]]
         result: dict[str, Any] = {"query": query, "total": len(found), "start": start, "hits": hits}
         if start == 0:
             result["lit"] = around((self.boxes[at] for at in found), MOST_LIT)
         return result
+
+    def hit(self, at: int) -> dict[str, Any]:
+        """One box as a search lists it."""
+        box = self.boxes[at]
+        sub = self._scene.subtitle(box)
+        if box.node is None and (path := _groups_above(box)):
+            sub = f"{path} · {sub}"
+        return {**named(box), "sub": sub}
+
+    def as_json(self) -> dict[str, Any]:
+        """What is searched, for a page that has no Python to ask; places as steps from one to the next."""
+        return {
+            "words": {
+                word: [b - a for a, b in zip([0, *places], places, strict=False)]
+                for word, places in ((word, sorted(places)) for word, places in self._words.items())
+            },
+            "lines": self._lines,
+            "shapes": self._shapes,
+            "names": self._node_names(),
+        }
 
 
 def _position(box: Box) -> int:

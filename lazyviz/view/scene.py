@@ -151,8 +151,18 @@ class Scene:
         self.hierarchy: Hierarchy = build_hierarchy(graph, views=views, drawn=drawn)
         self._layers: dict[str, Layers] = {}
         self._facts: Facts | None = None
+        self._places: tuple[PlanLike, dict[int, list[int]]] | None = None
         self._held: tuple[PlanLike, dict[Box, int]] | None = None
         self.states = States(self.hierarchy)
+
+    def places(self) -> Mapping[int, Sequence[int]]:
+        """The positions of every node in the plan's timeline: in pieces, several."""
+        if self._places is None or self._places[0] is not self.plan:
+            places: dict[int, list[int]] = {}
+            for position, (index, _) in enumerate(self.plan.timeline):
+                places.setdefault(index, []).append(position)
+            self._places = self.plan, places
+        return self._places[1]
 
     # --- groups -------------------------------------------------------------------
 

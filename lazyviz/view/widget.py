@@ -35,7 +35,8 @@ class Controller(Pictured, Runnable, Protocol):
 
 
 @functools.cache
-def _bundle(name: str) -> str:
+def bundle(name: str) -> str:
+    """One of the built files, ``"widget.js"``.  ``RuntimeError`` says how to build them."""
     path = STATIC / name
     try:
         return path.read_text(encoding="utf-8")
@@ -44,6 +45,19 @@ def _bundle(name: str) -> str:
             f"lazyviz/static/{name} is missing: the widget's JavaScript has not been built. In a source "
             "checkout run `pip install -e .` again, or `npm --prefix js ci && npm --prefix js run build`."
         ) from None
+
+
+def first_traits(controller: Controller, answers: Answers) -> dict[str, Any]:
+    """What a page is shown first, by the traits' names."""
+    running = running_of(controller)
+    state = running.state
+    return {
+        "scene": answers.first_picture(),
+        "state": state,
+        "summary": answers.scene.summary(),
+        "report": report_text(controller, running),
+        "choices": choices_json(controller),
+    }
 
 
 class LazyWidget(anywidget.AnyWidget):
@@ -75,14 +89,10 @@ class LazyWidget(anywidget.AnyWidget):
         self._answers = Answers(controller, lambda message: self.send(message), self._redraw, scene)
         self._running = running_of(controller)
         super().__init__(
-            _esm=_bundle("widget.js"),
-            _css=_bundle("widget.css"),
-            scene=self._answers.first_picture(),
-            state=self._running.state,
-            summary=self._answers.scene.summary(),
-            report=report_text(controller, self._running),
-            choices=choices_json(controller),
+            _esm=bundle("widget.js"),
+            _css=bundle("widget.css"),
             static_id=static_id,
+            **first_traits(controller, self._answers),
         )
         self.on_msg(self._hear)
         self._running.follow(self)

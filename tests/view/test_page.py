@@ -1,0 +1,117 @@
+"""The saved page: what Python writes.  What a reader sees of it is tried in browser/test_saved_page.py."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import itertools
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+from lazyviz.view import page
+
+TYPES = Path(__file__).parent.parent.parent / "js" / "src" / "types.ts"
+
+
+@pytest.fixture
+def graph():
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    x = torch.randn(4, 8)
+    with lazyviz.lazy() as graph:
+        loss = net(x).sum()
+        loss.backward()
+    graph.keep = net, x, loss
+    return graph
+
+
+def parts_of(text):
+    return {
+        name: json.loads(gzip.decompress(base64.b64decode(data)))
+        for name, data in re.findall(r'<script type="text/plain" data-part="([\w-]+)">([^<]*)</script>', text)
+    }
+
+
+def test_every_action_of_the_page_is_answered_offline_or_has_a_reason_why_not():
+    union = re.search(r"export type Action =([^;]+);", TYPES.read_text(encoding="utf-8"))
+    assert union is not None
+    actions = set(re.findall(r'"([\w-]+)"', union[1]))
+    assert actions >= {"open", "select", "search"}
+    assert actions == set(page.OFFLINE) | set(page.NEEDS_PYTHON)
+    assert not set(page.OFFLINE) & set(page.NEEDS_PYTHON)
+
+
+def test_the_page_has_an_answer_for_every_group_box_line_and_position(graph, tmp_path):
+    graph.save(tmp_path / "graph.html")
+    parts = parts_of((tmp_path / "graph.html").read_text(encoding="utf-8"))
+    boxes = graph.scene().hierarchy.boxes
+    opened = {id for name, part in parts.items() if name.startswith("open-") for id in part}
+    assert opened == {id for id, box in boxes.items() if box.is_group}
+    told = {
+        id: found for name, part in parts.items() if name.startswith("select-") for id, found in part.items()
+    }
+    assert set(told) == set(boxes)
+    assert all(
+        found[0]["kind"] == "details" and found[0]["details"]["id"] == id for id, found in told.items()
+    )
+    assert parts["start"]["moments"] == list(range(len(graph.nodes)))
+    moments = [at for name, part in parts.items() if name.startswith("moment-") for at in part]
+    assert sorted(map(int, moments)) == parts["start"]["moments"]
+    assert parts["search"]["ids"]
+    assert parts["line-0"]
+
+
+def test_nothing_in_the_page_is_loaded_and_a_policy_forbids_it(graph, tmp_path):
+    graph.save(tmp_path / "graph.html")
+    text = (tmp_path / "graph.html").read_text(encoding="utf-8")
+    assert re.search(
+        r'http-equiv="Content-Security-Policy" content="default-src \'none\'; script-src \'sha256-', text
+    )
+    assert not re.findall(r'(?:src|href)=["\']?(?!data:)[^"\'>\s]', text.split("<script>")[0])
+    assert '<meta name="description"' in text
+
+
+def test_names_that_look_like_markup_are_text(tmp_path):
+    name = '</script><script>alert(1)</script><!--"&'
+    x = torch.ones(2)
+    with lazyviz.lazy(names={name: x}) as graph:
+        y = x + 1
+    graph.title = name
+    graph.save(tmp_path / "graph.html")
+    text = (tmp_path / "graph.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in text
+    assert text.count("<script>") == 1
+    assert y.shape == (2,)
+
+
+def test_details_and_moments_beyond_the_room_are_left_out(graph, tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "DETAILS", 3)
+    monkeypatch.setattr(page, "MOMENTS", 4)
+    graph.save(tmp_path / "graph.html")
+    parts = parts_of((tmp_path / "graph.html").read_text(encoding="utf-8"))
+    assert sum(len(part) for name, part in parts.items() if name.startswith("select-")) == 3
+    moments = parts["start"]["moments"]
+    assert moments[0] == 0
+    assert moments[-1] == len(graph.nodes) - 1
+    assert (
+        max(after - before for before, after in itertools.pairwise(moments))
+        <= len(graph.nodes) / 3 + 1
+    )
+
+
+def test_the_page_of_a_graph_without_ops_can_be_saved(tmp_path):
+    with lazyviz.lazy() as graph:
+        pass
+    graph.save(tmp_path / "graph.html")
+    assert "start" in parts_of((tmp_path / "graph.html").read_text(encoding="utf-8"))
+
+
+def test_the_page_is_smaller_than_its_parts_unpacked(graph, tmp_path):
+    graph.save(tmp_path / "graph.html")
+    assert (tmp_path / "graph.html").stat().st_size < 250_000
