@@ -99,10 +99,7 @@ def test_details_and_moments_beyond_the_room_are_left_out(graph, tmp_path, monke
     moments = parts["start"]["moments"]
     assert moments[0] == 0
     assert moments[-1] == len(graph.nodes) - 1
-    assert (
-        max(after - before for before, after in itertools.pairwise(moments))
-        <= len(graph.nodes) / 3 + 1
-    )
+    assert max(after - before for before, after in itertools.pairwise(moments)) <= len(graph.nodes) / 3 + 1
 
 
 def test_the_page_of_a_graph_without_ops_can_be_saved(tmp_path):
