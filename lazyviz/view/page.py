@@ -43,13 +43,19 @@ OFFLINE = {
 # Those that are not, and why; what asks them is hidden (`HIDDEN`).
 NEEDS_PYTHON = {
     "evaluate": "nothing can be run without the notebook",
+    "evaluate-to": "likewise",
+    "backend": "likewise",
+    "summaries": "values are looked at while they are computed",
     "cancel": "nothing runs",
     "views": "another picture of the whole graph",
     "batch-size": "each size is planned in Python",
     "largest": "as are all sizes that fit",
     "split": "as are pieces of the batch",
+    "device": "and devices",
+    "shown": "the plan that is shown never changes",
+    "range": "the chart zooms into the points that it has",
 }
-HIDDEN = ("evaluate", "cancel", "views")
+HIDDEN = ("evaluate", "evaluate-to", "cancel", "backend", "summaries", "views", "device")
 NOTE = "Saved page: running, and plans for other batch sizes or devices, need the notebook."
 STYLE = """
 :root{color-scheme:light dark}
@@ -98,7 +104,7 @@ def interactive_page(controller: Controller, scene: Scene) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f'<meta name="description" content="{described}">\n'
         '<meta name="viewport" content="width=device-width"><meta name="generator" content="lazyviz">\n'
-        f"<style>{STYLE}{style}{hidden},.lz-batch{{display:none!important}}</style></head><body>\n"
+        f"<style>{STYLE}{style}{hidden},.lz-batch,.lz-run-row{{display:none!important}}</style></head><body>\n"
         f'<main id="lazyviz">{fallback}</main>\n<footer>{html.escape(NOTE)}</footer>\n'
         f"{data}\n<script>{script}</script>\n</body></html>\n"
     )
