@@ -85,6 +85,10 @@ export class TableView {
     this.press();
   }
 
+  private get rows(): HTMLElement[] {
+    return [...this.body.querySelectorAll("tr")];
+  }
+
   get shown(): boolean {
     return !this.element.hidden;
   }
@@ -120,8 +124,8 @@ export class TableView {
   states(states: Record<string, readonly [string, ...unknown[]]>): void {
     const column = this.columns.indexOf("state");
     if (!this.shown || column < 0) return;
-    for (const row of this.body.rows) {
-      const cell = row.cells[column];
+    for (const row of this.rows) {
+      const cell = row.children[column];
       const state = states[row.dataset["row"] ?? ""];
       if (state && cell) cell.textContent = state[0];
     }
@@ -177,7 +181,7 @@ export class TableView {
     const id = before.closest("tr")?.dataset["row"];
     const again = key
       ? this.head.querySelector<HTMLElement>(`[data-sort="${key}"]`)
-      : ([...this.body.rows].find((row) => row.dataset["row"] === id) ?? this.body.rows[0])?.querySelector<HTMLElement>("button");
+      : (this.rows.find((row) => row.dataset["row"] === id) ?? this.rows[0])?.querySelector<HTMLElement>("button");
     (again ?? this.modes).focus({ preventScroll: true });
   }
 
@@ -206,7 +210,7 @@ export class TableView {
 
   private mark(id: string | null): boolean {
     let found = false;
-    for (const row of this.body.rows) {
+    for (const row of this.rows) {
       const on = id !== null && row.dataset["row"] === id;
       row.classList.toggle("lz-marked", on);
       if (on) row.setAttribute("aria-current", "true");

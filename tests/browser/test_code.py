@@ -88,7 +88,7 @@ def test_lines_are_reached_and_chosen_by_keyboard(page, stage):
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     stage.settle()
-    chosen = page.locator('button[aria-current="true"]')
+    chosen = page.locator('.lz-code button[aria-current="true"]')
     assert chosen.inner_text().strip() == "loss.backward()"
     assert chosen.evaluate("button => button === document.activeElement")
     assert page.locator(".lz-lit[data-node]").count() > 0
