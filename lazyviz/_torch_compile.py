@@ -7,12 +7,15 @@ to know where it begins and ends.  ``tests/test_torch_private.py`` checks each e
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import inspect
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 # The class of autograd nodes of custom functions; its `_get_user_fn` gives their backward function.
 CustomBackward = torch.autograd.function.BackwardCFunction
@@ -65,3 +68,38 @@ def compiled_call(frame: FrameType) -> CompiledCall:
     modules = [each for each in (*named, *args, *kwargs.values()) if isinstance(each, torch.nn.Module)]
     tensors = [each for each in named if isinstance(each, torch.Tensor)]
     return CompiledCall((args, kwargs, tensors), modules, variables.get("result"))
+
+
+def compile_graph(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[torch.Tensor],
+    numbers: Sequence[torch.Tensor],
+    options: Mapping[str, Any],
+) -> Callable[..., Sequence[torch.Tensor]]:
+    """``module``, which calls ATen operators, compiled by Inductor for inputs like these.
+
+    ``compile_fx`` is what ``torch.compile(backend="inductor")`` calls with the graph that Dynamo found: it
+    removes in-place writes (AOTAutograd), generates code and gives a function with the same arguments, which
+    writes what was written at the end.  Dynamo itself has nothing to find here: the graph is the
+    recorded program.  A shape environment of its own gives ``numbers``, whose values the code reads
+    when it runs, their symbols.  Shapes are those of ``inputs``.
+    """
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch about itself
+        from torch._inductor import config
+        from torch._inductor.compile_fx import compile_fx
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        fake_mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        with torch._guards.tracing(torch._guards.TracingContext(fake_mode)), config.patch(dict(options)):
+            fakes = [fake_mode.from_tensor(each, static_shapes=True) for each in (*inputs, *numbers)]
+            compiled: Any = compile_fx(module, fakes)
+    return compiled
+
+
+def raise_in_thread(thread: int, kind: type[BaseException]) -> None:
+    """Have ``kind`` raised between two Python instructions of the thread with that ident.
+
+    Compilers cannot be asked to stop, and CPython's call for this has no Python form.
+    """
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))

@@ -26,7 +26,7 @@ from .execute.memory import ResidentMemory
 from .execute.progress import Run
 from .execute.recompute import RecomputeRun
 from .execute.report import Report, difference
-from .execute.segments import run_with_backend
+from .execute.segments import Outcome, run_with_backend
 from .execute.split import SplitRun
 from .graph.ir import Graph, Storage
 from .metrics import Metrics
@@ -36,7 +36,7 @@ from .record.guard import nodes_before_access
 from .record.order import closure
 from .record.pending import RunLock, SyncError
 from .record.recorder import tape
-from .record.storage import FORGOTTEN, Lost, TrackedNode
+from .record.storage import FORGOTTEN, HALF_DONE, Lost, TrackedNode
 from .record.watch import Watch
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def run(
     recompute: int | str = "off",
     summaries: bool = False,
     timings: bool | None = None,
+    verify: bool = False,
 ) -> Report:
     """Run ``nodes`` (closed under dependencies, in program order) and tell the graphs they belong to.
 
@@ -84,8 +85,9 @@ def run(
         split = "auto"  # pieces are what such a backend is for
     if begun := begun_split(nodes):
         nodes = closure({*nodes, *(node for node in begun.nodes if node.state != "done")})
-    if any(node.error == FORGOTTEN for node in nodes):
-        raise RuntimeError(FORGOTTEN)
+    for never in (FORGOTTEN, HALF_DONE):
+        if any(node.error == never for node in nodes):
+            raise RuntimeError(never)
     absence.refuse(nodes, graph.device if graph is not None else None)
     touched = list(
         {id(node.graph): graphs[id(node.graph)] for node in nodes if id(node.graph) in graphs}.values()
@@ -133,6 +135,7 @@ def run(
         lazy._changed("running")
     outcome: str | None = None
     share = 0
+    compiled: Outcome | None = None
     try:
         watched = any(lazy.watched for lazy in touched)
         on_progress = on_node if progress is not None else live.step if watched else None
@@ -154,7 +157,10 @@ def run(
             )
             share = len(nodes) if cluster is None else 0
         else:
-            share = run_with_backend(tape, nodes, runner, memory, progress=on_progress, cancelled=cancelled)
+            compiled = run_with_backend(
+                tape, nodes, runner, memory, progress=on_progress, cancelled=cancelled, verify=verify
+            )
+            share = compiled.share
         for index in cuda:
             torch.cuda.synchronize(index)
     except (KeyboardInterrupt, eager.Interrupted):
@@ -190,6 +196,11 @@ def run(
             timeline=timelines.get(id(graph.ir if graph is not None else nodes[-1].graph), [])
             if nodes
             else [],
+            cache_hit=compiled is not None and bool(compiled.hits) and not compiled.missed,
+            cache_miss_reason="; ".join(compiled.missed)
+            if compiled is not None and compiled.missed
+            else None,
+            fallbacks=tuple(compiled.fallbacks) if compiled is not None else (),
         )
         last_cause = f"{cause}: {done} ops in {seconds:.3f} s"
         metrics.add("evaluate", seconds)

@@ -156,6 +156,7 @@ class LazyGraph(Choices, Shown):
         nodes: Sequence[Node] | None = None,
         summaries: bool | None = None,
         timings: bool | None = None,
+        verify: bool = False,
     ) -> Report:
         """Run all pending ops, or those that ``tensors`` or ``nodes`` need.
 
@@ -174,7 +175,10 @@ class LazyGraph(Choices, Shown):
             recompute: stay below that many bytes (or a size as ``"2 GiB"``) by dropping activations and
                 computing them again, with ``"auto"`` below what the device has free; default: as the block.
             progress: called after each op with a :class:`lazyviz.execute.progress.Progress`.
-            cancel: set it to stop between two ops.
+            cancel: set it to stop between two ops, or while a backend compiles.
+            verify: compare what a compiled backend's new segments compute with the recorded ops' results on
+                copies of their inputs; where they differ by more than rounding these stand, and
+                ``report.fallbacks`` says so.
 
         Raises:
             ValueError: an unknown backend, a split where no batch was named or with another backend, nodes
@@ -209,6 +213,7 @@ class LazyGraph(Choices, Shown):
                 recompute=recompute,
                 summaries=self.summaries if summaries is None else summaries,
                 timings=timings,
+                verify=verify,
             )
 
 

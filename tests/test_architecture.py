@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "_kernels": set(),  # private APIs like `_torch`'s, on what kernels choose: for the plan alone
     "_torch_cuda": {"_torch"},
     "_torch_random": set(),  # on generators: for recording alone
-    "_torch_compile": set(),  # around `torch.compile`: likewise
+    "_torch_compile": set(),  # around `torch.compile`: for recording, and for the backend that compiles
     "_cudnn": set(),  # sizes: record makes tensors of them, the plan their range
     "metrics": set(),
     "cell": set(),
@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "graph": {"_torch", "graph"},
     "plan": {"_torch", "_kernels", "_cudnn", "graph", "plan"},
     "view": {"_torch", "graph", "plan", "view"},
-    "execute": {"_torch", "record", "graph", "plan", "execute"},
+    "execute": {"_torch", "_torch_compile", "record", "graph", "plan", "execute"},
     "absence": {"_torch_cuda", "record", "graph", "plan"},  # a part of session
     "batching": {"_torch", "record", "graph", "plan", "execute", "session"},  # another
     "choices": {"batching", "recomputing", "record", "graph", "plan", "execute"},  # another

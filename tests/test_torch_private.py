@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -414,3 +416,36 @@ def test_the_kernel_of_a_convolution_is_told_from_sizes_alone():
     if torch.backends.mkldnn.is_available():
         assert backend(large, weight) == "Mkldnn"
         assert backend(large, weight, transposed=True) == "MkldnnTranspose"
+
+
+def test_an_exception_is_raised_in_a_thread_from_outside():
+    began, seen = threading.Event(), []
+
+    def work():
+        try:
+            began.set()
+            for _ in range(2000):
+                time.sleep(0.005)
+        except KeyError:
+            seen.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    began.wait()
+    _torch_compile.raise_in_thread(thread.ident, KeyError)
+    thread.join(10)
+    assert seen == [True]
+
+
+def test_a_graph_of_operators_is_compiled_with_numbers_that_are_read_when_it_runs():
+    aten = torch.ops.aten
+    graph = torch.fx.Graph()
+    tensor, number = graph.placeholder("tensor"), graph.placeholder("number")
+    value = graph.call_function(aten._local_scalar_dense.default, (number,))
+    graph.output((graph.call_function(aten.mul_.Tensor, (tensor, value)),))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    half, x = torch.tensor(0.5, dtype=torch.float64), torch.ones(3)
+    run = _torch_compile.compile_graph(module, [x], [half], {})
+    for factor in (3.0, 5.0):
+        run(x, torch.tensor(factor, dtype=torch.float64))
+    assert x.tolist() == [15.0] * 3

@@ -26,9 +26,33 @@ class Segment:
     outputs: Sequence[Value]
 
 
+class Refused(RuntimeError):
+    """What a backend's ``compile`` raises for a segment that it cannot run: the segment runs op by op."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled segment that says whether its code was there already.
+
+    ``cache_miss_reason`` names what was new about it.
+    """
+
+    run: Callable[..., Sequence[torch.Tensor]]
+    cache_hit: bool
+    cache_miss_reason: str | None = None
+
+    def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        return self.run(*inputs)
+
+
 @runtime_checkable
 class Backend(Protocol):
-    """Turns a segment into a callable from its input tensors to its output tensors, in order."""
+    """Turns a segment into a callable from its input tensors to its output tensors, in order.
+
+    ``compile`` may raise :class:`Refused`.  A backend with an attribute ``draws = True`` is given random
+    operators, too: the default generators then stand where the segment's first draw begins.  One with a
+    method ``refuses(node)``, which gives a reason or None, is spared the nodes it cannot run.
+    """
 
     def compile(
         self, segment: Segment, inputs: Sequence[torch.Tensor], /
@@ -36,8 +60,17 @@ class Backend(Protocol):
 
 
 _backends: dict[str, Backend | Cluster | None] = {"eager": None}  # built in: lazyviz.execute.eager
+
+
+def _inductor() -> Backend:
+    from .inductor import InductorBackend  # which is defined by this module's protocol
+
+    return InductorBackend()
+
+
+_COMPILERS: dict[str, Callable[[], Backend]] = {"inductor": _inductor}
 EXTRAS: dict[str, Callable[[], Cluster]] = {"ipyparallel": IPyParallelBackend, "ray": RayBackend}
-"""Made when first asked for; the extra of that name has what they need."""
+"""Made when first asked for, as compilers are; the extra of that name has what they need."""
 
 
 def register_backend(name: str, backend: Backend | Cluster) -> None:
@@ -65,12 +98,12 @@ def backend_names() -> list[str]:
     ``lazyviz.backends``).
     """
     points = entry_points(group="lazyviz.backends")
-    return sorted({*_backends, *EXTRAS, *(point.name for point in points)})
+    return sorted({*_backends, *_COMPILERS, *EXTRAS, *(point.name for point in points)})
 
 
 def is_loaded(name: str) -> bool:
     """Whether :func:`find_backend` has it without importing anything."""
-    return name in _backends
+    return name in _backends or name in _COMPILERS
 
 
 def find_backend(name: str) -> Backend | Cluster | None:
@@ -85,7 +118,8 @@ def find_backend(name: str) -> Backend | Cluster | None:
                 register_backend(name, point.load()())
                 break
         else:
-            if name not in EXTRAS:
+            make = _COMPILERS.get(name) or EXTRAS.get(name)
+            if make is None:
                 raise ValueError(f"no backend {name!r}; there are: {', '.join(backend_names())}")
-            _backends[name] = EXTRAS[name]()
+            _backends[name] = make()
     return _backends[name]

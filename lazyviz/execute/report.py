@@ -20,7 +20,9 @@ class Report:
     is what was foreseen of it (``None``: not asked, at sync points, which are to be quick), and
     ``difference`` says per category by how many bytes the measured peak is higher; ``"other"`` is
     what the run's own tensors do not explain.  ``share`` is the share of ops that the named
-    backend itself ran, ``recomputed`` how many ops ran again to save memory.
+    backend itself ran, ``recomputed`` how many ops ran again to save memory.  Of a compiled backend,
+    ``cache_hit``: nothing had to be compiled, else ``cache_miss_reason`` names what was new;
+    ``fallbacks`` says why ops ran op by op instead.
 
     ``timeline`` has the position of each node in the graph that was evaluated, in the order in which
     they ran, with the most bytes that the run's tensors took while it did; of a run in pieces the first
@@ -40,6 +42,7 @@ class Report:
     projected_bytes: int | None = None
     difference: Mapping[str, int] = field(default_factory=dict)
     timeline: Sequence[tuple[int, int]] = field(default=(), repr=False)
+    fallbacks: tuple[str, ...] = ()
 
     @property
     def error(self) -> float | None:

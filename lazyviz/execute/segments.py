@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 
 import torch
 
+from .. import _torch, _torch_compile
 from ..record.recorder import Tape
-from ..record.storage import TrackedNode, TrackedValue
-from .backend import Backend, Segment
-from .eager import Progress, check_interrupts, consumed, deliver, kernel_level, run_node
+from ..record.rng import DrawSequence, state_of
+from ..record.storage import HALF_DONE, TrackedNode, TrackedValue
+from . import verify
+from .backend import Backend, Compiled, Refused, Segment
+from .eager import Interrupted, Progress, check_interrupts, consumed, deliver, kernel_level, run_node
+from .lowering import views_of
 from .memory import ResidentMemory
+
+_PATIENCE = 0.05  # seconds between two looks at whether a compilation was cancelled
+_MOST_REASONS = 8
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run with a backend came to: ``share`` counts the ops that the backend itself ran.
+
+    ``missed`` says what was new about segments that had to be compiled, ``fallbacks`` why ops ran op by op.
+    """
+
+    share: int = 0
+    hits: int = 0
+    missed: list[str] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)
+
+    def note(self, reasons: list[str], reason: str) -> None:
+        if reason not in reasons and len(reasons) < _MOST_REASONS:
+            reasons.append(reason)
 
 
 def run_with_backend(
@@ -21,55 +49,262 @@ def run_with_backend(
     *,
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
-) -> int:
+    verify: bool = False,
+) -> Outcome:
     """Run pending ``nodes``, given in program order, with ``backend``.
 
-    Draws of random numbers run eagerly between its segments, so that their values and
-    the generators' states stay eager's.
-
-    Returns:
-        The number of ops that the backend itself ran; ``memory`` counts what is held between segments.
+    Draws of random numbers run eagerly between its segments, unless it takes them, so that their values and
+    the generators' states stay eager's.  A segment that it refuses is tried phase by phase, and then
+    runs op by op.  ``memory`` counts what is held between segments.  With ``verify`` what newly compiled
+    segments compute is compared with the recorded ops' results, which stand where they differ by more than
+    rounding.
 
     Raises:
-        Interrupted, KeyboardInterrupt: between two segments; nothing is half done.
+        Interrupted, KeyboardInterrupt: between two segments or while one is compiled; nothing is half done.
         ValueError: the backend gave back another number of tensors than the segment has outputs.
-        Exception: whatever the backend raises; the segment stays pending.
+        Exception: whatever the backend raises; the segment stays pending, unless it had begun to write
+            tensors from outside: then it can never be run again.
     """
-    total, done, share = len(nodes), 0, 0
-    with kernel_level(tape, nodes) as interrupted:
-        for stretch in _stretches(nodes):
-            check_interrupts(interrupted, cancelled, f"after {done} of {total} ops")
-            torch.set_grad_enabled(stretch[0].grad_mode)
-            memory.step(stretch[-1])
-            if stretch[0].draws is not None or stretch[0].again:
-                run_node(stretch[0], memory)
-            else:
-                _run_segment(stretch, backend, memory)
-                share += len(stretch)
-            for node in stretch:
-                tape.finished(node)
-            done += len(stretch)
-            if progress is not None:
-                progress(done, total, stretch[-1])
-    return share
-
-
-def _stretches(nodes: Sequence[TrackedNode]) -> Iterator[list[TrackedNode]]:
-    """``nodes`` cut into draws, each alone, and the longest runs between them."""
-    current: list[TrackedNode] = []
-    for node in nodes:
-        if node.draws is not None or node.again:
-            if current:
-                yield current
-                current = []
-            yield [node]
+    run = _Run(tape, backend, memory, len(nodes), progress, cancelled, verify)
+    for stretch, compiles in _stretches(nodes, backend, run.outcome):
+        if compiles:
+            run.segment(stretch)
         else:
-            current.append(node)
-    if current:
-        yield current
+            run.op_by_op(stretch)
+    return run.outcome
 
 
-def _run_segment(nodes: list[TrackedNode], backend: Backend, memory: ResidentMemory) -> None:
+class _Run:
+    def __init__(
+        self,
+        tape: Tape,
+        backend: Backend,
+        memory: ResidentMemory,
+        total: int,
+        progress: Progress | None,
+        cancelled: Callable[[], bool] | None,
+        verifies: bool,
+    ) -> None:
+        self.tape = tape
+        self.backend = backend
+        self.memory = memory
+        self.total = total
+        self.progress = progress
+        self.cancelled = cancelled
+        self.verify = verifies
+        self.done = 0
+        self.outcome = Outcome()
+
+    def op_by_op(self, nodes: Sequence[TrackedNode]) -> None:
+        with kernel_level(self.tape, nodes) as interrupted:
+            for node in nodes:
+                self._check(interrupted)
+                torch.set_grad_enabled(node.grad_mode)
+                self.memory.step(node)
+                run_node(node, self.memory)
+                self._finished([node])
+
+    def segment(self, nodes: Sequence[TrackedNode]) -> None:
+        segment = segment_of(nodes)
+        inputs = [value.real for value in segment.inputs if isinstance(value, TrackedValue)]
+        reals = [real for real in inputs if real is not None]
+        try:
+            compiled = self._compiled(segment, reals)
+        except Refused as refusal:
+            phases = list(_phases(nodes))
+            if len(phases) > 1:
+                for part in phases:
+                    self.segment(part)
+            else:
+                self.outcome.note(self.outcome.fallbacks, str(refusal))
+                self.op_by_op(nodes)
+            return
+        if isinstance(compiled, Compiled):
+            self.outcome.hits += compiled.cache_hit
+            if compiled.cache_miss_reason is not None:
+                self.outcome.note(self.outcome.missed, compiled.cache_miss_reason)
+        try:
+            with kernel_level(self.tape, nodes) as interrupted:
+                self._check(interrupted)
+                torch.set_grad_enabled(nodes[0].grad_mode)
+                self.memory.step(nodes[-1])
+                self._execute(nodes, segment, compiled, reals)
+                self.outcome.share += len(nodes)
+                self._finished(nodes)
+        except _NeverRan as failure:
+            self.outcome.note(self.outcome.fallbacks, str(failure))
+            self.op_by_op(nodes)
+
+    def _compiled(
+        self, segment: Segment, reals: Sequence[torch.Tensor]
+    ) -> Callable[..., Sequence[torch.Tensor]]:
+        where = (
+            f"cancelled while {len(segment.nodes):,} ops were being compiled, "
+            f"after {self.done} of {self.total} ops"
+        )
+        tape = self.tape
+        with ExitStack() as stack:
+            stack.callback(setattr, tape, "running", tape.running)
+            tape.running = threading.get_ident()
+            stack.enter_context(_torch.no_dispatch_modes())
+            stack.enter_context(_stoppable(self.cancelled, where))
+            return self.backend.compile(segment, reals)
+
+    def _execute(
+        self,
+        nodes: Sequence[TrackedNode],
+        segment: Segment,
+        compiled: Callable[..., Sequence[torch.Tensor]],
+        reals: Sequence[torch.Tensor],
+    ) -> None:
+        draws: dict[DrawSequence, None] = {node.draws: None for node in nodes if node.draws is not None}
+        check = None
+        fresh = not getattr(compiled, "cache_hit", True)
+        before = verify.saved(segment, reals) if fresh else None
+        if self.verify and not getattr(compiled, "cache_hit", False):
+            check = self._expected(segment, reals, draws)
+        for sequence in draws:
+            sequence.generator.set_state(sequence.state)
+        try:
+            results = list(compiled(*reals))
+        except BaseException as error:
+            if before is not None:  # code that fails when it first runs is wrong, and nothing is lost
+                for at, content in before.items():
+                    reals[at].untyped_storage().copy_(content)
+                if not isinstance(error, Exception):
+                    raise
+                self._forget(segment, f"{type(error).__name__}: {error}")
+                raise _NeverRan(f"compiled code failed: {type(error).__name__}: {error}") from error
+            if any(storage.external for node in nodes for storage in node.writes):
+                for node in nodes:
+                    node.state, node.error = "failed", HALF_DONE
+                raise RuntimeError(f"a compiled segment {HALF_DONE}") from error
+            raise
+        if check is not None:
+            results = self._verified(segment, reals, results, check)
+        for sequence in draws:
+            sequence.state = state_of(sequence.generator)
+        if len(results) != len(segment.outputs):
+            raise ValueError(
+                f"the backend returned {len(results)} tensors "
+                f"for a segment with {len(segment.outputs)} outputs"
+            )
+        for node in nodes:
+            node.state, node.error = "done", None
+        outputs = [value for value in segment.outputs if isinstance(value, TrackedValue)]
+        deliver(dict(zip(outputs, results)), self.memory)
+        for node in nodes:
+            consumed(node, self.memory)
+
+    def _expected(
+        self, segment: Segment, reals: Sequence[torch.Tensor], draws: Iterable[DrawSequence]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What the recorded ops make of copies of the inputs: the outputs, and the inputs afterwards."""
+        for sequence in draws:
+            sequence.generator.set_state(sequence.state)
+        copies = verify.Copies(segment.inputs, reals).tensors
+        return verify.run_recorded(segment, copies), copies
+
+    def _verified(
+        self,
+        segment: Segment,
+        reals: Sequence[torch.Tensor],
+        results: list[torch.Tensor],
+        expected: tuple[list[torch.Tensor], list[torch.Tensor]],
+    ) -> list[torch.Tensor]:
+        """``results``, if they and what was written are eager's; else eager's."""
+        outputs, inputs = expected
+        changed = verify.written(segment)
+        values = [*segment.outputs, *[segment.inputs[at] for at in changed]]
+        made = {value: value.node for value in segment.outputs if value.node is not None}
+        mismatch = verify.first_mismatch(
+            values,
+            [*results, *[reals[at] for at in changed]],
+            [*outputs, *[inputs[at] for at in changed]],
+            made,
+        )
+        if mismatch is None:
+            return results
+        self.outcome.note(
+            self.outcome.fallbacks, f"compiled code was not right, eager's results stand: {mismatch}"
+        )
+        self.outcome.share -= len(segment.nodes)
+        self._forget(segment, mismatch)
+        for at in changed:
+            reals[at].copy_(inputs[at])
+        memory = dict(zip([value.storage for value in segment.inputs], reals, strict=True))
+        outside = [value for value in segment.outputs if value.storage in memory]
+        return [
+            views_of([value], memory)[0] if value in outside else tensor
+            for value, tensor in zip(segment.outputs, outputs, strict=True)
+        ]
+
+    def _forget(self, segment: Segment, why: str) -> None:
+        forget = getattr(self.backend, "forget", None)
+        if forget is not None:
+            forget(segment, why)
+
+    def _check(self, interrupted: list[int]) -> None:
+        check_interrupts(interrupted, self.cancelled, f"after {self.done} of {self.total} ops")
+
+    def _finished(self, nodes: Sequence[TrackedNode]) -> None:
+        for node in nodes:
+            self.tape.finished(node)
+        self.done += len(nodes)
+        if self.progress is not None:
+            self.progress(self.done, self.total, nodes[-1])
+
+
+@contextmanager
+def _stoppable(cancelled: Callable[[], bool] | None, where: str) -> Iterator[None]:
+    """Raise :class:`Interrupted` in the block soon after ``cancelled`` says so: compilers cannot be asked.
+
+    The exception arrives between two Python instructions, as an interrupt of the user's does.
+    """
+    if cancelled is None:
+        yield
+        return
+    thread = threading.get_ident()
+    ended = threading.Event()
+    lock = threading.Lock()
+    stopped = False
+
+    def watch() -> None:
+        nonlocal stopped
+        while not ended.wait(_PATIENCE):
+            if cancelled():
+                with lock:
+                    if not ended.is_set():
+                        stopped = True
+                        _torch_compile.raise_in_thread(thread, _Stop)
+                return
+
+    watcher = threading.Thread(target=watch, name="lazyviz-cancel", daemon=True)
+    watcher.start()
+    try:
+        try:
+            yield
+        finally:
+            with lock:
+                ended.set()
+            for _ in range(1000 if stopped else 0):  # one that is on its way arrives in here
+                time.sleep(0)
+    except _Stop:
+        raise Interrupted(where) from None
+    finally:
+        watcher.join()
+
+
+class _NeverRan(Exception):
+    """New code failed when it first ran; what it had written is as it was before."""
+
+
+class _Stop(BaseException):
+    """Arrives in a compilation that was cancelled; none of its handlers for errors is to catch it."""
+
+
+def segment_of(nodes: Sequence[TrackedNode]) -> Segment:
+    """``nodes`` with what they read from outside and what is needed afterwards."""
     inside = set(nodes)
     uses: dict[TrackedValue, int] = {}
     for node in nodes:
@@ -78,15 +313,51 @@ def _run_segment(nodes: list[TrackedNode], backend: Backend, memory: ResidentMem
     inputs = [value for value in uses if value.node not in inside]
     own = [value for node in nodes for value in node.outputs if value.node is node]
     outputs = [value for value in own if value.tensor is not None or value.uses > uses.get(value, 0)]
-    reals = [value.real for value in inputs if value.real is not None]
-    run = backend.compile(Segment(nodes, inputs, outputs), reals)
-    results = list(run(*reals))
-    if len(results) != len(outputs):
-        raise ValueError(
-            f"the backend returned {len(results)} tensors for a segment with {len(outputs)} outputs"
+    return Segment(nodes, inputs, outputs)
+
+
+def _stretches(
+    nodes: Sequence[TrackedNode], backend: Backend, outcome: Outcome
+) -> Iterator[tuple[list[TrackedNode], bool]]:
+    """``nodes`` cut into the longest runs that ``backend`` may take (True) and what lies between."""
+    takes_draws = getattr(backend, "draws", False)
+    refuses: Callable[[TrackedNode], str | None] = getattr(backend, "refuses", lambda node: None)
+    current: list[TrackedNode] = []
+    compiles = False
+    drawing: dict[torch.Generator, DrawSequence] = {}
+    for node in nodes:
+        takes = not node.again and node.op.namespace != "lazyviz"
+        if takes and (reason := refuses(node)) is not None:
+            outcome.note(outcome.fallbacks, reason)
+            takes = False
+        if node.draws is not None:
+            takes = (
+                takes
+                and takes_draws
+                and not any(isinstance(item, torch.Generator) for item in (*node.args, *node.kwargs.values()))
+            )
+        # A generator that was seeded in between begins another segment.
+        reseeded = (
+            takes
+            and node.draws is not None
+            and drawing.setdefault(node.draws.generator, node.draws) is not node.draws
         )
+        if current and (takes is not compiles or reseeded):
+            yield current, compiles
+            current = []
+        if not current:
+            drawing = {node.draws.generator: node.draws} if takes and node.draws is not None else {}
+        compiles = takes
+        current.append(node)
+    if current:
+        yield current, compiles
+
+
+def _phases(nodes: Sequence[TrackedNode]) -> Iterator[list[TrackedNode]]:
+    current: list[TrackedNode] = []
     for node in nodes:
-        node.state, node.error = "done", None
-    deliver(dict(zip(outputs, results)), memory)
-    for node in nodes:
-        consumed(node, memory)
+        if current and node.phase != current[-1].phase:
+            yield current
+            current = []
+        current.append(node)
+    yield current

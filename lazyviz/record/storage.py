@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 FORGOTTEN = "forgotten before it ran: by %lazy reset, by unloading lazyviz, or in a forked process"
 """``Node.error`` of a node that will never run."""
+HALF_DONE = "stopped midway: tensors that it writes in place may be half written; set them anew"
+"""``Node.error`` of the nodes of a compiled segment that failed while it ran; they never run again."""
 
 
 class Shadow:

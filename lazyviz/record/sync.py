@@ -220,6 +220,8 @@ class SyncPatches:
 
         @functools.wraps(original)
         def method(generator: torch.Generator, *args: Any) -> Any:
+            if tape.running == threading.get_ident():  # a compiler keeps the state for the time it takes
+                return original(generator, *args)
             with tape.lock:  # a run on another thread has the generators' states in its hands
                 if name == "initial_seed":
                     return tape.generators.seed_of(generator)
@@ -238,7 +240,8 @@ class SyncPatches:
         @functools.wraps(get_state)
         def get_rng_state(*args: Any, **kwargs: Any) -> torch.Tensor:
             generator = generator_of(*args, **kwargs)
-            draw = tape.generators.pending(generator)
+            running = tape.running == threading.get_ident()
+            draw = None if running else tape.generators.pending(generator)
             if draw is not None:
                 caller = sys._getframe(1).f_globals.get("__name__")
                 if tape.graph is not None and not tape.pauses and caller in _HAND_BACK_STATES:

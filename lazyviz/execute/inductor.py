@@ -1,0 +1,163 @@
+"""The inductor backend: whole recorded segments, compiled by Inductor.
+
+Recording happened below autograd, so forward, backward and optimizer of a step are one
+program: it is made functional, fused and compiled as a whole.  A segment met again (the same
+structure, :mod:`.programs`) runs the code that is there.  What cannot be compiled runs op by op, and
+the report says why.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .. import _torch, _torch_compile
+from ..graph.ir import Node, Storage, Value
+from .backend import Compiled, Refused, Segment
+from .lowering import NotLowered, check, lower, made_storages, views_of
+from .programs import Program, Programs, program_of
+
+Code = Callable[..., Sequence[torch.Tensor]]
+MOST_REFUSED = 256
+
+
+class InductorBackend:
+    """Compiles segments with Inductor, the compiler of ``torch.compile``.
+
+    Args:
+        exact_random: draw the numbers that eager PyTorch would draw (Inductor's ``fallback_random``).
+        options: further settings of Inductor, by name.
+
+    Results are eager's within rounding: fused code rounds in other places.  One program at a time
+    is compiled, on any thread.
+    """
+
+    draws = True  # segments may hold random operators
+
+    def __init__(self, *, exact_random: bool = True, options: Mapping[str, Any] | None = None) -> None:
+        self.programs: Programs[Code] = Programs()
+        self._options = {"fallback_random": exact_random, **(options or {})}
+        self._lock = threading.Lock()
+        self._refused: OrderedDict[Hashable, str] = OrderedDict()  # programs that are not to be tried again
+
+    def refuses(self, node: Node) -> str | None:
+        """Why ``node`` has to run by itself, or None."""
+        try:
+            check(node)
+        except NotLowered as error:
+            return str(error)
+        return None
+
+    def compile(self, segment: Segment, inputs: Sequence[torch.Tensor]) -> Compiled:
+        """The segment as one function of its inputs.
+
+        Raises:
+            lazyviz.execute.backend.Refused: it cannot be compiled; the message says why.
+        """
+        kept = _kept(segment)
+        for value in kept:
+            if value.meta.storage_nbytes != value.storage.nbytes:
+                raise Refused(f"{value.meta} does not show all of its memory")
+        program = program_of(segment.nodes, kept)
+        with self._lock:
+            if (why := self._refused.get(program.key)) is not None:
+                raise Refused(why)
+            variant = self.programs.find(program)
+            reason = None
+            if variant is None:
+                reason = self.programs.difference(program, segment.nodes)
+                groups = self.programs.groups(program)
+                try:
+                    code = self._code(segment, inputs, kept, program, groups)
+                except Refused as refusal:
+                    self._refuse(program, str(refusal))
+                    raise
+                variant = self.programs.add(program, groups, code)
+        numbers = [program.scalars[group[0]] for group in variant.groups]
+        return Compiled(_Run(segment, kept, variant.compiled, numbers), reason is None, reason)
+
+    def forget(self, segment: Segment, why: str) -> None:
+        """The code for ``segment`` is wrong: it is not to be run or made again."""
+        program = program_of(segment.nodes, _kept(segment))
+        with self._lock:
+            self.programs.drop(program)
+            self._refuse(program, f"compiled code was not right: {why}")
+
+    def _refuse(self, program: Program, why: str) -> None:
+        self._refused[program.key] = why
+        while len(self._refused) > MOST_REFUSED:
+            self._refused.popitem(last=False)
+
+    def _code(
+        self,
+        segment: Segment,
+        inputs: Sequence[torch.Tensor],
+        kept: Sequence[Value],
+        program: Program,
+        groups: Sequence[Sequence[int]],
+    ) -> Code:
+        try:
+            module = lower(segment.nodes, segment.inputs, kept, groups)
+        except NotLowered as error:
+            raise Refused(str(error)) from error
+        numbers = [_number(program.scalars[group[0]]) for group in groups]
+        try:
+            return _torch_compile.compile_graph(module, inputs, numbers, self._options)
+        except Exception as error:
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            why = lines[0] if lines else type(error).__name__
+            raise Refused(f"Inductor could not compile {len(segment.nodes):,} ops: {why}") from error
+
+
+def _kept(segment: Segment) -> list[Value]:
+    """Of each storage that the segment makes and that is needed afterwards, the value it is made as."""
+    made = made_storages(segment.nodes)
+    storages = dict.fromkeys(value.storage for value in segment.outputs)
+    return [made[storage] for storage in storages if storage in made]
+
+
+def _number(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+class _Run:
+    """One run of compiled code on a segment's inputs."""
+
+    def __init__(self, segment: Segment, kept: Sequence[Value], code: Code, numbers: Sequence[float]) -> None:
+        self._segment = segment
+        self._kept = kept
+        self._code = code
+        self._numbers = numbers
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        results = self._code(*inputs, *[_number(value) for value in self._numbers])
+        memory: dict[Storage, torch.Tensor] = {
+            value.storage: tensor for value, tensor in zip(self._segment.inputs, inputs, strict=True)
+        }
+        taken: set[int] = {_torch.storage_address(tensor) for tensor in inputs}
+        for value, tensor in zip(self._kept, results, strict=True):
+            memory[value.storage] = _alone(value, tensor, taken)
+        return views_of(self._segment.outputs, memory)
+
+
+def _alone(value: Value, tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:
+    """``tensor`` with the strides of the record, on memory that is its own and no larger."""
+    meta = value.meta
+    storage = tensor.untyped_storage()
+    if (
+        tensor.stride() == meta.stride
+        and tensor.storage_offset() == meta.offset
+        and storage.nbytes() == value.storage.nbytes
+        and _torch.storage_address(tensor) not in taken
+    ):
+        taken.add(_torch.storage_address(tensor))
+        return tensor
+    own = torch.empty(0, dtype=meta.dtype, device=tensor.device)
+    own.set_(
+        torch.UntypedStorage(value.storage.nbytes, device=tensor.device), meta.offset, meta.shape, meta.stride
+    )
+    return own.copy_(tensor)

@@ -1,0 +1,173 @@
+"""A segment of recorded nodes as an fx graph that a compiler takes.
+
+Everything here is still the recorded program: operators, order, in-place writes.  Only three
+things are made for compilers: operators whose writes their schema hides are replaced by
+the ones that show them, numbers that vary from run to run become inputs, and what is
+handed out is each new storage once, in the form it was made in; views are made of it
+afterwards (:func:`views_of`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..graph.ir import Node, Storage, Value
+
+aten = torch.ops.aten
+
+
+class NotLowered(ValueError):
+    """A segment that cannot be handed to a compiler; the message names the op and its line."""
+
+
+def refuse(node: Node, why: str) -> NotLowered:
+    where = f" at {node.source}" if node.source is not None else ""
+    return NotLowered(f"{node.op}{where} {why}")
+
+
+def made_storages(nodes: Sequence[Node]) -> dict[Storage, Value]:
+    """The storages that ``nodes`` allocate, with the value each was made as."""
+    made: dict[Storage, Value] = {}
+    for node in nodes:
+        fresh = set(node.made)
+        for value in node.outputs:
+            if value.node is node and value.storage in fresh:
+                made.setdefault(value.storage, value)
+    return made
+
+
+def lower(
+    nodes: Sequence[Node],
+    inputs: Sequence[Value],
+    results: Sequence[Value],
+    groups: Sequence[Sequence[int]],
+) -> fx.GraphModule:
+    """The module from ``inputs``, then a 0-d float64 tensor for each of ``groups``, to ``results``.
+
+    ``groups`` are positions among the floats of ``nodes``, in order of appearance, that are one input.
+
+    Raises:
+        NotLowered: one of the nodes cannot be.
+    """
+    graph = fx.Graph()
+    env: dict[Value, fx.Node] = {}
+    for number, value in enumerate(inputs):
+        env[value] = graph.placeholder(f"input_{number}")
+        if value.meta.flags:
+            raise NotLowered("an input is a conjugate or negative view")
+    numbers: dict[int, fx.Node] = {}
+    given = [graph.placeholder(f"number_{number}") for number in range(len(groups))]
+    for group, placeholder in zip(groups, given, strict=True):
+        content = graph.call_function(aten._local_scalar_dense.default, (placeholder,))
+        numbers.update(dict.fromkeys(group, content))
+    floats = 0
+
+    def translate(item: Any) -> Any:
+        nonlocal floats
+        if isinstance(item, Value):
+            return env[item]
+        if type(item) is float:
+            floats += 1
+            return numbers.get(floats - 1, item)
+        if isinstance(item, (list, tuple)):
+            return type(item)([translate(entry) for entry in item])
+        if isinstance(item, torch.Generator):
+            raise NotLowered("an op draws from a generator of its own")
+        return item
+
+    outside = set(inputs)
+    for node in nodes:
+        check(node)
+        if any(value.node is node and value.storage.external for value in node.outputs) and any(
+            value in outside and value.storage in {each.storage for each in node.outputs}
+            for value in node.inputs
+            if torch.Tag.inplace_view in node.op.tags
+        ):
+            raise refuse(node, "restructures a tensor from outside")
+        args = tuple([translate(item) for item in node.args])
+        kwargs = {name: translate(item) for name, item in node.kwargs.items()}
+        op, args, kwargs = adapted(node, args, kwargs)
+        result = graph.call_function(op, args, kwargs)
+        returns = op._schema.returns
+        alone = len(returns) == 1 and str(returns[0].type) == "Tensor"
+        for value in node.outputs:
+            if value.node is node:
+                env[value] = result if alone else graph.call_function(operator.getitem, (result, value.index))
+    graph.output(tuple([env[value] for value in results]))
+    return fx.GraphModule(torch.nn.Module(), graph, class_name="Segment")
+
+
+def check(node: Node) -> None:
+    """Raises :class:`NotLowered` if a compiler cannot be given ``node``."""
+    name = node.op._schema.name
+    if "as_strided" in name:  # it counts on strides that a compiler chooses anew
+        raise refuse(node, "takes strides as they are")
+    if (
+        "mkldnn_rnn" in name
+    ):  # Inductor checks its workspace against a shape rule that the kernel does not keep
+        raise refuse(node, "hands on a workspace that only its kernel knows")
+    for value in (*node.inputs, *node.outputs):
+        if value.meta.flags:
+            raise refuse(node, "takes or makes a conjugate or negative view")
+        if value.meta.device.type not in ("cpu", "cuda"):
+            raise refuse(node, f"is on {value.meta.device}")
+
+
+def adapted(
+    node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The call in a form that compilers get right."""
+    if node.op is aten.native_batch_norm.default and not kwargs:
+        return _batch_norm(args)
+    if node.op is aten.cat.default:
+        return _cat(node, args, kwargs)
+    return node.op, args, kwargs
+
+
+def _batch_norm(args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """With an operator whose schema tells that running statistics are written.
+
+    ``_native_batch_norm_legit`` is the same operator with the marks (ATen's native_functions.yaml).
+    """
+    image, weight, bias, mean, variance, training, momentum, eps = args
+    if mean is None or variance is None:
+        return aten._native_batch_norm_legit.no_stats, (image, weight, bias, training, momentum, eps), {}
+    return aten._native_batch_norm_legit.default, args, {}
+
+
+def _cat(
+    node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Without the tensors of shape [0] that fit every other shape: with one of them Inductor's rule
+    (``cat`` in torch/_inductor/decomposition.py) keeps strides of the rest which the kernel does not keep.
+    """
+    given = [item for item in node.args[0] if isinstance(item, Value)]
+    full = [number for number, value in enumerate(given) if value.meta.shape != (0,)]
+    if len(full) in (0, len(given)):
+        return node.op, args, kwargs
+    if len(full) == 1:
+        return aten.clone.default, (args[0][full[0]],), {"memory_format": torch.contiguous_format}
+    return node.op, ([args[0][number] for number in full], *args[1:]), kwargs
+
+
+def views_of(wanted: Sequence[Value], memory: Mapping[Storage, torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors for ``wanted``, each on the memory of its storage's tensor in ``memory``."""
+    tensors = []
+    for value in wanted:
+        whole, meta = memory[value.storage], value.meta
+        if (
+            whole.dtype is meta.dtype
+            and tuple(whole.shape) == meta.shape
+            and whole.stride() == meta.stride
+            and whole.storage_offset() == meta.offset
+        ):
+            tensors.append(whole)
+            continue
+        view = torch.empty(0, dtype=meta.dtype, device=whole.device)
+        tensors.append(view.set_(whole.untyped_storage(), meta.offset, meta.shape, meta.stride))
+    return tensors

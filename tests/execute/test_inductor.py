@@ -1,0 +1,203 @@
+"""Whole recorded steps, compiled by Inductor: eager's numbers within rounding, compiled once."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+from lazyviz.execute import backend as registry
+from lazyviz.execute.inductor import InductorBackend
+
+
+@pytest.fixture
+def inductor():
+    """A backend of its own, with nothing compiled yet."""
+    backend = InductorBackend()
+    lazyviz.register_backend("inductor", backend)
+    yield backend
+    del registry._backends["inductor"]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1, bias=False)  # before a norm its gradient is rounding alone
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.25)
+        self.out = nn.Linear(4 * 16, 3)
+
+    def forward(self, x):
+        return self.out(self.drop(torch.relu(self.norm(self.conv(x)))).flatten(1))
+
+
+def trainer(seed=0):
+    """A model, and a function that makes one whole step with a learning-rate schedule."""
+    torch.manual_seed(seed)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    x, y = torch.randn(5, 1, 4, 4), torch.randint(0, 3, (5,))
+
+    def step():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        return loss
+
+    return model, step
+
+
+def test_training_is_eagers_and_is_compiled_for_the_first_and_for_all_later_steps(inductor):
+    model, step = trainer()
+    twin, twin_step = trainer()
+    states = torch.get_rng_state(), torch.get_rng_state()
+    reports = []
+    for _ in range(4):
+        torch.set_rng_state(states[0])
+        expected = twin_step()
+        eager_state = torch.get_rng_state()
+        torch.set_rng_state(states[1])
+        with lazyviz.lazy(backend="inductor") as graph:
+            loss = step()
+        reports.append(graph.evaluate())
+        states = eager_state, torch.get_rng_state()
+        assert torch.equal(*states)  # dropout drew what eager draws
+        torch.testing.assert_close(loss, expected)
+        for name, value in twin.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[name], value, msg=name)
+        for ours, theirs in zip(model.parameters(), twin.parameters()):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+            assert type(ours) is nn.Parameter and type(ours.grad) is torch.Tensor
+    assert [report.fallbacks for report in reports] == [()] * 4
+    assert [report.share for report in reports] == [1.0] * 4
+    # The first step makes the optimizer's state; a schedule and bias corrections are no new programs.
+    assert [report.cache_hit for report in reports] == [False, False, True, True]
+    assert "first program" in reports[0].cache_miss_reason
+    assert "aten" in reports[1].cache_miss_reason and "test_inductor.py" in reports[1].cache_miss_reason
+    assert reports[2].cache_miss_reason is None
+
+
+def test_a_new_shape_is_a_miss_that_names_the_op_and_both_shapes(inductor):
+    def run(rows):
+        x = torch.ones(rows, 3)
+        with lazyviz.lazy(backend="inductor") as graph:
+            y = (x * 2).exp()
+        report = graph.evaluate()
+        assert torch.equal(y, (x * 2).exp())
+        return report
+
+    assert not run(4).cache_hit
+    assert run(4).cache_hit
+    miss = run(5)
+    assert "mul" in miss.cache_miss_reason
+    assert "[5, 3] float32 cpu, was [4, 3] float32 cpu" in miss.cache_miss_reason
+
+
+def test_views_of_one_memory_and_writes_to_outside_memory_stay_what_they_are(inductor):
+    base, other = torch.arange(6.0), torch.arange(6.0)
+    with lazyviz.lazy(backend="inductor") as graph:
+        view = base.view(2, 3)
+        made = (view + 1).t()
+        part = made[1]
+        part.mul_(10)
+        base.add_(1)
+    assert graph.evaluate().share == 1.0
+    eager = (other.view(2, 3) + 1).t()
+    eager[1].mul_(10)
+    other.add_(1)
+    assert torch.equal(made, eager) and made.stride() == eager.stride()
+    assert torch.equal(base, other) and torch.equal(view, other.view(2, 3))
+    part.zero_()
+    assert made[1].eq(0).all()
+    view.zero_()
+    assert base.eq(0).all()
+
+
+def test_what_cannot_be_compiled_runs_op_by_op_and_the_report_says_why(inductor):
+    x = torch.arange(12.0)
+    with lazyviz.lazy(backend="inductor") as graph:
+        windows = (x + 1).as_strided((3, 4), (2, 1))
+        y = windows.sum(1)
+    report = graph.evaluate()
+    assert torch.equal(y, (x + 1).as_strided((3, 4), (2, 1)).sum(1))
+    assert report.share < 1
+    assert any("as_strided" in reason and "test_inductor.py" in reason for reason in report.fallbacks)
+
+
+def wrong(code):
+    return lambda *inputs: [tensor + 1 for tensor in code(*inputs)]
+
+
+def failing(code):
+    def run(*inputs):
+        code(*inputs)
+        raise RuntimeError("no such kernel")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("spoil", "verify", "says"), [(wrong, True, "not right"), (failing, False, "no such kernel")]
+)
+def test_wrong_or_failing_code_gives_way_to_the_recorded_ops(inductor, monkeypatch, spoil, verify, says):
+    made = inductor._code
+    monkeypatch.setattr(inductor, "_code", lambda *args: spoil(made(*args)))
+    weight = torch.ones(4)
+    for _ in range(2):  # what was found wrong is not tried again
+        with lazyviz.lazy(backend="inductor") as graph:
+            y = weight * 3
+            weight.add_(y)
+        report = graph.evaluate(verify=verify)
+        assert report.share == 0
+        assert any(says in reason for reason in report.fallbacks)
+    assert weight.tolist() == [16.0] * 4 and y.tolist() == [12.0] * 4
+
+
+def test_cancelling_a_compilation_loses_nothing(inductor, monkeypatch):
+    def slow(*args):
+        for _ in range(400):
+            time.sleep(0.02)
+        raise AssertionError("was not stopped")
+
+    code = inductor._code
+    monkeypatch.setattr(inductor, "_code", slow)
+    x = torch.ones(3)
+    with lazyviz.lazy(backend="inductor") as graph:
+        y = x + 1
+    cancel = threading.Event()
+    threading.Timer(0.3, cancel.set).start()
+    start = time.perf_counter()
+    with pytest.raises(lazyviz.Interrupted, match="while 1 ops were being compiled"):
+        graph.evaluate(cancel=cancel)
+    assert time.perf_counter() - start < 5
+    assert graph.pending == 1
+    monkeypatch.setattr(inductor, "_code", code)
+    graph.evaluate()
+    assert y.tolist() == [2, 2, 2]
+
+
+def test_the_cache_is_bounded_and_forgets_what_was_used_least_recently(inductor):
+    inductor.programs._most = 2
+    code = inductor._code
+    compiled = []
+    inductor._code = lambda *args: compiled.append(1) or code(*args)
+
+    def run(rows):
+        x = torch.ones(rows)
+        with lazyviz.lazy(backend="inductor") as graph:
+            x + 1
+            keep = x + 2
+        graph.evaluate()
+        return keep
+
+    for rows in (2, 3, 2, 4, 2, 3):
+        run(rows)
+    assert len(inductor.programs) == 2
+    assert len(compiled) == 4  # 2, 3, 4, and 3 once more
