@@ -2,7 +2,8 @@
 
     .venv/bin/python scripts/notebook_outputs.py notebooks/*.ipynb
 
-Cells tagged ``nbval-check-output`` keep their text, which nbval compares on every run;
+Cells tagged ``nbval-check-output`` keep their text, which nbval compares on every run, and those tagged
+``lazyviz-measured`` keep what one real run on a named machine gave, which nobody compares;
 all other outputs (pictures, timings, losses) are dropped, so that a diff shows what a
 person changed.  Widget state, which breaks other viewers, is never kept.
 """
@@ -18,6 +19,7 @@ from nbclient import NotebookClient
 from steps import say
 
 CHECKED = "nbval-check-output"
+KEPT = {CHECKED, "lazyviz-measured"}
 
 
 def keep_only_checked(notebook: Any) -> None:
@@ -28,7 +30,7 @@ def keep_only_checked(notebook: Any) -> None:
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue
-        checked = CHECKED in cell.metadata.get("tags", [])
+        checked = not KEPT.isdisjoint(cell.metadata.get("tags", []))
         cell.metadata.pop("execution", None)
         cell.execution_count = 1 if checked else None  # nbval compares only cells that were run
         cell.outputs = cell.outputs if checked else []
@@ -47,14 +49,14 @@ def main(paths: list[str]) -> int:
         folder = {"metadata": {"path": str(path.parent)}}
         NotebookClient(
             notebook,
-            timeout=600,
+            timeout=1800,
             resources=folder,
             store_widget_state=False,
             extra_arguments=["--IPKernelApp.log_level=ERROR"],
         ).execute()
         keep_only_checked(notebook)
         nbformat.write(notebook, path)
-        say(f"{path}: run, and left with the outputs that nbval checks")
+        say(f"{path}: run, and left with the outputs that are kept")
     return 0
 
 

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("**/[!.]*.ipynb"))
+KEPT = {"nbval-check-output", "lazyviz-measured"}
 IDS = [path.name for path in NOTEBOOKS]
 
 
@@ -42,9 +43,9 @@ def test_a_committed_notebook_runs_on_any_python_kernel(path: Path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=IDS)
-def test_a_committed_notebook_keeps_just_the_outputs_that_nbval_compares(path: Path):
+def test_a_committed_notebook_keeps_just_the_outputs_that_nbval_compares_or_that_were_measured(path: Path):
     for cell in code_cells(path):
-        checked = "nbval-check-output" in cell["metadata"].get("tags", [])
+        checked = not KEPT.isdisjoint(cell["metadata"].get("tags", []))
         assert bool(cell["outputs"]) == checked, cell["source"]
         assert cell["execution_count"] == (1 if checked else None)
 

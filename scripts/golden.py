@@ -1,0 +1,52 @@
+"""Makes the golden pictures of the widget anew; look at each of them before you commit it.
+
+    .venv/bin/python scripts/golden.py [mlp gpt2 ...]
+
+Without names all of them.  What they show is in ``tests/browser/pictures.py``, and
+``tests/browser/test_golden.py`` compares.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from steps import ROOT, relative, say
+
+sys.path.insert(0, str(ROOT))
+
+
+def main(names: list[str]) -> int:
+    """Take and keep the pictures; returns the exit status."""
+    from playwright.sync_api import sync_playwright
+
+    from tests.browser import goldens, lab, pictures
+
+    unknown = [name for name in names if name not in pictures.PICTURES]
+    if unknown:
+        say(f"no such picture: {', '.join(unknown)}; there are {', '.join(pictures.PICTURES)}")
+        return 2
+    structure: dict[str, Any] = goldens.known() if goldens.STRUCTURE.exists() else {}
+    total = 0
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=lab.chromium(), args=lab.CHROMIUM_ARGS)
+        for name in goldens.NAMES:
+            graph, width, dark = goldens.parts(name)
+            if names and graph not in names:
+                continue
+            picture, boxes, fonts = goldens.take(browser, name)
+            path = goldens.FOLDER / f"{name}.png"
+            goldens.keep(picture, path)
+            if not dark:
+                structure[f"{graph}-{width}"] = boxes
+            structure["fonts"] = fonts
+            total += path.stat().st_size
+            say(f"{relative(path)}: {picture.width} x {picture.height}, {path.stat().st_size / 1000:.0f} kB")
+        browser.close()
+    goldens.write_known(structure)
+    say(f"{total / 1e6:.2f} MB; now look at each of them")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
