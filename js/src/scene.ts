@@ -76,6 +76,16 @@ export class Scene {
     for (const id of this.first) this.open.add(id);
   }
 
+  /** Whether what is in the box is drawn, where the box is; lanes are open in every open step. */
+  isOpen(id: string): boolean {
+    return this.groups.has(id) && (this.open.has(id) || this.boxes.get(id)?.kind === "lane");
+  }
+
+  /** Whether all is here that opening the group shows: a step is shown with its lanes. */
+  known(id: string): boolean {
+    return this.groups.get(id)?.boxes.every((box) => box.kind !== "lane" || this.groups.has(box.id)) ?? false;
+  }
+
   /** Whether a click may close the group; lanes stay open. */
   closable(id: string): boolean {
     return this.open.has(id) && this.boxes.get(id)?.kind !== "lane" && id !== this.root;
@@ -93,7 +103,7 @@ export class Scene {
     const queue = [this.root];
     let drawn = 0;
     for (let id = queue.shift(); id !== undefined; id = queue.shift()) {
-      const group = this.groups.get(id);
+      const group = this.known(id) ? this.groups.get(id) : undefined;
       if (!group) continue;
       if (drawn + group.boxes.length > limit && id !== this.root) return false;
       drawn += group.boxes.length;
@@ -108,7 +118,7 @@ export class Scene {
     let shown: string | null = null;
     for (const id of chain) {
       if (id !== this.root) shown = id;
-      if (id !== this.root && !this.open.has(id)) break;
+      if (id !== this.root && !this.isOpen(id)) break;
     }
     return shown !== null && this.boxes.has(shown) ? shown : null;
   }
@@ -120,8 +130,8 @@ export class Scene {
     if (root) order.push({ id: this.root, group: root, box: null });
     for (let n = 0; n < order.length; n++) {
       for (const box of order[n]?.group.boxes ?? []) {
-        const group = this.open.has(box.id) ? this.groups.get(box.id) : undefined;
-        if (group) order.push({ id: box.id, group, box });
+        const group = this.groups.get(box.id);
+        if (group && this.isOpen(box.id)) order.push({ id: box.id, group, box });
       }
     }
     const size = new Map<string, Size>();
@@ -161,7 +171,7 @@ export class Scene {
         const x = left + (result.x[n] ?? 0);
         const y = top + (result.y[n] ?? 0);
         origin.set(child.id, [x, y]);
-        const open = this.open.has(child.id) && this.groups.has(child.id);
+        const open = this.isOpen(child.id);
         const frame: Frame = { box: child, x, y, width: w, height: h, open, parent: id };
         if (child.kind === "sync") frame.barrier = [(origin.get(id)?.[0] ?? 0) + 6, width - 12];
         return frame;

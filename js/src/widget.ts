@@ -339,7 +339,7 @@ class Body {
     this.select(id);
     if (!box.group || !open) return;
     if (this.scene.closable(id)) this.scene.open.delete(id);
-    else if (this.scene.groups.has(id)) this.scene.open.add(id);
+    else if (this.scene.known(id)) this.scene.open.add(id);
     else {
       this.waiting.add(id);
       this.send("open", id);
@@ -392,7 +392,7 @@ class Body {
   private go(chain: string[]): void {
     const last = chain.at(-1);
     if (last === undefined) return;
-    const missing = chain.slice(0, -1).some((id) => !this.scene.groups.has(id));
+    const missing = chain.slice(0, -1).some((id) => !this.scene.known(id));
     if (missing) this.send("reveal", last);
     else this.reveal(chain);
   }

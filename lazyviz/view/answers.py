@@ -115,7 +115,7 @@ class Answers:
     def _open(self, id: str) -> None:
         box = self.scene.hierarchy.boxes.get(id)
         if box is not None and box.is_group:
-            self._send_groups([box])
+            self._send_groups(_with_lanes([box]))
 
     def _open_all(self, _: str) -> None:
         groups: list[Box] = []
@@ -128,7 +128,7 @@ class Answers:
                 break
             groups.append(box)
             queue += [child for child in box.children if child.is_group]
-        self._send_groups(groups, note)
+        self._send_groups(_with_lanes(groups), note)
 
     def _send_groups(self, groups: list[Box], note: str = "") -> None:
         self._send({"kind": "groups", "groups": [self._group(box) for box in groups], "note": note})
@@ -197,8 +197,8 @@ class Answers:
         if box is None:
             return
         path = chain(box)
-        groups = [self._group(self.scene.hierarchy.boxes[each]) for each in path[:-1]]
-        self._send({"kind": "reveal", "groups": groups, "chain": path})
+        around = _with_lanes([self.scene.hierarchy.boxes[each] for each in path[:-1]])
+        self._send({"kind": "reveal", "groups": [self._group(each) for each in around], "chain": path})
 
     def _toggle_views(self, _: str) -> None:
         self._views = not self._views
@@ -219,6 +219,12 @@ class Answers:
         "reveal": _reveal,
         "views": _toggle_views,
     }
+
+
+def _with_lanes(groups: list[Box]) -> list[Box]:
+    """The groups, and the lanes of the steps among them: a step is shown with all of its lanes."""
+    lanes = [child for box in groups for child in box.children if child.kind == "lane"]
+    return list(dict.fromkeys([*groups, *lanes]))
 
 
 def _size(group: dict[str, Any]) -> int:

@@ -44,6 +44,23 @@ def fold_repeats(parent: Box, *, only_model: bool = False) -> list[Box]:
     return result
 
 
+def show_one_step(root: Box) -> None:
+    """Of a loop's folded steps the first stands beside the others, which are one box: it is opened first."""
+    if not any(child.kind == "step" for child in root.children):
+        return
+    fold = max(root.children, key=lambda box: box.ops / box.repeats)
+    if fold.repeats < 3 or any(member.kind != "step" for member in fold.children):
+        return
+    first, *others = fold.children
+    rest = Box("step", _range([member.label for member in others]), fold.phase, fold)
+    rest.children, rest.repeats, rest.key = others, len(others), ("fold", others[0].key)
+    for member in others:
+        member.parent = rest
+    count(rest)
+    rest.shape_hash = fold.shape_hash
+    fold.children = [first, rest]
+
+
 def path_label(outer: Box, inner: Box, *, only_model: bool) -> str:
     """The label of a group that is drawn with its only child as one box."""
     if isinstance(outer.key, tuple):

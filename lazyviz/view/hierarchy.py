@@ -17,7 +17,7 @@ from ..graph.ir import Graph, Node, SyncPoint, Value
 from ..plan.collector import paused
 from .boxes import Box, Hierarchy, Kind, op_name
 from .flow import Reads, crowded_lanes, data_flow, hidden_views, lanes_of, steps_of, updates
-from .folding import chunk, count, fold_repeats, join, path_label
+from .folding import chunk, count, fold_repeats, join, path_label, show_one_step
 
 MAX_CHILDREN = 64  # children of one group; more are cut into runs
 MAX_EDGE_VALUES = 512  # values counted on one edge
@@ -42,6 +42,7 @@ def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | Non
     root = Box("root", "", "other", None)
     box_of, syncs = _sort_into_boxes(graph, hidden, reads, root)
     _simplify(root)
+    show_one_step(root)
     _dissolve(root)
     box_of_value = _add_outside_tensors(graph, reads, box_of)
     _cut_and_number(root)
@@ -398,7 +399,7 @@ def _name(hierarchy: Hierarchy) -> None:
         stack.extend(reversed(box.children))
     root = hierarchy.root
     while root.children and root.children[0].kind != "lane":
-        root = max(root.children, key=lambda box: box.ops)
+        root = max(root.children, key=lambda box: box.ops / box.repeats)
         hierarchy.opened.add(root.id)
         root.order += list(itertools.pairwise(root.children))
     for box in [hierarchy.root, *hierarchy.boxes.values()]:

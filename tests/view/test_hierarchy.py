@@ -118,7 +118,10 @@ def test_a_loop_of_steps_folds_into_one_box_and_shows_one_step(write):
         write.training_step(program, x=x)
     hierarchy = build_hierarchy(program.graph)
     folds = [box for box in hierarchy.boxes.values() if box.kind == "step" and box.repeats > 1]
-    assert [(fold.label, fold.repeats) for fold in folds] == [("step 1–5", 5)]
+    assert [(fold.label, fold.repeats) for fold in folds] == [("step 1–5", 5), ("step 2–5", 4)]
+    loop, others = folds
+    assert [child.label for child in loop.children] == ["step 1", "step 2–5"]  # one is seen whole
+    assert [child.label for child in others.children] == ["step 2", "step 3", "step 4", "step 5"]
     opened = [hierarchy.boxes[id].label for id in hierarchy.opened]
     assert sorted(opened) == ["step 1", "step 1–5"]
 

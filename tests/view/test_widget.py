@@ -233,11 +233,14 @@ def test_search_finds_ops_modules_and_lines(made):
     assert made.sent[0]["hits"] == []
 
 
-def test_revealing_a_deep_op_sends_all_groups_on_the_way(made):
+def test_revealing_a_deep_op_sends_all_groups_on_the_way_and_the_lanes_beside(made):
     say(made, "reveal", "n1")
     message = made.sent[0]
     assert message["chain"][-1] == "n1"
-    assert [group["id"] for group in message["groups"]] == message["chain"][:-1]
+    sent = [group["id"] for group in message["groups"]]
+    assert sent[: len(message["chain"]) - 1] == message["chain"][:-1]
+    lanes = [box.id for box in build_hierarchy(made.graph).lanes()]
+    assert set(sent) == {*message["chain"][:-1], *lanes}
 
 
 def test_expanding_all_says_when_it_leaves_something_closed(made, monkeypatch):
