@@ -12,18 +12,18 @@ const SUB = 11; // size of a second line
 export interface Band {
   grow: number;
   lines: 0 | 1 | 2;
-  titles: boolean;
+  titles: number; // the height that a title may take, in its own pixels: groups have room for 34, lanes for 50
 }
+
+/** Nothing is written: for boxes that are out of view, and for all where nothing could be read. */
+export const SILENT: Band = { grow: 9, lines: 0, titles: 0 };
 
 /** The band of a scale: a quarter of an octave has one, as its lower end needs it. */
 export function bandOf(scale: number): Band {
   const least = scale >= 0.8 ? 1 : 2 ** (Math.floor(Math.log2(scale) * 4 + 1e-9) / 4);
   const grow = scale >= 0.8 ? 1 : Math.max(LEAST / SUB / least, 1);
-  return { grow, lines: grow <= 1.5 ? 2 : grow * SUB <= 31 ? 1 : 0, titles: grow * SUB <= 34 };
-}
-
-export function sameBand(one: Band, other: Band): boolean {
-  return one.grow === other.grow;
+  if (grow * SUB > 50) return SILENT;
+  return { grow, lines: grow <= 1.5 ? 2 : grow * SUB <= 31 ? 1 : 0, titles: grow * SUB };
 }
 
 /** A box's name as it is read: with how often it repeats. */
@@ -104,7 +104,6 @@ export class BoxDrawing {
       const mark = MARKS[box.kind === "output" ? "output" : kind === "input" ? (box.role ?? "input") : ""];
       if (mark) this.element.append(svg("path", { class: `lz-mark lz-role-${box.role ?? "output"}`, d: mark }));
     }
-    this.element.append(this.label, ...(this.sub ? [this.sub] : []));
     if (box.repeats && !open) {
       this.badge = svg("g", {});
       this.element.append(this.badge);
@@ -161,9 +160,10 @@ export class BoxDrawing {
 
   /** Writes its words as there is room for them. */
   write(band: Band): void {
-    if (this.band && sameBand(this.band, band)) return;
-    this.band = band;
     const { box, width, height, open } = this.frame;
+    const before = this.band;
+    if (before?.grow === band.grow || (!open && before?.lines === 0 && band.lines === 0)) return;
+    this.band = band;
     const { grow, lines } = band;
     if (open) {
       this.writeTitle(box, width, band);
@@ -181,13 +181,13 @@ export class BoxDrawing {
     const block = size * 1.05 + small * 1.27;
     const top = lines === 2 ? (height - block) / 2 + size * 0.86 : height / 2 + size * 0.36;
     const name = lines === 1 ? nameOf(box) : box.label;
-    put(this.label, lines ? shorten(name, room - (badge ? wide - 3 : 0), size, style) : "", left, top, size);
-    if (this.sub) put(this.sub, lines === 2 ? shorten(box.sub, room, small) : "", left, top + small * 1.27, small);
+    this.put(this.label, lines ? shorten(name, room - (badge ? wide - 3 : 0), size, style) : "", left, top, size);
+    this.put(this.sub, lines === 2 ? shorten(box.sub, room, small) : "", left, top + small * 1.27, small);
     this.badge?.replaceChildren(
       ...(badge
         ? [
             svg("rect", { class: "lz-badge", x: width - wide - 6, y: top - size, width: wide, height: size * 1.4, rx: size * 0.7 }),
-            put(svg("text", { class: "lz-badge-text" }), badge, width - wide / 2 - 6, top, 11.5 * grow),
+            setText(svg("text", { class: "lz-badge-text" }), badge, width - wide / 2 - 6, top, 11.5 * grow),
           ]
         : []),
     );
@@ -197,20 +197,28 @@ export class BoxDrawing {
     if (box.kind === "lane") {
       const arrow = { forward: " ↓", backward: " ↑", optimizer: "", other: "" }[box.phase];
       const size = Math.min(14 * grow, 50);
-      const title = grow * SUB <= 50 ? shorten(box.label + arrow, width - 36, size, "bold") : "";
-      put(this.label, title, 18, lines === 2 ? 13 + size : 10 + size * 0.95, size);
-      if (this.sub) {
-        const room = lines === 2 ? shorten(box.sub, width - 28, SUB * grow) : "";
-        put(this.sub, room, 18, 13 + size + SUB * grow * 1.45, SUB * grow);
-      }
+      const title = titles ? shorten(box.label + arrow, width - 36, size, "bold") : "";
+      this.put(this.label, title, 18, lines === 2 ? 13 + size : 10 + size * 0.95, size);
+      const sub = lines === 2 ? shorten(box.sub, width - 28, SUB * grow) : "";
+      this.put(this.sub, sub, 18, 13 + size + SUB * grow * 1.45, SUB * grow);
       return;
     }
     const size = Math.min(12.5 * grow, 33);
-    put(this.label, titles ? shorten(nameOf(box), width - 44, size, "bold") : "", 32, 14 + size * 0.75 + (grow > 1 ? 2 : 0), size);
+    const title = titles && titles <= 34 ? shorten(nameOf(box), width - 44, size, "bold") : "";
+    this.put(this.label, title, 32, 14 + size * 0.75 + (grow > 1 ? 2 : 0), size);
+  }
+
+  /** Text without words is not there at all: every text is laid out anew at every step of a zoom. */
+  private put(text: SVGTextElement | null, words: string, x: number, y: number, size: number): void {
+    if (!words) text?.remove();
+    else if (text) {
+      setText(text, words, x, y, size);
+      if (!text.parentNode) this.element.insertBefore(text, this.alarm);
+    }
   }
 }
 
-function put(text: SVGTextElement, words: string, x: number, y: number, size: number): SVGTextElement {
+function setText(text: SVGTextElement, words: string, x: number, y: number, size: number): SVGTextElement {
   text.textContent = words;
   text.setAttribute("x", x.toFixed(1));
   text.setAttribute("y", y.toFixed(1));

@@ -2,7 +2,7 @@
 // and what lights up.  What it is made of has modules of its own: boxes, edges, camera, colours and legend,
 // keyboard, minimap, motion, relations.
 
-import { bandOf, BoxDrawing, nameOf, sameBand } from "./boxes";
+import { bandOf, BoxDrawing, nameOf, SILENT } from "./boxes";
 import { Camera, LEGIBLE } from "./camera";
 import { Colours, type Colouring } from "./colours";
 import { html, svg } from "./dom";
@@ -14,6 +14,8 @@ import { animate } from "./motion";
 import { relationLines } from "./relations";
 import type { Arrangement, Frame, Scene } from "./scene";
 import type { Relation } from "./types";
+
+const FAR = 0.25; // below this scale what is small in a box is left out
 
 export interface GraphEvents {
   /** A box was clicked or chosen by keyboard; `open`: a group is to open or to close. */
@@ -42,7 +44,7 @@ export class GraphView {
   private arrangement: Arrangement | null = null;
   private frames = new Map<string, Frame>();
   private drawings = new Map<string, BoxDrawing>();
-  private band = bandOf(1);
+  private scale = 0; // that words are written for
   private selected: string | null = null;
   private lit = new Map<string, string>();
   private found = new Set<string>();
@@ -69,8 +71,8 @@ export class GraphView {
     });
     const zoomIn = html("button", { type: "button", "aria-label": "Zoom in", title: "Zoom in" }, "+");
     const zoomOut = html("button", { type: "button", "aria-label": "Zoom out", title: "Zoom out" }, "−");
-    this.camera = new Camera(this.svg, this.content, ({ k }) => {
-      this.rewrite(k);
+    this.camera = new Camera(this.svg, this.content, () => {
+      this.rewrite();
       this.minimap.follow();
     });
     this.minimap = new Minimap(this.camera);
@@ -134,6 +136,8 @@ export class GraphView {
       });
       animate(moved, lines, view, camera.view);
     } else if (!camera.touched) this.home();
+    this.scale = 0;
+    this.rewrite();
   }
 
   fit(): void {
@@ -216,7 +220,6 @@ export class GraphView {
       const known = this.drawings.get(frame.box.id);
       const drawing = known?.fits(frame) ? known : new BoxDrawing(frame);
       drawing.place(frame);
-      drawing.write(this.band);
       next.set(frame.box.id, drawing);
     }
     for (const [id, drawing] of this.drawings) if (next.get(id) !== drawing) drawing.element.remove();
@@ -290,12 +293,33 @@ export class GraphView {
     this.readout.textContent = from !== undefined ? `${name(from)} → ${name(to)}: ${title}` : title;
   }
 
-  private rewrite(scale: number): void {
-    const band = bandOf(scale);
-    if (sameBand(band, this.band)) return;
-    this.band = band;
-    this.edges.labels.classList.toggle("lz-away", band.grow > 1);
-    for (const drawing of this.drawings.values()) drawing.write(band);
+  /** Writes the words of the boxes in view as large as the scale needs them. */
+  private rewrite(): void {
+    const { x, y, k } = this.camera.view;
+    const band = bandOf(k);
+    const zoomed = k !== this.scale;
+    this.scale = k;
+    if (zoomed) {
+      this.content.classList.toggle("lz-near", band.grow === 1);
+      this.content.classList.toggle("lz-far", k < FAR);
+    }
+    const [left, top] = [(-x - 80) / k, (-y - 80) / k];
+    const [right, bottom] = [(this.camera.width + 80 - x) / k, (this.camera.height + 80 - y) / k];
+    for (const [id, frame] of this.frames) {
+      const seen = frame.x < right && frame.x + frame.width > left && frame.y < bottom && frame.y + frame.height > top;
+      if (seen || zoomed) this.drawings.get(id)?.write(seen ? band : SILENT);
+    }
+  }
+
+  /** Has `make` see the graph with all its words, as large as they are at full size. */
+  atFullSize<T>(make: () => T): T {
+    this.content.classList.add("lz-near");
+    this.content.classList.remove("lz-far");
+    for (const drawing of this.drawings.values()) drawing.write(bandOf(1));
+    const made = make();
+    this.scale = 0;
+    this.rewrite();
+    return made;
   }
 
   private recolour(): void {

@@ -111,34 +111,6 @@ function settle(
   }
 }
 
-/** Where each edge's label goes; the rule of `edge_labels` in lazyviz/view/arrange.py. */
-export function edgeLabels(
-  paths: readonly (readonly number[])[],
-  texts: readonly string[],
-  groups: readonly boolean[],
-): ("start" | "end" | null)[] {
-  const leaving = new Map<number, Set<string>>();
-  const arriving = new Map<number, number>();
-  paths.forEach((path, n) => {
-    const start = at(path, 0);
-    const end = at(path, path.length - 1);
-    leaving.set(start, (leaving.get(start) ?? new Set()).add(texts[n] ?? ""));
-    arriving.set(end, (arriving.get(end) ?? 0) + 1);
-  });
-  const done = new Set<number>();
-  return paths.map((path, n) => {
-    const start = at(path, 0);
-    const end = at(path, path.length - 1);
-    if (!groups[start] || !texts[n]) return null;
-    if (leaving.get(start)?.size === 1) {
-      const first = !done.has(start);
-      done.add(start);
-      return first ? "start" : null;
-    }
-    return arriving.get(end) === 1 && groups[end] ? "end" : null;
-  });
-}
-
 /** An SVG path through the points, vertical at both ends of each segment. */
 export function curve(points: readonly Size[]): string {
   let [x, y] = points[0] ?? [0, 0];

@@ -1,7 +1,8 @@
 // The groups received so far, which of them are open, and where everything is drawn.
 // The counterpart of lazyviz/view/arrange.py.
 
-import { curve, edgeLabels, place, type Placed, type Size } from "./layout";
+import { placeLabels } from "./edge-labels";
+import { curve, place, type Placed, type Size } from "./layout";
 import type { BoxData, GroupData } from "./types";
 
 export const SIZES: Record<string, Size> = {
@@ -177,7 +178,7 @@ export class Scene {
         return frame;
       });
       frames.push(...rects);
-      if (!group.row) lines.push(...linesOf(group, result, rects, left, top));
+      if (!group.row) lines.push(...linesOf(group, result, rects, left, top, paddingOf(box)[0]));
     }
     const [width, height] = size.get(this.root) ?? [0, 0];
     return { frames, lines, width, height };
@@ -231,48 +232,47 @@ function paddingOf(box: BoxData | null): readonly [number, number, number] {
   return box.kind === "lane" ? LANE_PADDING : GROUP_PADDING;
 }
 
-function linesOf(group: GroupData, placed: Placed, rects: Frame[], left: number, top: number): Line[] {
+function linesOf(group: GroupData, placed: Placed, rects: Frame[], left: number, top: number, side: number): Line[] {
   const layers = group.layers ?? [];
   const edges = group.edges ?? [];
   const flip = group.flip ?? false;
   const level = new Map<number, number>();
   layers.forEach((layer, number) => layer.forEach((i) => level.set(i, number)));
-  const labels = edgeLabels(
-    edges.map((edge) => edge[0]),
-    edges.map((edge) => edge[1]),
-    group.boxes.map((box) => box.kind === "module" || box.kind === "step"),
-  );
-  return edges.map(([path, label], number): Line => {
-    const points: Size[] = [];
-    path.forEach((i, step) => {
+  const drawn = edges.map(([path]): Size[] =>
+    path.flatMap((i, step): Size[] => {
       const rect = rects[i];
       if (rect) {
         const below = (step === 0) !== flip;
-        points.push([rect.x + rect.width / 2, below ? rect.y + rect.height : rect.y]);
-      } else {
-        const row = flip ? layers.length - 1 - (level.get(i) ?? 0) : (level.get(i) ?? 0);
-        const x = left + (placed.x[i] ?? 0) + 4;
-        const ends: Size[] = [
-          [x, top + (placed.tops[row] ?? 0)],
-          [x, top + (placed.bottoms[row] ?? 0)],
-        ];
-        points.push(...(flip ? ends.reverse() : ends));
+        return [[rect.x + rect.width / 2, below ? rect.y + rect.height : rect.y]];
       }
-    });
+      const row = flip ? layers.length - 1 - (level.get(i) ?? 0) : (level.get(i) ?? 0);
+      const x = left + (placed.x[i] ?? 0) + 4;
+      const ends: Size[] = [
+        [x, top + (placed.tops[row] ?? 0)],
+        [x, top + (placed.bottoms[row] ?? 0)],
+      ];
+      return flip ? ends.reverse() : ends;
+    }),
+  );
+  const labels = placeLabels(
+    edges.map(([path, text], n) => ({ points: drawn[n] ?? [], text, from: path[0] ?? -1, to: path.at(-1) ?? -1 })),
+    group.boxes.map((box) => box.kind === "module" || box.kind === "step"),
+    rects.map(({ x, y, width, height }) => [x, y, x + width, y + height]),
+    group.boxes.map((box) => (box.repeats ? 6 : 0)), // a fold's further cards
+    [left - side + 3, left + placed.width + side - 3],
+    flip,
+  );
+  return edges.map(([path, label], n): Line => {
+    const points = drawn[n] ?? [];
     const [x, y] = points.at(-1) ?? [0, 0];
     const down = (points.at(-2)?.[1] ?? 0) < y;
-    const start = points[0] ?? [0, 0];
-    let labelAt: Size | null = null;
-    const behind = rects[path[0] ?? -1]?.box.repeats ? 6 : 0; // a fold's further cards
-    if (labels[number] === "start") labelAt = [start[0], start[1] + (flip ? -6 : 13 + behind)];
-    if (labels[number] === "end") labelAt = [x, y + (flip ? 16 : -9)];
     return {
       path: curve([...points.slice(0, -1), [x, down ? y - 5 : y + 5]]),
       from: rects[path[0] ?? -1]?.box.id ?? "",
       to: rects[path.at(-1) ?? -1]?.box.id ?? "",
       label,
       tip: { x, y, down },
-      labelAt,
+      labelAt: labels[n] ?? null,
     };
   });
 }

@@ -516,7 +516,7 @@ class Body {
       case "save": {
         const { width, height } = this.graph.size;
         const background = getComputedStyle(this.root).backgroundColor;
-        download(svgText(this.graph.svg, width, height, background), "lazyviz.svg");
+        download(this.graph.atFullSize(() => svgText(this.graph.svg, width, height, background)), "lazyviz.svg");
         break;
       }
     }

@@ -3,7 +3,7 @@
 import { readFileSync } from "node:fs";
 import { resolve } from "node:path";
 import { describe, expect, it } from "vitest";
-import { curve, edgeLabels, place, type Placed, type Size } from "../src/layout";
+import { curve, place, type Placed, type Size } from "../src/layout";
 import { Scene } from "../src/scene";
 import type { GroupData } from "../src/types";
 
@@ -82,17 +82,6 @@ describe("Scene", () => {
 });
 
 describe("edges", () => {
-  it("are labelled by Python's rule", () => {
-    const paths = [
-      [0, 1],
-      [0, 2],
-      [1, 2],
-    ];
-    expect(edgeLabels(paths, ["a", "a", "b"], [true, true, true])).toEqual(["start", null, "start"]);
-    expect(edgeLabels(paths, ["a", "c", "b"], [true, true, true])).toEqual(["end", null, "start"]);
-    expect(edgeLabels(paths, ["a", "a", "b"], [false, true, true])).toEqual([null, null, "start"]);
-  });
-
   it("are straight where they can be", () => {
     expect(curve([[0, 0], [0, 10]])).toBe("M0.0,0.0L0.0,10.0");
     expect(curve([[0, 0], [8, 10]])).toBe("M0.0,0.0C0.0,5.0 8.0,5.0 8.0,10.0");

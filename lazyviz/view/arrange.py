@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .boxes import Box
+from .edge_labels import place_labels
 from .layout import Placed, place
 from .scene import SIZES, Scene
 
@@ -150,9 +151,8 @@ def _lines(
     level = {i: number for number, layer in enumerate(layers.layers) for i in layer}
     last = len(layers.layers) - 1
     texts = [scene.edge_text(values) for values in box.edges.values()]
-    labels = edge_labels(layers.paths, texts, [child.kind in ("module", "step") for child in box.children])
-    lines = []
-    for number, path in enumerate(layers.paths):
+    drawn: list[list[tuple[float, float]]] = []
+    for path in layers.paths:
         points: list[tuple[float, float]] = []
         for step, i in enumerate(path):
             if i < layers.boxes:
@@ -164,39 +164,19 @@ def _lines(
                 x = left + placed.x[i] + 4.0
                 ends = (top + placed.tops[row], top + placed.bottoms[row])
                 points += [(x, end) for end in (reversed(ends) if flip else ends)]
-        at = None
-        if labels[number] == "start":
-            behind = 6.0 if box.children[path[0]].repeats > 1 else 0.0  # a fold's further cards
-            at = (points[0][0], points[0][1] + (13.0 + behind if not flip else -6.0))
-        elif labels[number] == "end":
-            at = (points[-1][0], points[-1][1] + (-9.0 if not flip else 16.0))
-        lines.append(Line(points, texts[number], at))
-    return lines
-
-
-def edge_labels(paths: list[list[int]], texts: list[str], groups: list[bool]) -> list[str | None]:
-    """Where each edge's label goes: ``"start"`` below its group, ``"end"``, or nowhere.
-
-    An op's own second line tells what leaves it, so only what leaves groups is labelled:
-    once if all its edges carry the same, else where one edge alone arrives.
-    """
-    leaving: dict[int, set[str]] = {}
-    arriving: dict[int, int] = {}
-    for path, text in zip(paths, texts, strict=True):
-        leaving.setdefault(path[0], set()).add(text)
-        arriving[path[-1]] = arriving.get(path[-1], 0) + 1
-    done: set[int] = set()
-    result: list[str | None] = []
-    for path, text in zip(paths, texts, strict=True):
-        where = None
-        if groups[path[0]] and text:
-            if len(leaving[path[0]]) == 1:
-                where = "start" if path[0] not in done else None
-                done.add(path[0])
-            elif arriving[path[-1]] == 1 and groups[path[-1]]:
-                where = "end"
-        result.append(where)
-    return result
+        drawn.append(points)
+    side = padding(box)[0]
+    labels = place_labels(
+        drawn,
+        texts,
+        [child.kind in ("module", "step") for child in box.children],
+        layers.paths,
+        [(x, y, x + w, y + h) for x, y, w, h in rects],
+        [6.0 if child.repeats > 1 else 0.0 for child in box.children],
+        (left - side + 3.0, left + placed.width + side - 3.0),
+        flip=flip,
+    )
+    return [Line(*line) for line in zip(drawn, texts, labels, strict=True)]
 
 
 def curve(points: list[tuple[float, float]]) -> str:

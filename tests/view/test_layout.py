@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lazyviz.plan.planner import make_plan
-from lazyviz.view.arrange import arrange, edge_labels
+from lazyviz.view.arrange import arrange
 from lazyviz.view.layout import BOX_GAP, layers_of, place
 from lazyviz.view.scene import Scene
 
@@ -143,10 +143,3 @@ def test_a_tensor_from_outside_stands_just_above_its_reader():
     assert layers_of(3, [(0, 1), (1, 2)], close=[0]).layers == [[0], [1], [2]]
     late = layers_of(4, [(1, 2), (2, 3), (0, 3)], close=[0])
     assert 0 in late.layers[1]
-
-
-def test_an_edge_is_labelled_once_below_a_group_whose_edges_carry_the_same():
-    paths = [[0, 1], [0, 2], [1, 2]]
-    assert edge_labels(paths, ["a", "a", "b"], [True, True, True]) == ["start", None, "start"]
-    assert edge_labels(paths, ["a", "c", "b"], [True, True, True]) == ["end", None, "start"]
-    assert edge_labels(paths, ["a", "a", "b"], [False, True, True]) == [None, None, "start"]
