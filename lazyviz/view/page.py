@@ -53,6 +53,7 @@ NEEDS_PYTHON = {
     "split": "as are pieces of the batch",
     "device": "and devices",
     "shown": "the plan that is shown never changes",
+    "table": "later",
     "range": "the chart zooms into the points that it has",
 }
 HIDDEN = ("evaluate", "evaluate-to", "cancel", "backend", "summaries", "views", "device")

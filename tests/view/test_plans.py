@@ -36,7 +36,7 @@ def recorded():
 @pytest.fixture
 def shown(monkeypatch):
     """Shows a graph in a widget; what it sends to its page is in ``sent``."""
-    monkeypatch.setattr(module, "_bundle", lambda name: "export default {}" if name.endswith("js") else "")
+    monkeypatch.setattr(module, "bundle", lambda name: "export default {}" if name.endswith("js") else "")
     widgets = []
 
     def show(graph):

@@ -119,7 +119,7 @@ class FakeController:
 @pytest.fixture
 def made(step, monkeypatch):
     """A widget over a fake controller, and what it sent to the page."""
-    monkeypatch.setattr(module, "_bundle", lambda name: "export default {}" if name.endswith("js") else "")
+    monkeypatch.setattr(module, "bundle", lambda name: "export default {}" if name.endswith("js") else "")
     controller = FakeController(step)
     widget = LazyWidget(controller)
     sent: list = []
@@ -335,7 +335,7 @@ def test_a_change_elsewhere_is_followed(made):
 
 
 def test_the_state_stays_small_however_large_the_graph(write, monkeypatch):
-    monkeypatch.setattr(module, "_bundle", lambda name: "")
+    monkeypatch.setattr(module, "bundle", lambda name: "")
     program = write.Program()
     for _ in range(40):
         write.training_step(program, 12)
@@ -346,10 +346,10 @@ def test_the_state_stays_small_however_large_the_graph(write, monkeypatch):
 
 def test_a_missing_bundle_says_how_to_build_it(step, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "STATIC", tmp_path)
-    module._bundle.cache_clear()
+    module.bundle.cache_clear()
     with pytest.raises(RuntimeError, match="npm --prefix js ci && npm --prefix js run build"):
         LazyWidget(FakeController(step))
-    module._bundle.cache_clear()
+    module.bundle.cache_clear()
 
 
 # --- the batch ------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def test_a_missing_bundle_says_how_to_build_it(step, tmp_path, monkeypatch):
 @pytest.fixture
 def batched(monkeypatch):
     """A widget of a block that named its batch, and what it sent to the page."""
-    monkeypatch.setattr(module, "_bundle", lambda name: "export default {}" if name.endswith("js") else "")
+    monkeypatch.setattr(module, "bundle", lambda name: "export default {}" if name.endswith("js") else "")
     return functools.partial(_batched, monkeypatch)
 
 
