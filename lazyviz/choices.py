@@ -5,7 +5,7 @@ A part of :mod:`.session`.  Whoever shows a graph subscribes, and is told when a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import cast
@@ -14,6 +14,7 @@ from .batching import NamedBatch
 from .execute.backend import EXTRAS, backend_names, find_backend, is_loaded
 from .execute.clusters import Cluster
 from .execute.progress import Run
+from .execute.report import NonFinite
 from .graph.ir import Graph, Node
 from .plan.split import check_split
 from .recomputing import Recompute, check_combination
@@ -38,6 +39,7 @@ class Choices:
         # Positions of nodes in the order in which they ran, each with the most bytes held while it did; of a
         # run in pieces, as in the plan's timeline, the first two.
         self.measured: list[tuple[int, int]] = []
+        self.nonfinite: dict[str, NonFinite] = {}  # by kind, the first in program order of all runs
         self._state: str | None = None  # running, failed or interrupted; else told by the nodes
         self._listeners: list[Listener] = []
 
@@ -51,6 +53,13 @@ class Choices:
             if not (0 <= node.index < len(mine) and mine[node.index] is node):
                 raise ValueError(f"{node!r} is not a node of this graph")
         return cast("list[TrackedNode]", list(nodes))
+
+    def note_nonfinite(self, found: Mapping[str, NonFinite]) -> None:
+        """A run has found NaN or infinities."""
+        for kind, first in found.items():
+            known, mine, at = self.nonfinite.get(kind), self.ir.nodes, first.node.index
+            if at < len(mine) and mine[at] is first.node and (known is None or at < known.node.index):
+                self.nonfinite[kind] = first
 
     def subscribe(self, callback: Listener) -> None:
         """Have ``callback`` called, on whatever thread, when the state or a choice changes."""

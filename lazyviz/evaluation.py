@@ -28,6 +28,7 @@ from .execute.recompute import RecomputeRun
 from .execute.report import Report, difference
 from .execute.segments import Outcome, run_with_backend
 from .execute.split import SplitRun
+from .execute.summaries import Summaries
 from .graph.ir import Graph, Storage
 from .metrics import Metrics
 from .plan.alive import Category, categorize
@@ -123,6 +124,9 @@ def run(
         again = RecomputeRun(tape, choice.trace, choice.again, memory)
 
     live = Run(nodes, memory, split_run)
+    seen = Summaries() if summaries else None
+    marks: list[tuple[TrackedNode, Any, Any]] | None = [] if cuda and timings else None
+    timed = not cuda if timings is None else (timings and not cuda)
 
     def on_node(done: int, total: int, node: TrackedNode) -> None:
         live.step(done, total, node)
@@ -141,9 +145,16 @@ def run(
         on_progress = on_node if progress is not None else live.step if watched else None
         cancelled = cancel.is_set if cancel is not None else None
         if split_run is not None:
-            split_run.run(memory, progress=on_progress, cancelled=cancelled, cluster=cluster)
+            split_run.run(
+                memory,
+                progress=on_progress,
+                cancelled=cancelled,
+                cluster=cluster,
+                seen=seen,
+                timed=timed,
+            )
             left = [node for node in nodes if node.state != "done"]
-            eager.run(tape, left, memory, progress=on_progress, cancelled=cancelled, timed=not cuda)
+            eager.run(tape, left, memory, progress=on_progress, cancelled=cancelled, timed=timed, seen=seen)
             share = len(nodes) if cluster is None else len(split_run.spread)
         elif runner is None or isinstance(runner, Cluster):
             eager.run(
@@ -152,17 +163,28 @@ def run(
                 memory,
                 progress=on_progress,
                 cancelled=cancelled,
-                timed=not cuda,
+                timed=timed,
                 again=again,
+                seen=seen,
+                marks=marks,
             )
             share = len(nodes) if cluster is None else 0
         else:
             compiled = run_with_backend(
-                tape, nodes, runner, memory, progress=on_progress, cancelled=cancelled, verify=verify
+                tape,
+                nodes,
+                runner,
+                memory,
+                progress=on_progress,
+                cancelled=cancelled,
+                verify=verify,
+                seen=seen,
             )
             share = compiled.share
         for index in cuda:
             torch.cuda.synchronize(index)
+        for node, begin, end in marks or ():
+            node.seconds = begin.elapsed_time(end) / 1000
     except (KeyboardInterrupt, eager.Interrupted):
         outcome = "interrupted"
         raise
@@ -179,6 +201,7 @@ def run(
         above: dict[str, int] = {}
         if outcome is None:
             peak, projected, above = _measured(memory, cuda, projection)
+        own = graph.ir if graph is not None else nodes[-1].graph if nodes else None
         timelines: dict[int, list[tuple[int, int]]] = {}
         for node, held in memory.timeline():
             timelines.setdefault(id(node.graph), []).append((node.index, held))
@@ -193,9 +216,9 @@ def run(
             share=share / len(nodes) if nodes and outcome is None else 1.0,
             projected_bytes=projected,
             difference=above,
-            timeline=timelines.get(id(graph.ir if graph is not None else nodes[-1].graph), [])
-            if nodes
-            else [],
+            timeline=timelines.get(id(own), []),
+            first_nan=seen.first.get("nan") if seen is not None else None,
+            first_inf=seen.first.get("inf") if seen is not None else None,
             cache_hit=compiled is not None and bool(compiled.hits) and not compiled.missed,
             cache_miss_reason="; ".join(compiled.missed)
             if compiled is not None and compiled.missed
@@ -212,6 +235,8 @@ def run(
                 lazy.split_run = None
             lazy.report = report
             lazy.live = None
+            if seen is not None:
+                lazy.note_nonfinite(seen.first)
             lazy.measured += timelines.get(id(lazy.ir), ())
             if not lazy.pending and lazy.ir is not tape.graph:
                 graphs.pop(id(lazy.ir), None)

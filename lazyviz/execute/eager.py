@@ -28,6 +28,7 @@ from .memory import ResidentMemory
 
 if TYPE_CHECKING:
     from .recompute import RecomputeRun
+    from .summaries import Summaries
 
 Progress = Callable[[int, int, TrackedNode], None]
 
@@ -45,6 +46,8 @@ def run(
     cancelled: Callable[[], bool] | None = None,
     timed: bool = False,
     again: RecomputeRun | None = None,
+    seen: Summaries | None = None,
+    marks: list[tuple[TrackedNode, Any, Any]] | None = None,
 ) -> None:
     """Run pending ``nodes``, given in program order with all they depend on.
 
@@ -54,6 +57,8 @@ def run(
         cancelled: asked before each node.
         timed: note each node's seconds (host time; only meaningful on a synchronous device).
         again: drops values of these nodes and makes them again.
+        seen: takes note of the values.
+        marks: is given CUDA events from before and after each node.
 
     Raises:
         Interrupted: ``cancelled`` said so.
@@ -75,10 +80,13 @@ def run(
             if node.grad_mode != torch.is_grad_enabled():
                 torch.set_grad_enabled(node.grad_mode)
             memory.step(node)
-            start = time.perf_counter() if timed else 0.0
-            run_node(node, memory)
+            start = time.perf_counter() - spent_on(seen) if timed else 0.0
+            begin = _cuda_event() if marks is not None else None
+            run_node(node, memory, seen)
             if timed:
-                node.seconds = time.perf_counter() - start
+                node.seconds = time.perf_counter() - spent_on(seen) - start
+            if marks is not None:
+                marks.append((node, begin, _cuda_event()))
             if again is not None:
                 again.after(done - 1)
                 again.finished(done - 1)
@@ -86,6 +94,17 @@ def run(
                 tape.finished(node)
             if progress is not None:
                 progress(done, total, node)
+
+
+def spent_on(seen: Summaries | None) -> float:
+    """The seconds that were spent on looking at values."""
+    return seen.seconds if seen is not None else 0.0
+
+
+def _cuda_event() -> Any:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 @contextmanager
@@ -170,7 +189,7 @@ def _without_statistics(
     return list(args), kwargs
 
 
-def run_node(node: TrackedNode, memory: ResidentMemory) -> None:
+def run_node(node: TrackedNode, memory: ResidentMemory, seen: Summaries | None = None) -> None:
     try:
         results = call(node)
     except Exception as error:
@@ -180,6 +199,8 @@ def run_node(node: TrackedNode, memory: ResidentMemory) -> None:
         raise
     node.state = "done"
     node.error = None
+    if seen is not None:
+        seen.node(node, results)
     own = [value for value in node.outputs if value.node is node]  # an in-place op returns its argument
     if node.writes:
         for value in own:

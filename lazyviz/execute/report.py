@@ -4,10 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
+from ..graph.ir import Node, SourceLine, Value
+from ..graph.summary import Summary, share_text
 from ..plan.alive import CATEGORIES
 from ..plan.projection import Peak
 from ..plan.units import format_bytes
+from ..plan.words import line_text
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """Where a run first met NaN, or an infinity that the program does not write itself, in program order.
+
+    ``came_in`` names an input from outside that has had it before; "" if ``node`` made it.
+    """
+
+    node: Node
+    output: int
+    kind: Literal["nan", "inf"]
+    summary: Summary
+    came_in: str = ""
+
+    @property
+    def value(self) -> Value:
+        return self.node.outputs[self.output]
+
+    @property
+    def source(self) -> SourceLine | None:
+        """The user's line."""
+        return self.node.source
+
+    def __str__(self) -> str:
+        share = self.summary.nan_share if self.kind == "nan" else self.summary.inf_share
+        what = "NaN" if self.kind == "nan" else "infinite"
+        node = self.node
+        place = [
+            part for part in (node.module, line_text(node.source) if node.source is not None else "") if part
+        ]
+        where = f" ({', '.join(place)})" if place else ""
+        count = self.summary.count
+        much = f"{share_text(share)} of {count:,} values" if count > 1 else "its value is"
+        text = f"first in {node.name}{where}: {much} {what}"
+        return f"{text}; {self.came_in} has it already" if self.came_in else text
 
 
 @dataclass(frozen=True)
@@ -27,6 +67,8 @@ class Report:
     ``timeline`` has the position of each node in the graph that was evaluated, in the order in which
     they ran, with the most bytes that the run's tensors took while it did; of a run in pieces the first
     two, as the plan's timeline.
+
+    ``first_nan`` and ``first_inf`` are known where ``summaries`` were asked for.
     """
 
     ops_run: int
@@ -43,6 +85,14 @@ class Report:
     difference: Mapping[str, int] = field(default_factory=dict)
     timeline: Sequence[tuple[int, int]] = field(default=(), repr=False)
     fallbacks: tuple[str, ...] = ()
+    first_nan: NonFinite | None = None
+    first_inf: NonFinite | None = None
+
+    @property
+    def first_nonfinite(self) -> NonFinite | None:
+        """The first NaN or infinity, whichever comes first in the program; both: NaN."""
+        found = [each for each in (self.first_nan, self.first_inf) if each is not None]
+        return min(found, key=lambda each: each.node.index, default=None)
 
     @property
     def error(self) -> float | None:

@@ -19,6 +19,7 @@ from .backend import Backend, Compiled, Refused, Segment
 from .eager import Interrupted, Progress, check_interrupts, consumed, deliver, kernel_level, run_node
 from .lowering import views_of
 from .memory import ResidentMemory
+from .summaries import Summaries
 
 _PATIENCE = 0.05  # seconds between two looks at whether a compilation was cancelled
 _MOST_REASONS = 8
@@ -50,6 +51,7 @@ def run_with_backend(
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
     verify: bool = False,
+    seen: Summaries | None = None,
 ) -> Outcome:
     """Run pending ``nodes``, given in program order, with ``backend``.
 
@@ -65,7 +67,7 @@ def run_with_backend(
         Exception: whatever the backend raises; the segment stays pending, unless it had begun to write
             tensors from outside: then it can never be run again.
     """
-    run = _Run(tape, backend, memory, len(nodes), progress, cancelled, verify)
+    run = _Run(tape, backend, memory, len(nodes), progress, cancelled, verify, seen)
     for stretch, compiles in _stretches(nodes, backend, run.outcome):
         if compiles:
             run.segment(stretch)
@@ -84,6 +86,7 @@ class _Run:
         progress: Progress | None,
         cancelled: Callable[[], bool] | None,
         verifies: bool,
+        seen: Summaries | None,
     ) -> None:
         self.tape = tape
         self.backend = backend
@@ -92,6 +95,7 @@ class _Run:
         self.progress = progress
         self.cancelled = cancelled
         self.verify = verifies
+        self.seen = seen
         self.done = 0
         self.outcome = Outcome()
 
@@ -101,7 +105,7 @@ class _Run:
                 self._check(interrupted)
                 torch.set_grad_enabled(node.grad_mode)
                 self.memory.step(node)
-                run_node(node, self.memory)
+                run_node(node, self.memory, self.seen)
                 self._finished([node])
 
     def segment(self, nodes: Sequence[TrackedNode]) -> None:
@@ -192,6 +196,9 @@ class _Run:
         for node in nodes:
             node.state, node.error = "done", None
         outputs = [value for value in segment.outputs if isinstance(value, TrackedValue)]
+        if self.seen is not None:  # what stays inside the backend nobody sees
+            for value, real in zip(outputs, results):
+                self.seen.whole(value, real)
         deliver(dict(zip(outputs, results)), self.memory)
         for node in nodes:
             consumed(node, self.memory)

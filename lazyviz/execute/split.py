@@ -27,7 +27,7 @@ from ..record.storage import TrackedNode, TrackedValue
 from . import distributed
 from .clusters import Cluster
 from .draws import Draw, Draws
-from .eager import check_interrupts, consumed, deliver, kernel_level, name_line, run_node
+from .eager import check_interrupts, consumed, deliver, kernel_level, name_line, run_node, spent_on
 from .masks import Masks
 from .memory import ResidentMemory
 from .piece import (
@@ -41,6 +41,7 @@ from .piece import (
     out_of_memory,
     place,
 )
+from .summaries import Summaries
 
 Progress = Callable[[int, int, TrackedNode], None]
 
@@ -99,12 +100,14 @@ class SplitRun:
         progress: Progress | None = None,
         cancelled: Callable[[], bool] | None = None,
         cluster: Cluster | None = None,
+        seen: Summaries | None = None,
+        timed: bool = True,
     ) -> None:
         """Run to the end; with ``cluster``, pieces on its workers.
 
         Raises what :func:`lazyviz.execute.eager.run` raises, and :class:`NoWorkersError`.
         """
-        self._cluster = cluster
+        self._cluster, self.seen, self._timed = cluster, seen, timed
         if cluster is not None:
             cluster.workers(distributed.on_cuda(self._programs))  # none: nothing runs
         self._memory, self._progress, self._cancelled = memory, progress, cancelled
@@ -146,7 +149,10 @@ class SplitRun:
                 if node.draws is not None:
                     self._draws.begin(node)
                     node.draws.state = self._draws.state(node)
-                run_node(node, self._memory)
+                spent, start = spent_on(self.seen), time.perf_counter()
+                run_node(node, self._memory, self.seen)
+                if self._timed:
+                    node.seconds = time.perf_counter() - start - spent_on(self.seen) + spent
                 if node.draws is not None:
                     self._draws.end(node)
                 self.tape.finished(node)
@@ -336,6 +342,10 @@ class SplitRun:
                 by = results.get(divisor, divisor.real)
                 assert by is not None
                 results[value] = whole.div_(by)
+        if self.seen is not None:
+            for value, whole in results.items():
+                if not isinstance(self.analysis.placements[value], Shard) or self._cluster is not None:
+                    self.seen.whole(value, whole)
         deliver(results, self._memory)
 
 
@@ -350,7 +360,8 @@ class _PieceHere(PieceRun):
 
     def run(self, number: int, step: Step) -> None:
         node = self._nodes[number]
-        start = time.perf_counter()
+        seen = self._split.seen
+        spent, start = spent_on(seen), time.perf_counter()
         try:
             super().run(number, step)
         except Exception as error:
@@ -358,7 +369,9 @@ class _PieceHere(PieceRun):
                 node.state, node.error = "failed", str(error)
                 name_line(error, node)
             raise
-        node.seconds = (node.seconds or 0.0) + time.perf_counter() - start
+        if self._split._timed:
+            own = time.perf_counter() - start - spent_on(seen) + spent
+            node.seconds = (node.seconds or 0.0) + own
 
     def whole(self, key: int) -> torch.Tensor:
         return _real(self._values[key])
@@ -388,6 +401,8 @@ class _PieceHere(PieceRun):
     def keep(self, key: int, result: torch.Tensor) -> None:
         self.env[key] = result
         value = self._values[key]
+        if self._split.seen is not None:
+            self._split.seen.part(value, result, self._split.analysis.placements.get(value))
         storage = value.storage
         own = self._own.get(storage)
         if own is not None:

@@ -45,8 +45,10 @@ class Summary:
         return self.inf / self.count if self.count else 0.0
 
     def __str__(self) -> str:
-        parts = [f"{self.count:,} values"]
-        if self.least is not None and self.largest is not None and self.mean is not None:
+        parts = [f"{self.count:,} value{'' if self.count == 1 else 's'}"]
+        if self.count == 1 and self.mean is not None:
+            parts.append(f"{self.mean:.4g}")
+        elif self.least is not None and self.largest is not None and self.mean is not None:
             parts.append(f"{self.least:.4g} to {self.largest:.4g}, mean {self.mean:.4g}")
         if self.nan:
             parts.append(f"{share_text(self.nan_share)} NaN")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ..graph.ir import Node
@@ -13,6 +13,13 @@ from .running import Runnable, Running
 from .scene import Scene, plural
 
 MOST_NAME = 100
+
+
+class FindingLike(Protocol):
+    """The first NaN, or the first infinity; ``str`` says where and how much."""
+
+    @property
+    def node(self) -> Node: ...
 
 
 class Selectable(Protocol):
@@ -26,7 +33,12 @@ class Selectable(Protocol):
         """What ``evaluate`` is to do about the batch: ``"off"``, ``"auto"`` or a number of pieces."""
 
     @property
-    def summaries(self) -> bool: ...
+    def summaries(self) -> bool:
+        """Whether ``evaluate`` takes note of the values."""
+
+    @property
+    def nonfinite(self) -> Mapping[str, FindingLike]:
+        """The first NaN (``"nan"``) and the first infinity (``"inf"``) that runs have met."""
 
     def backends(self) -> Sequence[tuple[str, str]]:
         """Names, each with the reason why that backend cannot run the graph here, or ""."""
@@ -56,6 +68,17 @@ def choose(controller: Selectable, action: str, id: str) -> str:
     except Exception as error:  # a backend of somebody else's may fail in any way while it is imported
         return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     return ""
+
+
+def findings_json(found: Mapping[str, FindingLike], scene: Scene) -> list[dict[str, Any]]:
+    """The first NaN and the first infinity, with the boxes that they are in."""
+    rows = []
+    for kind in ("nan", "inf"):
+        if (first := found.get(kind)) is not None:
+            box = scene.near(first.node)
+            chained = chain(box) if box is not None else []
+            rows.append({"kind": kind, "text": str(first), "chain": chained})
+    return rows
 
 
 def nodes_up_to(scene: Scene, id: str) -> list[Node]:

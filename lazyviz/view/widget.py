@@ -21,7 +21,7 @@ import traitlets
 
 from ..graph.ir import Node
 from .answers import Answers, Pictured
-from .choices import choices_json, choose, failure_json, nodes_up_to, report_text
+from .choices import choices_json, choose, failure_json, findings_json, nodes_up_to, report_text
 from .running import Runnable, running_of
 from .scene import Scene
 
@@ -47,17 +47,22 @@ def bundle(name: str) -> str:
         ) from None
 
 
-def first_traits(controller: Controller, answers: Answers) -> dict[str, Any]:
-    """What a page is shown first, by the traits' names."""
+def run_traits(controller: Controller, scene: Scene) -> dict[str, Any]:
+    """What a page is told of the runs and of how to run, by the traits' names."""
     running = running_of(controller)
-    state = running.state
     return {
-        "scene": answers.first_picture(),
-        "state": state,
-        "summary": answers.scene.summary(),
+        "state": running.state,
+        "summary": scene.summary(),
         "report": report_text(controller, running),
         "choices": choices_json(controller),
+        "findings": findings_json(controller.nonfinite, scene),
+        "error": failure_json(running, scene) if running.state == "failed" else None,
     }
+
+
+def first_traits(controller: Controller, answers: Answers) -> dict[str, Any]:
+    """What a page is shown first, by the traits' names."""
+    return {"scene": answers.first_picture(), **run_traits(controller, answers.scene)}
 
 
 class LazyWidget(anywidget.AnyWidget):
@@ -163,11 +168,8 @@ class LazyWidget(anywidget.AnyWidget):
             self._send_states(look=True)
         with self.hold_sync():
             self.progress = None
-            self.error = failure_json(running, answers.scene) if state == "failed" else None
-            self.report = report_text(self._controller, running)
-            self.choices = choices_json(self._controller)
-            self.summary = answers.scene.summary()
-            self.state = state
+            for name, value in run_traits(self._controller, answers.scene).items():
+                setattr(self, name, value)
         answers.follow()
 
     def run_goes_on(self, ended: Sequence[Node], at_hand: Node | None) -> None:

@@ -52,7 +52,7 @@ class FakeController:
         self.graph = graph
         self.title = "a step"
         self.split: int | str = "off"
-        self.backend, self.summaries, self.live = "eager", False, None
+        self.backend, self.summaries, self.live, self.nonfinite = "eager", False, None, {}
         self.shown_plans = None
         self.measured: list[tuple[int, int]] = []
         self.report = None
