@@ -41,6 +41,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import (  # type: ignore[attr-defined]
     UninitializedTensorMixin as UninitializedTensorMixin,
 )
@@ -74,6 +75,23 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
 def storage_address(tensor: torch.Tensor) -> int:
     """Identity of the tensor's storage (the address of its C++ object)."""
     return torch._C._storage_address(tensor)  # type: ignore[attr-defined]
+
+
+class MemoryRef:
+    """A weak reference to a tensor's memory.
+
+    One to the tensor itself would show: ``torch.utils.swap_tensors`` refuses tensors that have any.
+    """
+
+    __slots__ = ("_ref",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._ref = StorageWeakRef(TensorBase.untyped_storage(tensor))
+
+    def storage(self) -> torch.UntypedStorage | None:
+        """The memory, if somebody still has it."""
+        found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._ref.cdata)
+        return found
 
 
 def _python_keys() -> int:

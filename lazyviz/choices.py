@@ -15,6 +15,7 @@ from .execute.backend import EXTRAS, backend_names, find_backend, is_loaded
 from .execute.clusters import Cluster
 from .execute.progress import Run
 from .execute.report import NonFinite
+from .execute.summaries import readable, summarise_now
 from .graph.ir import Graph, Node
 from .plan.split import check_split
 from .recomputing import Recompute, check_combination
@@ -60,6 +61,20 @@ class Choices:
             known, mine, at = self.nonfinite.get(kind), self.ir.nodes, first.node.index
             if at < len(mine) and mine[at] is first.node and (known is None or at < known.node.index):
                 self.nonfinite[kind] = first
+
+    def readable(self, nodes: Sequence[Node]) -> bool:
+        """Whether results of any of ``nodes`` have not been summarised and are still there."""
+        return self._state != "running" and any(
+            not any(node.summaries) and readable(node) for node in self.own(nodes)
+        )
+
+    def summarise(self, nodes: Sequence[Node]) -> None:
+        """Note in ``node.summaries`` what those results of ``nodes`` hold now that are still there."""
+        if self._state != "running":
+            for node in self.own(nodes):
+                if readable(node):
+                    summarise_now(node)
+            self._notify()
 
     def subscribe(self, callback: Listener) -> None:
         """Have ``callback`` called, on whatever thread, when the state or a choice changes."""

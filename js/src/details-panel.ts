@@ -1,13 +1,15 @@
 // The details panel: what is known of the clicked box; before a click, what is alive at the peak.
 
 import { html } from "./dom";
-import type { BoxData, Details, Failure, Flow, Link, Memory, Moment, Range, Source, TensorRow } from "./types";
+import type { BoxData, Details, Failure, Flow, Link, Memory, Moment, Range, Send, Source, TensorRow } from "./types";
+import { valuesBlock } from "./values";
 
 const SHOWN_ALIVE = 14;
 
 export interface DetailsEvents {
   /** A link to another box was followed. */
   go(chain: string[]): void;
+  ask: Send;
 }
 
 export class DetailsPanel {
@@ -113,6 +115,14 @@ export class DetailsPanel {
       parts.push(html("p", { class: "lz-forward" }, "gradient of ", this.link(details.forward)));
     }
     parts.push(...this.tensors("Inputs", details.inputs), ...this.tensors("Outputs", details.outputs));
+    if (details.readable) {
+      const look = html("button", { type: "button", class: "lz-button", "data-action": "summarise" }, "Summarise");
+      look.title = "Read the values as they are now: least, largest, mean, NaN and a histogram";
+      look.addEventListener("click", () => {
+        this.events.ask("summarise", details.id);
+      });
+      parts.push(look);
+    }
     parts.push(...this.flows(details.flows), ...this.links(details));
     this.element.replaceChildren(...parts);
     this.element.scrollTop = 0;
@@ -134,6 +144,7 @@ export class DetailsPanel {
         if (row.more) readers.append(` and ${row.more} more`);
         item.append(readers);
       }
+      if (row.values) item.append(valuesBlock(row.values));
       return item;
     });
     return [html("h4", {}, title), html("ul", { class: "lz-tensors" }, ...items)];

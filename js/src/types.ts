@@ -130,6 +130,14 @@ export interface TensorRow {
   from?: Link | null;
   readers?: Link[];
   more?: number;
+  values?: Values;
+}
+
+/** What a tensor's values are, once they were looked at; `words` tell the histogram. */
+export interface Values {
+  facts: [name: string, value: string][];
+  bins: number[];
+  words: string;
 }
 
 export interface Flow extends Link {
@@ -155,6 +163,7 @@ export interface Details {
   relations: Relation[];
   lifetime: [start: number, stop: number][];
   lines?: string[]; // of the code, by id
+  readable?: boolean; // results that are still there can be summarised
   links?: (Link & { bytes: string })[]; // ops of a line
   more?: number;
 }
@@ -307,6 +316,7 @@ export type Action =
   | "evaluate-to"
   | "backend"
   | "summaries"
+  | "summarise"
   | "cancel"
   | "open"
   | "open-all"

@@ -125,7 +125,7 @@ class Body {
         this.act(action);
       },
     });
-    this.details = new DetailsPanel({ go });
+    this.details = new DetailsPanel({ go, ask: this.send });
     this.graph = new GraphView(this.scene, {
       choose: (id, open) => {
         this.choose(id, open);

@@ -224,6 +224,8 @@ def deliver(results: Mapping[TrackedValue, torch.Tensor], memory: ResidentMemory
         tensor = value.tensor() if value.tensor is not None else None
         if tensor is not None and "_lazyviz" in tensor.__dict__:
             make_real(tensor, real)
+            if real.layout is torch.strided:
+                value.memory = _torch.MemoryRef(real)
     for storage in fresh:
         if not storage.uses and not storage.live:
             memory.freed(storage)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import torch
 
+from .. import _torch
 from ..graph.ir import Node, Storage, is_dense
 from ..graph.summary import BINS, Summary
 from ..plan.placement import Placement, Shard
@@ -160,6 +161,35 @@ def _rebinned(parts: Sequence[Summary], least: float, largest: float) -> tuple[i
             middle = part.least + (number + 0.5) * step if part.histogram else part.least
             bins[min(max(int((middle - least) * BINS / width), 0), BINS - 1)] += count
     return tuple(bins)
+
+
+def readable(node: TrackedNode) -> bool:
+    """Whether an output of ``node`` is still there to be looked at."""
+    return node.state == "done" and any(_alive(value) is not None for value in node.outputs)
+
+
+def summarise_now(node: TrackedNode) -> None:
+    """Note what the outputs of ``node`` hold that are still there."""
+    found: list[Summary | None] = list(node.summaries) or [None] * len(node.outputs)
+    with _torch.kernels_only():
+        for index, value in enumerate(node.outputs):
+            tensor = _alive(value)
+            if tensor is not None:
+                found[index] = _summary_of(node, tensor)
+    node.summaries = found
+    if any(summary is not None and summary.nan for summary in found):
+        node.alarm = "nan"
+
+
+def _alive(value: TrackedValue) -> torch.Tensor | None:
+    """The tensor of ``value`` as it is now, if the user still has it."""
+    memory = value.memory.storage() if value.memory is not None else None
+    meta = value.meta
+    if memory is None or memory.nbytes() < meta.storage_nbytes or meta.flags:
+        return None
+    with _torch.kernels_only():
+        blank = torch.empty(0, dtype=meta.dtype, device=memory.device)
+        return blank.set_(memory, meta.offset, meta.shape, meta.stride)
 
 
 class Summaries:

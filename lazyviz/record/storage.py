@@ -83,10 +83,11 @@ class TrackedValue(Value):
 
     ``tensor`` is a weak reference to the user's tensor object, ``real`` the computed (or
     outside) tensor while pending nodes need it, ``uses`` their number; ``given`` is an
-    outside tensor whose content counts as known.
+    outside tensor whose content counts as known.  ``memory`` is where the user's tensor is
+    once it has been computed.
     """
 
-    __slots__ = ("given", "real", "tensor", "uses")
+    __slots__ = ("given", "memory", "real", "tensor", "uses")
 
     storage: TrackedStorage
     node: TrackedNode | None
@@ -97,6 +98,7 @@ class TrackedValue(Value):
         super().__init__(meta, storage, node, index)
         self.tensor: TensorRef | None = None
         self.real: torch.Tensor | None = None
+        self.memory: _torch.MemoryRef | None = None
         self.given = False
         self.uses = 0
 

@@ -137,7 +137,16 @@ class Answers:
         box = self.scene.hierarchy.boxes.get(id)
         if box is not None:
             details = {**describe(self.scene, box), "lines": self._lookups.lines_of(box)}
+            if box.node is not None and self._pictured.readable([box.node]):
+                details["readable"] = True
             self._send({"kind": "details", "details": details})
+
+    def _summarise(self, id: str) -> None:
+        """What a result holds that is still there."""
+        box = self.scene.hierarchy.boxes.get(id)
+        if box is not None and box.node is not None:
+            self._pictured.summarise([box.node])
+            self._select(id)
 
     def _moment(self, id: str) -> None:
         """What is alive at the position ``id`` of the plan's timeline."""
@@ -209,6 +218,7 @@ class Answers:
         "open": _open,
         "open-all": _open_all,
         "select": _select,
+        "summarise": _summarise,
         "moment": _moment,
         "range": _range,
         "shown": _shown,

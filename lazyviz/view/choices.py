@@ -40,6 +40,12 @@ class Selectable(Protocol):
     def nonfinite(self) -> Mapping[str, FindingLike]:
         """The first NaN (``"nan"``) and the first infinity (``"inf"``) that runs have met."""
 
+    def readable(self, nodes: Sequence[Node]) -> bool:
+        """Whether results of any of ``nodes`` have not been summarised and are still there."""
+
+    def summarise(self, nodes: Sequence[Node]) -> None:
+        """Take note of them, and tell every widget."""
+
     def backends(self) -> Sequence[tuple[str, str]]:
         """Names, each with the reason why that backend cannot run the graph here, or ""."""
 

@@ -15,6 +15,7 @@ from .boxes import Box, Hierarchy, chain, module_path, named, op_name
 from .memory import alive_json
 from .relations import relations
 from .scene import Scene, dtype_text, plural, shape_text
+from .values import values_of
 
 LISTED = 12  # tensors, readers or flows listed at most
 CONSTANT_CHARS = 160
@@ -116,7 +117,7 @@ def _of_op(scene: Scene, box: Box, node: Node) -> dict[str, Any]:
         made for reader in hierarchy.readers(node.index) if (made := hierarchy.box_of[reader]) is not None
     ]
     outputs = []
-    for value in node.outputs[:LISTED]:
+    for position, value in enumerate(node.outputs[:LISTED]):
         mine = [
             reader
             for reader in readers
@@ -125,6 +126,7 @@ def _of_op(scene: Scene, box: Box, node: Node) -> dict[str, Any]:
         outputs.append(
             {
                 **_tensor(value),
+                **values_of(node, position),
                 "readers": [_link(reader) for reader in mine[:LISTED]],
                 "more": max(len(mine) - LISTED, 0),
             }

@@ -84,6 +84,12 @@ class FakeController:
         self.summaries = self.summaries if summaries is None else summaries
         self.tell()
 
+    def readable(self, nodes):
+        return False
+
+    def summarise(self, nodes):
+        pass
+
     def tell(self, running: bool = False) -> None:
         self.going = running
         for listener in self.listeners:
