@@ -27,7 +27,7 @@ export class ChartCursor {
     tabindex: 0,
     "aria-label": "Position in the run. Arrows move, Shift and arrows take a part, Enter shows what is alive or looks closer, Escape goes back",
   });
-  readonly readout = html("p", { class: "lz-readout", "aria-hidden": "true" });
+  readonly readout = html("p", { class: "lz-chart-readout", "aria-hidden": "true" });
   readonly marks = svg("g", { class: "lz-cursors" });
   point: number | null = null; // that is read
   private chosen: number | null = null; // a position
@@ -42,6 +42,8 @@ export class ChartCursor {
     const target = chart.svg;
     target.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
+      event.preventDefault(); // of the focus, which goes to the slider
+      this.element.focus({ preventScroll: true });
       this.pressed = this.x(event);
       this.dragged = false;
       this.anchor = null;
@@ -130,7 +132,7 @@ export class ChartCursor {
     const at = this.point === null ? null : (points.at[this.point] ?? null);
     if (this.anchor !== null && at !== null) {
       const [from, to] = this.part(at);
-      parts.push(svg("rect", { class: "lz-part", x: plot.x(from), y: plot.top, width: plot.x(to) - plot.x(from), height: plot.bottom - plot.top }));
+      parts.push(svg("rect", { class: "lz-chart-part", x: plot.x(from), y: plot.top, width: plot.x(to) - plot.x(from), height: plot.bottom - plot.top }));
     }
     const upright = (name: string, point: number): void => {
       parts.push(svg("path", { class: name, d: `M${middle(point)},${plot.top}V${plot.bottom}` }));

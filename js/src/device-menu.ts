@@ -2,12 +2,16 @@
 
 import { html } from "./dom";
 import type { Planning } from "./planning";
-import type { Devices } from "./types";
+import type { Batch, Devices, Memory } from "./types";
+
+const OWN = "given"; // the device that the block was given
 
 export class DeviceMenu {
   readonly element: HTMLElement;
   private readonly menu = html("select", { class: "lz-button", "data-action": "device", "aria-label": "Device to plan for" });
   private readonly status = html("span", { class: "lz-muted lz-planning", role: "status" });
+
+  private told = "";
 
   constructor(
     private chosen: string,
@@ -27,8 +31,10 @@ export class DeviceMenu {
   }
 
   /** The device of the plan that is shown. */
-  show(device: string): void {
+  show(device: string, memory: Memory, batch: Batch | null): void {
     this.chosen = device;
+    const cut = batch?.split === "auto" ? ", in as few pieces as fit there" : "";
+    this.told = device === OWN ? "" : `Evaluate runs on ${memory.recordedOn}${cut}`;
     this.refresh();
   }
 
@@ -36,7 +42,7 @@ export class DeviceMenu {
   refresh(): void {
     const waits = this.planning.awaits("device");
     if (!waits) this.menu.value = this.chosen;
-    const name = this.menu.selectedOptions[0]?.textContent.split(" · ")[0] ?? "";
-    this.status.textContent = waits ? `planning for ${name}…` : "";
+    const name = this.menu.value === OWN ? "the block's own device" : this.menu.value;
+    this.status.textContent = waits ? `planning for ${name}…` : this.told;
   }
 }

@@ -224,7 +224,7 @@ export class MemoryChart {
       });
       this.legend.append(html("li", {}, all));
     }
-    if (points.held) this.legend.append(html("li", { class: "lz-key" }, html("span", { class: "lz-measured-key", "aria-hidden": "true" }), "measured"));
+    if (points.held && !this.alone.size) this.legend.append(html("li", { class: "lz-measured-entry" }, html("span", { class: "lz-measured-key", "aria-hidden": "true" }), "measured"));
     if (focused) this.legend.querySelector<HTMLElement>(`[data-category="${focused}"]`)?.focus();
   }
 
@@ -311,7 +311,7 @@ export class MemoryChart {
     spans(memory.phases, (phase, from, to) => {
       const strip = { x: from, y: plot.bottom + 4, width: Math.max(to - from - 1, 1), height: 4, rx: 1 };
       parts.push(svg("rect", { class: `lz-phase-strip lz-phase-${phase}`, ...strip }));
-      if (to - from < 74) return;
+      if (to - from < phase.length * charWidth(11) + 6) return;
       parts.push(svg("text", { class: `lz-phase-name lz-phase-${phase}`, x: (from + to) / 2, y: plot.bottom + 22 }, phase));
     });
     return parts;

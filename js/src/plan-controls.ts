@@ -31,6 +31,7 @@ export class PlanControls {
     this.device = new DeviceMenu(devices.chosen, devices, this.planning);
     this.batch = shown.batch ? new BatchControls(shown.batch, memory, this.planning, events) : null;
     this.element = html("div", { class: "lz-batch", role: "group", "aria-label": "Plan" }, this.device.element);
+    this.device.show(devices.chosen, memory, shown.batch);
     this.element.append(...(this.batch?.parts ?? []), this.note, ...(this.batch ? [this.batch.blocked] : []));
   }
 
@@ -64,7 +65,7 @@ export class PlanControls {
       }
     }
     this.planning.answered(message);
-    if (!overtaken) this.device.show(device);
+    if (!overtaken) this.device.show(device, message.memory, batch);
     return !overtaken;
   }
 

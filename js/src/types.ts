@@ -68,6 +68,7 @@ export interface Memory {
   capacity: number | null;
   capacityText: string;
   device: string;
+  recordedOn: string; // the device on which Evaluate runs
   verdict: "fits" | "too-big" | "unknown";
   verdictText: string;
   verdictTitle: string; // with what the needed bytes are for

@@ -19,7 +19,7 @@ const batch: Batch = {
   blocked: [],
   blockedCount: 0,
 };
-const memory = { peakText: "20 B", verdict: "fits", verdictText: "Fits: needs 20 B of 30 B on cpu" } as Memory;
+const memory = { peakText: "20 B", recordedOn: "cpu", verdict: "fits", verdictText: "Fits: needs 20 B of 30 B on cpu" } as Memory;
 
 const devices: Devices = {
   chosen: "given",
@@ -203,6 +203,72 @@ describe("the menu of pieces", () => {
       controls.showState(state);
       expect(menu.disabled, state).toBe(off);
     }
+  });
+});
+
+describe("the device menu", () => {
+  const device = (controls: PlanControls): HTMLSelectElement => {
+    const menu = controls.element.querySelector<HTMLSelectElement>('select[data-action="device"]');
+    if (!menu) throw new Error("no device menu");
+    return menu;
+  };
+  const choose = (menu: HTMLSelectElement, id: string): void => {
+    menu.value = id;
+    menu.dispatchEvent(new Event("change"));
+  };
+  const status = (controls: PlanControls): string => controls.element.querySelector(".lz-planning")?.textContent ?? "";
+
+  it("has the devices in groups, and says what the driver said", () => {
+    const menu = device(start().controls);
+    expect([...menu.querySelectorAll("optgroup")].map((group) => group.label)).toEqual(["As the block was given", "Data centre cards"]);
+    expect([...menu.options].map((option) => option.value)).toEqual(["given", "H100-80GB", "T4-16GB"]);
+    expect(menu.title).toContain("NVIDIA: no driver");
+  });
+
+  it("asks for the plan, says so meanwhile, and then for the largest batch on the device", () => {
+    const { controls, asked, text } = start();
+    const menu = device(controls);
+    choose(menu, "H100-80GB");
+    expect(asked).toEqual([["device", "H100-80GB"]]);
+    expect(status(controls)).toBe("planning for H100-80GB…");
+    expect(controls.show(answer({}, { device: "H100-80GB" }))).toBe(true);
+    expect(menu.value).toBe("H100-80GB");
+    expect(status(controls)).toBe("Evaluate runs on cpu");
+    expect(asked.at(-1)).toEqual(["largest", ""]);
+    expect(text()).toContain("looking for the largest batch");
+    controls.showLargest(largest(96, { searching: true }));
+    choose(menu, "T4-16GB"); // the search does not go on before it
+    controls.showLargest(largest(96, { searching: true }));
+    expect(asked.at(-1)).toEqual(["device", "T4-16GB"]);
+    controls.show(answer({ split: "auto" }, { device: "given" }));
+    expect(status(controls)).toBe("");
+  });
+
+  it("drops answers that a newer choice has overtaken", () => {
+    const { controls, asked } = start();
+    const menu = device(controls);
+    choose(menu, "H100-80GB");
+    choose(menu, "T4-16GB");
+    expect(asked).toEqual([["device", "H100-80GB"]]);
+    expect(controls.show(answer({}, { device: "H100-80GB" }))).toBe(false);
+    expect(asked.at(-1)).toEqual(["device", "T4-16GB"]);
+    expect(menu.value).toBe("T4-16GB");
+    expect(controls.show(answer({}, { device: "T4-16GB" }))).toBe(true);
+  });
+
+  it("goes back to the device of the plan that is shown where another cannot be planned for", () => {
+    const { controls, text } = start();
+    choose(device(controls), "T4-16GB");
+    controls.show(answer({}, { note: "There is no device 'T4-16GB'" }));
+    expect(device(controls).value).toBe("given");
+    expect(text()).toContain("There is no device");
+  });
+
+  it("follows what was chosen in another widget of the graph", () => {
+    const { controls, asked } = start();
+    controls.show(answer({ size: 64 }, { device: "T4-16GB" }));
+    expect(device(controls).value).toBe("T4-16GB");
+    expect(asked).toEqual([["largest", ""]]);
   });
 });
 

@@ -24,6 +24,7 @@ const memory: Memory = {
   capacity: 30,
   capacityText: "30 B",
   device: "cpu",
+  recordedOn: "cpu",
   verdict: "fits",
   verdictText: "Fits: needs 20 B of 30 B on cpu",
   verdictTitle: "Fits: needs 20 B of 30 B on cpu",

@@ -76,7 +76,7 @@ def describe_moment(scene: Scene, position: int) -> dict[str, Any]:
         row["line"] = line_text(allocation.source) if allocation.source is not None else ""
         row["keeper"] = keeper(allocation)
     node = moment.node
-    box = _box_near(scene.hierarchy, node)
+    box = scene.near(node) or _box_before(scene.hierarchy, node)
     return {
         "position": position,
         "chain": chain(box) if box is not None else [],
@@ -277,6 +277,11 @@ def _box_near(hierarchy: Hierarchy, node: Node) -> Box | None:
     if not (0 <= node.index < len(nodes)) or nodes[node.index] is not node:
         return None
     return hierarchy.box_of[node.index]
+
+
+def _box_before(hierarchy: Hierarchy, node: Node) -> Box | None:
+    """The box of the last node before a view that nothing drawn reads."""
+    return next((box for box in reversed(hierarchy.box_of[: node.index]) if box is not None), None)
 
 
 def _link(box: Box | None) -> dict[str, Any] | None:

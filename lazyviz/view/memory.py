@@ -55,6 +55,13 @@ def needed_for(plan: PlanLike) -> str:
     return parts
 
 
+def _borrowed(plan: PlanLike) -> str:
+    """What a plan for another device than the tensors' does not know."""
+    if not plan.borrowed:
+        return ""
+    return f"Recorded on {plan.recorded_device}; {plan.device} may choose kernels that save other tensors."
+
+
 def _pieces(split: SplitPlan) -> list[list[Any]]:
     """Where pieces begin in the chart, and what they are called; "" where whole nodes go on."""
 
@@ -110,9 +117,10 @@ def memory_json(scene: Scene, measured: Sequence[tuple[int, int]] = ()) -> dict[
         "capacity": plan.capacity_bytes,
         "capacityText": format_bytes(plan.capacity_bytes) if plan.capacity_bytes is not None else "",
         "device": plan.device,
+        "recordedOn": str(plan.recorded_device),
         "verdict": hook,
         "verdictText": words,
-        "verdictTitle": "\n".join(filter(None, (words, needed_for(plan)))),
+        "verdictTitle": "\n".join(filter(None, (words, needed_for(plan), _borrowed(plan)))),
         "alive": alive,
         "aliveCount": len(plan.alive_at_peak),
         "phases": phases if len(phases) <= 64 else [],

@@ -47,6 +47,7 @@ NEEDS_PYTHON = {
     "backend": "likewise",
     "summaries": "values are looked at while they are computed",
     "cancel": "nothing runs",
+    "summarise": "values are in the notebook",
     "views": "another picture of the whole graph",
     "batch-size": "each size is planned in Python",
     "largest": "as are all sizes that fit",
@@ -162,8 +163,9 @@ def _spread(count: int, most: int) -> Iterable[int]:
 
 def _told(traits: Mapping[str, Any]) -> list[int]:
     """Positions that the first chart shows: its points, and the peak."""
-    memory = (traits.get("scene") or {}).get("memory") or {}
-    return [at for at in (*memory.get("at", ()), memory.get("peakAt")) if at is not None]
+    memory = (traits.get("scene") or {}).get("memory")
+    points = [*memory["points"]["at"], memory["peakAt"]] if memory else []
+    return [at for at in points if at is not None]
 
 
 def _search(scene: Scene) -> dict[str, Any]:

@@ -1,0 +1,195 @@
+import { beforeEach, describe, expect, it } from "vitest";
+import { area, edge, Plot, pointAt, steps, totals } from "../src/chart-geometry";
+import { MemoryChart, slice } from "../src/memory-chart";
+import type { Memory, Points, Range } from "../src/types";
+
+/** Points of `count` positions from `start` on, no more than `most`. */
+function points(start: number, stop: number, most = 240): Points {
+  const n = Math.min(stop - start, most);
+  const at = Array.from({ length: n }, (_, i) => start + Math.floor((i * (stop - start)) / n));
+  return { range: [start, stop], at, bytes: [at.map((i) => 100 + i), at.map(() => 50)], ops: at.map((i) => `op ${i}`) };
+}
+
+const memory = {
+  count: 1000,
+  points: points(0, 1000),
+  categories: [
+    { name: "parameters", peak: 1099, peakText: "1.07 KiB", most: 1099, mostText: "1.07 KiB" },
+    { name: "activations", peak: 50, peakText: "50 B", most: 50, mostText: "50 B" },
+  ],
+  peak: 1149,
+  peakText: "1.12 KiB",
+  peakAt: 996,
+  peakName: "h.0: mm",
+  eagerText: "2 KiB",
+  needed: null,
+  neededText: "",
+  capacity: 2000,
+  capacityText: "1.95 KiB",
+  device: "small",
+  phases: [["forward", 0], ["backward", 400]],
+  pieces: [],
+  measured: "",
+} as unknown as Memory;
+
+describe("the plot", () => {
+  const plot = new Plot(1014, 100, 200, 1000);
+
+  it("takes positions and bytes to places and back", () => {
+    expect(plot.x(100)).toBe(plot.left);
+    expect(plot.x(200)).toBe(plot.right);
+    expect(plot.y(0)).toBe(plot.bottom);
+    expect(plot.y(1000)).toBe(plot.top);
+    for (const position of [100, 133, 199]) expect(plot.position(plot.x(position))).toBeCloseTo(position);
+    expect([plot.position(-50), plot.position(5000)]).toEqual([100, 200]);
+  });
+
+  it.each([
+    [0, 10, 240],
+    [0, 1000, 240],
+    [7, 1003, 240],
+    [0, 1_000_000, 240],
+  ])("has one point for every position from %d to %d", (start, stop, most) => {
+    const some = points(start, stop, most);
+    expect([edge(some, 0), edge(some, some.at.length)]).toEqual([start, stop]);
+    for (let position = start; position < stop; position += Math.ceil((stop - start) / 97)) {
+      const point = pointAt(some, position);
+      expect(edge(some, point)).toBeLessThanOrEqual(position);
+      expect(edge(some, point + 1)).toBeGreaterThan(position);
+    }
+    expect([pointAt(some, start - 5), pointAt(some, stop + 5)]).toEqual([0, some.at.length - 1]);
+  });
+
+  it("adds up the categories that are shown", () => {
+    const few = points(0, 3);
+    expect(totals(few, [true, true])).toEqual([150, 151, 152]);
+    expect(totals(few, [false, true])).toEqual([50, 50, 50]);
+  });
+
+  it("leaves gaps in a line where nothing is known", () => {
+    const few = points(100, 104);
+    expect(steps(plot, few, [null, 5, 6, null]).match(/M/g)).toHaveLength(1);
+    expect(steps(plot, few, [5, null, 6, 7]).match(/M/g)).toHaveLength(2);
+    expect(area(plot, few, [0, 0, 0, 0], [1, 2, 3, 4])).toMatch(/^M.*Z$/);
+  });
+
+  it("stretches what it has over a part, until finer points come", () => {
+    const part = slice(points(0, 1000), 100, 140);
+    expect(part.range).toEqual([100, 140]);
+    expect(part.at).toHaveLength(40);
+    expect(part.bytes[0]?.every((size) => size >= 195 && size <= 240)).toBe(true);
+  });
+});
+
+describe("the memory chart", () => {
+  let asked: [string, ...number[]][];
+  let chart: MemoryChart;
+  const svg = (): SVGSVGElement => chart.svg;
+  const slider = (): HTMLElement => chart.element.querySelector('[role="slider"]') as HTMLElement;
+  const press = (key: string, shiftKey = false): void => {
+    slider().dispatchEvent(new KeyboardEvent("keydown", { key, shiftKey, bubbles: true }));
+  };
+  const says = (): string => slider().getAttribute("aria-valuetext") ?? "";
+  const back = (): HTMLElement => chart.element.querySelector('[data-action="chart-back"]') as HTMLElement;
+
+  beforeEach(() => {
+    asked = [];
+    chart = new MemoryChart(memory, {
+      peak: () => asked.push(["peak"]),
+      moment: (position) => asked.push(["moment", position]),
+      range: (start, stop) => asked.push(["range", start, stop]),
+      whole: () => asked.push(["whole"]),
+    });
+    document.body.replaceChildren(chart.element);
+    chart.resize(1000);
+  });
+
+  it("is a picture that is described in words", () => {
+    expect(svg().getAttribute("role")).toBe("img");
+    expect(svg().getAttribute("aria-label")).toBe(
+      "Projected memory over the run of 1,000 ops: peak 1.12 KiB at h.0: mm, of that parameters 1.07 KiB, activations 50 B. Memory of small: 1.95 KiB.",
+    );
+    expect(svg().querySelector("[tabindex]")).toBeNull();
+  });
+
+  it("is read with the keyboard: position, op and bytes by category", () => {
+    slider().focus();
+    press("Home");
+    expect(says()).toBe("op 1 of 1,000, the highest of 1 to 4 · op 0 · 150 B in all: parameters 100 B, activations 50 B");
+    press("ArrowRight");
+    expect(says()).toContain("op 5 of 1,000");
+    expect(slider().getAttribute("aria-valuenow")).toBe("5");
+    expect(chart.element.querySelector(".lz-chart-readout")?.textContent).toBe(says());
+    expect(chart.element.querySelector('[data-category="parameters"]')?.textContent).toBe("parameters 104 B");
+    press("Enter");
+    expect(asked).toEqual([["moment", 4]]);
+    expect(svg().querySelector(".lz-cursor")).not.toBeNull();
+  });
+
+  it("looks closer at a part taken with Shift, asks for its points, and goes back with Escape", () => {
+    slider().focus();
+    press("Home");
+    for (let i = 0; i < 9; i++) press("ArrowRight", true);
+    expect(svg().querySelector(".lz-chart-part")).not.toBeNull();
+    press("Enter");
+    expect(asked).toEqual([["range", 0, 41]]);
+    expect(back().hidden).toBe(false);
+    expect(back().textContent).toBe("Ops 1 to 41 · back");
+    const fine = { points: points(0, 41) } as Range;
+    expect(chart.showRange({ points: points(0, 99) } as Range), "a stale answer").toBe(false);
+    expect(chart.showRange(fine)).toBe(true);
+    expect(chart.points.at).toHaveLength(41);
+    press("Escape");
+    expect(asked.at(-1)).toEqual(["whole"]);
+    expect(back().hidden).toBe(true);
+    expect(chart.showRange(fine)).toBe(false);
+  });
+
+  it("shows a category alone, at its own scale and with honest totals", () => {
+    const entry = (name: string): HTMLElement => chart.element.querySelector(`[data-category="${name}"]`) as HTMLElement;
+    expect(svg().querySelector(".lz-capacity")).not.toBeNull();
+    entry("activations").click();
+    expect(entry("activations").getAttribute("aria-pressed")).toBe("true");
+    expect([...svg().querySelectorAll(".lz-area")].map((each) => each.getAttribute("class"))).toEqual(["lz-area lz-cat-activations"]);
+    expect([...svg().querySelectorAll(".lz-axis")].at(-1)?.textContent).toBe("50 B");
+    expect(svg().querySelector(".lz-capacity")).toBeNull();
+    slider().focus();
+    press("Home");
+    expect(says()).toContain("150 B in all: activations 50 B");
+    (chart.element.querySelector('[data-action="all-categories"]') as HTMLElement).click();
+    expect(svg().querySelectorAll(".lz-area")).toHaveLength(2);
+  });
+
+  it("draws what was measured over the projection, and says how they differ", () => {
+    expect(svg().querySelector(".lz-measured")).toBeNull();
+    const held = memory.points.at.map((i) => 160 + i);
+    chart.show({ ...memory, measured: "measured peak 1.13 KiB, as projected", points: { ...memory.points, held } });
+    expect(svg().querySelector(".lz-measured")).not.toBeNull();
+    expect(chart.element.querySelector(".lz-measured-words")?.textContent).toBe("measured peak 1.13 KiB, as projected");
+    slider().focus();
+    press("Home");
+    expect(says()).toContain("150 B in all · measured 160 B");
+  });
+
+  it("says in words how far away the capacity is, where a line would be out of sight", () => {
+    expect(svg().querySelector(".lz-capacity-text")?.textContent).toBe("small: 1.95 KiB");
+    chart.show({ ...memory, capacity: 1149 * 40, capacityText: "44.9 KiB" });
+    expect(svg().querySelector(".lz-capacity")).toBeNull();
+    expect(svg().querySelector(".lz-capacity-text")?.textContent).toContain("↑ small: 44.9 KiB, 40 × this scale");
+  });
+
+  it("keeps the part that is looked at when another plan comes, and drops it if positions moved", () => {
+    slider().focus();
+    press("Home");
+    press("End", true);
+    press("Home", true);
+    press("ArrowRight", true);
+    press("Enter");
+    expect(asked.at(-1)).toEqual(["range", 0, 8]);
+    chart.show({ ...memory, peakText: "9 KiB" });
+    expect(asked.at(-1)).toEqual(["range", 0, 8]);
+    expect(asked).toHaveLength(2);
+    chart.show({ ...memory, count: 2000, points: points(0, 2000) });
+    expect(back().hidden).toBe(true);
+  });
+});

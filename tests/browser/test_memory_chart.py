@@ -1,0 +1,280 @@
+"""The memory chart and the device menu, in Chromium: read, chosen from, looked closer at, planned anew."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+
+from .stage import Stage
+
+pytestmark = pytest.mark.browser
+
+CHART = ".lz-chart"
+BOTTOM = 154  # of the plot, in pixels of the chart
+
+
+@pytest.fixture
+def recorded():
+    """A training step of a stack of layers, and what has to stay alive."""
+
+    def record(layers: int = 5, **options):
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            *[layer for _ in range(layers) for layer in (nn.Linear(128, 128), nn.GELU())], nn.Linear(128, 4)
+        )
+        optimizer = torch.optim.AdamW(net.parameters())
+        x, y = torch.randn(64, 128), torch.randint(4, (64,))
+        with lazyviz.lazy(batch=[x, y], **options) as graph:
+            loss = nn.functional.cross_entropy(net(x), y)
+            loss.backward()
+            optimizer.step()
+        return graph, (net, optimizer, x, y, loss)
+
+    return record
+
+
+@pytest.fixture
+def staged(page, recorded):
+    """The widget of a recorded step; ``graph`` is its graph."""
+    stages = []
+
+    def stage(*, width: int = 1100, views: int = 1, dark: bool = False, **options):
+        graph, keep = recorded(**options)
+        page.set_viewport_size({"width": width + 40, "height": 1300})
+        made = Stage(page, graph, width=width, views=views, dark=dark)
+        made.graph, made.keep = graph, keep
+        stages.append(made)
+        return made
+
+    yield stage
+    for each in stages:
+        each.__exit__(None, None, None)
+
+
+def place(page, share: float) -> tuple[float, float]:
+    """A place in the plot, so much of its width from the left."""
+    plot = page.locator(".lz-plot").first.bounding_box()
+    return plot["x"] + plot["width"] * share, plot["y"] + plot["height"] / 2
+
+
+def drag(page, start: float, stop: float) -> None:
+    page.mouse.move(*place(page, start))
+    page.mouse.down()
+    page.mouse.move(*place(page, (start + stop) / 2))
+    page.mouse.move(*place(page, stop))
+    page.mouse.up()
+
+
+def test_pointing_at_the_chart_reads_position_op_line_and_bytes_by_category(page, staged):
+    stage = staged()
+    readout = page.locator(".lz-chart-readout")
+    assert readout.inner_text().startswith("Point at the chart")
+    before = len(stage.messages)
+    page.mouse.move(*place(page, 0.3))
+    words = readout.inner_text()
+    plan = stage.graph.plan()
+    found = re.match(r"op (\d+) of (\d+)", words)
+    assert found and int(found[2]) == len(plan.timeline)
+    position = int(found[1]) - 1
+    node = stage.graph.nodes[position]
+    assert f"{node.module or node.phase}: {node.op._schema.name.split('::')[1]}" in words
+    assert f"test_memory_chart.py:{node.source.line}" in words
+    assert f"{lazyviz.plan.units.format_bytes(plan.timeline[position][1])} in all" in words
+    for name, series in plan.category_timeline.items():
+        if series[position]:
+            assert f"{name} {lazyviz.plan.units.format_bytes(series[position])}" in words
+    assert page.locator(".lz-crosshair").count() == 2
+    assert len(stage.messages) == before, "reading asks nothing"
+    page.mouse.move(5, 5)
+    assert page.locator(".lz-crosshair").count() == 0
+    assert readout.inner_text().startswith("Point at the chart")
+
+
+def test_a_click_selects_the_op_in_the_graph_and_lights_what_is_alive(page, staged):
+    stage = staged()
+    page.mouse.click(*place(page, 0.25))
+    stage.settle()
+    moment = next(message["moment"] for message in reversed(stage.messages) if message["kind"] == "moment")
+    details = page.locator('[data-panel="details"]')
+    assert details.locator("h3").first.inner_text() == f"Alive at op {moment['position'] + 1:,}"
+    selected = page.locator(".lz-selected[data-node]")
+    assert selected.count() == 1
+    assert selected.get_attribute("data-node") in moment["chain"], "its box, or the nearest around it"
+    assert page.locator(".lz-lit[data-node]").count() >= 1
+    assert page.locator(".lz-cursor").count() == 1
+    details.locator(".lz-link").first.click()  # the op itself
+    stage.settle()
+    assert page.locator(".lz-selected[data-node]").get_attribute("data-node") == moment["chain"][-1]
+    assert page.locator(".lz-lifetime").count() == 1, "and its lifetime is marked"
+    assert stage.graph.pending == len(stage.graph.nodes)
+
+
+def test_dragging_over_a_part_looks_closer_and_esc_double_click_or_the_button_go_back(page, staged):
+    stage = staged(layers=24)
+    count = len(stage.graph.nodes)
+    assert count > 480
+    back = page.locator('[data-action="chart-back"]')
+    for leave in ("Escape", "double click", "button"):
+        drag(page, 0.5, 0.6)
+        stage.settle()
+        assert back.is_visible()
+        found = re.match(r"Ops ([\d,]+) to ([\d,]+)", back.inner_text())
+        start, stop = (int(each.replace(",", "")) for each in found.groups())
+        assert abs(start - count * 0.5) < 6 and abs(stop - count * 0.6) < 6
+        details = page.locator('[data-panel="details"]')
+        assert details.locator("h3").first.inner_text() == f"Ops {start:,} to {stop:,}"
+        assert details.locator(".lz-number").first.inner_text().endswith("%")
+        assert page.locator(".lz-lit[data-node]").count() >= 1
+        page.mouse.move(*place(page, 0.5))
+        words = page.locator(".lz-chart-readout").inner_text()
+        assert "the highest of" not in words, "each op has a point of its own now"
+        assert start <= int(re.match(r"op ([\d,]+) of", words)[1].replace(",", "")) <= stop
+        if leave == "Escape":
+            page.keyboard.press("Escape")
+        elif leave == "button":
+            back.click()
+        else:
+            page.mouse.dblclick(*place(page, 0.5))
+        stage.settle()
+        assert not back.is_visible()
+
+
+def test_the_keyboard_does_what_the_mouse_does(page, staged):
+    stage = staged(layers=24)
+    slider = page.locator('.lz-memory [role="slider"]')
+    slider.focus()
+    page.keyboard.press("Home")
+    assert re.match(r"op [1-4] of 903, the highest of 1 to ", slider.get_attribute("aria-valuetext"))
+    for key in ("ArrowRight", "PageUp", "ArrowLeft"):
+        page.keyboard.press(key)
+    first = slider.get_attribute("aria-valuenow")
+    page.keyboard.press("Enter")
+    stage.settle()
+    assert page.locator('[data-panel="details"] h3').first.inner_text() == f"Alive at op {first}"
+    assert slider.evaluate("(element) => element === document.activeElement"), "the focus stays"
+    for _ in range(5):
+        page.keyboard.press("Shift+ArrowRight")
+    assert page.locator(".lz-chart-part").count() == 1
+    page.keyboard.press("Enter")
+    stage.settle()
+    assert page.locator('[data-action="chart-back"]').is_visible()
+    page.keyboard.press("Escape")
+    stage.settle()
+    assert not page.locator('[data-action="chart-back"]').is_visible()
+
+
+def test_a_category_can_be_seen_alone_with_totals_that_stay_true(page, staged):
+    stage = staged()
+    total = page.locator(".lz-axis").last.text_content()
+    stage.click('[data-category="activations"]')
+    assert page.locator(".lz-area").count() == 1
+    most = max(stage.graph.plan().category_timeline["activations"])
+    assert page.locator(".lz-axis").last.text_content() == lazyviz.plan.units.format_bytes(most) != total
+    page.mouse.move(*place(page, 0.2))
+    words = page.locator(".lz-chart-readout").inner_text()
+    assert " in all: activations " in words and "parameters" not in words
+    stage.click('[data-action="all-categories"]')
+    assert page.locator(".lz-axis").last.text_content() == total
+
+
+def test_after_the_run_the_measured_curve_lies_over_the_projected_one(page, staged):
+    stage = staged(views=2)
+    assert page.locator(".lz-measured").count() == 0
+    stage.click('button[data-action="evaluate"]')
+    assert page.locator(".lz-measured").count() == 2, "in both views"
+    words = page.locator(".lz-measured-words").first.inner_text()
+    assert words.startswith("measured peak ") and "as projected" in words
+    assert page.locator(".lz-legend", has_text="measured").count() == 2
+    page.mouse.move(*place(page, 0.5))
+    assert " · measured " in page.locator(".lz-chart-readout").first.inner_text()
+    stage.page.locator('input[data-action="batch-size"]').first.fill("128")
+    stage.settle()
+    assert page.locator(".lz-measured").count() == 0
+    assert "measured with 64 samples" in page.locator(".lz-measured-words").first.inner_text()
+
+
+def test_another_device_changes_verdict_capacity_pieces_and_largest_batch_and_runs_nothing(page, staged):
+    stage = staged(device=lazyviz.DeviceProfile("tiny", "1 MiB"))
+    verdict, words = page.locator("[data-verdict]"), page.locator("[data-batch]")
+    menu = page.locator('select[data-action="device"]')
+    assert verdict.get_attribute("data-verdict") == "too-big"
+    assert page.locator(".lz-capacity").count() == 1
+    assert page.locator(".lz-capacity-text").text_content() == "tiny: 1.00 MiB"
+    page.locator('select[data-action="split"]').select_option("auto")
+    stage.settle()
+    assert "pieces of" in words.inner_text()
+    menu.select_option("H100-80GB")
+    assert "planning for H100-80GB" in page.locator(".lz-planning").inner_text()
+    stage.settle()
+    assert verdict.get_attribute("data-verdict") == "fits" and "H100-80GB" in verdict.inner_text()
+    assert "in one piece" in words.inner_text()
+    most = stage.graph.plan(device="H100-80GB", split="auto").max_batch_size
+    assert f"at most {most:,} samples fit" in words.inner_text()
+    assert page.locator(".lz-capacity").count() == 0
+    assert re.fullmatch(
+        r"↑ H100-80GB: 79\.6 GiB, [\d,]+ × this scale", page.locator(".lz-capacity-text").text_content()
+    )
+    assert page.locator(".lz-planning").inner_text().startswith("Evaluate runs on cpu")
+    menu.select_option("given")
+    stage.settle()
+    assert verdict.get_attribute("data-verdict") == "too-big" and "tiny" in verdict.inner_text()
+    assert page.locator(".lz-planning").inner_text() == ""
+    assert stage.graph.pending == len(stage.graph.nodes)
+
+
+def test_two_views_of_a_graph_stay_in_step(page, staged):
+    stage = staged(views=2)
+    menus = page.locator('select[data-action="device"]')
+    menus.nth(1).select_option("RTX-3060")
+    stage.settle()
+    assert menus.nth(0).input_value() == "RTX-3060"
+    page.locator('input[data-action="batch-size"]').nth(0).fill("256")
+    stage.settle()
+    assert page.locator('input[data-action="batch-size"]').nth(1).input_value() == "256"
+    verdicts = page.locator("[data-verdict]").all_inner_texts()
+    assert len(verdicts) == 2 and verdicts[0] == verdicts[1]
+    assert "RTX-3060 · for 256 samples" in verdicts[0]
+    words = page.locator("[data-batch]").all_inner_texts()
+    assert words[0] == words[1] and "at most" in words[0]
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [600, 1000, 2400])
+def test_nothing_of_the_chart_is_cut_off_or_covered(page, staged, width, dark, screenshots):
+    stage = staged(width=width, dark=dark, device="T4-16GB")
+    drag(page, 0.1, 0.9)
+    page.mouse.move(*place(page, 0.6))
+    stage.settle()
+    page.locator(".lz-memory").screenshot(
+        path=screenshots / f"memory-{'dark' if dark else 'light'}-{width}.png"
+    )
+    outside = page.evaluate(
+        """() => {
+          const root = document.querySelector(".lazyviz").getBoundingClientRect();
+          const parts = [...document.querySelectorAll(".lz-memory *, .lz-batch *:not([aria-hidden])")];
+          return parts.filter((part) => {
+            const box = part.getBoundingClientRect();
+            return box.width > 2 && (box.left < root.left - 0.5 || box.right > root.right + 0.5);
+          }).map((part) => part.outerHTML.slice(0, 120));
+        }"""
+    )
+    assert outside == []
+    covering = page.evaluate(
+        """() => {
+          const texts = [...document.querySelectorAll(".lz-chart text")];
+          const found = [];
+          texts.forEach((one, i) => texts.slice(i + 1).forEach((other) => {
+            const [a, b] = [one.getBoundingClientRect(), other.getBoundingClientRect()];
+            const across = a.left < b.right && b.left < a.right;
+            const upright = a.top + 2 < b.bottom && b.top + 2 < a.bottom;
+            if (across && upright) found.push([one.textContent, other.textContent]);
+          }));
+          return found;
+        }"""
+    )
+    assert covering == []
