@@ -109,6 +109,8 @@ export class BoxDrawing {
       this.element.append(this.badge);
     }
     this.element.append(this.alarm);
+    // Its title is its name, in words that are not shortened.
+    if (!lane) for (const part of this.element.children) if (part !== this.title) part.setAttribute("aria-hidden", "true");
     this.place(frame);
     this.tell();
   }
@@ -133,9 +135,9 @@ export class BoxDrawing {
   /** Its state and what else changes while the graph runs. */
   tell(): void {
     const { box } = this.frame;
-    this.title.textContent = wordsOf(box);
+    const words = wordsOf(box);
+    this.title.textContent = box.kind === "lane" ? words : `${box.kind} ${words}`;
     if (box.kind === "lane") return;
-    this.element.setAttribute("aria-label", `${box.kind} ${wordsOf(box).replace(" · ", ", ")}`);
     this.element.dataset["state"] = box.state ?? "pending";
     const mark = box.alarm ?? (box.state === "failed" ? "failed" : "");
     this.element.classList.toggle("lz-alarmed", Boolean(box.alarm));

@@ -37,10 +37,34 @@ export function charWidth(size: number, style: "" | "mono" | "bold" = ""): numbe
 /** The text with its middle left out where it would be wider than `room` pixels. */
 export function shorten(text: string, room: number, size: number, style: "" | "mono" | "bold" = ""): string {
   const fits = Math.max(Math.floor(room / charWidth(size, style)), 4);
-  const letters = [...text];
-  if (letters.length <= fits) return text;
+  if (text.length * 2 <= fits) return text;
+  const letters = lettersOf(text);
+  if (columnsOf(letters) <= fits) return text;
   const head = Math.floor(((fits - 1) * 2) / 5);
-  return `${letters.slice(0, head).join("")}…${letters.slice(letters.length - (fits - 1 - head)).join("")}`;
+  const first = taking(letters, head);
+  const last = taking([...letters].reverse(), fits - 1 - head);
+  return `${letters.slice(0, first).join("")}…${letters.slice(letters.length - last).join("")}`;
+}
+
+const segments = new Intl.Segmenter();
+// East Asian letters and emoji: about twice as wide as others.  Python's part is view/letters.py.
+const WIDE = /[\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff01-\uff60\uffe0-\uffe6]|\ufe0f|\p{Emoji_Presentation}/u;
+
+/** The text in graphemes: what must not be cut in two. */
+function lettersOf(text: string): string[] {
+  return /^[\x20-\x7e]*$/.test(text) ? [...text] : Array.from(segments.segment(text), ({ segment }) => segment);
+}
+
+/** How many columns these letters take. */
+function columnsOf(letters: readonly string[]): number {
+  return letters.reduce((sum, letter) => sum + (WIDE.test(letter) ? 2 : 1), 0);
+}
+
+/** How many of the first letters take no more than `room` columns. */
+function taking(letters: readonly string[], room: number): number {
+  let used = 0;
+  const end = letters.findIndex((letter) => (used += WIDE.test(letter) ? 2 : 1) > room);
+  return end < 0 ? letters.length : end;
 }
 
 export function seconds(value: number): string {

@@ -96,7 +96,7 @@ describe("BoxDrawing", () => {
     data.alarm = "nan";
     drawing.tell();
     expect(drawing.element.querySelector(".lz-alarm text")?.textContent).toBe("NaN");
-    expect(drawing.element.getAttribute("aria-label")).toContain("has NaN");
+    expect(drawing.element.querySelector("title")?.textContent).toContain("has NaN");
   });
 
   it("draws parameters unlike ops and unlike inputs", () => {

@@ -21,6 +21,7 @@ from .batch import batch_lines
 from .boxes import Box
 from .colours import HEATS, heat, largest
 from .memory import memory_json
+from .letters import shortened
 from .scene import PlanLike, Scene, plural
 from .text import render_text
 
@@ -60,11 +61,7 @@ def char_width(size: float, *, mono: bool = False, bold: bool = False) -> float:
 
 def shorten(text: str, room: float, size: float, *, mono: bool = False, bold: bool = False) -> str:
     """``text`` with its middle left out where it would be wider than ``room`` pixels."""
-    fits = max(int(room / char_width(size, mono=mono, bold=bold)), 4)
-    if len(text) <= fits:
-        return text
-    head = (fits - 1) * 2 // 5
-    return f"{text[:head]}…{text[len(text) - (fits - 1 - head) :]}"
+    return shortened(text, int(room / char_width(size, mono=mono, bold=bold)))
 
 
 def _escape(text: object) -> str:

@@ -136,7 +136,7 @@ def test_a_lazy_cell_is_seen_opened_evaluated_and_still_there_without_a_kernel(
     fold.click()
     page.locator('[data-node][aria-expanded="true"]').wait_for()
     assert page.locator(".lazyviz [data-node]").count() == nodes + 6
-    page.locator('[data-node][aria-label^="op _log_softmax,"]').click()
+    page.locator('[data-node][data-op="aten._log_softmax.default"]').click()
     details = page.locator('[data-panel="details"]')
     details.get_by_text("aten._log_softmax.default").wait_for()
     assert "loss = nn.functional.cross_entropy(net(x), y)" in details.inner_text()

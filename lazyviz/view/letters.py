@@ -1,0 +1,65 @@
+"""Text as it is seen: what a reader calls one letter, and how many columns it takes.
+
+East Asian letters and emoji are about twice as wide as others; accents and vowel signs take no room of
+their own and are never cut off from their letter.  The browser's part is ``shorten`` in js/src/dom.ts.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+_JOINER = "\u200d"
+
+
+def letters(text: str) -> list[str]:
+    """``text`` in graphemes: what must not be cut in two (nearly as Unicode's annex 29 says)."""
+    if text.isascii():
+        return list(text)
+    result: list[str] = []
+    flag = False  # half of a flag came last
+    for char in text:
+        half = "\U0001f1e6" <= char <= "\U0001f1ff"
+        joined = bool(result) and (
+            unicodedata.category(char) in ("Mn", "Mc", "Me")
+            or char in (_JOINER, "\ufe0f")
+            or "\U0001f3fb" <= char <= "\U0001f3ff"  # colours of skin
+            or result[-1].endswith(_JOINER)
+            or (half and flag)
+        )
+        flag = half and not flag
+        if joined:
+            result[-1] += char
+        else:
+            result.append(char)
+    return result
+
+
+def columns(letter: str) -> int:
+    """2 for a wide letter, else 1."""
+    return 2 if any(unicodedata.east_asian_width(char) in "WF" for char in letter) else 1
+
+
+def width(text: str) -> int:
+    """Columns that ``text`` takes."""
+    return len(text) if text.isascii() else sum(map(columns, letters(text)))
+
+
+def shortened(text: str, fits: int) -> str:
+    """``text`` in at most ``fits`` columns (4 or more), its middle left out."""
+    fits = max(fits, 4)
+    if width(text) <= fits:
+        return text
+    parts = letters(text)
+    head = (fits - 1) * 2 // 5
+    first, last = _taking(parts, head), _taking(parts[::-1], fits - 1 - head)
+    return f"{''.join(parts[:first])}…{''.join(parts[len(parts) - last :])}"
+
+
+def _taking(parts: list[str], room: int) -> int:
+    """How many of the first letters take no more than ``room`` columns."""
+    used = 0
+    for count, letter in enumerate(parts):
+        used += columns(letter)
+        if used > room:
+            return count
+    return len(parts)
