@@ -18,7 +18,7 @@ def letters(text: str) -> list[str]:
     result: list[str] = []
     flag = False  # half of a flag came last
     for char in text:
-        half = "\U0001f1e6" <= char <= "\U0001f1ff"
+        half = _is_half_flag(char)
         joined = bool(result) and (
             unicodedata.category(char) in ("Mn", "Mc", "Me")
             or char in (_JOINER, "\ufe0f")
@@ -34,9 +34,14 @@ def letters(text: str) -> list[str]:
     return result
 
 
+def _is_half_flag(char: str) -> bool:
+    return "\U0001f1e6" <= char <= "\U0001f1ff"
+
+
 def columns(letter: str) -> int:
     """2 for a wide letter, else 1."""
-    return 2 if any(unicodedata.east_asian_width(char) in "WF" for char in letter) else 1
+    wide = any(unicodedata.east_asian_width(char) in "WF" or char == "\ufe0f" for char in letter)
+    return 2 if wide or _is_half_flag(letter[0]) else 1
 
 
 def width(text: str) -> int:
