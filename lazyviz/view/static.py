@@ -20,8 +20,8 @@ from .arrange import Arrangement, Frame, arrange, curve
 from .batch import batch_lines
 from .boxes import Box
 from .colours import HEATS, heat, largest
-from .memory import memory_json
 from .letters import shortened
+from .memory import memory_json
 from .scene import PlanLike, Scene, plural
 from .text import render_text
 

@@ -41,7 +41,7 @@ def test_axe_finds_nothing_wrong_at_any_moment_of_use(page, dark):
         seen = {"before the run": violations(page)}
         stage.click('[data-node][data-op^="aten._log_softmax"]')
         seen["details"] = violations(page)
-        stage.click('.lz-code tr[data-line] button')
+        stage.click(".lz-code tr[data-line] button")
         page.locator('input[data-action="search"]').fill("mm")
         page.wait_for_timeout(200)
         stage.settle()

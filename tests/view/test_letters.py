@@ -10,15 +10,25 @@ from lazyviz.view.static import shorten
 
 @pytest.mark.parametrize(
     ("text", "columns"),
-    [("relu", 4), ("層の重み", 8), ("ｶﾅ", 2), ("café", 4), ("cafe\u0301", 4), ("حساب", 4), ("नमस्ते", 4), ("👩‍👩‍👧", 2), ("🇩🇪🇫🇷", 4)],
-)  # fmt: skip
+    [
+        ("relu", 4),
+        ("層の重み", 8),
+        ("ｶﾅ", 2),
+        ("café", 4),
+        ("cafe\u0301", 4),
+        ("حساب", 4),
+        ("नमस्ते", 4),
+        ("👩\u200d👩\u200d👧", 2),
+        ("🇩🇪🇫🇷", 4),
+    ],
+)
 def test_what_a_text_takes(text, columns):
     assert width(text) == columns
     assert "".join(letters(text)) == text
 
 
 def test_a_shortened_text_keeps_to_its_room_whatever_its_script():
-    for text in ("transformer_layer_attention", "変換器の層の注意機構の重み", "attention層の重みof変換器layers"):
+    for text in ("transformer_layer_attention", "変換器の層の注意機構の重み", "attention層の重みof変換器"):
         for fits in range(4, 30):
             short = shortened(text, fits)
             assert width(short) <= fits
