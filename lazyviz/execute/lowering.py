@@ -107,6 +107,8 @@ def check(node: Node) -> None:
     name = node.op._schema.name
     if "as_strided" in name:  # it counts on strides that a compiler chooses anew
         raise refuse(node, "takes strides as they are")
+    if name in ("aten::mul", "aten::mul_") and 0 in node.args[1:2]:
+        raise refuse(node, "multiplies by zero, which Inductor takes for zero even of infinities and NaN")
     if (
         "mkldnn_rnn" in name
     ):  # Inductor checks its workspace against a shape rule that the kernel does not keep

@@ -1,0 +1,190 @@
+"""What a backend has to get right, as programs that anybody's tests can run.
+
+In the tests of a package that offers a backend::
+
+    import pytest
+    from lazyviz.testing import PROGRAMS, check_backend
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_my_backend(program):
+        check_backend("mine", program)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .execute.backend import find_backend
+from .session import lazy
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def check_backend(name: str, program: str, *, exact: bool = False) -> float:
+    """Run one of :data:`PROGRAMS` three times in eager PyTorch and with the backend ``name``, and compare.
+
+    Compared are results, gradients, parameters, buffers and what was written in place, with their shapes,
+    strides and dtypes, who shares memory with whom, the state of the random generator, and that nothing
+    is left pending.
+
+    Args:
+        exact: to the last bit; else within :func:`torch.testing.assert_close`'s tolerances.
+
+    Returns:
+        The share of the ops that the backend itself ran, over all three runs.
+
+    Raises:
+        AssertionError: something differs; the message says what.
+        KeyError: there is no such program.
+    """
+    find_backend(name)
+    make = PROGRAMS[program]
+    torch.manual_seed(0)
+    eager = make()
+    torch.manual_seed(0)
+    ours = make()
+    states = [torch.get_rng_state()] * 2
+    ran = ops = 0.0
+    try:
+        for _ in range(3):
+            torch.set_rng_state(states[0])
+            expected = eager()
+            states[0] = torch.get_rng_state()
+            torch.set_rng_state(states[1])
+            with lazy(backend=name) as graph:
+                got = ours()
+            report = graph.evaluate()
+            states[1] = torch.get_rng_state()
+            assert graph.pending == 0, f"{graph.pending} ops are still pending"
+            assert torch.equal(*states), "the random generator is in another state than eager leaves it in"
+            _compare(got, expected, exact)
+            ran += report.share * report.ops_run
+            ops += report.ops_run
+    finally:
+        torch.set_rng_state(states[0])
+    return ran / ops if ops else 1.0
+
+
+def _compare(got: Tensors, expected: Tensors, exact: bool) -> None:
+    assert list(got) == list(expected)
+    limits: dict[str, Any] = {"rtol": 0.0, "atol": 0.0} if exact else {}
+    for name, mine in got.items():
+        theirs = expected[name]
+        assert type(mine) is type(theirs), f"{name} is a {type(mine).__name__}"
+        assert mine.stride() == theirs.stride(), f"{name} has strides {mine.stride()}, not {theirs.stride()}"
+        try:
+            torch.testing.assert_close(mine, theirs, equal_nan=True, **limits)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
+    for name, mine in got.items():
+        for other, tensor in got.items():
+            shared = mine.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+            alike = (
+                expected[name].untyped_storage().data_ptr() == expected[other].untyped_storage().data_ptr()
+            )
+            if mine.numel() and tensor.numel():
+                assert shared == alike, f"{name} and {other} {'share' if shared else 'do not share'} memory"
+
+
+def _training(model: nn.Module, loss: Callable[[], torch.Tensor], make: Any) -> Callable[[], Tensors]:
+    optimizer = make(model.parameters())
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def step() -> Tensors:
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        grads = {
+            f"{name}.grad": each.grad for name, each in model.named_parameters() if each.grad is not None
+        }
+        return {"loss": value.detach(), **model.state_dict(), **grads}
+
+    return step
+
+
+def _mlp() -> Callable[[], Tensors]:
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
+    x, y = torch.randn(5, 6), torch.randint(0, 3, (5,))
+    return _training(model, lambda: nn.functional.cross_entropy(model(x), y), torch.optim.AdamW)
+
+
+def _convolutions() -> Callable[[], Tensors]:
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, 2),
+    )
+    x = torch.randn(3, 2, 4, 4)
+    return _training(model, lambda: model(x).square().mean(), lambda p: torch.optim.SGD(p, 0.1, 0.9))
+
+
+def _attention() -> Callable[[], Tensors]:
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    x = torch.randn(2, 5, 8)
+    return _training(model, lambda: model(x).tanh().sum(), torch.optim.Adam)
+
+
+def _dropout() -> Callable[[], Tensors]:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    x = torch.randn(3, 4)
+
+    def loss() -> torch.Tensor:
+        return (model(x) + torch.randn(3, 1)).abs().mean()
+
+    return _training(model, loss, torch.optim.AdamW)
+
+
+def _views_and_writes() -> Callable[[], Tensors]:
+    base, total = torch.arange(12.0), torch.zeros(3)
+
+    def run() -> Tensors:
+        table = base.view(3, 4)
+        made = (table * 2).t()
+        row = made[1]
+        row.add_(100)
+        table[:, 0].mul_(-1)
+        total.add_(table.sum(1))
+        parts = made.split(2)
+        return {"base": base, "total": total, "made": made, "row": row, "first": parts[0], "table": table}
+
+    return run
+
+
+def _numbers() -> Callable[[], Tensors]:
+    x = torch.tensor([0.0, -1.5, 3e38, float("inf"), float("nan")])
+    whole = torch.tensor([7, -7, 0])
+
+    def run() -> Tensors:
+        return {
+            "double": x.double() / 3,
+            "half": x.half(),
+            "overflow": x * 10,
+            "compared": x > 0,
+            "divided": torch.div(whole, 2, rounding_mode="floor"),
+            "mask": torch.where(x.isfinite(), x, 0.0),
+            "empty": x[:0] + 1,
+            "scalar": x.nansum() * 0,
+        }
+
+    return run
+
+
+PROGRAMS: dict[str, Callable[[], Callable[[], Tensors]]] = {
+    "a multilayer perceptron with AdamW": _mlp,
+    "convolutions with batch norm and SGD": _convolutions,
+    "attention with Adam": _attention,
+    "dropout and noise": _dropout,
+    "views and writes in place": _views_and_writes,
+    "numbers of all kinds": _numbers,
+}
+"""Programs by name; each, called, gives a function whose tensors are compared after every call."""

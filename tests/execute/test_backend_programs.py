@@ -1,0 +1,101 @@
+"""The programs that anybody's backend is tried with, tried with ours and with the documented example."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import lazyviz
+from lazyviz.execute import backend as registry
+from lazyviz.testing import PROGRAMS, check_backend
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "timing_backend.py"
+
+
+@pytest.fixture
+def example(monkeypatch):
+    spec = importlib.util.spec_from_file_location("timing_backend", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "timing_backend", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def timing(example):
+    backend = example.TimingBackend()
+    lazyviz.register_backend("timing", backend)
+    yield backend
+    del registry._backends["timing"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_eager_backend_is_exact(program):
+    assert check_backend("eager", program, exact=True) == 1.0
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_documented_example_is_exact_and_times_every_operator(timing, program):
+    share = check_backend("timing", program, exact=True)
+    if program in ("attention with Adam", "dropout and noise"):  # their kernels may draw, which runs between
+        assert 0.9 < share < 1
+    else:
+        assert share == 1.0
+    assert timing.seconds and all(seconds > 0 for seconds in timing.seconds.values())
+
+
+def test_the_example_takes_thirty_lines():
+    code = [line for line in EXAMPLE.read_text().splitlines() if line.strip()]
+    assert len(code) <= 32
+
+
+def test_a_backend_of_an_installed_package_is_found_by_its_entry_point(example, monkeypatch):
+    point = importlib.metadata.EntryPoint("theirs", "timing_backend:TimingBackend", "lazyviz.backends")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == point.group else [])
+    assert "theirs" in registry.backend_names()
+    try:
+        x = torch.ones(2)
+        with lazyviz.lazy(backend="theirs") as graph:
+            y = x + 1
+        assert graph.evaluate().backend == "theirs" and y.tolist() == [2, 2]
+    finally:
+        registry._backends.pop("theirs", None)
+
+
+class Wrong:
+    """Gives back what it should, less a little."""
+
+    def __init__(self, spoil):
+        self.spoil = spoil
+
+    def compile(self, segment, inputs):
+        run = self.example.compile(segment, inputs)
+        return lambda *tensors: [self.spoil(each) for each in run(*tensors)]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "program"),
+    [
+        (lambda each: each + 1 if each.is_floating_point() else each, "numbers of all kinds"),
+        (lambda each: each.clone(), "views and writes in place"),
+        (
+            lambda each: each.t().contiguous().t() if each.dim() == 2 else each,
+            "a multilayer perceptron with AdamW",
+        ),
+    ],
+    ids=["values", "memory", "strides"],
+)
+def test_a_wrong_backend_is_found_out(example, spoil, program):
+    backend = Wrong(spoil)
+    backend.example = example.TimingBackend()
+    lazyviz.register_backend("wrong", backend)
+    try:
+        with pytest.raises(AssertionError):
+            check_backend("wrong", program)
+    finally:
+        del registry._backends["wrong"]
