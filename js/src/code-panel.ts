@@ -145,7 +145,7 @@ export class CodePanel {
       row.classList.toggle("lz-sync-line", Boolean(fact.sync));
       row.title = words(fact, share);
       button.setAttribute("aria-description", row.title);
-      cells[0]?.setAttribute("data-mark", fact.failed ? "✗" : fact.sync ? "⏸" : "");
+      cells[0]?.setAttribute("data-mark", fact.failed ? "✗" : fact.sync ? "‖" : "");
     }
     this.table.classList.toggle("lz-timed", timed);
     const rest = elsewhere > 0 && peak ? `${percent(elsewhere / peak)} of the peak (${bytesText(elsewhere)}) was there before, or is made elsewhere` : "";

@@ -21,7 +21,7 @@ export class Legend {
     select.addEventListener("change", () => {
       choose(select.value as Colouring);
     });
-    this.menu = html("label", { class: "lz-colour-menu" }, "Colour", select);
+    this.menu = html("label", { class: "lz-colour-menu" }, html("b", {}, "Colour"), select);
     this.element.append(this.colour, this.relations, this.note);
   }
 

@@ -33,6 +33,7 @@ SIZES: dict[str, tuple[float, float]] = {
     "sync": (212.0, 42.0),
 }
 LANE_WIDEST = 2  # boxes side by side in a lane
+STACKED = 6  # boxes of the optimizer that stand below one another, so that its lane is narrow
 PHASE_TITLES = {"forward": "Forward", "backward": "Backward", "optimizer": "Optimizer", "other": "Other"}
 
 
@@ -141,6 +142,13 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def _widest(box: Box) -> int:
+    """Boxes side by side in one layer."""
+    if box.kind != "lane":
+        return 5
+    return 1 if box.phase == "optimizer" and len(box.children) <= STACKED else LANE_WIDEST
+
+
 class Scene:
     """The picture of one graph under one plan."""
 
@@ -177,7 +185,7 @@ class Scene:
                 len(box.children),
                 [(at[start], at[end]) for start, end in box.edges],
                 [(at[start], at[end]) for start, end in box.order],
-                widest=LANE_WIDEST if box.kind == "lane" else 5,
+                widest=_widest(box),
                 close=[at[child] for child in box.children if child.kind == "input"],
             )
         return known

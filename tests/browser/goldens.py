@@ -26,13 +26,15 @@ COLOURS = 160  # of the palette that a picture is kept with
 DIFFERENT = 48  # of 255, in one channel: less is how an edge was smoothed
 TOLERANCE = 0.002  # share of the pixels that may differ
 
-# Times differ from run to run: all are drawn as 0 s.  Nothing has the focus or is pointed at.
+# Times differ from run to run: all are drawn as 0 s; folders from machine to machine.  Nothing has the focus.
 FREEZE = """() => {
   document.activeElement?.blur();
   const texts = document.createTreeWalker(document.querySelector(".lazyviz"), NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
     const node = texts.currentNode;
-    const text = node.data.replace(/\\b\\d[\\d.,]*(e[-+]?\\d+)?\\s?(ns|µs|us|ms|s|min)\\b/g, "0 s");
+    const text = node.data
+      .replace(/(\\/[\\w.-]+)+\\/(?=[\\w-]+\\.py)/g, "")
+      .replace(/\\b\\d[\\d.,]*(e[-+]?\\d+)?\\s?(ns|µs|us|ms|s|min)\\b/g, "0 s");
     if (text !== node.data) node.data = text;
   }
 }"""

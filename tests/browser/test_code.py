@@ -124,7 +124,7 @@ def test_a_failed_line_and_a_sync_point_are_marked(page):
         assert row(page, line).evaluate("row => row.className") == "lz-failed-line"
         assert "<b>boom</b>" in row(page, line).get_attribute("title")
         assert "sync point" in row(page, line - 1).get_attribute("title")
-        assert row(page, line - 1).locator("td").first.get_attribute("data-mark") == "⏸"
+        assert row(page, line - 1).locator("td").first.get_attribute("data-mark") == "‖"
     node.state = "pending"
     assert z is not None
 

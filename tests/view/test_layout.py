@@ -143,3 +143,10 @@ def test_a_tensor_from_outside_stands_just_above_its_reader():
     assert layers_of(3, [(0, 1), (1, 2)], close=[0]).layers == [[0], [1], [2]]
     late = layers_of(4, [(1, 2), (2, 3), (0, 3)], close=[0])
     assert 0 in late.layers[1]
+
+
+def test_a_few_boxes_of_the_optimizer_stand_below_one_another_so_that_three_lanes_have_room(step):
+    scene = Scene(step, make_plan(step))
+    (optimizer,) = (lane for lane in scene.hierarchy.lanes() if lane.phase == "optimizer")
+    assert 1 <= len(optimizer.children) <= 6
+    assert all(len(layer) == 1 for layer in scene.layers(optimizer).layers)
