@@ -14,7 +14,12 @@ const STYLES = [
   "font-weight",
   "text-anchor",
   "paint-order",
+  "stroke-linejoin",
+  "display",
+  "visibility",
 ];
+
+export const MARGIN = 16; // around the picture, in pixels
 
 export function svgText(graph: SVGSVGElement, width: number, height: number, background: string): string {
   const copy = graph.cloneNode(true) as SVGSVGElement;
@@ -26,23 +31,11 @@ export function svgText(graph: SVGSVGElement, width: number, height: number, bac
     const css = STYLES.map((name) => `${name}:${style.getPropertyValue(name)}`).join(";");
     element.setAttribute("style", css);
   });
-  const margin = 16;
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-  copy.setAttribute("viewBox", `${-margin} ${-margin} ${width + 2 * margin} ${height + 2 * margin}`);
-  copy.setAttribute("width", String(width + 2 * margin));
-  copy.setAttribute("height", String(height + 2 * margin));
+  copy.setAttribute("viewBox", `${-MARGIN} ${-MARGIN} ${width + 2 * MARGIN} ${height + 2 * MARGIN}`);
+  copy.setAttribute("width", String(width + 2 * MARGIN));
+  copy.setAttribute("height", String(height + 2 * MARGIN));
   copy.setAttribute("style", `background:${background}`);
   copy.querySelector(".lz-content")?.removeAttribute("transform");
   return new XMLSerializer().serializeToString(copy);
-}
-
-export function download(text: string, name: string): void {
-  const url = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
-  const link = document.createElement("a");
-  link.href = url;
-  link.download = name;
-  link.click();
-  setTimeout(() => {
-    URL.revokeObjectURL(url);
-  }, 1000);
 }

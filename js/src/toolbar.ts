@@ -15,7 +15,6 @@ export type ToolbarAction =
   | "fit"
   | "collapse-all"
   | "expand-all"
-  | "save"
   | "views";
 
 export interface ToolbarEvents {
@@ -35,6 +34,7 @@ export class Toolbar {
     batch: Batch | null,
     views: boolean,
     run: HTMLElement,
+    save: HTMLElement,
     search: HTMLElement,
     events: ToolbarEvents,
   ) {
@@ -67,7 +67,7 @@ export class Toolbar {
         button("collapse-all", "Collapse all", "Close every group"),
         button("expand-all", "Expand all", "Open every group"),
         viewsButton,
-        button("save", "Save", "Save the picture as SVG"),
+        save,
         search,
       ),
     );

@@ -297,6 +297,16 @@ export interface TableData {
   rows: { id: string; cells: string[] }[];
 }
 
+/** A piece of a file in base64; the last one has no `more`. */
+export interface FileMessage {
+  kind: "file";
+  format: string;
+  type: string;
+  data: string;
+  more: boolean;
+  error: string;
+}
+
 export type FromPython =
   | PlanMessage
   | LargestMessage
@@ -310,6 +320,7 @@ export type FromPython =
   | { kind: "reveal"; groups: GroupData[]; chain: string[] }
   | StatesMessage
   | { kind: "refused"; note: string }
+  | FileMessage
   | ({ kind: "found" } & Found);
 
 export type Action =
@@ -317,6 +328,7 @@ export type Action =
   | "evaluate-to"
   | "backend"
   | "summaries"
+  | "export"
   | "summarise"
   | "cancel"
   | "open"

@@ -8,7 +8,8 @@ import { html } from "./dom";
 import { GraphView } from "./graph-view";
 import { MemoryChart } from "./memory-chart";
 import { PlanControls } from "./plan-controls";
-import { download, svgText } from "./save-svg";
+import { SaveMenu } from "./save-menu";
+import { MARGIN, svgText } from "./save-svg";
 import { RunControls } from "./run-controls";
 import { Scene } from "./scene";
 import { Search } from "./search";
@@ -68,6 +69,7 @@ class Body {
   private batch: Batch | null;
   private readonly toolbar: Toolbar;
   private readonly run: RunControls;
+  private readonly save: SaveMenu;
   private readonly crumbs: Breadcrumbs;
   private readonly search: Search;
   private readonly code: CodePanel;
@@ -119,8 +121,16 @@ class Body {
       },
     });
     this.run = new RunControls(this.send, go);
-    const { run, search } = this;
-    this.toolbar = new Toolbar(this.data.title, this.memory, this.batch, this.data.views, run.element, search.element, {
+    this.save = new SaveMenu(
+      this.data.title,
+      () => this.picture(),
+      this.send,
+      (text) => {
+        this.run.refuse(text);
+      },
+    );
+    const { run, search, save } = this;
+    this.toolbar = new Toolbar(this.data.title, this.memory, this.batch, this.data.views, run.element, save.element, search.element, {
       act: (action) => {
         this.act(action);
       },
@@ -142,7 +152,7 @@ class Body {
         this.crumbs.show(id);
       },
     });
-    this.toolbar.element.querySelector('[data-action="save"]')?.before(this.graph.legend.menu);
+    this.toolbar.element.querySelector(".lz-save")?.before(this.graph.legend.menu);
     this.search.element.before(this.table.menu);
     const { memory } = this;
     this.chart = memory
@@ -254,6 +264,9 @@ class Body {
         break;
       case "states":
         this.showStates(message);
+        break;
+      case "file":
+        this.save.hear(message);
         break;
       case "refused":
         this.run.refuse(message.note);
@@ -496,6 +509,14 @@ class Body {
     this.errors.replaceChildren(...block);
   }
 
+  /** The graph as it is drawn now, and its size. */
+  private picture(): [svg: string, width: number, height: number] {
+    const { width, height } = this.graph.size;
+    const background = getComputedStyle(this.root).backgroundColor;
+    const text = this.graph.atFullSize(() => svgText(this.graph.svg, width, height, background));
+    return [text, width + 2 * MARGIN, height + 2 * MARGIN];
+  }
+
   private act(action: ToolbarAction): void {
     switch (action) {
       case "views":
@@ -513,12 +534,6 @@ class Body {
         this.expanding = true;
         this.send("open-all");
         break;
-      case "save": {
-        const { width, height } = this.graph.size;
-        const background = getComputedStyle(this.root).backgroundColor;
-        download(this.graph.atFullSize(() => svgText(this.graph.svg, width, height, background)), "lazyviz.svg");
-        break;
-      }
     }
   }
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 from ..graph.ir import Graph
 from ..plan.memory import Plan
 from .boxes import Hierarchy
+from .convert import REMEDY, convert
 from .dot import to_dot
 from .model_explorer import model_explorer
 from .page import interactive_page
@@ -43,14 +44,15 @@ def save(
 
     ``svg`` is the static picture; ``html`` a page of one file with all that the widget of
     ``pictured`` shows but running (without it: the static picture and the text); ``dot`` is
-    Graphviz's language.  ``pdf`` and ``png`` are laid out by Graphviz's ``dot`` program, where it
-    is installed, within ``dot_seconds`` seconds.  ``perfetto`` and ``chrome`` (and ``json``) are
+    Graphviz's language.  ``pdf`` and ``png`` are the static picture, made by CairoSVG or an installed
+    browser; where there is neither, Graphviz's ``dot`` program lays out all ops within ``dot_seconds``
+    seconds.  ``perfetto`` and ``chrome`` (and ``json``) are
     trace events, ``model-explorer`` is that tool's JSON, ``pickle`` PyTorch's memory snapshot, with
     ``eager`` of eager PyTorch's timeline instead of our run's.  ``drawn``: boxes made earlier.
 
     Raises:
         ValueError: an unknown format.
-        RuntimeError: ``dot`` is not installed, failed, or took too long.
+        RuntimeError: nothing is installed that makes a ``pdf`` or ``png``, or it failed or took too long.
     """
     path = Path(path)
     kind = (format or path.suffix.removeprefix(".")).lower()
@@ -63,7 +65,8 @@ def save(
     elif kind == "dot":
         path.write_text(to_dot(graph).source, encoding="utf-8")
     elif kind in ("pdf", "png"):
-        path.write_bytes(_laid_out(graph, kind, dot_seconds))
+        svg = render_svg(graph, plan, title=title, state=state, scene=Scene(graph, plan, drawn=drawn))
+        path.write_bytes(convert(svg, kind) or _laid_out(graph, kind, dot_seconds))
     elif kind in ("json", "perfetto", "chrome"):
         path.write_text(json.dumps(trace_events(graph.nodes, plan, title=title)), encoding="utf-8")
     elif kind == "model-explorer":
@@ -90,8 +93,7 @@ def _laid_out(graph: Graph, kind: str, seconds: float) -> bytes:
     program = shutil.which("dot")
     if program is None:
         raise RuntimeError(
-            f"saving as {kind} needs Graphviz's `dot` program, which is not installed (Debian: "
-            "`apt install graphviz`); .svg and .html need nothing"
+            f"saving as {kind} needs a program that is not installed: {REMEDY}; .svg and .html need nothing"
         )
     try:
         done = subprocess.run(

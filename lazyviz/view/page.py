@@ -45,6 +45,7 @@ NEEDS_PYTHON = {
     "evaluate": "nothing can be run without the notebook",
     "evaluate-to": "likewise",
     "backend": "likewise",
+    "summarise": "values are asked for while they are there",
     "summaries": "values are looked at while they are computed",
     "cancel": "nothing runs",
     "summarise": "values are in the notebook",
@@ -54,10 +55,22 @@ NEEDS_PYTHON = {
     "split": "as are pieces of the batch",
     "device": "and devices",
     "shown": "the plan that is shown never changes",
+    "export": "other files are written in Python",
     "table": "later",
     "range": "the chart zooms into the points that it has",
 }
-HIDDEN = ("evaluate", "evaluate-to", "cancel", "backend", "summaries", "views", "device")
+HIDDEN = (
+    "evaluate",
+    "evaluate-to",
+    "cancel",
+    "backend",
+    "summaries",
+    "summarise",
+    "views",
+    "device",
+    "graph",
+    "table",
+)
 NOTE = "Saved page: running, and plans for other batch sizes or devices, need the notebook."
 STYLE = """
 :root{color-scheme:light dark}
@@ -92,7 +105,7 @@ def interactive_page(controller: Controller, scene: Scene) -> str:
     fallback = static_bundle(
         controller.graph, shown.plan, title=controller.title, state=controller.state, scene=shown
     )["text/html"]
-    hidden = ",".join(f'[data-action="{action}"]' for action in HIDDEN)
+    hidden = ",".join([*(f'[data-action="{action}"]' for action in HIDDEN), "[data-python]"])
     # Text in a <script> ends at the next "</script", and a "<!--" changes what that is.
     script = script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

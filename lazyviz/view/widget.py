@@ -136,6 +136,10 @@ class LazyWidget(anywidget.AnyWidget):
         elif action in ("backend", "summaries"):
             if note := choose(self._controller, action, id):
                 self.send({"kind": "refused", "note": note})
+        elif action == "export":
+            from .files import send_file  # which needs this module for the saved page
+
+            send_file(self._controller, self._answers.scene, id, lambda message: self.send(message))
         else:
             return False
         return True

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import dataclasses
 import re
+import shutil
+import sys
 import types
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
@@ -18,7 +20,7 @@ import lazyviz
 from lazyviz.graph.ir import Graph
 from lazyviz.plan.planner import make_plan
 from lazyviz.plan.words import line_text
-from lazyviz.view import export
+from lazyviz.view import convert, export
 from lazyviz.view.dot import to_dot
 from lazyviz.view.export import save
 from lazyviz.view.memory import memory_json, verdict
@@ -168,13 +170,48 @@ def test_an_unknown_format_is_refused_by_name_and_the_known_ones_are_listed(step
         save(step, plan, tmp_path / "a.xyz")
 
 
-def test_pdf_without_dot_says_what_to_install(step, plan, tmp_path, monkeypatch):
+@pytest.fixture
+def no_cairo(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cairosvg", None)
+
+
+def test_pdf_where_nothing_can_make_one_says_what_to_install(step, plan, tmp_path, monkeypatch, no_cairo):
     monkeypatch.setattr(export.shutil, "which", lambda _: None)
-    with pytest.raises(RuntimeError, match="apt install graphviz"):
+    monkeypatch.setattr(convert.sys, "platform", "linux")
+    with pytest.raises(RuntimeError, match="pip install cairosvg"):
         save(step, plan, tmp_path / "a.pdf")
 
 
-def test_dot_is_stopped_after_its_time(step, plan, tmp_path, monkeypatch):
+def test_cairo_gets_the_static_picture_without_halos(step, plan, tmp_path, monkeypatch):
+    given = {}
+
+    def svg2pdf(bytestring, scale):
+        given["svg"] = bytestring.decode()
+        return b"%PDF-made"
+
+    monkeypatch.setitem(sys.modules, "cairosvg", types.SimpleNamespace(svg2pdf=svg2pdf))
+    save(step, plan, tmp_path / "a.pdf", title="the title")
+    assert (tmp_path / "a.pdf").read_bytes() == b"%PDF-made"
+    assert "the title" in given["svg"] and "paint-order" not in given["svg"]
+
+
+def test_a_browser_is_asked_for_a_page_of_the_pictures_size(step, plan, tmp_path, monkeypatch, no_cairo):
+    program = tmp_path / "chromium"
+    program.write_text(
+        "#!/bin/sh\nfor each; do case $each in --print-to-pdf=*) out=${each#*=};; "
+        'file:*) in=${each#file://};; esac; done\ngrep -o "@page{[^}]*}" "$in" > "$out"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(
+        convert.shutil, "which", lambda name: str(program) if name == "chromium" else shutil.which("grep")
+    )
+    save(step, plan, tmp_path / "a.pdf")
+    width, height = re.search(r'width="(\d+)" height="(\d+)"', render_svg(step, plan)).groups()
+    assert (tmp_path / "a.pdf").read_text().strip() == f"@page{{size:{width}px {height}px;margin:0}}"
+
+
+def test_dot_is_stopped_after_its_time(step, plan, tmp_path, monkeypatch, no_cairo):
+    monkeypatch.setattr(export, "convert", lambda svg, kind: None)
     program = tmp_path / "dot"
     program.write_text("#!/bin/sh\nexec sleep 30\n")
     program.chmod(0o755)
