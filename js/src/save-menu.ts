@@ -80,6 +80,8 @@ export class SaveMenu {
   private open(): void {
     this.menu.hidden = false;
     this.button.setAttribute("aria-expanded", "true");
+    const room = this.element.closest(".lazyviz")?.getBoundingClientRect().right ?? Infinity;
+    this.menu.classList.toggle("lz-to-left", this.button.getBoundingClientRect().left + this.menu.offsetWidth > room);
     this.items[0]?.focus();
   }
 

@@ -45,7 +45,6 @@ NEEDS_PYTHON = {
     "evaluate": "nothing can be run without the notebook",
     "evaluate-to": "likewise",
     "backend": "likewise",
-    "summarise": "values are asked for while they are there",
     "summaries": "values are looked at while they are computed",
     "cancel": "nothing runs",
     "summarise": "values are in the notebook",
