@@ -6,12 +6,11 @@ A part of :mod:`.session`.  Whoever shows a graph subscribes, and is told when a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import cast
 
 from .batching import NamedBatch
-from .execute.backend import EXTRAS, backend_names, find_backend, is_loaded
+from .execute.backend import EXTRAS, backend_names, find_backend, is_loaded, offered
 from .execute.clusters import Cluster
 from .execute.progress import Run
 from .execute.report import NonFinite
@@ -131,10 +130,8 @@ class Choices:
         if name in EXTRAS and find_spec(name) is None:
             return f"needs the package {name}: pip install 'lazyviz[{name}]'"
         if not is_loaded(name) and name not in EXTRAS:  # what it imports is imported once it is chosen
-            for point in entry_points(group="lazyviz.backends"):
-                if point.name == name and find_spec(point.module.partition(".")[0]) is None:
-                    return f"needs the package {point.module.partition('.')[0]}"
-            return ""
+            package = offered().get(name, "").partition(".")[0]
+            return f"needs the package {package}" if package and find_spec(package) is None else ""
         if self.batch is None and (name in EXTRAS or isinstance(find_backend(name), Cluster)):
             return NEEDS_BATCH.format(backend=name)
         return ""

@@ -22,6 +22,7 @@ from . import absence, batching, recomputing
 from .execute import eager
 from .execute.backend import find_backend
 from .execute.clusters import Cluster
+from .execute.forecast import learn
 from .execute.memory import ResidentMemory
 from .execute.progress import Run
 from .execute.recompute import RecomputeRun
@@ -242,6 +243,8 @@ def run(
                 graphs.pop(id(lazy.ir), None)
             lazy._changed(outcome)
         watch.release()
+        if on_progress is not None:
+            learn(nodes)
     if graph is not None:
         graph.report = report
     return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -93,12 +94,18 @@ def register_backend(name: str, backend: Backend | Cluster) -> None:
     _backends[name] = backend
 
 
-def backend_names() -> list[str]:
-    """Backends built in or registered, and those that installed packages offer (entry points
-    ``lazyviz.backends``).
+@functools.cache
+def offered() -> dict[str, str]:
+    """The backends of installed packages (entry points ``lazyviz.backends``), each with its module.
+
+    Looked up once: it takes milliseconds.
     """
-    points = entry_points(group="lazyviz.backends")
-    return sorted({*_backends, *_COMPILERS, *EXTRAS, *(point.name for point in points)})
+    return {point.name: point.module for point in entry_points(group="lazyviz.backends")}
+
+
+def backend_names() -> list[str]:
+    """Backends built in or registered, and those that installed packages offer."""
+    return sorted({*_backends, *_COMPILERS, *EXTRAS, *offered()})
 
 
 def is_loaded(name: str) -> bool:

@@ -27,7 +27,7 @@ from .report import NonFinite
 
 CHUNK = 1 << 19  # elements
 SCRATCH_BYTES = 16 << 20
-SAMPLE = 1 << 16  # elements that a histogram counts at most
+SAMPLE = 1 << 13  # elements that a histogram counts, evenly spread, at most
 
 _log = logging.getLogger(__name__)
 # What these return is still to be written.
@@ -83,7 +83,13 @@ def summarise(tensor: torch.Tensor) -> Summary | None:
     if not finite:
         return Summary(*special, None, None, None)
     mean = min(max(total / finite, least), largest)
-    return Summary(*special, float(least), float(largest), mean, _histogram(tensor, least, largest))
+    return Summary(
+        *special,
+        float(least),
+        float(largest),
+        mean,
+        _histogram(tensor, least, largest, clean=finite == tensor.numel()),
+    )
 
 
 def _numbers(chunk: torch.Tensor) -> torch.Tensor:
@@ -110,7 +116,7 @@ def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         stack += reversed(part.split(-(-part.shape[dim] // pieces), dim))
 
 
-def _histogram(tensor: torch.Tensor, least: float, largest: float) -> tuple[int, ...]:
+def _histogram(tensor: torch.Tensor, least: float, largest: float, *, clean: bool) -> tuple[int, ...]:
     width = largest - least
     if not (0 < width < math.inf):
         return ()
@@ -118,8 +124,9 @@ def _histogram(tensor: torch.Tensor, least: float, largest: float) -> tuple[int,
         dim = max(range(tensor.dim()), key=lambda each: tensor.shape[each])
         step = min(-(-tensor.numel() // SAMPLE), tensor.shape[dim]) | 1
         tensor = tensor[(slice(None),) * dim + (slice(None, None, step),)]
-    values = _numbers(tensor).to(torch.float64).flatten()
-    values = values[values.isfinite()]
+    values = _numbers(tensor).to(torch.float64, copy=True).flatten()
+    if not clean:
+        values = values[values.isfinite()]
     bins = values.sub_(least).mul_(BINS / width).to(torch.int32).clamp_(0, BINS - 1)
     return tuple(torch.bincount(bins, minlength=BINS).tolist())
 

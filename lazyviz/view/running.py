@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -20,6 +21,8 @@ from ..plan.devices import memory_in_use
 from ..plan.units import format_bytes
 
 INTERVAL = 0.1  # seconds between two looks at a run
+FORESEEN_AFTER = 1.0  # seconds that a run takes before it is said how long it will take
+MEMORY_INTERVAL = 0.5  # seconds between two looks at the device's memory
 
 _log = logging.getLogger(__name__)
 
@@ -101,6 +104,7 @@ class Running:
         self._followers: list[Follower] = []
         self._lock = threading.RLock()
         self._seen = 0  # of the live run's ended nodes
+        self._began = 0.0  # when the live run did
         self._busy = False  # a run that a widget asked for is under way
         self._over = threading.Event()  # for whoever looks at the live run
         self.cancelled = threading.Event()
@@ -201,6 +205,7 @@ class Running:
     def _watch(self) -> None:
         self._over.set()
         self._over = threading.Event()
+        self._began = time.monotonic()
         self._seen = 0
         arguments = (self._look_on, self._over)
         context = contextvars.copy_context()
@@ -210,12 +215,15 @@ class Running:
         if over.wait(INTERVAL):
             return
         with memory_in_use(_device(self._controller.graph)) as in_use:
+            memory, read = None, -MEMORY_INTERVAL
             while True:
+                if time.monotonic() - read >= MEMORY_INTERVAL:
+                    memory, read = in_use(), time.monotonic()
                 with self._lock:
                     if over.is_set():
                         return
                     try:
-                        self._look(in_use())
+                        self._look(memory)
                     except Exception:  # a page that has gone: the run is not to feel it
                         _log.exception("lazyviz: progress could not be shown")
                         return
@@ -227,7 +235,7 @@ class Running:
         live = self._controller.live
         if live is None:
             return
-        now = live.now(foresee=True)
+        now = live.now(foresee=time.monotonic() - self._began > FORESEEN_AFTER)
         seen, self._seen = self._seen, len(live.ended)
         if now.done:
             left = now.seconds_left

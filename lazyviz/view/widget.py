@@ -168,8 +168,12 @@ class LazyWidget(anywidget.AnyWidget):
         """A run has begun or ended, or a choice of how to run was made."""
         running, answers = self._running, self._answers
         state = running.state
-        if state != "running":
-            self._send_states(look=True)
+        if state == "running":  # the run is about to begin: no time for more
+            with self.hold_sync():
+                self.progress = self.error = None
+                self.report, self.state = "", state
+            return
+        self._send_states(look=True)
         with self.hold_sync():
             self.progress = None
             for name, value in run_traits(self._controller, answers.scene).items():
