@@ -9,7 +9,7 @@ const HEADS: [name: string, title: string][] = [
   ["Line", ""],
   [
     "Allocates",
-    "Bytes that the line's ops allocate. What the backward pass makes counts at the line that runs it, such as loss.backward(); hover a line for what its gradients take there",
+    "Bytes that the line's ops allocate, those of your functions and modules that it calls included. What the backward pass makes counts at the line that runs it, such as loss.backward(); hover a line for what its gradients take there",
   ],
   ["At peak", "Share of the projected peak: what the line made and what is alive then. Paler: its gradients, made by another line"],
   ["Time", "Seconds that the line's ops took in the run"],
@@ -158,7 +158,7 @@ function words(fact: LineFact, share: (bytes?: number) => string): string {
   const parts: string[] = [];
   if (fact.failed) parts.push(`failed: ${fact.failed}`);
   if (fact.sync) parts.push(`sync point, ${fact.sync}`);
-  if (fact.ops) parts.push(`${count(fact.ops)}, ${bytesText(fact.bytes ?? 0)} allocated, ${bytesText(fact.held ?? 0)} at the peak (${share(fact.held)})`);
+  if (fact.ops) parts.push(`${count(fact.ops)}${fact.called ? ` (${fact.called.toLocaleString("en")} by lines that it calls)` : ""}, ${bytesText(fact.bytes ?? 0)} allocated, ${bytesText(fact.held ?? 0)} at the peak (${share(fact.held)})`);
   if (fact.gradients) {
     parts.push(`its gradients: ${count(fact.gradients)}, ${bytesText(fact.gradientBytes ?? 0)} allocated, ${bytesText(fact.gradientHeld ?? 0)} at the peak (${share(fact.gradientHeld)})`);
   }

@@ -262,6 +262,7 @@ export interface Found {
 export interface LineFact {
   ops?: number;
   bytes?: number;
+  called?: number; // ops of other lines that this one called
   held?: number; // alive at the peak
   gradients?: number; // ops of the backward pass that another line ran
   gradientBytes?: number;

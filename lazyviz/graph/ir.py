@@ -214,6 +214,7 @@ class Node:
         "alarm",
         "args",
         "at_once",
+        "callers",
         "error",
         "forward",
         "index",
@@ -243,6 +244,7 @@ class Node:
         self.module = ""  # "transformer.h.0.attn", relative to the outermost module called
         self.root = ""  # class name of that outermost module, "" outside of one
         self.source: SourceLine | None = None
+        self.callers: tuple[SourceLine, ...] = ()  # the user's lines that led to it, innermost first
         self.phase: Phase = "other"
         self.forward: Node | None = None  # of a backward node: the node it differentiates
         self.state: State = "pending"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import sys
 import sysconfig
 import weakref
 from collections.abc import Callable
@@ -34,6 +35,7 @@ _PHASES: dict[str, Phase] = {
 
 
 ValueFinder = Callable[[torch.Tensor], TrackedValue | None]  # what recording knows of a tensor, if anything
+MOST_FRAMES = 100  # looked at for the lines that led to an op
 _NO_SEQUENCE = 1 << 62  # AccumulateGrad and its like carry the largest sequence number
 
 
@@ -82,6 +84,26 @@ class SourceFinder:
             frame = frame.f_back
         return None, phase
 
+    def callers(self, frame: FrameType | None) -> tuple[SourceLine, ...]:
+        """The user's lines above the one that :meth:`find` finds, up to a cell's or script's own."""
+        lines: list[SourceLine] = []
+        for _ in range(MOST_FRAMES):
+            if frame is None:
+                break
+            code = frame.f_code
+            kind = self._kinds.get(id(code))
+            if kind is None:
+                kind = self._kinds[id(code)] = _kind(code.co_filename)
+                self._codes.append(code)
+            if kind is True:
+                line, _ = self.find(frame)
+                if line is not None and line not in lines:  # of a function that calls itself once
+                    lines.append(line)
+                if code.co_name == "<module>":
+                    break
+            frame = frame.f_back
+        return tuple(lines)
+
     def forget(self) -> None:
         """Drop what is remembered (a cell that is run again has new code objects)."""
         self._kinds.clear()
@@ -100,12 +122,13 @@ class Scopes:
     def __init__(self) -> None:
         self.module = ""
         self.root = ""
+        self._callers: tuple[SourceLine, ...] = ()  # of the outermost module's call
         self.phase: Phase = "other"
         self.sources = SourceFinder()
         self.by_sequence: dict[int, TrackedNode] = {}  # autograd sequence number -> forward node
         self._earlier: weakref.WeakSet[Graph] = weakref.WeakSet()  # with forward nodes of their own
         self._entered: list[tuple[str, str]] = []  # root and path of modules called since the last node
-        self._stack: list[tuple[str, str, Phase]] = []
+        self._stack: list[tuple[str, str, Phase, tuple[SourceLine, ...]]] = []
         self._paths: dict[int, str] = {}
         self._known_roots: weakref.WeakKeyDictionary[torch.nn.Module, tuple[int, dict[int, str]]] = (
             weakref.WeakKeyDictionary()
@@ -121,6 +144,10 @@ class Scopes:
         node.source, hint = self.sources.find(frame)
         node.module = self.module
         node.root = self.root
+        # Inside modules those of the modules' calls: no op there looks through all their frames.
+        callers = self._callers if self.root else self.sources.callers(frame)[1:]
+        if callers:
+            node.callers = callers
         if self._entered:
             node.graph.calls[node.index] = tuple(self._entered)
             self._entered.clear()
@@ -166,10 +193,13 @@ class Scopes:
         return None, ""
 
     def enter(self, module: torch.nn.Module) -> None:
-        self._stack.append((self.module, self.root, self.phase))
+        self._stack.append((self.module, self.root, self.phase, self._callers))
         if not self.root:
             self.root = type(module).__name__
             self._paths = self._learn(module)
+            self._callers = self.sources.callers(sys._getframe(1))
+        elif (line := self.sources.find(sys._getframe(1))[0]) is not None and line not in self._callers:
+            self._callers = (line, *self._callers)
         path = self._paths.get(id(module))
         if path is None:  # made after its root was entered, or not registered
             path = f"{self.module}.{type(module).__name__}" if self.module else type(module).__name__
@@ -179,7 +209,7 @@ class Scopes:
             self.phase = "forward"
 
     def leave(self) -> None:
-        self.module, self.root, self.phase = self._stack.pop()
+        self.module, self.root, self.phase, self._callers = self._stack.pop()
 
     def forget_calls(self) -> None:
         """Drop the calls that recorded nothing, so that the next graph does not take them for its own."""

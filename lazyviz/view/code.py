@@ -1,8 +1,8 @@
 """The user's code beside the graph: each line with what its ops allocate, its share of the peak, its time.
 
 A cell stands there as a whole; of other files the lines that ops come from, with their
-surroundings.  An op counts at the line that ran it: what the backward pass makes counts at
-``loss.backward()``, so that the shares add up, and is noted at its forward line beside.
+surroundings.  An op counts at the line that ran it, and at the user's lines that called that one:
+what the backward pass makes counts at ``loss.backward()``, and is noted at its forward line beside.
 """
 
 from __future__ import annotations
@@ -64,17 +64,35 @@ class Code:
                         key = source.file, source.line
                         sources.setdefault(key, source)
                         self.gradients[key].append(node)
+        self._drop_outside()
         for sync in graph.sync_points:
             if sync.source is not None:
                 key = sync.source.file, sync.source.line
                 sources.setdefault(key, sync.source)
                 self._syncs[key].append(f"{sync.cause}: ran {plural(sync.ops, 'op')}")
+        self._sources = sources = {
+            key: source
+            for key, source in sources.items()
+            if key in self.ops or key in self.gradients or key in self._syncs
+        }
         self.sections = _sections(sources, cell)
         self._place = {section.file: at for at, section in enumerate(self.sections)}
         self._made = [0] * len(graph.nodes)  # bytes
         for storage in graph.storages:
             if not storage.external and 0 <= storage.created < len(self._made):
                 self._made[storage.created] += storage.nbytes
+
+    def _drop_outside(self) -> None:
+        """Forget the lines around the block itself: those that called all there is, and made none of it."""
+        own = {(node.source.file, node.source.line) for node in self._graph.nodes if node.source is not None}
+        some = sum(node.source is not None for node in self._graph.nodes)
+        for key, nodes in list(self.ops.items()):
+            if key not in own and len(nodes) == some and not _in_cell(key[0]):
+                del self.ops[key]
+                self.gradients.pop(key, None)
+
+    def source(self, key: Key) -> SourceLine:
+        return self._sources[key]
 
     @property
     def size(self) -> int:
@@ -97,6 +115,7 @@ class Code:
             failed = next((node.error or "failed" for node in nodes if node.state == "failed"), "")
             fact = {
                 "ops": len(nodes),
+                "called": sum(_key(node) != key for node in nodes),
                 "bytes": self.allocated(nodes),
                 "held": sum(held[node.index] for node in nodes),
                 "gradients": len(backward),
@@ -107,7 +126,8 @@ class Code:
                 "failed": failed,
             }
             facts[self.id(key)] = {name: value for name, value in fact.items() if value}
-        return {"lines": facts, "peak": plan.peak_bytes, "elsewhere": plan.peak_bytes - sum(held.values())}
+        made = sum(held[node.index] for node in self._graph.nodes if node.source is not None)
+        return {"lines": facts, "peak": plan.peak_bytes, "elsewhere": plan.peak_bytes - made}
 
     def id(self, key: Key) -> str:
         return f"{self._place[key[0]]}:{key[1]}"
@@ -129,7 +149,7 @@ class Code:
             if node.forward is not None:
                 sources.update(dict.fromkeys(lines_of(node.forward)))
         keys = [(source.file, source.line) for source in sources]
-        return [self.id(key) for key in keys if key[0] in self._place][:MOST_LINES]
+        return [self.id(key) for key in keys if key in self._sources][:MOST_LINES]
 
     def allocated(self, nodes: Sequence[Node]) -> int:
         """Bytes that these ops allocate, as recorded."""
@@ -176,7 +196,16 @@ class Code:
 
 def lines_of(node: Node) -> tuple[SourceLine, ...]:
     """The user's lines that ``node`` counts at, innermost first."""
-    return () if node.source is None else (node.source,)
+    own = () if node.source is None else (node.source,)
+    return own + tuple(line for line in node.callers if line != node.source)
+
+
+def _key(node: Node) -> Key | None:
+    return (node.source.file, node.source.line) if node.source is not None else None
+
+
+def _in_cell(file: str) -> bool:
+    return SourceLine(file, 0, "").in_cell
 
 
 def _sections(sources: dict[Key, SourceLine], cell: str) -> list[Section]:

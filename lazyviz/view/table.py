@@ -195,7 +195,7 @@ class Table:
         elif column == "state":
             return [STATES.index(_state(nodes)) for _, nodes in rows]
         elif column == "line":
-            keys = _ranks([_line_key(nodes[0]) for _, nodes in rows], key=None)
+            keys = _ranks([key if mode == "lines" else _line_key(nodes[0]) for key, nodes in rows], key=None)
         elif column == "phase":
             keys = [tuple(PHASES.index(each) for each in _phases(nodes)) for _, nodes in rows]
         elif column == "shape":
@@ -247,9 +247,10 @@ class Table:
         if column == "phase":
             return ", ".join(_phases(nodes))
         if column == "line":
-            return line_text(node.source) if node.source is not None else ""
+            source = self._code.source(key) if mode == "lines" else node.source
+            return line_text(source) if source is not None else ""
         if column == "text":
-            return node.source.text.strip() if node.source is not None else ""
+            return self._code.source(key).text.strip()
         if column == "shape":
             shapes = [shape_text(value.symbolic_shape) for value in node.outputs[:3]]
             return ", ".join(shapes) + (" …" if len(node.outputs) > 3 else "")

@@ -6,7 +6,10 @@ import linecache
 import time
 
 import pytest
+import torch
+from torch import nn
 
+import lazyviz
 from lazyviz.graph.ir import SourceLine, SyncPoint
 from lazyviz.plan.planner import make_plan
 from lazyviz.view.code import Code
@@ -108,6 +111,47 @@ def test_a_line_leads_to_its_ops_and_an_op_to_its_lines(step, plan, code):
     assert code.ids_of([backward]) == ["0:2", "0:1"], "its own line first"
     for wrong in ("", "0", "x:1", "9:1", "0:99", "0:1:2", "-1:1", "٣:1"):
         assert code.key(wrong) is None
+
+
+class Half(nn.Module):
+    def forward(self, x):
+        return x * 0.5  # the half
+
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Half(), Half()
+
+    def forward(self, x):
+        x = self.first(x)  # the first
+        return self.second(x)  # the second
+
+
+def shifted(x):
+    return x + 1  # the shift
+
+
+def test_a_line_counts_what_the_modules_and_functions_it_calls_do():
+    net, x = Whole(), torch.randn(4, 8)
+    with lazyviz.lazy() as graph:
+        y = net(x)  # the call
+        z = shifted(y)  # the function
+    code = Code(graph.ir)
+    facts = code.facts_json(graph.plan())["lines"]
+    texts = {f"0:{line}": text for line, text in code.text_json()[0]["lines"]}
+    found = {text.rpartition("# ")[2]: fact for id, text in texts.items() if (fact := facts.get(id))}
+    assert {what: (fact["ops"], fact.get("called", 0)) for what, fact in found.items()} == {
+        "the half": (2, 0),
+        "the first": (1, 1),
+        "the second": (1, 1),
+        "the call": (2, 2),
+        "the shift": (1, 0),
+        "the function": (1, 1),
+    }, "and no line around the block"
+    assert found["the call"]["bytes"] == 2 * 4 * 8 * 4
+    assert len(code.ids_of(graph.ir.nodes[:1])) == 3
+    assert z is not None
 
 
 def test_hundred_thousand_ops_cost_little(write):
