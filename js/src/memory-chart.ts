@@ -168,7 +168,10 @@ export class MemoryChart {
     const { memory } = this;
     const at = memory.peakName ? ` at ${memory.peakName}` : "";
     this.svg.setAttribute("aria-label", this.summary(at));
-    this.head.textContent = `peak ${memory.peakText}${at} · plain eager PyTorch: ${memory.eagerText}`;
+    const { capacity } = memory;
+    const times = (capacity ?? 0) / memory.peak;
+    const far = capacity !== null && times >= NEAR && memory.verdict !== "too-big" ? ` · ${memory.device} has ${memory.capacityText}, ${times < 10 ? times.toFixed(1) : number(Math.round(times))} × the peak` : "";
+    this.head.textContent = `peak ${memory.peakText}${at} · plain eager PyTorch: ${memory.eagerText}${far}`;
     this.measured.textContent = memory.measured;
     const [start, stop] = this.points.range;
     this.back.hidden = !this.views.length;
@@ -236,7 +239,8 @@ export class MemoryChart {
     const heights = totals(points, shown);
     const held = whole ? points.held : undefined;
     const highest = Math.max(...heights, ...(held ?? []).map((size) => size ?? 0), 1);
-    const near = (bytes: number | null): bytes is number => whole && bytes !== null && bytes < NEAR * highest;
+    const reach = (memory.verdict === "too-big" ? 4 * NEAR : NEAR) * highest; // what does not fit is to be seen
+    const near = (bytes: number | null): bytes is number => whole && bytes !== null && bytes < reach;
     const most = Math.max(highest, ...[memory.needed, memory.capacity].filter(near)) * 1.08;
     const plot = (this.plot = new Plot(width, start, stop, most));
     this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
@@ -263,10 +267,6 @@ export class MemoryChart {
     }
     if (near(memory.capacity)) {
       parts.push(...line(plot, "lz-capacity", memory.capacity, `${memory.device}: ${memory.capacityText}`));
-    } else if (whole && memory.capacity !== null) {
-      const times = memory.capacity / highest;
-      const text = `↑ ${memory.device}: ${memory.capacityText}, ${times < 10 ? times.toFixed(1) : number(Math.round(times))} × this scale`;
-      parts.push(svg("text", { class: "lz-capacity-text", x: right - 4, y: top - 5 }, text));
     }
     const peakAt = memory.peakAt;
     if (whole && peakAt !== null && peakAt >= start && peakAt < stop) {
@@ -305,7 +305,7 @@ export class MemoryChart {
         if (cut) parts.push(svg("path", { class: "lz-piece", d: `M${from},${name ? 5 : plot.top}V${plot.bottom}` }));
         // In full where there is room, else the piece alone: "piece 2, and 6 more like it".
         const text = [name, name.split(",")[0] ?? ""].find((each) => each && to - from > each.length * charWidth(11) + 8);
-        if (text) parts.push(svg("text", { class: "lz-piece-name", x: from + 5, y: plot.top + 12 }, svg("title", {}, name), text));
+        if (text) parts.push(svg("text", { class: "lz-piece-name", x: from + 5, y: plot.top - 4 }, svg("title", {}, name), text));
       },
     );
     spans(memory.phases, (phase, from, to) => {
@@ -334,10 +334,10 @@ export class MemoryChart {
 
 function line(plot: Plot, name: string, bytes: number, text: string, atStart = false): SVGElement[] {
   const y = plot.y(bytes);
-  const x = atStart ? plot.left + 4 : plot.right - 4;
+  const x = atStart ? plot.left + 4 : plot.right - 4; // below the one line and above the other
   return [
     svg("path", { class: name, d: `M${plot.left},${y}H${plot.right}` }),
-    svg("text", { class: `${name}-text`, x, y: y - 5 }, text),
+    svg("text", { class: `${name}-text`, x, y: y + (atStart ? 12 : -5) }, text),
   ];
 }
 

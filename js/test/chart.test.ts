@@ -175,7 +175,7 @@ describe("the memory chart", () => {
     expect(svg().querySelector(".lz-capacity-text")?.textContent).toBe("small: 1.95 KiB");
     chart.show({ ...memory, capacity: 1149 * 40, capacityText: "44.9 KiB" });
     expect(svg().querySelector(".lz-capacity")).toBeNull();
-    expect(svg().querySelector(".lz-capacity-text")?.textContent).toContain("↑ small: 44.9 KiB, 40 × this scale");
+    expect(chart.element.textContent).toContain("small has 44.9 KiB, 40 × the peak");
   });
 
   it("keeps the part that is looked at when another plan comes, and drops it if positions moved", () => {

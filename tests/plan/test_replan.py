@@ -34,6 +34,47 @@ def test_a_plan_made_again_is_the_plan_made_anew(graph, size, split):
     assert (again.split.piece_sizes, again.batch_size) == (anew.split.piece_sizes, anew.batch_size)
 
 
+@pytest.mark.parametrize("size", [None, 96])
+@pytest.mark.parametrize("split", ["off", 3])
+@pytest.mark.parametrize("device", ["cpu", "H100-80GB", "T4-16GB", lazyviz.DeviceProfile("small", "64 KiB")])
+def test_a_plan_made_again_for_another_device_is_the_plan_made_anew(graph, device, size, split):
+    anew = graph.plan(device=device, batch_size=size, split=split)
+    for start in (graph.plan(), graph.plan(device="RTX-3060", split=2, batch_size=24)):
+        again = start.replan(size, split, device)
+        for name in ("device", "peak_bytes", "reserved_bytes", "timeline", "fits", "needed_range"):
+            assert getattr(again, name) == getattr(anew, name)
+        if device != "cpu":  # whose free memory changes
+            assert again.capacity_bytes == anew.capacity_bytes
+            assert again.max_batch_size == anew.max_batch_size
+
+
+def test_a_device_that_is_not_known_is_refused(graph):
+    with pytest.raises(ValueError, match="did you mean"):
+        graph.plan().replan(device="H10")
+
+
+@pytest.mark.parametrize("split", ["off", "auto", 4])
+def test_the_search_for_the_largest_batch_goes_on_where_its_time_was_up(graph, split):
+    plan = graph.plan(device="T4-16GB")
+    known, sizes = False, []
+    while not known:
+        size, known = plan.largest_within(0, split)
+        sizes.append(size)
+    assert len(sizes) > 2, "each turn asks for one size more"
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == graph.plan(device="T4-16GB", split=split).max_batch_size
+
+
+def test_what_a_part_of_the_run_allocates_is_listed_largest_first(graph):
+    plan = graph.plan()
+    made = plan.made(0, len(plan.timeline))
+    assert [each.nbytes for each in made] == sorted((each.nbytes for each in made), reverse=True)
+    half = len(plan.timeline) // 2
+    parts = [*plan.made(0, half), *plan.made(half, len(plan.timeline))]
+    assert sorted(each.nbytes for each in parts) == sorted(each.nbytes for each in made)
+    assert all(each.node is not None and each.node.index < half for each in plan.made(0, half))
+
+
 def test_a_plan_made_again_refuses_what_a_plan_refuses(graph):
     for wrong in [{"batch_size": 0}, {"split": "some"}, {"split": True}]:
         with pytest.raises(ValueError, match="split is|batch_size is"):
