@@ -12,7 +12,7 @@ const SUB = 11; // size of a second line
 export interface Band {
   grow: number;
   lines: 0 | 1 | 2;
-  titles: number; // the height that a title may take, in its own pixels: groups have room for 34, lanes for 50
+  titles: number; // the height that a title may take, in its own pixels: groups have room for 31, lanes for 50
 }
 
 /** Nothing is written: for boxes that are out of view, and for all where nothing could be read. */
@@ -205,9 +205,9 @@ export class BoxDrawing {
       this.put(this.sub, sub, 18, 13 + size + SUB * grow * 1.45, SUB * grow);
       return;
     }
-    const size = Math.min(12.5 * grow, 33);
-    const title = titles && titles <= 34 ? shorten(nameOf(box), width - 44, size, "bold") : "";
-    this.put(this.label, title, 32, 14 + size * 0.75 + (grow > 1 ? 2 : 0), size);
+    const size = Math.min(12.5 * grow, 31);
+    const title = titles && titles <= 31 ? shorten(nameOf(box), width - 44, size, "bold") : "";
+    this.put(this.label, title, 32, 18.5 + size * 0.36, size);
   }
 
   /** Text without words is not there at all: every text is laid out anew at every step of a zoom. */

@@ -37,7 +37,7 @@ export class GraphView {
   private readonly closedLayer = svg("g", {});
   private readonly relationLayer = svg("g", { class: "lz-relations" });
   private readonly edges = new Edges();
-  private readonly readout = html("div", { class: "lz-readout", "aria-hidden": "true" });
+  private readonly readout = html("div", { class: "lz-told", "aria-hidden": "true" });
   private readonly camera: Camera;
   private readonly minimap: Minimap;
   private readonly colours = new Colours();

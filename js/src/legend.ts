@@ -9,11 +9,11 @@ const EMPTY: Partial<Record<Colouring, string>> = {
 };
 
 export class Legend {
-  readonly element = html("div", { class: "lz-key", role: "group", "aria-label": "Legend" });
+  readonly element = html("div", { class: "lz-colour-key", role: "group", "aria-label": "Legend" });
   readonly menu: HTMLElement;
-  private readonly colour = html("span", { class: "lz-key-part" });
-  private readonly note = html("span", { class: "lz-key-part lz-muted" });
-  private readonly relations = html("span", { class: "lz-key-part" });
+  private readonly colour = html("span", { class: "lz-colour-key-part" });
+  private readonly note = html("span", { class: "lz-colour-key-part lz-muted" });
+  private readonly relations = html("span", { class: "lz-colour-key-part" });
 
   constructor(choose: (by: Colouring) => void) {
     const select = html("select", { "data-action": "colour", "aria-label": "Colour by" });

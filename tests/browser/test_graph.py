@@ -1,0 +1,375 @@
+"""The graph, as a user reads it and goes about in it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from . import pictures
+from .stage import Stage
+
+pytestmark = pytest.mark.browser
+
+CLOSED = '[data-node][aria-expanded="false"]'
+# What is wrong with the picture as it is on screen now.
+FAULTS = """
+() => {
+  const faults = [];
+  const seen = (box) => box.width > 0 && box.height > 0;
+  const shapes = [...document.querySelectorAll('.lz-graph .lz-box, .lz-graph .lz-lane')].map((element) => ({
+    id: element.dataset.node ?? element.dataset.lane,
+    open: element.querySelector('.lz-frame') !== null,
+    box: element.querySelector('.lz-frame, .lz-card:not(.lz-behind)').getBoundingClientRect(),
+    texts: [...element.querySelectorAll('text')].filter((text) => text.textContent),
+  }));
+  const apart = (a, b, by = 0) =>
+    a.right <= b.left + by || b.right <= a.left + by || a.bottom <= b.top + by || b.bottom <= a.top + by;
+  const inside = (a, b) => a.left >= b.left && a.right <= b.right && a.top >= b.top && a.bottom <= b.bottom;
+  shapes.forEach((one, n) => {
+    for (const other of shapes.slice(0, n)) {
+      if (apart(one.box, other.box, 0.5)) continue;
+      const [inner, outer] = one.box.width * one.box.height < other.box.width * other.box.height ? [one, other] : [other, one];
+      if (!outer.open || !inside(inner.box, outer.box)) faults.push(`${one.id} and ${other.id} overlap`);
+    }
+    one.texts.forEach((text, at) => {
+      const box = text.getBoundingClientRect();
+      if (!inside(box, { left: one.box.left - 0.5, right: one.box.right + 7, top: one.box.top - 9, bottom: one.box.bottom + 2 }))
+        faults.push(`"${text.textContent}" reaches out of ${one.id}`);
+      for (const other of one.texts.slice(0, at)) {
+        if (!apart(box, other.getBoundingClientRect(), 4)) faults.push(`"${text.textContent}" is over "${other.textContent}"`);
+      }
+      if (box.height < 8) faults.push(`"${text.textContent}" is ${box.height} pixels high`);
+    });
+    if (one.open) {
+      for (const text of one.texts) {
+        for (const other of shapes) {
+          if (other !== one && !other.open && !apart(text.getBoundingClientRect(), other.box, 3)) {
+            faults.push(`the title "${text.textContent}" is over ${other.id}`);
+          }
+        }
+      }
+    }
+  });
+  const labels = [...document.querySelectorAll('.lz-edge-label')].map((text) => [text, text.getBoundingClientRect()]);
+  const lines = [...document.querySelectorAll('.lz-edge-line')];
+  for (const [text, box] of labels.filter(([, box]) => seen(box))) {
+    for (const shape of shapes) {
+      if (!shape.open && !apart(box, shape.box, 3)) faults.push(`the label "${text.textContent}" is over ${shape.id}`);
+    }
+    for (const [other, its] of labels) {
+      if (other !== text && seen(its) && !apart(box, its, 2)) faults.push(`two labels "${text.textContent}" overlap`);
+    }
+    for (const line of lines) {
+      const around = line.getBoundingClientRect();
+      if (apart({ left: around.left - 1, right: around.right + 1, top: around.top, bottom: around.bottom }, box)) continue;
+      const matrix = line.getScreenCTM();
+      const length = line.getTotalLength();
+      for (let at = 0; at <= length; at += 2) {
+        const point = line.getPointAtLength(at).matrixTransform(matrix);
+        if (point.x > box.left && point.x < box.right && point.y > box.top + 2 && point.y < box.bottom - 2) {
+          faults.push(`a line crosses the label "${text.textContent}"`);
+          break;
+        }
+      }
+    }
+  }
+  return faults;
+}
+"""
+
+
+@pytest.fixture
+def show(page):
+    """Put a picture's graph on the page: ``show("mlp", width=1000)``."""
+    stages = []
+
+    def show_(name, graph=None, **options):
+        if graph is None:
+            torch.manual_seed(0)
+            graph, keep = pictures.PICTURES[name]()
+        else:
+            keep = graph
+        page.set_viewport_size({"width": options.get("width", 1000) + 16, "height": 1000})
+        stages.append((Stage(page, graph, **options), graph, keep))
+        return stages[-1][0]
+
+    yield show_
+    for stage, *_ in stages:
+        stage.widget.close()
+
+
+def scale(page) -> float:
+    return page.evaluate(
+        "+document.querySelector('.lz-content').getAttribute('transform').match(/scale.([0-9.]+)/)[1]"
+    )
+
+
+def focused(page) -> str:
+    return page.evaluate("document.activeElement.getAttribute('data-node')")
+
+
+def press(stage, *keys):
+    for key in keys:
+        stage.page.keyboard.press(key)
+    stage.settle()
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet", "gpt2", "lstm", "syncs", "failed"])
+def test_nothing_overlaps_and_nothing_is_cut_whatever_is_open_at_any_width_and_zoom(page, show, name):
+    stage = show(name, width=1000)
+    for round in range(3):
+        for width in (600, 1000, 3800):
+            page.set_viewport_size({"width": width + 16, "height": 1000})
+            page.evaluate("(width) => { document.querySelector('.stage').style.width = width + 'px' }", width)
+            page.wait_for_timeout(80)
+            if round:
+                page.locator('[data-action="fit"]').click()
+                page.get_by_label("Zoom out").click()
+            for _ in range(5):
+                assert page.evaluate(FAULTS) == [], (round, width, scale(page))
+                page.get_by_label("Zoom in").click()
+        page.evaluate(
+            """(css) => {
+              for (const group of [...document.querySelectorAll(css)].slice(0, 4)) {
+                document.querySelector(`[data-node="${group.dataset.node}"]`)
+                  .dispatchEvent(new MouseEvent('click', { bubbles: true }));
+              }
+            }""",
+            CLOSED,
+        )
+        stage.settle()
+
+
+def test_words_are_never_smaller_than_nine_pixels_and_shorten_in_the_middle(page, show):
+    show("resnet", width=900)
+    seen = set()
+    for _ in range(9):
+        sizes = page.evaluate(
+            """() => [...document.querySelectorAll('.lz-content text')].filter((text) => text.getClientRects().length && text.textContent)
+              .map((text) => [parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a, text.textContent, text.outerHTML])"""
+        )
+        assert all(size > 8.7 for size, *_ in sizes), min(sizes)
+        seen.add(len(sizes))
+        page.get_by_label("Zoom out").click()
+    assert len(seen) > 2, "what has no room for words has none"
+    assert scale(page) < 0.2
+    page.locator('[data-action="fit"]').click()
+    titles = page.locator("[data-node] title").all_text_contents()
+    assert any("stages" in title for title in titles), "the whole name is told on hover"
+
+
+def test_sync_points_are_barriers_across_their_lane_with_cause_and_line(page, show):
+    show("syncs", width=1100)
+    barriers = page.locator('[data-node][data-kind="sync"]')
+    assert barriers.count() == 3
+    lane = page.locator('[data-lane="forward"] .lz-frame').bounding_box()
+    line = page.locator('[data-kind="sync"] .lz-barrier').first.bounding_box()
+    assert line["width"] > lane["width"] * 0.9
+    assert all("line " in words for words in barriers.locator(".lz-sub").all_text_contents())
+    above = page.evaluate(
+        """() => [...document.querySelectorAll('[data-kind="sync"]')].every((sync) => {
+          const at = sync.querySelector('.lz-card').getBoundingClientRect();
+          const lane = `[data-phase="${sync.dataset.phase}"]:not([data-kind="sync"]) .lz-card:not(.lz-behind)`;
+          return [...document.querySelectorAll(lane)].every((card) => {
+            const box = card.getBoundingClientRect();
+            return box.bottom <= at.top || box.top >= at.bottom;
+          });
+        })"""
+    )
+    assert above
+
+
+def test_parameters_inputs_and_ops_have_shapes_of_their_own(page, show):
+    stage = show("mlp")
+    page.locator('[data-node][data-kind="module"][data-phase="forward"]').first.click()
+    stage.settle()
+    shape = "(role) => document.querySelector(`[data-role=\"${role}\"] .lz-card`).tagName"
+    assert page.evaluate(shape, "parameter") == "path"
+    assert page.evaluate(shape, "input") == "rect"
+    radius = "(css) => +document.querySelector(css).getAttribute('rx')"
+    assert page.evaluate(radius, '[data-role="input"] .lz-card') > page.evaluate(
+        radius, '[data-kind="op"] .lz-card'
+    )
+
+
+def test_one_legend_says_what_the_chosen_colours_mean(page, show, screenshots):
+    stage = show("mlp")
+    menu = page.locator('select[data-action="colour"]')
+    legend = page.locator(".lz-colour-key")
+    assert menu.input_value() == "memory"
+    assert legend.locator(".lz-scale .lz-swatch").count() == 7
+    fill = "() => getComputedStyle(document.querySelector('[data-kind=\"op\"] .lz-card')).fill"
+    by_memory = page.evaluate(fill)
+    menu.select_option("dtype")
+    assert "float32" in legend.inner_text() and page.evaluate(fill) != by_memory
+    menu.select_option("module")
+    names = legend.locator(".lz-entry").all_inner_texts()
+    assert {"hidden", "head"} <= {name.strip() for name in names}
+    same = page.evaluate(
+        """() => [...document.querySelectorAll('[data-op="MLP.hidden"], [data-op="hidden"]')]
+          .map((box) => getComputedStyle(box.querySelector('.lz-card')).fill)"""
+    )
+    assert len(same) >= 2 and len(set(same)) == 1, "a module has one colour in every lane"
+    menu.select_option("time")
+    assert "when the graph runs" in legend.inner_text()
+    stage.page.locator(".lazyviz").screenshot(path=screenshots / "graph-colours.png")
+
+
+def test_after_a_run_boxes_are_coloured_by_time(page):
+    graph, keep = pictures.mlp()
+    with Stage(page, graph) as stage:
+        page.locator('select[data-action="colour"]').select_option("time")
+        stage.click('button[data-action="evaluate"]')
+        assert "s" in page.locator(".lz-colour-key").inner_text()
+        assert page.locator(".lz-colour-key .lz-scale").count() == 1
+        assert page.locator('[data-kind="op"][data-state="done"]').count() > 0
+    del keep
+
+
+def test_a_group_opens_in_place_and_the_clicked_box_stays_where_it_is(page, show):
+    stage = show("gpt2", width=1400)
+    page.get_by_label("Zoom in").click()
+    fold = page.locator('[data-node][data-phase="forward"]', has_text="× 12").first
+    fold.scroll_into_view_if_needed()
+    before = fold.locator(".lz-card:not(.lz-behind)").bounding_box()
+    id = fold.get_attribute("data-node")
+    fold.click()
+    stage.settle()
+    page.wait_for_timeout(200)
+    after = page.locator(f'[data-node="{id}"] .lz-frame').bounding_box()
+    assert abs(after["x"] - before["x"]) < 2 and abs(after["y"] - before["y"]) < 2
+    assert page.locator(f'[data-node="{id}"]').get_attribute("aria-expanded") == "true"
+    assert focused(page) == id, "the focus stays with the box"
+
+
+def test_nothing_moves_for_those_who_want_no_motion(browser):
+    page = browser.new_page(reduced_motion="reduce")
+    graph, keep = pictures.resnet()
+    with Stage(page, graph) as stage:
+        page.evaluate(
+            """() => { window.animations = 0; const animate = Element.prototype.animate;
+              Element.prototype.animate = function (...all) { window.animations++; return animate.apply(this, all); }; }"""
+        )
+        stage.click(CLOSED)
+        assert page.locator('[aria-expanded="true"]').count() == 1
+        assert page.evaluate("window.animations") == 0
+    page.close()
+    del keep
+
+
+def test_keys_go_along_the_edges_open_close_and_search(page, show):
+    stage = show("mlp")
+    first = page.locator('.lz-graph [tabindex="0"]')
+    assert first.count() == 1, "the graph is one stop of the Tab key"
+    first.focus()
+    start = focused(page)
+    press(stage, "ArrowDown")
+    module = focused(page)
+    assert module != start
+    assert page.locator(f'[data-node="{module}"]').get_attribute("data-kind") == "module"
+    press(stage, "Enter")
+    assert page.locator(f'[data-node="{module}"]').get_attribute("aria-expanded") == "true"
+    press(stage, "ArrowDown")
+    inside = focused(page)
+    assert inside != module
+    press(stage, "ArrowUp")
+    assert focused(page) == module, "up leads out of the group"
+    press(stage, "ArrowDown", "Escape")
+    assert page.locator(f'[data-node="{module}"]').get_attribute("aria-expanded") == "false"
+    assert focused(page) == module, "the group that has closed has the focus"
+    press(stage, "ArrowRight")
+    assert page.locator(f'[data-node="{focused(page)}"]').get_attribute("data-phase") in ("forward", "backward")
+    box = page.locator(f'[data-node="{focused(page)}"]').bounding_box()
+    view = page.locator(".lz-graph").bounding_box()
+    assert view["y"] - 1 <= box["y"] and box["y"] + box["height"] <= view["y"] + view["height"] + 8
+    assert page.locator('.lz-graph [tabindex="0"]').count() == 1
+    press(stage, "/")
+    assert page.evaluate("document.activeElement.dataset.action") == "search"
+
+
+def test_breadcrumbs_lead_back_to_the_groups_around(page, show):
+    stage = show("resnet", width=1200)
+    stage.click(f'{CLOSED}[data-kind="module"]')
+    page.locator(".lz-open [data-node], [data-node][data-kind='op']").first.focus()
+    press(stage, "Enter")
+    crumbs = page.locator(".lz-crumbs button")
+    names = crumbs.all_inner_texts()
+    assert names[0] == "Graph" and len(names) >= 3
+    crumbs.nth(len(names) - 2).click()
+    stage.settle()
+    assert page.locator(".lz-crumbs button").count() == len(names) - 1
+    assert page.locator("[data-node].lz-selected, [data-lane]").count() > 0
+
+
+def test_the_small_map_is_there_when_not_all_is_seen_and_moves_the_view(page, show):
+    show("resnet", width=1000)
+    minimap = page.locator(".lz-minimap")
+    page.locator('[data-action="fit"]').click()
+    assert not minimap.is_visible()
+    for _ in range(5):
+        page.get_by_label("Zoom in").click()
+    assert minimap.is_visible()
+    before = page.locator(".lz-content").get_attribute("transform")
+    box = minimap.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 5)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] - 8, steps=4)
+    page.mouse.up()
+    assert page.locator(".lz-content").get_attribute("transform") != before
+    assert minimap.get_attribute("aria-hidden") == "true" and minimap.get_attribute("tabindex") is None
+
+
+def test_the_selected_box_lights_up_what_it_reads_what_reads_it_what_is_saved_and_its_gradient(
+    page, show, screenshots
+):
+    stage = show("mlp", width=1400)
+    page.locator('[data-node][data-phase="forward"][data-op="aten.relu.default"]').click()
+    stage.settle()
+    kinds = {"producer", "consumer", "saved", "gradient"}
+    shown = {kind for kind in kinds if page.locator(f".lz-relations .lz-relation-{kind} rect").count()}
+    assert shown == kinds
+    looks = page.evaluate(
+        """() => Object.fromEntries([...document.querySelectorAll('.lz-relations .lz-relation rect')].map((ring) => {
+          const style = getComputedStyle(ring);
+          return [ring.parentNode.getAttribute('class'), style.stroke + style.strokeDasharray];
+        }))"""
+    )
+    assert len(set(looks.values())) == len(looks), "each kind has a look of its own"
+    legend = page.locator(".lz-colour-key").inner_text()
+    assert all(word in legend for word in ("producers", "consumers", "saved activations", "gradient partner"))
+    page.locator(".lazyviz").screenshot(path=screenshots / "graph-relations.png")
+    page.locator(".lz-graph").click(position={"x": 4, "y": 4})
+    stage.settle()
+    assert page.locator(".lz-relations .lz-relation").count() == 0
+
+
+def test_what_flows_along_an_edge_is_told_on_hover(page, show):
+    show("mlp")
+    told = page.locator(".lz-told")
+    edge = page.locator(".lz-edge").first
+    edge.dispatch_event("pointerover")
+    assert "→" in told.inner_text() and "×" in told.inner_text()
+
+
+def test_dragging_pans_and_does_not_select(page, show):
+    stage = show("resnet", width=1000)
+    box = page.locator('[data-node][data-kind="module"]').first.bounding_box()
+    page.mouse.move(box["x"] + 20, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 20, box["y"] - 40, steps=5)
+    page.mouse.up()
+    stage.settle()
+    moved = page.locator('[data-node][data-kind="module"]').first.bounding_box()
+    assert abs(box["y"] - 60 - moved["y"]) < 2
+    assert page.locator(".lz-selected").count() == 0
+
+
+def test_boxes_say_that_their_sizes_are_the_recorded_ones_when_another_batch_is_planned(page, show):
+    stage = show("mlp")
+    slider = page.locator('input[data-action="batch-size"]')
+    slider.focus()
+    press(stage, "ArrowRight", "ArrowRight")
+    assert "sizes as recorded, 32 samples" in page.locator(".lz-colour-key").inner_text()
+    page.locator('[data-action="batch-recorded"]').click()
+    stage.settle()
+    assert "as recorded" not in page.locator(".lz-colour-key").inner_text()
