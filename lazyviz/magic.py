@@ -44,6 +44,7 @@ from .batching import SplitError
 from .cell import compile_cell, without_us
 from .execute.backend import backend_names
 from .execute.clusters import NoWorkersError
+from .plan.collector import paused
 from .plan.devices import PROFILES, cuda_devices
 from .plan.explain import summary
 from .plan.memory import Plan
@@ -240,6 +241,7 @@ class LazyMagics(Magics):
         if name is not None:
             self.shell.user_ns[name] = graph
 
+    @paused()  # of a large graph many objects are made, which stay
     def _show(self, graph: session.LazyGraph, no_widget: bool) -> None:
         if not _has_frontend(self.shell):
             print(graph.text())

@@ -349,15 +349,17 @@ class Body {
   private choose(id: string, open: boolean): void {
     const box = this.scene.boxes.get(id);
     if (!box) return;
-    this.select(id);
-    if (!box.group || !open) return;
-    if (this.scene.closable(id)) this.scene.open.delete(id);
-    else if (this.scene.known(id)) this.scene.open.add(id);
-    else {
+    const close = this.scene.closable(id);
+    const ask = box.group && open && !close && !this.scene.known(id);
+    if (ask) {
+      // Before its details are asked for: those of a large group take longer.
       this.waiting.add(id);
       this.send("open", id);
-      return;
     }
+    this.select(id);
+    if (!box.group || !open || ask) return;
+    if (close) this.scene.open.delete(id);
+    else this.scene.open.add(id);
     this.graph.draw(id);
     this.graph.focus(id);
   }

@@ -159,6 +159,7 @@ class Scene:
         self.plan = plan
         # Boxes are the same under every plan: `drawn`, made earlier, is used as long as it is still right.
         self.hierarchy: Hierarchy = build_hierarchy(graph, views=views, drawn=drawn)
+        self._views = 0
         self._layers: dict[str, Layers] = {}
         self._facts: Facts | None = None
         self._places: tuple[PlanLike, dict[int, list[int]]] | None = None
@@ -329,6 +330,6 @@ class Scene:
         graph = self.graph
         pending = sum(node.state != "done" for node in graph.nodes)
         syncs = plural(len(graph.sync_points), "sync point") if graph.sync_points else "no sync point"
-        views = sum(hidden_views(graph))  # the lanes' numbers are without them
+        views = self._views = self._views or sum(hidden_views(graph))  # the lanes' numbers are without them
         among = f" ({views:,} of them {'a view' if views == 1 else 'views'})" if views else ""
         return f"{plural(len(graph.nodes), 'op')} recorded{among}, {pending:,} pending, {syncs}"

@@ -16,7 +16,7 @@ BOXES = 600
     ("name", "cells", "first"),
     [
         ("gpt2", (speed.GPT2, speed.GPT2_STEP), 3.0),
-        ("loop", (speed.LOOP, speed.LOOP_STEPS.format(steps=40)), 10.0),
+        ("loop", (speed.LOOP, speed.LOOP_STEPS.format(steps=20)), 10.0),
     ],
 )
 def test_the_first_picture_openings_zooming_and_panning_are_quick_and_little_is_saved(
@@ -29,8 +29,8 @@ def test_the_first_picture_openings_zooming_and_panning_are_quick_and_little_is_
     assert found["ops"] > 3700
     assert 0 < found["first picture"] < first
     assert found["saved"] < 2_000_000
-    times = sorted(took for took, boxes in speed.openings(page, 20) if boxes)
-    assert len(times) == 20
+    times = sorted(took for took, boxes in speed.openings(page, 12) if boxes)
+    assert len(times) == 12
     assert times[len(times) // 2] < 0.3  # the machine may be busy for a moment: not the slowest
     assert speed.crowd(page, BOXES) >= BOXES * 0.9
     assert speed.frames(page, drag=False) > 15
