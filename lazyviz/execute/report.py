@@ -45,7 +45,8 @@ class NonFinite:
         ]
         where = f" ({', '.join(place)})" if place else ""
         count = self.summary.count
-        much = f"{share_text(share)} of {count:,} values" if count > 1 else "its value is"
+        much = f"all {count:,} values" if share == 1 else f"{share_text(share)} of {count:,} values"
+        much = much if count > 1 else "its value is"
         text = f"first in {node.name}{where}: {much} {what}"
         return f"{text}; {self.came_in} has it already" if self.came_in else text
 
