@@ -100,26 +100,30 @@ IN_SIGHT = """() => {
     return r.right > view.left && r.left < view.right && r.bottom > view.top && r.top < view.bottom;
   }).length;
 }"""
-FRAMES = """([drag, count]) => new Promise((done) => {
+FRAMES = """([drag, count]) => new Promise((done, fail) => {
   const svg = document.querySelector(".lazyviz svg.lz-graph");
   const view = svg.getBoundingClientRect();
   const x = view.left + view.width / 2, y = view.top + view.height / 2;
   const times = [];
+  const first = svg.querySelector(".lz-content").getAttribute("transform");
   const fire = (target, kind, dx, more) => {
     const where = { bubbles: true, cancelable: true, view: window, clientX: x + dx, clientY: y + dx / 2 };
-    target.dispatchEvent(new (kind === "wheel" ? WheelEvent : MouseEvent)(kind, { ...where, ...more }));
+    target.dispatchEvent(new (kind === "wheel" ? WheelEvent : PointerEvent)(kind, { ...where, ...more }));
   };
   svg.focus();
-  if (drag) fire(svg, "mousedown", 0, { button: 0 });
+  const held = { pointerId: 1, pointerType: "mouse", isPrimary: true, button: 0, buttons: 1 };
+  if (drag) fire(svg, "pointerdown", 0, held);
   const frame = (now) => {
     times.push(now);
     const n = times.length;
     if (n > count) {
-      if (drag) fire(window, "mouseup", 0, { button: 0 });
+      if (drag) fire(svg, "pointerup", 0, { ...held, buttons: 0 });
+      const after = svg.querySelector(".lz-content").getAttribute("transform");
+      if (after === first && drag) fail(new Error("nothing moved"));
       done(times.slice(1).map((t, i) => t - times[i]));
       return;
     }
-    if (drag) fire(window, "mousemove", 80 * Math.sin(n / 5), {});
+    if (drag) fire(svg, "pointermove", 80 * Math.sin(n / 5), held);
     else fire(svg, "wheel", 0, { deltaY: n % 40 < 20 ? -20 : 20 });
     requestAnimationFrame(frame);
   };
