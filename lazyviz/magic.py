@@ -248,6 +248,10 @@ class LazyMagics(Magics):
             if graph.report is not None and not graph.pending:
                 print(f"Evaluated: {graph.report}")
             return
+        with paused():  # a large graph's picture is many objects and no cycles
+            self._show_picture(graph, no_widget)
+
+    def _show_picture(self, graph: session.LazyGraph, no_widget: bool) -> None:
         # A separate output: it is what a saved notebook shows where the widget cannot run.
         scene = graph.scene()
         picture = display(graph.static_bundle(scene), raw=True, display_id=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .graph.ir import Graph
+from .plan.collector import paused
 
 if TYPE_CHECKING:
     import graphviz
@@ -66,6 +67,7 @@ class Shown:
         shown: dict[str, Any] = {"title": self.title, "state": self.state, "pictured": self}
         save(self.ir, self.plan(), path, format, eager=eager, drawn=self._drawn, **shown)
 
+    @paused()
     def widget(self, scene: Scene | None = None) -> Any:
         """The interactive widget; the same one each time, until it is closed."""
         if self._widget is None or self._widget.comm is None:
@@ -74,6 +76,7 @@ class Shown:
             self._widget = LazyWidget(self, scene=scene or self.scene())  # type: ignore[arg-type]
         return self._widget
 
+    @paused()
     def static_bundle(self, scene: Scene | None = None) -> dict[str, str]:
         """The picture for saved notebooks: MIME type -> data."""
         from .view.static import static_bundle

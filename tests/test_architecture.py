@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "batching": {"_torch", "record", "graph", "plan", "execute", "session"},  # another
     "choices": {"batching", "recomputing", "record", "graph", "plan", "execute"},  # another
     "recomputing": {"record", "graph", "plan", "session"},  # another
-    "showing": {"graph", "view"},  # another
+    "showing": {"graph", "plan", "view"},  # another
     "evaluation": {
         "absence",
         "batching",

@@ -11,7 +11,7 @@ export function followTheme(root: HTMLElement): () => void {
   const { body, documentElement: page } = document;
   const preference = matchMedia("(prefers-color-scheme: dark)");
   const look = (): void => {
-    const jupyter = root.closest<HTMLElement>("[data-jp-theme-light]")?.dataset["jpThemeLight"];
+    const jupyter = document.querySelector<HTMLElement>("[data-jp-theme-light]")?.dataset["jpThemeLight"];
     const code = /\bvscode-(dark|light|high-contrast(-light)?)\b/.exec(body.className);
     const colab = page.getAttribute("theme");
     const [host, dark] =
@@ -29,8 +29,11 @@ export function followTheme(root: HTMLElement): () => void {
   const observer = new MutationObserver(look);
   for (const element of [page, body]) observer.observe(element, { attributes: true });
   preference.addEventListener("change", look);
+  const placed = new ResizeObserver(look); // a host may render the widget before it is in the page
+  placed.observe(root);
   return () => {
     observer.disconnect();
+    placed.disconnect();
     preference.removeEventListener("change", look);
   };
 }

@@ -35,6 +35,13 @@ describe("the host's theme", () => {
     expect(looked()).toEqual(["vscode", dark]);
   });
 
+  it("is found by a widget that is rendered before it is in the page", () => {
+    body.dataset["jpThemeLight"] = "false";
+    const root = document.createElement("div");
+    leave = followTheme(root);
+    expect([root.dataset["host"], root.classList.contains("lz-dark")]).toEqual(["jupyter", true]);
+  });
+
   it("is Colab's attribute", () => {
     page.setAttribute("theme", "dark");
     expect(looked()).toEqual(["colab", true]);

@@ -136,6 +136,16 @@ def test_a_host_that_changes_its_theme_is_followed(page):
         assert page.locator(".lazyviz.lz-dark").count() == 1
 
 
+def test_a_widget_that_is_put_into_the_page_late_gets_the_pages_theme(page):
+    graph, _keep = small_step()
+    with Stage(page, graph, host=Host(style="main{background:#202020}"), width=900) as stage:
+        root = page.locator(".lazyviz")
+        page.evaluate("document.body.append(document.querySelector('.stage'))")  # out of the dark part
+        page.evaluate("document.querySelector('.stage').style.width = '800px'")
+        stage.settle()
+        assert "lz-dark" not in root.get_attribute("class")
+
+
 def test_a_page_that_follows_the_readers_preference_is_followed_too(browser):
     graph, _keep = small_step()
     page = browser.new_page(color_scheme="dark")
