@@ -86,7 +86,8 @@ def test_words_are_never_smaller_than_nine_pixels_and_shorten_in_the_middle(page
             """() => [...document.querySelectorAll('.lz-content text')]
               .filter((text) => text.getClientRects().length && text.textContent)
               .map((text) => {
-                return [parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a, text.textContent];
+                const size = parseFloat(getComputedStyle(text).fontSize);
+                return [size * text.getScreenCTM().a, text.textContent];
               })"""
         )
         assert all(size > 8.7 for size, *_ in sizes), min(sizes)
