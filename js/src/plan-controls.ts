@@ -16,14 +16,16 @@ export class PlanControls {
   private readonly planning: Planning;
   private readonly batch: BatchControls | null;
   private readonly device: DeviceMenu;
+  private version: string;
   private readonly note = html("p", { class: "lz-batch-note" });
 
   constructor(
     private shown: { batch: Batch | null; device: string },
-    private readonly devices: Devices,
+    devices: Devices,
     memory: Memory,
     private readonly events: PlanEvents,
   ) {
+    this.version = devices.version;
     this.planning = new Planning(events.ask, () => {
       this.element.classList.toggle("lz-asking", this.planning.asking);
       this.device.refresh();
@@ -37,7 +39,7 @@ export class PlanControls {
 
   /** Asks for the plan that is shown by now, and for what takes longer: the largest batch that fits. */
   begin(): void {
-    this.events.ask("shown", this.devices.version);
+    this.refresh();
     if (this.batch) this.planning.want("largest");
   }
 
@@ -45,14 +47,15 @@ export class PlanControls {
     this.batch?.stop();
   }
 
-  /** What was measured belongs to the plan, too. */
-  measured(): void {
-    this.events.ask("shown");
+  /** Asks for the plan if there is another by now, or more was measured. */
+  refresh(): void {
+    this.events.ask("shown", this.version);
   }
 
   /** Another plan; false if a newer choice has overtaken it. */
   show(message: PlanMessage): boolean {
     const { batch, device } = message;
+    this.version = message.version;
     const overtaken = this.planning.wanted("device") !== undefined;
     if (!overtaken) {
       this.note.textContent = message.note;

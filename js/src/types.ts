@@ -233,6 +233,7 @@ export interface PlanMessage {
   memory: Memory;
   batch: Batch | null;
   device: string;
+  version: string;
   note: string;
 }
 

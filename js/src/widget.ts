@@ -202,10 +202,10 @@ class Body {
     this.observer.observe(left);
     this.listen("change:state", () => {
       this.showState();
+      this.controls?.refresh(); // what was measured belongs to the plan
     });
     this.listen("change:report", () => {
       this.showState();
-      this.controls?.measured();
     });
     this.listen("change:summary", () => {
       this.showState();

@@ -38,7 +38,7 @@ const devices: Devices = {
 };
 
 function answer(more: Partial<Batch>, rest: Partial<PlanMessage> = {}): PlanMessage {
-  return { kind: "plan", memory, batch: { ...batch, ...more }, device: "given", note: "", ...rest };
+  return { kind: "plan", memory, batch: { ...batch, ...more }, device: "given", version: "0.1", note: "", ...rest };
 }
 
 function largest(most: number | null, more: Partial<LargestMessage> = {}): LargestMessage {

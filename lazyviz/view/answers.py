@@ -196,6 +196,7 @@ class Answers:
         """Another plan is to be shown: this page, or another one of this graph, asked for it."""
         self.scene.plan = self._plans.shown
         plan = {"memory": self._memory(), "batch": self._batch(), "device": self._plans.device}
+        plan["version"] = self._version
         self._send({"kind": "plan", **plan, "note": note})
 
     def _memory(self) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def memory_json(scene: Scene, measured: Sequence[tuple[int, int]] = ()) -> dict[
         "aliveCount": len(plan.alive_at_peak),
         "phases": phases if len(phases) <= 64 else [],
         "pieces": _pieces(plan.split),
-        "measured": comparison(plan, measured, held),
+        "measured": comparison(plan, measured, held, in_parts=bool(scene.graph.sync_points)),
     }
 
 
@@ -205,8 +205,17 @@ def align(plan: PlanLike, measured: Sequence[tuple[int, int]]) -> list[int | Non
     return result
 
 
-def comparison(plan: PlanLike, measured: Sequence[tuple[int, int]], held: Sequence[int | None] | None) -> str:
-    """The measured peak beside the projected one, in words; "" if nothing was measured."""
+def comparison(
+    plan: PlanLike,
+    measured: Sequence[tuple[int, int]],
+    held: Sequence[int | None] | None,
+    *,
+    in_parts: bool = False,
+) -> str:
+    """The measured peak beside the projected one, in words; "" if nothing was measured.
+
+    ``in_parts``: it ran in several parts, as sync points have it.
+    """
     if not measured:
         return ""
     if held is None and plan.batch_size == plan.recorded_batch_size:
@@ -230,6 +239,8 @@ def comparison(plan: PlanLike, measured: Sequence[tuple[int, int]], held: Sequen
         words = f"{format_bytes(abs(more))} ({share:.1%}) {side} the projection"
     if alone:
         words += f" of {format_bytes(projected)} for tensors; kernels' own memory is not measured on the CPU"
+    if in_parts and more < 0:
+        words += " (it ran in parts, each of which counts what it works on)"
     return f"measured peak {format_bytes(peak)}, {words}"
 
 

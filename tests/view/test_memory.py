@@ -74,6 +74,16 @@ def test_of_a_run_that_is_not_over_the_measured_part_is_shown(long):
     assert "held" not in memory_json(long)["points"] and memory_json(long)["measured"] == ""
 
 
+def test_a_run_in_parts_says_why_it_may_have_held_less(write):
+    program = write.Program()
+    write.training_step(program, 4)
+    program.sync()
+    scene = Scene(program.graph, make_plan(program.graph))
+    less = [(index, size - 32) for index, size in scene.plan.timeline]
+    words = memory_json(scene, less)["measured"]
+    assert "below the projection" in words and words.endswith("each of which counts what it works on)")
+
+
 def test_a_run_in_pieces_is_not_held_against_the_plan_of_the_whole(long):
     timeline = long.plan.timeline
     memory = memory_json(long, [*timeline, *timeline])
