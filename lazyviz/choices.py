@@ -112,6 +112,8 @@ class Choices:
         cluster = isinstance(find_backend(backend), Cluster)
         if cluster and self.batch is None:
             raise ValueError(NEEDS_BATCH.format(backend=backend))
+        if split not in (None, "off", 1) and self.batch is None:
+            raise ValueError("a split needs to know the batch: name its tensors (--batch, batch=)")
         if wanted not in ("off", 1) and backend != "eager" and not cluster:
             raise ValueError(f"a split batch runs with the backend 'eager', not {backend!r}")
         check_combination(self.recompute, wanted, backend)

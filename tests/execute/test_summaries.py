@@ -239,3 +239,34 @@ def test_how_long_a_run_will_take_is_foreseen_from_what_its_ops_have_to_do():
     from lazyviz.execute.forecast import Forecast
 
     assert Forecast(graph.nodes).share(40) > 0.4
+
+
+def test_a_long_run_is_foreseen_from_some_of_its_ops(monkeypatch):
+    from lazyviz.execute import forecast
+
+    x = torch.randn(4)
+    with lazyviz.lazy() as graph:
+        for _ in range(300):
+            x = (x + 1) * 2
+    whole = forecast.Forecast(graph.nodes)
+    monkeypatch.setattr(forecast, "MOST_SEEN", 50)
+    some = forecast.Forecast(graph.nodes)
+    for done in (0, 1, 100, 299, 600):
+        assert some.share(done) == pytest.approx(whole.share(done), abs=0.03)
+
+
+def test_a_choice_that_cannot_be_changes_nothing_and_others_are_told():
+    net, x, _ = model()
+    with lazyviz.lazy() as graph:
+        net(x)
+    told = []
+    graph.subscribe(lambda: told.append((graph.backend, graph.summaries, graph.split)))
+    for wrong in ({"split": 3}, {"backend": "none such"}, {"backend": "ipyparallel"}, {"split": "half"}):
+        with pytest.raises(ValueError):
+            graph.choose(**wrong)
+    assert told == []
+    graph.choose(summaries=True)
+    assert told == [("eager", True, "off")]
+    reasons = dict(graph.backends())
+    assert reasons["eager"] == "" and "batch" in reasons["ipyparallel"] + reasons["ray"]
+    assert graph.evaluate().first_nonfinite is None and any(graph.nodes[-1].summaries)
