@@ -96,19 +96,25 @@ def lanes_of(graph: Graph, reads: Reads) -> list[Phase]:
     """The lane of each node: its phase, and forward for what makes the forward pass's inputs.
 
     ``torch.randn`` is no part of the forward pass by itself, but what the model reads is drawn with it.
-    A parameter's first values are not.
+    A parameter's first values, and moving them to a device, are not: that is making a model.
     """
     nodes = graph.nodes
     lanes: list[Phase] = [node.phase for node in nodes]
-    if "forward" not in lanes or "other" not in lanes:
+    if "forward" not in lanes:
         return lanes
     read = [False] * len(nodes)
     leads = [False] * len(nodes)  # to the forward pass
     for index in reversed(range(len(nodes))):
         node = nodes[index]
-        if lanes[index] == "other" and not any(value.storage.role in _KEPT for value in node.outputs):
+        if lanes[index] in ("other", "forward") and not node.module:
+            kept = any(
+                value.storage.role in _KEPT and (node.phase == "other" or value.storage.created == index)
+                for value in node.outputs
+            )
             unused = not read[index] and not node.inputs
-            if leads[index] or unused:
+            if kept:
+                lanes[index] = "other"
+            elif leads[index] or (unused and not node.writes):
                 lanes[index] = "forward"
         for producer, _ in reads[index]:
             if producer is not None:

@@ -210,7 +210,7 @@ def _dissolve(root: Box) -> None:
                 child
                 for child in box.children
                 if child.kind == "module"
-                and box.phase != "optimizer"
+                and box.phase not in ("optimizer", "other")
                 and child.repeats == 1
                 and any(grandchild.is_group for grandchild in child.children)
                 and (len(box.children) + len(child.children) - 1 <= LANE_BOXES)

@@ -134,6 +134,8 @@ def render_svg(
         parts += _picture(picture, scene)
         parts.append("</g>")
         top += picture.height * scale + 22
+        parts += _scale(largest(scene.opened()), top - 4)
+        top += 22
         chart, top = _chart(memory_json(scene), top)
         parts += chart
     else:
@@ -151,6 +153,16 @@ def render_svg(
         + "".join(parts)
         + "</svg>"
     )
+
+
+def _scale(most: int, top: float) -> list[str]:
+    """What the boxes' colours mean."""
+    parts = [_text(MARGIN, top, "bytes that a box's ops allocate: 0", size=11, fill=_MUTED)]
+    x = MARGIN + 34 * char_width(11) + 6
+    for fill, _ in HEATS:
+        parts.append(_rect(x, top - 9, 20, 11, fill=fill, stroke="#98a4b1", radius=0))
+        x += 20
+    return [*parts, _text(x + 7, top, format_bytes(most), size=11, fill=_MUTED)]
 
 
 def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str], float]:

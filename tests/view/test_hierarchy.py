@@ -196,6 +196,17 @@ def test_what_makes_the_forward_pass_s_inputs_is_drawn_with_it():
     del unused
 
 
+def test_making_a_model_and_moving_it_is_no_part_of_the_forward_pass():
+    with lazyviz.lazy(device="H100-80GB") as graph:
+        net = nn.Linear(4, 2).cuda()
+        x = torch.randn(3, 4, device="cuda")
+        net(x).sum().backward()
+    lanes = {lane.phase: lane for lane in build_hierarchy(graph.ir).lanes()}
+    assert [lane.phase for lane in lanes.values()] == ["other", "forward", "backward"]
+    assert "randn" in labels(lanes["forward"])
+    assert not any("uniform_" in label or "_to_copy" in label for label in labels(lanes["forward"]))
+
+
 def test_where_there_is_no_forward_pass_factories_stay_where_they_are():
     with lazyviz.lazy() as graph:
         x = torch.ones(3)
