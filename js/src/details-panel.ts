@@ -17,7 +17,6 @@ export class DetailsPanel {
     class: "lz-details",
     "data-panel": "details",
     "aria-label": "Details",
-    "aria-live": "polite",
     tabindex: 0,
   });
 

@@ -23,7 +23,7 @@ export interface ToolbarEvents {
 
 export class Toolbar {
   readonly element: HTMLElement;
-  private readonly state = html("span", { class: "lz-state", role: "status" });
+  private readonly state = html("span", { class: "lz-state" });
   private readonly summary = html("span", { class: "lz-muted lz-summary" });
   private readonly buttons = new Map<ToolbarAction, HTMLButtonElement>();
   private readonly chip = html("span", { class: "lz-verdict" });
@@ -55,7 +55,7 @@ export class Toolbar {
     viewsButton.setAttribute("aria-pressed", String(views));
     if (memory) this.showVerdict(memory, batch);
     this.element = html(
-      "header",
+      "div",
       { class: "lz-toolbar" },
       html("div", { class: "lz-title-row" }, html("h2", { title }, title), this.state, ...(memory ? [this.chip] : [])),
       html("div", { class: "lz-summary-row" }, this.summary),
@@ -71,6 +71,11 @@ export class Toolbar {
         search,
       ),
     );
+  }
+
+  /** The state and what the last run did. */
+  get words(): string {
+    return this.state.textContent;
   }
 
   showState(state: State, report: string): void {

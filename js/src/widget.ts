@@ -1,6 +1,7 @@
 // The widget: puts toolbar, graph, details and memory chart together and talks to Python.
 // Python's side is lazyviz/view/widget.py; a message to it names an action and an id.
 
+import { Announcer, keepingFocus } from "./announcer";
 import { Breadcrumbs } from "./breadcrumbs";
 import { CodePanel } from "./code-panel";
 import { DetailsPanel, failureBlock } from "./details-panel";
@@ -33,7 +34,7 @@ export interface Model {
 }
 
 export function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
-  const root = html("div", { class: "lazyviz", "data-lm-suppress-shortcuts": "true" });
+  const root = html("div", { class: "lazyviz", lang: "en", dir: "ltr", "data-lm-suppress-shortcuts": "true" });
   // Keys are the widget's while the focus is in it, not the notebook's shortcuts.
   root.addEventListener("keydown", (event) => {
     event.stopPropagation();
@@ -43,9 +44,11 @@ export function render({ model, el }: { model: Model; el: HTMLElement }): () => 
   const leaveTheme = followTheme(root);
   let body = new Body(model, root);
   const rebuild = (): void => {
-    body.stop();
-    root.replaceChildren();
-    body = new Body(model, root);
+    keepingFocus(root, () => {
+      body.stop();
+      root.replaceChildren();
+      body = new Body(model, root);
+    });
   };
   model.on("change:scene", rebuild);
   const showPicture = hideStaticPicture(root, String(model.get("static_id") ?? ""));
@@ -75,7 +78,7 @@ class Body {
   private readonly code: CodePanel;
   private readonly table: TableView;
   private readonly errors = html("div", { class: "lz-errors" });
-  private readonly said = html("div", { class: "lz-said", role: "status" }); // for screen readers
+  private readonly announcer = new Announcer();
   private readonly observer: ResizeObserver;
   private readonly waiting = new Set<string>();
   private selected: string | null = null;
@@ -104,7 +107,7 @@ class Body {
         this.graph.find(ids);
       },
       say: (text) => {
-        this.said.textContent = text;
+        this.announcer.say(text);
       },
     });
     this.table = new TableView({
@@ -117,7 +120,7 @@ class Body {
         if (!table && this.selected !== null) this.graph.center(this.selected);
       },
       say: (text) => {
-        this.said.textContent = text;
+        this.announcer.say(text);
       },
     });
     this.run = new RunControls(this.send, go);
@@ -189,7 +192,7 @@ class Body {
         this.graph.home();
       },
     });
-    root.append(this.toolbar.element, this.errors, run.findings, this.crumbs.element, html("div", { class: "lz-body" }, left, side), this.said);
+    root.append(this.toolbar.element, this.errors, run.findings, this.crumbs.element, html("div", { class: "lz-body" }, left, side), this.announcer.element);
     if (this.data.code) this.code.show(this.data.code);
     else if (this.data.code === null) this.code.refresh();
     else this.code.element.hidden = true;
@@ -214,7 +217,9 @@ class Body {
       this.showError();
     });
     this.listen("change:progress", () => {
-      run.showProgress(model.get("progress") as Progress | null);
+      const progress = model.get("progress") as Progress | null;
+      run.showProgress(progress);
+      this.announcer.tellProgress(progress);
     });
     for (const name of ["choices", "findings"]) {
       this.listen(`change:${name}`, () => {
@@ -343,7 +348,7 @@ class Body {
     this.details.show(details);
     this.graph.light(new Map(lit.map((id) => [id, ""])));
     this.graph.show(lit);
-    this.said.textContent = details.facts.map((fact) => fact.join(" ")).join(", ");
+    this.announcer.say(`${details.title}: ${details.facts.map((fact) => fact.join(" ")).join(", ")}`);
   }
 
   private choose(id: string, open: boolean): void {
@@ -362,6 +367,7 @@ class Body {
     else this.scene.open.add(id);
     this.graph.draw(id);
     this.graph.focus(id);
+    this.announcer.say(`${box.label} ${this.scene.open.has(id) ? "opened" : "closed"}`);
   }
 
   private select(id: string): void {
@@ -424,6 +430,7 @@ class Body {
   /** A plan of another size, or cut otherwise, was asked for and has come. */
   private showPlan(message: PlanMessage): void {
     const { memory, batch } = message;
+    if (memory.verdict !== this.memory?.verdict) this.announcer.say(memory.verdictText);
     const moved = memory.count !== this.memory?.count;
     this.memory = memory;
     this.batch = batch;
@@ -492,9 +499,12 @@ class Body {
       if (this.selected !== null) this.send("select", this.selected); // it has run
     }
     this.root.dataset["state"] = state;
-    this.toolbar.showState(state, String(this.model.get("report") ?? ""));
-    this.run.showState(state);
-    this.controls?.showState(state);
+    keepingFocus(this.root, () => {
+      this.toolbar.showState(state, String(this.model.get("report") ?? ""));
+      this.run.showState(state);
+      this.controls?.showState(state);
+    });
+    this.announcer.tellState(state, this.toolbar.words);
     this.toolbar.showSummary(String(this.model.get("summary") ?? ""));
   }
 

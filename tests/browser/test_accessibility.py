@@ -9,11 +9,16 @@ import torch
 
 import lazyviz
 
+from .lab import open_notebook, run_cell, wait_for_kernel, write_notebook
 from .models import training
 from .stage import Stage
 
 pytestmark = pytest.mark.browser
 
+LAB_CELLS = [
+    "%load_ext lazyviz\nimport torch\nnet = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())\n"
+    "x = torch.randn(4, 8)\nget_ipython().run_cell_magic('lazy', '', 'y = net(x)\\ny.sum().backward()')"
+]
 AXE = Path(__file__).parents[2] / "js/node_modules/axe-core/axe.min.js"
 
 
@@ -90,3 +95,177 @@ def test_axe_finds_nothing_wrong_after_a_failure_and_at_a_sync_point(page, dark)
         assert violations(page) == []
     node.state = "pending"
     assert z is not None
+
+
+def said(page):
+    return page.locator(".lazyviz > .lz-said").inner_text()
+
+
+def test_what_happens_is_said_once_and_in_words(page):
+    graph, keep = training(4)
+    with Stage(page, graph) as stage:
+        page.evaluate(
+            """() => {
+              window.heard = [];
+              const region = document.querySelector(".lazyviz > .lz-said");
+              new MutationObserver(() => heard.push(region.textContent)).observe(region, {childList: true});
+            }"""
+        )
+        box = page.locator('[data-node][data-kind="module"]').first
+        box.focus()
+        page.keyboard.press("Enter")
+        stage.settle()
+        assert said(page).endswith("opened")
+        for done in (10, 30, 31, 60, 61, 99):
+            stage.widget.progress = {"done": done, "total": 100, "seconds": 1.0, "label": "mm"}
+            stage.settle()
+        heard = page.evaluate("heard")
+        assert [words for words in heard if "%" in words] == [
+            f"{at} % of the ops have run" for at in (25, 50, 75)
+        ]
+        stage.click('button[data-action="evaluate"]')
+        assert said(page).startswith("evaluated")
+        assert page.locator('.lz-details[aria-live], .lz-state[role="status"]').count() == 0
+    del keep
+
+
+def test_the_focus_is_not_lost_when_its_button_goes_or_everything_is_drawn_anew(page):
+    graph, keep = training(4)
+    with Stage(page, graph) as stage:
+        page.locator('button[data-action="views"]').focus()
+        page.keyboard.press("Enter")
+        stage.settle()
+        assert page.evaluate("document.activeElement.dataset.action") == "views"
+        page.locator('button[data-action="evaluate"]').focus()
+        page.keyboard.press("Enter")
+        stage.settle()
+        assert page.evaluate("document.querySelector('.lazyviz').contains(document.activeElement)")
+    del keep
+
+
+def test_everything_is_reached_by_tab_with_a_focus_that_is_seen(page):
+    graph, keep = training(2)
+    with Stage(page, graph) as stage:
+        page.locator("body").click(position={"x": 2, "y": 2})
+        seen: list[str] = []
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            found = page.evaluate(
+                """() => {
+                  const at = document.activeElement;
+                  if (!document.querySelector(".lazyviz").contains(at)) return null;
+                  const style = getComputedStyle(at);
+                  const shown = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1;
+                  const {action, panel, chart, kind} = at.dataset;
+                  const name = action ?? panel ?? chart ?? kind ?? at.tagName;
+                  return [name, shown || at.matches("[data-node], svg, [type=range]")];
+                }"""
+            )
+            if found is None:
+                break
+            seen.append(found[0])
+            assert found[1], f"{found[0]} has the focus, and nobody sees it"
+        assert {"evaluate", "fit", "search", "graph", "table", "details", "expand-all"} <= set(seen), str(seen)
+        assert len(seen) < 60, "no list makes Tab endless"
+        stage.settle()
+    del keep
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_no_target_is_smaller_than_24_pixels(page, table):
+    graph, keep = training(4)
+    with Stage(page, graph) as stage:
+        if table:
+            stage.click('button[data-action="table"]')
+        small = page.evaluate(
+            """() => [...document.querySelectorAll(".lazyviz :is(button, select, input, summary)")]
+              .filter((each) => each.offsetParent && !each.closest("p, dd, li, .lz-said"))
+              .map((each) => [each.dataset.action ?? each.className, each.getBoundingClientRect()])
+              .filter(([, box]) => box.width && (box.height < 23.5 || box.width < 23.5))
+              .map(([name, box]) => `${name} ${box.width.toFixed()}x${box.height.toFixed()}`)"""
+        )
+        assert small == []
+    del keep
+
+
+def test_high_contrast_keeps_every_word_and_outline(page):
+    graph, keep = training(4)
+    page.emulate_media(forced_colors="active")
+    with Stage(page, graph) as stage:
+        stage.click('[data-node][data-op^="aten._log_softmax"]')
+        for selector in (".lz-content .lz-label", ".lz-content .lz-sub", ".lz-muted"):
+            colours = page.locator(selector).evaluate_all(
+                "all => [...new Set(all.map((each) => {"
+                " const style = getComputedStyle(each);"
+                " return each instanceof SVGElement ? style.fill : style.color; }))]"
+            )
+            assert colours == ["rgb(0, 0, 0)"], selector
+        stroke = page.locator(".lz-selected > .lz-card").evaluate(
+            "card => getComputedStyle(card).strokeWidth"
+        )
+        assert stroke == "4px"
+        assert violations(page) == []
+    del keep
+
+
+class شبكة(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.طبقة_الانتباه_الأولى = torch.nn.Linear(8, 8)
+        self.注意機構の重みをまとめる層 = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.注意機構の重みをまとめる層(self.طبقة_الانتباه_الأولى(x).relu())
+
+
+@pytest.mark.parametrize("width", [700, 1100])
+def test_names_of_any_script_stay_in_their_boxes_also_in_a_page_from_right_to_left(page, width):
+    page.set_viewport_size({"width": width + 30, "height": 1000})
+    net, x = شبكة(), torch.randn(4, 8)
+    with lazyviz.lazy() as graph:
+        y = net(x)
+    with Stage(page, graph, width=width) as stage:
+        page.evaluate("document.documentElement.dir = 'rtl'")
+        stage.settle()
+        outside = page.evaluate(
+            """() => [...document.querySelectorAll(".lz-box > text")].filter((text) => {
+              const around = text.parentElement.querySelector(".lz-card, .lz-frame");
+              const [mine, box] = [text, around].map((each) => each.getBoundingClientRect());
+              return mine.width && (mine.left < box.left || mine.right > box.right);
+            }).map((text) => text.textContent)"""
+        )
+        assert outside == []
+        assert (
+            page.locator(".lz-label", has_text="…").count()
+            or page.locator(".lz-label", has_text="層").count()
+        )
+        assert not page.evaluate("document.documentElement.scrollWidth > innerWidth")
+        assert violations(page) == []
+    assert y is not None
+
+
+def test_nothing_moves_where_motion_is_to_be_reduced(page):
+    graph, keep = training(4)
+    page.emulate_media(reduced_motion="reduce")
+    with Stage(page, graph) as stage:
+        stage.click('[data-node][data-kind="module"]')
+        stage.click('button[data-action="evaluate"]')
+        moving = page.evaluate(
+            "document.getAnimations().filter((each) => each.effect.target.closest('.lazyviz')).length"
+        )
+        assert moving == 0
+    del keep
+
+
+def test_axe_finds_nothing_wrong_in_jupyterlab(page, lab):
+    write_notebook(lab.directory / "axe.ipynb", LAB_CELLS)
+    open_notebook(page, lab.address, "axe.ipynb")
+    wait_for_kernel(page)
+    run_cell(page, 0)
+    page.locator(".lazyviz [data-node]").first.wait_for()
+    assert violations(page) == []
+    page.locator('.lazyviz button[data-action="table"]').click()
+    page.locator("tr[data-row]").first.wait_for()
+    page.locator('.lazyviz button[data-action="evaluate"]').click()
+    page.locator('.lazyviz[data-state="done"]').wait_for()
+    assert violations(page) == []
