@@ -83,7 +83,10 @@ export class ChartCursor {
     });
     this.element.addEventListener("blur", () => {
       this.anchor = null;
-      this.read(null);
+      // Once the focus has arrived: what is drawn anew may be where it goes.
+      setTimeout(() => {
+        if (document.activeElement !== this.element) this.read(null);
+      });
     });
     this.element.addEventListener("keydown", (event) => {
       if (this.key(event)) {
