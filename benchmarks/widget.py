@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-OPENINGS = 60
+OPENINGS = 40
 VISIBLE = 600
 
 

@@ -26,6 +26,7 @@ export class Camera {
   width = 0;
   touched = false; // the reader has panned or zoomed: the view is theirs
   picture = { width: 0, height: 0 };
+  corner = 0; // width that the small map takes where not all is seen: the first view keeps clear of it
   view: View = { x: 0, y: 0, k: 1 };
   private readonly pointers = new Map<number, [x: number, y: number]>();
 
@@ -121,11 +122,18 @@ export class Camera {
   }
 
   private homeScale(): number {
-    return Math.min(1, Math.max((this.width - 2 * MARGIN) / (this.picture.width || 1), LEAST_SCALE));
+    const scaleFor = (room: number): number => Math.min(1, Math.max((room - 2 * MARGIN) / (this.picture.width || 1), LEAST_SCALE));
+    const k = scaleFor(this.width);
+    return this.cut(k) ? scaleFor(this.width - this.corner) : k;
   }
 
   private homeLeft(k: number): number {
-    return Math.max((this.width - this.picture.width * k) / 2, MARGIN);
+    return Math.max((this.width - (this.cut(k) ? this.corner : 0) - this.picture.width * k) / 2, MARGIN);
+  }
+
+  /** Whether the picture is higher than the view can be. */
+  private cut(k: number): boolean {
+    return this.picture.height * k + 2 * MARGIN > MOST_HEIGHT;
   }
 
   private grow(k: number): number {

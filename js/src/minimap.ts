@@ -33,6 +33,7 @@ export class Minimap {
 
   draw({ frames, width, height }: Arrangement): void {
     this.scale = Math.min(MOST[0] / width, MOST[1] / height);
+    this.camera.corner = width * this.scale + 8;
     this.element.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.element.setAttribute("width", (width * this.scale).toFixed(1));
     this.element.setAttribute("height", (height * this.scale).toFixed(1));

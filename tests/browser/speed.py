@@ -162,7 +162,7 @@ def openings(page: Any, most: int) -> list[tuple[float, int]]:
         tried.add(waiting[0])
         took, boxes = page.evaluate(OPEN, waiting[0])
         times.append((took, boxes))
-        page.wait_for_timeout(300)  # an animation under way is not part of the next
+        page.wait_for_timeout(1000)  # an animation, and the details under way, are not part of the next
     return times
 
 
