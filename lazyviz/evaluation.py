@@ -70,7 +70,7 @@ def run(
     graph: LazyGraph | None = None,
     split: int | str = "off",
     recompute: int | str = "off",
-    summaries: bool = False,
+    summaries: bool | None = None,
     timings: bool | None = None,
     verify: bool = False,
 ) -> Report:
@@ -125,6 +125,8 @@ def run(
         again = RecomputeRun(tape, choice.trace, choice.again, memory)
 
     live = Run(nodes, memory, split_run)
+    if summaries is None:
+        summaries = any(lazy.summaries for lazy in touched)
     seen = Summaries() if summaries else None
     marks: list[tuple[TrackedNode, Any, Any]] | None = [] if cuda and timings else None
     timed = not cuda if timings is None else (timings and not cuda)

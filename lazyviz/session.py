@@ -211,7 +211,7 @@ class LazyGraph(Choices, Shown):
                 graph=self,
                 split=split,
                 recompute=recompute,
-                summaries=self.summaries if summaries is None else summaries,
+                summaries=summaries,
                 timings=timings,
                 verify=verify,
             )

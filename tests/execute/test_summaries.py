@@ -238,7 +238,7 @@ def test_how_long_a_run_will_take_is_foreseen_from_what_its_ops_have_to_do():
     assert half.seconds_left > half.seconds, "counting ops is all that is known without looking at them"
     from lazyviz.execute.forecast import Forecast
 
-    assert Forecast(graph.nodes).share(40) > 0.4
+    assert Forecast(graph.nodes).share(40) > 0.25, "though it is one op in eleven"
 
 
 def test_a_long_run_is_foreseen_from_some_of_its_ops(monkeypatch):
@@ -270,3 +270,13 @@ def test_a_choice_that_cannot_be_changes_nothing_and_others_are_told():
     reasons = dict(graph.backends())
     assert reasons["eager"] == "" and "batch" in reasons["ipyparallel"] + reasons["ray"]
     assert graph.evaluate().first_nonfinite is None and any(graph.nodes[-1].summaries)
+
+
+def test_a_sync_point_looks_at_values_where_that_is_chosen():
+    x = torch.ones(3)
+    with lazyviz.lazy() as graph:
+        y = (x - 1).log().sum()
+    graph.choose(summaries=True)
+    assert y.item() == -math.inf
+    assert graph.report.first_inf.node.name == "log_1"
+    assert graph.nonfinite["inf"] is graph.report.first_inf

@@ -320,6 +320,46 @@ def test_cancel_stops_the_run_and_evaluate_goes_on_from_there(made):
     assert made.widget.state == "done"
 
 
+def test_orders_about_running_that_make_no_sense_are_ignored(made):
+    for action, id in [
+        ("evaluate-to", "no-such"),
+        ("backend", "no-such"),
+        ("backend", ""),
+        ("summaries", "maybe"),
+    ]:
+        say(made, action, id)
+    assert made.widget._worker is None and made.widget.state == "pending"
+    assert (made.controller.backend, made.controller.summaries) == ("eager", False)
+    assert made.sent == []
+    say(made, "summaries", "on")
+    assert made.controller.summaries and made.widget.choices["summaries"] is True
+    assert ["absent", "needs the package absent"] in made.widget.choices["backends"]
+
+
+def test_boxes_of_groups_that_the_page_has_are_told_and_no_others(step, monkeypatch):
+    monkeypatch.setattr(module, "bundle", lambda name: "")
+    monkeypatch.setattr(answers, "FIRST_BYTES", 0)
+    widget = LazyWidget(FakeController(step))
+    made = types.SimpleNamespace(widget=widget, sent=[])
+    monkeypatch.setattr(widget, "send", lambda content, buffers=None: made.sent.append(content))
+    fold = id_of(made, "h.0–2")
+    given = {box["id"] for group in widget.scene["groups"] for box in group["boxes"]}
+    inside = {box.id for box in widget._answers.scene.hierarchy.boxes[fold].children}
+    assert inside.isdisjoint(given)
+    say(made, "evaluate")
+    finished(widget)
+    told = {id for message in made.sent if message["kind"] == "states" for id in message["boxes"]}
+    assert fold in told and told <= given
+    made.sent.clear()
+    say(made, "open", fold)
+    (message,) = made.sent
+    states = {box["id"]: box.get("state") for box in message["groups"][0]["boxes"]}
+    assert set(states.values()) == {"done"}, "a group that is opened later brings its states"
+    again = {box["id"]: box.get("state") for group in widget.scene["groups"] for box in group["boxes"]}
+    assert again[fold] == "done", "what is displayed once more begins with what has run"
+    widget.close()
+
+
 def test_an_error_is_shown_with_its_message_and_the_users_line(made):
     made.controller.fail_at = 4
     say(made, "evaluate")
