@@ -313,7 +313,7 @@ export type FromPython =
   | PlanMessage
   | LargestMessage
   | ({ kind: "range" } & Range)
-  | { kind: "groups"; groups: GroupData[]; note: string }
+  | { kind: "groups"; groups: GroupData[]; note: string; more?: boolean }
   | { kind: "details"; details: Details }
   | { kind: "code"; code: CodeMessage }
   | { kind: "table"; table: TableData }

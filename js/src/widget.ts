@@ -264,6 +264,7 @@ class Body {
     switch (message.kind) {
       case "groups":
         this.scene.add(message.groups);
+        if (message.more) break;
         this.opened(message.groups.map((group) => group.id));
         if (message.note) this.toolbar.showSummary(`${String(this.model.get("summary"))} · ${message.note}`);
         break;

@@ -20,6 +20,7 @@ from .plans import Planned, Targets, plans_of
 from .scene import Scene
 
 FIRST_BYTES = 40_000  # about how much JSON the first picture may take, chart not counted
+MESSAGE_BYTES = 80_000  # about how much JSON one message of groups may take
 EXPANDED_BOXES = 2000  # boxes that "Expand all" opens at most
 
 
@@ -131,7 +132,17 @@ class Answers:
         self._send_groups(_with_lanes(groups), note)
 
     def _send_groups(self, groups: list[Box], note: str = "") -> None:
-        self._send({"kind": "groups", "groups": [self._group(box) for box in groups], "note": note})
+        """In messages of about :data:`MESSAGE_BYTES`; the page waits while there are more."""
+        part: list[dict[str, Any]] = []
+        size = 0
+        for box in groups:
+            group = self._group(box)
+            size += _size(group)
+            if part and size > MESSAGE_BYTES:
+                self._send({"kind": "groups", "groups": part, "note": "", "more": True})
+                part, size = [], _size(group)
+            part.append(group)
+        self._send({"kind": "groups", "groups": part, "note": note})
 
     def _select(self, id: str) -> None:
         box = self.scene.hierarchy.boxes.get(id)

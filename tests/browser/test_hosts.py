@@ -167,3 +167,14 @@ def test_the_widget_asks_the_network_for_nothing(page):
         stage.settle()
         stage.click('button[data-action="evaluate"]')
     assert [url for url in asked if not url.startswith(("blob:", "data:"))] == []
+
+
+def test_expand_all_opens_everything_once_its_last_message_has_come(page, monkeypatch):
+    monkeypatch.setattr("lazyviz.view.answers.MESSAGE_BYTES", 400)
+    graph, _keep = small_step()
+    with Stage(page, graph, width=900) as stage:
+        stage.click('button[data-action="expand-all"]')
+        assert sum(message["kind"] == "groups" for message in stage.messages) > 1
+        drawn = {box.get_attribute("data-node") for box in page.locator(".lazyviz [data-node]").all()}
+        boxes = graph.scene().hierarchy.boxes.values()
+        assert drawn >= {box.id for box in boxes if box.kind not in ("root", "lane")}

@@ -582,3 +582,14 @@ def test_sizes_that_cannot_be_planned_say_why(batched, monkeypatch):
     say(made, "batch-size", "48")
     assert made.sent[-1]["note"].startswith("it is not known how")
     assert made.sent[-1]["batch"]["size"] == 24
+
+
+def test_expanding_all_comes_in_small_messages_of_which_the_last_says_that_it_is(made, monkeypatch):
+    say(made, "open-all")
+    (whole,) = made.sent
+    monkeypatch.setattr(answers, "MESSAGE_BYTES", 600)
+    made.sent.clear()
+    say(made, "open-all")
+    assert len(made.sent) > 1
+    assert [message.get("more", False) for message in made.sent] == [True] * (len(made.sent) - 1) + [False]
+    assert [group for message in made.sent for group in message["groups"]] == whole["groups"]
