@@ -188,7 +188,7 @@ export class BoxDrawing {
     this.badge?.replaceChildren(
       ...(badge
         ? [
-            svg("rect", { class: "lz-badge", x: width - wide - 6, y: top - size, width: wide, height: size * 1.4, rx: size * 0.7 }),
+            svg("rect", { class: "lz-badge", x: width - wide - 6, y: top - size, width: wide, height: size * 1.26, rx: size * 0.63 }),
             setText(svg("text", { class: "lz-badge-text" }), badge, width - wide / 2 - 6, top, 11.5 * grow),
           ]
         : []),

@@ -17,6 +17,8 @@ export interface Labelled {
   to: number;
 }
 
+export type Label = readonly [x: number, y: number, words: string];
+
 export function placeLabels(
   edges: readonly Labelled[],
   groups: readonly boolean[],
@@ -24,7 +26,7 @@ export function placeLabels(
   behind: readonly number[],
   bounds: Size,
   flip: boolean,
-): (Size | null)[] {
+): (Label | null)[] {
   const leaving = new Map<number, Set<string>>();
   const arriving = new Map<number, number>();
   for (const { from, to, text } of edges) {
@@ -37,17 +39,19 @@ export function placeLabels(
   return edges.map(({ points, text, from, to }) => {
     if (!groups[from] || !text || done.has(from)) return null;
     const same = leaving.get(from)?.size === 1;
-    const wide = [...text].length * SIZE * CHAR_WIDTH;
     const heights: [Size, number][] = [];
     const [first, last] = [points[0], points.at(-1)];
     if (same && first) heights.push([first, flip ? -6 : 13 + (behind[from] ?? 0)]);
     if (arriving.get(to) === 1 && (same || groups[to]) && last) heights.push([last, flip ? 19 : -12]);
-    const at = free(heights, wide, strokes, taken, bounds);
-    if (at) {
+    for (const words of [text, text.split(" · ")[0] ?? ""]) {
+      const wide = [...words].length * SIZE * CHAR_WIDTH;
+      const at = free(heights, wide, strokes, taken, bounds);
+      if (!at) continue;
       taken.push([at[0] - wide / 2, at[1] - 9, at[0] + wide / 2, at[1] + 3]);
       if (same) done.add(from);
+      return [at[0], at[1], words];
     }
-    return at;
+    return null;
   });
 }
 

@@ -19,8 +19,8 @@ export class Edges {
     this.element.append(...added);
     this.drawn = next;
     this.labels.replaceChildren(
-      ...lines.flatMap(({ label, labelAt }) =>
-        labelAt ? [svg("text", { class: "lz-edge-label", x: labelAt[0], y: labelAt[1] }, label)] : [],
+      ...lines.flatMap(({ labelAt }) =>
+        labelAt ? [svg("text", { class: "lz-edge-label", x: labelAt[0], y: labelAt[1] }, labelAt[2])] : [],
       ),
     );
     return [...added, this.labels];

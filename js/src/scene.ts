@@ -1,7 +1,7 @@
 // The groups received so far, which of them are open, and where everything is drawn.
 // The counterpart of lazyviz/view/arrange.py.
 
-import { placeLabels } from "./edge-labels";
+import { placeLabels, type Label } from "./edge-labels";
 import { curve, place, type Placed, type Size } from "./layout";
 import type { BoxData, GroupData } from "./types";
 
@@ -37,7 +37,7 @@ export interface Line {
   to: string;
   label: string;
   tip: { x: number; y: number; down: boolean };
-  labelAt: Size | null;
+  labelAt: Label | null;
 }
 
 export interface Arrangement {

@@ -39,7 +39,7 @@ interface PictureCase {
   groups: GroupData[];
   opened: string[];
   frames: [string, number, number, number, number][];
-  lines: [string, [number, number] | null][];
+  lines: [string, [number, number, string] | null][];
   size: [number, number];
 }
 
@@ -51,7 +51,7 @@ describe("Scene", () => {
     expect(found.frames.map(({ box, x, y, width, height }) => [box.id, ...[x, y, width, height].map(round)])).toEqual(
       expected.frames,
     );
-    expect(found.lines.map(({ label, labelAt }) => [label, labelAt ? labelAt.map(round) : null])).toEqual(
+    expect(found.lines.map(({ label, labelAt }) => [label, labelAt ? [round(labelAt[0]), round(labelAt[1]), labelAt[2]] : null])).toEqual(
       expected.lines,
     );
     expect([found.width, found.height].map(round)).toEqual(expected.size);

@@ -37,7 +37,7 @@ class Line:
 
     points: list[tuple[float, float]]
     label: str
-    at: tuple[float, float] | None  # middle of the label's base line, if it is drawn
+    at: tuple[float, float, str] | None  # middle of the label's base line and its words, if it is drawn
 
 
 @dataclass(slots=True)

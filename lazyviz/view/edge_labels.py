@@ -26,11 +26,12 @@ def place_labels(
     bounds: tuple[float, float],
     *,
     flip: bool,
-) -> list[Point | None]:
-    """The middle of each label's base line, or None where there is no room, or nothing to say.
+) -> list[tuple[float, float, str] | None]:
+    """The middle of each label's base line and its words, or None where there is no room, or nothing to say.
 
     An op's own second line tells what leaves it, so only what leaves groups is labelled: once,
-    if all its edges carry the same, else where one edge alone arrives.
+    if all its edges carry the same, else where one edge alone arrives.  Where there is no room for shape
+    and bytes, the shape alone is written.
 
     Args:
         lines: the edges as points, which curves join.
@@ -47,24 +48,27 @@ def place_labels(
     strokes = [stroke for line in lines for stroke in _strokes(line)]
     taken: list[Rect] = list(boxes)
     done: set[int] = set()
-    result: list[Point | None] = []
+    result: list[tuple[float, float, str] | None] = []
     for line, path, text in zip(lines, paths, texts, strict=True):
         start, end = path[0], path[-1]
-        at = None
+        label = None
         if groups[start] and text and start not in done:
             same = len(leaving[start]) == 1
-            wide = len(text) * SIZE * CHAR_WIDTH
             heights = []
             if same:
                 heights.append((line[0], -6.0 if flip else 13.0 + behind[start]))
             if arriving[end] == 1 and (same or groups[end]):
                 heights.append((line[-1], 19.0 if flip else -12.0))
-            at = _free(heights, wide, strokes, taken, bounds)
-            if at is not None:
-                taken.append((at[0] - wide / 2, at[1] - 9.0, at[0] + wide / 2, at[1] + 3.0))
-                if same:
-                    done.add(start)
-        result.append(at)
+            for words in (text, text.partition(" · ")[0]):
+                wide = len(words) * SIZE * CHAR_WIDTH
+                at = _free(heights, wide, strokes, taken, bounds)
+                if at is not None:
+                    label = (*at, words)
+                    taken.append((at[0] - wide / 2, at[1] - 9.0, at[0] + wide / 2, at[1] + 3.0))
+                    if same:
+                        done.add(start)
+                    break
+        result.append(label)
     return result
 
 

@@ -222,7 +222,7 @@ def _picture(picture: Arrangement, scene: Scene) -> list[str]:
     for line in picture.lines:
         if line.at is not None:
             halo = f' paint-order="stroke" stroke="{_CARD}" stroke-width="4" stroke-linejoin="round"'
-            parts.append(_text(*line.at, line.label, size=11, fill=_MUTED, anchor="middle", extra=halo))
+            parts.append(_text(*line.at, size=11, fill=_MUTED, anchor="middle", extra=halo))
     most = largest(scene.opened())
     frames = {frame.box: frame for frame in picture.frames}
     parts += [_closed(frame, scene, frames, most) for frame in picture.frames if not frame.open]

@@ -45,6 +45,12 @@ def test_words_of_an_edge_stand_on_the_side_where_no_line_passes():
     assert found[0][0] < 100.0, "another edge leaves to the right"
 
 
+def test_where_there_is_no_room_for_the_bytes_the_shape_alone_is_written():
+    found = labelled(["8×128 · 4.00 KiB", "", ""], [True, True, True], bounds=(50.0, 260.0))
+    assert found[0][2] == "8×128"
+    assert labelled(["", "", "8×128 · 4.00 KiB"], [True, True, True], bounds=(50.0, 260.0))[2][2] == "8×128"
+
+
 def test_words_that_would_reach_out_of_the_group_are_not_written():
     assert labelled(["x" * 80, "", ""], [True, True, True], bounds=(0.0, 200.0))[0] is None
 
@@ -69,8 +75,8 @@ def test_words_of_edges_touch_no_line_no_box_and_no_other_words(seed):
     groups = [True] * count
     found = place_labels(lines, texts, groups, layers.paths, rects, [0.0] * count, bounds, flip=flip)
     words = [
-        (at[0] - len(text) * 3.19, at[1] - 9.0, at[0] + len(text) * 3.19, at[1] + 2.0)
-        for at, text in zip(found, texts, strict=True)
+        (at[0] - len(at[2]) * 3.19, at[1] - 9.0, at[0] + len(at[2]) * 3.19, at[1] + 2.0)
+        for at in found
         if at is not None
     ]
     points = [
