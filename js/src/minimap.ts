@@ -32,7 +32,7 @@ export class Minimap {
   }
 
   draw({ frames, width, height }: Arrangement): void {
-    this.scale = Math.min(MOST[0] / width, MOST[1] / height);
+    this.scale = Math.min(MOST[0] / Math.max(width, 1), MOST[1] / Math.max(height, 1));
     this.camera.corner = width * this.scale + 8;
     this.element.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.element.setAttribute("width", (width * this.scale).toFixed(1));

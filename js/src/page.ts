@@ -4,7 +4,8 @@
 
 import { finder, type SearchData } from "./page-search";
 import type { FromPython, GroupData } from "./types";
-import widget, { type Model } from "./widget";
+import type { Model } from "./model";
+import widget from "./widget";
 
 type Callback = (message: FromPython) => void;
 type Answers = Record<string, FromPython[]>;

@@ -4,7 +4,8 @@ import { beforeEach, describe, expect, it, vi } from "vitest";
 import { shorten } from "../src/dom";
 import { bytesText } from "../src/memory-chart";
 import type { Batch, GroupData, Memory, SceneData } from "../src/types";
-import { render, type Model } from "../src/widget";
+import type { Model } from "../src/model";
+import { render } from "../src/widget";
 
 const picture = JSON.parse(
   readFileSync(resolve(import.meta.dirname, "../../tests/view/golden/picture.json"), "utf8"),
