@@ -169,9 +169,10 @@ export class MemoryChart {
     const at = memory.peakName ? ` at ${memory.peakName}` : "";
     this.svg.setAttribute("aria-label", this.summary(at));
     const { capacity } = memory;
-    const times = (capacity ?? 0) / memory.peak;
-    const far = capacity !== null && times >= NEAR && memory.verdict !== "too-big" ? ` · ${memory.device} has ${memory.capacityText}, ${times < 10 ? times.toFixed(1) : number(Math.round(times))} × the peak` : "";
-    this.head.textContent = `peak ${memory.peakText}${at} · plain eager PyTorch: ${memory.eagerText}${far}`;
+    const times = (capacity ?? 0) / (memory.needed ?? memory.peak);
+    const needs = memory.neededText ? ` · needs ${memory.neededText} with what ${memory.device} takes itself` : "";
+    const far = capacity !== null && times >= NEAR && memory.verdict !== "too-big" ? ` · ${memory.device} has ${memory.capacityText}, ${times < 10 ? times.toFixed(1) : number(Math.round(times))} × ${memory.neededText ? "that" : "the peak"}` : "";
+    this.head.textContent = `peak ${memory.peakText}${at} · plain eager PyTorch: ${memory.eagerText}${needs}${far}`;
     this.measured.textContent = memory.measured;
     const [start, stop] = this.points.range;
     this.back.hidden = !this.views.length;
@@ -303,8 +304,9 @@ export class MemoryChart {
       memory.pieces.map(([first, name]) => [name, first]),
       (name, from, to, cut) => {
         if (cut) parts.push(svg("path", { class: "lz-piece", d: `M${from},${name ? 5 : plot.top}V${plot.bottom}` }));
-        // In full where there is room, else the piece alone: "piece 2, and 6 more like it".
-        const text = [name, name.split(",")[0] ?? ""].find((each) => each && to - from > each.length * charWidth(11) + 8);
+        // In full where there is room, else shorter: "piece 2, and 6 more like it", "piece 2 + 6", "+ 6".
+        const [piece = "", more = ""] = name.replace(/ more like it$/, "").split(", and ");
+        const text = [name, more ? `${piece} + ${more}` : piece, more ? `+ ${more}` : ""].find((each) => each && to - from > each.length * charWidth(11) + 8);
         if (text) parts.push(svg("text", { class: "lz-piece-name", x: from + 5, y: plot.top - 4 }, svg("title", {}, name), text));
       },
     );

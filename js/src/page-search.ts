@@ -20,6 +20,7 @@ export interface SearchData {
   subs: number[];
   names: string[];
   words: Record<string, number[]>; // places as steps from one to the next
+  code: Record<string, number[]>; // likewise, of the text of lines
   lines: Record<string, [file: string, place: number][]>;
   shapes: Record<string, number[]>;
 }
@@ -43,6 +44,7 @@ function text(data: SearchData, at: number | undefined): string {
 
 function places(data: SearchData, wanted: string): number[] {
   const found = new Set<number>();
+  const inCode = new Set<number>();
   if (!wanted) return [];
   const line = LINE.exec(wanted);
   for (const [file, at] of data.lines[Number(line?.[2])] ?? []) if (file.includes(line?.[1] ?? "")) found.add(at);
@@ -52,10 +54,12 @@ function places(data: SearchData, wanted: string): number[] {
     for (const at of data.shapes[sizes ? sizes.join("×") : "scalar"] ?? []) found.add(at);
   }
   if (!shape || !found.size) {
-    for (const [word, steps] of Object.entries(data.words)) {
-      if (!word.includes(wanted)) continue;
-      let at = 0;
-      for (const step of steps) found.add((at += step));
+    for (const [table, into] of [[data.words, found], [data.code, inCode]] as const) {
+      for (const [word, steps] of Object.entries(table)) {
+        if (!word.includes(wanted)) continue;
+        let at = 0;
+        for (const step of steps) into.add((at += step));
+      }
     }
   }
   if (/_\d+$/.test(wanted)) {
@@ -63,7 +67,8 @@ function places(data: SearchData, wanted: string): number[] {
       if (name.includes(wanted)) found.add(at);
     });
   }
-  return [...found].sort((a, b) => a - b);
+  const inOrder = (places: Iterable<number>): number[] => [...places].sort((a, b) => a - b);
+  return [...inOrder(found), ...inOrder([...inCode].filter((at) => !found.has(at)))];
 }
 
 function lit(data: SearchData, found: number[]): string[] {

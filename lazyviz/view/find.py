@@ -30,7 +30,10 @@ _NODE = re.compile(r"_\d+$")
 
 
 class Index:
-    """Finds boxes of ``scene``, in the order of the program, groups before what is in them."""
+    """Finds boxes of ``scene``, in the order of the program, groups before what is in them.
+
+    What only the text of its line tells comes last: a line may hold a whole training step.
+    """
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -39,6 +42,7 @@ class Index:
             key=lambda box: (_position(box), box.depth),
         )
         self._words: dict[str, list[int]] = defaultdict(list)
+        self._code: dict[str, list[int]] = defaultdict(list)  # text of lines
         self._lines: dict[int, list[tuple[str, int]]] = defaultdict(list)
         self._shapes: dict[str, list[int]] = defaultdict(list)
         self._names: list[str] | None = None
@@ -57,16 +61,13 @@ class Index:
                 words |= {_op_words(node, texts), module_path(node)}
                 source = node.source
             if source is not None:
-                words.add(_line_words(source, texts))
+                self._code[_line_words(source, texts)].append(at)
                 self._lines[source.line].append((os.path.basename(source.file).casefold(), at))
             self._note(node.outputs if node is not None else box.values, words, at, texts)
             for word in words:
                 if word:
                     self._words[word].append(at)
-        folded: dict[str, list[int]] = defaultdict(list)
-        for word, places in self._words.items():
-            folded[word.casefold()] += places
-        self._words = folded
+        self._words, self._code = _folded(self._words), _folded(self._code)
 
     def _note(self, values: Sequence[Value], words: set[str], at: int, texts: dict[object, str]) -> None:
         """Shapes, dtypes and names of tensors."""
@@ -101,6 +102,7 @@ class Index:
         if self._last[0] == wanted:
             return self._last[1]
         found: set[int] = set()
+        in_code: set[int] = set()
         line = _LINE.fullmatch(wanted)
         if line is not None:
             file = line["file"] or ""
@@ -113,10 +115,13 @@ class Index:
             for word, places in self._words.items():
                 if wanted in word:
                     found.update(places)
+            for text, places in self._code.items():
+                if wanted in text:
+                    in_code.update(places)
         if _NODE.search(wanted):
             names = self._node_names()
             found.update(at for at, name in enumerate(names) if wanted in name)
-        self._last = wanted, sorted(found)
+        self._last = wanted, [*sorted(found), *sorted(in_code - found)]
         return self._last[1]
 
     def _node_names(self) -> list[str]:
@@ -144,14 +149,26 @@ class Index:
     def as_json(self) -> dict[str, Any]:
         """What is searched, for a page that has no Python to ask; places as steps from one to the next."""
         return {
-            "words": {
-                word: [b - a for a, b in zip([0, *places], places, strict=False)]
-                for word, places in ((word, sorted(places)) for word, places in self._words.items())
-            },
+            "words": _steps(self._words),
+            "code": _steps(self._code),
             "lines": self._lines,
             "shapes": self._shapes,
             "names": self._node_names(),
         }
+
+
+def _folded(words: dict[str, list[int]]) -> dict[str, list[int]]:
+    folded: dict[str, list[int]] = defaultdict(list)
+    for word, places in words.items():
+        folded[word.casefold()] += places
+    return folded
+
+
+def _steps(words: dict[str, list[int]]) -> dict[str, list[int]]:
+    return {
+        word: [b - a for a, b in zip([0, *places], places, strict=False)]
+        for word, places in ((word, sorted(places)) for word, places in words.items())
+    }
 
 
 def _position(box: Box) -> int:

@@ -33,6 +33,15 @@ def test_a_line_is_that_line_alone(write):
     assert ops(index, "relu(x)") == ["relu_0", "relu_1", "relu_2"]
 
 
+def test_an_ops_own_name_comes_before_the_text_of_lines(write):
+    program = write.Program()
+    x = program.outside()
+    for op in (write.aten.relu.default, write.aten.exp.default, write.aten.relu.default):
+        x = program(op, [x], line=1, text="y = relu(relu(x).exp())")
+    index = Index(Scene(program.graph, make_plan(program.graph)))
+    assert ops(index, "relu") == ["relu_0", "relu_2", "exp_1"]
+
+
 @pytest.mark.parametrize("query", ["8×8", "8x8", "8X8", "8 * 8", "[8, 8]", "(8, 8)", "(8,8)", "8, 8"])
 def test_a_shape_may_be_written_in_any_way(step, index, query):
     found = ops(index, query)
