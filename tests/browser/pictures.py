@@ -132,8 +132,8 @@ def llama() -> tuple[Any, Any]:
         rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
     )
     with lazyviz.lazy(device="H100-80GB") as graph:
-        model: Any = transformers.LlamaForCausalLM(config)
-        model.cuda()
+        with torch.device("cuda"):
+            model: Any = transformers.LlamaForCausalLM(config)
         optimizer = torch.optim.AdamW(model.parameters())
         tokens = torch.randint(0, config.vocab_size, (1, 2048), device="cuda")
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
