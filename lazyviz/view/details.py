@@ -76,7 +76,9 @@ def describe_moment(scene: Scene, position: int) -> dict[str, Any]:
         row["line"] = line_text(allocation.source) if allocation.source is not None else ""
         row["keeper"] = keeper(allocation)
     node = moment.node
-    box = scene.near(node) or _box_before(scene.hierarchy, node)
+    box = scene.near(node)
+    if box is None or box.phase != node.phase:  # a view whose reader is far off, as the gradient that is kept
+        box = _box_before(scene.hierarchy, node)
     return {
         "position": position,
         "chain": chain(box) if box is not None else [],
@@ -280,8 +282,9 @@ def _box_near(hierarchy: Hierarchy, node: Node) -> Box | None:
 
 
 def _box_before(hierarchy: Hierarchy, node: Node) -> Box | None:
-    """The box of the last node before a view that nothing drawn reads."""
-    return next((box for box in reversed(hierarchy.box_of[: node.index]) if box is not None), None)
+    """The box of the last node of its phase before a view that nothing drawn near it reads."""
+    before = [box for box in hierarchy.box_of[: node.index] if box is not None]
+    return next((box for box in reversed(before) if box.phase == node.phase), before[-1] if before else None)
 
 
 def _link(box: Box | None) -> dict[str, Any] | None:
