@@ -183,7 +183,7 @@ export class BoxDrawing {
     const block = size * 1.05 + small * 1.27;
     const top = lines === 2 ? (height - block) / 2 + size * 0.86 : height / 2 + size * 0.36;
     const name = lines === 1 ? nameOf(box) : box.label;
-    this.put(this.label, lines ? shorten(name, room - (badge ? wide - 3 : 0), size, style) : "", left, top, size);
+    this.put(this.label, lines ? shorten(name, room - (badge ? wide + 2 : 0), size, style) : "", left, top, size);
     this.put(this.sub, lines === 2 ? shorten(box.sub, room, small) : "", left, top + small * 1.27, small);
     this.badge?.replaceChildren(
       ...(badge

@@ -147,7 +147,8 @@ def first_picture(page: Any, cell: int, report: int, *, seconds: float = 120) ->
     lab.run_cell(page, report, timeout=seconds * 1000)
     text = page.locator(".jp-CodeCell").nth(report).locator(".jp-OutputArea-output").first.inner_text()
     told = json.loads(text.partition("REPORT")[2])
-    return {**told, "first picture": page.evaluate("window.firstBox") - told.pop("recorded_at")}
+    recorded = told.pop("recorded_at")
+    return {**told, "first picture": page.evaluate("window.firstBox") - recorded}
 
 
 def openings(page: Any, most: int) -> list[tuple[float, int]]:
