@@ -20,6 +20,7 @@ import { Toolbar, type ToolbarAction } from "./toolbar";
 import type { Alive, Batch, Choices, Details, Failure, Finding, FromPython, Memory, Moment, PlanMessage, Progress, SceneData, Send, State, StatesMessage } from "./types";
 
 const MOST_BOXES = 2000;
+const PATIENCE = 120; // milliseconds: who opens group after group is not to wait for the details of each
 
 export class Body {
   private readonly data: SceneData;
@@ -320,7 +321,7 @@ export class Body {
       this.waiting.add(id);
       this.send("open", id);
     }
-    this.select(id);
+    this.select(id, ask ? PATIENCE : 0);
     if (!box.group || !open || ask) return;
     if (close) this.scene.open.delete(id);
     else this.scene.open.add(id);
@@ -329,7 +330,8 @@ export class Body {
     this.announcer.say(`${box.label} ${this.scene.open.has(id) ? "opened" : "closed"}`);
   }
 
-  private select(id: string): void {
+  /** Selects a box; its details are asked for after `wait` milliseconds, if it is selected still. */
+  private select(id: string, wait = 0): void {
     this.selected = id;
     this.leaveMoment();
     this.graph.light(new Map());
@@ -339,7 +341,11 @@ export class Body {
     const box = this.scene.boxes.get(id);
     if (box) this.details.showBox(box);
     this.run.select(box ?? null);
-    this.send("select", id);
+    if (!wait) this.send("select", id);
+    else
+      setTimeout(() => {
+        if (this.selected === id) this.send("select", id);
+      }, wait);
   }
 
   private clear(): void {
