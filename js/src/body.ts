@@ -465,7 +465,8 @@ export class Body {
     }
     this.root.dataset["state"] = state;
     keepingFocus(this.root, () => {
-      this.toolbar.showState(state, String(this.model.get("report") ?? ""), !this.scene.boxes.size);
+      const choices = this.model.get("choices") as Choices | undefined;
+      this.toolbar.showState(state, String(this.model.get("report") ?? ""), !this.scene.boxes.size, choices?.begun);
       this.run.showState(state);
       this.controls?.showState(state);
     });

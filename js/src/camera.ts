@@ -99,6 +99,13 @@ export class Camera {
     this.move(this.homeLeft(scale), Math.min(Math.max(top, lowest), MARGIN), scale);
   }
 
+  /** A box at the lower end of the view has been opened: what is in it is to be seen. */
+  makeRoom(area: Area): void {
+    const { y, k } = this.view;
+    const top = y + area.y * k;
+    if (top > this.height * 0.75 && top + area.height * k > this.height) this.reveal(area);
+  }
+
   /** Moves the view so that the box is in the middle, at a size that can be read. */
   center(area: Area): void {
     this.centerOn(area.x + area.width / 2, area.y + Math.min(area.height / 2, 100), Math.max(this.view.k, LEGIBLE));

@@ -130,6 +130,7 @@ export class GraphView {
     const after = anchor !== undefined ? this.frames.get(anchor) : undefined;
     if (before && after) {
       camera.keep(before, after);
+      if (after.open) camera.makeRoom(after);
       const moved = arrangement.frames.flatMap((frame) => {
         const element = this.drawings.get(frame.box.id)?.element;
         return element ? [{ element, x: frame.x, y: frame.y, before: frames.get(frame.box.id) }] : [];
@@ -290,7 +291,9 @@ export class GraphView {
     };
     const { from, to } = element?.dataset ?? {};
     const title = element?.querySelector("title")?.textContent ?? "";
-    this.readout.textContent = from !== undefined ? `${name(from)} → ${name(to)}: ${title}` : title;
+    const words = from !== undefined ? `${name(from)} → ${name(to)}: ${title}` : title;
+    this.readout.textContent = words;
+    this.readout.title = words;
   }
 
   /** Writes the words of the boxes in view as large as the scale needs them. */

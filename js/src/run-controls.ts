@@ -23,7 +23,7 @@ export class RunControls {
   private readonly words = html("span", { class: "lz-muted lz-progress-text" });
   private state: State = "pending";
   private selected: BoxData | null = null;
-  private choices: Choices = { backend: "eager", backends: [["eager", ""]], summaries: false };
+  private choices: Choices = { backend: "eager", backends: [["eager", ""]], summaries: false, begun: false };
 
   constructor(
     ask: Send,

@@ -78,8 +78,8 @@ export class Toolbar {
     return this.state.textContent;
   }
 
-  showState(state: State, report: string, empty = false): void {
-    const words = empty ? "nothing to run" : state === "pending" && report ? "partly evaluated" : STATES[state];
+  showState(state: State, report: string, empty = false, begun = false): void {
+    const words = empty ? "nothing to run" : state === "pending" && (report || begun) ? "partly evaluated" : STATES[state];
     this.state.textContent = report && state !== "running" ? `${words} · ${report}` : words;
   }
 

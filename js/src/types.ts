@@ -197,6 +197,7 @@ export interface Choices {
   backend: string;
   backends: [name: string, reason: string][];
   summaries: boolean;
+  begun: boolean; // some of the graph has run
 }
 
 /** The first values that went wrong, of one kind. */

@@ -73,7 +73,7 @@ describe("the controls of a run", () => {
 
   it("offer backends, with the reason why one cannot be, and say why a choice was refused", () => {
     const { controls, ask, find } = made();
-    controls.showChoices({ backend: "eager", backends: [["eager", ""], ["mine", ""], ["<ray>", "needs ray"]], summaries: true });
+    controls.showChoices({ backend: "eager", backends: [["eager", ""], ["mine", ""], ["<ray>", "needs ray"]], summaries: true, begun: false });
     const menu = controls.element.querySelector("select");
     if (!menu) throw new Error("no menu");
     expect([...menu.options].map((option) => [option.textContent, option.disabled])).toEqual([

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ..graph.ir import Node
+from ..graph.ir import Graph, Node
 from ..plan.units import format_bytes
 from .boxes import chain
 from .details import source_json
@@ -25,6 +25,8 @@ class FindingLike(Protocol):
 class Selectable(Protocol):
     """A graph of which one can choose how it is run; the choices are shared by all its widgets."""
 
+    @property
+    def graph(self) -> Graph: ...
     @property
     def backend(self) -> str: ...
 
@@ -56,8 +58,9 @@ class Selectable(Protocol):
 
 
 def choices_json(controller: Selectable) -> dict[str, Any]:
-    """What is chosen, and what there is to choose from."""
+    """What is chosen, what there is to choose from, and whether any of the graph has run."""
     return {
+        "begun": any(node.state == "done" for node in controller.graph.nodes),
         "backend": controller.backend,
         "backends": [[name, reason] for name, reason in controller.backends()],
         "summaries": controller.summaries,

@@ -233,7 +233,7 @@ def comparison(
     projected = plan.tensor_peak_bytes if alone else plan.peak_bytes
     more = peak - projected
     words = "as projected"
-    if more:
+    if abs(more) > projected / 2000:  # a few bytes are no difference
         side = "above" if more > 0 else "below"
         share = abs(more) / max(projected, 1)
         words = f"{format_bytes(abs(more))} ({share:.1%}) {side} the projection"

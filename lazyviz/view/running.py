@@ -106,6 +106,7 @@ class Running:
         self._seen = 0  # of the live run's ended nodes
         self._began = 0.0  # when the live run did
         self._busy = False  # a run that a widget asked for is under way
+        self._refused: tuple[object, object] | None = None  # choices that a run was refused for
         self._over = threading.Event()  # for whoever looks at the live run
         self.cancelled = threading.Event()
         self.worker: threading.Thread | None = None
@@ -166,6 +167,9 @@ class Running:
             self.report = report
             if isinstance(error, KeyboardInterrupt) or (stopped and error is not None):
                 self._end("interrupted", error)
+            elif error is not None and self.failed_node is None and self._controller.state == "pending":
+                self._refused = self._chosen()
+                self._end("pending", error)  # before anything ran
             else:
                 self._end(self._controller.state if error is None else "failed", error)
 
@@ -185,9 +189,13 @@ class Running:
             elif self.state == "running":
                 self._end(state, getattr(self._controller, "error", None) if state == "failed" else None)
             else:
-                if state == "done":
+                other = self.state == "pending" and self._chosen() != self._refused
+                if state == "done" or other:  # what was refused is not what is chosen now
                     self.state, self.exception = state, None
                 self._tell()
+
+    def _chosen(self) -> tuple[object, object]:
+        return getattr(self._controller, "backend", None), getattr(self._controller, "split", None)
 
     def _begin(self) -> None:
         self.state, self.exception, self.report, self.progress = "running", None, None, None

@@ -56,7 +56,7 @@ def run_traits(controller: Controller, scene: Scene) -> dict[str, Any]:
         "report": report_text(controller, running),
         "choices": choices_json(controller),
         "findings": findings_json(controller.nonfinite, scene),
-        "error": failure_json(running, scene) if running.state == "failed" else None,
+        "error": failure_json(running, scene) if running.state in ("failed", "pending") else None,
     }
 
 

@@ -42,7 +42,7 @@ def step(labels=None, *, batch=None, width=64):
     return graph, (net, x, y, loss)
 
 
-def long_graph(ops=400, size=250):
+def long_graph(ops=400, size=700):
     """A run of some seconds."""
     x = torch.randn(size, size)
     with lazyviz.lazy() as graph:
