@@ -165,7 +165,7 @@ def test_what_forbids_a_split_is_named_and_a_click_goes_to_it(page, opened, scre
     page.locator('.lazyviz .lz-selected[data-node][data-op*="native_batch_norm"]').wait_for()
     page.locator(".lazyviz").screenshot(path=screenshots / "batch-blocked.png")
     page.locator('button[data-action="evaluate"]').click()
-    page.locator('.lazyviz .lz-error').wait_for()
+    page.locator(".lazyviz .lz-error").wait_for()
     assert "cannot be split" in page.locator('.lazyviz [role="alert"]').inner_text()
 
 
