@@ -241,7 +241,6 @@ class LazyMagics(Magics):
         if name is not None:
             self.shell.user_ns[name] = graph
 
-    @paused()  # of a large graph many objects are made, which stay
     def _show(self, graph: session.LazyGraph, no_widget: bool) -> None:
         if not _has_frontend(self.shell):
             print(graph.text())

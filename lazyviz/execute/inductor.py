@@ -114,10 +114,12 @@ class InductorBackend:
 
 
 def _kept(segment: Segment) -> list[Value]:
-    """Of each storage that the segment makes and that is needed afterwards, the value it is made as."""
-    made = made_storages(segment.nodes)
-    storages = dict.fromkeys(value.storage for value in segment.outputs)
-    return [made[storage] for storage in storages if storage in made]
+    """Of each storage that the segment makes and that is needed afterwards, the value it is made as.
+
+    In program order, whichever of the views on them are left: that is how code met again hands them out.
+    """
+    needed = {value.storage for value in segment.outputs}
+    return [value for storage, value in made_storages(segment.nodes).items() if storage in needed]
 
 
 def _number(value: float) -> torch.Tensor:

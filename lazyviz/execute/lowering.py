@@ -80,15 +80,8 @@ def lower(
             raise NotLowered("an op draws from a generator of its own")
         return item
 
-    outside = set(inputs)
     for node in nodes:
         check(node)
-        if any(value.node is node and value.storage.external for value in node.outputs) and any(
-            value in outside and value.storage in {each.storage for each in node.outputs}
-            for value in node.inputs
-            if torch.Tag.inplace_view in node.op.tags
-        ):
-            raise refuse(node, "restructures a tensor from outside")
         args = tuple([translate(item) for item in node.args])
         kwargs = {name: translate(item) for name, item in node.kwargs.items()}
         op, args, kwargs = adapted(node, args, kwargs)
@@ -107,12 +100,17 @@ def check(node: Node) -> None:
     name = node.op._schema.name
     if "as_strided" in name:  # it counts on strides that a compiler chooses anew
         raise refuse(node, "takes strides as they are")
+    if torch.Tag.inplace_view in node.op.tags:  # what a tensor was made as is how its memory is handed out
+        raise refuse(node, "gives a tensor another shape in place")
     if name in ("aten::mul", "aten::mul_") and 0 in node.args[1:2]:
         raise refuse(node, "multiplies by zero, which Inductor takes for zero even of infinities and NaN")
-    if (
-        "mkldnn_rnn" in name
-    ):  # Inductor checks its workspace against a shape rule that the kernel does not keep
+    if "mkldnn_rnn" in name:  # Inductor checks it against a shape rule that the kernel does not keep
         raise refuse(node, "hands on a workspace that only its kernel knows")
+    shown = any(
+        item.alias_info is not None and item.alias_info.is_write for item in node.op._schema.arguments
+    )
+    if node.writes and not shown and (node.op is not aten.native_batch_norm.default or node.kwargs):
+        raise refuse(node, "writes tensors that its schema does not name")
     for value in (*node.inputs, *node.outputs):
         if value.meta.flags:
             raise refuse(node, "takes or makes a conjugate or negative view")
@@ -124,7 +122,7 @@ def adapted(
     node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The call in a form that compilers get right."""
-    if node.op is aten.native_batch_norm.default and not kwargs:
+    if node.op is aten.native_batch_norm.default:
         return _batch_norm(args)
     if node.op is aten.cat.default:
         return _cat(node, args, kwargs)

@@ -122,8 +122,6 @@ class Programs(Generic[Compiled]):
     def __init__(self, most: int = MOST_PROGRAMS) -> None:
         self._most = most
         self._entries: OrderedDict[Hashable, list[Variant[Compiled]]] = OrderedDict()
-        self.hits = 0
-        self.misses = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._entries.values()))
@@ -131,10 +129,7 @@ class Programs(Generic[Compiled]):
     def find(self, program: Program) -> Variant[Compiled] | None:
         variants = self._entries.get(program.key)
         found = next((each for each in variants or () if each.fits(program.scalars)), None)
-        if found is None:
-            self.misses += 1
-        else:
-            self.hits += 1
+        if found is not None:
             self._entries.move_to_end(program.key)
         return found
 

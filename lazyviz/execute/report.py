@@ -57,7 +57,7 @@ class Report:
 
     ``seconds`` is wall time; ``peak_bytes`` the measured peak of tensor memory (CUDA: the
     allocator's counter; CPU: the real sizes of the storages the run held; of pieces that ran on workers,
-    what this process held).  ``projected_bytes``
+    what this process held; ``None`` with a compiled backend there).  ``projected_bytes``
     is what was foreseen of it (``None``: not asked, at sync points, which are to be quick), and
     ``difference`` says per category by how many bytes the measured peak is higher; ``"other"`` is
     what the run's own tensors do not explain.  ``share`` is the share of ops that the named

@@ -29,11 +29,13 @@ _MOST_REASONS = 8
 class Outcome:
     """What a run with a backend came to: ``share`` counts the ops that the backend itself ran.
 
-    ``missed`` says what was new about segments that had to be compiled, ``fallbacks`` why ops ran op by op.
+    ``hits`` and ``misses`` count segments whose code was there, or had to be made; ``missed`` says what was
+    new about these, ``fallbacks`` why ops ran op by op.
     """
 
     share: int = 0
     hits: int = 0
+    misses: int = 0
     missed: list[str] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
 
@@ -125,6 +127,7 @@ class _Run:
             return
         if isinstance(compiled, Compiled):
             self.outcome.hits += compiled.cache_hit
+            self.outcome.misses += not compiled.cache_hit
             if compiled.cache_miss_reason is not None:
                 self.outcome.note(self.outcome.missed, compiled.cache_miss_reason)
         try:

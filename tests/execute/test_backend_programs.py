@@ -57,14 +57,16 @@ def test_the_example_takes_thirty_lines():
 def test_a_backend_of_an_installed_package_is_found_by_its_entry_point(example, monkeypatch):
     point = importlib.metadata.EntryPoint("theirs", "timing_backend:TimingBackend", "lazyviz.backends")
     monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == point.group else [])
-    assert "theirs" in registry.backend_names()
+    registry.offered.cache_clear()
     try:
+        assert "theirs" in registry.backend_names()
         x = torch.ones(2)
         with lazyviz.lazy(backend="theirs") as graph:
             y = x + 1
         assert graph.evaluate().backend == "theirs" and y.tolist() == [2, 2]
     finally:
         registry._backends.pop("theirs", None)
+        registry.offered.cache_clear()
 
 
 class Wrong:

@@ -132,6 +132,52 @@ def test_what_cannot_be_compiled_runs_op_by_op_and_the_report_says_why(inductor)
     assert any("as_strided" in reason and "test_inductor.py" in reason for reason in report.fallbacks)
 
 
+def test_code_met_again_hands_out_each_memory_whichever_views_are_left(inductor):
+    x = torch.arange(4.0)
+
+    def run(keep):
+        with lazyviz.lazy(backend="inductor") as graph:
+            first = x + 1
+            second = x * 10
+            view = first.detach()  # does not keep the tensor that it is a view of
+            kept = keep(first, second, view)
+            del first, second, view
+        return kept, graph.evaluate()
+
+    (first, second), _ = run(lambda first, second, view: (first, second))
+    assert first.tolist() == [1, 2, 3, 4] and second.tolist() == [0, 10, 20, 30]
+    (view, second), report = run(lambda first, second, view: (view, second))
+    assert report.cache_hit
+    assert view.tolist() == [1, 2, 3, 4] and second.tolist() == [0, 10, 20, 30]
+
+
+def test_shapes_changed_in_place_and_writes_that_no_schema_names_run_by_themselves(inductor):
+    x = torch.arange(9.0).view(3, 3)
+    batch, mean, variance = torch.randn(4, 3), torch.zeros(3), torch.ones(3)
+    with lazyviz.lazy(backend="inductor") as graph:
+        y = x + 1
+        y.t_()
+        z = y * 2
+        statistics = torch.batch_norm_update_stats(batch, mean, variance, 0.5)
+    report = graph.evaluate()
+    assert torch.equal(y, (x + 1).t()) and torch.equal(z, 2 * (x + 1).t())
+    torch.testing.assert_close(mean, 0.5 * batch.mean(0))
+    torch.testing.assert_close(statistics[0], batch.mean(0))
+    assert any("in place" in reason for reason in report.fallbacks)
+    assert any("batch_norm_update_stats" in reason for reason in report.fallbacks)
+
+
+def test_memory_that_compiled_code_takes_on_a_cpu_is_not_said_to_be_measured(inductor):
+    before = lazyviz.metrics()["compiles"]
+    x = torch.ones(8)
+    with lazyviz.lazy(backend="inductor") as graph:
+        y = (x + 1).exp()
+    report = graph.evaluate()
+    assert report.peak_bytes is None and not report.timeline
+    assert lazyviz.metrics()["compiles"] == before + 1
+    assert y.shape == (8,)
+
+
 def wrong(code):
     return lambda *inputs: [tensor + 1 for tensor in code(*inputs)]
 
