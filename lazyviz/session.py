@@ -296,6 +296,7 @@ def lazy(
         if tape.overdue:
             evaluation.catch_up()
         evaluation.watch.begin_recording()
+        tape.scopes.sources.block = sys._getframe(2).f_code
     if outer[0] is not None:
         outer[0].nested.append((len(outer[0].nodes), graph.ir))
         graph.ir.outermost = outer[0].outermost
@@ -332,6 +333,7 @@ def lazy(
         evaluation.metrics.count("ops recorded", len(graph.ir))
         tape.settle()
         if tape.graph is None:
+            tape.scopes.sources.block = None
             evaluation.watch.end_recording()
 
 

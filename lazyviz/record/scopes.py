@@ -61,6 +61,7 @@ class SourceFinder:
         self._kinds: dict[int, bool | Phase] = {}
         self._lines: dict[tuple[int, int], SourceLine] = {}
         self._codes: list[CodeType] = []
+        self.block: CodeType | None = None  # the code that opened the outermost block: callers end there
 
     def find(self, frame: FrameType | None) -> tuple[SourceLine | None, Phase | None]:
         """The user's line above ``frame``, and the phase that the library code in between belongs to."""
@@ -85,7 +86,7 @@ class SourceFinder:
         return None, phase
 
     def callers(self, frame: FrameType | None) -> tuple[SourceLine, ...]:
-        """The user's lines above the one that :meth:`find` finds, up to a cell's or script's own."""
+        """The user's line that :meth:`find` finds and those above it, up to the cell's or the block's own."""
         lines: list[SourceLine] = []
         for _ in range(MOST_FRAMES):
             if frame is None:
@@ -99,8 +100,8 @@ class SourceFinder:
                 line, _ = self.find(frame)
                 if line is not None and line not in lines:  # of a function that calls itself once
                     lines.append(line)
-                if code.co_name == "<module>":
-                    break
+            if code is self.block or code.co_name == "<module>":
+                break
             frame = frame.f_back
         return tuple(lines)
 

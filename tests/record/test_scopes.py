@@ -130,3 +130,23 @@ def test_optimizer_state_is_named_after_its_parameter():
         assert {"0.weight.exp_avg", "0.bias.exp_avg_sq"} <= roles.keys()
         graph.evaluate()
     assert "0.weight.step" in roles
+
+
+def doubled(x):
+    return x * 2
+
+
+def test_callers_are_the_users_lines_up_to_the_block_however_deep_it_is_called():
+    def block(depth):
+        if depth:
+            return block(depth - 1)
+        with lazyviz.lazy() as graph:
+            y = doubled(torch.ones(2))
+            y.exp()
+        return graph
+
+    for depth in (0, 60):  # what called the block is not walked through for every op
+        nodes = {node.name.rpartition("_")[0]: node for node in block(depth).nodes}
+        assert nodes["mul"].source.text == "return x * 2"
+        assert [line.text for line in nodes["mul"].callers] == ["y = doubled(torch.ones(2))"]
+        assert nodes["exp"].callers == ()
