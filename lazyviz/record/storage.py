@@ -19,6 +19,7 @@ from ..graph.ir import Graph, Node, Storage, TensorMeta, Value
 
 if TYPE_CHECKING:
     from .rng import DrawSequence
+    from .shapes import Inferred
 
 FORGOTTEN = "forgotten before it ran: by %lazy reset, by unloading lazyviz, or in a forked process"
 """``Node.error`` of a node that will never run."""
@@ -175,9 +176,21 @@ class TrackedNode(Node):
     ``grad_mode`` and ``inference_mode`` are those it was recorded under.  ``folded``:
     shadows hold its results; ``missed``: a shadow it would have to read has gone on.
     ``again``: it has run, and will once more for its results alone.
+    ``entry`` is the shape cache's answer: nodes with the same one have the same operator, metadata of
+    inputs and outputs, and arguments, but for numbers that shapes do not depend on.
     """
 
-    __slots__ = ("again", "draws", "folded", "grad_mode", "graph", "inference_mode", "missed", "sequence")
+    __slots__ = (
+        "again",
+        "draws",
+        "entry",
+        "folded",
+        "grad_mode",
+        "graph",
+        "inference_mode",
+        "missed",
+        "sequence",
+    )
 
     _sequence = itertools.count()
 
@@ -196,6 +209,7 @@ class TrackedNode(Node):
         self.folded = False
         self.missed = False
         self.again = False
+        self.entry: Inferred | None = None
 
     def cut(self) -> None:
         """The node is done: what it read of other graphs becomes an input, so that none keeps the one before.
