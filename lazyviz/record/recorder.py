@@ -178,8 +178,7 @@ class Tape(Pending):
         graph = self.graph
         assert graph is not None
         node = TrackedNode(graph, op, new_args, new_kwargs)
-        node.inputs = values
-        node.entry = inferred
+        node.inputs, node.entry = values, inferred
         order(node, written)
         self.scopes.locate(node, sys._getframe(2), info.mutates)
         if info.draws and (generator := self._generator(info, args, kwargs, inferred, values)) is not None:
