@@ -26,9 +26,10 @@ _FRAMES = torch._C._dynamo.eval_frame
 set_eval_frame = _FRAMES.set_eval_frame
 
 
-def skip_code(code: CodeType) -> None:
-    """Have Dynamo run ``code`` as it is."""
-    strategy = _FRAMES._FrameExecStrategy(_FRAMES._FrameAction.SKIP, _FRAMES._FrameAction.DEFAULT)
+def skip_code(code: CodeType, *, recursive: bool = False) -> None:
+    """Have Dynamo run ``code`` as it is; ``recursive``: what it calls, too."""
+    actions = _FRAMES._FrameAction
+    strategy = _FRAMES._FrameExecStrategy(actions.SKIP, actions.SKIP if recursive else actions.DEFAULT)
     _FRAMES.set_code_exec_strategy(code, strategy)
 
 

@@ -16,6 +16,7 @@ Here nothing reads values: the recorder is told which additions are the engine's
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -78,6 +79,7 @@ class FormulaPatches:
             create_graph = bool(args[2])
             handles: list[Any] = []
             makers: dict[Any, list[Any]] = {}  # of each gradient: the nodes whose results it is the sum of
+            tape.scopes.sources.enter(sys._getframe())
             try:
                 for node in _autograd_nodes(outputs):
                     if _asks(node, create_graph):
@@ -89,6 +91,7 @@ class FormulaPatches:
                 handles += [node.register_hook(functools.partial(_after, tape, node)) for node in adding]
                 return original(outputs, *args, **kwargs)
             finally:
+                tape.scopes.sources.leave(sys._getframe())
                 plain.end()  # where a node failed
                 tape.summing = None
                 for handle in handles:

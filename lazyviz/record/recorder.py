@@ -10,31 +10,27 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from .. import _torch, _torch_cuda
+from .. import _torch, _torch_compile, _torch_cuda
 from .._torch import OpOverload
 from ..graph.ir import TensorMeta
 from . import at_once, constants, guard
 from .order import order
-from .pending import Pending, release
+from .outside import NotDeferrable, Outside, Placeholder, ZeroTensor
+from .pending import release
 from .probes import sharing
 from .rng import Generators
 from .shapes import DataDependent, Inferred, OpInfo, OutputSpec
 from .storage import (
-    TensorRef,
     TrackedNode,
     TrackedStorage,
     TrackedValue,
-    let_go,
-    same_bytes,
-    shared_with_others,
-    snapshot_of,
 )
-from .tensor import LazyTensor, is_pending, make_pending, make_real, view_is_being_made, wrap
+from .tensor import LazyTensor, is_pending, make_pending, view_is_being_made, wrap
 
 _NUMBERS = (float, int, bool, complex)
 _STAND_INS = _torch_cuda.STAND_INS
@@ -44,6 +40,10 @@ class RecorderMode(_torch.TorchDispatchMode):
     """Sends every op on this thread to the tape."""
 
     supports_higher_order_operators = True  # run at once: torch.cond, flex_attention, ...
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or each op would pass two wrappers: `skip_code` below asks the same of Dynamo
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for cls in types:
@@ -70,7 +70,10 @@ class RecorderMode(_torch.TorchDispatchMode):
         return tape.record(func, args, kwargs or {})
 
 
-class Tape(Pending):
+_torch_compile.skip_code(RecorderMode.__torch_dispatch__.__code__, recursive=True)
+
+
+class Tape(Outside):
     """Everything pending in this process, and the graph being recorded, if any."""
 
     # --- recording ----------------------------------------------------------------
@@ -78,7 +81,7 @@ class Tape(Pending):
     def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record one op call; returns pending tensors in the op's own structure."""
         shapes = self.shapes
-        info = shapes.infos.get(op) or shapes.info(op)
+        info = shapes.infos.get(id(op)) or shapes.info(op)
         if info.special:
             if info.metadata_only:
                 with _torch.excluding_python():
@@ -100,11 +103,11 @@ class Tape(Pending):
                 return self.run_now(
                     op, info, args, kwargs, f"{op} has no gradient but that of its kernel's ops"
                 )
-        if info.is_view and type(args[0]) is not LazyTensor and self._is_foreign(args[0]):
+        if info.is_view and type(args[0]) is not LazyTensor and self.is_foreign(args[0]):
             return op(*args, **kwargs)  # what others write later shows in views, but not in a snapshot
         values: list[TrackedValue] = []
         tensors: list[torch.Tensor] = []
-        key: list[Any] = [op, torch.get_default_dtype(), torch.is_grad_enabled()]
+        key: list[Any] = [info, torch.get_default_dtype(), torch.is_grad_enabled()]
         by_type = info.by_type
         try:
             new_args = tuple([self._translate(item, by_type, values, tensors, key) for item in args])
@@ -112,11 +115,11 @@ class Tape(Pending):
             for name, item in kwargs.items():
                 key.append(name)
                 new_kwargs[name] = self._translate(item, by_type, values, tensors, key)
-        except _NotDeferrable as reason:
+        except NotDeferrable as reason:
             return self.run_now(op, info, args, kwargs, str(reason))
-        except _Placeholder:
+        except Placeholder:
             return guard.dispatch(self, op, args, kwargs)
-        except _ZeroTensor:
+        except ZeroTensor:
             if not any(is_pending(tensor) for tensor in guard.tensors_in((*args, *kwargs.values()))):
                 return op(*args, **kwargs)
             return self.record(
@@ -167,7 +170,7 @@ class Tape(Pending):
                 return self.run_now(op, info, args, kwargs, "copy to the CPU")
             if any(type(tensors[at]) is not LazyTensor for at, _ in inferred.restructured):
                 if info.metadata_write:  # pending nodes have their own alias of the memory
-                    self._forget_outside(args[0])
+                    self.forget_outside(args[0])
                     return op(*args, **kwargs)
                 return self.run_now(op, info, args, kwargs, f"{info.name} restructures an outside tensor")
             if inferred.dtype is not None and new_kwargs.get("dtype") is None:
@@ -230,7 +233,7 @@ class Tape(Pending):
         if cls is LazyTensor:
             value = item._lazyviz
         elif cls is torch.Tensor or cls is torch.nn.Parameter:
-            value = self._from_outside(item)
+            value = self.from_outside(item)
         elif cls in _NUMBERS:
             key.append(cls)
             if cls not in by_type:
@@ -241,8 +244,8 @@ class Tape(Pending):
             return cls([self._translate(entry, by_type, values, tensors, key) for entry in item])
         elif isinstance(item, torch.Tensor):
             if isinstance(item, _torch.UninitializedTensorMixin):
-                raise _Placeholder
-            value = self._from_outside(item)
+                raise Placeholder
+            value = self.from_outside(item)
         else:
             key.append(item)
             return item
@@ -250,61 +253,6 @@ class Tape(Pending):
         tensors.append(item)
         key.append(value.meta)
         return value
-
-    def _from_outside(self, tensor: torch.Tensor) -> TrackedValue:
-        """The value of a real tensor that recording meets."""
-        value = self.outside.get(id(tensor))
-        if (
-            value is not None
-            and value.real is not None
-            and value.tensor is not None
-            and value.tensor() is tensor
-            and value.storage.address == _torch.storage_address(tensor)  # whatever has exchanged its memory
-        ) and (not value.storage.foreign or same_bytes(value.real, tensor)):
-            return value
-        if _torch.is_zero_tensor(tensor):
-            raise _ZeroTensor
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
-            raise _NotDeferrable(f"a {tensor.layout} tensor cannot be deferred")
-        graph = self.graph
-        assert graph is not None
-        address = _torch.storage_address(tensor)
-        storage = self.storages.get(address)
-        memory = _torch.TensorBase.untyped_storage(tensor)
-        if storage is None:
-            storage = TrackedStorage(memory.nbytes(), tensor.device, graph, external=True)
-            storage.address = address
-            if tensor.is_cuda:
-                storage.place = memory.data_ptr()  # which waits for nothing
-            storage.foreign = shared_with_others(tensor)
-            storage.role, storage.name = self.scopes.role_of(tensor)
-            if not storage.foreign:  # of that a snapshot is read, and its address may pass to other memory
-                self.storages[address] = storage
-                earlier = self.met.get(address)
-                if earlier is not None and earlier.live:
-                    storage.continues = earlier
-        elif storage.nbytes < memory.nbytes():
-            storage.nbytes = memory.nbytes()  # `resize_` has been there
-        value = TrackedValue(self.shapes.meta_of(tensor), storage, None)
-        value.name = storage.name
-        value.real = _torch.alias(tensor)
-        if storage.foreign:
-            value.real = snapshot_of(value.real)
-            value.meta = self.shapes.meta_of(value.real)
-            storage.nbytes = value.meta.storage_nbytes
-        TensorRef(tensor, value)
-        graph.inputs.append(value)
-        self.outside[id(tensor)] = value
-        value.given = constants.is_given(tensor)
-        if self.batch is not None and (dim := self.batch(tensor)) is not None:
-            graph.batch[value] = dim
-        return value
-
-    def _is_foreign(self, tensor: torch.Tensor) -> bool:
-        value = self.outside.get(id(tensor))
-        if value is not None and value.tensor is not None and value.tensor() is tensor:
-            return value.storage.foreign
-        return tensor.layout == torch.strided and shared_with_others(tensor)
 
     def _generator(
         self,
@@ -381,20 +329,13 @@ class Tape(Pending):
         written = list(guard.written_tensors(info, args, kwargs))
         sizes = at_once.sizes_of(written)
         for tensor in written:
-            self._forget_outside(tensor)
+            self.forget_outside(tensor)
             self.forget_shadow(tensor)
         result = guard.call(op, info, args, kwargs)
         if info.counts_writes:
             guard.count_writes(info, args, kwargs)
         at_once.note_operator(self, cause, op, args, kwargs, result, written, sizes)
         return result
-
-    def _forget_outside(self, tensor: torch.Tensor) -> TrackedValue | None:
-        """Before ``tensor``'s metadata may change: what was recorded shows its old form."""
-        value = self.outside.pop(id(tensor), None)
-        if value is not None:
-            release(value)
-        return value
 
     def record_view(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A view of a pending tensor taken outside of a block: recorded, not evaluated.
@@ -415,66 +356,12 @@ class Tape(Pending):
     def in_autograd(self) -> bool:
         return _torch.current_autograd_node() is not None
 
-    def rebind(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
-        """``tensor.data = data`` where either is pending: recorded, keeping ``tensor``'s identity."""
-        old = self.value_of(tensor)
-        self.outside.pop(id(tensor), None)
-        if type(data) is not LazyTensor:
-            if old is not None and type(tensor) is LazyTensor:
-                make_real(tensor, data)
-                release(old)
-            else:
-                _torch.TensorBase.data.__set__(tensor, data)  # type: ignore[attr-defined]
-            return
-        source: TrackedValue = data._lazyviz
-        value = TrackedValue(source.meta, source.storage, source.node, source.index)
-        make_pending(tensor, value, data)  # refuses first, before anything is noted
-        if old is not None:
-            release(old)
-        role, name = self.scopes.role_of(tensor)
-        if source.storage.role is None:
-            source.storage.role, source.storage.name = role, name
-        if source.node is not None:
-            source.node.outputs.append(value)
-            shadow = source.storage.shadow
-            if shadow is not None and source in shadow.tensors:
-                shadow.tensors[value] = shadow.tensors[source]
-
-    def swap(self, exchange: Callable[[Any, Any], None], one: torch.Tensor, other: torch.Tensor) -> None:
-        """``torch.utils.swap_tensors(one, other)``, which our weak references would forbid."""
-        self.view_is_made()
-        values = [self.value_of(one), self.value_of(other)]
-        for tensor, value in zip((one, other), values):
-            self.outside.pop(id(tensor), None)
-            let_go(tensor)
-            if value is not None:
-                value.tensor = None
-                value.storage.live -= 1
-        try:
-            exchange(one, other)
-            values.reverse()
-        finally:
-            for tensor, value in zip((one, other), values):
-                if value is not None:
-                    TensorRef(tensor, value)
-                    if not is_pending(tensor):
-                        self.outside[id(tensor)] = value
-
     def dispatch_unrecorded(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """An op on a pending tensor where our mode is not active (another thread): evaluate, then run."""
         for cls in types:
             if cls is not LazyTensor and _torch.dispatches_itself(cls):
                 return NotImplemented
         return guard.dispatch(self, func, args, kwargs)
-
-    def value_of(self, tensor: torch.Tensor) -> TrackedValue | None:
-        """The value recorded for a tensor, pending or from outside."""
-        value = tensor.__dict__.get("_lazyviz")
-        if value is None:
-            value = self.outside.get(id(tensor))
-            if value is None or value.tensor is None or value.tensor() is not tensor:
-                return None  # the id of one that has died since
-        return value
 
     def mark_parameters(self, nodes: Sequence[TrackedNode]) -> None:
         """Give their role to storages of parameters that a block made; only the tensor objects tell."""
@@ -483,18 +370,6 @@ class Tape(Pending):
                 tensor = value.tensor() if value.tensor is not None else None
                 if isinstance(tensor, torch.nn.Parameter) and value.storage.role is None:
                     value.storage.role = "parameter"
-
-
-class _NotDeferrable(Exception):
-    pass
-
-
-class _Placeholder(Exception):
-    """An argument is a lazy module's parameter that has no shape yet: there is nothing to wait for."""
-
-
-class _ZeroTensor(Exception):
-    """An argument is one of autograd's zeros without memory; only views of such reach the kernels' level."""
 
 
 tape = Tape()

@@ -9,7 +9,7 @@ import sysconfig
 import weakref
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -36,6 +36,7 @@ _PHASES: dict[str, Phase] = {
 
 ValueFinder = Callable[[torch.Tensor], TrackedValue | None]  # what recording knows of a tensor, if anything
 MOST_FRAMES = 100  # looked at for the lines that led to an op
+_ENTRY = "entry"  # the kind of code that :meth:`SourceFinder.enter` was called for
 _NO_SEQUENCE = 1 << 62  # AccumulateGrad and its like carry the largest sequence number
 
 
@@ -52,58 +53,103 @@ def _kind(filename: str) -> bool | Phase:
     return next((phase for prefix, phase in _PHASES.items() if filename.startswith(prefix)), False)
 
 
+class Place(NamedTuple):
+    """Where the user is: the line, the phase of the library code below it, the lines that led to it."""
+
+    line: SourceLine | None
+    phase: Phase | None
+    callers: tuple[SourceLine, ...]  # innermost first, up to the cell's or the block's own
+
+
 class SourceFinder:
     """Finds the innermost frame of the user's code; remembers what it learns by code object."""
 
     def __init__(self) -> None:
-        # Per code object: the user's (True), a library's (False), or a library's of a known phase.
-        # Keyed by id, since hashing a code object hashes all it contains; `_codes` keeps ids valid.
-        self._kinds: dict[int, bool | Phase] = {}
+        # Per code object: the user's (True), a library's (False), a library's of a known phase, or ours
+        # that entered a place.  Keyed by id, since hashing a code object hashes all it contains;
+        # `_codes` keeps ids valid.
+        self._kinds: dict[int, bool | str] = {}
         self._lines: dict[tuple[int, int], SourceLine] = {}
         self._codes: list[CodeType] = []
+        # By id of a running frame: the place above it, so that no op below looks for it again.
+        self._above: dict[int, Place] = {}
         self.block: CodeType | None = None  # the code that opened the outermost block: callers end there
 
     def find(self, frame: FrameType | None) -> tuple[SourceLine | None, Phase | None]:
         """The user's line above ``frame``, and the phase that the library code in between belongs to."""
         kinds = self._kinds
-        phase: Phase | None = None
+        phase: Any = None
         while frame is not None:
             code = frame.f_code
             kind = kinds.get(id(code))
             if kind is None:
-                kind = kinds[id(code)] = _kind(code.co_filename)
-                self._codes.append(code)
+                kind = self._learn(code)
             if kind is True:
-                key = (id(code), frame.f_lasti)
-                line = self._lines.get(key)
-                if line is None:
-                    text = linecache.getline(code.co_filename, frame.f_lineno).strip()
-                    line = self._lines[key] = SourceLine(code.co_filename, frame.f_lineno, text)
-                return line, phase
+                return self._line(frame, code), phase
             if kind:
-                phase = kind
+                if kind is not _ENTRY:
+                    phase = kind
+                elif (place := self._above.get(id(frame))) is not None:
+                    return place.line, place.phase or phase
             frame = frame.f_back
         return None, phase
 
-    def callers(self, frame: FrameType | None) -> tuple[SourceLine, ...]:
-        """The user's line that :meth:`find` finds and those above it, up to the cell's or the block's own."""
-        lines: list[SourceLine] = []
+    def place(self, frame: FrameType | None) -> Place:
+        """The user's line above ``frame``, with the lines that led to it."""
+        kinds = self._kinds
+        line: SourceLine | None = None
+        phase: Any = None
+        callers: list[SourceLine] = []
         for _ in range(MOST_FRAMES):
             if frame is None:
                 break
             code = frame.f_code
-            kind = self._kinds.get(id(code))
+            kind = kinds.get(id(code))
             if kind is None:
-                kind = self._kinds[id(code)] = _kind(code.co_filename)
-                self._codes.append(code)
+                kind = self._learn(code)
             if kind is True:
-                line, _ = self.find(frame)
-                if line is not None and line not in lines:  # of a function that calls itself once
-                    lines.append(line)
+                found = self._line(frame, code)
+                if line is None:
+                    line = found
+                elif found is not line and found not in callers:  # of a function that calls itself once
+                    callers.append(found)
+            elif kind is _ENTRY and (place := self._above.get(id(frame))) is not None:
+                if line is None:
+                    return Place(place.line, place.phase or phase, place.callers)
+                above = (place.line, *place.callers) if place.line is not None else place.callers
+                callers += [found for found in above if found is not line and found not in callers]
+                break
+            elif kind and line is None and kind is not _ENTRY:
+                phase = kind
             if code is self.block or code.co_name == "<module>":
                 break
             frame = frame.f_back
-        return tuple(lines)
+        return Place(line, phase, tuple(callers))
+
+    def enter(self, frame: FrameType) -> Place:
+        """Remember the place above ``frame`` until :meth:`leave`: ops below it look no further."""
+        code = frame.f_code
+        if self._kinds.get(id(code)) is not _ENTRY:
+            self._kinds[id(code)] = _ENTRY
+            self._codes.append(code)
+        place = self._above[id(frame)] = self.place(frame.f_back)
+        return place
+
+    def leave(self, frame: FrameType) -> None:
+        self._above.pop(id(frame), None)
+
+    def _learn(self, code: CodeType) -> bool | str:
+        kind = self._kinds[id(code)] = _kind(code.co_filename)
+        self._codes.append(code)
+        return kind
+
+    def _line(self, frame: FrameType, code: CodeType) -> SourceLine:
+        key = (id(code), frame.f_lasti)
+        line = self._lines.get(key)
+        if line is None:
+            text = linecache.getline(code.co_filename, frame.f_lineno).strip()
+            line = self._lines[key] = SourceLine(code.co_filename, frame.f_lineno, text)
+        return line
 
     def forget(self) -> None:
         """Drop what is remembered (a cell that is run again has new code objects)."""
@@ -142,13 +188,13 @@ class Scopes:
 
     def locate(self, node: TrackedNode, frame: FrameType | None, mutates: bool) -> None:
         """Note where ``node`` comes from: module path, source line, phase, grad modes."""
-        node.source, hint = self.sources.find(frame)
         node.module = self.module
         node.root = self.root
-        # Inside modules those of the modules' calls: no op there looks through all their frames.
-        callers = self._callers if self.root else self.sources.callers(frame)[1:]
-        if callers:
-            node.callers = callers
+        if self.root:  # the lines of the modules' calls: no op there looks through all their frames
+            node.source, hint = self.sources.find(frame)
+            node.callers = self._callers
+        else:
+            node.source, hint, node.callers = self.sources.place(frame)
         if self._entered:
             node.graph.calls[node.index] = tuple(self._entered)
             self._entered.clear()
@@ -195,11 +241,12 @@ class Scopes:
 
     def enter(self, module: torch.nn.Module) -> None:
         self._stack.append((self.module, self.root, self.phase, self._callers))
+        line, _, callers = self.sources.enter(sys._getframe(1))
         if not self.root:
             self.root = type(module).__name__
             self._paths = self._learn(module)
-            self._callers = self.sources.callers(sys._getframe(1))
-        elif (line := self.sources.find(sys._getframe(1))[0]) is not None and line not in self._callers:
+            self._callers = callers
+        if line is not None and line not in self._callers:
             self._callers = (line, *self._callers)
         path = self._paths.get(id(module))
         if path is None:  # made after its root was entered, or not registered
@@ -210,6 +257,7 @@ class Scopes:
             self.phase = "forward"
 
     def leave(self) -> None:
+        self.sources.leave(sys._getframe(1))
         self.module, self.root, self.phase, self._callers = self._stack.pop()
 
     def forget_calls(self) -> None:

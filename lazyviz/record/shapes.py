@@ -67,7 +67,7 @@ class OpInfo:
     __slots__ = (
         "adds", "argument_names", "by_type", "counts_writes", "draws", "fills_dtype", "generator",
         "hidden_condition", "hidden_writes",
-        "is_view", "lifts", "metadata_only", "metadata_write", "mutable_kwargs",
+        "is_view", "op", "lifts", "metadata_only", "metadata_write", "mutable_kwargs",
         "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "resizes", "returned",
         "returns_numbers",
         "returns_tensors",
@@ -76,6 +76,7 @@ class OpInfo:
 
     def __init__(self, op: OpOverload) -> None:
         schema = op._schema
+        self.op = op  # whose id stands for it
         self.name = schema.name.rpartition("::")[2]
         tags = op.tags
         self.metadata_only = self.name in _METADATA_ONLY
@@ -206,7 +207,7 @@ class ShapeCache:
     """Infers and remembers.  One per process; metadata is interned here."""
 
     def __init__(self) -> None:
-        self.infos: dict[OpOverload, OpInfo] = {}
+        self.infos: dict[int, OpInfo] = {}  # by id of the operator: OpOverload hashes in Python
         self.entries: dict[Any, Inferred] = {}
         self.metas: dict[Any, TensorMeta] = {}
         self.hits = 0
@@ -217,9 +218,9 @@ class ShapeCache:
         self._fake_mode.cache_enabled = False  # ours stands before it, and it forgets offsets of empty views
 
     def info(self, op: OpOverload) -> OpInfo:
-        info = self.infos.get(op)
+        info = self.infos.get(id(op))
         if info is None:
-            info = self.infos[op] = OpInfo(op)
+            info = self.infos[id(op)] = OpInfo(op)
         return info
 
     def meta_of(self, tensor: torch.Tensor, device: torch.device | None = None) -> TensorMeta:

@@ -1,0 +1,154 @@
+"""The user's real tensors: the value each has in the record, and what rebinds them to pending ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _torch
+from . import constants
+from .pending import Pending, release
+from .storage import (
+    TensorRef,
+    TrackedStorage,
+    TrackedValue,
+    let_go,
+    same_bytes,
+    shared_with_others,
+    snapshot_of,
+)
+from .tensor import LazyTensor, is_pending, make_pending, make_real
+
+
+class NotDeferrable(Exception):
+    """An argument that no node can take; the message says why."""
+
+
+class Placeholder(Exception):
+    """An argument is a lazy module's parameter that has no shape yet: there is nothing to wait for."""
+
+
+class ZeroTensor(Exception):
+    """An argument is one of autograd's zeros without memory; only views of such reach the kernels' level."""
+
+
+class Outside(Pending):
+    """What recording knows of tensors that it did not make."""
+
+    def from_outside(self, tensor: torch.Tensor) -> TrackedValue:
+        """The value of a real tensor that recording meets."""
+        value = self.outside.get(id(tensor))
+        if (
+            value is not None
+            and value.real is not None
+            and value.tensor is not None
+            and value.tensor() is tensor
+            and value.storage.address == _torch.storage_address(tensor)  # whatever has exchanged its memory
+        ) and (not value.storage.foreign or same_bytes(value.real, tensor)):
+            return value
+        if _torch.is_zero_tensor(tensor):
+            raise ZeroTensor
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+            raise NotDeferrable(f"a {tensor.layout} tensor cannot be deferred")
+        graph = self.graph
+        assert graph is not None
+        address = _torch.storage_address(tensor)
+        storage = self.storages.get(address)
+        memory = _torch.TensorBase.untyped_storage(tensor)
+        if storage is None:
+            storage = TrackedStorage(memory.nbytes(), tensor.device, graph, external=True)
+            storage.address = address
+            if tensor.is_cuda:
+                storage.place = memory.data_ptr()  # which waits for nothing
+            storage.foreign = shared_with_others(tensor)
+            storage.role, storage.name = self.scopes.role_of(tensor)
+            if not storage.foreign:  # of that a snapshot is read, and its address may pass to other memory
+                self.storages[address] = storage
+                earlier = self.met.get(address)
+                if earlier is not None and earlier.live:
+                    storage.continues = earlier
+        elif storage.nbytes < memory.nbytes():
+            storage.nbytes = memory.nbytes()  # `resize_` has been there
+        value = TrackedValue(self.shapes.meta_of(tensor), storage, None)
+        value.name = storage.name
+        value.real = _torch.alias(tensor)
+        if storage.foreign:
+            value.real = snapshot_of(value.real)
+            value.meta = self.shapes.meta_of(value.real)
+            storage.nbytes = value.meta.storage_nbytes
+        TensorRef(tensor, value)
+        graph.inputs.append(value)
+        self.outside[id(tensor)] = value
+        value.given = constants.is_given(tensor)
+        if self.batch is not None and (dim := self.batch(tensor)) is not None:
+            graph.batch[value] = dim
+        return value
+
+    def is_foreign(self, tensor: torch.Tensor) -> bool:
+        value = self.outside.get(id(tensor))
+        if value is not None and value.tensor is not None and value.tensor() is tensor:
+            return value.storage.foreign
+        return tensor.layout == torch.strided and shared_with_others(tensor)
+
+    def forget_outside(self, tensor: torch.Tensor) -> TrackedValue | None:
+        """Before ``tensor``'s metadata may change: what was recorded shows its old form."""
+        value = self.outside.pop(id(tensor), None)
+        if value is not None:
+            release(value)
+        return value
+
+    def value_of(self, tensor: torch.Tensor) -> TrackedValue | None:
+        """The value recorded for a tensor, pending or from outside."""
+        value = tensor.__dict__.get("_lazyviz")
+        if value is None:
+            value = self.outside.get(id(tensor))
+            if value is None or value.tensor is None or value.tensor() is not tensor:
+                return None  # the id of one that has died since
+        return value
+
+    def rebind(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
+        """``tensor.data = data`` where either is pending: recorded, keeping ``tensor``'s identity."""
+        old = self.value_of(tensor)
+        self.outside.pop(id(tensor), None)
+        if type(data) is not LazyTensor:
+            if old is not None and type(tensor) is LazyTensor:
+                make_real(tensor, data)
+                release(old)
+            else:
+                _torch.TensorBase.data.__set__(tensor, data)  # type: ignore[attr-defined]
+            return
+        source: TrackedValue = data._lazyviz
+        value = TrackedValue(source.meta, source.storage, source.node, source.index)
+        make_pending(tensor, value, data)  # refuses first, before anything is noted
+        if old is not None:
+            release(old)
+        role, name = self.scopes.role_of(tensor)
+        if source.storage.role is None:
+            source.storage.role, source.storage.name = role, name
+        if source.node is not None:
+            source.node.outputs.append(value)
+            shadow = source.storage.shadow
+            if shadow is not None and source in shadow.tensors:
+                shadow.tensors[value] = shadow.tensors[source]
+
+    def swap(self, exchange: Callable[[Any, Any], None], one: torch.Tensor, other: torch.Tensor) -> None:
+        """``torch.utils.swap_tensors(one, other)``, which our weak references would forbid."""
+        self.view_is_made()
+        values = [self.value_of(one), self.value_of(other)]
+        for tensor, value in zip((one, other), values):
+            self.outside.pop(id(tensor), None)
+            let_go(tensor)
+            if value is not None:
+                value.tensor = None
+                value.storage.live -= 1
+        try:
+            exchange(one, other)
+            values.reverse()
+        finally:
+            for tensor, value in zip((one, other), values):
+                if value is not None:
+                    TensorRef(tensor, value)
+                    if not is_pending(tensor):
+                        self.outside[id(tensor)] = value
