@@ -71,31 +71,88 @@ def compiled_call(frame: FrameType) -> CompiledCall:
     return CompiledCall((args, kwargs, tensors), modules, variables.get("result"))
 
 
+class Compiled(NamedTuple):
+    """Compiled code, and for which sizes it is right: None stands for those of the example."""
+
+    code: Callable[..., Sequence[torch.Tensor]]
+    holds: Callable[[int], bool] | None = None
+
+
+Dimensions = Sequence[tuple[Sequence[Any], Sequence[Any]]]  # of each input, its shape and strides
+
+
 def compile_graph(
     module: torch.fx.GraphModule,
     inputs: Sequence[torch.Tensor],
     numbers: Sequence[torch.Tensor],
     options: Mapping[str, Any],
-) -> Callable[..., Sequence[torch.Tensor]]:
+    size: int | None = None,
+    dimensions: Callable[[Any], Dimensions] | None = None,
+) -> Compiled:
     """``module``, which calls ATen operators, compiled by Inductor for inputs like these.
 
     ``compile_fx`` is what ``torch.compile(backend="inductor")`` calls with the graph that Dynamo found: it
     removes in-place writes (AOTAutograd), generates code and gives a function with the same arguments, which
     writes what was written at the end.  Dynamo itself has nothing to find here: the graph is the
     recorded program.  A shape environment of its own gives ``numbers``, whose values the code reads
-    when it runs, their symbols.  Shapes are those of ``inputs``.
+    when it runs, their symbols.
+
+    Shapes are those of ``inputs``; with ``size``, the module's first argument, they are ``dimensions`` of
+    it, and the code is for all sizes for which what the compiler took for granted holds.
     """
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch about itself
+        from torch._dynamo.source import ConstantSource
         from torch._inductor import config
         from torch._inductor.compile_fx import compile_fx
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+        from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-        fake_mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        environment = ShapeEnv()
+        fake_mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+        fakes: list[Any] = []
         with torch._guards.tracing(torch._guards.TracingContext(fake_mode)), config.patch(dict(options)):
-            fakes = [fake_mode.from_tensor(each, static_shapes=True) for each in (*inputs, *numbers)]
+            if size is None or dimensions is None:
+                fakes += [fake_mode.from_tensor(each, static_shapes=True) for each in inputs]
+            else:
+                source = ConstantSource("size")
+                symbol = environment.create_symbol(size, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+                number = environment.create_symintnode(symbol, hint=size, source=source)
+                fakes.append(number)
+                with fake_mode:
+                    for each, (shape, stride) in zip(inputs, dimensions(number), strict=True):
+                        fakes.append(
+                            torch.empty_strided(shape, stride, dtype=each.dtype, device=each.device)
+                            if any(type(item) is not int for item in (*shape, *stride))
+                            else fake_mode.from_tensor(each, static_shapes=True)
+                        )
+            fakes += [fake_mode.from_tensor(each, static_shapes=True) for each in numbers]
             compiled: Any = compile_fx(module, fakes)
-    return compiled
+    if size is None:
+        return Compiled(compiled)
+    return Compiled(compiled, _holding(environment, symbol))
+
+
+def _holding(environment: Any, symbol: Any) -> Callable[[int], bool]:
+    """Whether everything that the compiler took for granted of ``symbol`` is so for a value of it."""
+    import sympy  # type: ignore[import-untyped]
+
+    taken = [guard.expr for guard in environment.guards]
+    bounds = environment.var_to_range[symbol]
+    fixed = environment.replacements.get(symbol)
+    known: dict[int, bool] = {}
+
+    def holds(value: int) -> bool:
+        answer = known.get(value)
+        if answer is None:
+            given = {symbol: sympy.Integer(value)}
+            answer = known[value] = (
+                bounds.lower <= value <= bounds.upper
+                and (fixed is None or fixed == value)
+                and all(expression.xreplace(given) == sympy.true for expression in taken)
+            )
+        return answer
+
+    return holds
 
 
 def raise_in_thread(thread: int, kind: type[BaseException]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import threading
 import time
@@ -445,7 +446,21 @@ def test_a_graph_of_operators_is_compiled_with_numbers_that_are_read_when_it_run
     graph.output((graph.call_function(aten.mul_.Tensor, (tensor, value)),))
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
     half, x = torch.tensor(0.5, dtype=torch.float64), torch.ones(3)
-    run = _torch_compile.compile_graph(module, [x], [half], {})
+    run = _torch_compile.compile_graph(module, [x], [half], {}).code
     for factor in (3.0, 5.0):
         run(x, torch.tensor(factor, dtype=torch.float64))
     assert x.tolist() == [15.0] * 3
+
+
+def test_a_graph_of_operators_is_compiled_for_a_size_that_varies():
+    aten = torch.ops.aten
+    graph = torch.fx.Graph()
+    size, tensor = graph.placeholder("size"), graph.placeholder("tensor")
+    double = graph.call_function(operator.mul, (size, 2))
+    graph.output((graph.call_function(aten.view.default, (tensor, [double])),))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    compiled = _torch_compile.compile_graph(
+        module, [torch.ones(3, 2)], [], {}, 3, lambda n: [([n, 2], [2, 1])]
+    )
+    assert compiled.holds(7) and not compiled.holds(1)
+    assert compiled.code(7, torch.ones(7, 2))[0].shape == (14,)

@@ -19,7 +19,8 @@ from .. import _torch, _torch_compile
 from ..graph.ir import Node, Storage, Value
 from .backend import Compiled, Refused, Segment
 from .lowering import NotLowered, check, lower, made_storages, views_of
-from .programs import Program, Programs, program_of
+from .programs import Program, Programs, Variant, program_of, same_shapes
+from .sizes import Sizes, follow
 
 Code = Callable[..., Sequence[torch.Tensor]]
 MOST_REFUSED = 256
@@ -70,15 +71,14 @@ class InductorBackend:
             reason = None
             if variant is None:
                 reason = self.programs.difference(program, segment.nodes)
-                groups = self.programs.groups(program)
                 try:
-                    code = self._code(segment, inputs, kept, program, groups)
+                    variant, fixed = self._variant(segment, inputs, kept, program)
                 except Refused as refusal:
                     self._refuse(program, str(refusal))
                     raise
-                variant = self.programs.add(program, groups, code)
-        numbers = [program.scalars[group[0]] for group in variant.groups]
-        return Compiled(_Run(segment, kept, variant.compiled, numbers), reason is None, reason)
+                reason = f"{reason} ({fixed})" if fixed else reason
+                self.programs.add(variant)
+        return Compiled(_Run(segment, kept, variant, program), reason is None, reason)
 
     def forget(self, segment: Segment, why: str) -> None:
         """The code for ``segment`` is wrong: it is not to be run or made again."""
@@ -92,6 +92,47 @@ class InductorBackend:
         while len(self._refused) > MOST_REFUSED:
             self._refused.popitem(last=False)
 
+    def _variant(
+        self,
+        segment: Segment,
+        inputs: Sequence[torch.Tensor],
+        kept: Sequence[Value],
+        program: Program,
+    ) -> tuple[Variant[Code], str]:
+        """New code: for all sizes and numbers that have changed where a compiler can, else for these.
+
+        The second is why it is for these, or nothing.
+        """
+        groups = self.programs.groups(program)
+        certain = tuple(group for group in groups if set(group) <= set(program.varying))
+        sizes = self._sizes(segment, program)
+        why = ""
+        for free, follows in dict.fromkeys([(groups, sizes), (groups, None), (certain, None)]):
+            try:
+                made = self._code(segment, inputs, kept, program, free, follows)
+            except Refused as refusal:
+                why = why or str(refusal)
+                continue
+            if follows and made.holds is not None and not made.holds(follows.of(program.shapes)):
+                why = why or "the compiler wants these sizes alone"
+                continue
+            fixed = f"for these numbers and sizes alone: {why}" if why else ""
+            return Variant(program, free, made.code, follows, made.holds), fixed
+        raise Refused(why)
+
+    def _sizes(self, segment: Segment, program: Program) -> Sizes | None:
+        """What varies since an earlier recording of ``program``, if new code can follow it."""
+        written = {storage for node in segment.nodes for storage in node.writes}
+        memory = [value.storage for value in segment.inputs]
+        if any(memory.count(storage) > 1 for storage in written):
+            return None  # a compiler is told that inputs overlap by their own memory, at their own sizes
+        for variant in reversed(self.programs.variants(program)):
+            if not same_shapes(variant.program.shapes, program.shapes):
+                sizes = follow(variant.program.shapes, program.shapes)
+                # Compilers take a size of 1 for a number, since it broadcasts.
+                return sizes if sizes is not None and sizes.of(program.shapes) > 1 else None
+        return None
+
     def _code(
         self,
         segment: Segment,
@@ -99,14 +140,19 @@ class InductorBackend:
         kept: Sequence[Value],
         program: Program,
         groups: Sequence[Sequence[int]],
-    ) -> Code:
+        sizes: Sizes | None,
+    ) -> _torch_compile.Compiled:
         try:
-            module = lower(segment.nodes, segment.inputs, kept, groups)
+            module = lower(segment.nodes, segment.inputs, kept, groups, sizes)
         except NotLowered as error:
             raise Refused(str(error)) from error
         numbers = [_number(program.scalars[group[0]]) for group in groups]
         try:
-            return _torch_compile.compile_graph(module, inputs, numbers, self._options)
+            if sizes is None:
+                return _torch_compile.compile_graph(module, inputs, numbers, self._options)
+            return _torch_compile.compile_graph(
+                module, inputs, numbers, self._options, sizes.of(program.shapes), sizes.dimensions
+            )
         except Exception as error:
             lines = [line for line in str(error).splitlines() if line.strip()]
             why = lines[0] if lines else type(error).__name__
@@ -123,20 +169,23 @@ def _kept(segment: Segment) -> list[Value]:
 
 
 def _number(value: float) -> torch.Tensor:
-    return torch.tensor(value, dtype=torch.float64)
+    return torch.tensor(value, dtype=torch.int64 if type(value) is int else torch.float64)
 
 
 class _Run:
     """One run of compiled code on a segment's inputs."""
 
-    def __init__(self, segment: Segment, kept: Sequence[Value], code: Code, numbers: Sequence[float]) -> None:
+    def __init__(
+        self, segment: Segment, kept: Sequence[Value], variant: Variant[Code], program: Program
+    ) -> None:
         self._segment = segment
         self._kept = kept
-        self._code = code
-        self._numbers = numbers
+        self._code = variant.compiled
+        self._size = [variant.sizes.of(program.shapes)] if variant.sizes is not None else []
+        self._numbers = [program.scalars[group[0]] for group in variant.groups]
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        results = self._code(*inputs, *[_number(value) for value in self._numbers])
+        results = self._code(*self._size, *inputs, *[_number(value) for value in self._numbers])
         memory: dict[Storage, torch.Tensor] = {
             value.storage: tensor for value, tensor in zip(self._segment.inputs, inputs, strict=True)
         }

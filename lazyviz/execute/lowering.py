@@ -9,6 +9,7 @@ afterwards (:func:`views_of`).
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ import torch
 from torch import fx
 
 from ..graph.ir import Node, Storage, Value
+from .programs import Numbers
+from .sizes import Size, Sizes
 
 aten = torch.ops.aten
 
@@ -46,16 +49,19 @@ def lower(
     inputs: Sequence[Value],
     results: Sequence[Value],
     groups: Sequence[Sequence[int]],
+    sizes: Sizes | None = None,
 ) -> fx.GraphModule:
-    """The module from ``inputs``, then a 0-d float64 tensor for each of ``groups``, to ``results``.
+    """The module from ``inputs``, then a 0-d tensor for each of ``groups``, to ``results``.
 
-    ``groups`` are positions among the floats of ``nodes``, in order of appearance, that are one input.
+    ``groups`` are positions among the scalars of ``nodes`` (``Program.scalars``) that are one input.
+    With ``sizes`` the size that varies comes before all others, an int.
 
     Raises:
         NotLowered: one of the nodes cannot be.
     """
     graph = fx.Graph()
     env: dict[Value, fx.Node] = {}
+    varying = fx.Proxy(graph.placeholder("size")) if sizes is not None else None
     for number, value in enumerate(inputs):
         env[value] = graph.placeholder(f"input_{number}")
         if value.meta.flags:
@@ -65,25 +71,30 @@ def lower(
     for group, placeholder in zip(groups, given, strict=True):
         content = graph.call_function(aten._local_scalar_dense.default, (placeholder,))
         numbers.update(dict.fromkeys(group, content))
-    floats = 0
+    functions = iter(sizes.arguments if sizes is not None else ())
+    made: dict[Size, Any] = {}
+    positions = itertools.count()
 
-    def translate(item: Any) -> Any:
-        nonlocal floats
-        if isinstance(item, Value):
-            return env[item]
-        if type(item) is float:
-            floats += 1
-            return numbers.get(floats - 1, item)
-        if isinstance(item, (list, tuple)):
-            return type(item)([translate(entry) for entry in item])
+    def scalar(item: float) -> Any:
+        return numbers.get(next(positions), item)
+
+    def size(item: int) -> Any:
+        function = next(functions, item)
+        if isinstance(function, int):
+            return item
+        if function not in made:
+            made[function] = function(varying).node
+        return made[function]
+
+    def other(item: Any) -> Any:
         if isinstance(item, torch.Generator):
             raise NotLowered("an op draws from a generator of its own")
-        return item
+        return env[item] if isinstance(item, Value) else item
 
+    reader = Numbers(scalar, size, other)
     for node in nodes:
         check(node)
-        args = tuple([translate(item) for item in node.args])
-        kwargs = {name: translate(item) for name, item in node.kwargs.items()}
+        args, kwargs = reader.call(node)
         op, args, kwargs = adapted(node, args, kwargs)
         result = graph.call_function(op, args, kwargs)
         returns = op._schema.returns
@@ -102,8 +113,6 @@ def check(node: Node) -> None:
         raise refuse(node, "takes strides as they are")
     if torch.Tag.inplace_view in node.op.tags:  # what a tensor was made as is how its memory is handed out
         raise refuse(node, "gives a tensor another shape in place")
-    if name in ("aten::mul", "aten::mul_") and 0 in node.args[1:2]:
-        raise refuse(node, "multiplies by zero, which Inductor takes for zero even of infinities and NaN")
     if "mkldnn_rnn" in name:  # Inductor checks it against a shape rule that the kernel does not keep
         raise refuse(node, "hands on a workspace that only its kernel knows")
     shown = any(

@@ -1,27 +1,32 @@
 """Recognising a stretch of nodes that has been met before, and what is kept for it.
 
 A :class:`Program` is what a compiled version of the stretch depends on, with values numbered
-in order of first appearance: operators, wiring, metadata, who shares memory, and static
-arguments.  Python floats stand apart (``scalars``), so that a learning-rate schedule is one
-program; which of them may vary is for whoever compiles.  This is the structure of
-:mod:`lazyviz.graph.fingerprint` in a form that costs a few microseconds an op and means
-something in this process alone: interned metadata is compared by identity.
+in order of first appearance: operators, wiring, kinds of tensors, who shares memory, and static
+arguments.  Two things stand apart, since they change from step to step: Python numbers that only feed
+arithmetic (``scalars``), and sizes (``shapes``).  Which of them may vary is for whoever compiles.  This is
+the structure of :mod:`lazyviz.graph.fingerprint` in a form that costs a few microseconds an op and
+means something in this process alone.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from ..graph.ir import Node, Storage, Value
+from .._torch import OpOverload
+from ..graph.fingerprint import operands
+from ..graph.ir import Node, Storage, TensorMeta, Value
+from .sizes import Shapes, Sizes
 
 Compiled = TypeVar("Compiled")
 MOST_PROGRAMS = 64  # kept for each backend; a program keeps its compiled code alive
-MOST_VARIANTS = 8  # of one program, for other values of its static scalars
+MOST_VARIANTS = 8  # of one program, for other values of its static numbers and sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +34,8 @@ class Program:
     """One stretch of nodes as plain data.
 
     ``steps`` has an entry for each node, ``inputs`` the values from outside in order of first
-    use, ``scalars`` the floats in order of appearance and ``varying`` the positions of those that
-    change from step to step in a training loop.  ``kept`` are the storages made here
+    use, ``scalars`` the numbers that take part in arithmetic in order of appearance, and ``varying`` the
+    positions of those that change from step to step in a training loop.  ``kept`` are the storages made here
     that are needed afterwards, by number.
     """
 
@@ -39,6 +44,8 @@ class Program:
     kept: tuple[int, ...]
     scalars: tuple[float, ...]
     varying: tuple[int, ...]
+    shapes: Shapes
+    users: tuple[OpOverload, ...]  # of each scalar, the operator that takes it
 
     @property
     def key(self) -> Hashable:
@@ -47,73 +54,175 @@ class Program:
 
 # Arguments that optimizers compute anew in each step (bias corrections, learning rates).
 _VARYING = {"value", "alpha", "other", "scalar", "scalars"}
+# Operators that write a number, without the tag of those that compute with it.
+_FILL = {"fill", "fill_", "full", "full_like", "new_full", "scalar_tensor"}
+
+
+class Kind:
+    """What the ints among an operator's arguments are: operands, sizes, or part of the program."""
+
+    __slots__ = ("changes", "operands", "positional", "sizes", "zero_counts")
+
+    def __init__(self, op: OpOverload) -> None:
+        schema = op._schema
+        name = schema.name.rpartition("::")[2]
+        self.positional = [argument.name for argument in schema.arguments]
+        numbers = {item.name for item in schema.arguments if "number" in str(item.type)}
+        each = name.startswith("_foreach")
+        self.operands = operands(op) | (numbers if each or name in _FILL else set())
+        # Sizes that may be symbols show in a schema's text alone; those of ``arange`` are numbers.
+        self.sizes = {*re.findall(r"SymInt[^ ]* (\w+)", str(schema)), *numbers} - self.operands
+        self.changes = _VARYING if each or torch.Tag.pointwise in op.tags else set()
+        self.zero_counts = "mul" in name  # Inductor takes a product with zero for zero, also one of infinity
+
+
+@functools.cache
+def kind_of(op: OpOverload) -> Kind:
+    """What is known of an operator's arguments."""
+    return Kind(op)
+
+
+class Numbers:
+    """Finds the numbers among arguments; the order in which it is asked is that of ``Program``'s tuples."""
+
+    def __init__(
+        self,
+        scalar: Callable[[float], Any],
+        size: Callable[[int], Any],
+        other: Callable[[Any], Any],
+        together: Callable[[type, list[Any]], Any] = lambda cls, items: cls(items),
+    ) -> None:
+        self._scalar, self._size, self._other, self._together = scalar, size, other, together
+
+    def call(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of ``node``, each number and each other leaf replaced by what was said of it."""
+        kind = kind_of(node.op)
+        names = kind.positional
+        args = tuple([self._item(item, names[at], kind) for at, item in enumerate(node.args)])
+        return args, {name: self._item(item, name, kind) for name, item in node.kwargs.items()}
+
+    def _item(self, item: Any, name: str, kind: Kind) -> Any:
+        cls = type(item)
+        if cls is float or (cls is int and name in kind.operands):
+            return self._scalar(item)
+        if cls is int and name in kind.sizes:
+            return self._size(item)
+        if cls is list or cls is tuple:
+            return self._together(cls, [self._item(entry, name, kind) for entry in item])
+        return self._other(item)
 
 
 def program_of(nodes: Sequence[Node], outputs: Sequence[Value]) -> Program:
     """The structure of ``nodes``, of whose results ``outputs`` are needed afterwards."""
-    numbers: dict[Value, int] = {}
+    values: dict[Value, int] = {}
     storages: dict[Storage, int] = {}
+    kinds: dict[TensorMeta, tuple[Any, ...]] = {}
     inputs: list[Any] = []
+    given: list[TensorMeta] = []
+    made: list[TensorMeta] = []
     scalars: list[float] = []
+    sizes: list[int] = []
     varying: list[int] = []
+    users: list[OpOverload] = []
     steps: list[tuple[Any, ...]] = []
 
-    def argument(item: Any) -> Any:
-        if isinstance(item, Value):
-            number = numbers.get(item)
-            if number is None:
-                number = numbers[item] = len(numbers)
-                inputs.append((number, storages.setdefault(item.storage, len(storages)), item.meta))
-            return number
-        cls = type(item)
-        if cls is float:
-            scalars.append(item)
-            return float
-        if cls is list or cls is tuple:
-            return (cls, *[argument(entry) for entry in item])
-        # 1, 1.0 and True are equal as keys, and other programs.
-        return (cls, item) if isinstance(item, Hashable) else (cls, str(item))
+    def of(meta: TensorMeta) -> tuple[Any, ...]:
+        kind = kinds.get(meta)
+        if kind is None:
+            kind = kinds[meta] = (len(meta.shape), meta.dtype, meta.device, meta.flags)
+        return kind
 
+    def scalar(item: float) -> Any:
+        scalars.append(item)
+        return type(item)
+
+    def size(item: int) -> Any:
+        sizes.append(item)
+        return "size"
+
+    def other(item: Any) -> Any:
+        if isinstance(item, Value):
+            number = values.get(item)
+            if number is None:
+                number = values[item] = len(values)
+                inputs.append((number, storages.setdefault(item.storage, len(storages)), of(item.meta)))
+                given.append(item.meta)
+            return number
+        # 1, 1.0 and True are equal as keys, and other programs.
+        return (type(item), item) if isinstance(item, Hashable) else (type(item), str(item))
+
+    numbers = Numbers(scalar, size, other, lambda cls, items: (cls, *items))
     for node in nodes:
-        parts: list[Any] = [node.op, node.phase == "optimizer"]
-        changing = node.phase == "optimizer" and torch.Tag.pointwise in node.op.tags
-        names = [schema.name for schema in node.op._schema.arguments] if changing else ()
-        for position, item in enumerate(node.args):
-            before = len(scalars)
-            parts.append(argument(item))
-            if changing and names[position] in _VARYING:
-                varying += range(before, len(scalars))
-        for name, item in node.kwargs.items():
-            before = len(scalars)
-            parts += (name, argument(item))
-            if changing and name in _VARYING:
-                varying += range(before, len(scalars))
+        before = len(scalars)
+        kind = kind_of(node.op)
+        args, kwargs = numbers.call(node)
+        if len(scalars) > before:
+            users += [node.op] * (len(scalars) - before)
+            if node.phase == "optimizer" and kind.changes:
+                at = before
+                for name, item in (*zip(kind.positional, node.args), *node.kwargs.items()):
+                    count = sum(1 for _ in _scalars_of(item, name, kind))
+                    if name in kind.changes:
+                        varying += range(at, at + count)
+                    at += count
+            elif kind.zero_counts:
+                varying += [at for at in range(before, len(scalars)) if scalars[at] == 0]
+        parts: list[Any] = [node.op, node.phase == "optimizer", args, *kwargs.items()]
         for value in node.outputs:
             if value.node is node:
-                numbers[value] = len(numbers)
+                values[value] = len(values)
                 storages.setdefault(value.storage, len(storages))
-                parts.append(value.meta)
+                parts.append(of(value.meta))
+                made.append(value.meta)
         steps.append(tuple(parts))
-    kept = tuple(sorted({numbers[value] for value in outputs}))
-    return Program(tuple(steps), tuple(inputs), kept, tuple(scalars), tuple(varying))
+    kept = tuple(sorted({values[value] for value in outputs}))
+    shapes = Shapes(tuple(given), tuple(made), tuple(sizes))
+    return Program(tuple(steps), tuple(inputs), kept, tuple(scalars), tuple(varying), shapes, tuple(users))
+
+
+def _scalars_of(item: Any, name: str, kind: Kind) -> Iterator[float]:
+    if type(item) is float or (type(item) is int and name in kind.operands):
+        yield item
+    elif type(item) in (list, tuple):
+        for entry in item:
+            yield from _scalars_of(entry, name, kind)
 
 
 @dataclass(slots=True)
 class Variant(Generic[Compiled]):
-    """A compiled program for these values of its static scalars; ``groups`` of the others are equal."""
+    """A compiled program, for its static scalars alone; those of each of ``groups`` are one input.
+
+    Its sizes are those of ``program``, or what ``sizes`` says, as far as ``holds`` agrees.
+    """
 
     program: Program
     groups: tuple[tuple[int, ...], ...]
     compiled: Compiled
+    sizes: Sizes | None = None
+    holds: Callable[[int], bool] | None = None  # whether the code is right for this varying size
 
-    def fits(self, scalars: Sequence[float]) -> bool:
-        """Whether the compiled program computes what one with these scalars would."""
+    def fits(self, program: Program) -> bool:
+        """Whether the compiled program computes what ``program``, of the same key, does."""
+        return self.takes(program.scalars) and self._has_sizes_of(program.shapes)
+
+    def takes(self, scalars: Sequence[float]) -> bool:
+        """Whether it computes with these numbers, or for them."""
         free = {position for group in self.groups for position in group}
         mine = self.program.scalars
         return all(
             position in free or (mine[position] == value and str(mine[position]) == str(value))
             for position, value in enumerate(scalars)
         ) and all(len({str(scalars[position]) for position in group}) == 1 for group in self.groups)
+
+    def _has_sizes_of(self, shapes: Shapes) -> bool:
+        if self.sizes is None:
+            return same_shapes(self.program.shapes, shapes)
+        return self.sizes.fits(shapes) and (self.holds is None or self.holds(self.sizes.of(shapes)))
+
+
+def same_shapes(one: Shapes, other: Shapes) -> bool:
+    """Whether two recordings of a program have the same sizes; metadata is interned while it is in use."""
+    return one == other or one.numbers() == other.numbers()
 
 
 class Programs(Generic[Compiled]):
@@ -128,36 +237,39 @@ class Programs(Generic[Compiled]):
 
     def find(self, program: Program) -> Variant[Compiled] | None:
         variants = self._entries.get(program.key)
-        found = next((each for each in variants or () if each.fits(program.scalars)), None)
+        found = next((each for each in variants or () if each.fits(program)), None)
         if found is not None:
             self._entries.move_to_end(program.key)
         return found
 
-    def groups(self, program: Program) -> tuple[tuple[int, ...], ...]:
-        """Which scalars are to be inputs of a new variant: those that vary, by equal values.
+    def variants(self, program: Program) -> Sequence[Variant[Compiled]]:
+        """What is there for other numbers and sizes of ``program``, the newest last."""
+        return tuple(self._entries.get(program.key, ()))
 
-        What has varied before varies again.
+    def groups(self, program: Program) -> tuple[tuple[int, ...], ...]:
+        """Which scalars are to be inputs of a new variant: those that vary, equal ones together.
+
+        What has varied before varies again; what has been equal so far, to the same operator, stays equal.
         """
-        known = [each.program.scalars for each in self._entries.get(program.key, ())]
+        known = [each.program.scalars for each in self.variants(program)]
         free = set(program.varying)
         for scalars in known:
             free.update(at for at, value in enumerate(program.scalars) if str(scalars[at]) != str(value))
-        for variant in self._entries.get(program.key, ()):
+        for variant in self.variants(program):
             free.update(position for group in variant.groups for position in group)
-        alike: dict[tuple[str, ...], list[int]] = {}
+        alike: dict[tuple[Any, ...], list[int]] = {}
         for position in sorted(free):
-            history = (*(str(scalars[position]) for scalars in known), str(program.scalars[position]))
+            values = [scalars[position] for scalars in (*known, program.scalars)]
+            history = (program.users[position], *map(str, values))
             alike.setdefault(history, []).append(position)
         return tuple(map(tuple, alike.values()))
 
-    def add(
-        self, program: Program, groups: tuple[tuple[int, ...], ...], compiled: Compiled
-    ) -> Variant[Compiled]:
-        variant = Variant(program, groups, compiled)
-        variants = self._entries.setdefault(program.key, [])
+    def add(self, variant: Variant[Compiled]) -> Variant[Compiled]:
+        key = variant.program.key
+        variants = self._entries.setdefault(key, [])
         variants.append(variant)
         del variants[:-MOST_VARIANTS]
-        self._entries.move_to_end(program.key)
+        self._entries.move_to_end(key)
         while len(self._entries) > self._most:
             self._entries.popitem(last=False)
         return variant
@@ -168,27 +280,33 @@ class Programs(Generic[Compiled]):
 
     def difference(self, program: Program, nodes: Sequence[Node]) -> str:
         """Why ``program`` was not found: the first difference from the program that is most like it."""
-        variants = self._entries.get(program.key)
+        variants = self.variants(program)
         if variants:
-            changed = next(_changed(variants[-1].program.scalars, program.scalars), None)
-            return f"a number that was compiled as a constant is another: {changed}" if changed else "scalars"
+            # Where numbers alone differ that says more than sizes do.
+            nearest = next(
+                (each for each in variants if same_shapes(each.program.shapes, program.shapes)), None
+            )
+            if nearest is None:
+                return _shapes_differ(variants[-1].program, program, nodes)
+            changed = next(_changed(nearest.program.scalars, program.scalars), "the same as others no more")
+            return f"a number that was compiled as a constant is another: {changed}"
         known = [each[-1].program for each in self._entries.values()]
         if not known:
             return "the first program of its kind"
-        nearest = max(known, key=lambda other: _alike(other.steps, program.steps))
-        same = _alike(nearest.steps, program.steps)
+        nearest_one = max(known, key=lambda other: _alike(other.steps, program.steps))
+        same = _alike(nearest_one.steps, program.steps)
         if same == len(nodes):
-            if len(nearest.steps) > same:
+            if len(nearest_one.steps) > same:
                 return f"it ends after {same:,} ops, the one known goes on"
-            if nearest.inputs != program.inputs:
-                return _inputs_differ(nearest, program)
+            if nearest_one.inputs != program.inputs:
+                return "inputs share memory otherwise"
             return "other results are needed afterwards"
         node = nodes[same]
         where = f" at {node.source}" if node.source is not None else ""
-        if same >= len(nearest.steps):
+        if same >= len(nearest_one.steps):
             return f"it goes on with {node.name}{where}, the one known ends there"
-        old, new = nearest.steps[same], program.steps[same]
-        return f"{node.name}{where}: {_words(old, new, nearest, program)}"
+        old, new = nearest_one.steps[same], program.steps[same]
+        return f"{node.name}{where}: {_words(old, new, nearest_one, program)}"
 
 
 def _alike(left: Sequence[Any], right: Sequence[Any]) -> int:
@@ -205,28 +323,63 @@ def _changed(old: Sequence[float], new: Sequence[float]) -> Iterator[str]:
             yield f"{now:g}, was {before:g}"
 
 
-def _inputs_differ(old: Program, new: Program) -> str:
-    for (_, memory, meta), (_, other_memory, other_meta) in zip(old.inputs, new.inputs):
-        if meta is not other_meta:
-            return f"an input is {other_meta}, was {meta}"
-        if memory != other_memory:
-            return "inputs share memory otherwise"
-    return "it has other inputs"
+def _shapes_differ(old: Program, new: Program, nodes: Sequence[Node]) -> str:
+    """The first tensor or argument, in program order, that has another size."""
+    given = iter(zip(old.shapes.inputs, new.shapes.inputs))
+    made = iter(zip(old.shapes.made, new.shapes.made))
+    sizes: list[int] = []
+    reader = Numbers(lambda item: item, lambda item: sizes.append(item), lambda item: item)
+    seen: set[Value] = set()
+    for node in nodes:
+        where = f" at {node.source}" if node.source is not None else ""
+        pairs = []
+        for value in node.inputs:
+            if value not in seen:
+                seen.add(value)
+                pairs.append(next(given))
+        for value in node.outputs:
+            if value.node is node:
+                seen.add(value)
+                pairs.append(next(made))
+        for before, now in pairs:
+            if before.shape != now.shape:
+                return f"{node.name}{where}: {now}, was {before}"
+            if before.stride != now.stride or before.offset != now.offset:
+                return f"{node.name}{where}: strides {list(now.stride)}, were {list(before.stride)}"
+        start = len(sizes)
+        reader.call(node)
+        for at in range(start, len(sizes)):
+            if sizes[at] != old.shapes.arguments[at]:
+                return f"{node.name}{where}: argument {sizes[at]}, was {old.shapes.arguments[at]}"
+    return "sizes"
 
 
 def _words(old: tuple[Any, ...], new: tuple[Any, ...], before: Program, now: Program) -> str:
     if old[0] is not new[0]:
         return f"{new[0]}, was {old[0]}"
-    inputs = {number: meta for number, _, meta in now.inputs}
-    known = {number: meta for number, _, meta in before.inputs}
-    for one, other in zip(old, new):
-        if one == other:
-            if isinstance(other, int) and inputs.get(other) is not known.get(other):
+    inputs = {number: meta for (number, *_), meta in zip(now.inputs, now.shapes.inputs)}
+    known = {number: meta for (number, *_), meta in zip(before.inputs, before.shapes.inputs)}
+    for one, other in zip(_flat(old[2:]), _flat(new[2:])):
+        if isinstance(other, int) and isinstance(one, int):
+            if inputs.get(other) is not known.get(other):
                 return f"{inputs.get(other)}, was {known.get(other)}"
-            continue
-        if hasattr(other, "shape") and hasattr(one, "shape"):
+            if one != other:
+                return "it works on other tensors"
+        elif one != other:
             return f"{other}, was {one}"
-        if isinstance(other, tuple) and isinstance(one, tuple) and len(other) == 2 == len(one):
-            return f"argument {other[1]}, was {one[1]}"
-        return "it works on other tensors"
     return "it has other arguments"
+
+
+def _flat(item: Any) -> Iterator[Any]:
+    """The leaves of a step: a static argument, a tensor's kind and a tensor's number are one each."""
+    if isinstance(item, tuple) and item and item[0] in (list, tuple):
+        yield from _flat(item[1:])
+    elif isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], type):
+        yield f"argument {item[1]}"
+    elif isinstance(item, tuple) and len(item) == 4 and isinstance(item[1], torch.dtype):
+        yield f"{item[0]} dimensions {str(item[1]).removeprefix('torch.')} {item[2]}"
+    elif isinstance(item, (list, tuple)):
+        for entry in item:
+            yield from _flat(entry)
+    else:
+        yield item

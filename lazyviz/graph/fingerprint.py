@@ -12,6 +12,7 @@ of the same code equal.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -22,6 +23,15 @@ from .._torch import OpOverload
 from .ir import Graph, Node, Storage, TensorMeta, Value
 
 _OPERANDS = ("Tensor", "number", "Optional[number]")
+
+
+@functools.cache
+def operands(op: OpOverload) -> frozenset[str]:
+    """The arguments of ``op`` whose Python numbers are operands as tensors are."""
+    # Not every int of a pointwise operator is an operand: round(decimals=2) is not.
+    # A tensor's place may hold a number: x * 2 calls mul.Tensor.
+    scalars = [item.name for item in op._schema.arguments if str(item.type) in _OPERANDS]
+    return frozenset(scalars if torch.Tag.pointwise in op.tags else ())
 
 
 class Signature(NamedTuple):
@@ -41,7 +51,6 @@ class Fingerprint:
         self._values: dict[Value, int] = {}
         self._storages: dict[Storage, int] = {}
         self._metas: dict[TensorMeta, tuple[Any, ...]] = {}
-        self._scalars: dict[OpOverload, frozenset[str]] = {}
         self._hash = hashlib.blake2b(digest_size=16)
 
     def add(self, node: Node) -> None:
@@ -54,7 +63,7 @@ class Fingerprint:
 
     def signature(self, node: Node) -> Signature:
         """The structure of ``node``, its values numbered after those of the nodes before."""
-        names = self._arithmetic(node.op)
+        names = operands(node.op)
         outside: list[Any] = []
         args = []
         for position, argument in enumerate(node.args):
@@ -66,17 +75,6 @@ class Fingerprint:
         outputs = tuple([self._tensor(value) for value in node.outputs])
         writes = tuple(sorted(self._storages.setdefault(item, len(self._storages)) for item in node.writes))
         return Signature(str(node.op), tuple(args), tuple(outside), outputs, writes)
-
-    def _arithmetic(self, op: OpOverload) -> frozenset[str]:
-        """The arguments of ``op`` whose Python ints are operands like tensors are."""
-        names = self._scalars.get(op)
-        if names is None:
-            pointwise = torch.Tag.pointwise in op.tags
-            # Not every int of a pointwise operator is an operand: round(decimals=2) is not.
-            # A tensor's place may hold a number: x * 2 calls mul.Tensor.
-            scalars = [item.name for item in op._schema.arguments if str(item.type) in _OPERANDS]
-            names = self._scalars[op] = frozenset(scalars if pointwise else ())
-        return names
 
     def _argument(self, argument: Any, arithmetic: bool, outside: list[Any]) -> Any:
         if isinstance(argument, Value):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz._torch_compile import Compiled
 from lazyviz.execute import backend as registry
 from lazyviz.execute.inductor import InductorBackend
 from lazyviz.testing import check_backend
@@ -99,6 +100,74 @@ def test_a_new_shape_is_a_miss_that_names_the_op_and_both_shapes(inductor):
     miss = run(5)
     assert "mul" in miss.cache_miss_reason
     assert "[5, 3] float32 cpu, was [4, 3] float32 cpu" in miss.cache_miss_reason
+    assert run(2).cache_hit and run(90).cache_hit  # what was compiled for the second size is for any
+    alone = run(1)
+    assert not alone.cache_hit and "[1, 3] float32 cpu" in alone.cache_miss_reason
+    assert run(1).cache_hit and run(4).cache_hit
+
+
+def test_another_batch_of_a_whole_training_step_needs_no_new_code(inductor):
+    torch.manual_seed(0)
+    model, twin = nn.Linear(3, 2), nn.Linear(3, 2)
+    twin.load_state_dict(model.state_dict())
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (model, twin)]
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x).relu(), y) + (x.view(-1) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    hits = []
+    for batch in (4, 6, 8, 5, 2):
+        x, y = torch.randn(batch, 3), torch.randint(0, 2, (batch,))
+        expected = step(twin, optimizers[1], x, y)
+        with lazyviz.lazy(backend="inductor") as graph:
+            loss = step(model, optimizers[0], x, y)
+        report = graph.evaluate(verify=True)
+        assert report.share == 1.0 and not report.fallbacks
+        hits.append(report.cache_hit)
+        torch.testing.assert_close(loss, expected)
+        for ours, theirs in zip(model.parameters(), twin.parameters()):
+            torch.testing.assert_close(ours, theirs)
+            torch.testing.assert_close(ours.grad, theirs.grad)
+    assert hits == [False, False, True, True, True]
+
+
+def test_sizes_that_follow_no_product_of_the_batch_are_compiled_anew_and_never_wrong(inductor):
+    def run(size):
+        x = torch.arange(float(size))
+        with lazyviz.lazy(backend="inductor") as graph:
+            pairs = (x[:, None] * x[None, :]).view(size * size)[: 2**size % 7 + 1]
+        hit = graph.evaluate().cache_hit
+        assert torch.equal(pairs, torch.outer(x, x).view(-1)[: 2**size % 7 + 1])
+        return hit
+
+    # The third is not what the first two let one guess.
+    assert [run(size) for size in (3, 4, 6)] == [False, False, False]
+
+
+def test_a_number_that_changes_from_step_to_step_is_compiled_for_once(inductor):
+    x, whole = torch.randn(4), torch.arange(4)
+
+    def run(step):
+        with lazyviz.lazy(backend="inductor") as graph:
+            y = x * step + 0.9**step
+            z = whole * step - 3
+            odd = torch.where(x > step % 2, x, step)
+            filled = torch.full((2,), step)
+        report = graph.evaluate(verify=True)
+        assert report.share == 1.0
+        torch.testing.assert_close(y, x * step + 0.9**step)
+        assert torch.equal(z, whole * step - 3) and z.dtype == torch.int64
+        torch.testing.assert_close(odd, torch.where(x > step % 2, x, step))
+        assert filled.tolist() == [step, step]
+        return report
+
+    reports = [run(step) for step in (0, 1, 2, 3, 2**40, -7)]
+    assert [report.cache_hit for report in reports] == [False, False, True, True, True, True]
+    assert "a number that was compiled as a constant is another: 1, was 0" in reports[1].cache_miss_reason
 
 
 def test_views_of_one_memory_and_writes_to_outside_memory_stay_what_they_are(inductor):
@@ -195,7 +264,7 @@ def failing(code):
 )
 def test_wrong_or_failing_code_gives_way_to_the_recorded_ops(inductor, monkeypatch, spoil, verify, says):
     made = inductor._code
-    monkeypatch.setattr(inductor, "_code", lambda *args: spoil(made(*args)))
+    monkeypatch.setattr(inductor, "_code", lambda *args: Compiled(spoil(made(*args).code)))
     weight = torch.ones(4)
     for _ in range(2):  # what was found wrong is not tried again
         with lazyviz.lazy(backend="inductor") as graph:
@@ -236,16 +305,16 @@ def test_the_cache_is_bounded_and_forgets_what_was_used_least_recently(inductor)
     compiled = []
     inductor._code = lambda *args: compiled.append(1) or code(*args)
 
-    def run(rows):
-        x = torch.ones(rows)
+    def run(times):
+        x = torch.ones(2)
         with lazyviz.lazy(backend="inductor") as graph:
-            x + 1
-            keep = x + 2
+            for _ in range(times):
+                x = x + 1
         graph.evaluate()
-        return keep
+        return x
 
-    for rows in (2, 3, 2, 4, 2, 3):
-        run(rows)
+    for times in (2, 3, 2, 4, 2, 3):
+        run(times)
     assert len(inductor.programs) == 2
     assert len(compiled) == 4  # 2, 3, 4, and 3 once more
 
