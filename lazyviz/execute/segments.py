@@ -165,7 +165,7 @@ class _Run:
         reals: Sequence[torch.Tensor],
     ) -> None:
         draws: dict[DrawSequence, None] = {node.draws: None for node in nodes if node.draws is not None}
-        check = None
+        check: _Expected | None = None
         fresh = not getattr(compiled, "cache_hit", True)
         before = verify.saved(segment, reals) if fresh else None
         if self.verify and not getattr(compiled, "cache_hit", False):
@@ -187,10 +187,10 @@ class _Run:
                     node.state, node.error = "failed", HALF_DONE
                 raise RuntimeError(f"a compiled segment {HALF_DONE}") from error
             raise
-        if check is not None:
-            results = self._verified(segment, reals, results, check)
         for sequence in draws:
             sequence.state = state_of(sequence.generator)
+        if check is not None:
+            results = self._verified(segment, reals, results, check)
         if len(results) != len(segment.outputs):
             raise ValueError(
                 f"the backend returned {len(results)} tensors "
@@ -208,31 +208,39 @@ class _Run:
 
     def _expected(
         self, segment: Segment, reals: Sequence[torch.Tensor], draws: Iterable[DrawSequence]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    ) -> _Expected:
         """What the recorded ops make of copies of the inputs: the outputs, and the inputs afterwards."""
-        for sequence in draws:
-            sequence.generator.set_state(sequence.state)
-        copies = verify.Copies(segment.inputs, reals).tensors
-        return verify.run_recorded(segment, copies), copies
+        untouched = verify.Copies(segment.inputs, reals)
+        states = [(sequence.generator, sequence.state) for sequence in draws]
+
+        def run(*, nudged: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+            for generator, state in states:
+                generator.set_state(state)
+            copies = verify.Copies(segment.inputs, untouched.tensors, nudged=nudged).tensors
+            return verify.run_recorded(segment, copies), copies
+
+        return _Expected(*run(nudged=False), lambda: run(nudged=True))
 
     def _verified(
         self,
         segment: Segment,
         reals: Sequence[torch.Tensor],
         results: list[torch.Tensor],
-        expected: tuple[list[torch.Tensor], list[torch.Tensor]],
+        expected: _Expected,
     ) -> list[torch.Tensor]:
         """``results``, if they and what was written are eager's; else eager's."""
-        outputs, inputs = expected
+        outputs, inputs = expected.outputs, expected.inputs
         changed = verify.written(segment)
         values = [*segment.outputs, *[segment.inputs[at] for at in changed]]
         made = {value: value.node for value in segment.outputs if value.node is not None}
-        mismatch = verify.first_mismatch(
-            values,
-            [*results, *[reals[at] for at in changed]],
-            [*outputs, *[inputs[at] for at in changed]],
-            made,
-        )
+        ours = [*results, *[reals[at] for at in changed]]
+        theirs = [*outputs, *[inputs[at] for at in changed]]
+        mismatch = verify.first_mismatch(values, ours, theirs, made)
+        if mismatch is not None:
+            moved, moved_inputs = expected.nudged()
+            mismatch = verify.first_mismatch(
+                values, ours, theirs, made, [*moved, *[moved_inputs[at] for at in changed]]
+            )
         if mismatch is None:
             return results
         self.outcome.note(
@@ -303,6 +311,18 @@ def _stoppable(cancelled: Callable[[], bool] | None, where: str) -> Iterator[Non
         raise Interrupted(where) from None
     finally:
         watcher.join()
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What the recorded ops make of a segment's inputs, and what they leave in these.
+
+    ``nudged`` gives the same for inputs that are off by one rounding.
+    """
+
+    outputs: list[torch.Tensor]
+    inputs: list[torch.Tensor]
+    nudged: Callable[[], tuple[list[torch.Tensor], list[torch.Tensor]]]
 
 
 class _NeverRan(Exception):

@@ -11,11 +11,18 @@ import torch
 from ..graph.ir import Node, Storage, Value
 from .backend import Segment
 
+_TIMES = 4  # the rounding of one op on every input, against that of a whole program
+
 
 class Copies:
-    """Copies of a segment's inputs that share memory as they do."""
+    """Copies of a segment's inputs that share memory as they do.
 
-    def __init__(self, values: Sequence[Value], tensors: Sequence[torch.Tensor]) -> None:
+    ``nudged``: floating numbers are off by one rounding, as another order of sums might leave them.
+    """
+
+    def __init__(
+        self, values: Sequence[Value], tensors: Sequence[torch.Tensor], *, nudged: bool = False
+    ) -> None:
         memory: dict[Storage, torch.UntypedStorage] = {}
         self.tensors: list[torch.Tensor] = []
         for value, tensor in zip(values, tensors, strict=True):
@@ -24,6 +31,17 @@ class Copies:
                 storage = memory[value.storage] = tensor.untyped_storage().clone()
             copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
             self.tensors.append(copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride()))
+        if nudged:
+            for value, copy in zip(values, self.tensors, strict=True):
+                storage = memory.pop(value.storage, None)
+                if storage is not None and copy.is_floating_point():
+                    _nudge(torch.empty(0, dtype=copy.dtype, device=copy.device).set_(storage))
+
+
+def _nudge(flat: torch.Tensor) -> None:
+    # In no order that a sum would even out: the bits of a multiplicative hash.
+    signs = (torch.arange(flat.numel(), device=flat.device) * 2654435761 >> 13) % 2 * 2 - 1
+    flat.add_(flat * signs.to(flat.dtype), alpha=torch.finfo(flat.dtype).eps)
 
 
 def run_recorded(segment: Segment, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -64,15 +82,18 @@ def first_mismatch(
     ours: Sequence[torch.Tensor],
     theirs: Sequence[torch.Tensor],
     nodes: Mapping[Value, Node],
+    nudged: Sequence[torch.Tensor] | None = None,
 ) -> str | None:
     """What of ``ours`` is not ``theirs`` within rounding, in words; None: all of it is.
 
     Two floating tensors are equal if no element differs by more than the square root of the dtype's epsilon
     times the largest magnitude in the tensor, plus epsilon times the largest of all: fused code keeps
-    half of the digits at least, and a gradient that cancels to nothing is rounding alone.
+    half of the digits at least, and a gradient that cancels to nothing is rounding alone.  Where the program
+    itself makes much of rounding (Adam divides such a gradient by its size), ``nudged`` has what the
+    recorded ops make of inputs that are off by one rounding, and ours may be off by some times as much.
     """
     largest = max((_magnitude(tensor) for tensor in theirs), default=0.0)
-    for value, mine, other in zip(values, ours, theirs, strict=True):
+    for value, mine, other, moved in zip(values, ours, theirs, nudged or theirs, strict=True):
         where = _place(value, nodes)
         if mine.shape != other.shape or mine.dtype != other.dtype:
             return f"{where} is {list(mine.shape)} {mine.dtype}, eagerly {list(other.shape)} {other.dtype}"
@@ -82,6 +103,8 @@ def first_mismatch(
             continue
         epsilon = torch.finfo(mine.dtype).eps
         bound = math.sqrt(epsilon) * _magnitude(other) + epsilon * largest
+        if nudged is not None:
+            bound += _TIMES * _magnitude(moved - other)
         if mine.numel() and not torch.allclose(mine, other, rtol=0.0, atol=bound, equal_nan=True):
             worst = float((mine - other).abs().nan_to_num(math.inf).max())
             return f"{where} differs by up to {worst:.3g} (allowed: {bound:.3g})"

@@ -12,6 +12,7 @@ from torch import nn
 import lazyviz
 from lazyviz._torch_compile import Compiled
 from lazyviz.execute import backend as registry
+from lazyviz.execute import verify
 from lazyviz.execute.inductor import InductorBackend
 from lazyviz.testing import check_backend
 
@@ -274,6 +275,37 @@ def test_wrong_or_failing_code_gives_way_to_the_recorded_ops(inductor, monkeypat
         assert report.share == 0
         assert any(says in reason for reason in report.fallbacks)
     assert weight.tolist() == [16.0] * 4 and y.tolist() == [12.0] * 4
+
+
+def test_checking_allows_for_what_the_program_itself_makes_of_rounding(inductor):
+    torch.manual_seed(0)
+    logits, shift = torch.randn(64, 9), nn.Parameter(torch.zeros(1))
+    labels = torch.randint(0, 9, (64,))
+    optimizer = torch.optim.Adam([shift], lr=1.0)
+    with lazyviz.lazy(backend="inductor") as graph:
+        loss = nn.functional.cross_entropy(logits + shift, labels)
+        loss.backward()  # a shift changes nothing: the gradient is rounding, which Adam makes a step of
+        optimizer.step()
+    report = graph.evaluate(verify=True)
+    assert report.share == 1.0 and not report.fallbacks
+    assert shift.grad.abs() < 1e-6 < shift.abs()
+
+    meta = next(value for value in graph.nodes[0].inputs)
+    exact, off = [torch.ones(3)], [torch.tensor([1.0, 1.0, 1.01])]
+    assert verify.first_mismatch([meta], off, exact, {}) is not None
+    assert verify.first_mismatch([meta], off, exact, {}, [torch.full((3,), 0.99)]) is None
+    assert verify.first_mismatch([meta], off, exact, {}, [torch.full((3,), 0.9999)]) is not None
+
+
+def test_inputs_are_nudged_by_one_rounding_where_they_share_memory_once(inductor):
+    whole = torch.rand(6) + 1
+    with lazyviz.lazy() as graph:
+        y = whole[:3] + whole[3:] + whole.view(2, 3).sum()
+    base, *_ = graph.nodes[0].inputs
+    one, other = verify.Copies([base, base], [whole, whole[2:]], nudged=True).tensors
+    assert torch.equal(one[2:], other) and other.data_ptr() == one[2:].data_ptr()
+    assert 0 < (one - whole).abs().max() <= 2 * torch.finfo(torch.float32).eps * 2
+    assert y.shape == (3,)
 
 
 def test_cancelling_a_compilation_loses_nothing(inductor, monkeypatch):
