@@ -33,9 +33,9 @@ format: ## let ruff rewrite what it can
 	@$(PYTHON) scripts/environment.py test
 	@$(IN_VENV) -m ruff check --fix . && $(IN_VENV) -m ruff format .
 
-bench: ## what recording costs, beside eager PyTorch and make_fx
-	@$(PYTHON) scripts/environment.py demo
-	@$(IN_VENV) benchmarks/record.py
+bench: ## every figure of speed and memory beside its peers (QUICK=1: a look in three minutes)
+	@$(PYTHON) scripts/environment.py bench
+	@$(IN_VENV) benchmarks/run.py $(if $(QUICK),--quick)
 
 picture: ## draw the README's picture again, with the installed lazyviz
 	@$(PYTHON) scripts/environment.py demo

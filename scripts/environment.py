@@ -1,6 +1,6 @@
-"""Makes ``.venv`` ready for `make demo` or `make test`; quick when it already is.
+"""Makes ``.venv`` ready for `make demo`, `make test` or `make bench`; quick when it already is.
 
-    python3 scripts/environment.py demo|test
+    python3 scripts/environment.py demo|test|bench
 
 Needs Python 3.10 or newer and pip, nothing else: only the standard library is imported.
 A step whose inputs have not changed since it last succeeded is skipped (stamps in ``.venv``).
@@ -24,7 +24,7 @@ from steps import OUT, ROOT, StepFailed, run, say
 
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-EXTRAS = {"demo": "demo", "test": "dev"}
+EXTRAS = {"demo": "demo", "test": "dev", "bench": "bench"}
 TORCH = "2.13.0"
 # PyTorch's documented index of CPU builds, asked only when pip's own sources have none.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -161,7 +161,7 @@ def install_lazyviz(target: str, constraints: list[str | Path]) -> None:
     files = ("pyproject.toml", "constraints.txt", "constraints-cpu.txt")
     value = digest(*(ROOT / name for name in files))
     done = [name for name in EXTRAS if is_stamped(name, value)]
-    if target in done or "test" in done:  # test installs everything that demo does
+    if target in done or (target == "demo" and "test" in done):  # test installs everything that demo does
         return
     pip(f"lazyviz and what `make {target}` needs", "-e", f".[{EXTRAS[target]}]", *constraints)
     put_stamp(target, value)
@@ -219,6 +219,6 @@ def main(target: str) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] not in (["demo"], ["test"]):
+    if sys.argv[1:] not in (["demo"], ["test"], ["bench"]):
         sys.exit(__doc__)
     sys.exit(main(sys.argv[1]))

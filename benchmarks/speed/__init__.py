@@ -1,0 +1,1 @@
+"""What ``benchmarks/run.py`` measures: each part a module, each module one subject."""

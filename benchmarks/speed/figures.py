@@ -1,0 +1,87 @@
+"""A figure: what was measured, in which case, what it was to be, and whether it is.
+
+Only the standard library, since the process that collects figures measures nothing itself.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+COMPARE: Mapping[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much is measured.  ``threads`` are PyTorch's; 0: as many as it takes by itself."""
+
+    device: str = "cpu"
+    quick: bool = False
+    rounds: int = 9
+    threads: int = 0
+
+    def pick(self, full: Any, quick: Any) -> Any:
+        """What a part takes at full length, or in a quick run."""
+        return quick if self.quick else full
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number.  ``criterion`` is such as ``"<= 1.5"``; "" where there is none.
+
+    ``value`` is a ratio unless ``unit`` says otherwise; ``None`` where it could not be measured, and
+    ``note`` says why.  ``detail`` are the numbers it is made of: medians in seconds, counts, bytes.
+    """
+
+    name: str
+    case: str
+    value: float | None
+    criterion: str = ""
+    unit: str = ""
+    note: str = ""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the criterion holds; ``None`` where there is none, or no value."""
+        if not self.criterion or self.value is None:
+            return None
+        sign, _, limit = self.criterion.partition(" ")
+        return COMPARE[sign](self.value, float(limit))
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "met": self.met}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Figure:
+        return cls(**{name: value for name, value in data.items() if name != "met"})
+
+    def __str__(self) -> str:
+        value = (
+            "not measured" if self.value is None else f"{number(self.value)}{self.unit and ' '}{self.unit}"
+        )
+        wanted = f"   {self.criterion}" if self.criterion else ""
+        verdict = {True: " met", False: " NOT MET", None: ""}[self.met]
+        note = f"   ({self.note})" if self.note else ""
+        return f"  {self.name:44s} {self.case:28s} {value:>14s}{wanted}{verdict}{note}"
+
+
+def number(value: float) -> str:
+    """Three significant digits: 0.0512, 1.37, 24.1, 1,234."""
+    size = abs(value)
+    if size >= 100:
+        return f"{value:,.0f}"
+    digits = 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:.{digits}f}"
+
+
+def say(text: str) -> None:
+    """Progress, for the person who waits; figures go another way."""
+    print(text, file=sys.stderr, flush=True)

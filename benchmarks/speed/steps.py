@@ -1,0 +1,104 @@
+"""Recording training steps that come again: beside Lazy Tensor Core, ``make_fx`` and eager PyTorch.
+
+Also what the first recording of each costs, when its shapes are not known yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import lazyviz
+
+from . import ltc, programs
+from .figures import Figure, Settings, say
+from .programs import Program
+from .timing import interleaved, lazily, medians, ratio, timed
+
+TRACINGS = 3  # of make_fx, which takes seconds
+
+
+def tracer(program: Program, device: str) -> Callable[[], torch.fx.GraphModule]:
+    """The training step under ``make_fx`` with fake tensors.
+
+    It wants a function of tensors, so parameters are arguments, and SGD is spelled out.
+    """
+    model = program.on(device).model
+    names = [name for name, _ in model.named_parameters()]
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    def step(state: dict[str, Any], inputs: tuple[Any, ...], target: Any) -> Any:
+        loss = program.loss(torch.func.functional_call(model, state, inputs), target)
+        gradients = torch.autograd.grad(loss, [state[name] for name in names])
+        with torch.no_grad():
+            for name, gradient in zip(names, gradients):
+                state[name].add_(gradient, alpha=-programs.LEARNING_RATE)
+        return loss
+
+    inputs = tuple(tensor.to(device) for tensor in program.inputs)
+    target = program.target.to(device)
+    return lambda: make_fx(step, tracing_mode="fake")(state, inputs, target)
+
+
+def compare(program: Program, settings: Settings, with_ltc: bool) -> Iterator[Figure]:
+    """The figures of one training step."""
+    step = program.on(settings.device).training_step()
+    eager = program.on(settings.device).training_step()
+    ours = lazily(step)
+    begin = time.perf_counter()
+    with lazyviz.lazy() as graph:
+        step()
+    first = time.perf_counter() - begin
+    ops = len(graph.nodes)
+    graph.evaluate()
+    del graph
+    turns = [timed("eager", eager), ours.turn]
+    missing = ""
+    if with_ltc:
+        try:
+            turns.append(ltc.lazily(program.on("lazy").training_step()))
+        except ltc.Unavailable as error:
+            missing = str(error)
+    times = interleaved(turns, settings.rounds)
+    detail = {**medians(times), "ops": ops, "threads": torch.get_num_threads()}
+    if with_ltc:
+        value = None if missing else ratio(times, "lazyviz record", "LTC record")
+        yield Figure("warm record / LTC record", program.name, value, "<= 0.8", note=missing, detail=detail)
+    yield Figure("warm record / eager", program.name, ratio(times, "lazyviz record", "eager"), detail=detail)
+    trace = tracer(program, settings.device)
+    trace()  # what it imports and caches at first is not what is measured
+    tracing = interleaved([ours.turn, timed("make_fx", trace)], settings.pick(TRACINGS, 1), warm_up=False)
+    yield Figure(
+        "make_fx / warm record",
+        program.name,
+        ratio(tracing, "make_fx", "lazyviz record"),
+        ">= 25",
+        detail={**medians(tracing), "ops": ops},
+    )
+    microseconds = 1e6 * detail["lazyviz record, s"] / ops
+    yield Figure("warm record", program.name, microseconds, unit="us an op", detail=detail)
+    yield Figure(
+        "first record of the program", program.name, 1e6 * first / ops, unit="us an op", detail={"ops": ops}
+    )
+    lazyviz.session.reset()
+
+
+def measure(settings: Settings) -> Iterator[Figure]:
+    missing = ""
+    try:
+        ltc.start(settings.device)
+    except ltc.Unavailable as error:
+        missing = str(error)
+    for program in programs.small():
+        say(f"     {program.name}")
+        yield from compare(program, settings, not missing)
+        if missing:
+            yield Figure("warm record / LTC record", program.name, None, "<= 0.8", note=missing)
+    if not settings.quick:
+        library = programs.gpt2_of_transformers(width=64)
+        say(f"     {library.name}")
+        yield from compare(library, settings, with_ltc=False)

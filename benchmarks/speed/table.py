@@ -1,0 +1,104 @@
+"""The README's table of speed and memory, made from the results of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .figures import Figure, number
+
+START = "<!-- speed: this table is made by benchmarks/readme_table.py -->"
+STOP = "<!-- end of speed -->"
+
+
+class Row(NamedTuple):
+    """A line of the table: its title, and the figures of that name in those parts, one for each case."""
+
+    title: str
+    figure: str
+    parts: tuple[str, ...]
+
+
+COMPILED = ("compiled-resnet", "compiled-gpt2")
+ROWS = (
+    Row("recording a chain of small operators / LTC's C++ recorder", "record / LTC record", ("chain",)),
+    Row("recording a training step again / LTC's recording", "warm record / LTC record", ("steps",)),
+    Row("`make_fx` / recording a training step again", "make_fx / warm record", ("steps",)),
+    Row("`torch.export` / recording, for a node", "torch.export / warm record, an operator", ("peers",)),
+    Row("torchview / recording, for a node", "torchview / warm record, an operator", ("peers",)),
+    Row("TorchLens / recording, for a node", "TorchLens / warm record, an operator", ("peers",)),
+    Row("recording a chain / MLX's recording", "record / MLX record", ("chain",)),
+    Row("recording, look-up and run of a training step / eager", "lazy total / eager", ("totals",)),
+    Row("the same under LTC / eager", "LTC total / eager", ("totals",)),
+    Row("the same compiled, a loop of tiny operators / eager", "inductor, lazy total / eager", ("fused",)),
+    Row("running compiled / `torch.compile` by hand", "inductor, run / torch.compile", COMPILED),
+    Row("share of operators that run compiled", "share of ops that inductor runs", COMPILED),
+    Row(
+        "peak memory while evaluating / eager's and what is held",
+        "peak while evaluating with eager / eager's + held",
+        ("memory",),
+    ),
+    Row(
+        "the same compiled",
+        "peak while evaluating with inductor / eager's + held",
+        COMPILED,
+    ),
+    Row("an operator among 1,000,000 / among 1,000", "an operator of 1,000,000 / of 1,000", ("linear",)),
+    Row("CUDA Graph replay / eager", "CUDA Graph replay / eager", ("cuda_graphs",)),
+)
+WORST = "the worst of"  # a case that stands for all others of its figure
+
+
+def table(parts: Mapping[str, Any]) -> str:
+    """The table as Markdown, with what it was measured on below it."""
+    lines = ["| | measured | wanted |", "|---|---|---|"]
+    for row in ROWS:
+        figures = found(parts, row)
+        if not figures:
+            continue
+        for wanted in dict.fromkeys(figure.criterion for figure in figures):
+            measured = ", ".join(shown(each) for each in figures if each.criterion == wanted)
+            lines.append(f"| {row.title} | {measured} | {wanted.replace('<=', '≤').replace('>=', '≥')} |")
+    return "\n".join([*lines, "", footer(parts)])
+
+
+def found(parts: Mapping[str, Any], row: Row) -> list[Figure]:
+    """The figures of a row; where one case is the worst of all, only that one."""
+    every = [Figure.from_json(data) for name in row.parts for data in parts.get(name, {}).get("figures", [])]
+    figures = [each for each in every if each.name == row.figure]
+    return [each for each in figures if each.case.startswith(WORST)] or figures
+
+
+def shown(figure: Figure) -> str:
+    """A figure with its case; in bold where the criterion is not met."""
+    value = "—" if figure.value is None else number(figure.value)
+    if figure.met is False:
+        value = f"**{value}**"
+    return f"{figure.case}: {value}"
+
+
+def footer(parts: Mapping[str, Any]) -> str:
+    """What the figures were measured on, and how."""
+    machines = [part["machine"] for part in parts.values()]
+    last = machines[-1]
+    versions = ", ".join(
+        f"{name} {last[name]}" for name in ("torch", "transformers", "python") if name in last
+    )
+    rounds = max(part["settings"]["rounds"] for part in parts.values())
+    return (
+        f"Medians of up to {rounds} interleaved rounds, each part in one process; **bold** is not as wanted. "
+        f"{last['cores']} cores ({last['cpu']}), {versions}."
+    )
+
+
+def put(text: str, parts: Mapping[str, Any]) -> str:
+    """The README's text with the table between its marks.
+
+    Raises:
+        ValueError: the marks are not there.
+    """
+    if START not in text or STOP not in text:
+        raise ValueError(f"the README has no {START!r} with {STOP!r} after it")
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(STOP)
+    return f"{before}{START}\n{table(parts)}\n{STOP}{after}"

@@ -1,0 +1,91 @@
+"""Warm lazy totals, recording, plan look-up and run, beside plain eager PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+import lazyviz
+
+from . import ltc, programs
+from .figures import Figure, Settings, say
+from .programs import Program
+from .timing import Turn, interleaved, lazily, medians, ratio, timed
+
+DEVICE_BOUND = 5  # on a GPU the criterion holds where device time is that many times recording time
+
+
+def device_seconds(program: Program) -> float:
+    """The time that a GPU's kernels take in one eager step."""
+    step = program.training_step()
+    step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        step()
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in profiler.key_averages()) / 1e6
+
+
+def compare(
+    program: Program, settings: Settings, criterion: str, *, with_ltc: bool, warm_up: bool, rounds: int
+) -> Iterator[Figure]:
+    eager = program.on(settings.device).training_step()
+    ours = lazily(program.on(settings.device).training_step())
+    turns: list[Turn] = [timed("eager", eager), ours.turn]
+    missing = ""
+    if with_ltc:
+        try:
+            ltc.start(settings.device)
+            turns.append(ltc.lazily(program.on("lazy").training_step()))
+        except ltc.Unavailable as error:
+            missing = str(error)
+    for _ in range(2):  # the second finds what the first has prepared for it
+        for turn in turns:
+            turn()
+    times = interleaved(turns, rounds, warm_up=warm_up)
+    detail = {**medians(times), "ops": ours.ops, "threads": torch.get_num_threads()}
+    note = ""
+    if settings.device.startswith("cuda"):
+        kernels = device_seconds(program.on(settings.device))
+        detail["device time, s"] = kernels
+        share = kernels / detail["lazyviz record, s"]
+        if share < DEVICE_BOUND:
+            criterion, note = "", f"device time is {share:.1f} times recording time"
+    yield Figure(
+        "lazy total / eager",
+        program.name,
+        ratio(times, "lazyviz total", "eager"),
+        criterion,
+        note=note,
+        detail=detail,
+    )
+    yield Figure("replay / eager", program.name, ratio(times, "lazyviz run", "eager"), detail=detail)
+    if with_ltc:
+        value = None if missing else ratio(times, "LTC total", "eager")
+        yield Figure("LTC total / eager", program.name, value, note=missing, detail=detail)
+    lazyviz.session.reset()
+
+
+def measure(settings: Settings) -> Iterator[Figure]:
+    say("     small transformer")
+    yield from compare(
+        programs.transformer(),
+        settings,
+        "<= 2.0",
+        with_ltc=True,
+        warm_up=True,
+        rounds=2 * settings.rounds + 1,
+    )
+    large = settings.pick(
+        {}, {"layers": 2, "batch": 2, "length": 64}
+    )  # a quick run is of other sizes: its figure says so
+    program = programs.gpt2_of_transformers(**large)
+    say(f"     {program.name}")
+    yield from compare(
+        program,
+        settings,
+        "" if settings.quick else "<= 1.05",
+        with_ltc=False,
+        warm_up=False,
+        rounds=settings.pick(min(settings.rounds, 7), 3),
+    )
