@@ -216,6 +216,11 @@ def dispatches_itself(cls: type) -> bool:
     return getattr(cls, "__torch_dispatch__", _disabled_torch_dispatch) is not _disabled_torch_dispatch
 
 
+def below_autograd() -> Any:
+    """Context: ops go past autograd and autocast, but not past dispatch modes."""
+    return _ExcludeDispatchKeyGuard(_BELOW_EVERYTHING - _PYTHON_KEY_SET)
+
+
 def excluding_python() -> Any:
     """Context: ops go straight to the kernel, past dispatch modes and wrappers (metadata-only kernels)."""
     return _ExcludeDispatchKeyGuard(_PYTHON_KEY_SET)

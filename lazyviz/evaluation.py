@@ -13,26 +13,26 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import absence, batching, recomputing
-from .execute import eager
+from .execute import eager, replay
 from .execute.backend import find_backend
 from .execute.clusters import Cluster
 from .execute.forecast import learn
-from .execute.memory import ResidentMemory
+from .execute.memory import Memory, ResidentMemory
 from .execute.progress import Run
 from .execute.recompute import RecomputeRun
 from .execute.report import Report, difference
 from .execute.segments import Outcome, run_with_backend
 from .execute.split import SplitRun
 from .execute.summaries import Summaries
-from .graph.ir import Graph, Storage
+from .graph.ir import Graph
 from .metrics import Metrics
-from .plan.alive import Category, categorize
+from .plan.alive import categorize
 from .plan.projection import Peak, project
 from .record.guard import nodes_before_access
 from .record.order import closure
@@ -52,7 +52,7 @@ metrics = Metrics()
 projection_errors: deque[float] = deque(maxlen=1000)
 last_cause = "nothing has been evaluated yet"
 
-Projection = tuple[Peak, Mapping[Storage, Category]]
+Projection = replay.Projection
 
 
 def needed(tensors: Sequence[torch.Tensor]) -> list[TrackedNode]:
@@ -87,13 +87,11 @@ def run(
         split = "auto"  # pieces are what such a backend is for
     if begun := begun_split(nodes):
         nodes = closure({*nodes, *(node for node in begun.nodes if node.state != "done")})
-    for never in (FORGOTTEN, HALF_DONE):
-        if any(node.error == never for node in nodes):
-            raise RuntimeError(never)
+    never = {node.error for node in nodes} & {FORGOTTEN, HALF_DONE}
+    if never:
+        raise RuntimeError(FORGOTTEN if FORGOTTEN in never else HALF_DONE)
     absence.refuse(nodes, graph.device if graph is not None else None)
-    touched = list(
-        {id(node.graph): graphs[id(node.graph)] for node in nodes if id(node.graph) in graphs}.values()
-    )
+    touched = [graphs[id(ir)] for ir in dict.fromkeys([node.graph for node in nodes]) if id(ir) in graphs]
     projection: Projection | None = None
     split_run = begun
     if split_run is None and split != "off":
@@ -106,8 +104,17 @@ def run(
     if recompute != "off" and split_run is None and backend == "eager":
         owner = graph if graph is not None else touched[-1] if touched else None
         choice = recomputing.choose_run(owner, nodes, recompute, tape.pending) if owner is not None else None
+    if summaries is None:
+        summaries = any(lazy.summaries for lazy in touched)
+    cuda = _cuda_devices(nodes)
+    stretch = found = None
+    if runner is None and split_run is None and choice is None and not summaries and not (cuda and timings):
+        stretch = replay.replays.look_at(tape, nodes, graph is not None)
+        found = replay.replays.find(stretch) if stretch is not None else None
     if cluster is not None or graph is None or not nodes:
         pass
+    elif found is not None and found.projection is not None:
+        projection = found.projection
     elif choice is not None:
         projection = choice.projected()
     elif split_run is not None and begun is None:
@@ -116,17 +123,15 @@ def run(
         running = list({id(node.graph): node.graph for node in nodes}.values())
         projection = project(running, nodes, tape.pending)
     start = time.perf_counter()
-    cuda = _cuda_devices(nodes)
     for index in cuda:
         torch.cuda.reset_peak_memory_stats(index)
-    memory = ResidentMemory(nodes)
+    resident = ResidentMemory(nodes if found is None else ())
+    memory: Memory = found.memory if found is not None else resident
     again = None
     if choice is not None and choice.again is not None:
-        again = RecomputeRun(tape, choice.trace, choice.again, memory)
+        again = RecomputeRun(tape, choice.trace, choice.again, resident)
 
     live = Run(nodes, memory, split_run)
-    if summaries is None:
-        summaries = any(lazy.summaries for lazy in touched)
     seen = Summaries() if summaries else None
     marks: list[tuple[TrackedNode, Any, Any]] | None = [] if cuda and timings else None
     timed = not cuda if timings is None else (timings and not cuda)
@@ -149,7 +154,7 @@ def run(
         cancelled = cancel.is_set if cancel is not None else None
         if split_run is not None:
             split_run.run(
-                memory,
+                resident,
                 progress=on_progress,
                 cancelled=cancelled,
                 cluster=cluster,
@@ -157,27 +162,30 @@ def run(
                 timed=timed,
             )
             left = [node for node in nodes if node.state != "done"]
-            eager.run(tape, left, memory, progress=on_progress, cancelled=cancelled, timed=timed, seen=seen)
+            eager.run(tape, left, resident, progress=on_progress, cancelled=cancelled, timed=timed, seen=seen)
             share = len(nodes) if cluster is None else len(split_run.spread)
         elif runner is None or isinstance(runner, Cluster):
-            eager.run(
-                tape,
-                nodes,
-                memory,
-                progress=on_progress,
-                cancelled=cancelled,
-                timed=timed,
-                again=again,
-                seen=seen,
-                marks=marks,
-            )
+            if found is not None:
+                found.run(tape, progress=on_progress, cancelled=cancelled, timed=timed)
+            else:
+                eager.run(
+                    tape,
+                    nodes,
+                    resident,
+                    progress=on_progress,
+                    cancelled=cancelled,
+                    timed=timed,
+                    again=again,
+                    seen=seen,
+                    marks=marks,
+                )
             share = len(nodes) if cluster is None else 0
         else:
             compiled = run_with_backend(
                 tape,
                 nodes,
                 runner,
-                memory,
+                resident,
                 progress=on_progress,
                 cancelled=cancelled,
                 verify=verify,
@@ -202,14 +210,15 @@ def run(
         peak: int | None = None
         projected: int | None = None
         above: dict[str, int] = {}
+        new: str | None = None  # why the stretch was not recognised
         # What compiled code holds while it runs only a device's own counter knows.
         hidden = compiled is not None and not cuda
         if outcome is None and not hidden:
             peak, projected, above = _measured(memory, cuda, projection)
+            if stretch is not None and found is None:
+                new = replay.replays.learn(stretch, resident, projection)
         own = graph.ir if graph is not None else nodes[-1].graph if nodes else None
-        timelines: dict[int, list[tuple[int, int]]] = {}
-        for node, held in () if hidden else memory.timeline():
-            timelines.setdefault(id(node.graph), []).append((node.index, held))
+        timelines = {} if hidden else memory.timelines()
         report = Report(
             done,
             seconds,
@@ -224,10 +233,9 @@ def run(
             timeline=timelines.get(id(own), []),
             first_nan=seen.first.get("nan") if seen is not None else None,
             first_inf=seen.first.get("inf") if seen is not None else None,
-            cache_hit=compiled is not None and compiled.hits > 0 and not compiled.misses,
-            cache_miss_reason="; ".join(compiled.missed)
-            if compiled is not None and compiled.missed
-            else None,
+            cache_hit=found is not None
+            or (compiled is not None and compiled.hits > 0 and not compiled.misses),
+            cache_miss_reason="; ".join(compiled.missed) if compiled is not None and compiled.missed else new,
             fallbacks=tuple(compiled.fallbacks) if compiled is not None else (),
         )
         last_cause = f"{cause}: {done} ops in {seconds:.3f} s"
@@ -285,7 +293,7 @@ def _cuda_devices(nodes: Sequence[TrackedNode]) -> list[int]:
 
 
 def _measured(
-    memory: ResidentMemory, cuda: Sequence[int], projection: Projection | None
+    memory: Memory, cuda: Sequence[int], projection: Projection | None
 ) -> tuple[int, int | None, dict[str, int]]:
     """The measured peak, what was projected of it, and how they differ."""
     counters = {index: torch.cuda.max_memory_allocated(index) for index in cuda}

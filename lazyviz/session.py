@@ -23,6 +23,7 @@ from .batching import SplitError as SplitError
 from .choices import Choices
 from .execute.backend import find_backend
 from .execute.clusters import Cluster
+from .execute.replay import replays
 from .execute.report import Report as Report
 from .execute.split import SplitRun
 from .graph.ir import Graph, Node, SyncPoint
@@ -408,21 +409,29 @@ def forbid_sync() -> Iterator[None]:
 
 
 def why() -> str:
-    """What caused the last evaluation, and what the shape cache last had to ask for."""
+    """What caused the last evaluation, and what the caches of shapes and of replays last did not know."""
     miss = tape.shapes.last_miss or "none yet"
-    return f"last evaluation: {evaluation.last_cause}\nlast shape cache miss: {miss}"
+    new = replays.last_miss or "none yet"
+    return (
+        f"last evaluation: {evaluation.last_cause}\nlast shape cache miss: {miss}\n"
+        f"last evaluation op by op: {new}"
+    )
 
 
 def metrics() -> dict[str, Any]:
     """Timings (count, total, percentiles in seconds) and counters of this process.
 
     ``"projected peak errors"`` are those of the last evaluated graphs: projected over measured, less 1.
+    ``"replays"`` counts evaluations by generated code, ``"replays not known"`` those of what was new.
     """
     result = evaluation.metrics.summary()
     result["projected peak errors"] = list(evaluation.projection_errors)
     result["shape cache hits"] = tape.shapes.hits
     result["shape cache misses"] = tape.shapes.misses
     result["ops pending"] = len(tape.pending)
+    result["replays"], result["replays not known"] = replays.hits, replays.misses
+    result["replays generated"], result["replays dropped"] = replays.generated, replays.dropped
+    result["replayed stretches known"] = len(replays)
     for counter in ("ops recorded", "ops run", "graphs", "compiles", "syncs", "bytes read at syncs"):
         result.setdefault(counter, 0)
     return result

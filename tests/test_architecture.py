@@ -14,6 +14,7 @@ PACKAGE = Path(lazyviz.__file__).parent
 # writes in; the rest of `graph` comes after it.
 MAY_IMPORT = {
     "_torch": set(),
+    "_torch_calls": {"_torch"},  # what a recorded operator is called by: for execution alone
     "_kernels": set(),  # private APIs like `_torch`'s, on what kernels choose: for the plan alone
     "_torch_cuda": {"_torch"},
     "_torch_random": set(),  # on generators: for recording alone
@@ -25,7 +26,7 @@ MAY_IMPORT = {
     "graph": {"_torch", "graph"},
     "plan": {"_torch", "_kernels", "_cudnn", "graph", "plan"},
     "view": {"_torch", "graph", "plan", "view"},
-    "execute": {"_torch", "_torch_compile", "record", "graph", "plan", "execute"},
+    "execute": {"_torch", "_torch_calls", "_torch_compile", "record", "graph", "plan", "execute"},
     "absence": {"_torch_cuda", "record", "graph", "plan"},  # a part of session
     "batching": {"_torch", "record", "graph", "plan", "execute", "session"},  # another
     "choices": {"batching", "recomputing", "record", "graph", "plan", "execute"},  # another

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyviz
-from lazyviz import _kernels, _torch, _torch_compile, _torch_cuda, _torch_random
+from lazyviz import _kernels, _torch, _torch_calls, _torch_compile, _torch_cuda, _torch_random
 from lazyviz.record import rng
 
 
@@ -45,10 +45,17 @@ def test_methods_of_generators_can_be_replaced_and_put_back():
     assert {name: vars(torch.Generator)[name] for name in rng.READERS} == rng.READERS
 
 
-PRIVATE = ("_torch.py", "_torch_compile.py", "_torch_cuda.py", "_torch_random.py", "_kernels.py")
+PRIVATE = (
+    "_torch.py",
+    "_torch_compile.py",
+    "_torch_cuda.py",
+    "_torch_random.py",
+    "_kernels.py",
+    "_torch_calls.py",
+)
 
 
-def test_private_names_stay_in_five_modules():
+def test_private_names_stay_in_six_modules():
     package = Path(lazyviz.__file__).parent
     for path in package.rglob("*.py"):
         if path.name not in PRIVATE:
@@ -464,3 +471,19 @@ def test_a_graph_of_operators_is_compiled_for_a_size_that_varies():
     )
     assert compiled.holds(7) and not compiled.holds(1)
     assert compiled.code(7, torch.ones(7, 2))[0].shape == (14,)
+
+
+def test_the_quickest_call_of_an_operator_is_the_same_call():
+    aten = torch.ops.aten
+    x, y, bias = (torch.empty(shape, device="meta") for shape in ((4, 3), (3, 4), (4,)))
+    with _torch_calls.proving() as quickest:
+        assert quickest(aten.add.Tensor, [x, x], {"alpha": 2}) is torch._C.TensorBase.add
+        assert quickest(aten.addmm.default, [bias, x, y], {}) is not aten.addmm.default._op
+        # `x.mul(2)` is mul.Tensor, and nothing else than the operator itself is mul.Scalar.
+        assert quickest(aten.mul.Tensor, [x, 2.0], {}) is torch._C.TensorBase.mul
+        assert quickest(aten.mul.Scalar, [x, 2.0], {}) is aten.mul.Scalar._op
+        assert quickest(aten.sum.dim_IntList, [x, [0], True], {}) is torch._C.TensorBase.sum
+        assert quickest(aten._unsafe_view.default, [x, [12]], {}) is aten._unsafe_view.default._op
+    real = torch.arange(6.0).reshape(2, 3)
+    with _torch.kernels_only():
+        assert torch._C.TensorBase.add(real, real, alpha=2).equal(aten.add.Tensor._op(real, real, alpha=2))

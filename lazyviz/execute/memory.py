@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 
@@ -10,7 +12,11 @@ from .. import _torch
 from ..graph.ir import Storage
 from ..plan.alive import Category
 from ..plan.projection import Peak, highest
-from ..record.storage import TrackedNode
+from ..record.storage import TrackedNode, TrackedStorage
+from .stretch import Stretch
+
+Timelines = dict[int, list[tuple[int, int]]]
+"""By id of a graph: positions of its nodes as they ran, each with the most bytes held while it did."""
 
 
 class ResidentMemory:
@@ -50,6 +56,26 @@ class ResidentMemory:
         """The nodes in the order in which they ran, each with the most bytes held while it did."""
         marks = zip(self._steps, [*self._marks, self._high])
         return [(node, nbytes) for node, nbytes in marks if node is not None]
+
+    def timelines(self) -> Timelines:
+        """The timeline of each graph that nodes are of."""
+        result: Timelines = {}
+        for node, held in self.timeline():
+            result.setdefault(id(node.graph), []).append((node.index, held))
+        return result
+
+    def levels(self, storages: Sequence[TrackedStorage]) -> Levels:
+        """What came and went, for another run of the same stretch, whose storages these are."""
+        places: dict[Storage, int] = {}
+        for place, storage in enumerate(storages):
+            places.setdefault(storage, place)
+            places.setdefault(storage.origin, place)
+        changes = [[(places[storage], nbytes) for storage, nbytes in step] for step in self._changes]
+        now, after = 0, []
+        for step, following in zip(self._changes, [*self._changes[1:], self._frees]):
+            now += sum(nbytes for _, nbytes in step)
+            after.append(now + sum(nbytes for _, nbytes in following if nbytes < 0))
+        return Levels(changes, [*self._marks, self._high], after, self.peak)
 
     def _grown(self) -> None:
         if self.now > self._high:
@@ -103,3 +129,59 @@ class ResidentMemory:
             for step in self._changes
         ]
         return highest(device, changes, categories)
+
+
+@dataclass(frozen=True)
+class Levels:
+    """What a run of a stretch held, with its storages by number.
+
+    ``changes`` are what came and went before the first node and at each of them, ``marks`` the most that was
+    held during each node, ``after`` what was left after it (first: before all of them), ``peak`` the most.
+    """
+
+    changes: Sequence[Sequence[tuple[int, int]]]
+    marks: Sequence[int]
+    after: Sequence[int]
+    peak: int
+
+
+class KnownMemory:
+    """What a run holds of which every allocation is known; as :class:`ResidentMemory`, which see."""
+
+    def __init__(self, levels: Levels, stretch: Stretch, held: Peak | None) -> None:
+        self._levels, self._stretch, self._held = levels, stretch, held
+        self._finished = len(stretch.nodes)
+        self.peak = levels.peak
+        self.now = levels.after[0]
+
+    def reach(self, count: int) -> None:
+        """So many nodes have run."""
+        self.now = self._levels.after[count]
+
+    def stop(self, count: int) -> None:
+        """No more than so many nodes have run; the next one may have been tried."""
+        self._finished = count + 1
+        self.reach(count)
+        self.peak = max([self._levels.after[0], *self._levels.marks[: count + 1]])
+
+    def timelines(self) -> Timelines:
+        nodes, marks = self._stretch.nodes[: self._finished], self._levels.marks
+        if len(self._stretch.graphs) == 1:
+            return {id(nodes[0].graph): list(zip(map(attrgetter("index"), nodes), marks))}
+        result: Timelines = {}
+        for node, held in zip(nodes, marks):
+            result.setdefault(id(node.graph), []).append((node.index, held))
+        return result
+
+    def peak_on(self, device: torch.device, categories: Mapping[Storage, Category]) -> Peak:
+        if self._held is not None:
+            return self._held
+        storages = self._stretch.storages
+        changes = [
+            [(storages[place], nbytes) for place, nbytes in step if storages[place].device == device]
+            for step in self._levels.changes
+        ]
+        return highest(device, changes, categories)
+
+
+Memory = ResidentMemory | KnownMemory

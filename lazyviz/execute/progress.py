@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..record.storage import TrackedNode
 from .forecast import Forecast
-from .memory import ResidentMemory
+from .memory import Memory
 
 if TYPE_CHECKING:
     from .split import SplitRun
@@ -51,9 +51,7 @@ class Run:
 
     __slots__ = ("_forecast", "_started", "done", "ended", "memory", "nodes", "split", "total")
 
-    def __init__(
-        self, nodes: Sequence[TrackedNode], memory: ResidentMemory, split: SplitRun | None = None
-    ) -> None:
+    def __init__(self, nodes: Sequence[TrackedNode], memory: Memory, split: SplitRun | None = None) -> None:
         self.nodes, self.memory, self.split = nodes, memory, split
         self.done, self.total = 0, len(nodes)
         self.ended: list[TrackedNode] = []

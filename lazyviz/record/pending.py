@@ -170,11 +170,15 @@ class Pending:
         if node.writes and not node.folded:
             for storage in node.writes:
                 storage.shadow = None
-        if self.graph is not None:  # a sync point: the rest of the record may come back to these
-            for value in node.outputs:
-                tensor = value.tensor() if value.tensor is not None else None
-                if tensor is not None and value.node is node:
-                    self.met[_torch.storage_address(tensor)] = value.storage
+        if self.graph is not None:
+            self.made_real(value for value in node.outputs if value.node is node)
+
+    def made_real(self, values: Iterable[TrackedValue]) -> None:
+        """At a sync point: the rest of the record may come back to the memory of ``values``."""
+        for value in values:
+            tensor = value.tensor() if value.tensor is not None else None
+            if tensor is not None:
+                self.met[_torch.storage_address(tensor)] = value.storage
 
     def forget_shadow(self, tensor: torch.Tensor) -> None:
         """``tensor`` is about to be written without being recorded."""

@@ -1,0 +1,271 @@
+"""Stretches of nodes that were met before run as generated code, without a look at each node.
+
+The first time a stretch runs op by op (:mod:`lazyviz.execute.eager`), and what memory it took is kept with
+its structure.  The second time code is generated for it, which is what runs from then on.  The kernels,
+their order, their arguments and the moments at which memory is freed are the same.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from operator import sub
+from time import perf_counter
+
+import torch
+
+from .. import _torch
+from ..graph.ir import Storage
+from ..plan.alive import Category
+from ..plan.projection import Peak
+from ..record.recorder import Tape
+from ..record.storage import TrackedNode, TrackedValue
+from ..record.tensor import make_real
+from .eager import check_interrupts, kernel_level, name_line
+from .memory import KnownMemory, Levels, ResidentMemory
+from .straight_line import Code, generate, name_of
+from .stretch import Key, Steps, Stretch
+
+LEAST_NODES = 4  # worth recognising
+MOST_NODES = 30_000  # of one stretch: its code takes about a kilobyte a node
+MOST_KEPT = 100_000  # nodes of all stretches that are kept
+MOST_COMPARED = 16  # of them, to say what is new about another
+
+Progress = Callable[[int, int, TrackedNode], None]
+Projection = tuple[Peak, Mapping[Storage, Category]]
+
+
+@dataclass
+class Known:
+    """A stretch that has run: its code, once it was met again, and what memory it takes."""
+
+    size: int  # nodes
+    levels: Levels
+    code: Code | None = None
+    # What was projected of it and what it held of that, where both depend on nothing else.
+    projected: Peak | None = None
+    held: Peak | None = None
+
+
+class Replays:
+    """The stretches that this process has met, the least recently used dropped first."""
+
+    def __init__(self) -> None:
+        self.steps = Steps()
+        self.hits = self.misses = self.generated = self.dropped = 0
+        self.last_miss = ""  # what was new about it, in words
+        self._known: OrderedDict[Key, Known] = OrderedDict()
+        self._kept = 0  # nodes
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None) -> Stretch | None:
+        """The structure of ``nodes``, if they are worth it."""
+        if not LEAST_NODES <= len(nodes) <= MOST_NODES:
+            return None
+        stretch = self.steps.look_at(tape, nodes, purpose=purpose)
+        return stretch if stretch.key is not None else None
+
+    def find(self, stretch: Stretch) -> Replay | None:
+        """What runs the stretch, if it was met before."""
+        assert stretch.key is not None
+        known = self._known.get(stretch.key)
+        if known is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._known.move_to_end(stretch.key)
+        if known.code is None:
+            known.code = generate(stretch, self.steps, _give)
+            self.generated += 1
+        return Replay(stretch, known, known.code)
+
+    def learn(self, stretch: Stretch, memory: ResidentMemory, projection: Projection | None) -> str:
+        """The stretch has run op by op; why it was not found, in words."""
+        assert stretch.key is not None
+        self.last_miss = self.steps.difference(list(self._known)[-MOST_COMPARED:], stretch)
+        known = Known(len(stretch.nodes), memory.levels(stretch.storages))
+        if projection is not None and stretch.is_all_of_a_graph:
+            known.projected = projection[0]
+            known.held = memory.peak_on(known.projected.device, projection[1])
+        self._known[stretch.key] = known
+        self._kept += known.size
+        while self._kept > MOST_KEPT:
+            _, oldest = self._known.popitem(last=False)
+            self._kept -= oldest.size
+            self.dropped += 1
+        return self.last_miss
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self._known.clear()
+        self._kept = 0
+
+
+replays = Replays()
+
+
+class Replay:
+    """A stretch that is to run by its code."""
+
+    def __init__(self, stretch: Stretch, known: Known, code: Code) -> None:
+        self.stretch = stretch
+        self.memory = KnownMemory(known.levels, stretch, known.held)
+        self.projection: Projection | None = (known.projected, {}) if known.projected is not None else None
+        self._code = code
+
+    def run(
+        self,
+        tape: Tape,
+        *,
+        progress: Progress | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        timed: bool = False,
+    ) -> None:
+        """Run it; as :func:`lazyviz.execute.eager.run`, which see for the arguments and what it raises."""
+        nodes = self.stretch.nodes
+        with kernel_level(tape, [nodes[at] for at in self.stretch.draws]) as arrived:
+            check_interrupts(arrived, cancelled, f"after 0 of {len(nodes)} ops")
+            mode = _torch.inference_mode(True) if nodes[0].inference_mode else nullcontext()
+            with mode:
+                self._run(tape, arrived, progress, cancelled, timed)
+
+    def _run(
+        self,
+        tape: Tape,
+        arrived: list[int],
+        progress: Progress | None,
+        cancelled: Callable[[], bool] | None,
+        timed: bool,
+    ) -> None:
+        stretch, nodes = self.stretch, self.stretch.nodes
+        outside = [value.real for value in stretch.outside]
+        if any(real is None for real in outside):
+            raise RuntimeError("internal error: an input was freed before its last use")
+        for value, (*_, later) in zip(stretch.outside, stretch.key.outside):  # type: ignore[union-attr]
+            if not later:
+                value.real = None
+        times = [perf_counter()]
+        watch = _Watch(nodes, times, self.memory, progress, cancelled) if progress or cancelled else None
+        stopped = self._code(
+            outside,
+            stretch.scalars,
+            [nodes[at].draws for at in stretch.draws],
+            stretch.users,
+            stretch.later,
+            arrived,
+            watch.done if watch is not None else times.append,
+            perf_counter,
+        )
+        if stopped is None:
+            _finish(tape, stretch, nodes, times if timed else None)
+            return
+        finished = len(times) - 1
+        _finish(tape, stretch, nodes[:finished], times if timed else None)
+        error, variables = stopped
+        for value, number in stretch.numbers.items():  # what the nodes that are left need
+            if value.uses and value.real is None:
+                value.real = variables.get(name_of(number))
+        self.memory.stop(finished)
+        if error is None:
+            check_interrupts(arrived, cancelled, f"after {finished} of {len(nodes)} ops")
+            return
+        error = error.with_traceback(None)  # it holds the code's variables
+        if watch is None or watch.raised is not error:
+            failed = nodes[finished]
+            failed.state, failed.error = "failed", str(error)
+            if isinstance(error, Exception):
+                name_line(error, failed)
+        raise error
+
+
+class _Watch:
+    """Is told after each node, for whoever follows the run or may cancel it."""
+
+    def __init__(
+        self,
+        nodes: Sequence[TrackedNode],
+        times: list[float],
+        memory: KnownMemory,
+        progress: Progress | None,
+        cancelled: Callable[[], bool] | None,
+    ) -> None:
+        self._nodes, self._times, self._memory = nodes, times, memory
+        self._progress, self._cancelled = progress, cancelled
+        self.raised: BaseException | None = None  # not by a kernel
+
+    def done(self, time: float) -> None:
+        times, nodes = self._times, self._nodes
+        times.append(time)
+        count = len(times) - 1
+        node = nodes[count - 1]
+        node.state = "done"
+        self._memory.reach(count)
+        try:
+            if self._progress is not None:
+                node.seconds = time - times[-2]
+                self._progress(count, len(nodes), node)
+            if count < len(nodes):
+                check_interrupts([], self._cancelled, f"after {count} of {len(nodes)} ops")
+        except BaseException as error:
+            self.raised = error
+            raise
+
+
+def _give(value: TrackedValue, real: torch.Tensor | None) -> None:
+    """Make the user's tensor real, if it is still there; a kernel may leave out a result."""
+    tensor = value.tensor() if value.tensor is not None else None
+    if tensor is not None and real is not None and "_lazyviz" in tensor.__dict__:
+        make_real(tensor, real)
+        if real.layout is torch.strided:
+            value.memory = _torch.MemoryRef(real)
+
+
+def _finish(tape: Tape, stretch: Stretch, ran: Sequence[TrackedNode], times: Sequence[float] | None) -> None:
+    """Note that the nodes in ``ran`` have run: what is pending, what is needed, how long they took."""
+    if times is not None:
+        for node, seconds in zip(ran, map(sub, times[1:], times)):
+            node.state = "done"
+            node.seconds = seconds
+            if node.after:
+                node.after = []
+    else:
+        for node in ran:
+            node.state = "done"
+            if node.after:
+                node.after = []
+    graph = stretch.graphs[0]
+    outside = stretch.outside
+    several = len(stretch.graphs) > 1 or any(
+        value.node is not None and value.node.graph is not graph for value in outside
+    )
+    if stretch.whole and ran is stretch.nodes and not stretch.later:
+        for value in stretch.numbers:
+            value.uses = 0
+        for storage in stretch.storages:
+            storage.uses = 0
+        if not several:
+            tape.pending.clear()
+    else:
+        for node in ran:
+            for value in node.inputs:
+                value.uses -= 1
+                value.storage.uses -= 1
+        for value in (*outside, *stretch.later):
+            if not value.uses:
+                value.real = None
+    if several:
+        for node in ran:
+            tape.finished(node)
+        return
+    for node in ran if tape.pending else ():
+        tape.pending.pop(node, None)
+    for node in ran:
+        if node.writes and not node.folded:
+            for storage in node.writes:
+                storage.shadow = None
+    if tape.graph is not None:
+        tape.made_real(value for value in stretch.users if value.node and value.node.state == "done")

@@ -1,0 +1,388 @@
+"""What was met before runs as generated code: with the same results, memory, errors and interrupts."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import signal
+import threading
+import warnings
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+from lazyviz.execute import replay
+from lazyviz.execute.replay import replays
+
+from .. import programs
+from ..bits import difference
+
+
+@pytest.fixture(autouse=True)
+def nothing_known():
+    replays.clear()
+    yield
+    replays.clear()
+
+
+class Attending(nn.Module):
+    """Something of everything: views, in-place writes, random numbers, results in tuples and lists."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.mix = nn.Linear(8, 24)
+        self.out = nn.Linear(8, 8)
+        self.drop = nn.Dropout(0.3)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        queries, keys, values = self.mix(self.norm(x)).split(8, -1)
+        weights = self.drop((queries @ keys.transpose(-1, -2)).softmax(-1))
+        self.seen.add_(1)
+        x = x + self.out(weights @ values).relu_()
+        x[:, 0] += 0.5
+        return torch.cat(x.unbind(1), -1).std(-1).mean()
+
+
+def training(steps, lazily, optimizer=torch.optim.Adam):
+    """``steps`` steps with a schedule; parameters, gradients, losses, the generator's state and reports."""
+    torch.manual_seed(3)
+    model = Attending()
+    steps_of = optimizer(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(steps_of, 1, 0.7)
+    data = torch.randn(steps, 4, 5, 8)
+    losses, reports = [], []
+    for step in range(steps):
+        batch = data[step].clone()
+        block = lazyviz.lazy() if lazily else contextlib.nullcontext()
+        with block as graph:
+            steps_of.zero_grad()
+            loss = model(batch)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            steps_of.step()
+        losses.append(loss)
+        schedule.step()
+        if lazily:
+            reports.append(graph.evaluate())
+    state = [model.state_dict(), [p.grad for p in model.parameters()], losses, torch.get_rng_state()]
+    return state, reports
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_a_training_loop_is_replayed_bit_by_bit(optimizer):
+    expected, _ = training(5, lazily=False, optimizer=optimizer)
+    actual, reports = training(5, lazily=True, optimizer=optimizer)
+    assert difference(expected, actual) is None
+    # The first step makes gradients and the optimizer's state, the second finds them there.
+    assert [report.cache_hit for report in reports[2:]] == [True, True, True]
+    assert reports[0].cache_miss_reason == "the first program of its kind"
+
+
+def test_a_replay_reports_what_running_op_by_op_does(monkeypatch):
+    _, replayed = training(5, lazily=True)
+    replays.clear()
+    monkeypatch.setattr(replay, "LEAST_NODES", 10**9)
+    _, one_by_one = training(5, lazily=True)
+    assert [report.cache_hit for report in replayed] == [False, False, True, True, True]
+    assert not any(report.cache_hit for report in one_by_one)
+    for left, right in zip(replayed, one_by_one):
+        for name in ("ops_run", "peak_bytes", "projected_bytes", "difference", "timeline", "share"):
+            assert getattr(left, name) == getattr(right, name), name
+
+
+def test_nodes_are_left_as_running_op_by_op_leaves_them(monkeypatch):
+    def run():
+        model = Attending()
+        for _ in range(3):
+            with lazyviz.lazy() as graph:
+                loss = model(torch.randn(2, 5, 8))
+                loss.backward()
+            report = graph.evaluate()
+        return report.cache_hit, [
+            (
+                node.state,
+                node.error,
+                node.after,
+                node.seconds is not None,
+                [(value.uses, value.real is None, value.storage.uses) for value in node.outputs],
+                [(value.uses, value.real is None, value.storage.uses) for value in node.inputs],
+            )
+            for node in graph.nodes
+        ]
+
+    hit, replayed = run()
+    monkeypatch.setattr(replay, "LEAST_NODES", 10**9)
+    miss, one_by_one = run()
+    assert (hit, miss) == (True, False)
+    assert replayed == one_by_one
+
+
+def test_random_programs_are_replayed_as_eager():
+    """With every stretch worth it; many more in tests/test_random_programs.py, where it is not."""
+    least, replay.LEAST_NODES = replay.LEAST_NODES, 1
+    names = [name for name, weight in programs.weights.items() for _ in range(weight)]
+    chance = random.Random(5)
+    before = replays.hits
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(12):
+            lines = range(chance.randrange(20, 60))
+            chosen = [(chance.choice(names), *(chance.randrange(16) for _ in range(3))) for _ in lines]
+            program = [("open", 0, 0, 0), *chosen]
+            for _ in range(3):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    found = programs.disagreement(program)
+                assert found is None, f"{found}\n{program}"
+    finally:
+        replay.LEAST_NODES = least
+        torch.set_num_threads(threads)
+    assert replays.hits - before > 30
+
+
+def looking_up(index):
+    """A stretch with an op that fails if ``index`` says so."""
+    table, total = torch.arange(8.0).reshape(4, 2), torch.zeros(2)
+    with lazyviz.lazy() as graph:
+        doubled = table * 2
+        total.add_(1)
+        rows = doubled[index]
+        summed = rows.sum() + total
+        noise = torch.rand(2)
+    return graph, doubled, total, rows, summed, noise
+
+
+def test_an_error_in_a_replay_leaves_finished_ops_finished():
+    for _ in range(2):
+        looking_up(torch.tensor([0, 3]))[0].evaluate()
+    graph, doubled, total, rows, summed, _ = looking_up(torch.tensor([0, 9]))
+    with pytest.raises(IndexError, match=r"out of bounds[\s\S]*test_replay.py:\d+: rows = doubled\[index\]"):
+        graph.evaluate()
+    assert [node.state for node in graph.nodes[:4]] == ["done", "done", "failed", "pending"]
+    assert type(doubled) is torch.Tensor and type(total) is torch.Tensor
+    assert lazyviz.is_lazy(rows) and lazyviz.is_lazy(summed)
+    assert total.tolist() == [1, 1]
+    with pytest.raises(IndexError):  # again, and nothing runs twice
+        graph.evaluate()
+    assert total.tolist() == [1, 1]
+    assert graph.state == "failed"
+
+
+def test_an_interrupt_of_a_replay_lands_between_two_ops():
+    def counting():
+        x = torch.zeros(3)
+        with lazyviz.lazy() as graph:
+            y = x + 1
+            for _ in range(20):
+                x.add_(y)
+        return x, graph
+
+    def interrupt(progress):
+        if progress.done == 7:
+            signal.raise_signal(signal.SIGINT)
+
+    for _ in range(2):
+        counting()[1].evaluate()
+    x, graph = counting()
+    with pytest.raises(KeyboardInterrupt, match="after 7 of 21"):
+        graph.evaluate(progress=interrupt)
+    assert graph.pending == 14
+    assert graph.state == "interrupted"
+    assert x.tolist() == [20, 20, 20]  # reading goes on from there
+
+
+def test_a_replay_is_followed_and_cancelled_between_two_ops():
+    def counting():
+        x = torch.ones(3)
+        with lazyviz.lazy() as graph:
+            y = (x + 1).exp().log() * 2 - 3
+        return y, graph
+
+    for number in range(4):
+        y, graph = counting()
+        seen, cancel = [], threading.Event()
+
+        def follow(progress, seen=seen, cancel=cancel, graph=graph):
+            seen.append((progress.done, progress.total, progress.allocated_bytes, graph.pending))
+            if progress.done == 3:
+                cancel.set()
+
+        if number == 1:
+            graph.evaluate()  # the others are stopped: op by op first, then replays
+            continue
+        with pytest.raises(lazyviz.Interrupted, match="after 3 of 5"):
+            graph.evaluate(progress=follow, cancel=cancel)
+        assert seen == [(1, 5, 12, 4), (2, 5, 12, 3), (3, 5, 12, 2)]
+        assert graph.report.ops_run == 3
+        assert graph.report.cache_hit == (number > 1)
+        assert graph.evaluate().ops_run == 2
+        assert y.tolist() == pytest.approx([1, 1, 1])
+
+
+def test_what_a_progress_callback_raises_fails_no_op():
+    for left in range(3):
+        with lazyviz.lazy() as graph:
+            y = (torch.ones(3) + 1).exp().log() * 2
+        if left < 2:
+            graph.evaluate()
+    with pytest.raises(ZeroDivisionError):
+        graph.evaluate(progress=lambda p: 1 // (p.done - 2))
+    assert [node.state for node in graph.nodes][:3] == ["done", "done", "pending"]
+    assert not any(node.error for node in graph.nodes)
+    assert y.tolist() == pytest.approx([4, 4, 4])
+
+
+def test_the_memory_of_a_dropped_input_is_free_after_its_last_use():
+    for _ in range(3):
+        source = torch.ones(50)
+        with lazyviz.lazy() as graph:
+            a = source * 2
+            b = a + 1
+            c = b.exp()
+        memory = lazyviz._torch.MemoryRef(source)
+        del source
+        there = []
+        graph.evaluate(progress=lambda p, memory=memory, there=there: there.append(memory.storage() is None))
+        assert there == [True, True, True]
+        assert c[0].item() == torch.tensor(3.0).exp().item()
+
+
+def test_what_a_name_still_refers_to_is_structure():
+    def run(keep):
+        with lazyviz.lazy() as graph:
+            x = torch.ones(4) * 3
+            y = x + 1
+            z = y.exp().log()
+        if not keep:
+            del y
+        report = graph.evaluate()
+        return report, (z, y if keep else None)
+
+    run(True)
+    assert run(True)[0].cache_hit
+    report, (z, _) = run(False)
+    assert not report.cache_hit
+    assert report.cache_miss_reason == "other results are still referred to"
+    report, (z, y) = run(True)
+    assert report.cache_hit
+    assert y.tolist() == [4, 4, 4, 4] and type(z) is torch.Tensor
+
+
+def test_a_miss_names_the_op_its_line_and_both_shapes():
+    def run(rows):
+        x = torch.ones(rows, 3)
+        with lazyviz.lazy() as graph:
+            y = x.t() @ x
+            z = (x * 2).exp().sum() + y
+        return graph.evaluate(), z
+
+    assert run(4)[0].cache_miss_reason == "the first program of its kind"
+    assert run(4)[0].cache_miss_reason is None
+    reason = run(5)[0].cache_miss_reason
+    assert reason.startswith("t_0 at ") and "test_replay.py" in reason
+    assert reason.endswith("[3, 5] float32 cpu, was [3, 4] float32 cpu")
+
+
+def test_numbers_are_read_anew_and_zero_has_a_sign():
+    def run(scale, zero, steps):
+        with lazyviz.lazy() as graph:
+            x = torch.full((2,), zero) * scale
+            y = torch.arange(3) * steps
+            z = 1 / x + y.sum()
+            total = torch._foreach_add([x, y], [scale, steps])
+        report = graph.evaluate()
+        return report, [x, y, z, *total]
+
+    run(1.0, 0.0, 1)
+    for scale, zero, steps in ((2.0, 0.0, 3), (0.5, -0.0, 2), (float("nan"), 0.0, 5), (-0.0, -0.0, 7)):
+        report, actual = run(scale, zero, steps)
+        x = torch.full((2,), zero) * scale
+        y = torch.arange(3) * steps
+        assert report.cache_hit
+        assert (
+            difference([x, y, 1 / x + y.sum(), *torch._foreach_add([x, y], [scale, steps])], actual) is None
+        )
+
+
+def test_a_part_is_replayed_and_the_rest_stays_pending():
+    for number in range(4):
+        x = torch.full((3,), float(number))
+        with lazyviz.lazy() as graph:
+            a = x + 1
+            b = (a * 2).exp().log()
+            c = a.sin().cos().tan()
+            a.mul_(3)
+        report = graph.evaluate(b)
+        assert report.cache_hit == (number > 0)
+        assert lazyviz.is_lazy(c)
+        assert graph.pending == 4
+        assert graph.evaluate().cache_hit == (number > 0)
+        expected = x + 1
+        assert difference(expected.sin().cos().tan(), c) is None
+        assert difference(expected * 3, a) is None
+
+
+def test_a_loop_that_reads_its_loss_inside_a_block_is_replayed():
+    def run(lazily):
+        torch.manual_seed(0)
+        model, losses = Attending(), []
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with lazyviz.lazy() if lazily else contextlib.nullcontext() as graph:
+            for _ in range(6):
+                optimizer.zero_grad()
+                loss = model(torch.randn(2, 5, 8))
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        if lazily:
+            graph.evaluate()
+        return losses, [p.detach() for p in model.parameters()]
+
+    expected = run(False)
+    before = replays.hits
+    assert difference(expected, run(True)) is None
+    assert replays.hits - before >= 3
+
+
+def test_replay_in_inference_mode_and_without_gradients():
+    layer = nn.Linear(4, 4)
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+        for number in range(3):
+            with lazyviz.lazy() as graph, mode():
+                y = layer(torch.ones(2, 4)).relu().exp().sum()
+            report = graph.evaluate()
+            assert report.cache_hit == (number > 0)
+            assert y.is_inference() == (mode is torch.inference_mode)
+            assert y.requires_grad == (mode is torch.enable_grad)
+
+
+def test_no_more_is_kept_than_the_limit(monkeypatch):
+    monkeypatch.setattr(replay, "MOST_KEPT", 40)
+    for size in range(2, 12):
+        with lazyviz.lazy() as graph:
+            y = torch.ones(size)
+            for _ in range(9):
+                y = y + 1
+        graph.evaluate()
+    assert len(replays) == 4
+    assert lazyviz.metrics()["replayed stretches known"] == 4
+
+
+def test_what_is_kept_holds_no_tensor_and_no_graph():
+    for _ in range(3):
+        x = torch.ones(3)
+        with lazyviz.lazy() as graph:
+            y = (x + 1).exp().log() * 2
+        graph.evaluate()
+    assert len(replays) == 1
+    died = [weakref.ref(x.untyped_storage()), weakref.ref(graph), weakref.ref(graph.graph), weakref.ref(y)]
+    del x, y, graph
+    gc.collect()
+    assert [ref() for ref in died[1:]] == [None, None, None]
