@@ -141,6 +141,11 @@ def run(
         if progress is not None:
             progress(live.now())
 
+    def compiles(what: str | None) -> None:
+        live.compiles(what)
+        if progress is not None and what is not None:
+            progress(live.now())
+
     for lazy in touched:
         lazy.error = None
         lazy.live = live
@@ -190,6 +195,7 @@ def run(
                 cancelled=cancelled,
                 verify=verify,
                 seen=seen,
+                compiles=compiles if on_progress is not None else None,
             )
             share = compiled.share
         for index in cuda:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class Progress:
     """``done`` of ``total`` ops after ``seconds``; ``label`` names where the run is.
 
+    While a backend compiles, ``compiling`` is true and the label says what, and for how long.
+
     ``allocated_bytes`` are in the tensors that the run holds at this moment.  A run in pieces is at
     ``piece`` (from 1) of ``pieces``, or at 0 while it runs nodes that are not cut.  ``share`` is the part of
     the run's time that is over, as far as can be foreseen; ``None``: of the ops, as many as are done.
@@ -32,6 +34,7 @@ class Progress:
     piece: int = 0
     pieces: int = 1
     share: float | None = None
+    compiling: bool = False
 
     @property
     def seconds_left(self) -> float | None:
@@ -49,7 +52,7 @@ class Run:
     ran, in pieces once for each piece.
     """
 
-    __slots__ = ("_forecast", "_started", "done", "ended", "memory", "nodes", "split", "total")
+    __slots__ = ("_compiling", "_forecast", "_started", "done", "ended", "memory", "nodes", "split", "total")
 
     def __init__(self, nodes: Sequence[TrackedNode], memory: Memory, split: SplitRun | None = None) -> None:
         self.nodes, self.memory, self.split = nodes, memory, split
@@ -57,6 +60,14 @@ class Run:
         self.ended: list[TrackedNode] = []
         self._started = time.perf_counter()
         self._forecast: Forecast | None = None
+        self._compiling: tuple[str, float] | None = None  # what, and since when
+
+    def compiles(self, what: str | None) -> None:
+        """Called by the executor while a backend compiles ``what``, and with None afterwards."""
+        if what is None:
+            self._compiling = None
+        elif self._compiling is None or self._compiling[0] != what:
+            self._compiling = what, time.perf_counter()
 
     def step(self, done: int, total: int, node: TrackedNode) -> None:
         """Called by the executor after each node."""
@@ -81,6 +92,11 @@ class Run:
             share = self._forecast.share(done)
         node = self.ended[-1] if self.ended else None
         label = "" if node is None else node.module or node.name
+        compiling = self._compiling
+        if compiling is not None:
+            label = f"compiling {compiling[0]}, {time.perf_counter() - compiling[1]:.0f} s"
         piece, pieces = (self.split.piece, len(self.split.pieces)) if self.split is not None else (0, 1)
         seconds = time.perf_counter() - self._started
-        return Progress(done, total, seconds, label, self.memory.now, piece, pieces, share)
+        return Progress(
+            done, total, seconds, label, self.memory.now, piece, pieces, share, compiling is not None
+        )

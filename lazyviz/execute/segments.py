@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from .memory import ResidentMemory
 from .summaries import Summaries
 
 _PATIENCE = 0.05  # seconds between two looks at whether a compilation was cancelled
+_SHORT, _TICK = 0.2, 1.0  # seconds before the first word about a compilation, and between two
 _MOST_REASONS = 8
 
 
@@ -54,6 +56,7 @@ def run_with_backend(
     cancelled: Callable[[], bool] | None = None,
     verify: bool = False,
     seen: Summaries | None = None,
+    compiles: Callable[[str | None], None] | None = None,
 ) -> Outcome:
     """Run pending ``nodes``, given in program order, with ``backend``.
 
@@ -61,7 +64,8 @@ def run_with_backend(
     the generators' states stay eager's.  A segment that it refuses is tried phase by phase, and then
     runs op by op.  ``memory`` counts what is held between segments.  With ``verify`` what newly compiled
     segments compute is compared with the recorded ops' results, which stand where they differ by more than
-    rounding.
+    rounding.  ``compiles`` is called with what is being compiled, now and then, on a thread of its own,
+    and with None afterwards.
 
     Raises:
         Interrupted, KeyboardInterrupt: between two segments or while one is compiled; nothing is half done.
@@ -69,9 +73,12 @@ def run_with_backend(
         Exception: whatever the backend raises; the segment stays pending, unless it had begun to write
             tensors from outside: then it can never be run again.
     """
-    run = _Run(tape, backend, memory, len(nodes), progress, cancelled, verify, seen)
-    for stretch, compiles in _stretches(nodes, backend, run.outcome):
-        if compiles:
+    run = _Run(tape, backend, memory, len(nodes), progress, cancelled, verify, seen, compiles)
+    stretches = list(_stretches(nodes, backend, run.outcome))
+    run.segments = sum(taken for _, taken in stretches)
+    for stretch, taken in stretches:
+        if taken:
+            run.number += 1
             run.segment(stretch)
         else:
             run.op_by_op(stretch)
@@ -89,6 +96,7 @@ class _Run:
         cancelled: Callable[[], bool] | None,
         verifies: bool,
         seen: Summaries | None,
+        compiles: Callable[[str | None], None] | None,
     ) -> None:
         self.tape = tape
         self.backend = backend
@@ -98,6 +106,8 @@ class _Run:
         self.cancelled = cancelled
         self.verify = verifies
         self.seen = seen
+        self.compiles = compiles
+        self.number = self.segments = 0  # the segment at hand, of how many
         self.done = 0
         self.outcome = Outcome()
 
@@ -154,6 +164,9 @@ class _Run:
             stack.callback(setattr, tape, "running", tape.running)
             tape.running = threading.get_ident()
             stack.enter_context(_torch.no_dispatch_modes())
+            if self.compiles is not None:
+                what = f"segment {self.number} of {self.segments} ({len(segment.nodes):,} ops)"
+                stack.enter_context(_told(self.compiles, what))
             stack.enter_context(_stoppable(self.cancelled, where))
             return self.backend.compile(segment, reals)
 
@@ -271,6 +284,35 @@ class _Run:
         self.done += len(nodes)
         if self.progress is not None:
             self.progress(self.done, self.total, nodes[-1])
+
+
+@contextmanager
+def _told(tell: Callable[[str | None], None], what: str) -> Iterator[None]:
+    """Tell about a compilation that takes its time; what ``tell`` raises then is raised when it is over."""
+    over = threading.Event()
+    raised: list[Exception] = []
+
+    def ticks() -> None:
+        wait = _SHORT
+        while not over.wait(wait):
+            wait = _TICK
+            try:
+                tell(what)
+            except Exception as error:
+                raised.append(error)
+                return
+
+    context = contextvars.copy_context()  # where the teller's output goes
+    ticker = threading.Thread(target=context.run, args=(ticks,), name="lazyviz-compiling", daemon=True)
+    ticker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        ticker.join()
+        tell(None)
+    if raised:
+        raise raised[0]
 
 
 @contextmanager

@@ -48,6 +48,8 @@ class ProgressLike(Protocol):
     @property
     def pieces(self) -> int: ...
     @property
+    def compiling(self) -> bool: ...
+    @property
     def seconds_left(self) -> float | None: ...
 
 
@@ -245,7 +247,7 @@ class Running:
             return
         now = live.now(foresee=time.monotonic() - self._began > FORESEEN_AFTER)
         seen, self._seen = self._seen, len(live.ended)
-        if now.done:
+        if now.done or now.compiling:
             left = now.seconds_left
             self.progress = {
                 "done": now.done,

@@ -331,6 +331,20 @@ def test_cancelling_a_compilation_loses_nothing(inductor, monkeypatch):
     assert y.tolist() == [2, 2, 2]
 
 
+def test_whoever_follows_a_run_is_told_what_is_being_compiled_and_for_how_long(inductor, monkeypatch):
+    code = inductor._code
+    monkeypatch.setattr(inductor, "_code", lambda *args: time.sleep(1.4) or code(*args))
+    x = torch.ones(3)
+    with lazyviz.lazy(backend="inductor") as graph:
+        y = x + 1
+    told = []
+    graph.evaluate(progress=told.append)
+    compiling = [each for each in told if each.compiling]
+    assert "compiling segment 1 of 1 (1 ops), " in compiling[0].label and compiling[0].done == 0
+    assert len(compiling) >= 2
+    assert not told[-1].compiling and told[-1].done == 1 and y.tolist() == [2, 2, 2]
+
+
 def test_the_cache_is_bounded_and_forgets_what_was_used_least_recently(inductor):
     inductor.programs._most = 2
     code = inductor._code
