@@ -26,6 +26,7 @@ from .execute.forecast import learn
 from .execute.memory import Memory, ResidentMemory
 from .execute.progress import Run
 from .execute.recompute import RecomputeRun
+from .execute.repeats import repeats, run_again
 from .execute.report import Report, difference
 from .execute.segments import Outcome, run_with_backend
 from .execute.split import SplitRun
@@ -107,11 +108,17 @@ def run(
     if summaries is None:
         summaries = any(lazy.summaries for lazy in touched)
     cuda = _cuda_devices(nodes)
-    stretch = found = None
-    if runner is None and split_run is None and choice is None and not summaries and not (cuda and timings):
+    stretch = found = code = None
+    compiler = None if isinstance(runner, Cluster) else runner
+    # What compiled code holds while it runs only a device's own counter knows.
+    hidden = compiler is not None and split_run is None and not cuda
+    if compiler is not None and hidden and not summaries and nodes:
+        stretch = repeats.look_at(tape, nodes, compiler)
+        code = repeats.find(stretch, compiler) if stretch is not None else None
+    elif runner is None and split_run is None and choice is None and not summaries and not (cuda and timings):
         stretch = replay.replays.look_at(tape, nodes, graph is not None)
         found = replay.replays.find(stretch) if stretch is not None else None
-    if cluster is not None or graph is None or not nodes:
+    if cluster is not None or graph is None or not nodes or hidden:
         pass
     elif found is not None and found.projection is not None:
         projection = found.projection
@@ -125,7 +132,7 @@ def run(
     start = time.perf_counter()
     for index in cuda:
         torch.cuda.reset_peak_memory_stats(index)
-    resident = ResidentMemory(nodes if found is None else ())
+    resident = ResidentMemory(nodes if found is None and code is None else ())
     memory: Memory = found.memory if found is not None else resident
     again = None
     if choice is not None and choice.again is not None:
@@ -169,7 +176,7 @@ def run(
             left = [node for node in nodes if node.state != "done"]
             eager.run(tape, left, resident, progress=on_progress, cancelled=cancelled, timed=timed, seen=seen)
             share = len(nodes) if cluster is None else len(split_run.spread)
-        elif runner is None or isinstance(runner, Cluster):
+        elif compiler is None:
             if found is not None:
                 found.run(tape, progress=on_progress, cancelled=cancelled, timed=timed)
             else:
@@ -185,17 +192,22 @@ def run(
                     marks=marks,
                 )
             share = len(nodes) if cluster is None else 0
+        elif code is not None and stretch is not None:
+            run_again(tape, stretch, code, progress=on_progress, cancelled=cancelled)
+            compiled = Outcome(len(nodes), hits=1)
+            share = len(nodes)
         else:
             compiled = run_with_backend(
                 tape,
                 nodes,
-                runner,
+                compiler,
                 resident,
                 progress=on_progress,
                 cancelled=cancelled,
                 verify=verify,
                 seen=seen,
                 compiles=compiles if on_progress is not None else None,
+                stretch=stretch,
             )
             share = compiled.share
         for index in cuda:
@@ -217,8 +229,6 @@ def run(
         projected: int | None = None
         above: dict[str, int] = {}
         new: str | None = None  # why the stretch was not recognised
-        # What compiled code holds while it runs only a device's own counter knows.
-        hidden = compiled is not None and not cuda
         if outcome is None and not hidden:
             peak, projected, above = _measured(memory, cuda, projection)
             if stretch is not None and found is None:

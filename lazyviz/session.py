@@ -203,8 +203,9 @@ class LazyGraph(Choices, Shown):
                 targets += self.own(nodes)
             elif not tensors:
                 targets = [node for node in self.nodes if node.state != "done"]
+            everything = not tensors and len(targets) == len(tape.pending)  # which needs nothing else
             return evaluation.run(
-                closure(targets),
+                targets if everything and nodes is None else closure(targets),
                 evaluation.called("evaluate()"),
                 backend=name,
                 progress=progress,

@@ -35,12 +35,15 @@ class Refused(RuntimeError):
 class Compiled:
     """A compiled segment that says whether its code was there already.
 
-    ``cache_miss_reason`` names what was new about it.
+    ``cache_miss_reason`` names what was new about it.  ``again``, if there is one, is asked when a segment
+    comes that differs in nothing but its tensors and the numbers that recording knows by their type
+    alone; it gives None where that needs ``compile``.
     """
 
     run: Callable[..., Sequence[torch.Tensor]]
     cache_hit: bool
     cache_miss_reason: str | None = None
+    again: Callable[[Segment], Compiled | None] | None = None
 
     def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         return self.run(*inputs)

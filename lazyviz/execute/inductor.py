@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,16 @@ from .. import _torch, _torch_compile
 from ..graph.ir import Node, Storage, Value
 from .backend import Compiled, Refused, Segment
 from .lowering import NotLowered, check, lower, made_storages, views_of
-from .programs import Program, Programs, Variant, program_of, same_shapes
+from .programs import (
+    Known,
+    Program,
+    Programs,
+    Variant,
+    places_of_scalars,
+    program_of,
+    same_shapes,
+    scalars_at,
+)
 from .sizes import Sizes, follow
 
 Code = Callable[..., Sequence[torch.Tensor]]
@@ -78,7 +88,10 @@ class InductorBackend:
                     raise
                 reason = f"{reason} ({fixed})" if fixed else reason
                 self.programs.add(variant)
-        return Compiled(_Run(segment, kept, variant, program), reason is None, reason)
+            known = self.programs.known(program)
+        assert known is not None
+        again = _Again(self.programs, known, variant, program, segment, kept)
+        return Compiled(_Run(segment, kept, variant, program.scalars), reason is None, reason, again)
 
     def forget(self, segment: Segment, why: str) -> None:
         """The code for ``segment`` is wrong: it is not to be run or made again."""
@@ -176,16 +189,18 @@ class _Run:
     """One run of compiled code on a segment's inputs."""
 
     def __init__(
-        self, segment: Segment, kept: Sequence[Value], variant: Variant[Code], program: Program
+        self, segment: Segment, kept: Sequence[Value], variant: Variant[Code], scalars: Sequence[float]
     ) -> None:
         self._segment = segment
         self._kept = kept
         self._code = variant.compiled
-        self._size = [variant.sizes.of(program.shapes)] if variant.sizes is not None else []
-        self._numbers = [program.scalars[group[0]] for group in variant.groups]
+        # The segment's sizes are the program's, or this input's says what they are.
+        self._size = variant.sizes.dimension if variant.sizes is not None else None
+        self._numbers = [scalars[group[0]] for group in variant.groups]
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        results = self._code(*self._size, *inputs, *[_number(value) for value in self._numbers])
+        size = [] if self._size is None else [inputs[self._size[0]].shape[self._size[1]]]
+        results = self._code(*size, *inputs, *[_number(value) for value in self._numbers])
         memory: dict[Storage, torch.Tensor] = {
             value.storage: tensor for value, tensor in zip(self._segment.inputs, inputs, strict=True)
         }
@@ -193,6 +208,44 @@ class _Run:
         for value, tensor in zip(self._kept, results, strict=True):
             memory[value.storage] = _alone(value, tensor, taken)
         return views_of(self._segment.outputs, memory)
+
+
+class _Again:
+    """Finds the code for further recordings of one structure, by the numbers in them alone."""
+
+    def __init__(
+        self,
+        programs: Programs[Code],
+        known: Known[Code],
+        variant: Variant[Code],
+        program: Program,
+        segment: Segment,
+        kept: Sequence[Value],
+    ) -> None:
+        self._programs, self._known, self._variant, self._program = programs, known, variant, program
+        self._places = places_of_scalars(segment.nodes)
+        position = {node: at for at, node in enumerate(segment.nodes)}
+        self._kept = [
+            (position[value.node], list(value.node.outputs).index(value))
+            for value in kept
+            if value.node is not None
+        ]
+
+    def __call__(self, segment: Segment) -> Compiled | None:
+        known = self._known
+        if known.dropped:
+            return None
+        nodes = segment.nodes
+        scalars = scalars_at(nodes, self._places)
+        variant = self._variant
+        if variant not in known.variants or not variant.takes(scalars):
+            found = known.find(replace(self._program, scalars=tuple(scalars)))
+            if found is None:
+                return None
+            self._variant = variant = found
+        self._programs.use(known)
+        kept = [nodes[at].outputs[number] for at, number in self._kept]
+        return Compiled(_Run(segment, kept, variant, scalars), cache_hit=True)
 
 
 def _alone(value: Value, tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:

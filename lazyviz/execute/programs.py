@@ -11,10 +11,10 @@ means something in this process alone.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -103,7 +103,7 @@ class Numbers:
 
     def _item(self, item: Any, name: str, kind: Kind) -> Any:
         cls = type(item)
-        if cls is float or (cls is int and name in kind.operands):
+        if _is_scalar(item, name, kind):
             return self._scalar(item)
         if cls is int and name in kind.sizes:
             return self._size(item)
@@ -180,15 +180,49 @@ def program_of(nodes: Sequence[Node], outputs: Sequence[Value]) -> Program:
     return Program(tuple(steps), tuple(inputs), kept, tuple(scalars), tuple(varying), shapes, tuple(users))
 
 
+Place = tuple[int, int | str, int | None]  # a node, its argument by position or name, the place in a list
+
+
+def places_of_scalars(nodes: Sequence[Node]) -> list[Place]:
+    """Where the scalars of ``program_of(nodes, ...)`` are, in order; they stand in lists of lists nowhere."""
+    places: list[Place] = []
+    for at, node in enumerate(nodes):
+        kind = kind_of(node.op)
+        given: list[tuple[int | str, str, Any]] = [
+            *[(number, kind.positional[number], item) for number, item in enumerate(node.args)],
+            *[(name, name, item) for name, item in node.kwargs.items()],
+        ]
+        for key, name, item in given:
+            if type(item) in (list, tuple):
+                places += [(at, key, n) for n, each in enumerate(item) if _is_scalar(each, name, kind)]
+            elif _is_scalar(item, name, kind):
+                places.append((at, key, None))
+    return places
+
+
+def scalars_at(nodes: Sequence[Node], places: Sequence[Place]) -> list[float]:
+    """The scalars there."""
+    found = []
+    for at, key, number in places:
+        node = nodes[at]
+        item = node.args[key] if type(key) is int else node.kwargs[key]  # type: ignore[index]
+        found.append(item if number is None else item[number])
+    return found
+
+
+def _is_scalar(item: Any, name: str, kind: Kind) -> bool:
+    return type(item) is float or (type(item) is int and name in kind.operands)
+
+
 def _scalars_of(item: Any, name: str, kind: Kind) -> Iterator[float]:
-    if type(item) is float or (type(item) is int and name in kind.operands):
+    if _is_scalar(item, name, kind):
         yield item
     elif type(item) in (list, tuple):
         for entry in item:
             yield from _scalars_of(entry, name, kind)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Variant(Generic[Compiled]):
     """A compiled program, for its static scalars alone; those of each of ``groups`` are one input.
 
@@ -200,6 +234,11 @@ class Variant(Generic[Compiled]):
     compiled: Compiled
     sizes: Sizes | None = None
     holds: Callable[[int], bool] | None = None  # whether the code is right for this varying size
+    _static: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        free = {position for group in self.groups for position in group}
+        self._static = [at for at in range(len(self.program.scalars)) if at not in free]
 
     def fits(self, program: Program) -> bool:
         """Whether the compiled program computes what ``program``, of the same key, does."""
@@ -207,12 +246,10 @@ class Variant(Generic[Compiled]):
 
     def takes(self, scalars: Sequence[float]) -> bool:
         """Whether it computes with these numbers, or for them."""
-        free = {position for group in self.groups for position in group}
         mine = self.program.scalars
-        return all(
-            position in free or (mine[position] == value and str(mine[position]) == str(value))
-            for position, value in enumerate(scalars)
-        ) and all(len({str(scalars[position]) for position in group}) == 1 for group in self.groups)
+        return all(_same(mine[at], scalars[at]) for at in self._static) and all(
+            _same(scalars[group[0]], scalars[at]) for group in self.groups for at in group[1:]
+        )
 
     def _has_sizes_of(self, shapes: Shapes) -> bool:
         if self.sizes is None:
@@ -220,31 +257,57 @@ class Variant(Generic[Compiled]):
         return self.sizes.fits(shapes) and (self.holds is None or self.holds(self.sizes.of(shapes)))
 
 
+def _same(one: float, other: float) -> bool:
+    """Whether two numbers of one type are the same: 0.0 and -0.0 are not, NaN and NaN are."""
+    return str(one) == str(other) if one != other or not one else True
+
+
 def same_shapes(one: Shapes, other: Shapes) -> bool:
     """Whether two recordings of a program have the same sizes; metadata is interned while it is in use."""
     return one == other or one.numbers() == other.numbers()
+
+
+class Known(Generic[Compiled]):
+    """A program that was met before: what was compiled for its numbers and sizes, the newest last."""
+
+    def __init__(self) -> None:
+        self.variants: list[Variant[Compiled]] = []
+        self.used = 0  # when it was found last, in a count of its cache's own
+        self.dropped = False
+
+    def find(self, program: Program) -> Variant[Compiled] | None:
+        return next((each for each in self.variants if each.fits(program)), None)
 
 
 class Programs(Generic[Compiled]):
     """Compiled programs, the least recently used dropped first."""
 
     def __init__(self, most: int = MOST_PROGRAMS) -> None:
-        self._most = most
-        self._entries: OrderedDict[Hashable, list[Variant[Compiled]]] = OrderedDict()
+        self.most = most
+        self._known: dict[Hashable, Known[Compiled]] = {}
+        self._uses = itertools.count(1)
 
     def __len__(self) -> int:
-        return sum(map(len, self._entries.values()))
+        return sum(len(known.variants) for known in self._known.values())
+
+    def known(self, program: Program) -> Known[Compiled] | None:
+        return self._known.get(program.key)
 
     def find(self, program: Program) -> Variant[Compiled] | None:
-        variants = self._entries.get(program.key)
-        found = next((each for each in variants or () if each.fits(program)), None)
-        if found is not None:
-            self._entries.move_to_end(program.key)
+        known = self.known(program)
+        found = known.find(program) if known is not None else None
+        if known is not None and found is not None:
+            self.use(known)
         return found
+
+    def use(self, known: Known[Compiled]) -> None:
+        """Its code runs now."""
+        known.used = next(self._uses)
 
     def variants(self, program: Program) -> Sequence[Variant[Compiled]]:
         """What is there for other numbers and sizes of ``program``, the newest last."""
-        return tuple(self._entries.get(program.key, ()))
+        known = self.known(program)
+        return () if known is None else tuple(known.variants)
 
     def groups(self, program: Program) -> tuple[tuple[int, ...], ...]:
         """Which scalars are to be inputs of a new variant: those that vary, equal ones together.
@@ -254,7 +317,7 @@ class Programs(Generic[Compiled]):
         known = [each.program.scalars for each in self.variants(program)]
         free = set(program.varying)
         for scalars in known:
-            free.update(at for at, value in enumerate(program.scalars) if str(scalars[at]) != str(value))
+            free.update(at for at, value in enumerate(program.scalars) if not _same(scalars[at], value))
         for variant in self.variants(program):
             free.update(position for group in variant.groups for position in group)
         alike: dict[tuple[Any, ...], list[int]] = {}
@@ -264,49 +327,50 @@ class Programs(Generic[Compiled]):
             alike.setdefault(history, []).append(position)
         return tuple(map(tuple, alike.values()))
 
-    def add(self, variant: Variant[Compiled]) -> Variant[Compiled]:
-        key = variant.program.key
-        variants = self._entries.setdefault(key, [])
-        variants.append(variant)
-        del variants[:-MOST_VARIANTS]
-        self._entries.move_to_end(key)
-        while len(self._entries) > self._most:
-            self._entries.popitem(last=False)
-        return variant
+    def add(self, variant: Variant[Compiled]) -> Known[Compiled]:
+        """Keep it; gives the program that it is of."""
+        known = self._known.setdefault(variant.program.key, Known())
+        known.variants.append(variant)
+        del known.variants[:-MOST_VARIANTS]
+        self.use(known)
+        while len(self._known) > self.most:
+            oldest = min(self._known, key=lambda key: self._known[key].used)
+            self._known.pop(oldest).dropped = True
+        return known
 
     def drop(self, program: Program) -> None:
         """Forget every variant of ``program``."""
-        self._entries.pop(program.key, None)
+        known = self._known.pop(program.key, None)
+        if known is not None:
+            known.dropped = True
 
     def difference(self, program: Program, nodes: Sequence[Node]) -> str:
         """Why ``program`` was not found: the first difference from the program that is most like it."""
         variants = self.variants(program)
         if variants:
             # Where numbers alone differ that says more than sizes do.
-            nearest = next(
-                (each for each in variants if same_shapes(each.program.shapes, program.shapes)), None
-            )
-            if nearest is None:
+            like = next((each for each in variants if same_shapes(each.program.shapes, program.shapes)), None)
+            if like is None:
                 return _shapes_differ(variants[-1].program, program, nodes)
-            changed = next(_changed(nearest.program.scalars, program.scalars), "the same as others no more")
+            changed = next(_changed(like.program.scalars, program.scalars), "equal to others no more")
             return f"a number that was compiled as a constant is another: {changed}"
-        known = [each[-1].program for each in self._entries.values()]
-        if not known:
+        programs = [each.variants[-1].program for each in self._known.values()]
+        if not programs:
             return "the first program of its kind"
-        nearest_one = max(known, key=lambda other: _alike(other.steps, program.steps))
-        same = _alike(nearest_one.steps, program.steps)
+        nearest = max(programs, key=lambda other: _alike(other.steps, program.steps))
+        same = _alike(nearest.steps, program.steps)
         if same == len(nodes):
-            if len(nearest_one.steps) > same:
+            if len(nearest.steps) > same:
                 return f"it ends after {same:,} ops, the one known goes on"
-            if nearest_one.inputs != program.inputs:
+            if nearest.inputs != program.inputs:
                 return "inputs share memory otherwise"
             return "other results are needed afterwards"
         node = nodes[same]
         where = f" at {node.source}" if node.source is not None else ""
-        if same >= len(nearest_one.steps):
+        if same >= len(nearest.steps):
             return f"it goes on with {node.name}{where}, the one known ends there"
-        old, new = nearest_one.steps[same], program.steps[same]
-        return f"{node.name}{where}: {_words(old, new, nearest_one, program)}"
+        old, new = nearest.steps[same], program.steps[same]
+        return f"{node.name}{where}: {_words(old, new, nearest, program)}"
 
 
 def _alike(left: Sequence[Any], right: Sequence[Any]) -> int:

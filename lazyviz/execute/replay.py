@@ -79,7 +79,7 @@ class Replays:
         self.hits += 1
         self._known.move_to_end(stretch.key)
         if known.code is None:
-            known.code = generate(stretch, self.steps, _give)
+            known.code = generate(stretch, self.steps, give)
             self.generated += 1
         return Replay(stretch, known, known.code)
 
@@ -161,10 +161,10 @@ class Replay:
             perf_counter,
         )
         if stopped is None:
-            _finish(tape, stretch, nodes, times if timed else None)
+            finish(tape, stretch, nodes, times if timed else None)
             return
         finished = len(times) - 1
-        _finish(tape, stretch, nodes[:finished], times if timed else None)
+        finish(tape, stretch, nodes[:finished], times if timed else None)
         error, variables = stopped
         for value, number in stretch.numbers.items():  # what the nodes that are left need
             if value.uses and value.real is None:
@@ -215,7 +215,7 @@ class _Watch:
             raise
 
 
-def _give(value: TrackedValue, real: torch.Tensor | None) -> None:
+def give(value: TrackedValue, real: torch.Tensor | None) -> None:
     """Make the user's tensor real, if it is still there; a kernel may leave out a result."""
     tensor = value.tensor() if value.tensor is not None else None
     if tensor is not None and real is not None and "_lazyviz" in tensor.__dict__:
@@ -224,7 +224,7 @@ def _give(value: TrackedValue, real: torch.Tensor | None) -> None:
             value.memory = _torch.MemoryRef(real)
 
 
-def _finish(tape: Tape, stretch: Stretch, ran: Sequence[TrackedNode], times: Sequence[float] | None) -> None:
+def finish(tape: Tape, stretch: Stretch, ran: Sequence[TrackedNode], times: Sequence[float] | None) -> None:
     """Note that the nodes in ``ran`` have run: what is pending, what is needed, how long they took."""
     if times is not None:
         for node, seconds in zip(ran, map(sub, times[1:], times)):

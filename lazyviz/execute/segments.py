@@ -14,12 +14,14 @@ import torch
 from .. import _torch, _torch_compile
 from ..record.recorder import Tape
 from ..record.rng import DrawSequence, state_of
-from ..record.storage import HALF_DONE, TrackedNode, TrackedValue
+from ..record.storage import TrackedNode, TrackedValue
 from . import verify
 from .backend import Backend, Compiled, Refused, Segment
 from .eager import Interrupted, Progress, check_interrupts, consumed, deliver, kernel_level, run_node
 from .lowering import views_of
 from .memory import ResidentMemory
+from .repeats import half_done, repeats
+from .stretch import Stretch
 from .summaries import Summaries
 
 _PATIENCE = 0.05  # seconds between two looks at whether a compilation was cancelled
@@ -57,6 +59,7 @@ def run_with_backend(
     verify: bool = False,
     seen: Summaries | None = None,
     compiles: Callable[[str | None], None] | None = None,
+    stretch: Stretch | None = None,
 ) -> Outcome:
     """Run pending ``nodes``, given in program order, with ``backend``.
 
@@ -65,7 +68,8 @@ def run_with_backend(
     runs op by op.  ``memory`` counts what is held between segments.  With ``verify`` what newly compiled
     segments compute is compared with the recorded ops' results, which stand where they differ by more than
     rounding.  ``compiles`` is called with what is being compiled, now and then, on a thread of its own,
-    and with None afterwards.
+    and with None afterwards.  ``stretch`` is the structure of ``nodes``, by which they are
+    recognised when they come again.
 
     Raises:
         Interrupted, KeyboardInterrupt: between two segments or while one is compiled; nothing is half done.
@@ -76,12 +80,14 @@ def run_with_backend(
     run = _Run(tape, backend, memory, len(nodes), progress, cancelled, verify, seen, compiles)
     stretches = list(_stretches(nodes, backend, run.outcome))
     run.segments = sum(taken for _, taken in stretches)
-    for stretch, taken in stretches:
+    for part, taken in stretches:
         if taken:
             run.number += 1
-            run.segment(stretch)
+            run.segment(part)
         else:
-            run.op_by_op(stretch)
+            run.op_by_op(part)
+    if stretch is not None and run.whole is not None and run.outcome.share == len(nodes):
+        repeats.learn(stretch, backend, run.whole)
     return run.outcome
 
 
@@ -108,6 +114,7 @@ class _Run:
         self.seen = seen
         self.compiles = compiles
         self.number = self.segments = 0  # the segment at hand, of how many
+        self.whole: Compiled | None = None  # the code for all nodes
         self.done = 0
         self.outcome = Outcome()
 
@@ -147,6 +154,8 @@ class _Run:
                 self.memory.step(nodes[-1])
                 self._execute(nodes, segment, compiled, reals)
                 self.outcome.share += len(nodes)
+                if len(nodes) == self.total and isinstance(compiled, Compiled):
+                    self.whole = compiled
                 self._finished(nodes)
         except _NeverRan as failure:
             self.outcome.note(self.outcome.fallbacks, str(failure))
@@ -195,10 +204,7 @@ class _Run:
                     raise
                 self._forget(segment, f"{type(error).__name__}: {error}")
                 raise _NeverRan(f"compiled code failed: {type(error).__name__}: {error}") from error
-            if any(storage.external for node in nodes for storage in node.writes):
-                for node in nodes:
-                    node.state, node.error = "failed", HALF_DONE
-                raise RuntimeError(f"a compiled segment {HALF_DONE}") from error
+            half_done(nodes, error)
             raise
         for sequence in draws:
             sequence.state = state_of(sequence.generator)

@@ -1,0 +1,112 @@
+"""Runs that are one segment whose code is there: what comes again runs without a look at each of its ops.
+
+The first run of a stretch with a backend cuts it into segments, asks the backend for code and looks at each
+node (:mod:`.segments`).  Where it came to one segment, the code is kept with the stretch's structure
+(:mod:`.stretch`), which leaves the call itself to do.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..record.recorder import Tape
+from ..record.rng import DrawSequence, state_of
+from ..record.storage import HALF_DONE, TrackedNode
+from .backend import Backend, Compiled, Segment
+from .eager import Progress, check_interrupts, kernel_level
+from .replay import finish, give, replays
+from .stretch import Key, Stretch
+
+MOST_KEPT = 128  # structures; their programs are kept by the backends
+
+
+class Repeats:
+    """Structures that came to one segment, with code that can be asked for again."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Key, tuple[Backend, Compiled]] = OrderedDict()
+
+    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Stretch | None:
+        """The structure of ``nodes``, if it can be recognised."""
+        stretch = replays.look_at(tape, nodes, id(backend))  # which is kept alive with what is known
+        return None if stretch is None or stretch.later else stretch
+
+    def find(self, stretch: Stretch, backend: Backend) -> Compiled | None:
+        """Code for the whole of ``stretch``."""
+        assert stretch.key is not None
+        known = self._known.get(stretch.key)
+        if known is None or known[0] is not backend:
+            return None
+        self._known.move_to_end(stretch.key)
+        again = known[1].again
+        return again(Segment(stretch.nodes, stretch.outside, stretch.users)) if again is not None else None
+
+    def learn(self, stretch: Stretch, backend: Backend, compiled: Compiled) -> None:
+        """The stretch has run as one segment."""
+        assert stretch.key is not None
+        self._known[stretch.key] = backend, compiled
+        if len(self._known) > MOST_KEPT:
+            self._known.popitem(last=False)
+
+
+repeats = Repeats()
+
+
+def run_again(
+    tape: Tape,
+    stretch: Stretch,
+    compiled: Compiled,
+    *,
+    progress: Progress | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> None:
+    """Run all of ``stretch`` by its code.
+
+    Raises:
+        Interrupted, KeyboardInterrupt: before it; nothing has run.
+        Exception: whatever the code raises, as in :func:`.segments.run_with_backend`.
+    """
+    nodes = stretch.nodes
+    reals: list[torch.Tensor] = []
+    for value in stretch.outside:
+        if value.real is None:
+            raise RuntimeError(f"internal error: {value!r} was freed before its last use")
+        reals.append(value.real)
+    drawing = [nodes[at] for at in stretch.draws]
+    with kernel_level(tape, drawing) as interrupted:
+        check_interrupts(interrupted, cancelled, f"after 0 of {len(nodes)} ops")
+        torch.set_grad_enabled(nodes[0].grad_mode)
+        draws: dict[DrawSequence, None] = {node.draws: None for node in drawing if node.draws is not None}
+        for sequence in draws:
+            sequence.generator.set_state(sequence.state)
+        try:
+            results = compiled(*reals)
+        except BaseException as error:
+            half_done(nodes, error)
+            raise
+        for sequence in draws:
+            sequence.state = state_of(sequence.generator)
+        del reals
+        for value, real in zip(stretch.users, results, strict=True):
+            give(value, real)
+        del results
+        for value in stretch.outside:
+            value.real = None
+        finish(tape, stretch, nodes, None)
+        if progress is not None:
+            progress(len(nodes), len(nodes), nodes[-1])
+
+
+def half_done(nodes: Sequence[TrackedNode], error: BaseException) -> None:
+    """Code for ``nodes`` has raised ``error``; memory from outside may have been written, or not.
+
+    Raises:
+        RuntimeError: it may have been: the nodes can never be run again.
+    """
+    if any(storage.external for node in nodes for storage in node.writes):
+        for node in nodes:
+            node.state, node.error = "failed", HALF_DONE
+        raise RuntimeError(f"a compiled segment {HALF_DONE}") from error
