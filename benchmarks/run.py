@@ -58,7 +58,7 @@ PARTS: Mapping[str, Part] = {
     "fused": Part("a loop of tiny operators, compiled", 90, 60),
     "compiled-resnet": Part("a compiled training step of ResNet beside torch.compile", 300, 60),
     "compiled-gpt2": Part("a compiled training step of GPT-2 beside torch.compile", 420, 60),
-    "memory": Part("peak memory while evaluating", 240, 40),
+    "memory": Part("peak memory while evaluating", 300, 40),
     "linear": Part("cost from 1,000 to 1,000,000 operators", 240, 30),
     "cuda_graphs": Part("CUDA Graph replay", 120, 60),
 }
@@ -73,6 +73,7 @@ def measure_here(name: str, into: Path, settings: Settings) -> int:
     module = importlib.import_module(f"speed.{stem}")
     with into.open("w", encoding="utf-8") as file:
         for figure in module.measure(settings, *([case] if case else [])):
+            print(figure, flush=True)
             file.write(json.dumps(figure.to_json()) + "\n")
             file.flush()
     return 0
@@ -188,8 +189,6 @@ def main(args: list[str]) -> int:
         say(f"-- {name}: {part.title}")
         limit = options.limit or (part.quick_limit if options.quick else part.limit)
         parts[name] = measure(name, settings, limit)
-        for data in parts[name]["figures"]:
-            print(Figure.from_json(data), flush=True)
         if parts[name]["failed"]:
             print(f"  {name} {parts[name]['failed']}", flush=True)
         write(path, parts)

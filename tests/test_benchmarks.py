@@ -131,3 +131,27 @@ def test_an_unknown_part_is_one_clear_line(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert "no part is called chian" in done.stderr
+
+
+def test_the_readmes_table_is_what_the_results_give():
+    run = module("run")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text == table.put(text, run.read(run.RESULT)), "python benchmarks/readme_table.py"
+
+
+def test_every_criterion_of_the_results_is_in_the_readmes_table():
+    run = module("run")
+    parts = run.read(run.RESULT)
+    shown = {figure.name for row in table.ROWS for figure in table.found(parts, row)}
+    every = [figures.Figure.from_json(data) for part in parts.values() for data in part["figures"]]
+    assert {figure.name for figure in every if figure.criterion} <= shown
+
+
+def test_the_worst_of_many_cases_stands_for_all_of_them():
+    name = "peak while evaluating with eager / eager's + held"
+    cases = [("a", 0.9), ("b", 1.2), ("the worst of 2 models: b", 1.2)]
+    parts = {
+        "memory": results(*(figures.Figure(name, case, value, "<= 1") for case, value in cases))["totals"]
+    }
+    assert "| the worst of 2 models: b: **1.20** |" in table.table(parts)
+    assert "| a: " not in table.table(parts)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -71,6 +71,15 @@ class Figure:
         verdict = {True: " met", False: " NOT MET", None: ""}[self.met]
         note = f"   ({self.note})" if self.note else ""
         return f"  {self.name:44s} {self.case:28s} {value:>14s}{wanted}{verdict}{note}"
+
+
+WORST = "the worst of"  # how a case begins that stands for all others of its figure
+
+
+def without_the_rest(figures: Sequence[Figure]) -> list[Figure]:
+    """The figures less those that another one, the worst of them, stands for."""
+    summed = {each.name for each in figures if each.case.startswith(WORST)}
+    return [each for each in figures if each.name not in summed or each.case.startswith(WORST)]
 
 
 def number(value: float) -> str:

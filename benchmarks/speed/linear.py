@@ -1,4 +1,4 @@
-"""The cost of an operator when there are many in one block: recording, planning, evaluating."""
+"""The cost of an operator when there are many in one block: recording, planning, evaluating, memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Iterator
 
+import psutil
 import torch
 
 import lazyviz
@@ -19,9 +20,11 @@ REPEATS = {1_000: 7, 10_000: 5, 100_000: 3}
 
 
 def block(count: int, device: str) -> dict[str, float]:
-    """Seconds for each stage of a block of ``count`` small operators."""
+    """Seconds for each stage of a block of ``count`` small operators, and the bytes that its record takes."""
     x = torch.ones(4, device=device)
     gc.collect()
+    process = psutil.Process()
+    before = process.memory_info().rss
     begin = time.perf_counter()
     with lazyviz.lazy() as graph:
         for _ in range(count // 3):
@@ -30,11 +33,18 @@ def block(count: int, device: str) -> dict[str, float]:
             x = x + 1.0
     recorded = time.perf_counter()
     assert len(graph.nodes) == count
+    resident = process.memory_info().rss - before
+    planning = time.perf_counter()
     graph.plan()
     planned = time.perf_counter()
     graph.evaluate()
     done = now()
-    return {"record": recorded - begin, "plan": planned - recorded, "evaluate": done - planned}
+    return {
+        "record": recorded - begin,
+        "plan": planned - planning,
+        "evaluate": done - planned,
+        "bytes": resident,
+    }
 
 
 def measure(settings: Settings) -> Iterator[Figure]:
@@ -47,6 +57,7 @@ def measure(settings: Settings) -> Iterator[Figure]:
         for stage, per_count in costs.items():
             middle = sorted(run[stage] for run in runs)[len(runs) // 2]
             per_count[count] = 1e6 * middle / count
+        taken = runs[0]["bytes"] / count
         lazyviz.session.reset()
     for stage, per_count in costs.items():
         yield Figure(
@@ -56,3 +67,4 @@ def measure(settings: Settings) -> Iterator[Figure]:
             f"<= {ALLOWED}",
             detail={"per op": per_count, "unit": "us"},
         )
+    yield Figure("memory of a recorded operator", f"of {counts[-1]:,}", taken, unit="bytes")

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import lazyviz
 
-from .figures import Figure, Settings
+from .figures import WORST, Figure, Settings
 from .programs import Optimizer, Program
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -155,7 +155,7 @@ def measure(settings: Settings) -> Iterator[Figure]:
         worst = max(measured, key=lambda name: measured[name])
         yield Figure(
             TITLE.format("eager"),
-            f"the worst of {len(measured)} models: {worst}",
+            f"{WORST} {len(measured)} models: {worst}",
             measured[worst],
             "<= 1",
             detail={"above": [name for name, value in measured.items() if value > 1]},

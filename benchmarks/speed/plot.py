@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure as Canvas
 
-from .figures import Figure, number
+from .figures import Figure, number, without_the_rest
 
 MET, MISSED = "#2f7d5b", "#c2452d"
 LINES = ("#33608c", "#b5762a", "#2f7d5b")
@@ -20,7 +20,7 @@ STYLE: Any = {"svg.hashsalt": "lazyviz", "svg.fonttype": "none", "font.size": 8}
 def save(parts: Mapping[str, Any], path: Path) -> None:
     """Draw the results of ``parts`` into the SVG at ``path``."""
     found = [Figure.from_json(data) for part in parts.values() for data in part["figures"]]
-    judged = [each for each in found if each.criterion and each.value is not None]
+    judged = without_the_rest([each for each in found if each.criterion and each.value is not None])
     growth = [each for each in found if "per op" in each.detail]
     with matplotlib.rc_context(STYLE):
         canvas = Canvas(figsize=(9, 1.2 + 0.19 * max(len(judged), 8)), layout="constrained")
@@ -49,6 +49,7 @@ def _draw_ratios(axes: Any, judged: list[Figure]) -> None:
         list(heights), [label if len(label) < 66 else f"{label[:64]}…" for label in labels], fontsize=6
     )
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.invert_yaxis()
     axes.axvline(1, color="black", linewidth=0.8)
     axes.margins(x=0.35)

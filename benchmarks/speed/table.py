@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .figures import Figure, number
+from .figures import Figure, number, without_the_rest
 
 START = "<!-- speed: this table is made by benchmarks/readme_table.py -->"
 STOP = "<!-- end of speed -->"
@@ -46,11 +46,12 @@ ROWS = (
     Row("an operator among 1,000,000 / among 1,000", "an operator of 1,000,000 / of 1,000", ("linear",)),
     Row("CUDA Graph replay / eager", "CUDA Graph replay / eager", ("cuda_graphs",)),
 )
-WORST = "the worst of"  # a case that stands for all others of its figure
 
 
 def table(parts: Mapping[str, Any]) -> str:
     """The table as Markdown, with what it was measured on below it."""
+    if not parts:
+        return "(`make bench` has not been run yet.)"
     lines = ["| | measured | wanted |", "|---|---|---|"]
     for row in ROWS:
         figures = found(parts, row)
@@ -65,8 +66,7 @@ def table(parts: Mapping[str, Any]) -> str:
 def found(parts: Mapping[str, Any], row: Row) -> list[Figure]:
     """The figures of a row; where one case is the worst of all, only that one."""
     every = [Figure.from_json(data) for name in row.parts for data in parts.get(name, {}).get("figures", [])]
-    figures = [each for each in every if each.name == row.figure]
-    return [each for each in figures if each.case.startswith(WORST)] or figures
+    return without_the_rest([each for each in every if each.name == row.figure])
 
 
 def shown(figure: Figure) -> str:
