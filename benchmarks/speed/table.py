@@ -86,8 +86,8 @@ def footer(parts: Mapping[str, Any]) -> str:
     )
     rounds = max(part["settings"]["rounds"] for part in parts.values())
     return (
-        "[All results](benchmarks/results/speed.json), [plot](benchmarks/results/speed.svg): medians of up to "
-        f"{rounds} interleaved rounds, each part in one process; **bold** is not as wanted. "
+        "[All results](benchmarks/results/speed.json), [plot](benchmarks/results/speed.svg): medians of up "
+        f"to {rounds} interleaved rounds, each part in one process; **bold** is not as wanted. "
         f"{last['cores']} cores ({last['cpu']}), {versions}."
     )
 
