@@ -183,12 +183,14 @@ def _take(tensor: torch.Tensor, other: torch.Tensor) -> None:
     Function modes (``with torch.device(...)`` is one) and UninitializedParameter's
     ``__torch_function__`` would call the public setter, which is ours.
     """
-    with torch._C.DisableTorchFunction():
-        if tensor.is_conj() or tensor.is_neg() or other.is_conj() or other.is_neg():
-            with _ExcludeDispatchKeyGuard(_LAZY_BITS):
-                _set_data(tensor, other)
-        else:
+    if torch._C._is_torch_function_enabled():
+        with torch._C.DisableTorchFunction():
+            _take(tensor, other)
+    elif tensor.is_conj() or tensor.is_neg() or other.is_conj() or other.is_neg():
+        with _ExcludeDispatchKeyGuard(_LAZY_BITS):
             _set_data(tensor, other)
+    else:
+        _set_data(tensor, other)
 
 
 # --- dispatch ---------------------------------------------------------------------
@@ -226,15 +228,25 @@ def excluding_python() -> Any:
     return _ExcludeDispatchKeyGuard(_PYTHON_KEY_SET)
 
 
-def seeing_lazy_bits() -> Any:
+# Those of a class whose methods are watched while anything is pending: see KEY_GUARDS.
+_enter_forced, _leave_forced = _ForceDispatchKeyGuard.__enter__, _ForceDispatchKeyGuard.__exit__
+
+
+@contextmanager
+def seeing_lazy_bits() -> Iterator[None]:
     """Context in which kernels see conjugate and negative bits, as they do in eager mode.
 
     A handler of a dispatch mode is called with them out of sight, for what it got has none;
     but a kernel may make such tensors itself, and would then compute with their opposites.
     """
-    return _ForceDispatchKeyGuard(
+    guard = _ForceDispatchKeyGuard(
         _dispatch_tls_local_include_set(), _dispatch_tls_local_exclude_set() - _LAZY_TENSORS
     )
+    _enter_forced(guard)
+    try:
+        yield
+    finally:
+        _leave_forced(guard, None, None, None)
 
 
 no_dispatch_modes = _disable_current_modes  # TorchScript's tracer is to see none

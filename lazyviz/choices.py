@@ -36,12 +36,25 @@ class Choices:
         self.recompute = recompute
         self.summaries = False
         self.live: Run | None = None  # the run that is under way, if somebody watches
-        # Positions of nodes in the order in which they ran, each with the most bytes held while it did; of a
-        # run in pieces, as in the plan's timeline, the first two.
-        self.measured: list[tuple[int, int]] = []
+        self._measured: list[tuple[int, int]] = []
+        self._timelines: list[Sequence[tuple[int, int]]] = []  # of runs, to be added to it
         self.nonfinite: dict[str, NonFinite] = {}  # by kind, the first in program order of all runs
         self._state: str | None = None  # running, failed or interrupted; else told by the nodes
         self._listeners: list[Listener] = []
+
+    @property
+    def measured(self) -> list[tuple[int, int]]:
+        """Positions of nodes in the order in which they ran, each with the most bytes held while it did.
+
+        Of a run in pieces, as in the plan's timeline, the first two.
+        """
+        while self._timelines:
+            self._measured += self._timelines.pop(0)
+        return self._measured
+
+    def note_timeline(self, timeline: Sequence[tuple[int, int]]) -> None:
+        """A run has measured this."""
+        self._timelines.append(timeline)
 
     def own(self, nodes: Sequence[Node]) -> list[TrackedNode]:
         """``nodes`` as they are in this graph.

@@ -83,7 +83,7 @@ def run(
     """
     global last_cause
     runner = find_backend(backend)
-    cluster = runner if isinstance(runner, Cluster) else None
+    cluster = runner if runner is not None and isinstance(runner, Cluster) else None
     if cluster is not None and split == "off":
         split = "auto"  # pieces are what such a backend is for
     if begun := begun_split(nodes):
@@ -224,7 +224,7 @@ def run(
         raise
     finally:
         seconds = time.perf_counter() - start
-        done = sum(node.state == "done" for node in nodes)
+        done = len(nodes) if outcome is None else sum(node.state == "done" for node in nodes)
         peak: int | None = None
         projected: int | None = None
         above: dict[str, int] = {}
@@ -269,8 +269,8 @@ def run(
             lazy.live = None
             if seen is not None:
                 lazy.note_nonfinite(seen.first)
-            lazy.measured += timelines.get(id(lazy.ir), ())
-            if not lazy.pending and lazy.ir is not tape.graph:
+            lazy.note_timeline(timelines.get(id(lazy.ir), ()))
+            if not (len(lazy.nodes) > done and lazy.pending) and lazy.ir is not tape.graph:
                 graphs.pop(id(lazy.ir), None)
             lazy._changed(outcome)
         watch.release()

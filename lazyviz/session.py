@@ -203,7 +203,7 @@ class LazyGraph(Choices, Shown):
                 targets += self.own(nodes)
             elif not tensors:
                 targets = [node for node in self.nodes if node.state != "done"]
-            everything = not tensors and len(targets) == len(tape.pending)  # which needs nothing else
+            everything = not tensors and targets == list(tape.pending)  # which needs nothing else
             return evaluation.run(
                 targets if everything and nodes is None else closure(targets),
                 evaluation.called("evaluate()"),
@@ -322,7 +322,7 @@ def lazy(
         if outer[0] is None:
             tape.scopes.hand_over(graph.ir)
         own = [node for node in graph.nodes if node.state != "done"]
-        if earlier := len(closure(own)) - len(own):
+        if own != list(tape.pending) and (earlier := len(closure(own)) - len(own)):
             # The plan is of this cell's ops alone: say what else its evaluation will run.
             graph.title += f", after {earlier:,} pending ops of earlier cells"
         if own:

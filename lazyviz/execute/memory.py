@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 import torch
 
@@ -13,9 +12,10 @@ from ..graph.ir import Storage
 from ..plan.alive import Category
 from ..plan.projection import Peak, highest
 from ..record.storage import TrackedNode, TrackedStorage
+from .report import Timeline
 from .stretch import Stretch
 
-Timelines = dict[int, list[tuple[int, int]]]
+Timelines = Mapping[int, Sequence[tuple[int, int]]]
 """By id of a graph: positions of its nodes as they ran, each with the most bytes held while it did."""
 
 
@@ -59,7 +59,7 @@ class ResidentMemory:
 
     def timelines(self) -> Timelines:
         """The timeline of each graph that nodes are of."""
-        result: Timelines = {}
+        result: dict[int, list[tuple[int, int]]] = {}
         for node, held in self.timeline():
             result.setdefault(id(node.graph), []).append((node.index, held))
         return result
@@ -167,8 +167,8 @@ class KnownMemory:
     def timelines(self) -> Timelines:
         nodes, marks = self._stretch.nodes[: self._finished], self._levels.marks
         if len(self._stretch.graphs) == 1:
-            return {id(nodes[0].graph): list(zip(map(attrgetter("index"), nodes), marks))}
-        result: Timelines = {}
+            return {id(nodes[0].graph): Timeline([node.index for node in nodes], marks)}
+        result: dict[int, list[tuple[int, int]]] = {}
         for node, held in zip(nodes, marks):
             result.setdefault(id(node.graph), []).append((node.index, held))
         return result

@@ -31,7 +31,7 @@ class Repeats:
 
     def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Stretch | None:
         """The structure of ``nodes``, if it can be recognised."""
-        stretch = replays.look_at(tape, nodes, id(backend))  # which is kept alive with what is known
+        stretch = replays.look_at(tape, nodes, id(backend), exact=True)  # kept alive with what is known
         return None if stretch is None or stretch.later else stretch
 
     def find(self, stretch: Stretch, backend: Backend) -> Compiled | None:

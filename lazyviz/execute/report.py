@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, overload
 
 from ..graph.ir import Node, SourceLine, Value
 from ..graph.summary import Summary, share_text
@@ -12,6 +12,32 @@ from ..plan.alive import CATEGORIES
 from ..plan.projection import Peak
 from ..plan.units import format_bytes
 from ..plan.words import line_text
+
+
+class Timeline(Sequence[tuple[int, int]]):
+    """Positions of nodes as they ran, each with the most bytes held while it did."""
+
+    def __init__(self, positions: Sequence[int], held: Sequence[int]) -> None:
+        self._positions, self._held = positions, held
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[int, int]: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[tuple[int, int]]: ...
+
+    def __getitem__(self, at: int | slice) -> tuple[int, int] | Sequence[tuple[int, int]]:
+        if isinstance(at, slice):
+            return Timeline(self._positions[at], self._held[at])
+        return self._positions[at], self._held[at]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -84,7 +110,7 @@ class Report:
     cache_miss_reason: str | None = None
     projected_bytes: int | None = None
     difference: Mapping[str, int] = field(default_factory=dict)
-    timeline: Sequence[tuple[int, int]] = field(default=(), repr=False)
+    timeline: Sequence[tuple[int, int]] = field(default=(), repr=False, hash=False)
     fallbacks: tuple[str, ...] = ()
     first_nan: NonFinite | None = None
     first_inf: NonFinite | None = None

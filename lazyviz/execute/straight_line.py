@@ -49,7 +49,7 @@ def choose_calls(stretch: Stretch, steps: Steps) -> None:
     trials: dict[Step, tuple[TrackedNode, list[Any], dict[str, Any]]] = {}
     for node in stretch.nodes:
         step = steps.of(node)
-        if step is None or step.call is not None or step in trials:
+        if step.call is not None or step in trials:
             continue
         if any(value.meta.flags for value in node.inputs):  # conjugate bits are resolved above kernels
             step.call = _torch_calls.plain(node.op)
@@ -140,7 +140,6 @@ class _Writer:
     def _write(self, node: TrackedNode, dead: list[TrackedValue]) -> None:
         """The lines of one node, after which nobody needs the values in ``dead``."""
         step = self.steps.of(node)
-        assert step is not None
         call, lines = self._call(node, step), self.lines
         own = [value for value in node.outputs if value.node is node]
         needed = [value for value in own if value in self.ends or value in self.users or value in self.later]

@@ -5,13 +5,17 @@ means something in this process alone.  Half of it is known since recording: the
 node (``node.entry``) stands for its operator, the metadata of its inputs and outputs, who shares memory with
 whom, and its static arguments.  What is added is the wiring: values numbered in order of first appearance.
 
-Numbers that recording knows by their type alone (a learning rate, a step counter) are inputs, not structure.
+Numbers that recording knows by their type alone (a learning rate, a step counter) are inputs, not structure;
+so is the place in a larger tensor that a batch is cut from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
+
+import torch
 
 from ..graph.ir import TensorMeta
 from ..record.recorder import Tape
@@ -23,17 +27,31 @@ MOST_STEPS = 50_000  # that are kept: one for each answer of the shape cache tha
 _FLOATS = (float, complex)
 
 
+MOVING: Mapping[str, tuple[int, ...]] = {
+    "aten::select.int": (2,),
+    "aten::slice.Tensor": (2, 3),
+    "aten::as_strided": (3,),
+    "aten::select_backward": (3,),
+    "aten::slice_backward": (3, 4),
+    "aten::select_scatter": (3,),
+    "aten::slice_scatter": (3, 4),
+}
+"""Arguments that say where in a tensor something is: of a result of the same shape, an input."""
+
+
 class Key(NamedTuple):
     """Equal for equal stretches.
 
-    ``wiring`` has the entry of each node and the numbers of its inputs after it, ``outside`` the values from
-    outside, ``users`` and ``later`` the numbers of those values, ``memory`` which storages are kept and what
-    they are for, ``turns`` where the phase or the graph is another.
+    ``wiring`` has the numbers of all nodes' inputs, ``outside`` the values from outside, ``users`` and
+    ``later`` the numbers of those values, ``memory`` which storages are kept and what they are for, ``turns``
+    where a node is of another graph or has further results.
     """
 
     purpose: Hashable
-    wiring: tuple[Any, ...]
-    outside: tuple[tuple[int, TensorMeta, int, int, bool], ...]
+    steps: tuple[Step, ...]
+    wiring: tuple[int, ...]
+    phases: tuple[str, ...]
+    outside: tuple[tuple[int, Form, int, int, bool], ...]
     users: tuple[int, ...]
     later: tuple[int, ...]
     memory: tuple[Any, ...]
@@ -42,33 +60,60 @@ class Key(NamedTuple):
     whole: bool
 
 
-class Step:
-    """What all nodes with the same answer of the shape cache have in common.
+class Form(NamedTuple):
+    """A tensor's metadata but for where it begins in its storage: batches are cut from one tensor."""
 
-    ``args`` and ``kwargs`` are the arguments that are inputs, not structure.  ``outputs`` is the number of
-    values that the operator returns, ``known`` whether a node's structure is described at all.
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    flags: int
+
+    def __str__(self) -> str:
+        return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')} {self.device}"
+
+
+def form_of(meta: TensorMeta) -> Form:
+    return Form(meta.shape, meta.stride, meta.dtype, meta.device, meta.flags)
+
+
+class Step:
+    """What nodes of the same structure have in common; there is one of each in :class:`Steps`.
+
+    ``args`` and ``kwargs`` are the arguments that are inputs, not structure.  ``results`` are the forms of
+    what the operator returns.
     """
 
-    __slots__ = ("args", "call", "draws", "entry", "kwargs", "known", "op", "outputs")
+    __slots__ = ("args", "call", "draws", "kwargs", "op", "results", "special")
 
-    def __init__(self, node: TrackedNode, entry: Inferred, by_type: frozenset[type]) -> None:
-        self.entry, self.op = entry, node.op
-        self.call: Callable[..., Any] | None = None  # how its kernel is called, once that was asked for
+    def __init__(self, node: TrackedNode, args: list[int], kwargs: list[str], results: list[Form]) -> None:
+        self.op = node.op
         self.draws = node.draws is not None
-        self.outputs = sum(type(spec) is OutputSpec for spec in entry.outputs)
-        self.known = True
-        self.args = [at for at, item in enumerate(node.args) if self._varies(item, by_type)]
-        self.kwargs = [name for name, item in node.kwargs.items() if self._varies(item, by_type)]
+        self.args, self.kwargs = args, kwargs
+        self.results = results
+        self.special = bool(args or kwargs or self.draws)
+        self.call: Callable[..., Any] | None = None  # how its kernel is called, once that was asked for
 
-    def _varies(self, item: Any, by_type: frozenset[type]) -> bool:
-        cls = type(item)
-        if cls is list or cls is tuple:
-            varying = [self._varies(entry, by_type) for entry in item]
-            if any(varying) and any(type(entry) is TrackedValue or entry is None for entry in item):
-                self.known = False
-            return any(varying)
-        # 0.0 and -0.0 are the same to the shape cache.
-        return cls in by_type or (cls in _FLOATS and (cls is complex or item == 0))
+
+class _Undescribed(Exception):
+    """An argument's structure cannot be told."""
+
+
+def _structure(item: Any, by_type: frozenset[type]) -> tuple[Any, bool]:
+    """The structure of an argument that holds no tensor, and whether it is an input."""
+    cls = type(item)
+    if cls is list or cls is tuple:
+        parts = [_structure(entry, by_type) for entry in item]
+        varies = any(part[1] for part in parts)
+        if varies and any(entry is None or isinstance(entry, TrackedValue) for entry in item):
+            raise _Undescribed
+        return (cls, *[part[0] for part in parts]), varies
+    if isinstance(item, TrackedValue):
+        return TrackedValue, False
+    # 0.0 and -0.0 are the same to the shape cache.
+    if cls in by_type or (cls in _FLOATS and (cls is complex or item == 0)):
+        return cls, True
+    return (cls, item), False
 
 
 class _Numbers(dict[TrackedValue, int]):
@@ -141,47 +186,94 @@ class Steps:
     """The steps that were met so far."""
 
     def __init__(self) -> None:
-        self._known: dict[Inferred, Step] = {}
+        self._known: dict[Inferred, Step] = {}  # by the shape cache's answer
+        self._alike: dict[Hashable, Step] = {}
 
-    def of(self, node: TrackedNode) -> Step | None:
-        """The step of ``node``, if the shape cache could answer for it."""
-        entry = node.entry
-        return None if entry is None else self._known.get(entry)
+    def of(self, node: TrackedNode) -> Step:
+        """The step of a node of a stretch that has a key."""
+        return self._known[node.entry]  # type: ignore[index]
 
-    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], *, purpose: Hashable = None) -> Stretch:
-        """The structure of ``nodes``, closed under dependencies and in program order.
-
-        ``purpose`` tells apart stretches that are alike but are looked at for something else.
-        """
-        stretch = Stretch(nodes)
-        stretch.whole = len(nodes) == len(tape.pending)
-        later: set[TrackedValue] = set()
-        if not stretch.whole:
-            inside = set(nodes)
-            later = {value for node in tape.pending if node not in inside for value in node.inputs}
+    def _learn(self, tape: Tape, nodes: Sequence[TrackedNode]) -> bool:
+        """Describe those of ``nodes`` that are new; False if one of them cannot be."""
         if len(self._known) > MOST_STEPS:
             self._known.clear()
-        steps = self._known
-        wiring: list[Any] = []
-        places_of_users: list[int] = []
-        turns: list[Any] = []  # where the phase or the graph is another, or a node has further values
-        numbers, users, scalars = stretch.numbers, stretch.users, stretch.scalars
-        number_of = numbers.__getitem__
-        phase, inference = nodes[0].phase, nodes[0].inference_mode
-        graph = nodes[0].graph
-        stretch.graphs.append(graph)
-        for at, node in enumerate(nodes):
+            self._alike.clear()
+        for node in nodes:
             entry = node.entry
-            step = steps.get(entry)  # type: ignore[arg-type]
-            if step is None:
-                if entry is None:
-                    return stretch
-                step = steps[entry] = Step(node, entry, tape.shapes.info(node.op).by_type)
-            if not step.known or node.error is not None or node.again or node.inference_mode is not inference:
+            if entry is None:
+                return False
+            if entry not in self._known:
+                try:
+                    self._known[entry] = self._step(node, entry, tape.shapes.info(node.op).by_type)
+                except (_Undescribed, TypeError):  # an argument that has no hash
+                    return False
+        return True
+
+    def _step(self, node: TrackedNode, entry: Inferred, by_type: frozenset[type]) -> Step:
+        moving = MOVING.get(str(node.op._schema.name) + _overload(node), ())
+        structure: list[Hashable] = [node.op, node.grad_mode, node.draws is not None, entry.container]
+        args, kwargs = [], []
+        for at, item in enumerate(node.args):
+            form, varies = (int, True) if at in moving and type(item) is int else _structure(item, by_type)
+            structure.append(form)
+            if varies:
+                args.append(at)
+        for name, item in node.kwargs.items():
+            form, varies = _structure(item, by_type)
+            structure += (name, form)
+            if varies:
+                kwargs.append(name)
+        structure += [form_of(value.meta) for value in node.inputs]
+        results = []
+        for spec in entry.outputs:
+            if type(spec) is OutputSpec:
+                form = form_of(spec.meta)
+                results.append(form)
+                nbytes = spec.nbytes if spec.source is None else None
+                structure += (form, spec.source, spec.itself, spec.fresh, nbytes)
+            else:
+                structure.append(("number", spec))
+        structure += [(position, form_of(meta)) for position, meta in entry.restructured]
+        key = tuple(structure)
+        if key not in self._alike:
+            self._alike[key] = Step(node, args, kwargs, results)
+        return self._alike[key]
+
+    def look_at(
+        self, tape: Tape, nodes: Sequence[TrackedNode], *, purpose: Hashable = None, exact: bool = False
+    ) -> Stretch:
+        """The structure of ``nodes``, closed under dependencies and in program order.
+
+        ``purpose`` tells apart stretches that are alike but are looked at for something else.  ``exact``: where
+        tensors begin in their storages is structure, too, as it is to a compiler.
+        """
+        stretch = Stretch(nodes)
+        inference = nodes[0].inference_mode
+        if [node for node in nodes if node.again or node.error is not None] or [
+            node for node in nodes if node.inference_mode is not inference
+        ]:
+            return stretch
+        entries = [node.entry for node in nodes]
+        try:
+            steps = list(map(self._known.__getitem__, entries))  # type: ignore[arg-type]
+        except KeyError:
+            if not self._learn(tape, nodes):
                 return stretch
-            wiring.append(entry)
-            if node.inputs:
-                wiring += map(number_of, node.inputs)
+            steps = list(map(self._known.__getitem__, entries))  # type: ignore[arg-type]
+
+        made = [value for node in nodes for value in node.outputs if value.node is node]
+        numbers = stretch.numbers
+        numbers.update(zip(made, range(len(made))))
+        if len(numbers) != len(made):
+            made = list(numbers)
+            numbers.update(zip(made, range(len(made))))
+        wiring = tuple(map(numbers.__getitem__, [value for node in nodes for value in node.inputs]))
+        stretch.users = users = [value for value in made if value.tensor is not None]
+
+        later = self._needed_later(tape, stretch)
+        scalars = stretch.scalars
+        for at, step in [(at, step) for at, step in enumerate(steps) if step.special]:
+            node = nodes[at]
             if step.args:
                 args = node.args
                 scalars += [args[position] for position in step.args]
@@ -191,60 +283,79 @@ class Steps:
                 stretch.draws.append(at)
                 if node.op is rng_state:  # the generator's own record may need it
                     later.update(node.outputs)
-            if node.phase is not phase:
-                phase = node.phase
-                turns.append((at, phase))
-            if node.graph is not graph:
-                graph = node.graph
-                if graph not in stretch.graphs:
-                    stretch.graphs.append(graph)
-                turns.append((at, stretch.graphs.index(graph)))
-            outputs = node.outputs
-            if len(outputs) != step.outputs:  # `p.data = result` has made one more value of a result
-                turns.append((at, "values", *[value.index for value in outputs]))
-            for value in outputs:
-                if value.node is node and value not in numbers:
-                    numbers[value] = number = len(numbers)
-                    if value.tensor is not None:
-                        users.append(value)
-                        places_of_users.append(number)
-        places: dict[TrackedStorage, int] = {}
-        for value in numbers:
-            places.setdefault(value.storage, len(places))
-        stretch.storages = list(places)
-        kept: set[TrackedStorage] = set()
+
+        turns: list[Any] = []
+        graphs = dict.fromkeys([node.graph for node in nodes])
+        stretch.graphs = list(graphs)
+        if len(graphs) > 1:
+            turns += [stretch.graphs.index(node.graph) for node in nodes]
+        if sum([len(node.outputs) for node in nodes]) != sum([len(step.results) for step in steps]):
+            # `p.data = result` has made one more value of a result.
+            turns += [(at, *[value.index for value in node.outputs]) for at, node in enumerate(nodes)]
+        memory, places = self._memory(stretch, later, turns)
         if later:
-            given = set(stretch.outside)
-            stretch.later = [value for value in numbers if value in later and value not in given]
-            kept = {value.storage for value in later}
-        memory: list[Any] = []
-        origins: dict[Any, int] = {}
-        for storage, place in places.items():
-            live, role, needed = storage.live > 0, storage.role, storage in kept
-            dropped = storage.dropped is not None
-            if live or needed or role is not None or not dropped:
-                memory += (place, live, needed, role, dropped)
-            if storage.external:
-                first = origins.setdefault(storage.origin, place)
-                if first != place or storage.continues is not None:
-                    turns.append((place, "continues", first))
+            outside = set(stretch.outside)
+            stretch.later = [value for value in numbers if value in later and value not in outside]
+        if exact:
+            purpose = purpose, *entries, *[value.meta for value in stretch.outside]
         stretch.key = Key(
             purpose,
-            tuple(wiring),
+            tuple(steps),
+            wiring,
+            tuple([node.phase for node in nodes]),
             tuple(
                 [
-                    (numbers[value], value.meta, places[value.storage], value.storage.nbytes, value in later)
+                    (
+                        numbers[value],
+                        form_of(value.meta),
+                        places[value.storage],
+                        value.storage.nbytes,
+                        value in later,
+                    )
                     for value in stretch.outside
                 ]
             ),
-            tuple(places_of_users),
+            tuple([numbers[value] for value in users]),
             tuple([numbers[value] for value in stretch.later]),
-            tuple(memory),
+            memory,
             tuple(turns),
             inference,
             stretch.whole,
         )
         return stretch
+
+    @staticmethod
+    def _needed_later(tape: Tape, stretch: Stretch) -> set[TrackedValue]:
+        """What pending nodes beyond the stretch need."""
+        stretch.whole = len(stretch.nodes) == len(tape.pending)
+        if stretch.whole:
+            return set()
+        inside = set(stretch.nodes)
+        return {value for node in tape.pending if node not in inside for value in node.inputs}
+
+    @staticmethod
+    def _memory(
+        stretch: Stretch, later: set[TrackedValue], turns: list[Any]
+    ) -> tuple[tuple[Any, ...], dict[TrackedStorage, int]]:
+        """What is told of storages that have anything to be told of, and the number of each."""
+        kept = {value.storage for value in later}
+        stretch.storages = storages = list(dict.fromkeys([value.storage for value in stretch.numbers]))
+        places = dict(zip(storages, range(len(storages))))
+        memory: list[Any] = []
+        origins: dict[Any, int] = {}
+        for storage in [
+            storage
+            for storage in storages
+            if storage.live or storage.role is not None or storage.dropped is None or storage.external
+        ]:
+            place = places[storage]
+            memory += (place, storage.live > 0, storage.role, storage.dropped is None)
+            if storage.external:
+                first = origins.setdefault(storage.origin, place)
+                if first != place or storage.continues is not None:
+                    turns.append(("continues", place, first))
+        memory += [places[storage] for storage in storages if storage in kept] if kept else ()
+        return tuple(memory), places
 
     def difference(self, known: Iterable[Key], stretch: Stretch) -> str:
         """What is new about a stretch: how it differs from the one of ``known`` that is most like it."""
@@ -252,35 +363,42 @@ class Steps:
         assert key is not None
         nearest, same = None, -1
         for other in known:
-            alike = _alike(other.wiring, key.wiring)
+            alike = _alike(other.steps, key.steps)
             if alike > same:
                 nearest, same = other, alike
         if nearest is None:
             return "the first program of its kind"
-        if same == len(key.wiring) == len(nearest.wiring):
+        wired = _alike(nearest.wiring, key.wiring)
+        counts = accumulate(len(node.inputs) for node in stretch.nodes)
+        otherwise = next((at for at, count in enumerate(counts) if count > wired), len(stretch.nodes))
+        if otherwise < same:
+            return f"{_place(stretch.nodes[otherwise])}: it works on other tensors"
+        if same == len(key.steps) == len(nearest.steps):
             return _beside_wiring(nearest, key)
-        at = 0  # of a node's entry in the wiring
-        for node in stretch.nodes:
-            if at + 1 + len(node.inputs) > same:
-                break
-            at += 1 + len(node.inputs)
-        else:
-            return f"it ends after {len(stretch.nodes):,} ops, the one known goes on"
-        where = f"{node.name} at {node.source}" if node.source is not None else node.name
-        if same >= len(nearest.wiring):
-            return f"it goes on with {where}, the one known ends there"
-        if at != same:
-            return f"{where}: it works on other tensors"
-        return f"{where}: {self._words(nearest.wiring[same], key.wiring[same])}"
+        if same == len(key.steps):
+            return f"it ends after {same:,} ops, the one known goes on"
+        node = stretch.nodes[same]
+        if same == len(nearest.steps):
+            return f"it goes on with {_place(node)}, the one known ends there"
+        return f"{_place(node)}: {_words(nearest.steps[same], key.steps[same])}"
 
-    def _words(self, before: Inferred, now: Inferred) -> str:
-        old, new = self._known.get(before), self._known[now]
-        if old is not None and old.op is not new.op:
-            return f"{new.op}, was {old.op}"
-        for one, other in zip(before.outputs, now.outputs):
-            if type(one) is OutputSpec and type(other) is OutputSpec and one.meta is not other.meta:
-                return f"{other.meta}, was {one.meta}"
-        return "other arguments"
+
+def _overload(node: TrackedNode) -> str:
+    name = node.op._schema.overload_name
+    return f".{name}" if name else ""
+
+
+def _place(node: TrackedNode) -> str:
+    return f"{node.name} at {node.source}" if node.source is not None else node.name
+
+
+def _words(old: Step, new: Step) -> str:
+    if old.op is not new.op:
+        return f"{new.op}, was {old.op}"
+    for was, now in zip(old.results, new.results):
+        if was != now:
+            return f"{now}, was {was}"
+    return "other arguments"
 
 
 def values_in(item: Any) -> Iterator[TrackedValue]:
@@ -306,9 +424,9 @@ def _alike(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 def _beside_wiring(old: Key, new: Key) -> str:
     """What differs in stretches of the same ops."""
-    for (_, was, place, *_), (_, meta, other, *_) in zip(old.outside, new.outside):
-        if meta is not was:
-            return f"an input is {meta}, was {was}"
+    for (_, was, place, *_), (_, form, other, *_) in zip(old.outside, new.outside):
+        if form != was:
+            return f"an input is {form}, was {was}"
         if place != other:
             return "inputs share memory otherwise"
     if (old.later, old.whole) != (new.later, new.whole):

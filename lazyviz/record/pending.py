@@ -251,8 +251,10 @@ class Pending:
     def _let_go(self) -> None:
         """Nothing is recorded or pending: leave no weak references to the user's tensors."""
         for graph in self.watching:
-            for value in (*graph.inputs, *(value for node in graph.nodes for value in node.outputs)):
-                value.tensor = None  # type: ignore[attr-defined]
+            values = [value for node in graph.nodes for value in node.outputs]
+            for value in (*graph.inputs, *values):
+                if value.tensor is not None:  # type: ignore[attr-defined]
+                    value.tensor = None  # type: ignore[attr-defined]
         self.watching.clear()
 
     def forget_lost(self) -> None:

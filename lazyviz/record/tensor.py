@@ -153,9 +153,10 @@ def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
         # Others put the mark on tensors with history, which stay what they are.
         marked = "_is_param" in attributes and tensor.is_leaf
         cls = torch.nn.Parameter if marked else torch.Tensor
-    with (
-        _torch_cuda.as_on_cpu(tensor) if _STAND_INS else contextlib.nullcontext()
-    ):  # it may have been planned
+    if _STAND_INS:  # it may have been planned
+        with _torch_cuda.as_on_cpu(tensor):
+            _torch.become_real(tensor, real, cls)
+    else:
         _torch.become_real(tensor, real, cls)
     attributes.pop("_lazyviz", None)
     attributes.pop("_lazyviz_class", None)

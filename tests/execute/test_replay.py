@@ -58,11 +58,10 @@ def training(steps, lazily, optimizer=torch.optim.Adam):
     data = torch.randn(steps, 4, 5, 8)
     losses, reports = [], []
     for step in range(steps):
-        batch = data[step].clone()
         block = lazyviz.lazy() if lazily else contextlib.nullcontext()
         with block as graph:
             steps_of.zero_grad()
-            loss = model(batch)
+            loss = model(data[step])
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             steps_of.step()
@@ -309,6 +308,22 @@ def test_numbers_are_read_anew_and_zero_has_a_sign():
         assert (
             difference([x, y, 1 / x + y.sum(), *torch._foreach_add([x, y], [scale, steps])], actual) is None
         )
+
+
+def test_where_a_batch_is_cut_from_is_no_structure():
+    data = torch.randn(40, 3)
+    noise = torch.randn(40, 3)
+    for step in range(5):
+        batch = noise[4 * step : 4 * step + 4]
+        with lazyviz.lazy() as graph:
+            x = data[8 * step : 8 * step + 4] + batch
+            x[step % 4] *= 2
+            y = torch.as_strided(x, (2, 2), (1, 1), step).exp() + x.narrow(0, step % 3, 2)[:, :2]
+        assert graph.evaluate().cache_hit == (step > 0)
+        expected = data[8 * step : 8 * step + 4] + batch
+        expected[step % 4] *= 2
+        part = torch.as_strided(expected, (2, 2), (1, 1), step).exp()
+        assert difference(part + expected.narrow(0, step % 3, 2)[:, :2], y) is None
 
 
 def test_a_part_is_replayed_and_the_rest_stays_pending():
