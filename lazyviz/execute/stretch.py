@@ -244,8 +244,8 @@ class Steps:
     ) -> Stretch:
         """The structure of ``nodes``, closed under dependencies and in program order.
 
-        ``purpose`` tells apart stretches that are alike but are looked at for something else.  ``exact``: where
-        tensors begin in their storages is structure, too, as it is to a compiler.
+        ``purpose`` tells apart stretches that are alike but are looked at for something else.  ``exact``:
+        where tensors begin in their storages is structure, too, as it is to a compiler.
         """
         stretch = Stretch(nodes)
         inference = nodes[0].inference_mode
