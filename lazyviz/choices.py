@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import cast
 
 from .batching import NamedBatch
-from .execute.backend import EXTRAS, backend_names, find_backend, is_loaded, offered
+from .execute.backend import EXTRAS, backend_names, find_backend, is_loaded, missing, offered
 from .execute.clusters import Cluster
 from .execute.progress import Run
 from .execute.report import NonFinite
@@ -142,8 +142,8 @@ class Choices:
         ]
 
     def _obstacle(self, name: str) -> str:
-        if name in EXTRAS and find_spec(name) is None:
-            return f"needs the package {name}: pip install 'lazyviz[{name}]'"
+        if why := missing(name):
+            return why
         if not is_loaded(name) and name not in EXTRAS:  # what it imports is imported once it is chosen
             package = offered().get(name, "").partition(".")[0]
             return f"needs the package {package}" if package and find_spec(package) is None else ""

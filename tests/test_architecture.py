@@ -19,6 +19,8 @@ MAY_IMPORT = {
     "_torch_cuda": {"_torch"},
     "_torch_random": set(),  # on generators: for recording alone
     "_torch_compile": set(),  # around `torch.compile`: for recording, and for the backend that compiles
+    "_torch_functional": set(),  # makes programs functional, for the backend that hands them to JAX
+    "_torchax": set(),  # torchax's table, without what importing it does to the process
     "_cudnn": set(),  # sizes: record makes tensors of them, the plan their range
     "metrics": set(),
     "cell": set(),
@@ -26,7 +28,17 @@ MAY_IMPORT = {
     "graph": {"_torch", "graph"},
     "plan": {"_torch", "_kernels", "_cudnn", "graph", "plan"},
     "view": {"_torch", "graph", "plan", "view"},
-    "execute": {"_torch", "_torch_calls", "_torch_compile", "record", "graph", "plan", "execute"},
+    "execute": {
+        "_torch",
+        "_torch_calls",
+        "_torch_compile",
+        "_torch_functional",
+        "_torchax",
+        "record",
+        "graph",
+        "plan",
+        "execute",
+    },
     "absence": {"_torch_cuda", "record", "graph", "plan"},  # a part of session
     "batching": {"_torch", "record", "graph", "plan", "execute", "session"},  # another
     "choices": {"batching", "recomputing", "record", "graph", "plan", "execute"},  # another

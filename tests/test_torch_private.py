@@ -52,6 +52,7 @@ PRIVATE = (
     "_torch_random.py",
     "_kernels.py",
     "_torch_calls.py",
+    "_torch_functional.py",
 )
 
 

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -72,9 +73,28 @@ def _inductor() -> Backend:
     return InductorBackend()
 
 
-_COMPILERS: dict[str, Callable[[], Backend]] = {"inductor": _inductor}
+def _xla() -> Backend:
+    if why := missing("xla"):
+        raise ValueError(f"the backend 'xla' {why}")
+    from .xla import XlaBackend  # which imports JAX
+
+    return XlaBackend()
+
+
+_COMPILERS: dict[str, Callable[[], Backend]] = {"inductor": _inductor, "xla": _xla}
+PACKAGES = {"ipyparallel": ("ipyparallel",), "ray": ("ray",), "xla": ("jax", "torchax")}
+"""What backends need beside PyTorch; the extra of a backend's name has them."""
 EXTRAS: dict[str, Callable[[], Cluster]] = {"ipyparallel": IPyParallelBackend, "ray": RayBackend}
 """Made when first asked for, as compilers are; the extra of that name has what they need."""
+
+
+def missing(name: str) -> str:
+    """What the built-in backend of that name lacks here, and how to get it; "" if it lacks nothing."""
+    lacking = [package for package in PACKAGES.get(name, ()) if find_spec(package) is None]
+    if not lacking:
+        return ""
+    noun = "package" if len(lacking) == 1 else "packages"
+    return f"needs the {noun} {' and '.join(lacking)}: pip install 'lazyviz[{name}]'"
 
 
 def register_backend(name: str, backend: Backend | Cluster) -> None:
@@ -113,7 +133,7 @@ def backend_names() -> list[str]:
 
 def is_loaded(name: str) -> bool:
     """Whether :func:`find_backend` has it without importing anything."""
-    return name in _backends or name in _COMPILERS
+    return name in _backends or (name in _COMPILERS and name not in PACKAGES)
 
 
 def find_backend(name: str) -> Backend | Cluster | None:

@@ -190,12 +190,15 @@ class _Run:
         check: _Expected | None = None
         fresh = not getattr(compiled, "cache_hit", True)
         before = verify.saved(segment, reals) if fresh else None
-        if self.verify and not getattr(compiled, "cache_hit", False):
+        verifies = self.verify or getattr(self.backend, "verifies", False)
+        if verifies and not getattr(compiled, "cache_hit", False):
             check = self._expected(segment, reals, draws)
         for sequence in draws:
             sequence.generator.set_state(sequence.state)
         try:
             results = list(compiled(*reals))
+        except Refused as refusal:  # nothing is written yet
+            raise _NeverRan(str(refusal)) from refusal
         except BaseException as error:
             if before is not None:  # code that fails when it first runs is wrong, and nothing is lost
                 for at, content in before.items():
@@ -250,15 +253,21 @@ class _Run:
         """``results``, if they and what was written are eager's; else eager's."""
         outputs, inputs = expected.outputs, expected.inputs
         changed = verify.written(segment)
-        values = [*segment.outputs, *[segment.inputs[at] for at in changed]]
+        blank = verify.blank(segment)
+        filled = [at for at, value in enumerate(segment.outputs) if value.storage not in blank]
+        values = [*[segment.outputs[at] for at in filled], *[segment.inputs[at] for at in changed]]
         made = {value: value.node for value in segment.outputs if value.node is not None}
-        ours = [*results, *[reals[at] for at in changed]]
-        theirs = [*outputs, *[inputs[at] for at in changed]]
+        ours = [*[results[at] for at in filled], *[reals[at] for at in changed]]
+        theirs = [*[outputs[at] for at in filled], *[inputs[at] for at in changed]]
         mismatch = verify.first_mismatch(values, ours, theirs, made)
         if mismatch is not None:
             moved, moved_inputs = expected.nudged()
             mismatch = verify.first_mismatch(
-                values, ours, theirs, made, [*moved, *[moved_inputs[at] for at in changed]]
+                values,
+                ours,
+                theirs,
+                made,
+                [*[moved[at] for at in filled], *[moved_inputs[at] for at in changed]],
             )
         if mismatch is None:
             return results

@@ -31,7 +31,7 @@ SAMPLE = 1 << 13  # elements that a histogram counts, evenly spread, at most
 
 _log = logging.getLogger(__name__)
 # What these return is still to be written.
-_BLANK = {
+BLANK = {
     "empty",
     "empty_like",
     "empty_strided",
@@ -323,7 +323,7 @@ class Summaries:
 
 
 def _summary_of(node: Node, tensor: torch.Tensor) -> Summary | None:
-    if node.op._schema.name.removeprefix("aten::") in _BLANK:
+    if node.op._schema.name.removeprefix("aten::") in BLANK:
         return None
     try:
         return summarise(tensor)

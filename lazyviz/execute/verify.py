@@ -10,6 +10,7 @@ import torch
 
 from ..graph.ir import Node, Storage, Value
 from .backend import Segment
+from .summaries import BLANK
 
 _TIMES = 4  # the rounding of one op on every input, against that of a whole program
 
@@ -66,6 +67,17 @@ def written(segment: Segment) -> list[int]:
     """Positions of the inputs whose memory the segment writes."""
     storages = {storage for node in segment.nodes for storage in node.writes}
     return [at for at, value in enumerate(segment.inputs) if value.storage in storages]
+
+
+def blank(segment: Segment) -> set[Storage]:
+    """Storages that the segment makes and does not fill: what is in them means nothing."""
+    made = {
+        storage
+        for node in segment.nodes
+        if node.op._schema.name.removeprefix("aten::") in BLANK
+        for storage in node.made
+    }
+    return made - {storage for node in segment.nodes for storage in node.writes}
 
 
 def saved(segment: Segment, tensors: Sequence[torch.Tensor]) -> dict[int, torch.UntypedStorage] | None:
