@@ -33,6 +33,7 @@ from .execute.split import SplitRun
 from .execute.summaries import Summaries
 from .graph.ir import Graph
 from .metrics import Metrics
+from .plan import collector
 from .plan.alive import categorize
 from .plan.projection import Peak, project
 from .record.guard import nodes_before_access
@@ -128,7 +129,8 @@ def run(
         projection = _projection_of(graph, len(split_run.pieces), nodes)
     elif split_run is None:
         running = list({id(node.graph): node.graph for node in nodes}.values())
-        projection = project(running, nodes, tape.pending)
+        with collector.paused():
+            projection = project(running, nodes, tape.pending)
     start = time.perf_counter()
     for index in cuda:
         torch.cuda.reset_peak_memory_stats(index)
@@ -232,7 +234,8 @@ def run(
         if outcome is None and not hidden:
             peak, projected, above = _measured(memory, cuda, projection)
             if stretch is not None and found is None:
-                new = replay.replays.learn(stretch, resident, projection)
+                with collector.paused():
+                    new = replay.replays.learn(stretch, resident, projection)
         own = graph.ir if graph is not None else nodes[-1].graph if nodes else None
         timelines = {} if hidden else memory.timelines()
         report = Report(

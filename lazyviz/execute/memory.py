@@ -70,11 +70,16 @@ class ResidentMemory:
         for place, storage in enumerate(storages):
             places.setdefault(storage, place)
             places.setdefault(storage.origin, place)
-        changes = [[(places[storage], nbytes) for storage, nbytes in step] for step in self._changes]
-        now, after = 0, []
+        changes, now, after = [], 0, []
         for step, following in zip(self._changes, [*self._changes[1:], self._frees]):
-            now += sum(nbytes for _, nbytes in step)
-            after.append(now + sum(nbytes for _, nbytes in following if nbytes < 0))
+            changes.append([(places[storage], nbytes) for storage, nbytes in step])
+            for _, nbytes in step:
+                now += nbytes
+            left = now
+            for _, nbytes in following:  # what is freed after a node is noted with the next one
+                if nbytes < 0:
+                    left += nbytes
+            after.append(left)
         return Levels(changes, [*self._marks, self._high], after, self.peak)
 
     def _grown(self) -> None:

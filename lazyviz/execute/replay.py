@@ -19,6 +19,7 @@ import torch
 from .. import _torch
 from ..graph.ir import Storage
 from ..plan.alive import Category
+from ..plan.collector import paused
 from ..plan.projection import Peak
 from ..record.recorder import Tape
 from ..record.storage import TrackedNode, TrackedValue
@@ -29,8 +30,8 @@ from .straight_line import Code, generate, name_of
 from .stretch import Key, Steps, Stretch
 
 LEAST_NODES = 4  # worth recognising
-MOST_NODES = 30_000  # of one stretch: its code takes about a kilobyte a node
-MOST_KEPT = 100_000  # nodes of all stretches that are kept
+MOST_NODES = 100_000  # of one stretch
+MOST_KEPT = 200_000  # nodes of all stretches that are kept: half a kilobyte each
 MOST_COMPARED = 16  # of them, to say what is new about another
 
 Progress = Callable[[int, int, TrackedNode], None]
@@ -81,7 +82,8 @@ class Replays:
         self.hits += 1
         self._known.move_to_end(stretch.key)
         if known.code is None:
-            known.code = generate(stretch, self.steps, give)
+            with paused():
+                known.code = generate(stretch, self.steps, give)
             self.generated += 1
         return Replay(stretch, known, known.code)
 

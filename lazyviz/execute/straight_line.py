@@ -17,10 +17,13 @@ from ..record.rng import state_of
 from ..record.storage import TrackedNode, TrackedValue
 from .stretch import Step, Steps, Stretch, values_in
 
-Code = Callable[..., tuple[BaseException | None, Mapping[str, Any]] | None]
+Stopped = tuple[BaseException | None, Mapping[str, Any]]
+"""What stopped a run (``None``: an interrupt that arrived), and the local variables then."""
+Code = Callable[..., Stopped | None]
 """Runs the stretch; see :func:`generate`."""
 
-_PARAMETERS = "outside, scalars, draws, users, later, arrived, done, clock"
+NODES_IN_ONE = 1000  # function: to compile one takes 12 KiB a node, of which 1 is kept
+_PARAMETERS = "tensors, scalars, draws, users, later, arrived, done, clock"
 _LITERALS = (int, bool, type(None))
 
 
@@ -32,7 +35,7 @@ def name_of(number: int) -> str:
 def generate(stretch: Stretch, steps: Steps, give: Callable[[TrackedValue, torch.Tensor], None]) -> Code:
     """A function that runs the stretch's kernels in order.
 
-    Its arguments: ``outside``, the tensors from outside (the list is emptied); ``scalars``; ``draws``, for
+    Its arguments: ``tensors``, those from outside (the list is emptied); ``scalars``; ``draws``, for
     each random node its sequence; the values in ``users``, whose tensors ``give`` makes real, and in
     ``later``, which keep their tensor for nodes to come; ``arrived``, a list that stops the run between two
     nodes once it has something in it; ``done``, called after each node with ``clock()``.
@@ -93,8 +96,8 @@ class _Writer:
     ) -> None:
         self.stretch, self.steps = stretch, steps
         self.numbers = stretch.numbers
-        self.users = {value: f"u{number}" for number, value in enumerate(stretch.users)}
-        self.later = {value: f"w{number}" for number, value in enumerate(stretch.later)}
+        self.users = {value: f"users[{number}]" for number, value in enumerate(stretch.users)}
+        self.later = {value: f"later[{number}]" for number, value in enumerate(stretch.later)}
         self.names: dict[str, Any] = {
             "give": give,
             "set_grad_enabled": _torch_calls.set_grad_enabled,
@@ -104,35 +107,40 @@ class _Writer:
         self.scalars = 0
         self.draws = 0
         self.lines: list[str] = []
+        self.alive: dict[str, None] = dict.fromkeys(name_of(self.numbers[v]) for v in stretch.outside)
         self.ends: dict[TrackedValue, int] = {}  # the position of the node that reads it last
         for at, node in enumerate(stretch.nodes):
             for value in node.inputs:
                 self.ends[value] = at
 
     def function(self) -> Code:
+        nodes = self.stretch.nodes
         grad_mode: bool | None = None
         dead: dict[int, list[TrackedValue]] = {}
         for value, at in self.ends.items():
             dead.setdefault(at, []).append(value)
-        for at, node in enumerate(self.stretch.nodes):
-            if node.grad_mode is not grad_mode:
-                grad_mode = node.grad_mode
-                self.lines.append(f"set_grad_enabled({grad_mode})")
-            self.lines.append("if arrived: return None, locals()")
-            self._write(node, dead.get(at, []))
+        parts: list[Code] = []
+        for start in range(0, len(nodes), NODES_IN_ONE):
+            given = list(self.alive)
+            self.lines = []
+            for at, node in enumerate(nodes[start : start + NODES_IN_ONE], start):
+                if node.grad_mode is not grad_mode:
+                    grad_mode = node.grad_mode
+                    self.lines.append(f"set_grad_enabled({grad_mode})")
+                self.lines.append("if arrived: return None, locals()")
+                self._write(node, dead.get(at, []))
+            parts.append(self._compiled(given))
+        return parts[0] if len(parts) == 1 else _one_after_another(parts)
+
+    def _compiled(self, given: list[str]) -> Code:
+        """A function of the lines so far, which is given these variables and leaves those that are alive."""
         text = [f"def replay({_PARAMETERS}):"]
-        for name, items in {
-            "outside": [name_of(self.numbers[value]) for value in self.stretch.outside],
-            "scalars": [f"s{number}" for number in range(self.scalars)],
-            "draws": [f"r{number}" for number in range(self.draws)],
-            "users": list(self.users.values()),
-            "later": list(self.later.values()),
-        }.items():
-            if items:
-                text.append(f" {', '.join(items)}, = {name}")
-        text += [" outside.clear()", " try:"]
-        text += [f"  {line}" for line in self.lines]
+        if given:
+            text.append(f" {', '.join(given)}, = tensors")
+        text += [" tensors.clear()", " try:", *[f"  {line}" for line in self.lines]]
         text += [" except BaseException as error:", "  return error, locals()"]
+        if self.alive:
+            text.append(f" tensors += {', '.join(self.alive)},")
         exec(compile("\n".join(text), "<lazyviz replay>", "exec"), self.names)
         code: Code = self.names.pop("replay")
         return code
@@ -144,7 +152,7 @@ class _Writer:
         own = [value for value in node.outputs if value.node is node]
         needed = [value for value in own if value in self.ends or value in self.users or value in self.later]
         if step.draws:
-            draw = f"r{self.draws}"
+            draw = f"draws[{self.draws}]"
             self.draws += 1
             lines.append(f"{draw}.generator.set_state({draw}.state)")
         names = {value.index: name_of(self.numbers[value]) for value in needed}
@@ -169,8 +177,11 @@ class _Writer:
                 lines.append(f"give({self.users[value]}, {name})")
         gone = [name_of(self.numbers[value]) for value in dead]
         gone += [name_of(self.numbers[value]) for value in needed if value not in self.ends]
+        self.alive.update(dict.fromkeys(names.values()))
         if gone:
             lines.append(f"del {', '.join(gone)}")
+            for name in gone:
+                del self.alive[name]
         lines.append("done(clock())")
 
     def _call(self, node: TrackedNode, step: Step) -> str:
@@ -178,7 +189,7 @@ class _Writer:
         varying: dict[int | str, str] = {}
         places: list[int | str] = [*step.args, *step.kwargs]
         for place in places:
-            varying[place] = f"s{self.scalars}"
+            varying[place] = f"scalars[{self.scalars}]"
             self.scalars += 1
         parts = [varying.get(at) or self._argument(item) for at, item in enumerate(node.args)]
         for name, item in node.kwargs.items():
@@ -203,3 +214,16 @@ class _Writer:
             name = self.constants[key] = f"c{len(self.constants)}"
             self.names[name] = item
         return self.constants[key]
+
+
+def _one_after_another(parts: list[Code]) -> Code:
+    """A function of several; each leaves the list of tensors as the next one takes it."""
+
+    def replay(*arguments: Any) -> Stopped | None:
+        for part in parts:
+            stopped = part(*arguments)
+            if stopped is not None:
+                return stopped
+        return None
+
+    return replay

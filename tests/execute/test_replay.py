@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import replay
+from lazyviz.execute import replay, straight_line
 from lazyviz.execute.replay import replays
 
 from .. import programs
@@ -73,8 +73,9 @@ def training(steps, lazily, optimizer=torch.optim.Adam):
     return state, reports
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
-def test_a_training_loop_is_replayed_bit_by_bit(optimizer):
+@pytest.mark.parametrize(("optimizer", "nodes_in_one"), [(torch.optim.SGD, 20), (torch.optim.Adam, 1000)])
+def test_a_training_loop_is_replayed_bit_by_bit(optimizer, nodes_in_one, monkeypatch):
+    monkeypatch.setattr(straight_line, "NODES_IN_ONE", nodes_in_one)
     expected, _ = training(5, lazily=False, optimizer=optimizer)
     actual, reports = training(5, lazily=True, optimizer=optimizer)
     assert difference(expected, actual) is None
@@ -122,9 +123,10 @@ def test_nodes_are_left_as_running_op_by_op_leaves_them(monkeypatch):
     assert replayed == one_by_one
 
 
-def test_random_programs_are_replayed_as_eager():
-    """With every stretch worth it; many more in tests/test_random_programs.py, where it is not."""
-    least, replay.LEAST_NODES = replay.LEAST_NODES, 1
+def test_random_programs_are_replayed_as_eager(monkeypatch):
+    """Of every length, and from several functions."""
+    monkeypatch.setattr(replay, "LEAST_NODES", 1)
+    monkeypatch.setattr(straight_line, "NODES_IN_ONE", 4)
     names = [name for name, weight in programs.weights.items() for _ in range(weight)]
     chance = random.Random(5)
     before = replays.hits
@@ -141,7 +143,6 @@ def test_random_programs_are_replayed_as_eager():
                     found = programs.disagreement(program)
                 assert found is None, f"{found}\n{program}"
     finally:
-        replay.LEAST_NODES = least
         torch.set_num_threads(threads)
     assert replays.hits - before > 30
 
@@ -158,7 +159,9 @@ def looking_up(index):
     return graph, doubled, total, rows, summed, noise
 
 
-def test_an_error_in_a_replay_leaves_finished_ops_finished():
+@pytest.mark.parametrize("nodes_in_one", [1, 2, 3, 1000])
+def test_an_error_in_a_replay_leaves_finished_ops_finished(nodes_in_one, monkeypatch):
+    monkeypatch.setattr(straight_line, "NODES_IN_ONE", nodes_in_one)
     for _ in range(2):
         looking_up(torch.tensor([0, 3]))[0].evaluate()
     graph, doubled, total, rows, summed, _ = looking_up(torch.tensor([0, 9]))
@@ -174,7 +177,10 @@ def test_an_error_in_a_replay_leaves_finished_ops_finished():
     assert graph.state == "failed"
 
 
-def test_an_interrupt_of_a_replay_lands_between_two_ops():
+@pytest.mark.parametrize("nodes_in_one", [3, 7, 1000])
+def test_an_interrupt_of_a_replay_lands_between_two_ops(nodes_in_one, monkeypatch):
+    monkeypatch.setattr(straight_line, "NODES_IN_ONE", nodes_in_one)
+
     def counting():
         x = torch.zeros(3)
         with lazyviz.lazy() as graph:
