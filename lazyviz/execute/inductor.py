@@ -224,6 +224,7 @@ class _Again:
     ) -> None:
         self._programs, self._known, self._variant, self._program = programs, known, variant, program
         self._places = places_of_scalars(segment.nodes)
+        self._scalars = scalars_at(segment.nodes, self._places)  # for which the variant was found
         position = {node: at for at, node in enumerate(segment.nodes)}
         self._kept = [
             (position[value.node], list(value.node.outputs).index(value))
@@ -238,11 +239,13 @@ class _Again:
         nodes = segment.nodes
         scalars = scalars_at(nodes, self._places)
         variant = self._variant
-        if variant not in known.variants or not variant.takes(scalars):
-            found = known.find(replace(self._program, scalars=tuple(scalars)))
-            if found is None:
-                return None
-            self._variant = variant = found
+        if scalars != self._scalars or 0 in scalars or variant not in known.variants:
+            if variant not in known.variants or not variant.takes(scalars):
+                found = known.find(replace(self._program, scalars=tuple(scalars)))
+                if found is None:
+                    return None
+                self._variant = variant = found
+            self._scalars = scalars
         self._programs.use(known)
         kept = [nodes[at].outputs[number] for at, number in self._kept]
         return Compiled(_Run(segment, kept, variant, scalars), cache_hit=True)

@@ -200,14 +200,17 @@ def places_of_scalars(nodes: Sequence[Node]) -> list[Place]:
     return places
 
 
-def scalars_at(nodes: Sequence[Node], places: Sequence[Place]) -> list[float]:
+def scalars_at(nodes: Sequence[Node], places: Sequence[Place]) -> list[Any]:
     """The scalars there."""
-    found = []
-    for at, key, number in places:
-        node = nodes[at]
-        item = node.args[key] if type(key) is int else node.kwargs[key]  # type: ignore[index]
-        found.append(item if number is None else item[number])
-    return found
+    return [
+        nodes[at].args[key] if number is None and type(key) is int else _scalar_in(nodes[at], key, number)
+        for at, key, number in places
+    ]
+
+
+def _scalar_in(node: Node, key: int | str, number: int | None) -> Any:
+    item = node.args[key] if isinstance(key, int) else node.kwargs[key]
+    return item if number is None else item[number]
 
 
 def _is_scalar(item: Any, name: str, kind: Kind) -> bool:
