@@ -52,6 +52,7 @@ graphs: weakref.WeakValueDictionary[int, LazyGraph] = weakref.WeakValueDictionar
 forbidden = contextvars.ContextVar("lazyviz_forbid_sync", default=False)
 metrics = Metrics()
 projection_errors: deque[float] = deque(maxlen=1000)
+compile_reasons: deque[str] = deque(maxlen=100)  # what was new about what had to be compiled
 last_cause = "nothing has been evaluated yet"
 
 Projection = replay.Projection
@@ -263,6 +264,10 @@ def run(
         if compiled is not None:
             metrics.count("compiles", compiled.misses)
             metrics.count("compiled segments met again", compiled.hits)
+            metrics.count("ops that a backend left to eager", done - compiled.share)
+            compile_reasons.extend(compiled.missed)
+            if compiled.misses:
+                metrics.add("compile", compiled.seconds)
         if report.error is not None:
             projection_errors.append(report.error)
         for lazy in touched:

@@ -21,7 +21,7 @@ from . import absence, evaluation
 from .batching import NamedBatch
 from .batching import SplitError as SplitError
 from .choices import Choices
-from .execute.backend import find_backend
+from .execute.backend import compiled_programs, find_backend
 from .execute.clusters import Cluster
 from .execute.replay import replays
 from .execute.report import Report as Report
@@ -410,12 +410,14 @@ def forbid_sync() -> Iterator[None]:
 
 
 def why() -> str:
-    """What caused the last evaluation, and what the caches of shapes and of replays last did not know."""
+    """What caused the last evaluation, and what the caches (shapes, replays, compiled) last did not know."""
     miss = tape.shapes.last_miss or "none yet"
+    compiled = evaluation.compile_reasons[-1] if evaluation.compile_reasons else "none yet"
     new = replays.last_miss or "none yet"
     return (
         f"last evaluation: {evaluation.last_cause}\nlast shape cache miss: {miss}\n"
-        f"last evaluation op by op: {new}"
+        f"last evaluation op by op: {new}\n"
+        f"last compilation: {compiled}"
     )
 
 
@@ -424,6 +426,8 @@ def metrics() -> dict[str, Any]:
 
     ``"projected peak errors"`` are those of the last evaluated graphs: projected over measured, less 1.
     ``"replays"`` counts evaluations by generated code, ``"replays not known"`` those of what was new.
+    ``"compiles"`` and ``"compiled segments met again"`` are misses and hits of backends that compile,
+    ``"compile reasons"`` what was new (the last 100), ``"compiled programs"`` how many each of them keeps.
     """
     result = evaluation.metrics.summary()
     result["projected peak errors"] = list(evaluation.projection_errors)
@@ -433,7 +437,10 @@ def metrics() -> dict[str, Any]:
     result["replays"], result["replays not known"] = replays.hits, replays.misses
     result["replays generated"], result["replays dropped"] = replays.generated, replays.dropped
     result["replayed stretches known"] = len(replays)
-    for counter in ("ops recorded", "ops run", "graphs", "compiles", "syncs", "bytes read at syncs"):
+    result["compile reasons"] = list(evaluation.compile_reasons)
+    result["compiled programs"] = compiled_programs()
+    counters = ("ops recorded", "ops run", "graphs", "compiles", "compiled segments met again")
+    for counter in (*counters, "syncs", "bytes read at syncs"):
         result.setdefault(counter, 0)
     return result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -134,6 +134,12 @@ def backend_names() -> list[str]:
 def is_loaded(name: str) -> bool:
     """Whether :func:`find_backend` has it without importing anything."""
     return name in _backends or (name in _COMPILERS and name not in PACKAGES)
+
+
+def compiled_programs() -> dict[str, int]:
+    """How many programs each backend in use keeps compiled: those that have them in ``programs``."""
+    held = {name: getattr(backend, "programs", None) for name, backend in _backends.items()}
+    return {name: len(programs) for name, programs in held.items() if isinstance(programs, Sized)}
 
 
 def find_backend(name: str) -> Backend | Cluster | None:

@@ -22,6 +22,7 @@ from .backend import Compiled, Refused, Segment
 from .lowering import NotLowered, check, lower, made_storages, views_of
 from .programs import (
     Known,
+    Made,
     Program,
     Programs,
     Variant,
@@ -34,6 +35,7 @@ from .sizes import Sizes, follow
 
 Code = Callable[..., Sequence[torch.Tensor]]
 MOST_REFUSED = 256
+MOST_LIKELY = 8
 
 
 class InductorBackend:
@@ -69,11 +71,11 @@ class InductorBackend:
         Raises:
             lazyviz.execute.backend.Refused: it cannot be compiled; the message says why.
         """
-        kept = _kept(segment)
-        for value in kept:
-            if value.meta.storage_nbytes != value.storage.nbytes:
+        needed = _needed(segment)
+        for value in needed:
+            if not _shows_all(value):
                 raise Refused(f"{value.meta} does not show all of its memory")
-        program = program_of(segment.nodes, kept)
+        program = program_of(segment.nodes, needed)
         with self._lock:
             if (why := self._refused.get(program.key)) is not None:
                 raise Refused(why)
@@ -82,7 +84,7 @@ class InductorBackend:
             if variant is None:
                 reason = self.programs.difference(program, segment.nodes)
                 try:
-                    variant, fixed = self._variant(segment, inputs, kept, program)
+                    variant, fixed = self._variant(segment, inputs, program)
                 except Refused as refusal:
                     self._refuse(program, str(refusal))
                     raise
@@ -90,12 +92,12 @@ class InductorBackend:
                 self.programs.add(variant)
             known = self.programs.known(program)
         assert known is not None
-        again = _Again(self.programs, known, variant, program, segment, kept)
-        return Compiled(_Run(segment, kept, variant, program.scalars), reason is None, reason, again)
+        again = _Again(self.programs, known, variant, program, segment.nodes)
+        return Compiled(_Run(segment, variant, program.scalars), reason is None, reason, again)
 
     def forget(self, segment: Segment, why: str) -> None:
         """The code for ``segment`` is wrong: it is not to be run or made again."""
-        program = program_of(segment.nodes, _kept(segment))
+        program = program_of(segment.nodes, _needed(segment))
         with self._lock:
             self.programs.drop(program)
             self._refuse(program, f"compiled code was not right: {why}")
@@ -109,20 +111,25 @@ class InductorBackend:
         self,
         segment: Segment,
         inputs: Sequence[torch.Tensor],
-        kept: Sequence[Value],
         program: Program,
     ) -> tuple[Variant[Code], str]:
         """New code: for all sizes and numbers that have changed where a compiler can, else for these.
 
-        The second is why it is for these, or nothing.
+        The second is why it is for these, or nothing.  It hands out what was needed before, too, and what
+        is likely to be: which variables are alive is to cost no more than one compilation.
         """
+        likely = set(_likely(segment.nodes))
+        likely.update(*[variant.program.kept for variant in self.programs.variants(program)])
+        nodes = segment.nodes
+        more = {each for each in likely if _shows_all(nodes[each[0]].outputs[each[1]])}
+        program = replace(program, kept=tuple(sorted({*program.kept, *more})))
         groups = self.programs.groups(program)
         certain = tuple(group for group in groups if set(group) <= set(program.varying))
         sizes = self._sizes(segment, program)
         why = ""
         for free, follows in dict.fromkeys([(groups, sizes), (groups, None), (certain, None)]):
             try:
-                made = self._code(segment, inputs, kept, program, free, follows)
+                made = self._code(segment, inputs, program, free, follows)
             except Refused as refusal:
                 why = why or str(refusal)
                 continue
@@ -150,12 +157,12 @@ class InductorBackend:
         self,
         segment: Segment,
         inputs: Sequence[torch.Tensor],
-        kept: Sequence[Value],
         program: Program,
         groups: Sequence[Sequence[int]],
         sizes: Sizes | None,
     ) -> _torch_compile.Compiled:
         try:
+            kept = [segment.nodes[at].outputs[number] for at, number in program.kept]
             module = lower(segment.nodes, segment.inputs, kept, groups, sizes)
         except NotLowered as error:
             raise Refused(str(error)) from error
@@ -172,13 +179,33 @@ class InductorBackend:
             raise Refused(f"Inductor could not compile {len(segment.nodes):,} ops: {why}") from error
 
 
-def _kept(segment: Segment) -> list[Value]:
+def _needed(segment: Segment) -> list[Value]:
     """Of each storage that the segment makes and that is needed afterwards, the value it is made as.
 
     In program order, whichever of the views on them are left: that is how code met again hands them out.
     """
     needed = {value.storage for value in segment.outputs}
     return [value for storage, value in made_storages(segment.nodes).items() if storage in needed]
+
+
+def _shows_all(value: Value) -> bool:
+    return value.meta.storage_nbytes == value.storage.nbytes
+
+
+def _likely(nodes: Sequence[Node]) -> list[Made]:
+    """Results that somebody may want to see in another run of the program: a loss, an accuracy.
+
+    Those of one number, made in the forward pass, the last ones.
+    """
+    made = {value: storage for storage, value in made_storages(nodes).items()}
+    found = [
+        (at, number)
+        for at, node in enumerate(nodes)
+        if node.phase == "forward" or node.phase == "other"
+        for number, value in enumerate(node.outputs)
+        if value in made and not value.meta.shape and value.dtype.is_floating_point
+    ]
+    return found[-MOST_LIKELY:]
 
 
 def _number(value: float) -> torch.Tensor:
@@ -188,11 +215,9 @@ def _number(value: float) -> torch.Tensor:
 class _Run:
     """One run of compiled code on a segment's inputs."""
 
-    def __init__(
-        self, segment: Segment, kept: Sequence[Value], variant: Variant[Code], scalars: Sequence[float]
-    ) -> None:
+    def __init__(self, segment: Segment, variant: Variant[Code], scalars: Sequence[float]) -> None:
         self._segment = segment
-        self._kept = kept
+        self._kept = variant.program.kept
         self._code = variant.compiled
         # The segment's sizes are the program's, or this input's says what they are.
         self._size = variant.sizes.dimension if variant.sizes is not None else None
@@ -205,8 +230,12 @@ class _Run:
             value.storage: tensor for value, tensor in zip(self._segment.inputs, inputs, strict=True)
         }
         taken: set[int] = {_torch.storage_address(tensor) for tensor in inputs}
-        for value, tensor in zip(self._kept, results, strict=True):
-            memory[value.storage] = _alone(value, tensor, taken)
+        nodes = self._segment.nodes
+        needed = {value.storage for value in self._segment.outputs}
+        for (at, number), tensor in zip(self._kept, results, strict=True):
+            value = nodes[at].outputs[number]
+            if value.storage in needed:
+                memory[value.storage] = _alone(value, tensor, taken)
         return views_of(self._segment.outputs, memory)
 
 
@@ -219,25 +248,17 @@ class _Again:
         known: Known[Code],
         variant: Variant[Code],
         program: Program,
-        segment: Segment,
-        kept: Sequence[Value],
+        nodes: Sequence[Node],
     ) -> None:
         self._programs, self._known, self._variant, self._program = programs, known, variant, program
-        self._places = places_of_scalars(segment.nodes)
-        self._scalars = scalars_at(segment.nodes, self._places)  # for which the variant was found
-        position = {node: at for at, node in enumerate(segment.nodes)}
-        self._kept = [
-            (position[value.node], list(value.node.outputs).index(value))
-            for value in kept
-            if value.node is not None
-        ]
+        self._places = places_of_scalars(nodes)
+        self._scalars = scalars_at(nodes, self._places)  # for which the variant was found
 
     def __call__(self, segment: Segment) -> Compiled | None:
         known = self._known
         if known.dropped:
             return None
-        nodes = segment.nodes
-        scalars = scalars_at(nodes, self._places)
+        scalars = scalars_at(segment.nodes, self._places)
         variant = self._variant
         if scalars != self._scalars or 0 in scalars or variant not in known.variants:
             if variant not in known.variants or not variant.takes(scalars):
@@ -247,8 +268,7 @@ class _Again:
                 self._variant = variant = found
             self._scalars = scalars
         self._programs.use(known)
-        kept = [nodes[at].outputs[number] for at, number in self._kept]
-        return Compiled(_Run(segment, kept, variant, scalars), cache_hit=True)
+        return Compiled(_Run(segment, variant, scalars), cache_hit=True)
 
 
 def _alone(value: Value, tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:

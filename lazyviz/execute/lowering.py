@@ -115,6 +115,13 @@ def check(node: Node) -> None:
         raise refuse(node, "gives a tensor another shape in place")
     if "mkldnn_rnn" in name:  # Inductor checks it against a shape rule that the kernel does not keep
         raise refuse(node, "hands on a workspace that only its kernel knows")
+    own = [value for value in node.outputs if value.node is node]
+    if (
+        name != "aten::cat"  # which is lowered by itself, below
+        and any(not value.meta.nbytes for value in node.inputs)
+        and any(value.meta.nbytes for value in own)
+    ):
+        raise refuse(node, "makes numbers of a tensor without elements, which Inductor may take for zeros")
     shown = any(
         item.alias_info is not None and item.alias_info.is_write for item in node.op._schema.arguments
     )

@@ -29,19 +29,22 @@ MOST_PROGRAMS = 64  # kept for each backend; a program keeps its compiled code a
 MOST_VARIANTS = 8  # of one program, for other values of its static numbers and sizes
 
 
+Made = tuple[int, int]  # a node by position, and which of its outputs
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """One stretch of nodes as plain data.
 
     ``steps`` has an entry for each node, ``inputs`` the values from outside in order of first
     use, ``scalars`` the numbers that take part in arithmetic in order of appearance, and ``varying`` the
-    positions of those that change from step to step in a training loop.  ``kept`` are the storages made here
-    that are needed afterwards, by number.
+    positions of those that change from step to step in a training loop.  ``kept`` are the values that are
+    handed out, one for each storage made here and needed afterwards: the node, and which of its outputs.
     """
 
     steps: tuple[tuple[Any, ...], ...]
     inputs: tuple[Any, ...]
-    kept: tuple[int, ...]
+    kept: tuple[Made, ...]
     scalars: tuple[float, ...]
     varying: tuple[int, ...]
     shapes: Shapes
@@ -49,7 +52,7 @@ class Program:
 
     @property
     def key(self) -> Hashable:
-        return self.steps, self.inputs, self.kept
+        return self.steps, self.inputs
 
 
 # Arguments that optimizers compute anew in each step (bias corrections, learning rates).
@@ -113,7 +116,7 @@ class Numbers:
 
 
 def program_of(nodes: Sequence[Node], outputs: Sequence[Value]) -> Program:
-    """The structure of ``nodes``, of whose results ``outputs`` are needed afterwards."""
+    """The structure of ``nodes``, of whose results ``outputs`` are handed out."""
     values: dict[Value, int] = {}
     storages: dict[Storage, int] = {}
     kinds: dict[TensorMeta, tuple[Any, ...]] = {}
@@ -175,7 +178,11 @@ def program_of(nodes: Sequence[Node], outputs: Sequence[Value]) -> Program:
                 parts.append(of(value.meta))
                 made.append(value.meta)
         steps.append(tuple(parts))
-    kept = tuple(sorted({values[value] for value in outputs}))
+    position = {value.node: -1 for value in outputs}
+    position |= {node: at for at, node in enumerate(nodes) if node in position}
+    kept = tuple(
+        sorted({(position[value.node], value.node.outputs.index(value)) for value in outputs if value.node})
+    )
     shapes = Shapes(tuple(given), tuple(made), tuple(sizes))
     return Program(tuple(steps), tuple(inputs), kept, tuple(scalars), tuple(varying), shapes, tuple(users))
 
@@ -229,7 +236,8 @@ def _scalars_of(item: Any, name: str, kind: Kind) -> Iterator[float]:
 class Variant(Generic[Compiled]):
     """A compiled program, for its static scalars alone; those of each of ``groups`` are one input.
 
-    Its sizes are those of ``program``, or what ``sizes`` says, as far as ``holds`` agrees.
+    Its sizes are those of ``program``, or what ``sizes`` says, as far as ``holds`` agrees.  It hands out what
+    ``program`` keeps; where less is needed that does no harm.
     """
 
     program: Program
@@ -245,7 +253,11 @@ class Variant(Generic[Compiled]):
 
     def fits(self, program: Program) -> bool:
         """Whether the compiled program computes what ``program``, of the same key, does."""
-        return self.takes(program.scalars) and self._has_sizes_of(program.shapes)
+        return (
+            set(program.kept) <= set(self.program.kept)
+            and self.takes(program.scalars)
+            and self._has_sizes_of(program.shapes)
+        )
 
     def takes(self, scalars: Sequence[float]) -> bool:
         """Whether it computes with these numbers, or for them."""
@@ -352,10 +364,15 @@ class Programs(Generic[Compiled]):
         variants = self.variants(program)
         if variants:
             # Where numbers alone differ that says more than sizes do.
+            needed = set(program.kept)
+            if all(needed - set(each.program.kept) for each in variants):
+                at, _ = min(needed - set(variants[-1].program.kept))
+                where = f" at {nodes[at].source}" if nodes[at].source is not None else ""
+                return f"{nodes[at].name}{where}: its result is needed afterwards, was not"
             like = next((each for each in variants if same_shapes(each.program.shapes, program.shapes)), None)
             if like is None:
                 return _shapes_differ(variants[-1].program, program, nodes)
-            changed = next(_changed(like.program.scalars, program.scalars), "equal to others no more")
+            changed = next(_changed(like.program.scalars, program.scalars), "others are no more equal")
             return f"a number that was compiled as a constant is another: {changed}"
         programs = [each.variants[-1].program for each in self._known.values()]
         if not programs:
@@ -365,9 +382,7 @@ class Programs(Generic[Compiled]):
         if same == len(nodes):
             if len(nearest.steps) > same:
                 return f"it ends after {same:,} ops, the one known goes on"
-            if nearest.inputs != program.inputs:
-                return "inputs share memory otherwise"
-            return "other results are needed afterwards"
+            return "inputs share memory otherwise"
         node = nodes[same]
         where = f" at {node.source}" if node.source is not None else ""
         if same >= len(nearest.steps):

@@ -34,7 +34,7 @@ class Outcome:
     """What a run with a backend came to: ``share`` counts the ops that the backend itself ran.
 
     ``hits`` and ``misses`` count segments whose code was there, or had to be made; ``missed`` says what was
-    new about these, ``fallbacks`` why ops ran op by op.
+    new about these, ``fallbacks`` why ops ran op by op.  ``seconds`` went into asking the backend for code.
     """
 
     share: int = 0
@@ -42,6 +42,7 @@ class Outcome:
     misses: int = 0
     missed: list[str] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
+    seconds: float = 0.0
 
     def note(self, reasons: list[str], reason: str) -> None:
         if reason not in reasons and len(reasons) < _MOST_REASONS:
@@ -131,6 +132,7 @@ class _Run:
         segment = segment_of(nodes)
         inputs = [value.real for value in segment.inputs if isinstance(value, TrackedValue)]
         reals = [real for real in inputs if real is not None]
+        start = time.perf_counter()
         try:
             compiled = self._compiled(segment, reals)
         except Refused as refusal:
@@ -142,6 +144,7 @@ class _Run:
                 self.outcome.note(self.outcome.fallbacks, str(refusal))
                 self.op_by_op(nodes)
             return
+        self.outcome.seconds += time.perf_counter() - start
         if isinstance(compiled, Compiled):
             self.outcome.hits += compiled.cache_hit
             self.outcome.misses += not compiled.cache_hit

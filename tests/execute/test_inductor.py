@@ -248,6 +248,69 @@ def test_memory_that_compiled_code_takes_on_a_cpu_is_not_said_to_be_measured(ind
     assert y.shape == (8,)
 
 
+def test_metrics_tell_hits_and_misses_and_what_was_new(inductor):
+    before = lazyviz.metrics()
+
+    def run(rows):
+        x = torch.ones(rows)
+        with lazyviz.lazy(backend="inductor") as graph:
+            keep = (x + 1).exp()
+        graph.evaluate()
+        return keep
+
+    for rows in (3, 3, 3, 5, 7):
+        run(rows)
+    now = lazyviz.metrics()
+    assert now["compiles"] - before["compiles"] == 2
+    assert now["compiled segments met again"] - before["compiled segments met again"] == 3
+    assert now["compiled programs"]["inductor"] == 2
+    assert "first program" in now["compile reasons"][-2]
+    for said in (now["compile reasons"][-1], lazyviz.why()):
+        assert "[5] float32 cpu, was [3] float32 cpu" in said and "test_inductor.py" in said
+    assert now["compile"]["count"] - before.get("compile", {"count": 0})["count"] == 2
+
+
+def test_what_a_notebook_keeps_and_what_changes_from_step_to_step_is_no_new_program(inductor):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    x = torch.randn(5, 3)
+    missed = []
+    for step, keeps in enumerate(["nothing", "nothing", "nothing", "loss", "nothing", "all", "loss", "all"]):
+        if step % 3 == 1:
+            torch.manual_seed(step)
+        with lazyviz.lazy(backend="inductor") as graph:
+            optimizer.zero_grad()
+            out = model(x)
+            loss = (out.square().mean() + out.abs().sum()) * (step + 1)
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            values = {"loss": loss, "out": out} if keeps == "all" else {"loss": loss}
+            if keeps == "nothing":
+                values.clear()
+            del loss, out
+        report = graph.evaluate(verify=True)
+        assert report.share == 1.0
+        missed.append(report.cache_miss_reason)
+        assert all(type(each) is torch.Tensor for each in values.values())
+    # The first step makes Adam's state, the third is the first with another counter; a loss may always be
+    # asked for, and other results cost one compilation.
+    assert [reason is None for reason in missed] == [False, False, False, True, True, False, True, True]
+    assert "was compiled as a constant" in missed[2]
+    assert "addmm" in missed[5] and "its result is needed afterwards, was not" in missed[5]
+
+
+def test_a_reduction_of_nothing_is_what_it_is_eagerly(inductor):
+    nothing = torch.ones(0, 3)
+    with lazyviz.lazy(backend="inductor") as graph:
+        mean, total = (nothing * 2).mean(0), (nothing * 2).sum()
+    report = graph.evaluate()
+    assert mean.isnan().all() and total == 0
+    assert any("without elements" in reason for reason in report.fallbacks)
+
+
 def wrong(code):
     return lambda *inputs: [tensor + 1 for tensor in code(*inputs)]
 
