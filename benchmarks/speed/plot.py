@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Canvas
 from .figures import Figure, number, without_the_rest
 
 MET, MISSED = "#2f7d5b", "#c2452d"
-LINES = ("#33608c", "#b5762a", "#2f7d5b")
+LINES = ("#33608c", "#b5762a", "#2f7d5b", "#7a4f9a")
 # The same bytes for the same results: names of glyphs and clips are hashed with this, and no date is kept.
 STYLE: Any = {"svg.hashsalt": "lazyviz", "svg.fonttype": "none", "font.size": 8}
 
