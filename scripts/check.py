@@ -1,4 +1,6 @@
-"""Every check of `make test`, one after the other; what fails is shown, the rest still runs.
+"""Every check of `make test`; what fails is shown, the rest still runs.
+
+The conformance suites, more than half of all tests and of one thread, run beside the other tests.
 
 .venv/bin/python scripts/check.py [--only lint | --all]
 """
@@ -10,6 +12,7 @@ import importlib.util
 import os
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from environment import find_chromium
@@ -18,18 +21,22 @@ from steps import LOGS, ROOT, StepFailed, relative, run, say
 
 @dataclass(frozen=True)
 class Check:
-    """One step: its name, its command (after ``python``), and whether its output is shown as it comes."""
+    """One step: its name, its command (after ``python``), whether its output is shown as it comes,
+    whether the next checks run meanwhile, or whether it has to have the machine for itself.
+    """
 
     title: str
     command: tuple[str, ...]
     lint: bool = False
     stream: bool = False
+    beside: bool = False
+    alone: bool = False
     more: tuple[str, ...] = ()  # arguments of `make test-all`
     env: dict[str, str] = field(default_factory=dict)
 
 
 NPM = ("scripts/js_build.py", "npm", "run", "--silent")
-BROWSER = "tests/browser"
+BROWSER, CONFORMANCE = "tests/browser", "tests/conformance"
 EVERYTHING = ("--all", "--scores=docs/conformance.md", "--scores=out/conformance.json")
 
 CHECKS = (
@@ -38,11 +45,17 @@ CHECKS = (
     Check("mypy", ("-m", "mypy"), lint=True),
     Check("eslint", (*NPM, "lint"), lint=True),
     Check("tsc", (*NPM, "typecheck"), lint=True),
-    Check("Python tests", ("-m", "pytest", f"--ignore={BROWSER}"), stream=True, more=EVERYTHING),
+    Check("conformance", ("-m", "pytest", CONFORMANCE), beside=True, more=EVERYTHING),
+    Check(
+        "Python tests",
+        ("-m", "pytest", f"--ignore={BROWSER}", f"--ignore={CONFORMANCE}"),
+        stream=True,
+        more=("--all",),
+    ),
     # The kernel is another process, and nbval's own warnings are not ours: errors in cells are what counts.
     Check("notebooks", ("-m", "pytest", "--nbval-lax", "-W", "default", "notebooks"), stream=True),
     Check("JavaScript tests", (*NPM, "test")),
-    Check("browser test", ("-m", "pytest", BROWSER), stream=True),
+    Check("browser test", ("-m", "pytest", BROWSER), stream=True, alone=True),  # it takes times
 )
 
 
@@ -62,13 +75,24 @@ def main(args: list[str]) -> int:
     env = {"CHROMIUM": chromium} if chromium else {}
     failed: list[str] = []
     begin = time.monotonic()
-    for check in checks:
+
+    def attempt(check: Check) -> None:
         try:
             command = [sys.executable, *check.command, *(check.more if options.all else ())]
-            run(check.title, command, stream=check.stream, env={**env, **check.env})
+            run(check.title, command, stream=check.stream, beside=check.beside, env={**env, **check.env})
         except StepFailed as error:
             say(f"   {error}")
             failed.append(check.title)
+
+    with ThreadPoolExecutor(1) as meanwhile:
+        under_way: Future[None] | None = None
+        for check in checks:
+            if check.alone and under_way is not None:
+                under_way.result()
+            if check.beside:
+                under_way = meanwhile.submit(attempt, check)
+            else:
+                attempt(check)
     seconds = time.monotonic() - begin
     logs = relative(LOGS)
     if failed:

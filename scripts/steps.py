@@ -51,16 +51,18 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: Path = ROOT,
     stream: bool = False,
+    beside: bool = False,
     quiet_failure: bool = False,
 ) -> float:
     """Run ``command`` as the step ``title`` and return its wall time in seconds.
 
-    Its output goes to a log file; with ``stream`` also to the screen.  Raises
+    Its output goes to a log file; with ``stream`` also to the screen.  With ``beside`` others run
+    meanwhile: nothing is said until it ends, and then how its log ends.  Raises
     :class:`StepFailed` when it cannot start or exits with an error, after showing the end
     of the log (unless it was streamed, or ``quiet_failure``: the caller has another way).
     """
     log = _log_path(title)
-    say(f"-- {title}")
+    say(f"-- {title}, beside what comes next" if beside else f"-- {title}")
     begin = time.monotonic()
     full_env = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
     words = [str(word) for word in command]
@@ -81,7 +83,7 @@ def run(
         except OSError as error:
             raise StepFailed(f"{title}: cannot start {words[0]}: {error}") from error
         finished = threading.Event()
-        if not stream:
+        if not (stream or beside):
             threading.Thread(target=_heartbeat, args=(begin, finished), daemon=True).start()
         try:
             assert process.stdout is not None
@@ -98,10 +100,10 @@ def run(
         finally:
             finished.set()
     seconds = time.monotonic() - begin
+    if beside or (status and not stream and not quiet_failure):
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        say("\n".join([*([f"-- {title}, the end of its log"] if beside else []), *lines[-TAIL_LINES:]]))
     if status:
-        if not stream and not quiet_failure:
-            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-            say("\n".join(lines[-TAIL_LINES:]))
         if quiet_failure:
             say("   did not work here, there is another way")
         raise StepFailed(f"{title}: failed (exit {status}), the whole output is in {relative(log)}")
