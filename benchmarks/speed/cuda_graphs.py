@@ -22,9 +22,13 @@ def measure(settings: Settings) -> Iterator[Figure]:
     captured = lazily(program.on(settings.device).training_step(), backend=BACKEND)
     replayed = lazily(program.on(settings.device).training_step(), name="eager backend")
     turns = [timed("eager", program.on(settings.device).training_step()), captured.turn, replayed.turn]
-    for turn in turns:
-        for _ in range(3):  # the first warms up, the second captures
-            turn()
+    try:
+        for turn in turns:
+            for _ in range(3):  # the first warms up, the second captures
+                turn()
+    except ValueError as error:  # no such backend
+        yield Figure(name, program.name, None, note=str(error))
+        return
     times = interleaved(turns, 2 * settings.rounds + 1)
     report = captured.reports[-1]
     detail = {**medians(times), "ops": captured.ops, "share": report.share}

@@ -64,7 +64,8 @@ def measure(settings: Settings) -> Iterator[Figure]:
         for stage, per_count in costs.items():
             per_count[count] = 1e6 * statistics.median(run[stage] for run in runs) / count
         if count <= AGAIN_UP_TO:
-            runs = [block(count, settings.device, 4) for _ in range(1 + repeats)][1:]
+            # What has come twice is known the third time.
+            runs = [block(count, settings.device, 4) for _ in range(2 + repeats)][2:]
             again[count] = 1e6 * statistics.median(run["evaluate, at first"] for run in runs) / count
         taken = runs[0]["bytes"] / count
         lazyviz.session.reset()
