@@ -123,13 +123,14 @@ class InductorBackend:
         nodes = segment.nodes
         more = {each for each in likely if _shows_all(nodes[each[0]].outputs[each[1]])}
         program = replace(program, kept=tuple(sorted({*program.kept, *more})))
+        kept = [nodes[at].outputs[number] for at, number in program.kept]
         groups = self.programs.groups(program)
         certain = tuple(group for group in groups if set(group) <= set(program.varying))
         sizes = self._sizes(segment, program)
         why = ""
         for free, follows in dict.fromkeys([(groups, sizes), (groups, None), (certain, None)]):
             try:
-                made = self._code(segment, inputs, program, free, follows)
+                made = self._code(segment, inputs, kept, program, free, follows)
             except Refused as refusal:
                 why = why or str(refusal)
                 continue
@@ -157,12 +158,12 @@ class InductorBackend:
         self,
         segment: Segment,
         inputs: Sequence[torch.Tensor],
+        kept: Sequence[Value],
         program: Program,
         groups: Sequence[Sequence[int]],
         sizes: Sizes | None,
     ) -> _torch_compile.Compiled:
         try:
-            kept = [segment.nodes[at].outputs[number] for at, number in program.kept]
             module = lower(segment.nodes, segment.inputs, kept, groups, sizes)
         except NotLowered as error:
             raise Refused(str(error)) from error
