@@ -177,7 +177,7 @@ class _Writer:
                 lines.append(f"give({self.users[value]}, {name})")
         gone = [name_of(self.numbers[value]) for value in dead]
         gone += [name_of(self.numbers[value]) for value in needed if value not in self.ends]
-        self.alive.update(dict.fromkeys(names.values()))
+        self.alive.update(dict.fromkeys(name_of(self.numbers[value]) for value in needed))
         if gone:
             lines.append(f"del {', '.join(gone)}")
             for name in gone:
