@@ -156,7 +156,10 @@ def _views_and_writes() -> Callable[[], Tensors]:
         table[:, 0].mul_(-1)
         total.add_(table.sum(1))
         parts = made.split(2)
-        return {"base": base, "total": total, "made": made, "row": row, "first": parts[0], "table": table}
+        gates = torch.unsafe_split(base + 1, 4)  # as recurrent cells do
+        gates[1].zero_()
+        results = {"base": base, "total": total, "made": made, "row": row, "first": parts[0], "table": table}
+        return {**results, "gate": gates[1], "next": gates[2]}
 
     return run
 

@@ -142,7 +142,14 @@ def adapted(
         return _batch_norm(args)
     if node.op is aten.cat.default:
         return _cat(node, args, kwargs)
-    return node.op, args, kwargs
+    return _SPLITS.get(node.op, node.op), args, kwargs
+
+
+# These are views that their schemas do not call so, and a compiler would lose what is written to them.
+_SPLITS = {
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
 
 
 def _batch_norm(args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

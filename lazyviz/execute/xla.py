@@ -23,7 +23,7 @@ from ..graph.ir import Node, Value
 from . import xla_ops, xla_program
 from .backend import Refused, Segment
 from .inductor import InductorBackend
-from .lowering import NotLowered, check, refuse
+from .lowering import NotLowered, refuse
 from .programs import Program, program_of
 from .sizes import Sizes
 
@@ -70,10 +70,8 @@ class XlaBackend(InductorBackend):
         return None if why is None else str(refuse(node, why))
 
     def _reason(self, node: Node) -> str | None:
-        try:
-            check(node)
-        except NotLowered as error:
-            return str(error)
+        if (why := super().refuses(node)) is not None:
+            return why.removeprefix(str(refuse(node, "")))
         if xla_ops.draws(node):
             return "draws random numbers"
         for value in (*node.inputs, *node.outputs):
