@@ -195,8 +195,11 @@ def run(
                     marks=marks,
                 )
             share = len(nodes) if cluster is None else 0
-        elif code is not None and stretch is not None:
-            run_again(tape, stretch, code, progress=on_progress, cancelled=cancelled)
+        elif (
+            code is not None
+            and stretch is not None
+            and run_again(tape, stretch, code, progress=on_progress, cancelled=cancelled)
+        ):
             compiled = Outcome(len(nodes), hits=1)
             share = len(nodes)
         else:

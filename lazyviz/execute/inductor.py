@@ -19,8 +19,9 @@ import torch
 from .. import _torch, _torch_compile
 from ..graph.ir import Node, Storage, Value
 from .backend import Compiled, Refused, Segment
-from .lowering import NotLowered, check, lower, made_storages, views_of
+from .lowering import NotLowered, check, cut_first, lower, made_storages, views_of
 from .programs import (
+    MOST_VARIANTS,
     Known,
     Made,
     Program,
@@ -32,6 +33,7 @@ from .programs import (
     scalars_at,
 )
 from .sizes import Sizes, follow
+from .stretch import moving
 
 Code = Callable[..., Sequence[torch.Tensor]]
 MOST_REFUSED = 256
@@ -71,20 +73,26 @@ class InductorBackend:
         Raises:
             lazyviz.execute.backend.Refused: it cannot be compiled; the message says why.
         """
-        needed = _needed(segment)
+        cuts = _Cuts(segment)
+        inner = cuts.inner
+        if not inner.nodes:
+            return Compiled(cuts.run, True, again=lambda other: Compiled(_Cuts(other).run, True))
+        needed = _needed(inner)
         for value in needed:
             if not _shows_all(value):
                 raise Refused(f"{value.meta} does not show all of its memory")
-        program = program_of(segment.nodes, needed)
+        program = program_of(inner.nodes, needed)
         with self._lock:
             if (why := self._refused.get(program.key)) is not None:
                 raise Refused(why)
             variant = self.programs.find(program)
             reason = None
             if variant is None:
-                reason = self.programs.difference(program, segment.nodes)
+                reason = self.programs.difference(program, inner.nodes)
+                if len(self.programs.variants(program)) >= MOST_VARIANTS:
+                    raise Refused(f"it was compiled {MOST_VARIANTS} times, and is new again: {reason}")
                 try:
-                    variant, fixed = self._variant(segment, inputs, program)
+                    variant, fixed = self._variant(inner, cuts.inputs(inputs), program)
                 except Refused as refusal:
                     self._refuse(program, str(refusal))
                     raise
@@ -92,12 +100,13 @@ class InductorBackend:
                 self.programs.add(variant)
             known = self.programs.known(program)
         assert known is not None
-        again = _Again(self.programs, known, variant, program, segment.nodes)
-        return Compiled(_Run(segment, variant, program.scalars), reason is None, reason, again)
+        again = _Again(self.programs, known, variant, program, inner)
+        return Compiled(_Run(cuts, variant, program.scalars), reason is None, reason, again)
 
     def forget(self, segment: Segment, why: str) -> None:
         """The code for ``segment`` is wrong: it is not to be run or made again."""
-        program = program_of(segment.nodes, _needed(segment))
+        inner = cut_first(segment)[1]
+        program = program_of(inner.nodes, _needed(inner))
         with self._lock:
             self.programs.drop(program)
             self._refuse(program, f"compiled code was not right: {why}")
@@ -213,35 +222,62 @@ def _number(value: float) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.int64 if type(value) is int else torch.float64)
 
 
+class _Cuts:
+    """The parts that a segment cuts out of its inputs, and the segment that works on them (``inner``)."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self._nodes, self.inner = cut_first(segment)
+
+    def inputs(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The inputs of ``inner``, from those of the segment."""
+        if not self._nodes:
+            return given
+        outside = dict(zip(self.segment.inputs, given, strict=True))
+        memory = {value.storage: tensor for value, tensor in outside.items()}
+        parts = views_of([value for value in self.inner.inputs if value not in outside], memory)
+        cut = iter(parts)
+        return [outside[value] if value in outside else next(cut) for value in self.inner.inputs]
+
+    def run(self, *given: torch.Tensor) -> list[torch.Tensor]:
+        """The outputs of a segment that does nothing else."""
+        memory = {value.storage: tensor for value, tensor in zip(self.segment.inputs, given, strict=True)}
+        return views_of(self.segment.outputs, memory)
+
+
 class _Run:
     """One run of compiled code on a segment's inputs."""
 
-    def __init__(self, segment: Segment, variant: Variant[Code], scalars: Sequence[float]) -> None:
-        self._segment = segment
+    def __init__(self, cuts: _Cuts, variant: Variant[Code], scalars: Sequence[float]) -> None:
+        self._cuts = cuts
         self._kept = variant.program.kept
         self._code = variant.compiled
         # The segment's sizes are the program's, or this input's says what they are.
         self._size = variant.sizes.dimension if variant.sizes is not None else None
         self._numbers = [scalars[group[0]] for group in variant.groups]
 
-    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
+        inputs = self._cuts.inputs(given)
         size = [] if self._size is None else [inputs[self._size[0]].shape[self._size[1]]]
         results = self._code(*size, *inputs, *[_number(value) for value in self._numbers])
+        segment, nodes = self._cuts.segment, self._cuts.inner.nodes
         memory: dict[Storage, torch.Tensor] = {
-            value.storage: tensor for value, tensor in zip(self._segment.inputs, inputs, strict=True)
+            value.storage: tensor for value, tensor in zip(segment.inputs, given, strict=True)
         }
-        taken: set[int] = {_torch.storage_address(tensor) for tensor in inputs}
-        nodes = self._segment.nodes
-        needed = {value.storage for value in self._segment.outputs}
+        taken: set[int] = {_torch.storage_address(tensor) for tensor in given}
+        needed = {value.storage for value in segment.outputs}
         for (at, number), tensor in zip(self._kept, results, strict=True):
             value = nodes[at].outputs[number]
             if value.storage in needed:
                 memory[value.storage] = _alone(value, tensor, taken)
-        return views_of(self._segment.outputs, memory)
+        return views_of(segment.outputs, memory)
 
 
 class _Again:
-    """Finds the code for further recordings of one structure, by the numbers in them alone."""
+    """Finds the code for further recordings of one structure, by what that leaves open.
+
+    That is numbers, and where in a tensor a part is (:data:`.stretch.MOVING`).
+    """
 
     def __init__(
         self,
@@ -249,17 +285,33 @@ class _Again:
         known: Known[Code],
         variant: Variant[Code],
         program: Program,
-        nodes: Sequence[Node],
+        segment: Segment,
     ) -> None:
         self._programs, self._known, self._variant, self._program = programs, known, variant, program
-        self._places = places_of_scalars(nodes)
-        self._scalars = scalars_at(nodes, self._places)  # for which the variant was found
+        self._places = places_of_scalars(segment.nodes)
+        self._scalars = scalars_at(segment.nodes, self._places)  # for which the variant was found
+        self._moving = [at for at, node in enumerate(segment.nodes) if moving(node.op)]
+        self._moves = self._moves_of(segment)
+
+    def _moves_of(self, segment: Segment) -> list[Any]:
+        """What is no input of the code, and may differ all the same."""
+        nodes = segment.nodes
+        moves: list[Any] = [
+            nodes[at].args[place : place + 1] for at in self._moving for place in moving(nodes[at].op)
+        ]
+        if self._program.shapes.offsets:
+            moves += [value.meta.offset for value in segment.inputs]
+        return moves
 
     def __call__(self, segment: Segment) -> Compiled | None:
         known = self._known
         if known.dropped:
             return None
-        scalars = scalars_at(segment.nodes, self._places)
+        cuts = _Cuts(segment)
+        inner = cuts.inner
+        if self._moves_of(inner) != self._moves:
+            return None
+        scalars = scalars_at(inner.nodes, self._places)
         variant = self._variant
         if scalars != self._scalars or 0 in scalars or variant not in known.variants:
             if variant not in known.variants or not variant.takes(scalars):
@@ -269,7 +321,7 @@ class _Again:
                 self._variant = variant = found
             self._scalars = scalars
         self._programs.use(known)
-        return Compiled(_Run(segment, variant, scalars), cache_hit=True)
+        return Compiled(_Run(cuts, variant, scalars), cache_hit=True)
 
 
 def _alone(value: Value, tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:

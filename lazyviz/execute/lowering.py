@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from ..graph.ir import Node, Storage, Value
+from .backend import Segment
 from .programs import Numbers
 from .sizes import Size, Sizes
 
@@ -42,6 +43,34 @@ def made_storages(nodes: Sequence[Node]) -> dict[Storage, Value]:
             if value.node is node and value.storage in fresh:
                 made.setdefault(value.storage, value)
     return made
+
+
+_CUTS = (aten.select.int, aten.slice.Tensor)
+
+
+def cut_first(segment: Segment) -> tuple[list[Node], Segment]:
+    """The views that cut a part out of a segment's inputs, and the segment without them: on those parts.
+
+    A batch is cut from another place in each step, which is to be no other program.  A view reads nothing, so
+    that it may be taken before everything else.  Parts of what is written stay: a compiler has to see how
+    they overlap.
+    """
+    written = {storage for node in segment.nodes for storage in node.writes}
+    cuts: list[Node] = []
+    known = set(segment.inputs)
+    rest: list[Node] = []
+    for node in segment.nodes:
+        cut = node.op in _CUTS and not node.kwargs and node.args[0] in known
+        if cut and node.args[0].storage not in written:
+            cuts.append(node)
+            known.add(node.outputs[0])
+        else:
+            rest.append(node)
+    inside = set(rest)
+    inputs = dict.fromkeys(
+        value for node in rest for value in node.inputs if value in known or value.node not in inside
+    )
+    return cuts, Segment(rest, list(inputs), segment.outputs)
 
 
 def lower(

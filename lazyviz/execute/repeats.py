@@ -15,7 +15,7 @@ import torch
 from ..record.recorder import Tape
 from ..record.rng import DrawSequence, state_of
 from ..record.storage import HALF_DONE, TrackedNode
-from .backend import Backend, Compiled, Segment
+from .backend import Backend, Compiled, Refused, Segment
 from .eager import Progress, check_interrupts, kernel_level
 from .replay import finish, give, replays
 from .stretch import Key, Stretch
@@ -31,7 +31,7 @@ class Repeats:
 
     def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Stretch | None:
         """The structure of ``nodes``, if it can be recognised."""
-        stretch = replays.look_at(tape, nodes, id(backend), exact=True)  # kept alive with what is known
+        stretch = replays.look_at(tape, nodes, id(backend))  # kept alive with what is known
         return None if stretch is None or stretch.later else stretch
 
     def find(self, stretch: Stretch, backend: Backend) -> Compiled | None:
@@ -62,8 +62,8 @@ def run_again(
     *,
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
-) -> None:
-    """Run all of ``stretch`` by its code.
+) -> bool:
+    """Run all of ``stretch`` by its code; False if that refuses, and nothing has run.
 
     Raises:
         Interrupted, KeyboardInterrupt: before it; nothing has run.
@@ -84,6 +84,8 @@ def run_again(
             sequence.generator.set_state(sequence.state)
         try:
             results = compiled(*reals)
+        except Refused:  # nothing is written yet
+            return False
         except BaseException as error:
             half_done(nodes, error)
             raise
@@ -98,6 +100,7 @@ def run_again(
         finish(tape, stretch, nodes, None)
         if progress is not None:
             progress(len(nodes), len(nodes), nodes[-1])
+    return True
 
 
 def half_done(nodes: Sequence[TrackedNode], error: BaseException) -> None:

@@ -63,13 +63,11 @@ class Replays:
     def __len__(self) -> int:
         return len(self._known)
 
-    def look_at(
-        self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None, *, exact: bool = False
-    ) -> Stretch | None:
+    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None) -> Stretch | None:
         """The structure of ``nodes``, if they are worth it; as :meth:`Steps.look_at`, which see."""
         if not LEAST_NODES <= len(nodes) <= MOST_NODES:
             return None
-        stretch = self.steps.look_at(tape, nodes, purpose=purpose, exact=exact)
+        stretch = self.steps.look_at(tape, nodes, purpose=purpose)
         return stretch if stretch.key is not None else None
 
     def find(self, stretch: Stretch) -> Replay | None:

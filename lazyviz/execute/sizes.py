@@ -39,17 +39,21 @@ def at(size: int | Size, n: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Every number of a program that may follow a size: of its tensors and among its arguments."""
+    """Every number of a program that may follow a size: of its tensors and among its arguments.
+
+    Where in its memory a tensor begins is none, but for inputs on one memory that is written (``offsets``).
+    """
 
     inputs: tuple[TensorMeta, ...]
     made: tuple[TensorMeta, ...]
+    offsets: tuple[int, ...]
     arguments: tuple[int, ...]
 
     def numbers(self) -> list[int]:
         found: list[int] = []
         for meta in (*self.inputs, *self.made):
-            found += (*meta.shape, *meta.stride, meta.offset)
-        return [*found, *self.arguments]
+            found += (*meta.shape, *meta.stride)
+        return [*found, *self.offsets, *self.arguments]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ def follow(known: Shapes, new: Shapes) -> Sizes | None:
         rank = len(meta.shape)
         shape, stride = functions[position : position + rank], functions[position + rank :][:rank]
         inputs.append((tuple(shape), tuple(stride)))
-        position += 2 * rank + 1
+        position += 2 * rank
     arguments = functions[len(functions) - len(new.arguments) :]
     return Sizes(varying, tuple(inputs), tuple(arguments), tuple(functions))
 

@@ -11,12 +11,14 @@ so is the place in a larger tensor that a batch is cut from.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 
+from .._torch import OpOverload
 from ..graph.ir import TensorMeta
 from ..record.recorder import Tape
 from ..record.rng import rng_state
@@ -210,11 +212,11 @@ class Steps:
         return True
 
     def _step(self, node: TrackedNode, entry: Inferred, by_type: frozenset[type]) -> Step:
-        moving = MOVING.get(str(node.op._schema.name) + _overload(node), ())
+        moves = moving(node.op)
         structure: list[Hashable] = [node.op, node.grad_mode, node.draws is not None, entry.container]
         args, kwargs = [], []
         for at, item in enumerate(node.args):
-            form, varies = (int, True) if at in moving and type(item) is int else _structure(item, by_type)
+            form, varies = (int, True) if at in moves and type(item) is int else _structure(item, by_type)
             structure.append(form)
             if varies:
                 args.append(at)
@@ -239,13 +241,10 @@ class Steps:
             self._alike[key] = Step(node, args, kwargs, results)
         return self._alike[key]
 
-    def look_at(
-        self, tape: Tape, nodes: Sequence[TrackedNode], *, purpose: Hashable = None, exact: bool = False
-    ) -> Stretch:
+    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], *, purpose: Hashable = None) -> Stretch:
         """The structure of ``nodes``, closed under dependencies and in program order.
 
-        ``purpose`` tells apart stretches that are alike but are looked at for something else.  ``exact``:
-        where tensors begin in their storages is structure, too, as it is to a compiler.
+        ``purpose`` tells apart stretches that are alike but are looked at for something else.
         """
         stretch = Stretch(nodes)
         inference = nodes[0].inference_mode
@@ -296,8 +295,6 @@ class Steps:
         if later:
             outside = set(stretch.outside)
             stretch.later = [value for value in numbers if value in later and value not in outside]
-        if exact:
-            purpose = purpose, *entries, *[value.meta for value in stretch.outside]
         stretch.key = Key(
             purpose,
             tuple(steps),
@@ -383,9 +380,11 @@ class Steps:
         return f"{_place(node)}: {_words(nearest.steps[same], key.steps[same])}"
 
 
-def _overload(node: TrackedNode) -> str:
-    name = node.op._schema.overload_name
-    return f".{name}" if name else ""
+@functools.cache
+def moving(op: OpOverload) -> tuple[int, ...]:
+    """The arguments of ``op`` that say where in a tensor something is, by position."""
+    name = op._schema.overload_name
+    return MOVING.get(f"{op._schema.name}.{name}" if name else op._schema.name, ())
 
 
 def _place(node: TrackedNode) -> str:

@@ -302,6 +302,84 @@ def test_what_a_notebook_keeps_and_what_changes_from_step_to_step_is_no_new_prog
     assert "addmm" in missed[5] and "its result is needed afterwards, was not" in missed[5]
 
 
+def test_batches_cut_from_one_tensor_are_one_program(inductor):
+    data, total = torch.randn(20, 3), torch.zeros(3)
+    hits = []
+    for start in (0, 4, 9, 12):
+        x = data[start : start + 4]
+        with lazyviz.lazy(backend="inductor") as graph:
+            total += (x[1:] * 2).sum(0)
+            view = x[2]
+        hits.append(graph.evaluate(verify=True).cache_hit)
+        assert view.data_ptr() == data[start + 2].data_ptr()
+    torch.testing.assert_close(total, sum((data[s + 1 : s + 4] * 2).sum(0) for s in (0, 4, 9, 12)))
+    assert hits == [False, True, True, True]
+
+
+def test_parts_cut_in_the_block_itself_are_one_program_too(inductor):
+    data, table = torch.randn(20, 3), torch.zeros(20, 3)
+    hits = []
+    for start in (0, 4, 8, 12):
+        with lazyviz.lazy(backend="inductor") as graph:
+            x = data[start : start + 4]
+            table[start : start + 4].add_(x * 2)
+            table[0].mul_(3)
+            row = data[start]
+        report = graph.evaluate(verify=True)
+        hits.append(report.cache_hit)
+        assert report.share == 1.0 and not report.fallbacks
+        assert row.data_ptr() == data[start].data_ptr() == x.data_ptr()
+    expected = torch.zeros(20, 3)
+    for start in (0, 4, 8, 12):
+        expected[start : start + 4] += data[start : start + 4] * 2
+        expected[0] *= 3
+    torch.testing.assert_close(table, expected)
+    # Code that writes parts of one memory is for these parts.
+    assert hits == [False, False, False, False]
+
+    hits.clear()
+    for start in (0, 4, 8, 12):
+        with lazyviz.lazy(backend="inductor") as graph:
+            y = (data[start : start + 4] * 2)[start // 4]  # of a result: another part is another program
+            z = data[start].exp()
+        hits.append(graph.evaluate().cache_hit)
+        torch.testing.assert_close(y, data[start + start // 4] * 2)
+        torch.testing.assert_close(z, data[start].exp())
+    assert hits == [False, False, False, False]
+
+    hits.clear()
+    for start in (0, 4, 8, 12):
+        with lazyviz.lazy(backend="inductor") as graph:
+            y = data[start : start + 4].exp() + data[start + 1]
+        hits.append(graph.evaluate().cache_hit)
+        torch.testing.assert_close(y, data[start : start + 4].exp() + data[start + 1])
+    assert hits == [False, True, True, True]
+
+
+def test_a_program_that_is_another_each_time_is_not_compiled_for_ever(inductor):
+    x = torch.randn(12)
+    for at in range(10):
+        with lazyviz.lazy(backend="inductor") as graph:
+            y = (x * 2)[at]
+        report = graph.evaluate()
+        assert y == x[at] * 2
+    assert report.share == 0 and "compiled 8 times, and is new again" in report.fallbacks[0]
+
+
+def test_where_inputs_begin_in_memory_that_they_share_is_structure(inductor):
+    data = torch.arange(12.0)
+    for start in (2, 3, 4):
+        one, other = data[:6], data[start : start + 6]
+        expected = data.clone()
+        expected[:6].mul_(2)
+        result = expected[start : start + 6] + 1
+        with lazyviz.lazy(backend="inductor") as graph:
+            one.mul_(2)
+            y = other + 1
+        graph.evaluate(verify=True)
+        assert torch.equal(y, result) and torch.equal(data, expected)
+
+
 def test_a_reduction_of_nothing_is_what_it_is_eagerly(inductor):
     nothing = torch.ones(0, 3)
     with lazyviz.lazy(backend="inductor") as graph:
@@ -426,6 +504,29 @@ def test_the_cache_is_bounded_and_forgets_what_was_used_least_recently(inductor)
         run(times)
     assert len(inductor.programs) == 2
     assert len(compiled) == 4  # 2, 3, 4, and 3 once more
+
+
+def test_code_that_refuses_what_it_is_given_leaves_it_to_the_recorded_ops(inductor, monkeypatch):
+    x = torch.ones(4)
+
+    def run():
+        with lazyviz.lazy(backend="inductor") as graph:
+            keep = [x]
+            for _ in range(4):
+                keep.append(keep[-1] + 1)
+        return keep[-1], graph.evaluate()
+
+    assert run()[1].share == 1.0 and run()[1].cache_hit
+    made = registry.find_backend("inductor").programs
+    variant = next(iter(made._known.values())).variants[0]
+
+    def refuses(*inputs):
+        raise registry.Refused("an index is out of range")
+
+    variant.compiled = refuses
+    y, report = run()
+    assert y.tolist() == [5.0] * 4
+    assert report.share == 0 and "out of range" in report.fallbacks[0]
 
 
 @pytest.mark.parametrize("program", ["views and writes in place", "numbers of all kinds"])
