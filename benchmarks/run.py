@@ -42,24 +42,27 @@ VERSIONS = ("torch", "transformers", "torchview", "torchlens", "mlx", "numpy")
 class Part:
     """A module of ``speed``: its title, and the seconds that it may take, in full or quick.
 
-    Of a name with "-" the module is what stands before it, after it the case to measure.
+    Of a name with "-" the module is what stands before it, after it the case to measure.  ``threads`` are
+    PyTorch's, if nobody says otherwise: one where operators are too small for more, 0 as it takes by itself.
     """
 
     title: str
     limit: int
     quick_limit: int
+    threads: int = 0
 
 
 PARTS: Mapping[str, Part] = {
-    "chain": Part("recording a chain of small operators", 60, 30),
-    "steps": Part("recording training steps that come again", 180, 60),
-    "peers": Part("recording beside other tools that make a graph", 120, 40),
-    "totals": Part("lazy totals of training steps, eager backend", 240, 60),
-    "fused": Part("a loop of tiny operators, compiled", 90, 60),
+    "chain": Part("recording a chain of small operators", 60, 30, threads=1),
+    "steps": Part("recording training steps that come again", 180, 60, threads=1),
+    "peers": Part("recording beside other tools that make a graph", 120, 40, threads=1),
+    "totals-small": Part("lazy totals of a small training step, eager backend", 60, 30, threads=1),
+    "totals-gpt2": Part("lazy totals of a training step of GPT-2, eager backend", 240, 60),
+    "fused": Part("a loop of tiny operators, compiled", 90, 60, threads=1),
     "compiled-resnet": Part("a compiled training step of ResNet beside torch.compile", 300, 60),
     "compiled-gpt2": Part("a compiled training step of GPT-2 beside torch.compile", 420, 60),
     "memory": Part("peak memory while evaluating", 300, 40),
-    "linear": Part("cost from 1,000 to 1,000,000 operators", 240, 30),
+    "linear": Part("cost from 1,000 to 1,000,000 operators", 240, 40, threads=1),
     "cuda_graphs": Part("CUDA Graph replay", 120, 60),
 }
 
@@ -68,7 +71,7 @@ def measure_here(name: str, into: Path, settings: Settings) -> int:
     """Measure a part in this process; a line of JSON in ``into`` for each figure as it is found."""
     from speed.programs import prepare
 
-    prepare(settings.device, settings.threads)
+    prepare(settings.device, settings.threads or PARTS[name].threads)
     stem, _, case = name.partition("-")
     module = importlib.import_module(f"speed.{stem}")
     with into.open("w", encoding="utf-8") as file:
@@ -169,7 +172,7 @@ def main(args: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller cases: three minutes")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda")
     parser.add_argument("--rounds", type=int, help="default 9, quick 3")
-    parser.add_argument("--threads", type=int, default=0, help="PyTorch's; default: as it takes by itself")
+    parser.add_argument("--threads", type=int, default=0, help="PyTorch's; default: 1 for small operators")
     parser.add_argument("--limit", type=float, help="seconds for a part, instead of its own limit")
     parser.add_argument("--json", type=Path, help="the file to write")
     parser.add_argument("--measure-here", type=Path, help=argparse.SUPPRESS)

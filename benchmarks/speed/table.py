@@ -20,6 +20,7 @@ class Row(NamedTuple):
 
 
 LONG = "an operator among {} / among 1,000"
+TOTALS = ("totals-small", "totals-gpt2")
 COMPILED = ("compiled-resnet", "compiled-gpt2")
 ROWS = (
     Row("recording a chain of small operators / LTC's C++ recorder", "record / LTC record", ("chain",)),
@@ -29,8 +30,8 @@ ROWS = (
     Row("torchview / recording, for a node", "torchview / warm record, an operator", ("peers",)),
     Row("TorchLens / recording, for a node", "TorchLens / warm record, an operator", ("peers",)),
     Row("recording a chain / MLX's recording", "record / MLX record", ("chain",)),
-    Row("recording, look-up and run of a training step / eager", "lazy total / eager", ("totals",)),
-    Row("the same under LTC / eager", "LTC total / eager", ("totals",)),
+    Row("recording, look-up and run of a training step / eager", "lazy total / eager", TOTALS),
+    Row("the same under LTC / eager", "LTC total / eager", TOTALS),
     Row("the same compiled, a loop of tiny operators / eager", "inductor, lazy total / eager", ("fused",)),
     Row("running compiled / `torch.compile` by hand", "inductor, run / torch.compile", COMPILED),
     Row("share of operators that run compiled", "share of ops that inductor runs", COMPILED),

@@ -9,7 +9,7 @@ import torch
 import lazyviz
 
 from . import ltc, programs
-from .figures import Figure, Settings, say
+from .figures import Figure, Settings
 from .programs import Program
 from .timing import Turn, interleaved, lazily, medians, ratio, timed
 
@@ -66,26 +66,15 @@ def compare(
     lazyviz.session.reset()
 
 
-def measure(settings: Settings) -> Iterator[Figure]:
-    say("     small transformer")
-    yield from compare(
-        programs.transformer(),
-        settings,
-        "<= 2.0",
-        with_ltc=True,
-        warm_up=True,
-        rounds=2 * settings.rounds + 1,
-    )
-    large = settings.pick(
-        {}, {"layers": 2, "batch": 2, "length": 64}
-    )  # a quick run is of other sizes: its figure says so
-    program = programs.gpt2_of_transformers(**large)
-    say(f"     {program.name}")
-    yield from compare(
-        program,
-        settings,
-        "" if settings.quick else "<= 1.05",
-        with_ltc=False,
-        warm_up=False,
-        rounds=settings.pick(min(settings.rounds, 7), 3),
-    )
+def measure(settings: Settings, case: str) -> Iterator[Figure]:
+    if case == "small":
+        rounds = 2 * settings.rounds + 1
+        program = programs.transformer()
+        yield from compare(program, settings, "<= 2.0", with_ltc=True, warm_up=True, rounds=rounds)
+        return
+    # A quick run is of other sizes, and has no criterion.
+    size = settings.pick({}, {"layers": 2, "batch": 2, "length": 64})
+    program = programs.gpt2_of_transformers(**size)
+    rounds = settings.pick(min(settings.rounds, 7), 3)
+    criterion = settings.pick("<= 1.05", "")
+    yield from compare(program, settings, criterion, with_ltc=False, warm_up=False, rounds=rounds)
