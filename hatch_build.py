@@ -1,13 +1,15 @@
-"""Build hook: compiles ``js/`` into ``lazyviz/static/`` for wheels and editable installs.
+"""Build hook: compiles ``js/`` into ``lazyviz/static/`` for wheels and editable installs, and the recorder.
 
 The bundle is not committed.  An sdist carries the sources, so that a wheel can be
 built from it.  All the work is in ``scripts/js_build.py``, which needs only the
-standard library and also serves ``make``.
+standard library and also serves ``make``, and in ``scripts/accelerator_build.py``: where there is no C
+compiler, or ``LAZYVIZ_PURE_PYTHON`` is set, lazyviz is installed without its compiled module.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,10 +18,10 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-def _js_build(root: str) -> ModuleType:
-    """``scripts/js_build.py`` as a module; the build runs without the project on ``sys.path``."""
-    path = Path(root) / "scripts" / "js_build.py"
-    spec = importlib.util.spec_from_file_location("lazyviz_js_build", path)
+def _script(root: str, name: str) -> ModuleType:
+    """``scripts/NAME.py`` as a module; the build runs without the project on ``sys.path``."""
+    path = Path(root) / "scripts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"lazyviz_{name}", path)
     if spec is None or spec.loader is None:
         raise RuntimeError(f"lazyviz's build needs {path}, which is missing")
     module = importlib.util.module_from_spec(spec)
@@ -37,7 +39,10 @@ class WidgetBuildHook(BuildHookInterface):  # the base class is generic over a p
         """Build requirements: Node from PyPI, only where it is needed and not installed."""
         if self.target_name != "wheel":  # the target of an editable install is "wheel" too
             return []
-        return _js_build(self.root).build_requirements()
+        needed: list[str] = _script(self.root, "js_build").build_requirements()
+        if not os.environ.get("LAZYVIZ_PURE_PYTHON"):
+            needed += _script(self.root, "accelerator_build").REQUIREMENTS
+        return needed
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build the bundle before files are collected.
@@ -47,8 +52,19 @@ class WidgetBuildHook(BuildHookInterface):  # the base class is generic over a p
         """
         if self.target_name != "wheel":
             return
-        js_build = _js_build(self.root)
+        js_build = _script(self.root, "js_build")
         try:
             js_build.build(report=self.app.display_info)
         except js_build.BuildError as error:  # its message is complete: no traceback around it
             self.app.abort(str(error))
+        if os.environ.get("LAZYVIZ_PURE_PYTHON"):
+            return
+        accelerator = _script(self.root, "accelerator_build")
+        try:
+            made = accelerator.build()
+        except accelerator.CannotBuild as error:
+            self.app.display_warning(f"lazyviz records without its compiled module: {error}")
+            return
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+        build_data["artifacts"].append(str(made.relative_to(self.root)))

@@ -123,17 +123,17 @@ def _key_set_offset() -> int:
     return found.pop()
 
 
-_KEY_SET_OFFSET = _key_set_offset()
+KEY_SET_OFFSET = _key_set_offset()
 _LAZY_BITS = DispatchKeySet(DispatchKey.Conjugate) | DispatchKeySet(DispatchKey.Negative)
 _LAZY_TENSORS = _LAZY_BITS | DispatchKeySet(DispatchKey.ZeroTensor)
 
 
 def _set_python_keys(tensor: torch.Tensor, on: bool) -> None:
-    key_set = ctypes.c_uint64.from_address(tensor._cdata + _KEY_SET_OFFSET)
+    key_set = ctypes.c_uint64.from_address(tensor._cdata + KEY_SET_OFFSET)
     key_set.value = key_set.value | _PYTHON_KEYS if on else key_set.value & ~_PYTHON_KEYS
 
 
-_SNAPSHOT_KEY = int(DispatchKeySet(DispatchKey.PythonTLSSnapshot).raw_repr())
+SNAPSHOT_KEY = int(DispatchKeySet(DispatchKey.PythonTLSSnapshot).raw_repr())
 
 
 def show_as_wrapper(tensor: torch.Tensor, on: bool) -> None:
@@ -143,8 +143,8 @@ def show_as_wrapper(tensor: torch.Tensor, on: bool) -> None:
     ``as_strided``.  Gradients of views that overlap themselves are summed in another order then.
     While it does not, an op on the tensor reaches us only through a mode on this thread.
     """
-    key_set = ctypes.c_uint64.from_address(tensor._cdata + _KEY_SET_OFFSET)
-    key_set.value = key_set.value | _SNAPSHOT_KEY if on else key_set.value & ~_SNAPSHOT_KEY
+    key_set = ctypes.c_uint64.from_address(tensor._cdata + KEY_SET_OFFSET)
+    key_set.value = key_set.value | SNAPSHOT_KEY if on else key_set.value & ~SNAPSHOT_KEY
 
 
 def become_real(tensor: torch.Tensor, real: torch.Tensor, cls: type[torch.Tensor]) -> None:

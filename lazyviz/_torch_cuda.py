@@ -26,7 +26,7 @@ from torch._C import (
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils import _foreach_utils
 
-from ._torch import _KEY_SET_OFFSET, OpOverload
+from ._torch import KEY_SET_OFFSET, OpOverload
 
 cuda_is_present: Callable[[], bool] = torch.cuda.is_available
 """Whether this process can run on CUDA; ``torch.cuda.is_available`` itself answers for the planned card."""
@@ -59,7 +59,7 @@ _AUTOCAST = int(DispatchKeySet(DispatchKey.AutocastCUDA).raw_repr())
 
 def mark(tensor: torch.Tensor) -> None:
     """Have ops on a planned tensor reach the kernels for ``torch.autocast("cuda")`` where that is on."""
-    key_set = ctypes.c_uint64.from_address(tensor._cdata + _KEY_SET_OFFSET)
+    key_set = ctypes.c_uint64.from_address(tensor._cdata + KEY_SET_OFFSET)
     key_set.value |= _AUTOCAST
 
 
@@ -111,7 +111,7 @@ def as_on_cpu(*tensors: torch.Tensor) -> Iterator[None]:
     It refuses tensors of other backends by their dispatch keys; CPU and CUDA tensors it
     takes for each other.
     """
-    key_sets = [ctypes.c_uint64.from_address(tensor._cdata + _KEY_SET_OFFSET) for tensor in tensors]
+    key_sets = [ctypes.c_uint64.from_address(tensor._cdata + KEY_SET_OFFSET) for tensor in tensors]
     for key_set in key_sets:
         key_set.value |= _CPU_BIT
     try:

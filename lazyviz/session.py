@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,12 @@ from .execute.replay import replays
 from .execute.report import Report as Report
 from .execute.split import SplitRun
 from .graph.ir import Graph, Node, SyncPoint
+from .plan.collector import patient
 from .plan.devices import devices as devices
 from .plan.split import check_split
 from .recomputing import Recompute, check_combination, levers, recompute_option
 from .recomputing import RecomputeError as RecomputeError
+from .record import acceleration
 from .record.host_copies import give_back
 from .record.names import name_tensors, variables_of
 from .record.order import closure
@@ -308,7 +310,10 @@ def lazy(
     tape.batch = named.dim if named is not None else None
     start = time.perf_counter()
     try:
-        with absence.recording_for(tape, card, graph.ir, assume, device):
+        with (
+            absence.recording_for(tape, card, graph.ir, assume, device),
+            patient() if outer[0] is None else nullcontext(),
+        ):
             yield graph
     finally:
         tape.mark_parameters(graph.nodes)
@@ -431,6 +436,7 @@ def metrics() -> dict[str, Any]:
     """
     result = evaluation.metrics.summary()
     result["projected peak errors"] = list(evaluation.projection_errors)
+    result["compiled recorder"] = acceleration.active
     result["shape cache hits"] = tape.shapes.hits
     result["shape cache misses"] = tape.shapes.misses
     result["ops pending"] = len(tape.pending)

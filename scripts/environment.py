@@ -158,7 +158,8 @@ def build_widget() -> None:
 
 def install_lazyviz(target: str, constraints: list[str | Path]) -> None:
     """lazyviz, editable, with the extra that ``target`` needs."""
-    files = ("pyproject.toml", "constraints.txt", "constraints-cpu.txt")
+    compiled = "lazyviz/record/_accelerator.pyx"  # by the install
+    files = ("pyproject.toml", "constraints.txt", "constraints-cpu.txt", compiled)
     value = digest(*(ROOT / name for name in files))
     done = [name for name in EXTRAS if is_stamped(name, value)]
     if target in done or (target == "demo" and "test" in done):  # test installs everything that demo does

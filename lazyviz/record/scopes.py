@@ -36,7 +36,7 @@ _PHASES: dict[str, Phase] = {
 
 ValueFinder = Callable[[torch.Tensor], TrackedValue | None]  # what recording knows of a tensor, if anything
 MOST_FRAMES = 100  # looked at for the lines that led to an op
-_ENTRY = "entry"  # the kind of code that :meth:`SourceFinder.enter` was called for
+ENTRY = "entry"  # the kind of code that :meth:`SourceFinder.enter` was called for
 _NO_SEQUENCE = 1 << 62  # AccumulateGrad and its like carry the largest sequence number
 
 
@@ -87,7 +87,7 @@ class SourceFinder:
             if kind is True:
                 return self._line(frame, code), phase
             if kind:
-                if kind is not _ENTRY:
+                if kind is not ENTRY:
                     phase = kind
                 elif (place := self._above.get(id(frame))) is not None:
                     return place.line, place.phase or phase
@@ -113,13 +113,13 @@ class SourceFinder:
                     line = found
                 elif found is not line and found not in callers:  # of a function that calls itself once
                     callers.append(found)
-            elif kind is _ENTRY and (place := self._above.get(id(frame))) is not None:
+            elif kind is ENTRY and (place := self._above.get(id(frame))) is not None:
                 if line is None:
                     return Place(place.line, place.phase or phase, place.callers)
                 above = (place.line, *place.callers) if place.line is not None else place.callers
                 callers += [found for found in above if found is not line and found not in callers]
                 break
-            elif kind and line is None and kind is not _ENTRY:
+            elif kind and line is None and kind is not ENTRY:
                 phase = kind
             if code is self.block or code.co_name == "<module>":
                 break
@@ -129,8 +129,8 @@ class SourceFinder:
     def enter(self, frame: FrameType) -> Place:
         """Remember the place above ``frame`` until :meth:`leave`: ops below it look no further."""
         code = frame.f_code
-        if self._kinds.get(id(code)) is not _ENTRY:
-            self._kinds[id(code)] = _ENTRY
+        if self._kinds.get(id(code)) is not ENTRY:
+            self._kinds[id(code)] = ENTRY
             self._codes.append(code)
         place = self._above[id(frame)] = self.place(frame.f_back)
         return place
@@ -208,6 +208,10 @@ class Scopes:
             node.phase = phase
             self.by_sequence.setdefault(_torch.sequence_number() - 1, node)
             return
+        self.locate_gradient(node, engine)
+
+    def locate_gradient(self, node: TrackedNode, engine: Any) -> None:
+        """The part of :meth:`locate` for an op that the autograd engine's node ``engine`` calls."""
         node.phase = "backward"
         sequence = engine._sequence_nr()
         if sequence < _NO_SEQUENCE:
@@ -243,18 +247,24 @@ class Scopes:
         self._stack.append((self.module, self.root, self.phase, self._callers))
         line, _, callers = self.sources.enter(sys._getframe(1))
         if not self.root:
-            self.root = type(module).__name__
-            self._paths = self._learn(module)
-            self._callers = callers
+            self.enter_root(module, callers)
         if line is not None and line not in self._callers:
             self._callers = (line, *self._callers)
         path = self._paths.get(id(module))
-        if path is None:  # made after its root was entered, or not registered
-            path = f"{self.module}.{type(module).__name__}" if self.module else type(module).__name__
-        self.module = path
-        self._entered.append((self.root, path))
+        self.module = path if path is not None else self.path_of_stranger(module)
+        self._entered.append((self.root, self.module))
         if self.phase == "other":
             self.phase = "forward"
+
+    def enter_root(self, module: torch.nn.Module, callers: tuple[SourceLine, ...]) -> None:
+        """The outermost module is called, from the line that ``callers`` led to."""
+        self.root = type(module).__name__
+        self._paths = self._learn(module)
+        self._callers = callers
+
+    def path_of_stranger(self, module: torch.nn.Module) -> str:
+        """The path of one that was made after its root was entered, or is not registered."""
+        return f"{self.module}.{type(module).__name__}" if self.module else type(module).__name__
 
     def leave(self) -> None:
         self.sources.leave(sys._getframe(1))
@@ -324,8 +334,23 @@ class Scopes:
         return paths
 
 
+def module_call_of(scopes: Scopes, original: Callable[..., Any]) -> Callable[..., Any]:
+    """``nn.Module.__call__`` that announces its module to ``scopes``."""
+
+    def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        scopes.enter(module)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            scopes.leave()
+
+    return __call__
+
+
 class ScopePatches:
     """Announces module calls and optimizer steps to ``scopes`` while recording."""
+
+    module_call_of = staticmethod(module_call_of)  # which :mod:`.acceleration` has a compiled form of
 
     def __init__(self, scopes: Scopes, find: ValueFinder) -> None:
         self.scopes = scopes
@@ -337,15 +362,7 @@ class ScopePatches:
     def install(self) -> None:
         scopes = self.scopes
         original = self._call = torch.nn.Module.__call__
-
-        def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            scopes.enter(module)
-            try:
-                return original(module, *args, **kwargs)
-            finally:
-                scopes.leave()
-
-        torch.nn.Module.__call__ = __call__  # type: ignore[method-assign]
+        torch.nn.Module.__call__ = ScopePatches.module_call_of(scopes, original)  # type: ignore[method-assign]
 
         def before(optimizer: Any, args: Any, kwargs: Any) -> None:
             scopes.learn_state(optimizer, self._find)

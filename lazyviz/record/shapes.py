@@ -68,7 +68,8 @@ class OpInfo:
         "adds", "argument_names", "by_type", "counts_writes", "draws", "fills_dtype", "generator",
         "hidden_condition", "hidden_writes",
         "is_view", "op", "lifts", "metadata_only", "metadata_write", "mutable_kwargs",
-        "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "resizes", "returned",
+        "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "profiles", "resizes",
+        "returned",
         "returns_numbers",
         "returns_tensors",
         "special", "set_like", "uncertain", "zeros",
@@ -138,9 +139,16 @@ class OpInfo:
         self.zeros = self.name == "_efficientzerotensor"
         self.adds = op is torch.ops.aten.add.Tensor
         self.resizes = self.name in ("resize_", "resize_as_")
+        self.profiles = op.namespace == "profiler"  # marks in a profiler's trace
         self.of_parts = _torch.leaves_autograd_to_its_parts(op)
         self.special = (
-            self.metadata_only or self.lifts or self.zeros or self.adds or self.resizes or self.of_parts
+            self.metadata_only
+            or self.lifts
+            or self.zeros
+            or self.adds
+            or self.resizes
+            or self.of_parts
+            or self.profiles
         )
         # An op that returns nothing is a check, which can fail as well when the graph runs.
         self.returns_numbers = bool(schema.returns) and not self.returns_tensors and not self.mutates

@@ -124,18 +124,18 @@ class TensorRef(weakref.ref):
     value: TrackedValue
 
     def __new__(cls, tensor: torch.Tensor, value: TrackedValue) -> TensorRef:
-        self = super().__new__(cls, tensor, _on_tensor_death)
+        self = super().__new__(cls, tensor, on_tensor_death)
         self.value = value
         return self
 
     def __init__(self, tensor: torch.Tensor, value: TrackedValue) -> None:
-        super().__init__(tensor, _on_tensor_death)  # type: ignore[call-arg]
+        super().__init__(tensor, on_tensor_death)  # type: ignore[call-arg]
         value.tensor = self
         value.storage.live += 1
         value.storage.dropped = None  # another tensor on it may have been dropped before
 
 
-def _on_tensor_death(ref: TensorRef) -> None:
+def on_tensor_death(ref: TensorRef) -> None:
     value = ref.value
     if value.tensor is ref:
         value.tensor = None

@@ -1,0 +1,766 @@
+# cython: language_level=3, binding=True, boundscheck=False, wraparound=False
+"""The way of an ordinary op through the recorder, compiled.
+
+What :meth:`lazyviz.record.recorder.Tape.record` does for an op whose answer is in the shape cache,
+call by call the same, on the same objects: the classes stay those of Python, whose slots are read
+and written where their member descriptors say they are.  Whatever is not ordinary (an unknown shape, a
+draw, a sync point, an absent card, ...) is found out before anything has been changed, and left to
+the recorder.  lazyviz works the same without this module; the tests run both ways.
+"""
+
+from cpython.dict cimport PyDict_GetItem, PyDict_SetItem
+from cpython.list cimport PyList_AsTuple
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF
+from libc.stdint cimport uint64_t
+
+
+cdef extern from "Python.h":
+    ctypedef struct PyMemberDef:
+        Py_ssize_t offset
+
+    ctypedef struct PyMemberDescrObject:
+        PyMemberDef *d_member
+
+    ctypedef struct PyTypeObject:
+        PyObject *(*tp_new)(PyTypeObject *, PyObject *, PyObject *) except NULL
+
+    ctypedef struct PyThreadState:
+        pass
+
+    ctypedef struct PyFrameObject:
+        pass
+
+    ctypedef struct PyCodeObject:
+        pass
+
+    PyThreadState *PyThreadState_Get()
+    PyFrameObject *PyThreadState_GetFrame(PyThreadState *)
+    PyFrameObject *PyFrame_GetBack(PyFrameObject *)
+    PyCodeObject *PyFrame_GetCode(PyFrameObject *)
+    PyObject *PyType_GenericAlloc(PyTypeObject *, Py_ssize_t) except NULL
+    unsigned long PyThread_get_thread_ident()
+
+
+SOURCE = ""  # set by the build: a digest of this file, by which a stale build is known
+
+cdef object MISS = object()
+
+
+# --- objects with slots -------------------------------------------------------------
+
+
+cdef inline object get(object item, Py_ssize_t at):
+    """The content of a slot, which has to be filled."""
+    return <object> (<PyObject **> (<char *> <void *> item + at))[0]
+
+
+cdef inline void put(object item, Py_ssize_t at, object content):
+    cdef PyObject **place = <PyObject **> (<char *> <void *> item + at)
+    cdef PyObject *before = place[0]
+    Py_INCREF(content)
+    place[0] = <PyObject *> content
+    Py_XDECREF(before)
+
+
+cdef Py_ssize_t offset(type cls, str name) except -1:
+    """Where instances of ``cls`` have the slot ``name``."""
+    for base in cls.__mro__:
+        member = base.__dict__.get(name)
+        if type(member).__name__ == "member_descriptor":
+            return (<PyMemberDescrObject *> <void *> member).d_member.offset
+    raise ImportError(f"{cls.__name__} has no slot {name}")
+
+
+cdef class Maker:
+    """Makes instances of a class with slots, as its ``__init__`` leaves them, from one that it has made."""
+
+    cdef type cls
+    cdef object template
+    cdef Py_ssize_t[64] offsets
+    cdef int count
+
+    def __init__(self, template):
+        self.cls = type(template)
+        self.template = template
+        names = {name for base in self.cls.__mro__ for name in getattr(base, "__slots__", ())}
+        for name in names - {"__weakref__"}:
+            getattr(template, name)  # no slot is empty
+            if self.count == 64:
+                raise ImportError(f"{self.cls.__name__} has more than 64 slots")
+            self.offsets[self.count] = offset(self.cls, name)
+            self.count += 1
+
+    cdef inline object make(self):
+        cdef PyObject *raw = PyType_GenericAlloc(<PyTypeObject *> self.cls, 0)
+        made = <object> raw
+        Py_XDECREF(raw)  # Cython has its own reference
+        cdef int number
+        for number in range(self.count):
+            put(made, self.offsets[number], get(self.template, self.offsets[number]))
+        return made
+
+
+# --- what is asked of the rest of lazyviz; filled by :func:`connect` -------------------
+
+cdef object slow, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
+cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
+cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
+cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_given
+cdef dict tape_state, scope_state, infos, kinds, lines, above
+cdef Maker nodes, values_, storages_
+cdef object node_numbers, value_numbers, storage_numbers
+cdef object ENTRY, ref_cls
+cdef int MOST_FRAMES
+cdef uint64_t snapshot_key
+cdef Py_ssize_t key_set_offset
+
+# Slots, by class and name.
+cdef Py_ssize_t N_index, N_op, N_args, N_kwargs, N_graph, N_sequence, N_inputs, N_outputs, N_entry, N_after, N_writes
+cdef Py_ssize_t N_module, N_root, N_source, N_callers, N_grad, N_inference, N_phase, N_forward, N_state
+cdef Py_ssize_t V_id, V_meta, V_storage, V_node, V_index, V_symbolic, V_tensor, V_real, V_uses, V_name, V_given
+cdef Py_ssize_t S_id, S_nbytes, S_device, S_created, S_graph, S_writer, S_readers, S_live, S_uses, S_foreign
+cdef Py_ssize_t S_replaced, S_address, S_dropped, S_dropped_in, S_external, S_role, S_name
+cdef Py_ssize_t M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
+cdef Py_ssize_t O_meta, O_source, O_itself, O_fresh, O_nbytes
+cdef Py_ssize_t I_container, I_outputs, I_on_meta, I_special, I_to_cpu, I_restructured, I_dtype
+cdef Py_ssize_t R_value
+cdef object OutputSpec
+
+
+def connect(**parts):
+    """Take over; ``parts`` are the objects that the names above stand for.
+
+    Returns the function to dispatch to.
+
+    Raises:
+        ImportError: a class has not the slots that this module was written for.
+    """
+    global slow, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
+    global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
+    global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
+    global cpu, alias, memory_of, is_given
+    global TrackedStorage, Lost, tape_state, scope_state, infos, kinds, lines, above, nodes, values_, storages_
+    global node_numbers, value_numbers, storage_numbers, ENTRY, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
+    slow = parts["slow"]
+    LazyTensor, Tensor, Parameter = parts["LazyTensor"], parts["Tensor"], parts["Parameter"]
+    OpOverload, OutputSpec = parts["OpOverload"], parts["OutputSpec"]
+    TensorRef, TrackedStorage, Lost = parts["TensorRef"], parts["TrackedStorage"], parts["Lost"]
+    ref_cls = TensorRef.__base__
+    stand_ins, wrap, storage_address = parts["stand_ins"], parts["wrap"], parts["storage_address"]
+    dispatch_depth, default_dtype = parts["dispatch_depth"], parts["default_dtype"]
+    grad_enabled, inference_enabled = parts["grad_enabled"], parts["inference_enabled"]
+    engine_node, sequence_number = parts["engine_node"], parts["sequence_number"]
+    make_wrapper, strided, is_zero = parts["make_wrapper"], parts["strided"], parts["is_zero"]
+    written_tensors, count_writes = parts["written_tensors"], parts["count_writes"]
+    sharing, note_death = parts["sharing"], parts["note_death"]
+    cpu, alias, memory_of, is_given = parts["cpu"], parts["alias"], parts["memory_of"], parts["is_given"]
+    tape = parts["tape"]
+    scopes, shapes = tape.scopes, tape.shapes
+    sources = scopes.sources
+    tape_state, scope_state, infos = tape.__dict__, scopes.__dict__, shapes.infos
+    kinds, lines, above = sources._kinds, sources._lines, sources._above
+    ENTRY, MOST_FRAMES = parts["ENTRY"], parts["MOST_FRAMES"]
+    snapshot_key, key_set_offset = parts["snapshot_key"], parts["key_set_offset"]
+    _find_slots(parts)
+    nodes, values_, storages_ = Maker(parts["node"]), Maker(parts["value"]), Maker(parts["storage"])
+    node_numbers, value_numbers = type(parts["node"])._sequence, type(parts["value"])._ids
+    storage_numbers = TrackedStorage._ids
+    return dispatch
+
+
+def _find_slots(parts):
+    global N_index, N_op, N_args, N_kwargs, N_graph, N_sequence, N_inputs, N_outputs, N_entry, N_after, N_writes
+    global N_module, N_root, N_source, N_callers, N_grad, N_inference, N_phase, N_forward, N_state
+    global V_id, V_meta, V_storage, V_node, V_index, V_symbolic, V_tensor, V_real, V_uses
+    global S_id, S_nbytes, S_device, S_created, S_graph, S_writer, S_readers, S_live, S_uses, S_foreign
+    global S_replaced, S_address, S_dropped, S_dropped_in, S_external, S_role, S_name, V_name, V_given
+    global M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
+    global O_meta, O_source, O_itself, O_fresh, O_nbytes, I_container, I_outputs, I_on_meta, I_special, R_value
+    global I_to_cpu, I_restructured, I_dtype
+    node = type(parts["node"])
+    N_index, N_op, N_args = offset(node, "index"), offset(node, "op"), offset(node, "args")
+    N_kwargs, N_graph, N_sequence = offset(node, "kwargs"), offset(node, "graph"), offset(node, "sequence")
+    N_inputs, N_outputs, N_entry = offset(node, "inputs"), offset(node, "outputs"), offset(node, "entry")
+    N_after, N_writes, N_module = offset(node, "after"), offset(node, "writes"), offset(node, "module")
+    N_root, N_source, N_callers = offset(node, "root"), offset(node, "source"), offset(node, "callers")
+    N_grad, N_inference = offset(node, "grad_mode"), offset(node, "inference_mode")
+    N_phase, N_forward, N_state = offset(node, "phase"), offset(node, "forward"), offset(node, "state")
+    value = type(parts["value"])
+    V_id, V_meta, V_storage = offset(value, "id"), offset(value, "meta"), offset(value, "storage")
+    V_node, V_index, V_symbolic = offset(value, "node"), offset(value, "index"), offset(value, "symbolic_shape")
+    V_tensor, V_real, V_uses = offset(value, "tensor"), offset(value, "real"), offset(value, "uses")
+    V_name, V_given = offset(value, "name"), offset(value, "given")
+    storage = TrackedStorage
+    S_id, S_nbytes, S_device = offset(storage, "id"), offset(storage, "nbytes"), offset(storage, "device")
+    S_created, S_graph = offset(storage, "created"), offset(storage, "graph")
+    S_writer, S_readers, S_live = offset(storage, "writer"), offset(storage, "readers"), offset(storage, "live")
+    S_uses, S_foreign = offset(storage, "uses"), offset(storage, "foreign")
+    S_replaced, S_address = offset(storage, "replaced_by"), offset(storage, "address")
+    S_dropped, S_dropped_in = offset(storage, "dropped"), offset(storage, "dropped_in")
+    S_external, S_role, S_name = offset(storage, "external"), offset(storage, "role"), offset(storage, "name")
+    meta = parts["TensorMeta"]
+    M_shape, M_stride, M_offset = offset(meta, "shape"), offset(meta, "stride"), offset(meta, "offset")
+    M_dtype, M_device, M_flags = offset(meta, "dtype"), offset(meta, "device"), offset(meta, "flags")
+    spec = OutputSpec
+    O_meta, O_source, O_itself = offset(spec, "meta"), offset(spec, "source"), offset(spec, "itself")
+    O_fresh, O_nbytes = offset(spec, "fresh"), offset(spec, "nbytes")
+    inferred = parts["Inferred"]
+    I_container, I_outputs = offset(inferred, "container"), offset(inferred, "outputs")
+    I_on_meta, I_special = offset(inferred, "on_meta"), offset(inferred, "special")
+    I_to_cpu, I_dtype = offset(inferred, "to_cpu"), offset(inferred, "dtype")
+    I_restructured = offset(inferred, "restructured")
+    R_value = offset(TensorRef, "value")
+
+
+# --- dispatch -----------------------------------------------------------------------
+
+
+cdef class Op:
+    """What does not change between calls of one operator: of its ``OpInfo`` what is asked here."""
+
+    cdef object info, positions
+    cdef Py_ssize_t last
+    cdef frozenset by_type
+    cdef bint ordinary, adds, is_view, mutates, hidden, needs_storage, counts_writes, draws
+
+    def __init__(self, info):
+        self.info = info
+        self.by_type = info.by_type
+        self.adds = info.adds
+        self.ordinary = not (
+            (info.special and not info.adds)
+            or info.returns_numbers
+            or (info.adds and (info.metadata_only or info.lifts or info.zeros or info.resizes or info.of_parts))
+        )
+        self.is_view = info.is_view
+        self.mutates = info.mutates
+        self.positions = tuple(info.mutable_positions)
+        self.last = max(self.positions, default=0)
+        self.hidden = bool(info.hidden_writes)
+        self.needs_storage = info.needs_storage
+        self.counts_writes = info.counts_writes
+        self.draws = info.draws
+
+
+cdef dict ops = {}  # by id of the operator, which its OpInfo keeps alive
+
+
+def dispatch(mode, func, types, args=(), kwargs=None):
+    """``RecorderMode.__torch_dispatch__``."""
+    result = record(func, types, args, kwargs) if type(args) is tuple else MISS
+    if result is MISS:
+        return slow(mode, func, types, args, kwargs)
+    return result
+
+
+cdef object state(str name):
+    return <object> PyDict_GetItem(tape_state, name)
+
+
+cdef void show_as_wrapper(object tensor, bint on):
+    cdef size_t address = tensor._cdata
+    cdef uint64_t *keys = <uint64_t *> (address + key_set_offset)
+    keys[0] = keys[0] | snapshot_key if on else keys[0] & ~snapshot_key
+
+
+cdef object record(object func, object types, tuple args, object kwargs):
+    cdef Op op
+    cdef PyObject *found
+    cdef list values, tensors, key, new
+    cdef dict new_kwargs
+    cdef bint grad_mode
+    for cls in types:
+        if cls is not LazyTensor:
+            return MISS
+    if type(func) is not OpOverload or stand_ins:
+        return MISS
+    graph = state("graph")
+    if graph is None or state("pauses") or state("absent") is not None:
+        return MISS
+    found = PyDict_GetItem(ops, <size_t> <void *> func)
+    if found is NULL:
+        info = infos.get(<size_t> <void *> func)
+        if info is None:
+            return MISS
+        op = ops[<size_t> <void *> func] = Op(info)
+    else:
+        op = <Op> found
+    if not op.ordinary or (op.adds and state("summing") is not None):
+        return MISS
+    if args:
+        cls = type(args[0])
+        if cls is float or cls is int or cls is bool or cls is complex:
+            return MISS
+    viewed = state("viewed")
+    if viewed is not None:
+        tensor = viewed()
+        if type(tensor) is LazyTensor:
+            show_as_wrapper(tensor, True)
+        tape_state["viewed"] = None
+    if dispatch_depth():
+        return MISS
+    engine = engine_node()
+    if engine is None and state("owner") != PyThread_get_thread_ident():
+        return MISS
+    grad_mode = grad_enabled()
+    values, tensors = [], []
+    key = [op.info, default_dtype(), grad_mode]
+    new = []
+    for item in args:
+        item = translate(item, op, values, tensors, key)
+        if item is MISS:
+            return MISS
+        new.append(item)
+    new_kwargs = {}
+    if kwargs:
+        for name, item in kwargs.items():
+            key.append(name)
+            item = translate(item, op, values, tensors, key)
+            if item is MISS:
+                return MISS
+            new_kwargs[name] = item
+    cdef list written = None
+    if op.mutates:
+        written = []
+        if not op.hidden and len(args) > op.last:
+            for position in op.positions:
+                item = args[position]
+                if isinstance(item, Tensor):
+                    written.append(storage_of(item))
+                elif isinstance(item, (list, tuple)):
+                    for entry in item:
+                        if isinstance(entry, Tensor):
+                            written.append(storage_of(entry))
+        else:
+            for item in written_tensors(op.info, args, kwargs or {}):
+                written.append(storage_of(item))
+        for storage in written:
+            if get(storage, S_foreign) is not False:
+                return MISS
+        if len(values) == 2:
+            one, other = get(values[0], V_storage), get(values[1], V_storage)
+            key.append((0, 0) if one is other else ())
+        elif len(values) > 2:
+            key.append(sharing(values))
+    if op.needs_storage:
+        for value in values:
+            key.append(get(get(value, V_storage), S_nbytes))
+    found = PyDict_GetItem(shapes.entries, PyList_AsTuple(key))
+    if found is NULL:
+        return MISS
+    inferred = <object> found
+    if get(inferred, I_on_meta) is True:
+        return MISS
+    if get(inferred, I_special) is True:
+        if get(inferred, I_to_cpu) is True or <list> get(inferred, I_restructured):
+            return MISS
+        if new_kwargs.get("dtype") is None:
+            new_kwargs["dtype"] = get(inferred, I_dtype)
+    shapes.hits += 1
+    # From here on things change.
+    if op.counts_writes:
+        count_writes(op.info, args, kwargs or {})
+    cdef list recorded = graph.nodes
+    node = nodes.make()
+    put(node, N_index, len(recorded))
+    put(node, N_op, func)
+    put(node, N_args, PyList_AsTuple(new))
+    put(node, N_kwargs, new_kwargs)
+    put(node, N_graph, graph)
+    put(node, N_sequence, next(node_numbers))
+    put(node, N_inputs, values)
+    put(node, N_entry, inferred)
+    order(node, values, written)
+    locate(node, graph, values, engine, grad_mode, op.mutates)
+    if op.draws:
+        generator = tape._generator(op.info, args, kwargs or {}, inferred, values)
+        if generator is not None:
+            tape.generators.record(node, generator)
+    result = outputs(node, graph, len(recorded), inferred, values, tensors)
+    recorded.append(node)
+    (<dict> state("pending"))[node] = None
+    if op.is_view and type(tensors[0]) is LazyTensor:
+        tensor = tensors[0]
+        show_as_wrapper(tensor, False)
+        tape_state["viewed"] = get(tensor._lazyviz, V_tensor)
+    if TrackedStorage.held_bytes > tape.held_bytes_limit:
+        tape.sync("dropped inputs kept by the graph exceed the byte budget", list(state("pending")))
+    return result
+
+
+cdef object translate(object item, Op op, list values, list tensors, list key):
+    cdef type cls = type(item)
+    cdef list entries
+    if cls is LazyTensor:
+        value = item._lazyviz
+    elif cls is Tensor or cls is Parameter:
+        value = outside(item, op)
+        if value is MISS:
+            return MISS
+    elif cls is float or cls is int or cls is bool or cls is complex:
+        key.append(cls)
+        if cls not in op.by_type:
+            key.append(item)
+        return item
+    elif cls is list or cls is tuple:
+        key.append(len(item))
+        entries = []
+        for entry in item:
+            entry = translate(entry, op, values, tensors, key)
+            if entry is MISS:
+                return MISS
+            entries.append(entry)
+        return entries if cls is list else PyList_AsTuple(entries)
+    elif item is not None and isinstance(item, Tensor):
+        return MISS
+    else:
+        key.append(item)
+        return item
+    values.append(value)
+    tensors.append(item)
+    key.append(get(value, V_meta))
+    return value
+
+
+cdef object outside(object tensor, Op op):
+    """The value of a real tensor whose memory nobody else writes."""
+    cdef PyObject *found = PyDict_GetItem(state("outside"), <size_t> <void *> tensor)
+    if found is not NULL:
+        value = <object> found
+        ref = get(value, V_tensor)
+        storage = get(value, V_storage)
+        if (
+            ref is not None
+            and get(value, V_real) is not None
+            and ref() is tensor
+            and get(storage, S_foreign) is False
+            and get(storage, S_address) == storage_address(tensor)
+        ):
+            return value
+    if tensor.layout is not strided or is_zero(tensor) or tensor.is_quantized or tensor.is_nested:
+        return MISS
+    if op.is_view and tape.is_foreign(tensor):
+        return MISS
+    value = meet(tensor)
+    return value if get(get(value, V_storage), S_foreign) is False else MISS
+
+
+cdef object meet(object tensor):
+    """``lazyviz.record.outside.Outside.from_outside`` for plain memory on the CPU that is new to the record."""
+    cdef dict known = state("storages")
+    address = storage_address(tensor)
+    memory = memory_of(tensor)
+    nbytes = memory.nbytes()
+    device = tensor.device
+    if address in known or state("batch") is not None or device != cpu or (nbytes and not memory.resizable()):
+        return tape.from_outside(tensor)
+    graph = state("graph")
+    storage = storages_.make()
+    put(storage, S_id, next(storage_numbers))
+    put(storage, S_nbytes, nbytes)
+    put(storage, S_device, device)
+    put(storage, S_external, True)
+    put(storage, S_created, -1)
+    put(storage, S_graph, graph)
+    put(storage, S_readers, [])
+    put(storage, S_address, address)
+    (<list> graph.storages).append(storage)
+    role, name = scopes.role_of(tensor)
+    put(storage, S_role, role)
+    put(storage, S_name, name)
+    known[address] = storage
+    earlier = (<dict> state("met")).get(address)
+    if earlier is not None and earlier.live:
+        storage.continues = earlier
+    value = values_.make()
+    meta = shapes.meta_of(tensor)
+    put(value, V_id, next(value_numbers))
+    put(value, V_meta, meta)
+    put(value, V_storage, storage)
+    put(value, V_node, None)
+    put(value, V_index, 0)
+    put(value, V_symbolic, get(meta, M_shape))
+    put(value, V_name, name)
+    put(value, V_real, alias(tensor))
+    refer(tensor, value, storage)
+    (<list> graph.inputs).append(value)
+    (<dict> state("outside"))[<size_t> <void *> tensor] = value
+    put(value, V_given, is_given(tensor))
+    return value
+
+
+cdef object storage_of(object tensor):
+    if type(tensor) is LazyTensor:
+        return get(tensor._lazyviz, V_storage)
+    return get((<dict> state("outside"))[<size_t> <void *> tensor], V_storage)
+
+
+cdef void order(object node, list values, list written):
+    """``lazyviz.record.order.order``."""
+    cdef list after = [], writes
+    cdef Py_ssize_t count
+    for value in values:
+        put(value, V_uses, get(value, V_uses) + 1)
+        storage = get(value, V_storage)
+        put(storage, S_uses, get(storage, S_uses) + 1)
+        writer = get(storage, S_writer)
+        if writer is not None and writer is not get(value, V_node):
+            after.append(writer)
+        readers = <list> get(storage, S_readers)
+        readers.append(node)
+        count = len(readers)
+        if count >= 8 and not count & (count - 1):
+            put(storage, S_readers, [reader for reader in readers if get(reader, N_state) != "done"])
+    if written:
+        writes = []
+        for storage in written:
+            for reader in <list> get(storage, S_readers):
+                if reader is not node:
+                    after.append(reader)
+            put(storage, S_writer, node)
+            put(storage, S_readers, [])
+            if storage not in writes:
+                writes.append(storage)
+        put(node, N_writes, writes)
+    put(node, N_after, after)
+
+
+# --- where it comes from ------------------------------------------------------------
+
+
+cdef object locate(object node, object graph, list values, object engine, bint grad_mode, bint mutates):
+    """``lazyviz.record.scopes.Scopes.locate``."""
+    cdef PyObject *found
+    root = <object> PyDict_GetItem(scope_state, "root")
+    put(node, N_module, <object> PyDict_GetItem(scope_state, "module"))
+    put(node, N_root, root)
+    place = place_of(PyThreadState_GetFrame(PyThreadState_Get()), not root)
+    put(node, N_source, (<tuple> place)[0])
+    hint = (<tuple> place)[1]
+    put(node, N_callers, (<tuple> place)[2] if not root else <object> PyDict_GetItem(scope_state, "_callers"))
+    entered = <list> PyDict_GetItem(scope_state, "_entered")
+    if entered:
+        graph.calls[get(node, N_index)] = PyList_AsTuple(entered)
+        entered.clear()
+    put(node, N_grad, grad_mode)
+    put(node, N_inference, inference_enabled())
+    if engine is not None:
+        found = PyDict_GetItem(scope_state["by_sequence"], engine._sequence_nr())
+        if found is NULL:
+            scopes.locate_gradient(node, engine)
+            return
+        forward = <object> found
+        put(node, N_phase, "backward")
+        put(node, N_forward, forward)
+        if not <object> PyDict_GetItem(scope_state, "module"):
+            put(node, N_module, get(forward, N_module))
+            put(node, N_root, get(forward, N_root))
+        return
+    phase = hint if hint is not None else <object> PyDict_GetItem(scope_state, "phase")
+    if hint is None and phase == "other" and values and (grad_mode or not mutates):
+        phase = "forward"
+    put(node, N_phase, phase)
+    (<dict> PyDict_GetItem(scope_state, "by_sequence")).setdefault(sequence_number() - 1, node)
+
+
+cdef object place_of(PyFrameObject *raw, bint with_callers):
+    """``SourceFinder.place``, or ``find`` if there is no need of the callers; takes over the reference.
+
+    ``above`` has the frames that called modules, too: each is where it was when it did.
+    """
+    cdef PyCodeObject *raw_code
+    cdef PyObject *found
+    cdef int count = 0
+    cdef list callers = None
+    line, phase = None, None
+    block = sources.block if with_callers else None
+    while raw is not NULL:
+        frame = <object> raw
+        Py_XDECREF(<PyObject *> raw)  # Cython has its own reference
+        count += 1
+        if with_callers and count > MOST_FRAMES:
+            break
+        found = PyDict_GetItem(above, <size_t> <void *> frame)
+        if found is not NULL:
+            place = <tuple> found
+            if line is None:
+                return place if place[1] is not None or phase is None else (place[0], phase, place[2])
+            if callers is None:
+                callers = []
+            for here in (place[0], *place[2]) if place[0] is not None else place[2]:
+                if here is not line and here not in callers:
+                    callers.append(here)
+            break
+        raw_code = PyFrame_GetCode(<PyFrameObject *> frame)
+        code = <object> raw_code
+        Py_XDECREF(<PyObject *> raw_code)
+        found = PyDict_GetItem(kinds, <size_t> <void *> code)
+        kind = <object> found if found is not NULL else sources._learn(code)
+        if kind is True:
+            key = (<size_t> <void *> code, frame.f_lasti)
+            found = PyDict_GetItem(lines, key)
+            here = <object> found if found is not NULL else sources._line(frame, code)
+            if not with_callers:
+                return here, phase, ()
+            if line is None:
+                line = here
+            elif here is not line and (callers is None or here not in callers):
+                if callers is None:
+                    callers = []
+                callers.append(here)
+        elif kind is not False and kind is not ENTRY and line is None:
+            phase = kind
+        if with_callers and (code is block or code.co_name == "<module>"):
+            break
+        raw = PyFrame_GetBack(<PyFrameObject *> frame)
+    return line, phase, () if callers is None else PyList_AsTuple(callers)
+
+
+def module_call_of(scopes, original):
+    """``nn.Module.__call__`` that announces its module, as ``ScopePatches`` does."""
+
+    def __call__(module, *args, **kwargs):
+        cdef PyFrameObject *raw = PyThreadState_GetFrame(PyThreadState_Get())
+        cdef size_t caller = <size_t> raw
+        root, before, phase = scope_state["root"], scope_state["module"], scope_state["phase"]
+        callers = scope_state["_callers"]
+        line, hint, led = place = place_of(raw, not root) if raw is not NULL else (None, None, ())
+        above[caller] = place
+        if not root:
+            scopes.enter_root(module, led)
+        if line is not None and line not in <tuple> scope_state["_callers"]:
+            scope_state["_callers"] = (line, *scope_state["_callers"])
+        path = (<dict> scope_state["_paths"]).get(<size_t> <void *> module)
+        if path is None:
+            path = scopes.path_of_stranger(module)
+        scope_state["module"] = path
+        (<list> scope_state["_entered"]).append((scope_state["root"], path))
+        if phase == "other":
+            scope_state["phase"] = "forward"
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            above.pop(caller, None)
+            scope_state["module"], scope_state["root"] = before, root
+            scope_state["phase"], scope_state["_callers"] = phase, callers
+
+    return __call__
+
+
+# --- what it makes ------------------------------------------------------------------
+
+
+cdef object outputs(object node, object graph, Py_ssize_t index, object inferred, list values, list tensors):
+    """``Tape._outputs``, but for what changes its arguments' metadata."""
+    cdef list results = [], made = [], specs = get(inferred, I_outputs)
+    cdef dict fresh = None
+    cdef Py_ssize_t position = 0
+    for spec in specs:
+        if type(spec) is not OutputSpec:
+            results.append(spec)
+            position += 1
+            continue
+        source = get(spec, O_source)
+        if get(spec, O_itself) is True:
+            tensor = tensors[source]
+            made.append(tensor._lazyviz if type(tensor) is LazyTensor else values[source])
+            results.append(tensor)
+            position += 1
+            continue
+        base = None
+        if source is not None:
+            storage = get(values[source], V_storage)
+            base = tensors[source]
+        else:
+            storage = None
+            if len(specs) > 1:
+                if fresh is None:
+                    fresh = {}
+                storage = fresh.get(get(spec, O_fresh))
+            if storage is None:
+                storage = storages_.make()
+                put(storage, S_id, next(storage_numbers))
+                put(storage, S_nbytes, get(spec, O_nbytes))
+                put(storage, S_device, get(get(spec, O_meta), M_device))
+                put(storage, S_created, index)
+                put(storage, S_graph, graph)
+                put(storage, S_readers, [])
+                (<list> graph.storages).append(storage)
+                if fresh is not None:
+                    fresh[get(spec, O_fresh)] = storage
+        value = values_.make()
+        meta = get(spec, O_meta)
+        put(value, V_id, next(value_numbers))
+        put(value, V_meta, meta)
+        put(value, V_storage, storage)
+        put(value, V_node, node)
+        put(value, V_index, position)
+        put(value, V_symbolic, get(meta, M_shape))
+        made.append(value)
+        results.append(tensor_of(value, meta, storage, base))
+        position += 1
+    put(node, N_outputs, made)
+    container = get(inferred, I_container)
+    if container is not None:
+        return container(results)
+    return results[0] if results else None
+
+
+cdef object tensor_of(object value, object meta, object storage, object base):
+    """``lazyviz.record.tensor.wrap``."""
+    if get(meta, M_flags) or (base is not None and base.is_inference() != inference_enabled()):
+        return wrap(value, base)
+    tensor = make_wrapper(
+        LazyTensor,
+        get(meta, M_shape),
+        get(meta, M_stride),
+        get(meta, M_offset),
+        None,
+        get(meta, M_dtype),
+        strided,
+        get(meta, M_device),
+    )
+    tensor._lazyviz = value
+    refer(tensor, value, storage)
+    return tensor
+
+
+cdef object refer(object tensor, object value, object storage):
+    """``TensorRef(tensor, value)``."""
+    call = (tensor, death)
+    raw = (<PyTypeObject *> ref_cls).tp_new(<PyTypeObject *> TensorRef, <PyObject *> call, NULL)
+    ref = <object> raw
+    Py_XDECREF(raw)
+    put(ref, R_value, value)
+    put(value, V_tensor, ref)
+    put(storage, S_live, get(storage, S_live) + 1)
+    put(storage, S_dropped, None)
+
+
+def on_death(ref):
+    """``lazyviz.record.storage.on_tensor_death`` where that is all there is to do."""
+    value = get(ref, R_value)
+    storage = get(value, V_storage)
+    graph = get(storage, S_graph)
+    recording = TrackedStorage.recording
+    if (
+        get(storage, S_replaced) is not None
+        or get(storage, S_external) is not False
+        or graph.lost
+        or (recording is not None and recording is not graph)
+    ):
+        note_death(ref)
+        return
+    if get(value, V_tensor) is ref:
+        put(value, V_tensor, None)
+    live = get(storage, S_live) - 1
+    put(storage, S_live, live)
+    if live == 0:
+        if Lost.something is not True:
+            Lost.something = True
+        put(storage, S_dropped, len(graph.nodes))
+        put(storage, S_dropped_in, None)
+
+
+cdef object death = on_death

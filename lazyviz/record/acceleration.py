@@ -1,0 +1,112 @@
+"""The compiled way through the recorder, where it was built; see ``_accelerator.pyx``.
+
+It is optional: without it (no compiler when lazyviz was installed, ``LAZYVIZ_PURE_PYTHON`` set in the
+environment) every op takes the way in Python, with the same results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import _torch, _torch_cuda
+from .._torch import OpOverload
+from ..graph.ir import Graph, TensorMeta
+from . import scopes
+from .constants import is_given
+from .guard import count_writes, written_tensors
+from .probes import sharing
+from .recorder import RecorderMode, tape
+from .shapes import Inferred, OutputSpec
+from .storage import Lost, TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
+from .tensor import LazyTensor, wrap
+
+_SOURCE = Path(__file__).with_name("_accelerator.pyx")
+
+
+def _accelerator() -> Any:
+    """The compiled module, or None."""
+    if os.environ.get("LAZYVIZ_PURE_PYTHON"):
+        return None
+    try:
+        from . import _accelerator  # type: ignore[attr-defined]
+    except ImportError:
+        return None
+    if _SOURCE.exists() and hashlib.sha256(_SOURCE.read_bytes()).hexdigest() != _accelerator.SOURCE:
+        warnings.warn("lazyviz's compiled recorder is older than its source; install again", stacklevel=2)
+        return None
+    return _accelerator
+
+
+_in_python = (RecorderMode.__torch_dispatch__, scopes.ScopePatches.module_call_of)
+_compiled: tuple[Any, Any] | None = None
+
+
+def _connect(accelerator: Any) -> tuple[Any, Any]:
+    """What :func:`use` puts in place of the functions in Python."""
+    graph = Graph()
+    device = torch.device("cpu")
+    storage = TrackedStorage(0, device, graph, external=False)
+    meta = TensorMeta((), (), 0, torch.float32, device)
+    dispatch = accelerator.connect(
+        slow=_in_python[0],
+        tape=tape,
+        node=TrackedNode(graph, torch.ops.aten.add.Tensor, (), {}),
+        value=TrackedValue(meta, storage, None),
+        storage=storage,
+        TensorMeta=TensorMeta,
+        OutputSpec=OutputSpec,
+        Inferred=Inferred,
+        TensorRef=TensorRef,
+        TrackedStorage=TrackedStorage,
+        Lost=Lost,
+        LazyTensor=LazyTensor,
+        Tensor=torch.Tensor,
+        Parameter=torch.nn.Parameter,
+        OpOverload=OpOverload,
+        stand_ins=_torch_cuda.STAND_INS,
+        wrap=wrap,
+        sharing=sharing,
+        written_tensors=written_tensors,
+        count_writes=count_writes,
+        note_death=on_tensor_death,
+        storage_address=_torch.storage_address,
+        dispatch_depth=_torch.active_dispatch_modes,
+        default_dtype=torch.get_default_dtype,
+        grad_enabled=torch.is_grad_enabled,
+        inference_enabled=torch.is_inference_mode_enabled,
+        engine_node=_torch.current_autograd_node,
+        sequence_number=_torch.sequence_number,
+        make_wrapper=_torch.make_wrapper_subclass,
+        strided=torch.strided,
+        cpu=device,
+        alias=_torch.alias,
+        memory_of=_torch.TensorBase.untyped_storage,
+        is_given=is_given,
+        is_zero=_torch.is_zero_tensor,
+        snapshot_key=_torch.SNAPSHOT_KEY,
+        key_set_offset=_torch.KEY_SET_OFFSET,
+        ENTRY=scopes.ENTRY,
+        MOST_FRAMES=scopes.MOST_FRAMES,
+    )
+    return dispatch, accelerator.module_call_of
+
+
+def use(compiled: bool) -> bool:
+    """Record by the compiled module, or in Python, from the next block on; returns what came of it."""
+    global active
+    dispatch, module_call_of = _compiled if compiled and _compiled is not None else _in_python
+    RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+    scopes.ScopePatches.module_call_of = staticmethod(module_call_of)  # type: ignore[method-assign]
+    active = compiled and _compiled is not None
+    return active
+
+
+if (_module := _accelerator()) is not None:
+    _compiled = _connect(_module)
+active = use(True)

@@ -1,0 +1,264 @@
+"""The compiled recorder records what the one in Python does, object by object."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import lazyviz
+from lazyviz.graph.ir import Value
+from lazyviz.record import acceleration
+from lazyviz.record.recorder import Tape, tape
+from tests.models import MODELS
+
+
+@pytest.fixture
+def restored():
+    before = acceleration.active
+    yield
+    acceleration.use(before)
+
+
+def described(graph):
+    """All that a record says, in plain data; objects by the order in which they appear."""
+    values, storages = {}, {}
+
+    def storage(item):
+        return storages.setdefault(item, len(storages))
+
+    def plain(item):
+        if isinstance(item, Value):
+            return (
+                "value",
+                values.setdefault(item, len(values)),
+                storage(item.storage),
+                item.meta,
+                item.index,
+            )
+        if isinstance(item, (list, tuple)):
+            return (type(item), [plain(entry) for entry in item])
+        if isinstance(item, dict):
+            return [(key, plain(entry)) for key, entry in item.items()]
+        return "generator" if isinstance(item, torch.Generator) else item
+
+    nodes = [
+        {
+            "op": node.op,
+            "args": plain(node.args),
+            "kwargs": plain(node.kwargs),
+            "inputs": plain(node.inputs),
+            "outputs": plain(list(node.outputs)),
+            "writes": [storage(item) for item in node.writes],
+            "after": [(other.graph is node.graph, other.index) for other in node.after],
+            "place": (node.source, node.callers, node.module, node.root, node.phase),
+            "forward": None if node.forward is None else node.forward.index,
+            "modes": (node.grad_mode, node.inference_mode, node.state, node.at_once),
+            "draws": node.draws is not None,
+            "uses": [(value.uses, value.storage.uses) for value in node.inputs],
+            "seen": [(value.tensor is not None, value.name) for value in node.outputs],
+        }
+        for node in graph.nodes
+    ]
+    memory = [
+        {
+            "size": (item.nbytes, item.device, item.external, item.created, item.dropped),
+            "named": (item.role, item.name, item.variables, item.foreign, item.live, item.uses),
+            "writer": None if item.writer is None else item.writer.index,
+            "readers": [node.index for node in item.readers],
+            "number": storages.get(item),
+        }
+        for item in graph.ir.storages
+    ]
+    inputs = [(values.get(item), item.name, item.given, item.meta) for item in graph.ir.inputs]
+    return nodes, memory, inputs, graph.ir.calls, [str(point.cause) for point in graph.sync_points]
+
+
+def recorded(make, compiled):
+    """What ``make()``'s program is recorded as, once every shape is known, and the ops that took Python's way."""
+    assert acceleration.use(compiled) is compiled
+    for _ in range(2):
+        torch.manual_seed(0)
+        program = make()
+        slow = Counter()
+        original = Tape.record
+        Tape.record = lambda self, op, args, kwargs: (
+            slow.update([str(op)]),
+            original(self, op, args, kwargs),
+        )[1]
+        try:
+            with lazyviz.lazy() as graph:
+                kept = program()
+        finally:
+            Tape.record = original
+        description = described(graph)
+        graph.evaluate()
+        assert not tape.pending
+        content = [item.detach().clone() for item in kept]
+        del kept, program
+    return description, slow, content
+
+
+def training(name):
+    def make():
+        model_of, batch_of, loss_of = MODELS[name]
+        model = model_of().train()
+        batch = batch_of()
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def program():
+            kept = []
+            for _ in range(2):
+                optimizer.zero_grad()
+                loss = loss_of(model, *batch)[0]
+                loss.sum().backward()
+                optimizer.step()
+                kept.append(loss)
+            return [*kept, *model.parameters()]
+
+        return program
+
+    return make
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.spare = [nn.Dropout(0.5)]  # not registered
+
+    def forward(self, x):
+        hidden = checkpoint(self.first, x, use_reentrant=False)
+        (slope,) = torch.autograd.grad(hidden.sum(), x, create_graph=True)  # inside of a module's call
+        return self.spare[0](self.norm(hidden)) + slope
+
+
+def modules():
+    model = nn.Sequential(nn.Linear(4, 4), Inner(), nn.ReLU())
+
+    def helper(x):
+        return model(x)
+
+    def program():
+        x = torch.randn(6, 4, requires_grad=True)
+        loss = helper(x).square().mean()
+        loss.backward()
+        return [loss, x.grad, *(p.grad for p in model.parameters()), *model.buffers()]
+
+    return program
+
+
+def memory():
+    outside = torch.arange(12.0).reshape(3, 4)
+    shared = torch.from_numpy(np.ones(4, dtype=np.float32))
+    buffer = torch.zeros(4)
+
+    def program():
+        kept = [outside.t()[1:], outside[0] + shared]
+        view = outside.view(-1)
+        view[2:5].mul_(3)
+        torch.add(kept[1], 1, out=buffer)
+        total = [torch.ones(4) for _ in range(5)]
+        torch._foreach_add_(total, [buffer, *[outside[1]] * 4], alpha=2)
+        for number in range(12):  # read over and over, then written
+            kept.append(buffer * number)
+        buffer.add_(kept[-1])
+        buffer.copy_(buffer.flip(0))
+        kept[3] = None
+        strided = torch.empty(8).fill_(1).as_strided((2, 2), (3, 1))
+        squeezed = torch.ones(1, 4)
+        squeezed.squeeze_(0)
+        kept += [strided, squeezed, buffer, *total, *torch.ones(6).chunk(3), *torch.ones(4, 4).max(0)]
+        kept += [
+            torch.randn(3),
+            torch.nn.functional.dropout(torch.ones(9)),
+            torch.complex(buffer, buffer).conj(),
+        ]
+        with torch.no_grad():
+            kept.append(buffer * 2)
+        with torch.inference_mode():
+            kept.append(torch.ones(3)[1:] * 2)
+        return [item for item in kept if item is not None]
+
+    return program
+
+
+PROGRAMS = {"modules": modules, "memory": memory} | {
+    name: training(name) for name in ("gpt2", "resnet, eval")
+}
+
+
+@pytest.mark.skipif(not acceleration.active, reason="the compiled recorder is not built, or switched off")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_both_record_the_same(name, restored):
+    in_python, everything, expected = recorded(PROGRAMS[name], False)
+    compiled, slow, content = recorded(PROGRAMS[name], True)
+    for what, ours, theirs in zip(("nodes", "storages", "inputs", "calls", "syncs"), compiled, in_python):
+        for number, (one, other) in enumerate(zip(ours, theirs)):
+            assert one == other, f"{what} {number}"
+        assert ours == theirs, what
+    assert all(torch.equal(one, other) for one, other in zip(content, expected))
+    assert sum(slow.values()) < 0.25 * sum(everything.values())
+
+
+@pytest.mark.skipif(not acceleration.active, reason="the compiled recorder is not built, or switched off")
+def test_it_keeps_nothing_alive(restored):
+    def step():
+        x = torch.ones(7, requires_grad=True)
+        (x * 2).sum().backward()
+        return x.grad
+
+    def references():
+        with lazyviz.lazy() as graph:
+            for _ in range(50):
+                step()
+        graph.evaluate()
+        del graph
+        gc.collect()
+        return [sys.getrefcount(item) for item in (None, torch.float32, torch.ones, LINE, torch.Tensor)]
+
+    acceleration.use(True)
+    references()
+    before = references()
+    after = references()
+    assert all(abs(one - other) < 40 for one, other in zip(before[1:], after[1:]))
+
+
+LINE = "a string of this module"
+
+
+def test_without_it_lazyviz_works_the_same():
+    code = (
+        "import torch, lazyviz\n"
+        "with lazyviz.lazy() as graph:\n"
+        "    y = torch.nn.Linear(3, 3)(torch.ones(2, 3)).sum()\n"
+        "print(lazyviz.metrics()['compiled recorder'], len(graph.nodes) > 3, y.item() is not None)\n"
+    )
+    env = {**os.environ, "LAZYVIZ_PURE_PYTHON": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["False", "True", "True"], done.stderr
+
+
+def test_a_module_older_than_its_source_is_not_used(monkeypatch, tmp_path):
+    source = tmp_path / "_accelerator.pyx"
+    source.write_text("# changed since it was compiled\n")
+    monkeypatch.setattr(acceleration, "_SOURCE", source)
+    fake = type(sys)("lazyviz.record._accelerator")
+    fake.SOURCE = hashlib.sha256(b"as it was").hexdigest()
+    monkeypatch.setitem(sys.modules, "lazyviz.record._accelerator", fake)
+    monkeypatch.setattr("lazyviz.record._accelerator", fake, raising=False)
+    monkeypatch.delenv("LAZYVIZ_PURE_PYTHON", raising=False)
+    with pytest.warns(UserWarning, match="older than its source"):
+        assert acceleration._accelerator() is None
+    fake.SOURCE = hashlib.sha256(source.read_bytes()).hexdigest()
+    assert acceleration._accelerator() is fake
