@@ -437,7 +437,7 @@ def metrics() -> dict[str, Any]:
     result = evaluation.metrics.summary()
     result["projected peak errors"] = list(evaluation.projection_errors)
     result["compiled recorder"] = acceleration.active
-    result["shape cache hits"] = tape.shapes.hits
+    result["shape cache hits"] = tape.shapes.hits + acceleration.shape_cache_hits()
     result["shape cache misses"] = tape.shapes.misses
     result["ops pending"] = len(tape.pending)
     result["replays"], result["replays not known"] = replays.hits, replays.misses

@@ -12,6 +12,7 @@ from cpython.dict cimport PyDict_GetItem, PyDict_SetItem
 from cpython.list cimport PyList_AsTuple
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
+from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport uint64_t
 
 
@@ -107,7 +108,8 @@ cdef object slow, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, st
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
 cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_given
-cdef dict tape_state, scope_state, infos, kinds, lines, above
+cdef dict tape_state, scope_state, infos, entries, kinds, lines, above
+cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
 cdef object ENTRY, ref_cls
@@ -140,7 +142,7 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
     global cpu, alias, memory_of, is_given
-    global TrackedStorage, Lost, tape_state, scope_state, infos, kinds, lines, above, nodes, values_, storages_
+    global TrackedStorage, Lost, tape_state, scope_state, infos, entries, kinds, lines, above, nodes, values_, storages_
     global node_numbers, value_numbers, storage_numbers, ENTRY, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
     slow = parts["slow"]
     LazyTensor, Tensor, Parameter = parts["LazyTensor"], parts["Tensor"], parts["Parameter"]
@@ -158,7 +160,8 @@ def connect(**parts):
     tape = parts["tape"]
     scopes, shapes = tape.scopes, tape.shapes
     sources = scopes.sources
-    tape_state, scope_state, infos = tape.__dict__, scopes.__dict__, shapes.infos
+    tape_state, scope_state = tape.__dict__, scopes.__dict__
+    infos, entries = shapes.infos, shapes.entries
     kinds, lines, above = sources._kinds, sources._lines, sources._above
     ENTRY, MOST_FRAMES = parts["ENTRY"], parts["MOST_FRAMES"]
     snapshot_key, key_set_offset = parts["snapshot_key"], parts["key_set_offset"]
@@ -246,6 +249,11 @@ cdef class Op:
 cdef dict ops = {}  # by id of the operator, which its OpInfo keeps alive
 
 
+def hits():
+    """How many answers were found in the shape cache here."""
+    return hit_count
+
+
 def dispatch(mode, func, types, args=(), kwargs=None):
     """``RecorderMode.__torch_dispatch__``."""
     result = record(func, types, args, kwargs) if type(args) is tuple else MISS
@@ -267,7 +275,9 @@ cdef void show_as_wrapper(object tensor, bint on):
 cdef object record(object func, object types, tuple args, object kwargs):
     cdef Op op
     cdef PyObject *found
-    cdef list values, tensors, key, new
+    cdef list values, tensors, key
+    cdef tuple new_args
+    cdef Py_ssize_t number
     cdef dict new_kwargs
     cdef bint grad_mode
     for cls in types:
@@ -306,12 +316,13 @@ cdef object record(object func, object types, tuple args, object kwargs):
     grad_mode = grad_enabled()
     values, tensors = [], []
     key = [op.info, default_dtype(), grad_mode]
-    new = []
-    for item in args:
-        item = translate(item, op, values, tensors, key)
+    new_args = PyTuple_New(len(args))
+    for number in range(len(args)):
+        item = translate(args[number], op, values, tensors, key)
+        Py_INCREF(item)
+        PyTuple_SET_ITEM(new_args, number, item)
         if item is MISS:
             return MISS
-        new.append(item)
     new_kwargs = {}
     if kwargs:
         for name, item in kwargs.items():
@@ -346,7 +357,7 @@ cdef object record(object func, object types, tuple args, object kwargs):
     if op.needs_storage:
         for value in values:
             key.append(get(get(value, V_storage), S_nbytes))
-    found = PyDict_GetItem(shapes.entries, PyList_AsTuple(key))
+    found = PyDict_GetItem(entries, PyList_AsTuple(key))
     if found is NULL:
         return MISS
     inferred = <object> found
@@ -357,7 +368,8 @@ cdef object record(object func, object types, tuple args, object kwargs):
             return MISS
         if new_kwargs.get("dtype") is None:
             new_kwargs["dtype"] = get(inferred, I_dtype)
-    shapes.hits += 1
+    global hit_count
+    hit_count += 1
     # From here on things change.
     if op.counts_writes:
         count_writes(op.info, args, kwargs or {})
@@ -365,7 +377,7 @@ cdef object record(object func, object types, tuple args, object kwargs):
     node = nodes.make()
     put(node, N_index, len(recorded))
     put(node, N_op, func)
-    put(node, N_args, PyList_AsTuple(new))
+    put(node, N_args, new_args)
     put(node, N_kwargs, new_kwargs)
     put(node, N_graph, graph)
     put(node, N_sequence, next(node_numbers))
@@ -498,7 +510,7 @@ cdef object storage_of(object tensor):
 
 cdef void order(object node, list values, list written):
     """``lazyviz.record.order.order``."""
-    cdef list after = [], writes
+    cdef list after = None, writes
     cdef Py_ssize_t count
     for value in values:
         put(value, V_uses, get(value, V_uses) + 1)
@@ -506,6 +518,8 @@ cdef void order(object node, list values, list written):
         put(storage, S_uses, get(storage, S_uses) + 1)
         writer = get(storage, S_writer)
         if writer is not None and writer is not get(value, V_node):
+            if after is None:
+                after = []
             after.append(writer)
         readers = <list> get(storage, S_readers)
         readers.append(node)
@@ -517,13 +531,16 @@ cdef void order(object node, list values, list written):
         for storage in written:
             for reader in <list> get(storage, S_readers):
                 if reader is not node:
+                    if after is None:
+                        after = []
                     after.append(reader)
             put(storage, S_writer, node)
             put(storage, S_readers, [])
             if storage not in writes:
                 writes.append(storage)
         put(node, N_writes, writes)
-    put(node, N_after, after)
+    if after is not None:
+        put(node, N_after, after)
 
 
 # --- where it comes from ------------------------------------------------------------
@@ -581,7 +598,7 @@ cdef object place_of(PyFrameObject *raw, bint with_callers):
         count += 1
         if with_callers and count > MOST_FRAMES:
             break
-        found = PyDict_GetItem(above, <size_t> <void *> frame)
+        found = PyDict_GetItem(above, <size_t> <void *> frame) if above else NULL
         if found is not NULL:
             place = <tuple> found
             if line is None:
@@ -653,19 +670,29 @@ def module_call_of(scopes, original):
 
 cdef object outputs(object node, object graph, Py_ssize_t index, object inferred, list values, list tensors):
     """``Tape._outputs``, but for what changes its arguments' metadata."""
-    cdef list results = [], made = [], specs = get(inferred, I_outputs)
+    cdef list results = None, made = [], specs = get(inferred, I_outputs)
     cdef dict fresh = None
+    result = None
+    container = get(inferred, I_container)
+    if container is not None or len(specs) != 1:
+        results = []
     cdef Py_ssize_t position = 0
     for spec in specs:
         if type(spec) is not OutputSpec:
-            results.append(spec)
+            if results is None:
+                result = spec
+            else:
+                results.append(spec)
             position += 1
             continue
         source = get(spec, O_source)
         if get(spec, O_itself) is True:
             tensor = tensors[source]
             made.append(tensor._lazyviz if type(tensor) is LazyTensor else values[source])
-            results.append(tensor)
+            if results is None:
+                result = tensor
+            else:
+                results.append(tensor)
             position += 1
             continue
         base = None
@@ -698,10 +725,13 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
         put(value, V_index, position)
         put(value, V_symbolic, get(meta, M_shape))
         made.append(value)
-        results.append(tensor_of(value, meta, storage, base))
+        result = tensor_of(value, meta, storage, base)
+        if results is not None:
+            results.append(result)
         position += 1
     put(node, N_outputs, made)
-    container = get(inferred, I_container)
+    if results is None:
+        return result
     if container is not None:
         return container(results)
     return results[0] if results else None

@@ -43,7 +43,7 @@ def _accelerator() -> Any:
     return _accelerator
 
 
-_in_python = (RecorderMode.__torch_dispatch__, scopes.ScopePatches.module_call_of)
+IN_PYTHON = (RecorderMode.__torch_dispatch__, scopes.ScopePatches.module_call_of)
 _compiled: tuple[Any, Any] | None = None
 
 
@@ -54,7 +54,7 @@ def _connect(accelerator: Any) -> tuple[Any, Any]:
     storage = TrackedStorage(0, device, graph, external=False)
     meta = TensorMeta((), (), 0, torch.float32, device)
     dispatch = accelerator.connect(
-        slow=_in_python[0],
+        slow=IN_PYTHON[0],
         tape=tape,
         node=TrackedNode(graph, torch.ops.aten.add.Tensor, (), {}),
         value=TrackedValue(meta, storage, None),
@@ -97,12 +97,17 @@ def _connect(accelerator: Any) -> tuple[Any, Any]:
     return dispatch, accelerator.module_call_of
 
 
+def shape_cache_hits() -> int:
+    """Those of the compiled module, which the cache's own count leaves out."""
+    return 0 if _module is None else int(_module.hits())
+
+
 def use(compiled: bool) -> bool:
     """Record by the compiled module, or in Python, from the next block on; returns what came of it."""
     global active
-    dispatch, module_call_of = _compiled if compiled and _compiled is not None else _in_python
+    dispatch, module_call_of = _compiled if compiled and _compiled is not None else IN_PYTHON
     RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
-    scopes.ScopePatches.module_call_of = staticmethod(module_call_of)  # type: ignore[method-assign]
+    scopes.ScopePatches.module_call_of = staticmethod(module_call_of)
     active = compiled and _compiled is not None
     return active
 

@@ -36,7 +36,8 @@ def order(node: TrackedNode, written: Sequence[TrackedStorage]) -> None:
             if storage not in writes:
                 writes.append(storage)
         node.writes = writes
-    node.after = after
+    if after:
+        node.after = after
 
 
 def closure(targets: Iterable[TrackedNode]) -> list[TrackedNode]:

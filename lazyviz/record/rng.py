@@ -145,7 +145,7 @@ class Generators:
             sequence = DrawSequence(generator, state_of(generator))
         before = sequence.last or sequence.awaits
         if before is not None:
-            node.after.append(before)
+            node.after = [*node.after, before]
         sequence.last = node
         node.draws = sequence
         self._mark(sequence)

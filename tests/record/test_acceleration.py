@@ -83,23 +83,23 @@ def described(graph):
     return nodes, memory, inputs, graph.ir.calls, [str(point.cause) for point in graph.sync_points]
 
 
-def recorded(make, compiled):
-    """What ``make()``'s program is recorded as, once every shape is known, and the ops that took Python's way."""
+def recorded(make, compiled, monkeypatch):
+    """``make()``'s program as it is recorded once every shape is known, what Python recorded, and results."""
     assert acceleration.use(compiled) is compiled
+    slow: Counter[str] = Counter()
+    original = Tape.record
+
+    def record(tape, op, args, kwargs):
+        slow[str(op)] += 1
+        return original(tape, op, args, kwargs)
+
     for _ in range(2):
         torch.manual_seed(0)
         program = make()
-        slow = Counter()
-        original = Tape.record
-        Tape.record = lambda self, op, args, kwargs: (
-            slow.update([str(op)]),
-            original(self, op, args, kwargs),
-        )[1]
-        try:
-            with lazyviz.lazy() as graph:
-                kept = program()
-        finally:
-            Tape.record = original
+        slow.clear()
+        with monkeypatch.context() as patched, lazyviz.lazy() as graph:
+            patched.setattr(Tape, "record", record)
+            kept = program()
         description = described(graph)
         graph.evaluate()
         assert not tape.pending
@@ -170,8 +170,7 @@ def memory():
         torch.add(kept[1], 1, out=buffer)
         total = [torch.ones(4) for _ in range(5)]
         torch._foreach_add_(total, [buffer, *[outside[1]] * 4], alpha=2)
-        for number in range(12):  # read over and over, then written
-            kept.append(buffer * number)
+        kept += [buffer * number for number in range(12)]  # read over and over, then written
         buffer.add_(kept[-1])
         buffer.copy_(buffer.flip(0))
         kept[3] = None
@@ -200,9 +199,9 @@ PROGRAMS = {"modules": modules, "memory": memory} | {
 
 @pytest.mark.skipif(not acceleration.active, reason="the compiled recorder is not built, or switched off")
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_both_record_the_same(name, restored):
-    in_python, everything, expected = recorded(PROGRAMS[name], False)
-    compiled, slow, content = recorded(PROGRAMS[name], True)
+def test_both_record_the_same(name, restored, monkeypatch):
+    in_python, everything, expected = recorded(PROGRAMS[name], False, monkeypatch)
+    compiled, slow, content = recorded(PROGRAMS[name], True, monkeypatch)
     for what, ours, theirs in zip(("nodes", "storages", "inputs", "calls", "syncs"), compiled, in_python):
         for number, (one, other) in enumerate(zip(ours, theirs)):
             assert one == other, f"{what} {number}"
