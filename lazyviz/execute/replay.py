@@ -233,12 +233,12 @@ def finish(tape: Tape, stretch: Stretch, ran: Sequence[TrackedNode], times: Sequ
             node.state = "done"
             node.seconds = seconds
             if node.after:
-                node.after = []
+                node.after = ()
     else:
         for node in ran:
             node.state = "done"
             if node.after:
-                node.after = []
+                node.after = ()
     graph = stretch.graphs[0]
     outside = stretch.outside
     several = len(stretch.graphs) > 1 or any(

@@ -283,7 +283,7 @@ cdef object record(object func, object types, tuple args, object kwargs):
     for cls in types:
         if cls is not LazyTensor:
             return MISS
-    if type(func) is not OpOverload or stand_ins:
+    if type(func) is not OpOverload:
         return MISS
     graph = state("graph")
     if graph is None or state("pauses") or state("absent") is not None:
@@ -739,6 +739,8 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
 
 cdef object tensor_of(object value, object meta, object storage, object base):
     """``lazyviz.record.tensor.wrap``."""
+    if stand_ins and get(meta, M_device) in stand_ins:
+        return wrap(value, base)  # on a card that was planned in another block
     if get(meta, M_flags) or (base is not None and base.is_inference() != inference_enabled()):
         return wrap(value, base)
     tensor = make_wrapper(

@@ -162,7 +162,7 @@ class Pending:
         """Called by the evaluator after each node; not ``for_good`` if it will run again."""
         self.pending.pop(node, None)
         if for_good:
-            node.after = []
+            node.after = ()
         if for_good and any(
             value.node is not None and value.node.graph is not node.graph for value in node.inputs
         ):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -197,7 +197,7 @@ class TrackedNode(Node):
     inputs: list[TrackedValue]
     outputs: list[TrackedValue]
     writes: list[TrackedStorage]
-    after: list[TrackedNode]
+    after: Sequence[TrackedNode]
 
     def __init__(self, graph: Graph, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__(len(graph.nodes), op, args, kwargs)
