@@ -58,6 +58,14 @@ def test_a_figure_survives_its_json():
     assert figures.Figure.from_json(json.loads(json.dumps(figure.to_json()))) == figure
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.0003, "1.0003"), (1.0, "1.00"), (1.37, "1.37"), (0.0512, "0.051"), (1234.5, "1,234")],
+)
+def test_a_number_that_just_misses_does_not_look_as_if_it_did_not(value, text):
+    assert figures.number(value) == text
+
+
 def test_turns_alternate_and_each_round_begins_with_another():
     order = []
 

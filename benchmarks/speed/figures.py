@@ -83,8 +83,10 @@ def without_the_rest(figures: Sequence[Figure]) -> list[Figure]:
 
 
 def number(value: float) -> str:
-    """Three significant digits: 0.0512, 1.37, 24.1, 1,234."""
+    """Three significant digits or so: 0.051, 1.37, 24.1, 1,234; more next to 1, where many a criterion is."""
     size = abs(value)
+    if 0 < abs(value - 1) < 0.005:
+        return f"{value:.4f}"
     if size >= 100:
         return f"{value:,.0f}"
     digits = 1 if size >= 10 else 2 if size >= 1 else 3

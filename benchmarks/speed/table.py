@@ -34,6 +34,7 @@ ROWS = (
     Row("the same under LTC / eager", "LTC total / eager", TOTALS),
     Row("the same compiled, a loop of tiny operators / eager", "inductor, lazy total / eager", ("fused",)),
     Row("running compiled / `torch.compile` by hand", "inductor, run / torch.compile", COMPILED),
+    Row("recording and running compiled / the same", "inductor, lazy total / torch.compile", COMPILED),
     Row("share of operators that run compiled", "share of ops that inductor runs", COMPILED),
     Row(
         "peak memory while evaluating / eager's and what is held",
@@ -61,7 +62,7 @@ def table(parts: Mapping[str, Any]) -> str:
         if not figures:
             continue
         for wanted in dict.fromkeys(figure.criterion for figure in figures):
-            measured = ", ".join(shown(each) for each in figures if each.criterion == wanted)
+            measured = "; ".join(shown(each) for each in figures if each.criterion == wanted)
             lines.append(f"| {row.title} | {measured} | {wanted.replace('<=', '≤').replace('>=', '≥')} |")
     return "\n".join([*lines, "", footer(parts)])
 
