@@ -73,10 +73,11 @@ class InductorBackend:
         Raises:
             lazyviz.execute.backend.Refused: it cannot be compiled; the message says why.
         """
-        cuts = _Cuts(segment)
+        cuts = _Cuts(segment, cut_first(segment))
         inner = cuts.inner
         if not inner.nodes:
-            return Compiled(cuts.run, True, again=lambda other: Compiled(_Cuts(other).run, True))
+            places = cuts.places()
+            return Compiled(cuts.run, True, again=lambda other: Compiled(places.like(other).run, True))
         needed = _needed(inner)
         for value in needed:
             if not _shows_all(value):
@@ -100,12 +101,12 @@ class InductorBackend:
                 self.programs.add(variant)
             known = self.programs.known(program)
         assert known is not None
-        again = _Again(self.programs, known, variant, program, inner)
+        again = _Again(self.programs, known, variant, program, cuts)
         return Compiled(_Run(cuts, variant, program.scalars), reason is None, reason, again)
 
     def forget(self, segment: Segment, why: str) -> None:
         """The code for ``segment`` is wrong: it is not to be run or made again."""
-        inner = cut_first(segment)[1]
+        inner = cut_first(segment)
         program = program_of(inner.nodes, _needed(inner))
         with self._lock:
             self.programs.drop(program)
@@ -222,16 +223,42 @@ def _number(value: float) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.int64 if type(value) is int else torch.float64)
 
 
+class _Places:
+    """Where a segment's cuts are: of each input of the rest, whether it is one of the segment's, and which.
+
+    Holds no recording alive.
+    """
+
+    def __init__(self, segment: Segment, inner: Segment) -> None:
+        self._all = len(inner.nodes) == len(segment.nodes)
+        inside = set(inner.nodes)
+        self._rest = [at for at, node in enumerate(segment.nodes) if node in inside]
+        whole = {value: at for at, value in enumerate(segment.inputs)}
+        cut = {node.outputs[0]: at for at, node in enumerate(segment.nodes) if node not in inside}
+        self._origins = [(value in whole, whole.get(value, cut.get(value, 0))) for value in inner.inputs]
+
+    def like(self, segment: Segment) -> _Cuts:
+        """The cuts of another recording of the same structure."""
+        if self._all:
+            return _Cuts(segment, segment)
+        nodes = segment.nodes
+        inputs = [segment.inputs[at] if whole else nodes[at].outputs[0] for whole, at in self._origins]
+        return _Cuts(segment, Segment([nodes[at] for at in self._rest], inputs, segment.outputs))
+
+
 class _Cuts:
     """The parts that a segment cuts out of its inputs, and the segment that works on them (``inner``)."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, inner: Segment) -> None:
         self.segment = segment
-        self._nodes, self.inner = cut_first(segment)
+        self.inner = inner
+
+    def places(self) -> _Places:
+        return _Places(self.segment, self.inner)
 
     def inputs(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The inputs of ``inner``, from those of the segment."""
-        if not self._nodes:
+        if len(self.inner.nodes) == len(self.segment.nodes):
             return given
         outside = dict(zip(self.segment.inputs, given, strict=True))
         memory = {value.storage: tensor for value, tensor in outside.items()}
@@ -285,9 +312,11 @@ class _Again:
         known: Known[Code],
         variant: Variant[Code],
         program: Program,
-        segment: Segment,
+        cuts: _Cuts,
     ) -> None:
         self._programs, self._known, self._variant, self._program = programs, known, variant, program
+        self._cuts = cuts.places()
+        segment = cuts.inner
         self._places = places_of_scalars(segment.nodes)
         self._scalars = scalars_at(segment.nodes, self._places)  # for which the variant was found
         self._moving = [at for at, node in enumerate(segment.nodes) if moving(node.op)]
@@ -307,7 +336,7 @@ class _Again:
         known = self._known
         if known.dropped:
             return None
-        cuts = _Cuts(segment)
+        cuts = self._cuts.like(segment)
         inner = cuts.inner
         if self._moves_of(inner) != self._moves:
             return None

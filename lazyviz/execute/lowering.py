@@ -48,21 +48,19 @@ def made_storages(nodes: Sequence[Node]) -> dict[Storage, Value]:
 _CUTS = (aten.select.int, aten.slice.Tensor)
 
 
-def cut_first(segment: Segment) -> tuple[list[Node], Segment]:
-    """The views that cut a part out of a segment's inputs, and the segment without them: on those parts.
+def cut_first(segment: Segment) -> Segment:
+    """The segment without the views that cut a part out of its inputs: on those parts.
 
     A batch is cut from another place in each step, which is to be no other program.  A view reads nothing, so
     that it may be taken before everything else.  Parts of what is written stay: a compiler has to see how
     they overlap.
     """
     written = {storage for node in segment.nodes for storage in node.writes}
-    cuts: list[Node] = []
     known = set(segment.inputs)
     rest: list[Node] = []
     for node in segment.nodes:
         cut = node.op in _CUTS and not node.kwargs and node.args[0] in known
         if cut and node.args[0].storage not in written:
-            cuts.append(node)
             known.add(node.outputs[0])
         else:
             rest.append(node)
@@ -70,7 +68,7 @@ def cut_first(segment: Segment) -> tuple[list[Node], Segment]:
     inputs = dict.fromkeys(
         value for node in rest for value in node.inputs if value in known or value.node not in inside
     )
-    return cuts, Segment(rest, list(inputs), segment.outputs)
+    return Segment(rest, list(inputs), segment.outputs)
 
 
 def lower(

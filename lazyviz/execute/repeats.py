@@ -20,6 +20,7 @@ from .eager import Progress, check_interrupts, kernel_level
 from .replay import finish, give, replays
 from .stretch import Key, Stretch
 
+Again = Callable[[Segment], Compiled | None]
 MOST_KEPT = 128  # structures; their programs are kept by the backends
 
 
@@ -27,7 +28,7 @@ class Repeats:
     """Structures that came to one segment, with code that can be asked for again."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Key, tuple[Backend, Compiled]] = OrderedDict()
+        self._known: OrderedDict[Key, tuple[Backend, Again]] = OrderedDict()
 
     def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Stretch | None:
         """The structure of ``nodes``, if it can be recognised."""
@@ -41,13 +42,12 @@ class Repeats:
         if known is None or known[0] is not backend:
             return None
         self._known.move_to_end(stretch.key)
-        again = known[1].again
-        return again(Segment(stretch.nodes, stretch.outside, stretch.users)) if again is not None else None
+        return known[1](Segment(stretch.nodes, stretch.outside, stretch.users))
 
-    def learn(self, stretch: Stretch, backend: Backend, compiled: Compiled) -> None:
-        """The stretch has run as one segment."""
+    def learn(self, stretch: Stretch, backend: Backend, again: Again) -> None:
+        """The stretch has run as one segment, for which ``again`` finds code."""
         assert stretch.key is not None
-        self._known[stretch.key] = backend, compiled
+        self._known[stretch.key] = backend, again
         if len(self._known) > MOST_KEPT:
             self._known.popitem(last=False)
 

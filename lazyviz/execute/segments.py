@@ -20,7 +20,7 @@ from .backend import Backend, Compiled, Refused, Segment
 from .eager import Interrupted, Progress, check_interrupts, consumed, deliver, kernel_level, run_node
 from .lowering import views_of
 from .memory import ResidentMemory
-from .repeats import half_done, repeats
+from .repeats import Again, half_done, repeats
 from .stretch import Stretch
 from .summaries import Summaries
 
@@ -87,8 +87,8 @@ def run_with_backend(
             run.segment(part)
         else:
             run.op_by_op(part)
-    if stretch is not None and run.whole is not None and run.outcome.share == len(nodes):
-        repeats.learn(stretch, backend, run.whole)
+    if stretch is not None and run.again is not None and run.outcome.share == len(nodes):
+        repeats.learn(stretch, backend, run.again)
     return run.outcome
 
 
@@ -115,7 +115,7 @@ class _Run:
         self.seen = seen
         self.compiles = compiles
         self.number = self.segments = 0  # the segment at hand, of how many
-        self.whole: Compiled | None = None  # the code for all nodes
+        self.again: Again | None = None  # finds the code for all nodes
         self.done = 0
         self.outcome = Outcome()
 
@@ -158,7 +158,7 @@ class _Run:
                 self._execute(nodes, segment, compiled, reals)
                 self.outcome.share += len(nodes)
                 if len(nodes) == self.total and isinstance(compiled, Compiled):
-                    self.whole = compiled
+                    self.again = compiled.again
                 self._finished(nodes)
         except _NeverRan as failure:
             self.outcome.note(self.outcome.fallbacks, str(failure))

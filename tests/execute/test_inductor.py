@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -364,6 +366,20 @@ def test_a_program_that_is_another_each_time_is_not_compiled_for_ever(inductor):
         report = graph.evaluate()
         assert y == x[at] * 2
     assert report.share == 0 and "compiled 8 times, and is new again" in report.fallbacks[0]
+
+
+def test_code_that_is_kept_keeps_no_recording(inductor):
+    x = torch.ones(3)
+    refs = []
+    for _ in range(3):
+        with lazyviz.lazy(backend="inductor") as graph:
+            y = ((x + 1) * 2).exp().log()
+        assert graph.evaluate().share == 1.0
+        refs.append(weakref.ref(graph.nodes[1].outputs[0]))
+        del graph
+    del y
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 3
 
 
 def test_where_inputs_begin_in_memory_that_they_share_is_structure(inductor):
