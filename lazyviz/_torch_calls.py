@@ -9,6 +9,7 @@ its arguments, so each is tried: a dispatch mode sees which operator is called, 
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -43,12 +44,14 @@ def proving() -> Iterator[Callable[[OpOverload, Sequence[Any], Mapping[str, Any]
     type, of any device, none of which requires a gradient.
     """
     with (
+        warnings.catch_warnings(),  # of functions that are tried and not taken
         _torch.no_dispatch_modes(),
         torch._C.DisableTorchFunction(),
         _torch.below_autograd(),
         _Catch(),
         torch.no_grad(),
     ):
+        warnings.simplefilter("ignore")
         yield _quickest
 
 
