@@ -75,11 +75,26 @@ def measure_here(name: str, into: Path, settings: Settings) -> int:
     stem, _, case = name.partition("-")
     module = importlib.import_module(f"speed.{stem}")
     with into.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(process()) + "\n")
         for figure in module.measure(settings, *([case] if case else [])):
             print(figure, flush=True)
             file.write(json.dumps(figure.to_json()) + "\n")
             file.flush()
     return 0
+
+
+def process() -> dict[str, Any]:
+    """What is known only where lazyviz and PyTorch are imported."""
+    import torch
+
+    import lazyviz
+
+    return {
+        "threads": torch.get_num_threads(),
+        "recorder": "compiled" if lazyviz.metrics()["compiled recorder"] else "in Python",
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
 
 
 def measure(name: str, settings: Settings, limit: float) -> dict[str, Any]:
@@ -105,7 +120,8 @@ def measure(name: str, settings: Settings, limit: float) -> dict[str, Any]:
         lines = into.read_text(encoding="utf-8").splitlines() if into.exists() else []
     return {
         "title": PARTS[name].title,
-        "figures": [json.loads(line) for line in lines],
+        "process": json.loads(lines[0]) if lines else {},
+        "figures": [json.loads(line) for line in lines[1:]],
         "seconds": round(time.monotonic() - begin, 1),
         "failed": failed,
         "settings": vars(settings),

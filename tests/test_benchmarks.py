@@ -34,6 +34,7 @@ def results(*found):
     """Results as a run has them, with these figures in the part "totals-small"."""
     part = {
         "figures": [figure.to_json() for figure in found],
+        "process": {"recorder": "compiled", "threads": 1},
         "machine": {"cpu": "a CPU", "cores": 2, "torch": torch.__version__},
         "settings": {"rounds": 9},
     }

@@ -10,10 +10,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyviz
+from lazyviz.record import acceleration
 
 from . import ltc
 from .figures import Figure, Settings
-from .timing import Turn, interleaved, lazily, medians, ratio, timed
+from .timing import Turn, in_python, interleaved, lazily, medians, ratio, timed
 
 OPS = 1000
 
@@ -63,6 +64,8 @@ def measure(settings: Settings) -> Iterator[Figure]:
         timed("no-op mode", lambda: through_nothing(x)),
         ours.turn,
     ]
+    if acceleration.active:
+        turns.append(in_python(lazily(lambda: chain(x), name="in Python").turn))
     missing: dict[str, str] = {}
 
     def peer(name: str, make: Callable[[], Turn]) -> None:
@@ -92,4 +95,7 @@ def measure(settings: Settings) -> Iterator[Figure]:
         else:
             value = ratio(times, "lazyviz record", name)
             yield Figure(title, f"chain of {OPS} ops", value, criterion, detail=detail)
+    if acceleration.active and "LTC record" not in missing:
+        value = ratio(times, "in Python record", "LTC record")
+        yield Figure("record in Python / LTC record", f"chain of {OPS} ops", value, detail=detail)
     lazyviz.session.reset()

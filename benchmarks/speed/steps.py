@@ -13,11 +13,12 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lazyviz
+from lazyviz.record import acceleration
 
 from . import ltc, programs
 from .figures import Figure, Settings, say
 from .programs import Program
-from .timing import interleaved, lazily, medians, ratio, timed
+from .timing import in_python, interleaved, lazily, medians, ratio, timed
 
 TRACINGS = 3  # of make_fx, which takes seconds
 
@@ -57,6 +58,9 @@ def compare(program: Program, settings: Settings, with_ltc: bool) -> Iterator[Fi
     graph.evaluate()
     del graph
     turns = [timed("eager", eager), ours.turn]
+    if acceleration.active:
+        plain = lazily(program.on(settings.device).training_step(), name="in Python")
+        turns.append(in_python(plain.turn))
     missing = ""
     if with_ltc:
         try:
@@ -68,6 +72,9 @@ def compare(program: Program, settings: Settings, with_ltc: bool) -> Iterator[Fi
     if with_ltc:
         value = None if missing else ratio(times, "lazyviz record", "LTC record")
         yield Figure("warm record / LTC record", program.name, value, "<= 0.8", note=missing, detail=detail)
+        if acceleration.active and not missing:
+            value = ratio(times, "in Python record", "LTC record")
+            yield Figure("warm record in Python / LTC record", program.name, value, detail=detail)
     yield Figure("warm record / eager", program.name, ratio(times, "lazyviz record", "eager"), detail=detail)
     trace = tracer(program, settings.device)
     trace()  # what it imports and caches at first is not what is measured

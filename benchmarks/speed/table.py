@@ -24,7 +24,9 @@ TOTALS = ("totals-small", "totals-gpt2")
 COMPILED = ("compiled-resnet", "compiled-gpt2")
 ROWS = (
     Row("recording a chain of small operators / LTC's C++ recorder", "record / LTC record", ("chain",)),
+    Row("the same with the recorder in Python", "record in Python / LTC record", ("chain",)),
     Row("recording a training step again / LTC's recording", "warm record / LTC record", ("steps",)),
+    Row("the same with the recorder in Python", "warm record in Python / LTC record", ("steps",)),
     Row("`make_fx` / recording a training step again", "make_fx / warm record", ("steps",)),
     Row("`torch.export` / recording, for a node", "torch.export / warm record, an operator", ("peers",)),
     Row("torchview / recording, for a node", "torchview / warm record, an operator", ("peers",)),
@@ -88,11 +90,12 @@ def footer(parts: Mapping[str, Any]) -> str:
     versions = ", ".join(
         f"{name} {last[name]}" for name in ("torch", "transformers", "python") if name in last
     )
+    recorder = next((part["process"]["recorder"] for part in parts.values() if part["process"]), "")
     rounds = max(part["settings"]["rounds"] for part in parts.values())
     return (
         "[All results](benchmarks/results/speed.json), [plot](benchmarks/results/speed.svg): medians of up "
         f"to {rounds} interleaved rounds, each part in one process; **bold** is not as wanted. "
-        f"{last['cores']} cores ({last['cpu']}), {versions}."
+        f"Recorder {recorder}. {last['cores']} cores ({last['cpu']}), {versions}."
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 import lazyviz
+from lazyviz.record import acceleration
 
 # One turn of something: seconds by name.  A turn may take several times (record, run).
 Turn = Callable[[], Mapping[str, float]]
@@ -81,6 +82,20 @@ class Lazily(NamedTuple):
     @property
     def ops(self) -> int:
         return self.reports[-1].ops_run
+
+
+def in_python(turn: Turn) -> Turn:
+    """The turn with the recorder in Python, also where the compiled one is there."""
+
+    def slower() -> Mapping[str, float]:
+        before = acceleration.active
+        acceleration.use(False)
+        try:
+            return turn()
+        finally:
+            acceleration.use(before)
+
+    return slower
 
 
 def lazily(step: Callable[[], Any], *, backend: str = "eager", name: str = "lazyviz") -> Lazily:
