@@ -181,7 +181,12 @@ class Replay:
             failed.state, failed.error = "failed", str(error)
             if isinstance(error, Exception):
                 name_line(error, failed)
-        raise error
+        else:
+            watch.raised = None
+        try:
+            raise error
+        finally:  # this frame is in its traceback: nothing is to wait for the garbage collector
+            del error, stopped, variables
 
 
 class _Watch:

@@ -177,6 +177,34 @@ def test_an_error_in_a_replay_leaves_finished_ops_finished(nodes_in_one, monkeyp
     assert graph.state == "failed"
 
 
+def test_the_error_of_a_replay_keeps_nothing_alive():
+    table = torch.ones(4, 2)
+
+    def run(index):
+        x = torch.ones(3)
+        with lazyviz.lazy() as graph:
+            rows = (table * 2 + 1)[index]
+            x.add_(1)
+        with contextlib.suppress(IndexError):
+            graph.evaluate()
+        assert x.tolist() == [2, 2, 2]
+        return weakref.ref(graph), rows
+
+    for _ in range(2):
+        run(torch.tensor([0, 3]))
+    gc.collect()
+    gc.disable()
+    try:
+        graph, rows = run(torch.tensor([0, 9]))
+        assert lazyviz.is_lazy(rows)
+        del rows
+        lazyviz.session.cell_boundary()
+        assert graph() is None
+        assert lazyviz.evaluate().ops_run == 0
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("nodes_in_one", [3, 7, 1000])
 def test_an_interrupt_of_a_replay_lands_between_two_ops(nodes_in_one, monkeypatch):
     monkeypatch.setattr(straight_line, "NODES_IN_ONE", nodes_in_one)
