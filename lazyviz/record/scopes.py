@@ -7,7 +7,7 @@ import os
 import sys
 import sysconfig
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -177,9 +177,8 @@ class Scopes:
         self._entered: list[tuple[str, str]] = []  # root and path of modules called since the last node
         self._stack: list[tuple[str, str, Phase, tuple[SourceLine, ...]]] = []
         self._paths: dict[int, str] = {}
-        self._known_roots: weakref.WeakKeyDictionary[torch.nn.Module, tuple[int, dict[int, str]]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._known_roots: weakref.WeakKeyDictionary[torch.nn.Module, _Root] = weakref.WeakKeyDictionary()
+        self._learnt: _Root | None = None  # the last: modules may be part of several roots
         self._roots: dict[int, str] = {}  # by id of a parameter or buffer: class of the outermost module
         # By id of a tensor: its module and its name there, its role and its full name.  Of an optimizer's
         # tensors, which have no module, themselves.  (A tensor with weak references cannot be swapped.)
@@ -311,14 +310,12 @@ class Scopes:
             self._many = 2 * len(self._parameters) + 200
 
     def _learn(self, root: torch.nn.Module) -> dict[int, str]:
-        """Names of the submodules, parameters and buffers of ``root``; again when their number changed."""
+        """Names of the submodules, parameters and buffers of ``root``; again when it has others."""
         known = self._known_roots.get(root)
+        if known is not None and known is self._learnt and known.holds():
+            return known.paths
         modules = list(root.named_modules())
-        if known is not None and known[0] == len(modules):
-            paths = known[1]
-        else:
-            paths = {id(module): name for name, module in modules}
-            self._known_roots[root] = (len(modules), paths)
+        paths = {id(module): name for name, module in modules}
         seen: set[int] = set()  # a tied weight goes by its first name, as in named_parameters()
         for name, module in modules:
             for role, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
@@ -331,7 +328,36 @@ class Scopes:
                             pending.storage.role, pending.storage.name = role, full
                         self._roots[id(tensor)] = type(root).__name__
                         self._parameters[id(tensor)] = (weakref.ref(module), key, role, full)  # type: ignore[assignment]
+        self._learnt = self._known_roots[root] = _Root(paths, [module for _, module in modules])
         return paths
+
+
+class _Root:
+    """An outermost module as it was when its names were learnt: ``paths`` by id of the submodule."""
+
+    def __init__(self, paths: dict[int, str], modules: Sequence[torch.nn.Module]) -> None:
+        self.paths = paths
+        # Weak: a submodule may know the root, which would keep itself alive through us.
+        self._contents = [(weakref.ref(module), _content(module)) for module in modules]
+
+    def holds(self) -> bool:
+        """Whether nothing has been added, taken out, renamed or exchanged."""
+        return all(
+            (module := reference()) is not None and _content(module) == content
+            for reference, content in self._contents
+        )
+
+
+def _content(module: torch.nn.Module) -> tuple[Any, ...]:
+    modules, parameters, buffers = module._modules, module._parameters, module._buffers
+    return (
+        *modules,
+        *map(id, modules.values()),
+        *parameters,
+        *map(id, parameters.values()),
+        *buffers,
+        *map(id, buffers.values()),
+    )
 
 
 def module_call_of(scopes: Scopes, original: Callable[..., Any]) -> Callable[..., Any]:
