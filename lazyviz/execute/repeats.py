@@ -63,23 +63,25 @@ def run_again(
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> bool:
-    """Run all of ``stretch`` by its code; False if that refuses, and nothing has run.
+    """Run all of ``stretch`` by its code; False if that cannot be, and nothing has run.
 
     Raises:
         Interrupted, KeyboardInterrupt: before it; nothing has run.
         Exception: whatever the code raises, as in :func:`.segments.run_with_backend`.
     """
     nodes = stretch.nodes
+    drawing = [nodes[at] for at in stretch.draws]
+    draws: dict[DrawSequence, None] = {node.draws: None for node in drawing if node.draws is not None}
+    if len({id(sequence.generator) for sequence in draws}) < len(draws):
+        return False  # seeded in between, this time: code draws from one state
     reals: list[torch.Tensor] = []
     for value in stretch.outside:
         if value.real is None:
             raise RuntimeError(f"internal error: {value!r} was freed before its last use")
         reals.append(value.real)
-    drawing = [nodes[at] for at in stretch.draws]
     with kernel_level(tape, drawing) as interrupted:
         check_interrupts(interrupted, cancelled, f"after 0 of {len(nodes)} ops")
         torch.set_grad_enabled(nodes[0].grad_mode)
-        draws: dict[DrawSequence, None] = {node.draws: None for node in drawing if node.draws is not None}
         for sequence in draws:
             sequence.generator.set_state(sequence.state)
         try:

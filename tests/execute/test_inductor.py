@@ -368,6 +368,28 @@ def test_a_program_that_is_another_each_time_is_not_compiled_for_ever(inductor):
     assert report.share == 0 and "compiled 8 times, and is new again" in report.fallbacks[0]
 
 
+def test_a_seed_set_in_between_is_heard_by_code_that_was_met_before(inductor):
+    x = torch.ones(64)
+
+    def draws(seeded):
+        first = torch.nn.functional.dropout(x) + torch.rand(64)
+        if seeded:
+            torch.manual_seed(7)
+        return first, torch.nn.functional.dropout(x * 2) + torch.rand(64)
+
+    for seeded in (False, False, True, False, True):
+        torch.manual_seed(3)
+        expected = draws(seeded)
+        state = torch.get_rng_state()
+        torch.manual_seed(3)
+        with lazyviz.lazy(backend="inductor") as graph:
+            ours = draws(seeded)
+        graph.evaluate()
+        assert torch.equal(torch.get_rng_state(), state)
+        for one, other in zip(ours, expected, strict=True):
+            torch.testing.assert_close(one, other)
+
+
 def test_code_that_is_kept_keeps_no_recording(inductor):
     x = torch.ones(3)
     refs = []
