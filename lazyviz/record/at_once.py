@@ -50,20 +50,20 @@ def note_operator(
     kwargs: dict[str, Any],
     result: Any,
     written: Sequence[torch.Tensor],
-    sizes: Sequence[int],
+    before: Sequence[tuple[int, int] | None],
 ) -> None:
-    """An operator has run: it returned ``result``; what it has ``written`` was of ``sizes`` bytes before."""
+    """An operator has run: it returned ``result``; ``before`` is where what it has ``written`` was then."""
     if not _is_recording(tape):
         return
     read = list(tensors_in((*args, *kwargs.values())))
     made = list(_made(tape, read, tensors_in((result,))))
     grown: list[torch.Tensor] = []
-    for tensor, before, after in zip(written, sizes, sizes_of(written)):
-        if before != after:
+    for tensor, then, now in zip(written, before, map(memory_of, written)):
+        # Memory with another address has been exchanged (`set_`): what was there has not been resized.
+        if then is not None and now is not None and then[0] == now[0] and then[1] != now[1]:
             grown.append(tensor)
-            unknown = _known(tape, (memory_of(tensor) or (0, 0))[0]) is None
-            if unknown and (old := _value_of(tape, tensor)) is not None:
-                old.storage.nbytes = before
+            if _known(tape, now[0]) is None and (old := _value_of(tape, tensor)) is not None:
+                old.storage.nbytes = then[1]
     if not made and not grown:
         return
 
@@ -152,11 +152,6 @@ def _meta(tape: Tape, tensor: torch.Tensor, nbytes: int) -> TensorMeta:
 
 def _bytes(storage: TrackedStorage) -> TensorMeta:
     return TensorMeta((storage.nbytes,), (1,), 0, torch.uint8, storage.device)
-
-
-def sizes_of(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """The bytes of each tensor's memory, 0 where it has none of its own."""
-    return [place[1] if (place := memory_of(tensor)) is not None else 0 for tensor in tensors]
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[int, int] | None:

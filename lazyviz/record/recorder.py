@@ -329,14 +329,14 @@ class Tape(Outside):
             return answer.value
         self.sync(cause, needed, nbytes, a_number=info.returns_numbers)
         written = list(guard.written_tensors(info, args, kwargs))
-        sizes = at_once.sizes_of(written)
+        before = [at_once.memory_of(tensor) for tensor in written]
         for tensor in written:
             self.forget_outside(tensor)
             self.forget_shadow(tensor)
         result = guard.call(op, info, args, kwargs)
         if info.counts_writes:
             guard.count_writes(info, args, kwargs)
-        at_once.note_operator(self, cause, op, args, kwargs, result, written, sizes)
+        at_once.note_operator(self, cause, op, args, kwargs, result, written, before)
         return result
 
     def record_view(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

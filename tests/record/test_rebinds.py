@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -232,3 +233,24 @@ def test_parameters_are_rebound_under_a_function_mode(mode, change, inside):
     assert turned.shape == (3, 2)
     for ours, theirs in zip(model.parameters(), expected.parameters()):
         assert type(ours) is nn.Parameter and not difference(ours, theirs)
+
+
+def test_memory_that_a_tensor_is_given_by_set_has_not_been_resized():
+    """It is one memory before and after: a write through one alias shows in the others."""
+
+    def program(block):
+        base = torch.arange(12.0).reshape(4, 3) - 4
+        with block:
+            base.mul_(2)
+            first = base.as_strided((3,), (1,))
+            alias = base.data
+            alias.sum().item()
+            rows = alias[2:]
+            total = alias.sum()
+            total.set_(first.detach())  # 4 bytes before, base's 48 now
+            base.exp()
+            alias.add_(torch.tensor([2, 0, 1]), alpha=15)
+        return base.clone(), alias.clone(), rows.clone(), total.clone()
+
+    expected = program(contextlib.nullcontext())
+    assert all(torch.equal(one, other) for one, other in zip(program(lazyviz.lazy()), expected, strict=True))
