@@ -235,17 +235,17 @@ class Pending:
                 self._let_go()
             return
         self.storages = {a: storage for a, storage in self.storages.items() if storage.has_pending_access}
-        for node in self.pending:
-            for value in node.inputs:
-                if value.real is not None and not value.storage.foreign:
-                    self.storages.setdefault(_torch.storage_address(value.real), value.storage)
+        read = dict.fromkeys([value for node in self.pending for value in node.inputs])
+        for value in read:
+            if value.real is not None and not value.storage.foreign:
+                self.storages.setdefault(_torch.storage_address(value.real), value.storage)
         self.outside = {key: value for key, value in self.outside.items() if value.real is not None}
         self.outside |= made
         for value in self.outside.values():  # an op to come may write it through the same value
             if value.storage.address and not value.storage.foreign:
                 self.storages.setdefault(value.storage.address, value.storage)
         # From the nodes: an address of foreign memory can have come to belong to other memory since.
-        inputs = {value.storage for node in self.pending for value in node.inputs}
+        inputs = {value.storage for value in read}
         TrackedStorage.held_bytes = sum(s.nbytes for s in inputs if s.external and not s.live)
 
     def _let_go(self) -> None:

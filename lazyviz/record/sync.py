@@ -69,6 +69,7 @@ class SyncPatches:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self._patches = Patches()
+        self._generator_readers = {name: self._generator_reader(name) for name in READERS}
 
     @property
     def installed(self) -> bool:
@@ -76,6 +77,9 @@ class SyncPatches:
 
     def install(self) -> None:
         if self.installed:
+            return
+        _torch_random.replace_methods(self._generator_readers)
+        if self._patches.again():
             return
         for cls in (torch.Tensor, torch.nn.Parameter):
             for name, cause in _READERS.items():
@@ -86,7 +90,6 @@ class SyncPatches:
         for name in ("__cuda_array_interface__", "data"):
             self._patches.set(torch.Tensor, name, getattr(self, f"_{name.strip('_')}")())
         self._patch_randomness()
-        _torch_random.replace_methods({name: self._generator_reader(name) for name in READERS})
         resize = at_once.watched_resize(self.tape, torch.UntypedStorage.resize_)
         self._patches.set(torch.UntypedStorage, "resize_", resize)
         self._patch_loaders()
