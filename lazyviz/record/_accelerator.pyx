@@ -642,20 +642,20 @@ def module_call_of(scopes, original):
         cdef size_t caller = <size_t> raw
         root, before, phase = scope_state["root"], scope_state["module"], scope_state["phase"]
         callers = scope_state["_callers"]
-        line, hint, led = place = place_of(raw, not root) if raw is not NULL else (None, None, ())
-        above[caller] = place
-        if not root:
-            scopes.enter_root(module, led)
-        if line is not None and line not in <tuple> scope_state["_callers"]:
-            scope_state["_callers"] = (line, *scope_state["_callers"])
-        path = (<dict> scope_state["_paths"]).get(<size_t> <void *> module)
-        if path is None:
-            path = scopes.path_of_stranger(module)
-        scope_state["module"] = path
-        (<list> scope_state["_entered"]).append((scope_state["root"], path))
-        if phase == "other":
-            scope_state["phase"] = "forward"
         try:
+            line, hint, led = place = place_of(raw, not root) if raw is not NULL else (None, None, ())
+            above[caller] = place
+            if not root:
+                scopes.enter_root(module, led)
+            if line is not None and line not in <tuple> scope_state["_callers"]:
+                scope_state["_callers"] = (line, *scope_state["_callers"])
+            path = (<dict> scope_state["_paths"]).get(<size_t> <void *> module)
+            if path is None:
+                path = scopes.path_of_stranger(module)
+            scope_state["module"] = path
+            (<list> scope_state["_entered"]).append((scope_state["root"], path))
+            if phase == "other":
+                scope_state["phase"] = "forward"
             return original(module, *args, **kwargs)
         finally:
             above.pop(caller, None)

@@ -348,24 +348,18 @@ class _Root:
         )
 
 
-def _content(module: torch.nn.Module) -> tuple[Any, ...]:
-    modules, parameters, buffers = module._modules, module._parameters, module._buffers
-    return (
-        *modules,
-        *map(id, modules.values()),
-        *parameters,
-        *map(id, parameters.values()),
-        *buffers,
-        *map(id, buffers.values()),
-    )
+def _content(module: torch.nn.Module) -> list[tuple[str, int]]:
+    """The names and identities of what ``module`` holds, in order."""
+    contents = (module._modules, module._parameters, module._buffers)
+    return [(key, id(item)) for content in contents for key, item in content.items()]
 
 
 def module_call_of(scopes: Scopes, original: Callable[..., Any]) -> Callable[..., Any]:
     """``nn.Module.__call__`` that announces its module to ``scopes``."""
 
     def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        scopes.enter(module)
         try:
+            scopes.enter(module)
             return original(module, *args, **kwargs)
         finally:
             scopes.leave()
