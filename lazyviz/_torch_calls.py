@@ -1,7 +1,7 @@
 """The quickest way to call a recorded operator, where it is proved to be the same call.
 
 ``torch.ops.aten.add.Tensor(x, y)`` matches its arguments with the operator's schema and boxes them;
-``torch.add(x, y)`` is compiled for them, and takes 0.4 to 1 us less.  Which overload it takes depends on
+``torch.add(x, y)`` is compiled for them, and is quicker.  Which overload it takes depends on
 its arguments, so each is tried: a dispatch mode sees which operator is called, with which arguments.
 ``tests/test_torch_private.py`` checks what is relied on.
 """

@@ -1,7 +1,7 @@
 """What a stretch of pending nodes is, as a key that an equal stretch has again.
 
-The structure of :mod:`lazyviz.graph.fingerprint`, in a form that costs less than a microsecond an op and
-means something in this process alone.  Half of it is known since recording: the shape cache's answer of a
+The structure of :mod:`lazyviz.graph.fingerprint`, in a form that costs little an op and means
+something in this process alone.  Half of it is known since recording: the shape cache's answer of a
 node (``node.entry``) stands for its operator, the metadata of its inputs and outputs, who shares memory with
 whom, and its static arguments.  What is added is the wiring: values numbered in order of first appearance.
 

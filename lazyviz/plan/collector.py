@@ -31,7 +31,7 @@ def patient() -> Iterator[None]:
     """Cycles are looked for less often meanwhile.
 
     A record makes a dozen objects an operator that stay, where eager PyTorch makes one or two: at the usual
-    thresholds the collector took a third of the time to record a training step.
+    thresholds the collector takes a good part of the time that recording does.
     """
     usual = gc.get_threshold()
     raised = (usual[0] * _PATIENCE, *usual[1:])
