@@ -177,7 +177,6 @@ class Scopes:
         self._entered: list[tuple[str, str]] = []  # root and path of modules called since the last node
         self._stack: list[tuple[str, str, Phase, tuple[SourceLine, ...]]] = []
         self._paths: dict[int, str] = {}
-        self._known_roots: weakref.WeakKeyDictionary[torch.nn.Module, _Root] = weakref.WeakKeyDictionary()
         self._learnt: _Root | None = None  # the last: modules may be part of several roots
         self._roots: dict[int, str] = {}  # by id of a parameter or buffer: class of the outermost module
         # By id of a tensor: its module and its name there, its role and its full name.  Of an optimizer's
@@ -311,8 +310,8 @@ class Scopes:
 
     def _learn(self, root: torch.nn.Module) -> dict[int, str]:
         """Names of the submodules, parameters and buffers of ``root``; again when it has others."""
-        known = self._known_roots.get(root)
-        if known is not None and known is self._learnt and known.holds():
+        known = self._learnt
+        if known is not None and known.holds(root):
             return known.paths
         modules = list(root.named_modules())
         paths = {id(module): name for name, module in modules}
@@ -328,7 +327,7 @@ class Scopes:
                             pending.storage.role, pending.storage.name = role, full
                         self._roots[id(tensor)] = type(root).__name__
                         self._parameters[id(tensor)] = (weakref.ref(module), key, role, full)  # type: ignore[assignment]
-        self._learnt = self._known_roots[root] = _Root(paths, [module for _, module in modules])
+        self._learnt = _Root(paths, [module for _, module in modules])
         return paths
 
 
@@ -340,9 +339,9 @@ class _Root:
         # Weak: a submodule may know the root, which would keep itself alive through us.
         self._contents = [(weakref.ref(module), _content(module)) for module in modules]
 
-    def holds(self) -> bool:
-        """Whether nothing has been added, taken out, renamed or exchanged."""
-        return all(
+    def holds(self, root: torch.nn.Module) -> bool:
+        """Whether it is of ``root``, and nothing has been added, taken out, renamed or exchanged."""
+        return self._contents[0][0]() is root and all(
             (module := reference()) is not None and _content(module) == content
             for reference, content in self._contents
         )
