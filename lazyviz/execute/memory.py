@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 
 from .. import _torch
 from ..graph.ir import Storage
 from ..plan.alive import Category
-from ..plan.projection import Peak, highest
+from ..plan.projection import Peak, by_category
 from ..record.storage import TrackedNode, TrackedStorage
 from .report import Timeline
 from .stretch import Stretch
+
+_storage_of = _torch.TensorBase.untyped_storage
+_nbytes_of = torch.UntypedStorage.nbytes
 
 Timelines = Mapping[int, Sequence[tuple[int, int]]]
 """By id of a graph: positions of its nodes as they ran, each with the most bytes held while it did."""
@@ -23,17 +27,25 @@ class ResidentMemory:
     """Bytes of the storages that the run holds, on all devices; what else kernels take is not seen."""
 
     def __init__(self, nodes: Sequence[TrackedNode]) -> None:
+        there = dict.fromkeys(
+            [value.storage for node in nodes for value in node.inputs if value.real is not None]
+        )
         self._sizes: dict[Storage, int] = {}  # by origin: of memory met again after a sync point once
-        self._names: dict[Storage, set[Storage]] = {}  # the record's storages for each
-        for node in nodes:
-            for value in node.inputs:
-                if value.real is not None:
-                    origin = value.storage.origin
-                    self._sizes[origin] = value.storage.nbytes
-                    self._names.setdefault(origin, set()).add(value.storage)
-        self._changes: list[list[tuple[Storage, int]]] = [list(self._sizes.items())]
-        self._frees: list[tuple[Storage, int]] = []
-        self.now = sum(self._sizes.values())
+        # The record's storages for each origin, where it has others than itself.
+        self._names: dict[Storage, set[Storage]] = {}
+        for storage in there:
+            origin = storage.origin
+            self._sizes[origin] = storage.nbytes
+            if origin is not storage:
+                self._names.setdefault(origin, {origin} if origin in there else set()).add(storage)
+        # What came and went: whose memory, how much, and where each step begins (before the first node runs
+        # is one, too).  Few containers: the garbage collector counts them, and looks at all there are.
+        self._storages: list[Storage] = list(self._sizes)
+        self._bytes: list[int] = list(self._sizes.values())
+        self._begins: list[int] = [0]
+        self._freed: list[Storage] = []  # at the step that is to come
+        self._freed_bytes: list[int] = []
+        self.now = sum(self._bytes)
         self.peak = self.now
         self._steps: list[TrackedNode | None] = []  # of the timeline, and the most held during each
         self._marks: list[int] = []
@@ -44,8 +56,12 @@ class ResidentMemory:
 
         The timeline leaves out one that is not ``shown``; without a ``node`` it counts to the next one.
         """
-        self._changes.append(self._frees)
-        self._frees = []
+        self._begins.append(len(self._storages))
+        if self._freed:
+            self._storages += self._freed
+            self._bytes += self._freed_bytes
+            self._freed.clear()
+            self._freed_bytes.clear()
         if node is not None:
             if self._steps:
                 self._marks.append(self._high)
@@ -59,6 +75,10 @@ class ResidentMemory:
 
     def timelines(self) -> Timelines:
         """The timeline of each graph that nodes are of."""
+        graphs = dict.fromkeys([node.graph for node in self._steps if node is not None])
+        if len(graphs) == 1 and None not in self._steps:
+            positions = [node.index for node in self._steps if node is not None]
+            return {id(graph): Timeline(positions, [*self._marks, self._high]) for graph in graphs}
         result: dict[int, list[tuple[int, int]]] = {}
         for node, held in self.timeline():
             result.setdefault(id(node.graph), []).append((node.index, held))
@@ -70,81 +90,83 @@ class ResidentMemory:
         for place, storage in enumerate(storages):
             places.setdefault(storage, place)
             places.setdefault(storage.origin, place)
-        changes, now, after = [], 0, []
-        for step, following in zip(self._changes, [*self._changes[1:], self._frees]):
-            changes.append([(places[storage], nbytes) for storage, nbytes in step])
-            for _, nbytes in step:
-                now += nbytes
-            left = now
-            for _, nbytes in following:  # what is freed after a node is noted with the next one
-                if nbytes < 0:
-                    left += nbytes
-            after.append(left)
-        return Levels(changes, [*self._marks, self._high], after, self.peak)
+        whose = [places[storage] for storage in self._storages]
+        ends = [*self._begins[1:], len(whose)]
+        sums = [0, *accumulate(self._bytes)]
+        after = []
+        for end, stop in pairwise(ends):
+            # What is freed after a node is noted with the next one.
+            after.append(sums[end] + sum([nbytes for nbytes in self._bytes[end:stop] if nbytes < 0]))
+        after.append(sums[-1] + sum(self._freed_bytes))
+        return Levels(whose, list(self._bytes), ends, [*self._marks, self._high], after, self.peak)
 
-    def _grown(self) -> None:
-        if self.now > self._high:
-            self._high = self.now
-            if self.now > self.peak:
-                self.peak = self.now
+    def _came(self, storage: Storage, nbytes: int) -> None:
+        self._storages.append(storage)
+        self._bytes.append(nbytes)
+        now = self.now = self.now + nbytes
+        if now > self._high:
+            self._high = now
+            if now > self.peak:
+                self.peak = now
+
+    def _went(self, storage: Storage, nbytes: int) -> None:
+        self._freed.append(storage)
+        self._freed_bytes.append(-nbytes)
+        self.now -= nbytes
 
     def beside(self, storage: Storage, size: int) -> None:
         """``size`` bytes more, or less, beside ``storage`` itself: of a piece, or made once more."""
         if size > 0:
-            self._changes[-1].append((storage, size))
+            self._came(storage, size)
         else:
-            self._frees.append((storage, size))
-        self.now += size
-        self._grown()
+            self._went(storage, -size)
 
     def made(self, storage: Storage, real: torch.Tensor) -> None:
-        size = _torch.TensorBase.untyped_storage(real).nbytes()
-        more = size - self._sizes.get(storage, 0)  # a sum of pieces is there before it is handed over
+        size = _nbytes_of(_storage_of(real))
+        before = self._sizes.get(storage, 0)  # a sum of pieces is there before it is handed over
         self._sizes[storage] = size
-        self._names[storage] = {storage}
-        self._changes[-1].append((storage, more))
-        self.now += more
-        self._grown()
+        if self._names:
+            self._names.pop(storage, None)
+        self._came(storage, size - before)
 
     def resized(self, storage: Storage, real: torch.Tensor) -> None:
         """``out=`` may have grown what it was given."""
         origin = storage.origin
         if (before := self._sizes.get(origin)) is None:
             return
-        size = self._sizes[origin] = _torch.TensorBase.untyped_storage(real).nbytes()
+        size = self._sizes[origin] = _nbytes_of(_storage_of(real))
         if size != before:
-            self._changes[-1].append((origin, size - before))
-            self.now += size - before
-            self._grown()
+            self._came(origin, size - before)
 
     def freed(self, storage: Storage) -> None:
         origin = storage.origin
-        names = self._names.get(origin, set())
-        names.discard(storage)
-        if names:
-            return
+        if self._names or origin is not storage:
+            names = self._names.get(origin, {origin})
+            names.discard(storage)
+            if names:
+                return
         size = self._sizes.pop(origin, 0)
-        self._frees.append((origin, -size))
-        self.now -= size
+        if size:
+            self._went(origin, size)
 
     def peak_on(self, device: torch.device, categories: Mapping[Storage, Category]) -> Peak:
         """The peak of one device, and what it was for."""
-        changes = [
-            [(storage, nbytes) for storage, nbytes in step if storage.device == device]
-            for step in self._changes
-        ]
-        return highest(device, changes, categories)
+        ends = [*self._begins[1:], len(self._storages)]
+        return _highest(device, self._storages, self._bytes, ends, categories)
 
 
 @dataclass(frozen=True)
 class Levels:
     """What a run of a stretch held, with its storages by number.
 
-    ``changes`` are what came and went before the first node and at each of them, ``marks`` the most that was
+    ``places`` are the storages that came and went, one after another, and ``nbytes`` how much; ``ends`` are
+    where that ends which came before the first node, and at each of them.  ``marks`` are the most that was
     held during each node, ``after`` what was left after it (first: before all of them), ``peak`` the most.
     """
 
-    changes: Sequence[Sequence[tuple[int, int]]]
+    places: Sequence[int]
+    nbytes: Sequence[int]
+    ends: Sequence[int]
     marks: Sequence[int]
     after: Sequence[int]
     peak: int
@@ -181,12 +203,31 @@ class KnownMemory:
     def peak_on(self, device: torch.device, categories: Mapping[Storage, Category]) -> Peak:
         if self._held is not None:
             return self._held
-        storages = self._stretch.storages
-        changes = [
-            [(storages[place], nbytes) for place, nbytes in step if storages[place].device == device]
-            for step in self._levels.changes
-        ]
-        return highest(device, changes, categories)
+        levels, storages = self._levels, self._stretch.storages
+        there = [storages[place] for place in levels.places]
+        return _highest(device, there, levels.nbytes, levels.ends, categories)
+
+
+def _highest(
+    device: torch.device,
+    storages: Sequence[Storage],
+    sizes: Sequence[int],
+    ends: Sequence[int],
+    categories: Mapping[Storage, Category],
+) -> Peak:
+    """The most of what came (above 0) and went on ``device``, at the end of a step, and what it was for."""
+    devices = [storage.device for storage in storages]
+    if any(each != device for each in {id(each): each for each in devices}.values()):
+        sizes = [nbytes if each == device else 0 for nbytes, each in zip(sizes, devices)]
+    sums = [0, *accumulate(sizes)]
+    levels = [sums[end] for end in ends]
+    peak = max(levels, default=0)
+    end = ends[levels.index(peak)] if peak else 0
+    totals: dict[Storage, int] = {}
+    for storage, nbytes in zip(storages[:end], sizes):
+        totals[storage] = totals.get(storage, 0) + nbytes
+    alive = [(storage, nbytes) for storage, nbytes in totals.items() if nbytes]
+    return Peak(device, peak, by_category(alive, categories))
 
 
 Memory = ResidentMemory | KnownMemory

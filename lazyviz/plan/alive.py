@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..graph.ir import Node, SourceLine, Storage
+from ..graph.ir import Node, Role, SourceLine, Storage
 from .lifetimes import Lifetime
 
 Category = Literal[
@@ -24,7 +24,7 @@ CATEGORIES: tuple[Category, ...] = (
     "held",
 )
 
-_OF_ROLE: dict[str | None, Category] = {
+_OF_ROLE: dict[Role, Category] = {
     "parameter": "parameters",
     "gradient": "gradients",
     "optimizer": "optimizer",
@@ -123,18 +123,17 @@ def moment(position: int, node: Node, allocations: Iterable[tuple[int, int, Allo
 
 def categorize(span: Lifetime) -> Category:
     """What a storage is for: the recorder's word if it said one, else from its lifetime."""
-    storage = span.storage
-    if span.held:
+    maker, kept = span.maker, span.kept
+    if maker is None and not kept:
         return "held"
-    category = _OF_ROLE.get(storage.role)
-    if category is not None:
-        return category
-    if span.maker is None:
+    role = span.storage.role
+    if role is not None:
+        return _OF_ROLE[role]
+    if maker is None:
         # State of an optimizer that has stepped before: no module and no data loader made it.
         in_optimizer = span.first_use is not None and span.first_use.phase == "optimizer"
         return "optimizer" if in_optimizer else "inputs"
-    kept = span.kept
-    phase = span.maker.phase
+    phase = maker.phase
     if phase == "optimizer":
         return "optimizer" if kept else "temporaries"
     # Code outside of modules is "other": a loss written by hand is forward like any.

@@ -49,7 +49,7 @@ def nbytes_of(segments: Iterable[Segment]) -> int:
 def exists(span: Lifetime) -> bool:
     """Whether the storage takes up memory at this moment, so that "free" excludes it."""
     if span.maker is not None:
-        return span.maker.state == "done" and span.storage.dropped is None
+        return span.storage.dropped is None and span.maker.state == "done"
     if not span.storage.external and span.first_use is not None:  # an earlier graph makes it
         origin = span.storage.origin
         makers = [value.node for value in span.first_use.inputs if value.storage.origin is origin]

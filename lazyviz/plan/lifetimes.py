@@ -22,7 +22,7 @@ see, :func:`allocated` into the sum that a memory chart shows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 from typing import NamedTuple
 
 import torch
@@ -70,15 +70,29 @@ class Event(NamedTuple):
     storage: Storage
 
 
+def by_device(spans: Iterable[Lifetime]) -> dict[torch.device, list[Lifetime]]:
+    """The lifetimes of each device's storages, in order."""
+    found: dict[torch.device, list[Lifetime]] = {}
+    device: torch.device | None = None
+    own: list[Lifetime] = []
+    for span in spans:
+        if span.storage.device is not device:  # the same object nearly always
+            device = span.storage.device
+            own = found.setdefault(device, [])
+        own.append(span)
+    return found
+
+
 def main_device(spans: Iterable[Lifetime]) -> torch.device:
     """The device that holds most of the bytes; the CPU if there are none."""
-    totals: dict[torch.device, int] = {}
-    for span in spans:
-        storage = span.storage
-        totals[storage.device] = totals.get(storage.device, 0) + storage.nbytes
-    if not totals:
-        return torch.device("cpu")
-    return max(totals, key=lambda device: totals[device])
+    return with_most(by_device(spans))
+
+
+def with_most(found: Mapping[torch.device, Sequence[Lifetime]]) -> torch.device:
+    """:func:`main_device` of what :func:`by_device` has found."""
+    if len(found) < 2:
+        return next(iter(found), torch.device("cpu"))
+    return max(found, key=lambda device: sum([span.storage.nbytes for span in found[device]]))
 
 
 def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
@@ -117,12 +131,15 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
                 first[storage] = node
             last[storage] = node
 
-    own = set(graph.storages)
+    own = graph.storages
+    uses = list(map(last.pop, own, repeat(None)))  # what is left are other graphs' storages
+    continued = False
     result = []
-    for storage in (*graph.storages, *(storage for storage in last if storage not in own)):
-        foreign = storage not in own
+    for at, (storage, last_use) in enumerate(chain(zip(own, uses), last.items())):
+        foreign = at >= len(own)
+        continued = continued or storage.continues is not None
         start = -1 if foreign or storage.external else storage.created
-        last_use = last.get(storage)
+        maker = nodes[start] if 0 <= start < count else None
         # A node's own output is alive during the node, even if dropped at once.
         earliest = start + 1
         eager_start = start
@@ -134,7 +151,7 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
         else:
             lazy_stop = max(last_use.index + 1 if last_use is not None else earliest, earliest)
             eager_stop = lazy_stop if foreign else max(dropped, earliest)
-            if 0 <= start < count and nodes[start].at_once:
+            if maker is not None and maker.at_once:
                 lazy_stop = max(lazy_stop, dropped)  # it was there as the user's code had it
             if storage in overwritten:
                 eager_stop = overwritten[storage]  # from there on it is the node's result
@@ -143,19 +160,19 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
                 eager_stop = max(eager_stop, eager_start + 1)
         result.append(
             Lifetime(
-                storage=storage,
-                start=start,
-                eager_start=eager_start,
-                eager_stop=eager_stop,
-                lazy_stop=lazy_stop,
-                maker=nodes[start] if 0 <= start < count else None,
-                first_use=first.get(storage),
-                last_use=last_use,
-                in_backward=storage in backward,
-                kept=dropped is None,
+                storage,
+                start,
+                eager_start,
+                eager_stop,
+                lazy_stop,
+                maker,
+                first.get(storage),
+                last_use,
+                storage in backward,
+                dropped is None,
             )
         )
-    return _joined(result) if any(span.storage.continues is not None for span in result) else result
+    return _joined(result) if continued else result
 
 
 _SCATTER = torch.ops.aten.scatter.src
@@ -249,6 +266,7 @@ def allocated(spans: Iterable[Lifetime], count: int, *, eager: bool = False) -> 
     for span in spans:
         nbytes = span.storage.nbytes
         start, stop = (span.eager_start, span.eager_stop) if eager else (span.start, span.lazy_stop)
-        changes[max(start, 0)] += nbytes
+        changes[start if start > 0 else 0] += nbytes
         changes[stop] -= nbytes
-    return list(accumulate(changes[:count]))
+    del changes[count]
+    return list(accumulate(changes))

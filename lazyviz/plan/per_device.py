@@ -65,7 +65,7 @@ def plan_device(
     card = is_card(target)
     if needs is None:
         needs = scratch(graph, device, "cuda" if card else device.type)
-    estimates = unsure(tensors)
+    estimates = unsure(tensors) if device.type == "cuda" else []
     without = allocated(tensors, count)
     eager_without = allocated(tensors, count, eager=True)
     spans = [*tensors, *(lifetime_of(at, graph.nodes[at], need.nbytes, device) for at, need in needs.items())]
@@ -120,14 +120,17 @@ class DevicePlans(Mapping[str, DevicePlan]):
     """
 
     def __init__(
-        self, graph: Graph, spans: Sequence[Lifetime], own: DevicePlan, target: Device | DeviceProfile
+        self,
+        graph: Graph,
+        spans: Mapping[torch.device, Sequence[Lifetime]],
+        own: DevicePlan,
+        target: Device | DeviceProfile,
     ) -> None:
         self._graph = graph
         self._target = target
         self._made = {own.device: own}
-        self._spans: dict[str, list[Lifetime]] = {own.device: []}
-        for span in spans:
-            self._spans.setdefault(str(span.storage.device), []).append(span)
+        self._spans: dict[str, Sequence[Lifetime]] = {own.device: ()}
+        self._spans.update({str(device): each for device, each in spans.items()})
 
     def __getitem__(self, name: str) -> DevicePlan:
         if name not in self._made:

@@ -15,7 +15,7 @@ from . import collector
 from .alive import CATEGORIES, Category, categorize, largest_first, moment
 from .devices import Device, DeviceProfile, planned
 from .events import Need
-from .lifetimes import Lifetime, allocated, lifetimes, main_device
+from .lifetimes import Lifetime, allocated, by_device, lifetimes, with_most
 from .memory import Plan
 from .per_device import (
     MARGIN,
@@ -60,26 +60,27 @@ def make_plan(
     if backend not in (None, "eager"):
         raise ValueError(f"The backend {backend!r} is not available in this version, only 'eager'.")
     check_split(split)
-    everywhere = lifetimes(graph, as_recorded=as_recorded)
+    everywhere = by_device(lifetimes(graph, as_recorded=as_recorded))
     recorded, target = _counted(everywhere, device)
     return Planner(graph, everywhere, recorded, target, split, recompute).plan(batch_size)
 
 
 def _counted(
-    everywhere: Sequence[Lifetime], device: str | torch.device | Device | DeviceProfile | None
+    everywhere: Mapping[torch.device, Sequence[Lifetime]],
+    device: str | torch.device | Device | DeviceProfile | None,
 ) -> tuple[torch.device, Device | DeviceProfile]:
     """The device whose tensors are counted, and the one that they are planned for."""
-    recorded = main_device(everywhere)
+    recorded = with_most(everywhere)
     target = planned(device) if device is not None else target_of(recorded)
     if isinstance(target, Device):
-        for storage_device in {span.storage.device for span in everywhere}:
+        for storage_device in everywhere:
             if same_device(target.name, storage_device):
                 recorded = storage_device
                 break
 
-    on_cards = [span for span in everywhere if span.storage.device.type == "cuda"]
+    on_cards = {there: spans for there, spans in everywhere.items() if there.type == "cuda"}
     if is_card(target) and recorded.type != "cuda" and on_cards:  # the host's side of the cell is larger
-        recorded = main_device(on_cards)
+        recorded = with_most(on_cards)
     return recorded, target
 
 
@@ -92,7 +93,7 @@ class Planner:
     def __init__(
         self,
         graph: Graph,
-        everywhere: Sequence[Lifetime],
+        everywhere: Mapping[torch.device, Sequence[Lifetime]],
         recorded: torch.device,
         target: Device | DeviceProfile,
         split: int | str | None,
@@ -100,7 +101,7 @@ class Planner:
     ) -> None:
         self.graph, self.everywhere, self.recorded, self.target = graph, everywhere, recorded, target
         self.split, self.recompute = split, recompute
-        self.spans = [span for span in everywhere if span.storage.device == recorded]
+        self.spans = everywhere.get(recorded, ())
         self._batch: Batch | None = None
         self._asked: dict[tuple[object, int], tuple[bool, int]] = {}  # what ``largest`` has found out
 
@@ -151,7 +152,7 @@ class Planner:
         own = self.recorded_plan
         if batch_size is not None and self.batch is not None and batch_size != self.batch.size:
             spans, needs = scaled(self.spans, own.scratch, self.batch, batch_size)
-            everywhere = [*spans, *(span for span in self.everywhere if span.storage.device != self.recorded)]
+            everywhere = {**everywhere, self.recorded: spans}
             own = self.planned(self.graph, spans, needs)
         pieces = 1
         if self.split not in (None, "off", 1):
@@ -246,7 +247,7 @@ class Planner:
         self,
         eager: DevicePlan,
         own: DevicePlan,
-        everywhere: Sequence[Lifetime],
+        everywhere: Mapping[torch.device, Sequence[Lifetime]],
         split: SplitPlan,
         size: int | None,
         again: RecomputePlan,

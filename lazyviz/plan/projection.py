@@ -6,7 +6,9 @@ needs, or what is left after a sync point.  Sizes are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from operator import add
 from typing import NamedTuple
 
 import torch
@@ -26,8 +28,28 @@ class Peak(NamedTuple):
     scratch: int = 0
 
 
+class Categories(Mapping[Storage, Category]):
+    """What the storages of some lifetimes are for, found out when asked: a peak asks of few."""
+
+    def __init__(self, spans: Mapping[Storage, Lifetime]) -> None:
+        self._spans = spans
+
+    def __getitem__(self, storage: Storage) -> Category:
+        return categorize(self._spans[storage])
+
+    def __iter__(self) -> Iterator[Storage]:
+        return iter(self._spans)
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+
+Held = tuple[Storage, int, int, int]
+"""A storage, its bytes, and the steps of a run from which and before which it is there."""
+
+
 def project(
-    graphs: Sequence[Graph], nodes: Sequence[Node], pending: Iterable[Node]
+    graphs: Sequence[Graph], nodes: Sequence[Node], pending: Collection[Node]
 ) -> tuple[Peak, Mapping[Storage, Category]]:
     """The peak of running ``nodes`` of ``graphs``, in program order, and what each storage is for.
 
@@ -35,26 +57,37 @@ def project(
     run, what it works on.  A CPU's peak is of tensors alone, since that is what a run on the CPU can count.
     """
     known = _known(graphs)
-    categories = {storage: categorize(span) for storage, span in known.items()}
-    first: dict[Storage, int] = {}
-    last: dict[Storage, int] = {}
-    for position, node in enumerate(nodes):
-        for storage in _touched(node):
-            first.setdefault(storage, position)
-            last[storage] = position
-    spans = [span for storage, span in known.items() if storage in last and storage.nbytes]
-    device = main_device(spans)
-    spans = [span for span in spans if span.storage.device == device]
-    changes: list[list[tuple[Storage, int]]] = [[] for _ in range(len(nodes) + 1)]
-    inside = set(nodes)
-    later = {value.storage.origin for node in pending if node not in inside for value in node.inputs}
-    for span in spans:
+    count = len(nodes)
+    whole = len(graphs) == 1 and len(graphs[0].nodes) == count
+    later: set[Storage] = set()
+    inside: set[Node] = set()
+    if len(pending) != count or not whole:
+        inside = set(nodes)
+        later = {value.storage.origin for node in pending if node not in inside for value in node.inputs}
+    spans: list[tuple[Lifetime, int, int]] = []
+    if whole:  # a position is a node's index
+        spans = [
+            (span, max(span.start, 0), span.last_use.index + 1)
+            for span in known.values()
+            if span.last_use is not None
+        ]
+    else:
+        first: dict[Storage, int] = {}
+        last: dict[Storage, int] = {}
+        for position, node in enumerate(nodes):
+            for storage in _touched(node):
+                first.setdefault(storage, position)
+                last[storage] = position
+        for storage, span in known.items():
+            if storage in last:
+                spans.append((span, first[storage] if span.maker in inside else 0, last[storage] + 1))
+    device = main_device([span for span, _, _ in spans])
+    held: list[Held] = []
+    for span, start, stop in spans:
         storage = span.storage.origin
-        made_here = span.maker in inside
-        changes[first[storage] if made_here else 0].append((storage, storage.nbytes))
-        if not span.kept and storage not in later:
-            changes[last[storage] + 1].append((storage, -storage.nbytes))
-    extra = [0] * len(nodes)
+        if storage.nbytes and storage.device == device:
+            held.append((storage, storage.nbytes, start, count if span.kept or storage in later else stop))
+    extra = [0] * count
     if device.type == "cuda":
         needs = {
             graph.nodes[at]: need.nbytes
@@ -62,10 +95,13 @@ def project(
             for at, need in scratch(graph, device, device.type).items()
         }
         extra = [needs.get(node, 0) for node in nodes]
-    return highest(device, changes[: len(nodes)], categories, extra), categories
+    categories = Categories(known)
+    return highest(device, held, extra, categories), categories
 
 
 def _known(graphs: Sequence[Graph]) -> dict[Storage, Lifetime]:
+    if len(graphs) == 1:
+        return {span.storage.origin: span for span in lifetimes(graphs[0])}
     known: dict[Storage, Lifetime] = {}
     for graph in graphs:
         own = set(graph.storages)
@@ -117,20 +153,29 @@ def _touched(node: Node) -> Iterable[Storage]:
 
 def highest(
     device: torch.device,
-    changes: Sequence[Sequence[tuple[Storage, int]]],
+    held: Sequence[Held],
+    extra: Sequence[int],
     categories: Mapping[Storage, Category],
-    extra: Sequence[int] = (),
 ) -> Peak:
-    """The peak of a run that allocates (above 0) and frees before each step, with ``extra`` during it."""
-    now = peak = at = 0
-    for position, step in enumerate(changes):
-        now += sum(nbytes for _, nbytes in step)
-        level = now + (extra[position] if extra else 0)
-        if level > peak:
-            peak, at = level, position
+    """The peak of a run on ``device`` that holds ``held``, with ``extra`` during each of its steps."""
+    changes = [0] * (len(extra) + 1)
+    for _, nbytes, start, stop in held:
+        changes[start] += nbytes
+        changes[stop] -= nbytes
+    del changes[len(extra)]
+    levels = list(map(add, accumulate(changes), extra))
+    peak = max(levels, default=0)
+    at = levels.index(peak) if peak else 0
+    alive = [(storage, nbytes) for storage, nbytes, start, stop in held if start <= at < stop]
+    return Peak(device, peak, by_category(alive, categories), extra[at] if extra else 0)
+
+
+def by_category(
+    alive: Iterable[tuple[Storage, int]], categories: Mapping[Storage, Category]
+) -> dict[Category, int]:
+    """The bytes of each category, the empty ones left out; what no category is known of is temporary."""
     sizes: dict[Category, int] = {}
-    for step in changes[: at + 1]:
-        for storage, nbytes in step:
-            category = categories.get(storage.origin, "temporaries")
-            sizes[category] = sizes.get(category, 0) + nbytes
-    return Peak(device, peak, {name: size for name, size in sizes.items() if size}, extra[at] if extra else 0)
+    for storage, nbytes in alive:
+        category = categories.get(storage.origin, "temporaries")
+        sizes[category] = sizes.get(category, 0) + nbytes
+    return {name: size for name, size in sizes.items() if size}

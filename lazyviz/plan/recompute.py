@@ -25,7 +25,7 @@ from .devices import Device, DeviceProfile
 from .events import Need
 from .lifetimes import Lifetime
 from .per_device import MARGIN, DevicePlan, plan_device, roomy
-from .projection import Peak, highest
+from .projection import Held, Peak, highest
 from .replay import Key
 from .units import format_bytes
 
@@ -131,17 +131,16 @@ class Choice:
         device = next((storage.device for storage in trace.spans), torch.device("cpu"))
         categories = {storage.origin: categorize(span) for storage, span in trace.spans.items()}
         program = trace.program if again is None else again.program
-        changes: list[list[tuple[Storage, int]]] = [[] for _ in range(len(program.steps) + 1)]
+        held: list[Held] = []
         for key, (start, stop) in program.spans().items():
             twin = again.twins.get(key) if again is not None else None
             storage = program.storages[key if twin is None else twin]
-            changes[max(start, 0)].append((storage, program.sizes[key]))
-            changes[stop].append((storage, -program.sizes[key]))
-        extra: list[int] = []
+            held.append((storage, program.sizes[key], max(start, 0), stop))
+        extra = [0] * len(program.steps)
         if device.type == "cuda":
             order = again.order if again is not None else range(len(program.steps))
             extra = [trace.needs.get(position, 0) for position in order]
-        return highest(device, changes[:-1], categories, extra), categories
+        return highest(device, held, extra, categories), categories
 
 
 @dataclass(frozen=True, slots=True)
