@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Hashable, Sequence, Sized
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -20,12 +20,14 @@ class Segment:
     """Nodes to run together, in program order.
 
     ``inputs`` are the values they read from outside the segment, ``outputs`` those that
-    later nodes or the user need.  Nodes that write mutate their arguments in place.
+    later nodes or the user need.  Nodes that write mutate their arguments in place.  ``open``, where it is
+    known, is equal for two recordings of one structure that differ in nothing but their tensors.
     """
 
     nodes: Sequence[Node]
     inputs: Sequence[Value]
     outputs: Sequence[Value]
+    open: Hashable = None
 
 
 class Refused(RuntimeError):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph.ir import Node, Storage, Value
+from ..graph.ir import Node, Storage, TensorMeta, Value
 from .backend import Segment
 from .programs import Numbers
 from .sizes import Size, Sizes
@@ -169,6 +169,8 @@ def adapted(
         return _batch_norm(args)
     if node.op is aten.cat.default:
         return _cat(node, args, kwargs)
+    if node.op in _LERPS and isinstance(args[2], fx.Node) and node.inputs[0].dtype.is_floating_point:
+        return _lerp(node, args)
     return _SPLITS.get(node.op, node.op), args, kwargs
 
 
@@ -190,6 +192,29 @@ def _batch_norm(args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, 
     return aten._native_batch_norm_legit.default, args, {}
 
 
+_LERPS = (aten.lerp.Scalar, aten.lerp_.Scalar)
+
+
+def _lerp(node: Node, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """With a weight that varies as a tensor: it decides between two formulas (ATen's Lerp.h), and Inductor's
+    rule for a number (``_lerp_scalar`` in torch/_inductor/decomposition.py) asks which while it compiles.
+    """
+    start, end, weight = args
+    graph, dtype, device = weight.graph, node.inputs[0].dtype, node.inputs[0].device
+    wide = dtype if dtype.itemsize >= 4 else torch.float32  # in which ATen computes
+    weight = graph.call_function(aten.full.default, ([], weight), {"dtype": wide, "device": device})
+    if wide is not dtype:
+        start, end = (
+            graph.call_function(aten._to_copy.default, (item,), {"dtype": wide}) for item in (start, end)
+        )
+    if node.op is aten.lerp_.Scalar:
+        return aten.copy_.default, (args[0], graph.call_function(aten.lerp.Tensor, (start, end, weight))), {}
+    if wide is dtype:
+        return aten.lerp.Tensor, (start, end, weight), {}
+    result = graph.call_function(aten.lerp.Tensor, (start, end, weight))
+    return aten._to_copy.default, (result,), {"dtype": dtype}
+
+
 def _cat(
     node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -207,17 +232,17 @@ def _cat(
 
 def views_of(wanted: Sequence[Value], memory: Mapping[Storage, torch.Tensor]) -> list[torch.Tensor]:
     """The tensors for ``wanted``, each on the memory of its storage's tensor in ``memory``."""
-    tensors = []
-    for value in wanted:
-        whole, meta = memory[value.storage], value.meta
-        if (
-            whole.dtype is meta.dtype
-            and tuple(whole.shape) == meta.shape
-            and whole.stride() == meta.stride
-            and whole.storage_offset() == meta.offset
-        ):
-            tensors.append(whole)
-            continue
-        view = torch.empty(0, dtype=meta.dtype, device=whole.device)
-        tensors.append(view.set_(whole.untyped_storage(), meta.offset, meta.shape, meta.stride))
-    return tensors
+    return [view_of(memory[value.storage], value.meta) for value in wanted]
+
+
+def view_of(whole: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
+    """The tensor of that metadata on the memory of ``whole``; that itself, where it is the same."""
+    if (
+        whole.dtype is meta.dtype
+        and whole.shape == meta.shape
+        and whole.stride() == meta.stride
+        and whole.storage_offset() == meta.offset
+    ):
+        return whole
+    view = torch.empty(0, dtype=meta.dtype, device=whole.device)
+    return view.set_(whole.untyped_storage(), meta.offset, meta.shape, meta.stride)

@@ -14,7 +14,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -53,6 +53,10 @@ class Program:
     @property
     def key(self) -> Hashable:
         return self.steps, self.inputs
+
+    def with_scalars(self, scalars: Sequence[float]) -> Program:
+        """The same with other numbers."""
+        return replace(self, scalars=tuple(scalars))
 
 
 # Arguments that optimizers compute anew in each step (bias corrections, learning rates).

@@ -7,8 +7,10 @@ node (:mod:`.segments`).  Where it came to one segment, the code is kept with th
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import itertools
+import marshal
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -24,11 +26,21 @@ Again = Callable[[Segment], Compiled | None]
 MOST_KEPT = 128  # structures; their programs are kept by the backends
 
 
+@dataclass(slots=True)
+class _Known:
+    """Who has code for a structure, and when it was asked for last, in a count of :class:`Repeats`."""
+
+    backend: Backend
+    again: Again
+    used: int
+
+
 class Repeats:
     """Structures that came to one segment, with code that can be asked for again."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Key, tuple[Backend, Again]] = OrderedDict()
+        self._known: dict[Key, _Known] = {}  # hashing a key takes longer than all else here
+        self._uses = itertools.count(1)
 
     def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Stretch | None:
         """The structure of ``nodes``, if it can be recognised."""
@@ -39,17 +51,26 @@ class Repeats:
         """Code for the whole of ``stretch``."""
         assert stretch.key is not None
         known = self._known.get(stretch.key)
-        if known is None or known[0] is not backend:
+        if known is None or known.backend is not backend:
             return None
-        self._known.move_to_end(stretch.key)
-        return known[1](Segment(stretch.nodes, stretch.outside, stretch.users))
+        known.used = next(self._uses)
+        return known.again(Segment(stretch.nodes, stretch.outside, stretch.users, _open(stretch)))
 
     def learn(self, stretch: Stretch, backend: Backend, again: Again) -> None:
         """The stretch has run as one segment, for which ``again`` finds code."""
         assert stretch.key is not None
-        self._known[stretch.key] = backend, again
+        self._known[stretch.key] = _Known(backend, again, next(self._uses))
         if len(self._known) > MOST_KEPT:
-            self._known.popitem(last=False)
+            del self._known[min(self._known, key=lambda key: self._known[key].used)]
+
+
+def _open(stretch: Stretch) -> bytes | None:
+    """What the key leaves open beside the tensors, bit for bit: 0.0 and -0.0, 1 and 1.0 are not the same."""
+    try:
+        # The second version of the format: later ones tell which of the objects are one.
+        return marshal.dumps((stretch.scalars, [value.meta.offset for value in stretch.outside]), 2)
+    except ValueError:  # something else than plain numbers
+        return None
 
 
 repeats = Repeats()

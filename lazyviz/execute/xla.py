@@ -22,7 +22,7 @@ from .._torch_compile import Compiled
 from ..graph.ir import Node, Value
 from . import xla_ops, xla_program
 from .backend import Refused, Segment
-from .inductor import InductorBackend
+from .compilers import SegmentCompiler
 from .lowering import NotLowered, refuse
 from .programs import Program, program_of
 from .sizes import Sizes
@@ -30,7 +30,7 @@ from .sizes import Sizes
 MOST_VERDICTS = 16384
 
 
-class XlaBackend(InductorBackend):
+class XlaBackend(SegmentCompiler):
     """Compiles segments with XLA, the compiler of JAX.
 
     Args:
@@ -43,6 +43,7 @@ class XlaBackend(InductorBackend):
     """
 
     draws = True  # no random operator is taken; but attention without dropout counts as one
+    follows_sizes = False  # XLA's programs are for the sizes that they were compiled for
     verifies = True  # new code is compared with the recorded operators when it first runs
 
     def __init__(self, device: Any = None, *, precision: str = "highest") -> None:
@@ -92,10 +93,6 @@ class XlaBackend(InductorBackend):
         """Of JAX, for this thread and for the time of a call: the user's own stay as they are."""
         with jax.enable_x64(True), jax.default_matmul_precision(self._precision):
             yield
-
-    def _sizes(self, segment: Segment, program: Program) -> Sizes | None:
-        """None: XLA's programs are for the sizes that they were compiled for."""
-        return None
 
     def _code(
         self,

@@ -18,6 +18,8 @@ from lazyviz.execute import verify
 from lazyviz.execute.inductor import InductorBackend
 from lazyviz.testing import check_backend
 
+from .compiled_training import reports_of_training_as_eager_does
+
 
 @pytest.fixture
 def inductor():
@@ -40,52 +42,10 @@ class Net(nn.Module):
         return self.out(self.drop(torch.relu(self.norm(self.conv(x)))).flatten(1))
 
 
-def trainer(seed=0):
-    """A model, and a function that makes one whole step with a learning-rate schedule."""
-    torch.manual_seed(seed)
-    model = Net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    x, y = torch.randn(5, 1, 4, 4), torch.randint(0, 3, (5,))
-
-    def step():
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        return loss
-
-    return model, step
-
-
 def test_training_is_eagers_and_is_compiled_for_the_first_and_for_all_later_steps(inductor):
-    model, step = trainer()
-    twin, twin_step = trainer()
-    states = torch.get_rng_state(), torch.get_rng_state()
-    reports = []
-    for _ in range(4):
-        torch.set_rng_state(states[0])
-        expected = twin_step()
-        eager_state = torch.get_rng_state()
-        torch.set_rng_state(states[1])
-        with lazyviz.lazy(backend="inductor") as graph:
-            loss = step()
-        reports.append(graph.evaluate())
-        states = eager_state, torch.get_rng_state()
-        assert torch.equal(*states)  # dropout drew what eager draws
-        torch.testing.assert_close(loss, expected)
-        for name, value in twin.state_dict().items():
-            torch.testing.assert_close(model.state_dict()[name], value, msg=name)
-        for ours, theirs in zip(model.parameters(), twin.parameters()):
-            torch.testing.assert_close(ours.grad, theirs.grad)
-            assert type(ours) is nn.Parameter and type(ours.grad) is torch.Tensor
-    assert [report.fallbacks for report in reports] == [()] * 4
-    assert [report.share for report in reports] == [1.0] * 4
-    # The first step makes the optimizer's state; a schedule and bias corrections are no new programs.
-    assert [report.cache_hit for report in reports] == [False, False, True, True]
+    reports = reports_of_training_as_eager_does("inductor", Net, (5, 1, 4, 4))
     assert "first program" in reports[0].cache_miss_reason
-    assert "aten" in reports[1].cache_miss_reason and "test_inductor.py" in reports[1].cache_miss_reason
+    assert "aten" in reports[1].cache_miss_reason and "compiled_training.py" in reports[1].cache_miss_reason
     assert reports[2].cache_miss_reason is None
 
 
@@ -572,3 +532,55 @@ def test_programs_for_any_backend(inductor, program):
     assert check_backend("inductor", program) > (
         0.9 if "numbers" in program else 0.99
     )  # inf * 0 runs by itself
+
+
+def test_what_a_structure_leaves_open_is_heard_each_time_it_comes(inductor):
+    data = torch.randn(6, 4)
+
+    def step(at, number):
+        part = data[at]
+        scaled = torch.add(part * part, part, alpha=number)
+        return part, scaled, 1 / (scaled - scaled) * number
+
+    reports = []
+    for at, number in [
+        (0, 0.5),
+        (0, 0.5),
+        (0, 0.5),
+        (2, 0.5),
+        (2, -0.0),
+        (2, 0.0),
+        (2, 1),
+        (2, 1.0),
+        (0, 0.5),
+    ]:
+        expected = step(at, number)
+        with lazyviz.lazy(backend="inductor") as graph:
+            part, *results = step(at, number)
+        reports.append(graph.evaluate())
+        assert part.data_ptr() == data[at].data_ptr()
+        for ours, theirs in zip(results, expected[1:]):
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
+            assert torch.equal(ours.signbit(), theirs.signbit())
+    assert [report.share for report in reports] == [1.0] * len(reports)
+    assert reports[1].cache_hit and reports[2].cache_hit and reports[-1].cache_hit
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_averages_whose_weight_varies_are_compiled_for_every_weight(inductor, dtype):
+    torch.manual_seed(0)
+    new = torch.randn(3, 5).to(dtype)
+    average, twin = (torch.ones(3, 5, dtype=dtype) for _ in range(2))
+    reports = []
+    for weight in (0.25, 0.375, 0.9, 0.999, 0.5):  # ATen has another formula from a half on
+        expected = twin.lerp(new, weight)
+        twin.lerp_(new * 2, weight)
+        with lazyviz.lazy(backend="inductor") as graph:
+            result = average.lerp(new, weight)
+            average.lerp_(new * 2, weight)
+            result * 1
+        reports.append(graph.evaluate(verify=True))
+        torch.testing.assert_close(result, expected)
+        torch.testing.assert_close(average, twin)
+    assert [report.fallbacks for report in reports] == [()] * 5
+    assert [report.cache_hit for report in reports] == [False, False, True, True, True]

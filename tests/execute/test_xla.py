@@ -21,6 +21,8 @@ if find_spec("torchax") is None:  # not imported as it is: see lazyviz/_torchax.
 
 from lazyviz.execute.xla import XlaBackend  # noqa: E402
 
+from .compiled_training import reports_of_training_as_eager_does  # noqa: E402
+
 
 @pytest.fixture
 def xla(monkeypatch):
@@ -43,44 +45,12 @@ def test_the_programs_of_the_conformance_tests_are_right(shared, program, monkey
     assert share == 1.0 if program != "dropout and noise" else 0.95 < share < 1
 
 
-def trainer():
-    """A model, and a function that makes one whole step with a learning-rate schedule."""
-    torch.manual_seed(0)
-    # A bias before a norm has a gradient of rounding alone, which Adam makes large.
-    model = nn.Sequential(nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    x, y = torch.randn(5, 4), torch.randint(0, 3, (5,))
-
-    def step():
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        return loss
-
-    return model, step
-
-
 def test_training_is_eagers_and_is_compiled_for_the_first_and_for_all_later_steps(xla):
-    (model, step), (twin, twin_step) = trainer(), trainer()
-    reports = []
-    for _ in range(4):
-        expected = twin_step()
-        with lazyviz.lazy(backend="xla") as graph:
-            loss = step()
-        reports.append(graph.evaluate())
-        torch.testing.assert_close(loss, expected)
-        for name, value in twin.state_dict().items():  # statistics of the batch norm, too
-            torch.testing.assert_close(model.state_dict()[name], value, msg=name)
-        for ours, theirs in zip(model.parameters(), twin.parameters()):
-            torch.testing.assert_close(ours.grad, theirs.grad)
-            assert type(ours) is nn.Parameter and type(ours.grad) is torch.Tensor
-    assert [report.fallbacks for report in reports] == [()] * 4
-    assert [report.share for report in reports] == [1.0] * 4
-    # The first step makes the optimizer's state; a schedule and bias corrections are no new programs.
-    assert [report.cache_hit for report in reports] == [False, False, True, True]
+    def model():
+        # A bias before a norm has a gradient of rounding alone, which Adam makes large.
+        return nn.Sequential(nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+
+    reports_of_training_as_eager_does("xla", model, (5, 4))
     assert not jax.config.jax_enable_x64  # the user's own setting
 
 

@@ -1,0 +1,201 @@
+"""Calls of compiled code: from the tensors that a segment is given to those that it hands out, by position.
+
+Code hands out each new storage once, in the form that it was made in.  What the segment's outputs are of that
+is known when the code is found, so that a call looks at no recording, and keeps none alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..graph.ir import Storage, TensorMeta
+from .backend import Compiled, Segment
+from .lowering import view_of, views_of
+from .programs import Known, Program, Programs, Variant, places_of_scalars, scalars_at
+from .stretch import moving
+
+Code = Callable[..., Sequence[torch.Tensor]]
+
+
+class Cuts:
+    """The parts that a segment cuts out of its inputs, and the segment that works on them (``inner``)."""
+
+    def __init__(self, segment: Segment, inner: Segment) -> None:
+        self.segment = segment
+        self.inner = inner
+
+    def places(self) -> Places:
+        return Places(self.segment, self.inner)
+
+    def inputs(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The inputs of ``inner``, from those of the segment."""
+        if len(self.inner.nodes) == len(self.segment.nodes):
+            return given
+        outside = dict(zip(self.segment.inputs, given, strict=True))
+        memory = {value.storage: tensor for value, tensor in outside.items()}
+        parts = iter(views_of([value for value in self.inner.inputs if value not in outside], memory))
+        return [outside[value] if value in outside else next(parts) for value in self.inner.inputs]
+
+    def only(self) -> Compiled:
+        """What runs a segment that does nothing else."""
+        return Compiled(Call(self, None, ()), True, again=Views(self.places()))
+
+
+class Places:
+    """Where a segment's cuts are: of each input of the rest, whether it is one of the segment's, and which.
+
+    Holds no recording alive.
+    """
+
+    def __init__(self, segment: Segment, inner: Segment) -> None:
+        self._all = len(inner.nodes) == len(segment.nodes)
+        inside = set(inner.nodes)
+        self._rest = [at for at, node in enumerate(segment.nodes) if node in inside]
+        whole = {value: at for at, value in enumerate(segment.inputs)}
+        cut = {node.outputs[0]: at for at, node in enumerate(segment.nodes) if node not in inside}
+        self._origins = [(value in whole, whole.get(value, cut.get(value, 0))) for value in inner.inputs]
+
+    def like(self, segment: Segment) -> Cuts:
+        """The cuts of another recording of the same structure."""
+        if self._all:
+            return Cuts(segment, segment)
+        nodes = segment.nodes
+        inputs = [segment.inputs[at] if whole else nodes[at].outputs[0] for whole, at in self._origins]
+        return Cuts(segment, Segment([nodes[at] for at in self._rest], inputs, segment.outputs))
+
+
+class Views:
+    """Finds what runs further recordings of a segment that does nothing but cut its inputs."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+
+    def __call__(self, segment: Segment) -> Compiled:
+        return Compiled(Call(self._places.like(segment), None, ()), True)
+
+
+class Call:
+    """One way to call code: with these numbers, for a segment whose parts are at these places.
+
+    ``variant`` is the code; without one there is nothing to compute.
+    """
+
+    def __init__(self, cuts: Cuts, variant: Variant[Code] | None, scalars: Sequence[float]) -> None:
+        segment, nodes = cuts.segment, cuts.inner.nodes
+        own = {value: at for at, value in enumerate(segment.inputs)}
+        memory: dict[Storage, int] = {value.storage: at for at, value in enumerate(segment.inputs)}
+        self._variant = variant
+        self._parts: list[tuple[int, TensorMeta | None]] | None = None
+        if variant is not None and len(nodes) != len(segment.nodes):
+            self._parts = [
+                (own[value], None) if value in own else (memory[value.storage], value.meta)
+                for value in cuts.inner.inputs
+            ]
+        needed = {value.storage for value in segment.outputs}
+        kept = variant.program.kept if variant is not None else ()
+        self._results: list[tuple[int, TensorMeta, int]] = []  # which result, made as what, of what size
+        for number, (at, output) in enumerate(kept):
+            value = nodes[at].outputs[output]
+            if value.storage in needed:
+                memory[value.storage] = len(own) + len(self._results)
+                self._results.append((number, value.meta, value.storage.nbytes))
+        self._outputs = [(memory[value.storage], value.meta) for value in segment.outputs]
+        # The segment's sizes are the program's, or this input's says what they are.
+        self._size = variant.sizes.dimension if variant is not None and variant.sizes is not None else None
+        self._numbers = [scalars[group[0]] for group in variant.groups] if variant is not None else []
+
+    def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
+        memory = list(given)
+        if self._variant is not None:
+            inputs: Sequence[torch.Tensor] = given
+            if self._parts is not None:
+                inputs = [given[at] if meta is None else view_of(given[at], meta) for at, meta in self._parts]
+            size = [] if self._size is None else [inputs[self._size[0]].shape[self._size[1]]]
+            made = self._variant.compiled(*size, *inputs, *[number_tensor(value) for value in self._numbers])
+            taken = {_torch.storage_address(tensor) for tensor in given} if self._results else set()
+            memory += [_alone(made[at], meta, nbytes, taken) for at, meta, nbytes in self._results]
+        return [view_of(memory[at], meta) for at, meta in self._outputs]
+
+
+class Again:
+    """Finds the call for further recordings of one structure, by what that leaves open.
+
+    That is numbers, and where in a tensor a part is (:data:`.stretch.MOVING`).
+    """
+
+    def __init__(
+        self,
+        programs: Programs[Code],
+        known: Known[Code],
+        variant: Variant[Code],
+        program: Program,
+        cuts: Cuts,
+    ) -> None:
+        self._programs, self._known, self._variant, self._program = programs, known, variant, program
+        self._places = cuts.places()
+        segment = cuts.inner
+        self._scalar_places = places_of_scalars(segment.nodes)
+        self._scalars = scalars_at(segment.nodes, self._scalar_places)  # for which the variant was found
+        self._moving = [at for at, node in enumerate(segment.nodes) if moving(node.op)]
+        self._moves = self._moves_of(segment)
+        self._last: tuple[Any, Compiled] | None = None
+
+    def _moves_of(self, segment: Segment) -> list[Any]:
+        """What is no input of the code, and may differ all the same."""
+        nodes = segment.nodes
+        moves: list[Any] = [
+            nodes[at].args[place : place + 1] for at in self._moving for place in moving(nodes[at].op)
+        ]
+        if self._program.shapes.offsets:
+            moves += [value.meta.offset for value in segment.inputs]
+        return moves
+
+    def __call__(self, segment: Segment) -> Compiled | None:
+        known, variant = self._known, self._variant
+        if known.dropped:
+            return None
+        if self._last is not None and self._last[0] == segment.open and variant in known.variants:
+            self._programs.use(known)
+            return self._last[1]
+        cuts = self._places.like(segment)
+        inner = cuts.inner
+        if self._moves_of(inner) != self._moves:
+            return None
+        scalars = scalars_at(inner.nodes, self._scalar_places)
+        if scalars != self._scalars or 0 in scalars or variant not in known.variants:
+            if variant not in known.variants or not variant.takes(scalars):
+                found = known.find(self._program.with_scalars(scalars))
+                if found is None:
+                    return None
+                self._variant = variant = found
+            self._scalars = scalars
+        self._programs.use(known)
+        compiled = Compiled(Call(cuts, variant, scalars), cache_hit=True)
+        if segment.open is not None:
+            self._last = segment.open, compiled
+        return compiled
+
+
+def number_tensor(value: float) -> torch.Tensor:
+    """A number as code is given it."""
+    return torch.tensor(value, dtype=torch.int64 if type(value) is int else torch.float64)
+
+
+def _alone(tensor: torch.Tensor, meta: TensorMeta, nbytes: int, taken: set[int]) -> torch.Tensor:
+    """``tensor`` with the strides of the record, on memory that is its own and of ``nbytes``."""
+    address = _torch.storage_address(tensor)
+    if (
+        tensor.stride() == meta.stride
+        and tensor.storage_offset() == meta.offset
+        and tensor.untyped_storage().nbytes() == nbytes
+        and address not in taken
+    ):
+        taken.add(address)
+        return tensor
+    own = torch.empty(0, dtype=meta.dtype, device=tensor.device)
+    own.set_(torch.UntypedStorage(nbytes, device=tensor.device), meta.offset, meta.shape, meta.stride)
+    return own.copy_(tensor)
