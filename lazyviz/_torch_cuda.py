@@ -30,12 +30,24 @@ from ._torch import KEY_SET_OFFSET, OpOverload
 
 cuda_is_present: Callable[[], bool] = torch.cuda.is_available
 """Whether this process can run on CUDA; ``torch.cuda.is_available`` itself answers for the planned card."""
+# What waits for the GPU, or asks for its memory, is a sync point of the user's while ops are pending.
+synchronize: Callable[..., None] = torch.cuda.synchronize
+max_memory_allocated: Callable[..., int] = torch.cuda.max_memory_allocated
 
 MOST_DEVICES = 8
 _FIRST_INDEX = 100  # of the meta device that stands for cuda:0; users have no reason to number theirs
 STAND_INS: dict[torch.device, torch.device] = {}
 """The device that C++ sees for each ``cuda:N``; empty where CUDA is present."""
 _STANDS_FOR: dict[torch.device, torch.device] = {}
+
+
+def missing_cuda() -> str:
+    """Why nothing can run on CUDA here, in the words of a backend that needs it; or ""."""
+    if cuda_is_present():
+        return ""
+    if torch.version.cuda is None:
+        return "needs a CUDA device, and this PyTorch is built without CUDA"
+    return "needs a CUDA device, and PyTorch finds none"
 
 
 def stand_in() -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import absence, batching, recomputing
+from . import _torch_cuda, absence, batching, recomputing
 from .execute import eager, replay
 from .execute.backend import find_backend
 from .execute.clusters import Cluster
@@ -114,13 +114,13 @@ def run(
     compiler = None if isinstance(runner, Cluster) else runner
     # What compiled code holds while it runs only a device's own counter knows.
     hidden = compiler is not None and split_run is None and not cuda
-    if compiler is not None and hidden and not summaries and nodes:
+    if compiler is not None and split_run is None and not summaries and nodes:
         stretch = repeats.look_at(tape, nodes, compiler)
         code = repeats.find(stretch, compiler) if stretch is not None else None
     elif runner is None and split_run is None and choice is None and not summaries and not (cuda and timings):
         stretch = replay.replays.look_at(tape, nodes, graph is not None)
         found = replay.replays.find(stretch) if stretch is not None else None
-    if cluster is not None or graph is None or not nodes or hidden:
+    if cluster is not None or graph is None or not nodes or hidden or code is not None:
         pass
     elif found is not None and found.projection is not None:
         projection = found.projection
@@ -200,8 +200,9 @@ def run(
             and stretch is not None
             and run_again(tape, stretch, code, progress=on_progress, cancelled=cancelled)
         ):
-            compiled = Outcome(len(nodes), hits=1)
-            share = len(nodes)
+            compiled = Outcome(hits=1)
+            compiled.ran(len(nodes), code)
+            share = compiled.share
         else:
             compiled = run_with_backend(
                 tape,
@@ -217,7 +218,7 @@ def run(
             )
             share = compiled.share
         for index in cuda:
-            torch.cuda.synchronize(index)
+            _torch_cuda.synchronize(index)
         for node, begin, end in marks or ():
             node.seconds = begin.elapsed_time(end) / 1000
     except (KeyboardInterrupt, eager.Interrupted):
@@ -323,7 +324,7 @@ def _measured(
     memory: Memory, cuda: Sequence[int], projection: Projection | None
 ) -> tuple[int, int | None, dict[str, int]]:
     """The measured peak, what was projected of it, and how they differ."""
-    counters = {index: torch.cuda.max_memory_allocated(index) for index in cuda}
+    counters = {index: _torch_cuda.max_memory_allocated(index) for index in cuda}
     if projection is None:
         return max(counters.values(), default=memory.peak), None, {}
     projected, categories = projection

@@ -21,7 +21,7 @@ from . import absence, evaluation
 from .batching import NamedBatch
 from .batching import SplitError as SplitError
 from .choices import Choices
-from .execute.backend import compiled_programs, find_backend
+from .execute.backend import backend_counters, compiled_programs, find_backend
 from .execute.clusters import Cluster
 from .execute.replay import replays
 from .execute.report import Report as Report
@@ -433,6 +433,7 @@ def metrics() -> dict[str, Any]:
     ``"replays"`` counts evaluations by generated code, ``"replays not known"`` those of what was new.
     ``"compiles"`` and ``"compiled segments met again"`` are misses and hits of backends that compile,
     ``"compile reasons"`` what was new (the last 100), ``"compiled programs"`` how many each of them keeps.
+    ``"backend counters"`` are what backends count themselves: ``"cudagraphs"`` its captures and replays.
     """
     result = evaluation.metrics.summary()
     result["projected peak errors"] = list(evaluation.projection_errors)
@@ -445,6 +446,7 @@ def metrics() -> dict[str, Any]:
     result["replayed stretches known"] = len(replays)
     result["compile reasons"] = list(evaluation.compile_reasons)
     result["compiled programs"] = compiled_programs()
+    result["backend counters"] = backend_counters()
     counters = ("ops recorded", "ops run", "graphs", "compiles", "compiled segments met again")
     for counter in (*counters, "syncs", "bytes read at syncs"):
         result.setdefault(counter, 0)

@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "_torch_calls": {"_torch"},  # what a recorded operator is called by: for execution alone
     "_kernels": set(),  # private APIs like `_torch`'s, on what kernels choose: for the plan alone
     "_torch_cuda": {"_torch"},
+    "_torch_cuda_graphs": set(),  # around the capture of CUDA Graphs: for that backend alone
     "_torch_random": set(),  # on generators: for recording alone
     "_torch_compile": set(),  # around `torch.compile`: for recording, and for the backend that compiles
     "_torch_functional": set(),  # makes programs functional, for the backend that hands them to JAX
@@ -32,6 +33,8 @@ MAY_IMPORT = {
         "_torch",
         "_torch_calls",
         "_torch_compile",
+        "_torch_cuda",
+        "_torch_cuda_graphs",
         "_torch_functional",
         "_torchax",
         "record",
@@ -45,6 +48,7 @@ MAY_IMPORT = {
     "recomputing": {"record", "graph", "plan", "session"},  # another
     "showing": {"graph", "plan", "view"},  # another
     "evaluation": {
+        "_torch_cuda",
         "absence",
         "batching",
         "recomputing",

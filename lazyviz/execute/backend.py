@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence, Sized
+from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from .._torch_cuda import missing_cuda
 from ..graph.ir import Node, Value
 from .clusters import Cluster, IPyParallelBackend, RayBackend
 
@@ -40,13 +41,15 @@ class Compiled:
 
     ``cache_miss_reason`` names what was new about it.  ``again``, if there is one, is asked when a segment
     comes that differs in nothing but its tensors and the numbers that recording knows by their type
-    alone; it gives None where that needs ``compile``.
+    alone; it gives None where that needs ``compile``.  ``left``, if there is one, tells after a run how
+    many of the ops ran one by one all the same, and why.
     """
 
     run: Callable[..., Sequence[torch.Tensor]]
     cache_hit: bool
     cache_miss_reason: str | None = None
     again: Callable[[Segment], Compiled | None] | None = None
+    left: Callable[[], tuple[int, Sequence[str]]] | None = None
 
     def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         return self.run(*inputs)
@@ -83,7 +86,19 @@ def _xla() -> Backend:
     return XlaBackend()
 
 
-_COMPILERS: dict[str, Callable[[], Backend]] = {"inductor": _inductor, "xla": _xla}
+def _cudagraphs() -> Backend:
+    if why := missing("cudagraphs"):
+        raise ValueError(f"the backend 'cudagraphs' {why}")
+    from .cuda_graphs import CudaGraphsBackend  # which is defined by this module's protocol
+
+    return CudaGraphsBackend()
+
+
+_COMPILERS: dict[str, Callable[[], Backend]] = {
+    "inductor": _inductor,
+    "cudagraphs": _cudagraphs,
+    "xla": _xla,
+}
 PACKAGES = {"ipyparallel": ("ipyparallel",), "ray": ("ray",), "xla": ("jax", "torchax")}
 """What backends need beside PyTorch; the extra of a backend's name has them."""
 EXTRAS: dict[str, Callable[[], Cluster]] = {"ipyparallel": IPyParallelBackend, "ray": RayBackend}
@@ -92,6 +107,8 @@ EXTRAS: dict[str, Callable[[], Cluster]] = {"ipyparallel": IPyParallelBackend, "
 
 def missing(name: str) -> str:
     """What the built-in backend of that name lacks here, and how to get it; "" if it lacks nothing."""
+    if name == "cudagraphs":
+        return missing_cuda()
     lacking = [package for package in PACKAGES.get(name, ()) if find_spec(package) is None]
     if not lacking:
         return ""
@@ -135,13 +152,19 @@ def backend_names() -> list[str]:
 
 def is_loaded(name: str) -> bool:
     """Whether :func:`find_backend` has it without importing anything."""
-    return name in _backends or (name in _COMPILERS and name not in PACKAGES)
+    return name in _backends or (name in _COMPILERS and name not in PACKAGES and not missing(name))
 
 
 def compiled_programs() -> dict[str, int]:
     """How many programs each backend in use keeps compiled: those that have them in ``programs``."""
     held = {name: getattr(backend, "programs", None) for name, backend in _backends.items()}
     return {name: len(programs) for name, programs in held.items() if isinstance(programs, Sized)}
+
+
+def backend_counters() -> dict[str, dict[str, int]]:
+    """What each backend in use counts, of those that have ``counters``."""
+    found = {name: getattr(backend, "counters", None) for name, backend in _backends.items()}
+    return {name: dict(counters) for name, counters in found.items() if isinstance(counters, Mapping)}
 
 
 def find_backend(name: str) -> Backend | Cluster | None:

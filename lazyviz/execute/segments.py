@@ -33,16 +33,28 @@ _MOST_REASONS = 8
 class Outcome:
     """What a run with a backend came to: ``share`` counts the ops that the backend itself ran.
 
-    ``hits`` and ``misses`` count segments whose code was there, or had to be made; ``missed`` says what was
-    new about these, ``fallbacks`` why ops ran op by op.  ``seconds`` went into asking the backend for code.
+    ``left`` counts those that it was given and ran one by one.  ``hits`` and ``misses`` count segments whose
+    code was there, or had to be made; ``missed`` says what was new about these, ``fallbacks`` why ops ran op
+    by op.  ``seconds`` went into asking the backend for code.
     """
 
     share: int = 0
+    left: int = 0
     hits: int = 0
     misses: int = 0
     missed: list[str] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     seconds: float = 0.0
+
+    def ran(self, count: int, compiled: object) -> None:
+        """Code for so many ops has run."""
+        left, why = (
+            compiled.left() if isinstance(compiled, Compiled) and compiled.left is not None else (0, ())
+        )
+        self.share += count - left
+        self.left += left
+        for reason in why:
+            self.note(self.fallbacks, reason)
 
     def note(self, reasons: list[str], reason: str) -> None:
         if reason not in reasons and len(reasons) < _MOST_REASONS:
@@ -87,7 +99,7 @@ def run_with_backend(
             run.segment(part)
         else:
             run.op_by_op(part)
-    if stretch is not None and run.again is not None and run.outcome.share == len(nodes):
+    if stretch is not None and run.again is not None and run.outcome.share + run.outcome.left == len(nodes):
         repeats.learn(stretch, backend, run.again)
     return run.outcome
 
@@ -156,7 +168,7 @@ class _Run:
                 torch.set_grad_enabled(nodes[0].grad_mode)
                 self.memory.step(nodes[-1])
                 self._execute(nodes, segment, compiled, reals)
-                self.outcome.share += len(nodes)
+                self.outcome.ran(len(nodes), compiled)
                 if len(nodes) == self.total and isinstance(compiled, Compiled):
                     self.again = compiled.again
                 self._finished(nodes)

@@ -99,7 +99,7 @@ def test_a_backend_that_fails_leaves_everything_pending():
 
 
 def test_unknown_and_unfit_backends_are_clear_errors():
-    with pytest.raises(ValueError, match=r"no backend 'nope'; there are: eager"):
+    with pytest.raises(ValueError, match=r"no backend 'nope'; there are: cudagraphs, eager"):
         with lazyviz.lazy(backend="nope"):
             pass
     with pytest.raises(TypeError, match="compile"):

@@ -1,0 +1,32 @@
+"""Private torch APIs around the capture of CUDA Graphs, each with the reason for it.
+
+``tests/execute/test_cuda_graphs_device.py`` checks that they are there.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import torch
+
+Pool = tuple[int, int]
+
+
+def clear_cublas_workspaces() -> None:
+    """Give back the workspaces that cuBLAS has: what is captured is to have one in the graph's own memory.
+
+    One from outside would be freed by whoever clears them next, and the graph would go on writing there.
+    There is no public form; ``torch._inductor.cudagraph_trees`` does the same.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+def end_broken_capture(index: int, pool: Pool) -> None:
+    """Tell the allocator that a capture is over which CUDA has ended with an error.
+
+    ``CUDAGraph.capture_end`` (ATen's CUDAGraph.cpp) raises before it does so, and never gives back its share
+    of ``pool``; memory freed later would wait for the end of that capture for ever.
+    """
+    with suppress(RuntimeError):  # it was told: the error came later
+        torch._C._cuda_endAllocateToPool(index, pool)
+        torch._C._cuda_releasePool(index, pool)
