@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-# The class of autograd nodes of custom functions; its `_get_user_fn` gives their backward function.
+# The class of autograd nodes of custom functions, and what the engine calls of them: torch 2.13 hands
+# gradients to some in a list, which lets them be freed on the way.
 CustomBackward = torch.autograd.function.BackwardCFunction
+BACKWARD_CALLS = tuple(name for name in ("apply", "apply_boxed") if hasattr(CustomBackward, name))
 
 
 # Dynamo's hook on this thread's frames, and the mark of code that it leaves alone.
@@ -42,6 +44,17 @@ def calls_compiled_function(frame: FrameType) -> bool:
     """Whether ``frame`` is that of ``torch.compile``'s wrapper, which calls a compiled function."""
     code = frame.f_code
     return code.co_name == "compile_wrapper" and code.co_filename.endswith("eval_frame.py")
+
+
+# The wrapper calls the function inside of a guard of dispatch keys, since torch 2.13; before, nothing of it
+# can be seen but that it asks for functorch's depth right before, and restores it right after, in any case.
+DEPTH = (torch._C._functorch, "get_dynamic_layer_stack_depth")
+UNDO_TO_DEPTH = (torch._C._functorch, "pop_dynamic_layer_stack_and_undo_to_depth")
+
+
+def calls_unguarded(frame: FrameType) -> bool:
+    """Whether ``frame`` is that of ``torch.compile``'s wrapper, of a torch whose wrapper has no guard."""
+    return calls_compiled_function(frame) and "_ForceDispatchKeyGuard" not in frame.f_code.co_names
 
 
 class CompiledCall(NamedTuple):

@@ -6,7 +6,8 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -80,19 +81,25 @@ class Watch:
         for guard in _torch.KEY_GUARDS:
             self._patches.set(guard, "__enter__", self._entering(guard.__enter__, guard.__exit__))
             self._patches.set(guard, "__exit__", self._leaving(guard.__exit__))
-        backward_of = _torch_compile.CustomBackward._get_user_fn
-
-        @functools.wraps(backward_of)
-        def _get_user_fn(node: Any) -> Callable[..., Any]:
-            function = backward_of(node)
-            return (
-                self._at_once(function, "compiled backward")
-                if _torch_compile.is_compiled_backward(node)
-                else function
-            )
-
-        self._patches.set(_torch_compile.CustomBackward, "_get_user_fn", _get_user_fn)
+        for place, instead in (
+            (_torch_compile.DEPTH, self._before_unguarded),
+            (_torch_compile.UNDO_TO_DEPTH, self._after_unguarded),
+        ):
+            self._patches.set(*place, instead(getattr(*place)))
+        for name in _torch_compile.BACKWARD_CALLS:
+            apply = getattr(_torch_compile.CustomBackward, name)
+            self._patches.set(_torch_compile.CustomBackward, name, self._backward_call(apply))
         self._patches.set(torch.export, "export", self._at_once(torch.export.export, "torch.export"))
+
+    def _backward_call(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        """``apply`` of the autograd nodes of custom functions, which lets compiled ones run at once."""
+        at_once = self._at_once(apply, "compiled backward")
+
+        @functools.wraps(apply)
+        def call(node: Any, *gradients: Any) -> Any:
+            return (at_once if _torch_compile.is_compiled_backward(node) else apply)(node, *gradients)
+
+        return call
 
     def _entering(self, enter: Callable[[Any], Any], leave: Callable[..., Any]) -> Callable[[Any], Any]:
         local = self._thread
@@ -127,13 +134,44 @@ class Watch:
             local.entered = getattr(local, "entered", 0) - 1
             _torch.refresh_modes()
             if region is not None:
-                region.__exit__(None, None, None)
-                call = _torch_compile.compiled_call(sys._getframe(1))
-                note_region(self._tape, "torch.compile", call.read, call.returned, modules=call.modules)
+                self._leave(region, sys._getframe(1))
             self.release()
             return result
 
         return __exit__
+
+    def _before_unguarded(self, depth: Callable[[], int]) -> Callable[[], int]:
+        local = self._thread
+
+        def get_dynamic_layer_stack_depth() -> int:
+            frame = sys._getframe(1)
+            if _torch_compile.calls_unguarded(frame):
+                region = self._suspended("torch.compile")
+                region.__enter__()
+                local.regions = {**getattr(local, "regions", {}), id(frame): region}
+            return depth()
+
+        return get_dynamic_layer_stack_depth
+
+    def _after_unguarded(self, undo: Callable[[int], Any]) -> Callable[[int], Any]:
+        local = self._thread
+
+        def pop_dynamic_layer_stack_and_undo_to_depth(depth: int) -> Any:
+            result = undo(depth)
+            frame = sys._getframe(1)
+            region = getattr(local, "regions", {}).pop(id(frame), None)
+            if region is not None:
+                self._leave(region, frame)
+                self.release()
+            return result
+
+        return pop_dynamic_layer_stack_and_undo_to_depth
+
+    def _leave(self, region: AbstractContextManager[None], frame: FrameType) -> None:
+        """The compiled function that ``torch.compile``'s wrapper called in ``frame`` has returned."""
+        region.__exit__(None, None, None)
+        call = _torch_compile.compiled_call(frame)
+        note_region(self._tape, "torch.compile", call.read, call.returned, modules=call.modules)
 
     def _at_once(self, function: Callable[..., Any], cause: str) -> Callable[..., Any]:
         @functools.wraps(function)
