@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType
@@ -57,6 +58,43 @@ def calls_unguarded(frame: FrameType) -> bool:
     return calls_compiled_function(frame) and "_ForceDispatchKeyGuard" not in frame.f_code.co_names
 
 
+def when_returned(frame: FrameType, then: Callable[[Any], None]) -> bool:
+    """Have ``then`` called with what ``frame`` returns, which is being run and will not fail.
+
+    Its code keeps the result in no variable.  Python shows it to profilers only; False where all places for
+    them are taken.
+    """
+    if sys.version_info >= (3, 12):
+        watching = sys.monitoring
+        event = watching.events.PY_RETURN
+        tool = next((number for number in range(6) if watching.get_tool(number) is None), None)
+        if tool is None:
+            return False
+        watching.use_tool_id(tool, "lazyviz")
+
+        def returns(code: CodeType, offset: int, value: Any) -> None:
+            if sys._getframe(1) is frame:
+                watching.set_local_events(tool, code, 0)
+                watching.register_callback(tool, event, None)
+                watching.free_tool_id(tool)
+                then(value)
+
+        watching.register_callback(tool, event, returns)
+        watching.set_local_events(tool, frame.f_code, event)
+        return True
+
+    if sys.getprofile() is not None:
+        return False
+
+    def profile(current: FrameType, event: str, value: Any) -> None:
+        if current is frame and event == "return":
+            sys.setprofile(None)
+            then(value)
+
+    sys.setprofile(profile)
+    return True
+
+
 class CompiledCall(NamedTuple):
     """A call of a compiled function: what it read, the modules it is of, and what it returned."""
 
@@ -66,7 +104,7 @@ class CompiledCall(NamedTuple):
 
 
 def compiled_call(frame: FrameType) -> CompiledCall:
-    """What ``torch.compile``'s wrapper calls in ``frame``; there is a result once it leaves its guard.
+    """What ``torch.compile``'s wrapper calls in ``frame``; there is a result once it leaves its guard, if any.
 
     What a function reads beside its arguments is found as far as its own code names it.
     """

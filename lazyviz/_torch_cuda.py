@@ -80,6 +80,11 @@ def without_autocast() -> Any:
     return _ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.AutocastCUDA))
 
 
+def has_autocast(name: str) -> bool:
+    """Whether ``torch.autocast("cuda")`` has a rule for ATen's operator of that name, such as ``"norm.Scalar"``."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA")
+
+
 def override(kernels: Mapping[str, Callable[..., Any]], key: str) -> Callable[[], None]:
     """Replace ATen's kernels for a dispatch key; returns what puts them back."""
     library = torch.library.Library("aten", "IMPL")

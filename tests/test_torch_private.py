@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+import sys
 import threading
 import time
 import weakref
@@ -347,6 +348,41 @@ def test_the_wrapper_of_compiled_functions_is_known():
     assert _torch_compile.is_compiled_backward(compiled(x).grad_fn)
     assert _torch_compile.CustomBackward in type(compiled(x).grad_fn).__mro__
     torch.compiler.reset()
+
+
+def test_what_a_running_frame_returns_can_be_learnt_once():
+    seen = []
+
+    def function(depth):
+        if not depth:
+            return "not asked for"
+        try:
+            return f"{depth} {function(depth - 1)}"
+        finally:
+            if depth == 2:
+                assert _torch_compile.when_returned(sys._getframe(), seen.append)
+                function(0)
+
+    assert function(3) == "3 2 1 not asked for"
+    assert seen == ["2 1 not asked for"]
+    function(1)
+    assert len(seen) == 1 and sys.getprofile() is None
+
+
+def test_what_a_frame_returns_is_not_learnt_where_profilers_have_all_places():
+    taken = []
+    if sys.version_info >= (3, 12):
+        taken = [number for number in range(6) if sys.monitoring.get_tool(number) is None]
+        for number in taken:
+            sys.monitoring.use_tool_id(number, "test")
+    else:
+        sys.setprofile(lambda *event: None)
+    try:
+        assert not _torch_compile.when_returned(sys._getframe(), lambda value: None)
+    finally:
+        for number in taken:
+            sys.monitoring.free_tool_id(number)
+        sys.setprofile(None)
 
 
 def test_ops_without_autograd_of_their_own_are_told():

@@ -75,7 +75,11 @@ class AutocastKernels:
             (FLOAT32_RESULT, self._float32_result),
             (WIDEST, self._widest),
         ):
-            kernels |= {name: kernel(_torch_cuda.operator_named(name)) for name in names}
+            kernels |= {
+                name: kernel(_torch_cuda.operator_named(name))
+                for name in names
+                if _torch_cuda.has_autocast(name)  # the lists grow from release to release
+            }
         kernels["norm.Scalar"] = self._norm
         kernels["norm.ScalarOpt_dim"] = self._norm
         self._remove = _torch_cuda.override(kernels, "AutocastCUDA")

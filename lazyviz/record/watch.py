@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -134,7 +135,8 @@ class Watch:
             local.entered = getattr(local, "entered", 0) - 1
             _torch.refresh_modes()
             if region is not None:
-                self._leave(region, sys._getframe(1))
+                region.__exit__(None, None, None)
+                self._note_compiled(sys._getframe(1))
             self.release()
             return result
 
@@ -148,7 +150,8 @@ class Watch:
             if _torch_compile.calls_unguarded(frame):
                 region = self._suspended("torch.compile")
                 region.__enter__()
-                local.regions = {**getattr(local, "regions", {}), id(frame): region}
+                entry = region, sys.exc_info()[1]
+                local.regions = {**getattr(local, "regions", {}), id(frame): entry}
             return depth()
 
         return get_dynamic_layer_stack_depth
@@ -159,19 +162,29 @@ class Watch:
         def pop_dynamic_layer_stack_and_undo_to_depth(depth: int) -> Any:
             result = undo(depth)
             frame = sys._getframe(1)
-            region = getattr(local, "regions", {}).pop(id(frame), None)
-            if region is not None:
-                self._leave(region, frame)
+            entry = getattr(local, "regions", {}).pop(id(frame), None)
+            if entry is not None:
+                region, handled = entry
+                region.__exit__(None, None, None)
+                if sys.exc_info()[1] is not handled:  # the function failed
+                    self._note_compiled(frame)
+                elif not _torch_compile.when_returned(frame, functools.partial(self._note_compiled, frame)):
+                    self._note_compiled(frame)
+                    warnings.warn(
+                        f"lazyviz: what a compiled function returned is not counted in plans: torch "
+                        f"{torch.__version__} shows it to profilers only, and another one is active",
+                        stacklevel=3,
+                    )
                 self.release()
             return result
 
         return pop_dynamic_layer_stack_and_undo_to_depth
 
-    def _leave(self, region: AbstractContextManager[None], frame: FrameType) -> None:
+    def _note_compiled(self, frame: FrameType, returned: Any = None) -> None:
         """The compiled function that ``torch.compile``'s wrapper called in ``frame`` has returned."""
-        region.__exit__(None, None, None)
         call = _torch_compile.compiled_call(frame)
-        note_region(self._tape, "torch.compile", call.read, call.returned, modules=call.modules)
+        returned = call.returned if returned is None else returned
+        note_region(self._tape, "torch.compile", call.read, returned, modules=call.modules)
 
     def _at_once(self, function: Callable[..., Any], cause: str) -> Callable[..., Any]:
         @functools.wraps(function)

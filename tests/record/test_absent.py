@@ -55,8 +55,8 @@ def test_torch_cuda_answers_for_the_card_inside_the_block_only():
         assert torch.accelerator.current_accelerator() == torch.device("cuda")
     assert not torch.cuda.is_available()
     assert torch.cuda.device_count() == 0
-    with pytest.raises(AssertionError, match="not compiled with CUDA"):
-        torch.zeros(1, device="cuda")
+    with pytest.raises((AssertionError, RuntimeError), match="not compiled with CUDA|no NVIDIA driver"):
+        torch.zeros(1, device="cuda")  # of a CPU build, of a CUDA build
 
 
 def test_what_is_replaced_is_put_back_after_a_block_that_fails():
@@ -129,7 +129,8 @@ def test_the_users_own_meta_tensors_stay_meta_tensors():
 
 
 def test_tensors_on_two_devices_do_not_mix():
-    with lazyviz.lazy(device="A100-40GB"), pytest.raises(RuntimeError, match="same device"):
+    said = "same device|two different devices"  # in torch 2.11
+    with lazyviz.lazy(device="A100-40GB"), pytest.raises(RuntimeError, match=said):
         torch.ones(2, device="cuda") + torch.ones(2)
 
 
@@ -607,6 +608,8 @@ def test_the_lists_of_autocast_are_those_of_this_torch():
 
     from lazyviz.record import absent_autocast as ours
 
+    # In torch 2.11; no dispatch mode can be given their arguments.
+    of_named_dimensions = re.compile(r"\.(dim_)?[Dd]imname(List)?$|\.names_")
     header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
     text = header.read_text()
     lists = {
@@ -620,7 +623,8 @@ def test_the_lists_of_autocast_are_those_of_this_torch():
             rf"#define AT_FORALL_{macro}\(_\)(.*?)\n\n|#define AT_FORALL_{macro}\(_\)(.*?)\n#else", text, re.S
         )
         entries = re.findall(r"_\((\w+)(?:, (\w+))?\)", body.group(0).partition("\\")[2])
-        assert {f"{name}.{overload}" if overload else name for name, overload in entries} <= set(known)
+        listed = {f"{name}.{overload}" if overload else name for name, overload in entries}
+        assert {name for name in listed if not of_named_dimensions.search(name)} <= set(known)
     everything = {name for known in lists.values() for name in known} | {
         "binary_cross_entropy",
         "norm.Scalar",
@@ -628,9 +632,11 @@ def test_the_lists_of_autocast_are_those_of_this_torch():
     registered = {
         name.removeprefix("aten::")
         for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
-        if name.startswith("aten::")
+        if name.startswith("aten::") and not of_named_dimensions.search(name)
     }
-    assert registered - {"norm.ScalarOpt_dim"} == everything
+    everything -= {"rms_norm"} - registered  # not in torch 2.11: there in the dtype of its arguments
+    # A CUDA build has one for cuDNN's layers, whose casts are made by `absent_recurrence`.
+    assert registered - {"norm.ScalarOpt_dim", "_cudnn_rnn"} == everything
 
 
 # --- attention ---------------------------------------------------------------------------------
@@ -691,3 +697,10 @@ def test_the_user_may_choose_the_kernel_of_attention():
             F.scaled_dot_product_attention(q.float(), q.float(), q.float())
     assert used[0] == ["_scaled_dot_product_flash_attention"]
     assert used[1] == used[2] == ["_scaled_dot_product_efficient_attention"]
+
+
+def test_autocast_casts_for_rms_norm_where_this_torch_does():
+    casts = torch._C._dispatch_has_kernel_for_dispatch_key("aten::rms_norm", "AutocastCUDA")
+    with lazyviz.lazy(device="A100-40GB"), torch.autocast("cuda"):
+        half = torch.ones(2, 4, device="cuda", dtype=torch.float16)
+        assert F.rms_norm(half, (4,)).dtype == (torch.float32 if casts else torch.float16)
