@@ -104,7 +104,7 @@ class CompiledCall(NamedTuple):
 
 
 def compiled_call(frame: FrameType) -> CompiledCall:
-    """What ``torch.compile``'s wrapper calls in ``frame``; there is a result once it leaves its guard, if any.
+    """What ``torch.compile``'s wrapper calls in ``frame``; with a result once it leaves its guard, if any.
 
     What a function reads beside its arguments is found as far as its own code names it.
     """

@@ -81,7 +81,7 @@ def without_autocast() -> Any:
 
 
 def has_autocast(name: str) -> bool:
-    """Whether ``torch.autocast("cuda")`` has a rule for ATen's operator of that name, such as ``"norm.Scalar"``."""
+    """Whether ``torch.autocast("cuda")`` has a rule for ATen's operator of that name (``"norm.Scalar"``)."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA")
 
 
