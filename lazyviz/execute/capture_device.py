@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .. import _torch_cuda, _torch_cuda_graphs
+from .. import _torch, _torch_cuda, _torch_cuda_graphs
 from ..graph.ir import TensorMeta
 from ..plan.collector import paused
 from ..record.rng import READERS, state_of
@@ -70,7 +70,7 @@ class CudaCaptures:
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._pools: dict[torch.device, _torch_cuda_graphs.Pool] = {}
+        self._pools: dict[torch.device, tuple[_torch_cuda_graphs.Pool, torch.cuda.CUDAGraph]] = {}
         self.last: dict[torch.device, torch.cuda.Stream] = {}  # the last to have used the pool
         self._broken = ""
 
@@ -113,23 +113,30 @@ class CudaCaptures:
             results = run()
         current.wait_stream(side)
         for result in results:  # allocated on one stream, used on the other from now on
-            result.record_stream(current)
+            if result.is_cuda:
+                result.record_stream(current)
         return results
 
     def capture(self, device: torch.device, run: Callable[[], None]) -> Captured:
         # As torch.cuda.graph does, which leaves its stream in place when a capture fails.
-        pool = self._pools.get(device)
-        if pool is None:
-            pool = self._pools[device] = torch.cuda.graph_pool_handle()
-        side = self._stream(device)
-        with torch.cuda.device(device), paused():  # freed memory of a graph may not be given back meanwhile
+        with (
+            torch.cuda.device(device),
+            _torch.inference_mode(False),  # the generator's own tensors are made here
+            paused(),  # no graph is destroyed meanwhile
+            torch.cuda.stream(self._stream(device)),
+        ):
             _torch_cuda.synchronize()
             torch.cuda.empty_cache()
+            if device not in self._pools:
+                pool: _torch_cuda_graphs.Pool = torch.cuda.graph_pool_handle()
+                # The allocator forgets a pool that no graph is left of, and would not take it again.
+                self._pools[device] = pool, _trifle(device, pool)
+            pool, _ = self._pools[device]
             _torch_cuda_graphs.clear_cublas_workspaces()
             graph = torch.cuda.CUDAGraph()
             generator = READERS["graphsafe_get_state"](torch.cuda.default_generators[device.index or 0])
             try:
-                with torch.cuda.stream(side), _captured(graph, pool, device, self._mend):
+                with _captured(graph, pool, device, self._mend):
                     run()
             finally:
                 _torch_cuda_graphs.clear_cublas_workspaces()
@@ -145,13 +152,19 @@ class CudaCaptures:
 
         Until then it refuses to draw outside of a capture (CUDAGeneratorState::increase).
         """
-        graph = torch.cuda.CUDAGraph()
         try:
-            graph.capture_begin(capture_error_mode="thread_local")
-            torch.empty(1, device=device).zero_()
-            graph.capture_end()
+            _trifle(device, None)
         except Exception as error:
             self._broken = f"is no longer used since a capture failed: {first_line(error)}"
+
+
+def _trifle(device: torch.device, pool: _torch_cuda_graphs.Pool | None) -> torch.cuda.CUDAGraph:
+    """A graph of one kernel, captured on the current stream; PyTorch warns of one without any."""
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # type: ignore[arg-type]
+    torch.empty(1, device=device).zero_()
+    graph.capture_end()
+    return graph
 
 
 @contextmanager

@@ -27,6 +27,10 @@ _WAITING = {
     "aten::_fused_moving_avg_obs_fq_helper_functional",
     "aten::is_pinned",
     "aten::equal",
+    "aten::multinomial",
+    "aten::histc",
+    "aten::embedding_renorm_",
+    "aten::_ctc_loss",
     "aten::record_stream",
 }
 _WAITING_TAGS = (
@@ -63,7 +67,7 @@ def unfit(node: Node, device: torch.device, captures: CaptureDevice) -> str:
         if value in _listed(node.args[1])
     ):
         return "counts the elements of a mask"
-    if "cudnn_rnn" in name and "backward" not in name and node.args[10:11] not in ((0,), (0.0,), ()):
+    if "cudnn_rnn" in name and "backward" not in name and node.args[11:12] not in ((0,), ()):
         return "draws random numbers from a state of cuDNN's own"
     return ""
 

@@ -208,7 +208,9 @@ class Known:
         self._scalars = scalars
 
     def _moved_of(self, form: Form, turn: Turn) -> str:
-        """Why the form cannot take these tensors, or ""."""
+        """Why the form cannot take these tensors here and now, or ""."""
+        if form.settings != self.captures.settings():
+            return "PyTorch's settings for its kernels are others"
         try:
             form.captured.check(turn)
         except Moved as moved:
@@ -330,7 +332,7 @@ class Form:
         self._known = weakref.ref(known)
         self._captures, self._counters = known.captures, known.counters
         self._feeds, self._moves = feeds, known.moves(nodes)
-        self._settings = known.captures.settings()
+        self.settings = known.captures.settings()
         alone = captured.alone
         reasons = [f"{named(nodes[at])} {alone[at]}" for at in sorted(alone) if alone[at] != TOO_FEW]
         self._fallbacks = list(dict.fromkeys(reasons))
@@ -350,8 +352,6 @@ class Form:
         known = self._known()
         if known is None or known.moves(nodes) != self._moves:
             return "it works on another place in a tensor"
-        if self._settings != self._captures.settings():
-            return "PyTorch's settings for its kernels are others"
         if not self.captured.kept.keys() >= set(handed.captured(self.captured)):
             return "other results are still referred to"
         return ""
@@ -425,14 +425,21 @@ class Again:
 
     def __init__(self, known: Known, handed: Handed) -> None:
         self._known, self._handed = weakref.ref(known), handed
+        self._last: tuple[Any, list[weakref.ref[Form]]] | None = None
 
     def __call__(self, segment: Segment) -> Compiled | None:
         known, handed = self._known(), self._handed
         if known is None or not known.forms:
             return None
+        forms: list[Form] = []
         with known.lock:
-            scalars = scalars_at(segment.nodes, known.places)
-            forms = [form for form in known.forms if not form.unlike(segment.nodes, scalars, handed)]
+            if self._last is not None and self._last[0] == segment.open:
+                found = [reference() for reference in self._last[1]]
+                forms = [form for form in found if form in known.forms]
+            if not forms:
+                scalars = scalars_at(segment.nodes, known.places)
+                forms = [form for form in known.forms if not form.unlike(segment.nodes, scalars, handed)]
+                self._last = (segment.open, [*map(weakref.ref, forms)]) if segment.open is not None else None
         if not forms:
             return None
         run = Run(known, segment, handed, functools.partial(known.launch, forms))
