@@ -109,7 +109,6 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
     first: dict[Storage, Node] = {}
     last: dict[Storage, Node] = {}
     backward: set[Storage] = set()
-    overwritten: dict[Storage, int] = {}
     for node in nodes:
         for value in node.inputs:
             storage = value.storage
@@ -119,8 +118,6 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
         if node.phase == "backward":
             # What the node reads, not what it makes.
             backward.update([value.storage for value in node.inputs])
-            if node.op is _SCATTER and _fills_its_zeros(node):
-                overwritten[node.inputs[0].storage] = node.index
         for value in node.outputs:
             storage = value.storage
             if storage not in last:
@@ -153,8 +150,6 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
             eager_stop = lazy_stop if foreign else max(dropped, earliest)
             if maker is not None and maker.at_once:
                 lazy_stop = max(lazy_stop, dropped)  # it was there as the user's code had it
-            if storage in overwritten:
-                eager_stop = overwritten[storage]  # from there on it is the node's result
             if start < 0 and storage.role is None and last_use is not None:
                 eager_start = first[storage].index
                 eager_stop = max(eager_stop, eager_start + 1)
@@ -173,26 +168,6 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
             )
         )
     return _joined(result) if continued else result
-
-
-_SCATTER = torch.ops.aten.scatter.src
-
-
-def _fills_its_zeros(node: Node) -> bool:
-    """Whether eager writes in place where the record has a copy, as in a maximum's gradient.
-
-    ``value_selecting_reduction_backward`` (ATen's ReduceOpsUtils.h) makes zeros and scatters into
-    them, under a dispatch mode into a copy of them.
-    """
-    zeros = node.inputs[0]
-    maker = zeros.node
-    return (
-        maker is not None
-        and maker.op is torch.ops.aten.new_zeros.default
-        and maker.phase == "backward"
-        and zeros.storage.dropped == node.index + 1
-        and node.outputs[0].storage is not zeros.storage
-    )
 
 
 def _joined(spans: list[Lifetime]) -> list[Lifetime]:

@@ -9,7 +9,7 @@ it is a gradient's formula that asks, see :mod:`lazyviz.record.formulas`.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ _bmm = torch.ops.aten.bmm
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
 _SPLIT = "tensor_split.tensor_indices_or_sections"
+_SELECTED = "value_selecting_reduction_backward"
 _PLAIN = (torch.Tensor, torch.nn.Parameter, LazyTensor)
 
 
@@ -33,7 +34,7 @@ class CompositeKernels:
         self._before_read = before_read
         self._originals = {
             name: _torch.composite_kernel(name)
-            for name in ("linear", "matmul", "matmul.out", "quantile", "nanquantile", _SPLIT)
+            for name in ("linear", "matmul", "matmul.out", "quantile", "nanquantile", _SPLIT, _SELECTED)
         }
         self._remove: Callable[[], None] | None = None
 
@@ -54,6 +55,7 @@ class CompositeKernels:
                     "nanquantile": self._quantile("nanquantile"),
                     "quantile": self._quantile("quantile"),
                     _SPLIT: self._tensor_split,
+                    _SELECTED: self._selected_backward,
                 }
             )
 
@@ -91,6 +93,18 @@ class CompositeKernels:
             # Under a mode ATen adds to a copy: the same bits, and one more result's memory.
             return torch.matmul(image, weight.t()).add_(bias)
         return self._originals["linear"](image, weight, bias)
+
+    # --- the gradient of a maximum's values, put into zeros in place -------------------
+
+    def _selected_backward(
+        self, grad: torch.Tensor, dim: int, indices: torch.Tensor, sizes: Sequence[int], keepdim: bool
+    ) -> torch.Tensor:
+        if not _plain(grad, indices):
+            return self._originals[_SELECTED](grad, dim, indices, sizes, keepdim)
+        # Under a mode ATen (ReduceOpsUtils.h) puts it into a copy: as much memory once more.
+        if not keepdim and len(sizes):
+            grad, indices = grad.unsqueeze(dim), indices.unsqueeze(dim)
+        return grad.new_zeros(sizes).scatter_(dim, indices, grad)
 
     # --- one matrix for a batch of others -------------------------------------------
 

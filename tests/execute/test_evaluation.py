@@ -337,3 +337,20 @@ def test_the_projection_counts_what_earlier_cells_left_to_do():
     report = graph.evaluate()
     assert report.ops_run > len(graph.nodes)
     assert report.projected_bytes == report.peak_bytes and report.difference == {}
+
+
+def test_a_first_evaluation_leaves_no_objects_of_its_own_for_each_op():
+    """The garbage collector looks at all there are, again and again as their number grows."""
+
+    def left_by(ops):
+        x = torch.ones(3)
+        with lazyviz.lazy() as graph:
+            for _ in range(ops):
+                x = x + 1.0
+        gc.collect()
+        before = len(gc.get_objects())
+        graph.evaluate()
+        return len(gc.get_objects()) - before
+
+    left_by(8)  # what is made once
+    assert left_by(400) < 100

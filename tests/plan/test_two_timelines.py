@@ -270,3 +270,14 @@ def test_eager_s_peak_is_the_measured_one(name):
     assert plan.eager_peak_bytes - before == pytest.approx(measured, abs=uncounted)
     graph.evaluate()
     del kept
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_our_peak_is_not_above_eager_s_and_what_is_held(name):
+    model, x = make()
+    with lazyviz.lazy() as graph:
+        kept = PROGRAMS[name](model, x)
+    plan = graph.plan()
+    assert plan.peak_bytes <= plan.eager_peak_bytes + plan.by_category["held"]
+    graph.evaluate()
+    del kept
