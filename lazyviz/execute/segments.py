@@ -250,13 +250,13 @@ class _Run:
         untouched = verify.Copies(segment.inputs, reals)
         states = [(sequence.generator, sequence.state) for sequence in draws]
 
-        def run(*, nudged: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        def run(nudge: float = 0.0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
             for generator, state in states:
                 generator.set_state(state)
-            copies = verify.Copies(segment.inputs, untouched.tensors, nudged=nudged).tensors
+            copies = verify.Copies(segment.inputs, untouched.tensors, nudge=nudge).tensors
             return verify.run_recorded(segment, copies), copies
 
-        return _Expected(*run(nudged=False), lambda: run(nudged=True))
+        return _Expected(*run(), lambda: run(verify.rounding(segment)))
 
     def _verified(
         self,

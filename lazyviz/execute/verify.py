@@ -18,11 +18,12 @@ _TIMES = 4  # the rounding of one op on every input, against that of a whole pro
 class Copies:
     """Copies of a segment's inputs that share memory as they do.
 
-    ``nudged``: floating numbers are off by one rounding, as another order of sums might leave them.
+    ``nudge``: floating numbers are off by this part of themselves, one rounding at least, as another order
+    of sums might leave them.
     """
 
     def __init__(
-        self, values: Sequence[Value], tensors: Sequence[torch.Tensor], *, nudged: bool = False
+        self, values: Sequence[Value], tensors: Sequence[torch.Tensor], *, nudge: float = 0.0
     ) -> None:
         memory: dict[Storage, torch.UntypedStorage] = {}
         self.tensors: list[torch.Tensor] = []
@@ -32,17 +33,23 @@ class Copies:
                 storage = memory[value.storage] = tensor.untyped_storage().clone()
             copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
             self.tensors.append(copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride()))
-        if nudged:
+        if nudge:
             for value, copy in zip(values, self.tensors, strict=True):
                 storage = memory.pop(value.storage, None)
                 if storage is not None and copy.is_floating_point():
-                    _nudge(torch.empty(0, dtype=copy.dtype, device=copy.device).set_(storage))
+                    _nudge(torch.empty(0, dtype=copy.dtype, device=copy.device).set_(storage), nudge)
 
 
-def _nudge(flat: torch.Tensor) -> None:
+def rounding(segment: Segment) -> float:
+    """The coarsest rounding of what the segment computes, relative: bfloat16's in one under autocast."""
+    dtypes = {value.meta.dtype for node in segment.nodes for value in node.outputs}
+    return max((torch.finfo(each).eps for each in dtypes if each.is_floating_point), default=0.0)
+
+
+def _nudge(flat: torch.Tensor, part: float) -> None:
     # In no order that a sum would even out: the bits of a multiplicative hash.
     signs = (torch.arange(flat.numel(), device=flat.device) * 2654435761 >> 13) % 2 * 2 - 1
-    flat.add_(flat * signs.to(flat.dtype), alpha=torch.finfo(flat.dtype).eps)
+    flat.add_(flat * signs.to(flat.dtype), alpha=max(part, torch.finfo(flat.dtype).eps))
 
 
 def run_recorded(segment: Segment, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -101,8 +108,9 @@ def first_mismatch(
     Two floating tensors are equal if no element differs by more than the square root of the dtype's epsilon
     times the largest magnitude in the tensor, plus epsilon times the largest of all: fused code keeps
     half of the digits at least, and a gradient that cancels to nothing is rounding alone.  Where the program
-    itself makes much of rounding (Adam divides such a gradient by its size), ``nudged`` has what the
-    recorded ops make of inputs that are off by one rounding, and ours may be off by some times as much.
+    itself makes much of rounding (Adam divides such a gradient by its size) or computes in a coarser type
+    than it hands out, ``nudged`` has what the recorded ops make of inputs that are off by one rounding
+    (:func:`rounding`), and ours may be off by some times as much.
     """
     largest = max((_magnitude(tensor) for tensor in theirs), default=0.0)
     for value, mine, other, moved in zip(values, ours, theirs, nudged or theirs, strict=True):

@@ -16,6 +16,7 @@ from lazyviz._torch_compile import Compiled
 from lazyviz.execute import backend as registry
 from lazyviz.execute import verify
 from lazyviz.execute.inductor import InductorBackend
+from lazyviz.execute.repeats import repeats
 from lazyviz.testing import check_backend
 
 from .compiled_training import reports_of_training_as_eager_does
@@ -441,7 +442,7 @@ def test_inputs_are_nudged_by_one_rounding_where_they_share_memory_once(inductor
     with lazyviz.lazy() as graph:
         y = whole[:3] + whole[3:] + whole.view(2, 3).sum()
     base, *_ = graph.nodes[0].inputs
-    one, other = verify.Copies([base, base], [whole, whole[2:]], nudged=True).tensors
+    one, other = verify.Copies([base, base], [whole, whole[2:]], nudge=1e-9).tensors
     assert torch.equal(one[2:], other) and other.data_ptr() == one[2:].data_ptr()
     assert 0 < (one - whole).abs().max() <= 2 * torch.finfo(torch.float32).eps * 2
     assert y.shape == (3,)
@@ -584,3 +585,28 @@ def test_averages_whose_weight_varies_are_compiled_for_every_weight(inductor, dt
         torch.testing.assert_close(average, twin)
     assert [report.fallbacks for report in reports] == [()] * 5
     assert [report.cache_hit for report in reports] == [False, False, True, True, True]
+
+
+def test_a_program_in_bfloat16_is_checked_by_what_bfloat16_can_tell(inductor, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+    x, y = torch.randn(8, 16), torch.randint(0, 4, (8,))
+
+    def check():
+        model.zero_grad()
+        with lazyviz.lazy(backend="inductor") as graph:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+        return graph.evaluate(verify=True)
+
+    report = check()
+    assert report.share == 1.0 and not report.fallbacks
+    lazyviz.session.reset()
+    monkeypatch.setattr(inductor, "programs", type(inductor.programs)())
+    repeats._known.clear()
+    made = inductor._code
+    wrong = lambda code: lambda *inputs: [each * 1.1 for each in code(*inputs)]  # noqa: E731
+    monkeypatch.setattr(inductor, "_code", lambda *args: Compiled(wrong(made(*args).code)))
+    report = check()
+    assert "not right" in report.fallbacks[0]
