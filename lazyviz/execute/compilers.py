@@ -177,7 +177,13 @@ def _needed(segment: Segment) -> list[Value]:
 
 
 def _shows_all(value: Value) -> bool:
-    return value.meta.storage_nbytes == value.storage.nbytes
+    """Whether nothing that was computed is in memory beyond what ``value`` shows.
+
+    Kernels that reduce a loss (``mse_loss``) first write every element into the tensor that they then make
+    smaller: what is left of it no operator that is compiled can read.
+    """
+    meta, nbytes = value.meta, value.storage.nbytes
+    return meta.storage_nbytes == nbytes or (meta.dense and not meta.offset and meta.storage_nbytes < nbytes)
 
 
 def _likely(nodes: Sequence[Node]) -> list[Made]:

@@ -610,3 +610,18 @@ def test_a_program_in_bfloat16_is_checked_by_what_bfloat16_can_tell(inductor, mo
     monkeypatch.setattr(inductor, "_code", lambda *args: Compiled(wrong(made(*args).code)))
     report = check()
     assert "not right" in report.fallbacks[0]
+
+
+def test_a_loss_in_memory_of_the_size_of_all_its_elements_is_compiled(inductor):
+    model, x, y = nn.Linear(3, 2), torch.randn(4, 3), torch.randn(4, 2)
+    for _ in range(2):
+        model.zero_grad()
+        expected = nn.functional.mse_loss(model(x), y)
+        with lazyviz.lazy(backend="inductor") as graph:
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+        report = graph.evaluate(verify=True)
+        assert report.share == 1.0 and not report.fallbacks
+        torch.testing.assert_close(loss, expected)
+        assert loss.untyped_storage().nbytes() == expected.untyped_storage().nbytes() == 4 * 8
+    assert report.cache_hit
