@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 import lazyviz
 
 from . import ltc, programs
+from .device import device_seconds
 from .figures import Figure, Settings
 from .programs import Program
 from .timing import Turn, interleaved, lazily, medians, ratio, timed
 
 DEVICE_BOUND = 5  # on a GPU the criterion holds where device time is that many times recording time
-
-
-def device_seconds(program: Program) -> float:
-    """The time that a GPU's kernels take in one eager step."""
-    step = program.training_step()
-    step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        step()
-        torch.cuda.synchronize()
-    return sum(event.self_device_time_total for event in profiler.key_averages()) / 1e6
 
 
 def compare(
@@ -43,10 +35,10 @@ def compare(
         for turn in turns:
             turn()
     times = interleaved(turns, rounds, warm_up=warm_up)
-    detail = {**medians(times), "ops": ours.ops, "threads": torch.get_num_threads()}
+    detail: dict[str, Any] = {**medians(times), "ops": ours.ops, "threads": torch.get_num_threads()}
     note = ""
     if settings.device.startswith("cuda"):
-        kernels = device_seconds(program.on(settings.device))
+        kernels, detail["device time by"] = device_seconds(program.on(settings.device).training_step())
         detail["device time, s"] = kernels
         share = kernels / detail["lazyviz record, s"]
         if share < DEVICE_BOUND:

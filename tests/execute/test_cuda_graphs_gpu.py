@@ -113,7 +113,7 @@ def test_training_has_eagers_bits_and_random_numbers(make, optimizer):
     for one, other in zip(got, expected, strict=True):
         assert torch.equal(one, other)
     last = reports[-1]
-    assert last.cache_hit and last.share > 0.8, last.fallbacks
+    assert last.cache_hit and last.share > 0.5, last.fallbacks
     if optimizer in ("SGD", "fused AdamW", "capturable Adam"):
         assert last.share > 0.95, last.fallbacks
 
