@@ -7,12 +7,10 @@ each entry against the installed torch.
 from __future__ import annotations
 
 import ctypes
-import functools
 import logging
 import operator
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +23,7 @@ from torch._C import (
     _ExcludeDispatchKeyGuard,
     _ForceDispatchKeyGuard,
 )
+from torch._library import simple_registry
 from torch._ops import OpOverload as OpOverload  # the class of torch.ops.aten.add.Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException as DataDependentOutputException,
@@ -268,9 +267,12 @@ def kernels_only() -> Iterator[None]:
         yield
 
 
-def active_dispatch_modes() -> int:
-    """Number of dispatch modes on this thread's stack."""
-    return torch._C._len_torch_dispatch_stack()
+# Called by C++ for each op that reaches a dispatch mode: the rule somebody has registered for both, if any.
+dispatch_rule = simple_registry.find_torch_dispatch_rule
+# What `nn.Module.__call__` is, as PyTorch made it.
+module_call = torch.nn.Module._wrapped_call_impl
+
+active_dispatch_modes = torch._C._len_torch_dispatch_stack  # their number on this thread's stack
 
 
 def dispatch_modes() -> list[Any]:
@@ -347,30 +349,6 @@ def inference_mode(enabled: bool) -> Iterator[None]:
 
 # Tensors of torch.export and torch.compile: their own modes know what to do with them.
 TRACING_TENSORS = (FakeTensor, FunctionalTensor)
-
-# --- functions made of others -----------------------------------------------------
-
-linalg_eigh = torch.ops.aten._linalg_eigh.default
-linalg_eigvals = torch.ops.aten._linalg_eigvals.default
-linalg_svd = torch.ops.aten._linalg_svd.default
-is_functorch_wrapper = torch._C._functorch.is_functorch_wrapped_tensor
-_CPU_KEYS = DispatchKeySet(DispatchKey.CPU)
-
-
-def composite_kernel(name: str) -> Callable[..., Any]:
-    """ATen's own kernel of a composite such as ``matmul.out``."""
-    kernel = torch.library.get_kernel(f"aten::{name}", "CPU")  # the same one for every device
-    return functools.partial(kernel.call_boxed, _CPU_KEYS)
-
-
-def override_composites(kernels: Mapping[str, Callable[..., Any]]) -> Callable[[], None]:
-    """Replace the kernels of composites of ATen; returns what puts them back."""
-    library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():  # "overriding a previously registered kernel" is what is wanted
-        warnings.simplefilter("ignore")
-        for name, kernel in kernels.items():
-            library.impl(name, kernel, "CompositeImplicitAutograd")
-    return library._destroy
 
 
 def forward_mode_active() -> bool:

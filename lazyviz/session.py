@@ -316,7 +316,6 @@ def lazy(
         ):
             yield graph
     finally:
-        tape.mark_parameters(graph.nodes)
         name_tensors(
             tape, names if names is not None else variables_of(sys._getframe(1)), copied=names is None
         )
@@ -456,7 +455,7 @@ def metrics() -> dict[str, Any]:
 def cell_boundary() -> None:
     """Between two cells: forget what nobody can see; leave PyTorch as it was if nothing is pending."""
     tape.forget_unreachable(tape.reachable())
-    evaluation.watch.release()
+    evaluation.watch.leave()
 
 
 def reset() -> None:
@@ -467,4 +466,4 @@ def reset() -> None:
     give_back(tape)
     tape.forget_all()
     evaluation.graphs.clear()
-    evaluation.watch.release()
+    evaluation.watch.leave()

@@ -19,13 +19,23 @@ MAY_IMPORT = {
     "_torch_cuda": {"_torch"},
     "_torch_cuda_graphs": set(),  # around the capture of CUDA Graphs: for that backend alone
     "_torch_random": set(),  # on generators: for recording alone
+    "_torch_composites": set(),  # functions made of others: likewise
     "_torch_compile": set(),  # around `torch.compile`: for recording, and for the backend that compiles
     "_torch_functional": set(),  # makes programs functional, for the backend that hands them to JAX
     "_torchax": set(),  # torchax's table, without what importing it does to the process
     "_cudnn": set(),  # sizes: record makes tensors of them, the plan their range
     "metrics": set(),
     "cell": set(),
-    "record": {"_torch", "_torch_compile", "_torch_cuda", "_torch_random", "_cudnn", "record", "graph.ir"},
+    "record": {
+        "_torch",
+        "_torch_compile",
+        "_torch_cuda",
+        "_torch_random",
+        "_torch_composites",
+        "_cudnn",
+        "record",
+        "graph.ir",
+    },
     "graph": {"_torch", "graph"},
     "plan": {"_torch", "_kernels", "_cudnn", "graph", "plan"},
     "view": {"_torch", "graph", "plan", "view"},

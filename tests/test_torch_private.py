@@ -15,7 +15,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyviz
-from lazyviz import _kernels, _torch, _torch_calls, _torch_compile, _torch_cuda, _torch_random
+from lazyviz import (
+    _kernels,
+    _torch,
+    _torch_calls,
+    _torch_compile,
+    _torch_composites,
+    _torch_cuda,
+    _torch_random,
+)
 from lazyviz.record import acceleration, rng
 from lazyviz.record.recorder import RecorderMode
 
@@ -51,6 +59,7 @@ PRIVATE = (
     "_torch.py",
     "_torch_compile.py",
     "_torch_cuda.py",
+    "_torch_composites.py",
     "_torch_random.py",
     "_kernels.py",
     "_torch_calls.py",
@@ -304,21 +313,38 @@ def test_a_gradient_that_only_the_engine_holds_is_told_from_one_that_is_held():
     assert sums([]) == [False]
 
 
+@pytest.mark.filterwarnings("ignore:.*also be overridden")  # lazyviz's own may be there from another test
 def test_a_composite_can_be_given_another_kernel_and_its_own_again():
     before = torch._C._dispatch_dump("aten::matmul")
-    own = _torch.composite_kernel("matmul")
     seen = []
 
-    def matmul(left, right):
-        seen.append((left.shape, right.shape))
-        return own(left, right)
+    def matmul(original, left, right):
+        seen.append((left.dtype, original.is_next))
+        return original(left, right)
 
-    put_back = _torch.override_composites({"matmul": matmul})
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            return op(*args, **(kwargs or {}))
+
+    put_back = _torch_composites.override_composites({"matmul": matmul})
     left, right = torch.randn(2, 3, requires_grad=True), torch.randn(3, 4)
-    product = torch.linalg.multi_dot([left, right]) + left @ right  # called from C++ and from Python
+    product = left @ right
+    assert not seen  # without a mode, nobody comes past
+    with Mode():
+        again = torch.linalg.multi_dot([left, right]) + left @ right  # called from C++ and from Python
+        called = len(seen)
+        with torch.autocast("cpu", torch.bfloat16):
+            half = left @ right
+        mapped = torch.vmap(torch.matmul, (None, 0))(left, torch.stack([right, right]))
     put_back()
-    assert len(seen) >= 1 and type((left @ right).grad_fn) is type(own(left, right).grad_fn)
-    assert torch.equal(product.detach(), (left.detach() @ right) * 2)
+    assert called >= 1 and all(is_next for _, is_next in seen[:called])
+    assert (torch.float32, False) in seen and (torch.bfloat16, True) in seen and half.dtype == torch.bfloat16
+    assert torch.equal(again, product * 2) and again.requires_grad
+    assert torch.allclose(mapped[1], product)
+    count = len(seen)
+    with Mode():
+        left @ right
+    assert len(seen) == count
     assert torch._C._dispatch_dump("aten::matmul") == before
 
 

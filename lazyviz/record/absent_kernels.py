@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch, _torch_cuda
+from .. import _torch_composites, _torch_cuda
 from . import absent_recurrence
 from .absent_attention import MATH, Call, choose, fused
 from .tensor import is_pending
@@ -32,7 +32,7 @@ class CudaKernels:
         self.of: dict[Any, Callable[..., Any]] = {}  # by operator
 
     def install(self) -> None:
-        original = _torch.composite_kernel
+        original = _torch_composites.composite_kernel
         self._to_layout = original("to.dtype_layout")
         self._to_device = original("to.device")
         self._dropout_cpu = original("dropout")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _cudnn, _torch, _torch_cuda
+from .. import _cudnn, _torch_composites, _torch_cuda
 from .tensor import is_pending
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _flat_buffer(weights: Sequence[torch.Tensor], parameters: _cudnn.Parameters)
 def _kernel(
     cards: AbsentCards, name: str, *, packed: bool, states: dict[torch.device, torch.Tensor]
 ) -> Callable[..., Any]:
-    original = _torch.composite_kernel(f"{name}.{'data' if packed else 'input'}")
+    original = _torch_composites.composite_kernel(f"{name}.{'data' if packed else 'input'}")
     mode, layer = _MODES[name]
 
     def kernel(source: torch.Tensor, *args: Any) -> Any:

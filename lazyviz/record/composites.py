@@ -5,16 +5,22 @@ there, and then chooses other operators than for plain tensors: with other bits,
 a check of values that eager makes.  They are given a Python kernel here that takes lazy
 tensors for plain ones; it makes the choice that eager would, and stays deferred.  (Where
 it is a gradient's formula that asks, see :mod:`lazyviz.record.formulas`.)
+
+The kernels are where PyTorch looks first when there is a dispatch mode or a wrapper subclass,
+and nowhere else: eager code on plain tensors does not pass them, so that they may stay from
+one block to the next (to put them in place and to take them out costs as much as recording
+forty ops).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import _torch, _torch_composites
 from .recorder import RecorderMode, Tape
 from .tensor import LazyTensor
 
@@ -25,6 +31,8 @@ _SPLIT = "tensor_split.tensor_indices_or_sections"
 _SELECTED = "value_selecting_reduction_backward"
 _PLAIN = (torch.Tensor, torch.nn.Parameter, LazyTensor)
 
+Original = _torch_composites.CompositeCall
+
 
 class CompositeKernels:
     """The kernels, and their coming and going."""
@@ -32,30 +40,26 @@ class CompositeKernels:
     def __init__(self, tape: Tape, before_read: Callable[[torch.Tensor, str], None]) -> None:
         self._tape = tape
         self._before_read = before_read
-        self._originals = {
-            name: _torch.composite_kernel(name)
-            for name in ("linear", "matmul", "matmul.out", "quantile", "nanquantile", _SPLIT, _SELECTED)
-        }
         self._remove: Callable[[], None] | None = None
 
     def install(self) -> None:
         if self._remove is None:
-            self._remove = _torch.override_composites(
+            self._remove = _torch_composites.override_composites(
                 {
-                    "linalg_eigvals": self._eigvals,
-                    "linalg_eigvalsh": self._eigvalsh,
-                    "linalg_svdvals": self._svdvals,
+                    "linalg_eigvals": _eigvals,
+                    "linalg_eigvalsh": _eigvalsh,
+                    "linalg_svdvals": _svdvals,
                     "linalg_matrix_rank.atol_rtol_float_out": _rank_out,
                     "linalg_matrix_rank.atol_rtol_tensor_out": _rank_out,
                     "linalg_matrix_rank.out": _rank_out,
                     "linalg_matrix_rank.out_tol_tensor": _rank_out,
-                    "linear": self._linear,
-                    "matmul": self._matmul,
-                    "matmul.out": self._matmul_out,
-                    "nanquantile": self._quantile("nanquantile"),
-                    "quantile": self._quantile("quantile"),
+                    "linear": _linear,
+                    "matmul": _matmul,
+                    "matmul.out": _matmul_out,
+                    "nanquantile": functools.partial(self._quantile, "nanquantile"),
+                    "quantile": functools.partial(self._quantile, "quantile"),
                     _SPLIT: self._tensor_split,
-                    _SELECTED: self._selected_backward,
+                    _SELECTED: _selected_backward,
                 }
             )
 
@@ -64,115 +68,145 @@ class CompositeKernels:
             self._remove()
             self._remove = None
 
-    # --- without vectors where no gradient will ask for them -----------------------
-
-    def _eigvals(self, tensor: torch.Tensor) -> torch.Tensor:
-        if _may_be_differentiated(tensor):
-            return torch.linalg.eig(tensor)[0]
-        return _torch.linalg_eigvals(tensor)
-
-    def _eigvalsh(self, tensor: torch.Tensor, UPLO: str = "L") -> torch.Tensor:
-        return _torch.linalg_eigh(tensor, UPLO, _may_be_differentiated(tensor))[0]
-
-    def _svdvals(self, tensor: torch.Tensor, *, driver: str | None = None) -> torch.Tensor:
-        return _torch.linalg_svd(tensor, False, _may_be_differentiated(tensor), driver=driver)[1]
-
-    # --- a bias added in place -------------------------------------------------------
-
-    def _linear(
-        self, image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        if (
-            bias is not None
-            and image.dim() != 2
-            and not image.is_contiguous()
-            and image.layout == torch.strided
-            and _plain(image, weight, bias)
-            and not _torch.has_tangent(bias)
-        ):
-            # Under a mode ATen adds to a copy: the same bits, and one more result's memory.
-            return torch.matmul(image, weight.t()).add_(bias)
-        return self._originals["linear"](image, weight, bias)
-
-    # --- the gradient of a maximum's values, put into zeros in place -------------------
-
-    def _selected_backward(
-        self, grad: torch.Tensor, dim: int, indices: torch.Tensor, sizes: Sequence[int], keepdim: bool
-    ) -> torch.Tensor:
-        if not _plain(grad, indices):
-            return self._originals[_SELECTED](grad, dim, indices, sizes, keepdim)
-        # Under a mode ATen (ReduceOpsUtils.h) puts it into a copy: as much memory once more.
-        if not keepdim and len(sizes):
-            grad, indices = grad.unsqueeze(dim), indices.unsqueeze(dim)
-        return grad.new_zeros(sizes).scatter_(dim, indices, grad)
-
-    # --- one matrix for a batch of others -------------------------------------------
-
-    def _matmul(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        if _one_matrix_for_a_batch(left, right):
-            size = left.shape[0]
-            product = _bmm.default(left, right.expand(size, -1, -1))
-            return _unsafe_view(product, product.shape)
-        return self._originals["matmul"](left, right)
-
-    def _matmul_out(self, left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-        if _one_matrix_for_a_batch(left, right):
-            return _bmm.out(left, right.expand(left.shape[0], -1, -1), out=out)
-        return self._originals["matmul.out"](left, right, out=out)
-
     # --- a check of values ----------------------------------------------------------
 
-    def _quantile(self, name: str) -> Callable[..., torch.Tensor]:
-        original = self._originals[name]
+    def _quantile(
+        self, name: str, original: Original, tensor: torch.Tensor, q: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        if _plain(original, q):
+            self._before_read(q, f"{name} checks its q")
+            with self._tape.paused():
+                inside = bool(((q >= 0) & (q <= 1)).all())
+            if not inside:
+                raise RuntimeError(f"{name}() q values must be in the range [0, 1]")
+        return original(tensor, q, *args, **kwargs)
 
-        def quantile(
-            tensor: torch.Tensor,
-            q: torch.Tensor,
-            dim: int | None = None,
-            keepdim: bool = False,
-            *,
-            interpolation: str = "linear",
-        ) -> torch.Tensor:
-            if _plain(q):
-                self._before_read(q, f"{name} checks its q")
-                with self._tape.paused():
-                    inside = bool(((q >= 0) & (q <= 1)).all())
-                if not inside:
-                    raise RuntimeError(f"{name}() q values must be in the range [0, 1]")
-            return original(tensor, q, dim, keepdim, interpolation=interpolation)
-
-        return quantile
-
-    def _tensor_split(self, tensor: torch.Tensor, indices: torch.Tensor, dim: int = 0) -> list[torch.Tensor]:
-        self._before_read(indices, "tensor_split reads its indices")  # from memory, past the dispatcher
-        return self._originals[_SPLIT](tensor, indices, dim)
+    def _tensor_split(
+        self, original: Original, tensor: torch.Tensor, indices: torch.Tensor, *args: Any
+    ) -> list[torch.Tensor]:
+        if original.is_next:
+            # From memory, past the dispatcher.
+            self._before_read(indices, "tensor_split reads its indices")
+        return original(tensor, indices, *args)
 
 
-def _rank_out(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+# --- without vectors where no gradient will ask for them -------------------------------
+
+
+def _eigvals(original: Original, tensor: torch.Tensor) -> torch.Tensor:
+    if not original.is_next:
+        return original(tensor)
+    if _may_be_differentiated(original, tensor):
+        return torch.linalg.eig(tensor)[0]
+    return _torch_composites.linalg_eigvals(tensor)
+
+
+def _eigvalsh(original: Original, tensor: torch.Tensor, UPLO: str = "L") -> torch.Tensor:
+    if not original.is_next:
+        return original(tensor, UPLO)
+    return _torch_composites.linalg_eigh(tensor, UPLO, _may_be_differentiated(original, tensor))[0]
+
+
+def _svdvals(original: Original, tensor: torch.Tensor, *, driver: str | None = None) -> torch.Tensor:
+    if not original.is_next:
+        return original(tensor, driver=driver)
+    return _torch_composites.linalg_svd(
+        tensor, False, _may_be_differentiated(original, tensor), driver=driver
+    )[1]
+
+
+# --- a bias added in place ---------------------------------------------------------------
+
+
+def _linear(
+    original: Original, image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    if (
+        bias is not None
+        and image.dim() != 2
+        and not image.is_contiguous()
+        and image.layout == torch.strided
+        and _plain(original, image, weight, bias)
+        and not _torch.has_tangent(bias)
+    ):
+        # Under a mode ATen adds to a copy: the same bits, and one more result's memory.
+        return torch.matmul(image, weight.t()).add_(bias)
+    return original(image, weight, bias)
+
+
+# --- the gradient of a maximum's values, put into zeros in place --------------------------
+
+
+def _selected_backward(
+    original: Original,
+    grad: torch.Tensor,
+    dim: int,
+    indices: torch.Tensor,
+    sizes: Sequence[int],
+    keepdim: bool,
+) -> torch.Tensor:
+    if not _plain(original, grad, indices):
+        return original(grad, dim, indices, sizes, keepdim)
+    # Under a mode ATen (ReduceOpsUtils.h) puts it into a copy: as much memory once more.
+    if not keepdim and len(sizes):
+        grad, indices = grad.unsqueeze(dim), indices.unsqueeze(dim)
+    return grad.new_zeros(sizes).scatter_(dim, indices, grad)
+
+
+# --- one matrix for a batch of others ----------------------------------------------------
+
+
+def _matmul(original: Original, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    if _one_matrix_for_a_batch(original, left, right):
+        size = left.shape[0]
+        product = _bmm.default(left, right.expand(size, -1, -1))
+        return _unsafe_view(product, product.shape)
+    return original(left, right)
+
+
+def _matmul_out(
+    original: Original, left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor
+) -> torch.Tensor:
+    if _one_matrix_for_a_batch(original, left, right):
+        return _bmm.out(left, right.expand(left.shape[0], -1, -1), out=out)
+    return original(left, right, out=out)
+
+
+def _rank_out(original: Original, *args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """The rank, in ``out``: under a mode ATen computes it and does not write it there."""
+    if not original.is_next:
+        return original(*args, out=out, **kwargs)
     return torch.add(torch.ops.aten.linalg_matrix_rank(*args, **kwargs), 0, out=out)
 
 
-def _plain(*tensors: torch.Tensor) -> bool:
+def _plain(original: Original, *tensors: torch.Tensor) -> bool:
     """Whether eager PyTorch would see plain tensors here, and no mode."""
-    return all(type(mode) is RecorderMode for mode in _torch.dispatch_modes()) and all(
-        type(tensor) in _PLAIN and not _torch.is_functorch_wrapper(tensor) and tensor.device.type != "meta"
-        for tensor in tensors
-    )
-
-
-def _may_be_differentiated(tensor: torch.Tensor) -> bool:
     return (
-        (torch.is_grad_enabled() and tensor.requires_grad) or _torch.has_tangent(tensor) or not _plain(tensor)
+        original.is_next
+        and all(type(mode) is RecorderMode for mode in _torch.dispatch_modes())
+        and all(
+            type(tensor) in _PLAIN
+            and not _torch_composites.is_functorch_wrapper(tensor)
+            and tensor.device.type != "meta"
+            for tensor in tensors
+        )
     )
 
 
-def _one_matrix_for_a_batch(left: torch.Tensor, right: torch.Tensor) -> bool:
+def _may_be_differentiated(original: Original, tensor: torch.Tensor) -> bool:
+    return (
+        (torch.is_grad_enabled() and tensor.requires_grad)
+        or _torch.has_tangent(tensor)
+        or not _plain(original, tensor)
+    )
+
+
+def _one_matrix_for_a_batch(original: Original, left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether eager multiplies matrix by matrix, where under a mode it makes one large matrix."""
     return (
         right.dim() == 3
         and left.dim() == 3
         and right.shape[0] == 1
         and not right.requires_grad
-        and _plain(left, right)
+        and _plain(original, left, right)
     )

@@ -1,7 +1,9 @@
-"""Attributes of other people's modules and classes, replaced for a while."""
+"""Attributes of other people's modules and classes, and the code of their functions, replaced for a while."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 _MISSING = object()
@@ -45,3 +47,37 @@ class Patches:
 
     def __bool__(self) -> bool:
         return bool(self._set)
+
+
+class CodePatch:
+    """What a Python function does, replaced for a while.
+
+    Whoever holds the function calls the replacement, too, and no class is changed: setting ``__call__`` of a
+    class makes Python visit all its subclasses, of which ``nn.Module`` may have thousands.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        assert isinstance(function, FunctionType)
+        self._function = function
+        self._before: tuple[Any, Any, Any] | None = None
+
+    def set(self, replacement_of: Callable[[FunctionType], FunctionType]) -> None:
+        """Replace it by ``replacement_of(original)``: a function of the same arguments, and no closure."""
+        function = self._function
+        self._before = (function.__code__, function.__defaults__, function.__kwdefaults__)
+        original = FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__
+        )
+        original.__kwdefaults__ = function.__kwdefaults__
+        replacement = replacement_of(original)
+        function.__defaults__, function.__kwdefaults__ = replacement.__defaults__, replacement.__kwdefaults__
+        function.__code__ = replacement.__code__
+
+    def restore(self) -> None:
+        if self._before is not None:
+            function = self._function
+            function.__code__, function.__defaults__, function.__kwdefaults__ = self._before
+            self._before = None
+
+    def __bool__(self) -> bool:
+        return self._before is not None

@@ -231,11 +231,11 @@ class Pending:
             self.storages.clear()
             if self.graph is None:
                 self.scopes.forget_forward()
-                self.scopes.sources.forget()
+                self.scopes.sources.forget_old()
                 self._let_go()
             return
         self.storages = {a: storage for a, storage in self.storages.items() if storage.has_pending_access}
-        read = dict.fromkeys([value for node in self.pending for value in node.inputs])
+        read = self._read_by_pending()
         for value in read:
             if value.real is not None and not value.storage.foreign:
                 self.storages.setdefault(_torch.storage_address(value.real), value.storage)
@@ -247,6 +247,14 @@ class Pending:
         # From the nodes: an address of foreign memory can have come to belong to other memory since.
         inputs = {value.storage for value in read}
         TrackedStorage.held_bytes = sum(s.nbytes for s in inputs if s.external and not s.live)
+
+    def _read_by_pending(self) -> Iterable[TrackedValue]:
+        """The values that pending nodes read, as far as they are real or outside; each once."""
+        nodes = list(self.pending)
+        graph = nodes[0].graph
+        if nodes == graph.nodes:  # a block that has just ended, and nothing else: the rest is made by them
+            return [value for value in graph.inputs if value.uses]  # type: ignore[attr-defined, misc]
+        return dict.fromkeys([value for node in nodes for value in node.inputs])
 
     def _let_go(self) -> None:
         """Nothing is recorded or pending: leave no weak references to the user's tensors."""

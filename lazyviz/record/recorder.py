@@ -365,13 +365,5 @@ class Tape(Outside):
                 return NotImplemented
         return guard.dispatch(self, func, args, kwargs)
 
-    def mark_parameters(self, nodes: Sequence[TrackedNode]) -> None:
-        """Give their role to storages of parameters that a block made; only the tensor objects tell."""
-        for node in nodes:
-            for value in node.outputs:
-                tensor = value.tensor() if value.tensor is not None else None
-                if isinstance(tensor, torch.nn.Parameter) and value.storage.role is None:
-                    value.storage.role = "parameter"
-
 
 tape = Tape()

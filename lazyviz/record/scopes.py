@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import weakref
 from collections.abc import Callable, Sequence
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from .. import _torch
 from ..graph.ir import Graph, Phase, Role, SourceLine
+from .patches import CodePatch
 from .storage import TrackedNode, TrackedValue
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -35,6 +36,7 @@ _PHASES: dict[str, Phase] = {
 
 
 ValueFinder = Callable[[torch.Tensor], TrackedValue | None]  # what recording knows of a tensor, if anything
+MOST_CODES = 1000  # code objects remembered from one block to the next
 MOST_FRAMES = 100  # looked at for the lines that led to an op
 ENTRY = "entry"  # the kind of code that :meth:`SourceFinder.enter` was called for
 _NO_SEQUENCE = 1 << 62  # AccumulateGrad and its like carry the largest sequence number
@@ -151,17 +153,18 @@ class SourceFinder:
             line = self._lines[key] = SourceLine(code.co_filename, frame.f_lineno, text)
         return line
 
-    def forget(self) -> None:
-        """Drop what is remembered (a cell that is run again has new code objects)."""
-        self._kinds.clear()
-        self._codes.clear()
-        self._lines.clear()
+    def forget_old(self) -> None:
+        """Drop what is remembered once it is much: a cell that is run again has new code objects."""
+        if len(self._codes) > MOST_CODES:
+            self._kinds.clear()
+            self._codes.clear()
+            self._lines.clear()
 
 
 class Scopes:
     """The module path and phase of what is running now.
 
-    Modules announce themselves through a wrapper around ``nn.Module.__call__`` (module
+    Modules announce themselves where ``nn.Module.__call__`` goes on with something else (module
     hooks would send every call through their slow path), optimizers through the global
     step hooks that ``torch.optim`` offers.
     """
@@ -366,6 +369,15 @@ def module_call_of(scopes: Scopes, original: Callable[..., Any]) -> Callable[...
     return __call__
 
 
+def _by(call: Callable[..., Any]) -> FunctionType:
+    """A function without closure that calls ``call`` with a module and the arguments of its call."""
+
+    def announced(module: Any, *args: Any, _lazyviz_call: Callable[..., Any] = call, **kwargs: Any) -> Any:
+        return _lazyviz_call(module, *args, **kwargs)
+
+    return announced  # type: ignore[return-value]
+
+
 class ScopePatches:
     """Announces module calls and optimizer steps to ``scopes`` while recording."""
 
@@ -374,14 +386,14 @@ class ScopePatches:
     def __init__(self, scopes: Scopes, find: ValueFinder) -> None:
         self.scopes = scopes
         self._find = find
-        self._call: Callable[..., Any] | None = None
+        self._call = CodePatch(_torch.module_call)
         self._handles: list[Any] = []
         self._phases: list[Phase] = []
 
     def install(self) -> None:
         scopes = self.scopes
-        original = self._call = torch.nn.Module.__call__
-        torch.nn.Module.__call__ = ScopePatches.module_call_of(scopes, original)  # type: ignore[method-assign]
+        if not self._call:
+            self._call.set(lambda original: _by(ScopePatches.module_call_of(scopes, original)))
 
         def before(optimizer: Any, args: Any, kwargs: Any) -> None:
             scopes.learn_state(optimizer, self._find)
@@ -399,9 +411,7 @@ class ScopePatches:
         ]
 
     def remove(self) -> None:
-        if self._call is not None:
-            torch.nn.Module.__call__ = self._call  # type: ignore[method-assign]
-            self._call = None
+        self._call.restore()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

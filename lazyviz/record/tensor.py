@@ -44,6 +44,17 @@ class LazyTensor(torch.Tensor):
         see_history(self)
         return describe(self._lazyviz)
 
+    @property
+    def _is_param(self) -> bool:
+        """How ``nn.Parameter`` marks a tensor that it cannot give its class."""
+        return bool(self.__dict__.get("_is_param", False))
+
+    @_is_param.setter
+    def _is_param(self, is_param: bool) -> None:
+        self.__dict__["_is_param"] = is_param
+        if is_param and (value := self.__dict__.get("_lazyviz")) is not None and value.storage.role is None:
+            value.storage.role = "parameter"
+
     # What C++ says is not true of tensors on a planned, absent device.
 
     @property
@@ -128,6 +139,8 @@ def make_pending(tensor: torch.Tensor, value: TrackedValue, data: torch.Tensor) 
             take_class(tensor, cls)
     tensor._lazyviz = value  # type: ignore[attr-defined]
     TensorRef(tensor, value)
+    if value.storage.role is None and isinstance(tensor, torch.nn.Parameter):
+        value.storage.role = "parameter"
 
 
 def view_is_being_made(tensor: torch.Tensor) -> TensorRef | None:

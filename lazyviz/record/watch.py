@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from .. import _torch, _torch_compile, _torch_cuda
 from .at_once import note_region
 from .composites import CompositeKernels
 from .formulas import FormulaPatches
-from .patches import Patches
+from .patches import CodePatch, Patches
 from .recorder import RecorderMode, Tape
 from .scopes import ScopePatches
 from .sync import SyncPatches
@@ -41,6 +41,7 @@ class Watch:
         self._formulas = FormulaPatches(tape, self._mode)
         self._composites = CompositeKernels(tape, self._reads.before_read)
         self._scopes = ScopePatches(tape.scopes, tape.value_of)
+        self._rules = CodePatch(_torch.dispatch_rule)
         self._patches = Patches()
         self.away = False  # while compiled code runs
 
@@ -52,6 +53,7 @@ class Watch:
             self._reads.install()
             self._composites.install()
             self._formulas.install()
+            self._rules.set(_no_rules)
             self._start = threading.Thread.start
             threading.Thread.start = self._guarded_start()  # type: ignore[method-assign, assignment]
         if not self._patches:
@@ -239,10 +241,27 @@ class Watch:
             _torch.remove_mode(self._mode)
             self._patches.restore()
 
+    def leave(self) -> None:
+        """:meth:`release`, and take away the kernels that may stay from one block to the next."""
+        self.release()
+        if not self._reads.installed:
+            self._composites.remove()
+
     def _remove(self) -> None:
         if self._reads.installed:
             self._reads.remove()
-            self._composites.remove()
             self._formulas.remove()
+            self._rules.restore()
             threading.Thread.start = self._start  # type: ignore[method-assign]
         _torch_cuda.withdraw_foreach(LazyTensor)
+
+
+def _no_rules(rule_of: FunctionType) -> FunctionType:
+    """``_torch.dispatch_rule`` that knows without a look that nobody has a rule for our mode."""
+
+    def dispatch_rule(
+        op: Any, mode: type, *, _recorder: type = RecorderMode, _rule_of: FunctionType = rule_of
+    ) -> Any:
+        return None if mode is _recorder else _rule_of(op, mode)
+
+    return dispatch_rule  # type: ignore[return-value]

@@ -1,0 +1,73 @@
+"""Private torch APIs on ATen functions that are made of others, each with the reason for it.
+
+Beside :mod:`lazyviz._torch`, for recording.  ``tests/test_torch_private.py`` checks each entry.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+
+linalg_eigh = torch.ops.aten._linalg_eigh.default
+linalg_eigvals = torch.ops.aten._linalg_eigvals.default
+linalg_svd = torch.ops.aten._linalg_svd.default
+is_functorch_wrapper = torch._C._functorch.is_functorch_wrapped_tensor
+_CPU_KEYS = DispatchKeySet(DispatchKey.CPU)
+
+
+def composite_kernel(name: str) -> Callable[..., Any]:
+    """ATen's own kernel of a composite such as ``matmul.out``."""
+    kernel = torch.library.get_kernel(f"aten::{name}", "CPU")  # the same one for every device
+    return functools.partial(kernel.call_boxed, _CPU_KEYS)
+
+
+_full_after = torch._C._dispatch_keyset_full_after
+_AFTER_SNAPSHOT = _full_after(DispatchKey.PythonTLSSnapshot)
+# Autocast and functorch's layers: what is above autograd.  (As bits: a set keeps its backends in every cut.)
+_TRANSFORMS = _AFTER_SNAPSHOT.raw_repr() ^ _full_after(DispatchKey.AutocastCPU).raw_repr()
+
+
+class CompositeCall:
+    """A call of a composite, at the first of its dispatch keys; calling it goes on with ATen's own kernel."""
+
+    __slots__ = ("_go_on", "_keys")
+
+    def __init__(self, go_on: Callable[..., Any], keys: Any) -> None:
+        self._go_on = go_on
+        self._keys = keys & _AFTER_SNAPSHOT
+
+    @property
+    def is_next(self) -> bool:
+        """Whether ATen's kernel comes next: no autocast and no functorch layer, which would call again."""
+        return not self._keys.raw_repr() & _TRANSFORMS
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._go_on(self._keys, *args, **kwargs)
+
+
+def override_composites(kernels: Mapping[str, Callable[..., Any]]) -> Callable[[], None]:
+    """Put ``kernels`` before those of composites of ATen; returns what takes them away.
+
+    They are called with a :class:`CompositeCall` and the arguments, where a dispatch mode is
+    active or a tensor is a wrapper subclass (``PythonTLSSnapshot`` is a key of such calls alone).
+    """
+    library = torch.library.Library("aten", "IMPL")
+    for name, kernel in kernels.items():
+        base, _, overload = name.partition(".")
+        handle = getattr(getattr(torch.ops.aten, base), overload or "default")._handle
+        library.impl(name, _before_composite(handle.redispatch_boxed, kernel), _SNAPSHOT, with_keyset=True)
+    return library._destroy
+
+
+_SNAPSHOT = "PythonTLSSnapshot"
+
+
+def _before_composite(go_on: Callable[..., Any], kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def before(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        return kernel(CompositeCall(go_on, keys), *args, **kwargs)
+
+    return before
