@@ -107,13 +107,15 @@ cdef class Maker:
 cdef object slow, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
-cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_given
-cdef dict tape_state, scope_state, infos, entries, kinds, lines, above
+cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active
+cdef object engine_is_sole_owner, slow_record
+cdef dict tape_state, scope_state, infos, entries, metas, kinds, lines, above
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
 cdef object ENTRY, ref_cls
 cdef int MOST_FRAMES
+cdef object NO_SEQUENCE
 cdef uint64_t snapshot_key
 cdef Py_ssize_t key_set_offset
 
@@ -141,7 +143,8 @@ def connect(**parts):
     global slow, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
-    global cpu, alias, memory_of, is_given
+    global cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
+    global slow_record, metas, NO_SEQUENCE
     global TrackedStorage, Lost, tape_state, scope_state, infos, entries, kinds, lines, above, nodes, values_, storages_
     global node_numbers, value_numbers, storage_numbers, ENTRY, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
     slow = parts["slow"]
@@ -156,14 +159,17 @@ def connect(**parts):
     make_wrapper, strided, is_zero = parts["make_wrapper"], parts["strided"], parts["is_zero"]
     written_tensors, count_writes = parts["written_tensors"], parts["count_writes"]
     sharing, note_death = parts["sharing"], parts["note_death"]
+    add_, increment_version = parts["add_"], parts["increment_version"]
+    forward_mode_active, engine_is_sole_owner = parts["forward_mode_active"], parts["engine_is_sole_owner"]
     cpu, alias, memory_of, is_given = parts["cpu"], parts["alias"], parts["memory_of"], parts["is_given"]
     tape = parts["tape"]
     scopes, shapes = tape.scopes, tape.shapes
     sources = scopes.sources
     tape_state, scope_state = tape.__dict__, scopes.__dict__
-    infos, entries = shapes.infos, shapes.entries
+    slow_record = tape.record
+    infos, entries, metas = shapes.infos, shapes.entries, shapes.metas
     kinds, lines, above = sources._kinds, sources._lines, sources._above
-    ENTRY, MOST_FRAMES = parts["ENTRY"], parts["MOST_FRAMES"]
+    ENTRY, MOST_FRAMES, NO_SEQUENCE = parts["ENTRY"], parts["MOST_FRAMES"], parts["NO_SEQUENCE"]
     snapshot_key, key_set_offset = parts["snapshot_key"], parts["key_set_offset"]
     _find_slots(parts)
     nodes, values_, storages_ = Maker(parts["node"]), Maker(parts["value"]), Maker(parts["storage"])
@@ -296,7 +302,7 @@ cdef object record(object func, object types, tuple args, object kwargs):
         op = ops[<size_t> <void *> func] = Op(info)
     else:
         op = <Op> found
-    if not op.ordinary or (op.adds and state("summing") is not None):
+    if not op.ordinary:
         return MISS
     if args:
         cls = type(args[0])
@@ -314,6 +320,15 @@ cdef object record(object func, object types, tuple args, object kwargs):
     if engine is None and state("owner") != PyThread_get_thread_ident():
         return MISS
     grad_mode = grad_enabled()
+    if op.adds:
+        summing = state("summing")
+        if summing is not None:
+            if summing is not engine:
+                tape_state["summing"] = None
+            elif not grad_mode and sums_in_place(args):
+                increment_version(args[0])
+                result = record(add_, types, args, kwargs)
+                return slow_record(add_, args, kwargs or {}) if result is MISS else result
     values, tensors = [], []
     key = [op.info, default_dtype(), grad_mode]
     new_args = PyTuple_New(len(args))
@@ -401,6 +416,26 @@ cdef object record(object func, object types, tuple args, object kwargs):
     return result
 
 
+cdef bint sums_in_place(tuple args) except -1:
+    """``Tape._sums_in_place``, once the engine's node is known to be the one that adds.
+
+    No variable may hold the first argument: its references are counted.
+    """
+    if len(args) != 2 or type(args[0]) is not LazyTensor:
+        return False
+    value = args[0]._lazyviz
+    meta = get(value, V_meta)
+    return (
+        get(get(value, V_storage), S_live) == 1
+        and meta.dense
+        and args[1].dtype is get(meta, M_dtype)
+        and args[1].shape == get(meta, M_shape)
+        and not is_zero(args[1])
+        and not forward_mode_active()
+        and engine_is_sole_owner(args)
+    )
+
+
 cdef object translate(object item, Op op, list values, list tensors, list key):
     cdef type cls = type(item)
     cdef list entries
@@ -478,7 +513,7 @@ cdef object meet(object tensor):
     put(storage, S_readers, [])
     put(storage, S_address, address)
     (<list> graph.storages).append(storage)
-    role, name = scopes.role_of(tensor)
+    role, name = role_of(tensor)
     put(storage, S_role, role)
     put(storage, S_name, name)
     known[address] = storage
@@ -486,7 +521,7 @@ cdef object meet(object tensor):
     if earlier is not None and earlier.live:
         storage.continues = earlier
     value = values_.make()
-    meta = shapes.meta_of(tensor)
+    meta = meta_of(tensor, device)
     put(value, V_id, next(value_numbers))
     put(value, V_meta, meta)
     put(value, V_storage, storage)
@@ -498,8 +533,32 @@ cdef object meet(object tensor):
     refer(tensor, value, storage)
     (<list> graph.inputs).append(value)
     (<dict> state("outside"))[<size_t> <void *> tensor] = value
-    put(value, V_given, is_given(tensor))
+    put(value, V_given, not tensor.requires_grad and is_given(tensor))
     return value
+
+
+cdef object meta_of(object tensor, object device):
+    """``ShapeCache.meta_of``."""
+    cdef PyObject *found = NULL
+    if not tensor.is_conj() and not tensor.is_neg():
+        key = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, device, 0)
+        found = PyDict_GetItem(metas, key)
+    return shapes.meta_of(tensor) if found is NULL else <object> found
+
+
+cdef tuple role_of(object tensor):
+    """``Scopes.role_of``."""
+    cdef PyObject *found = PyDict_GetItem(scope_state["_parameters"], <size_t> <void *> tensor)
+    if found is not NULL:
+        reference, key, role, name = <tuple> found
+        owner = reference()
+        if owner is tensor:
+            return role, name
+        if owner is not None:
+            held = owner.__dict__.get("_parameters" if role == "parameter" else "_buffers")
+            if type(held) is dict and (<dict> held).get(key) is tensor:
+                return role, name
+    return scopes.role_of(tensor)
 
 
 cdef object storage_of(object tensor):
@@ -563,9 +622,13 @@ cdef object locate(object node, object graph, list values, object engine, bint g
     put(node, N_grad, grad_mode)
     put(node, N_inference, inference_enabled())
     if engine is not None:
-        found = PyDict_GetItem(scope_state["by_sequence"], engine._sequence_nr())
+        sequence = engine._sequence_nr()
+        found = PyDict_GetItem(scope_state["by_sequence"], sequence)
         if found is NULL:
-            scopes.locate_gradient(node, engine)
+            if sequence < NO_SEQUENCE:
+                scopes.locate_gradient(node, engine)
+            else:
+                locate_sum(node, engine)
             return
         forward = <object> found
         put(node, N_phase, "backward")
@@ -579,6 +642,22 @@ cdef object locate(object node, object graph, list values, object engine, bint g
         phase = "forward"
     put(node, N_phase, phase)
     (<dict> PyDict_GetItem(scope_state, "by_sequence")).setdefault(sequence_number() - 1, node)
+
+
+cdef object locate_sum(object node, object engine):
+    """``Scopes.locate_gradient`` where the engine adds to a parameter's gradient."""
+    put(node, N_phase, "backward")
+    parameter = getattr(engine, "variable", None)
+    if parameter is None:
+        return
+    _, name = role_of(parameter)
+    put(node, N_root, (<dict> scope_state["_roots"]).get(<size_t> <void *> parameter, ""))
+    put(node, N_module, (<str> name).rpartition(".")[0])
+    for value in <list> get(node, N_inputs):
+        storage = get(value, V_storage)
+        if get(storage, S_role) is None:
+            put(storage, S_role, "gradient")
+            put(storage, S_name, f"{name}.grad" if name else "grad")
 
 
 cdef object place_of(PyFrameObject *raw, bint with_callers):

@@ -88,11 +88,16 @@ def _connect(accelerator: Any) -> tuple[Any, Any]:
         alias=_torch.alias,
         memory_of=_torch.TensorBase.untyped_storage,
         is_given=is_given,
+        add_=torch.ops.aten.add_.Tensor,
+        increment_version=torch.autograd.graph.increment_version,
+        forward_mode_active=_torch.forward_mode_active,
+        engine_is_sole_owner=_torch.engine_is_sole_owner,
         is_zero=_torch.is_zero_tensor,
         snapshot_key=_torch.SNAPSHOT_KEY,
         key_set_offset=_torch.KEY_SET_OFFSET,
         ENTRY=scopes.ENTRY,
         MOST_FRAMES=scopes.MOST_FRAMES,
+        NO_SEQUENCE=scopes.NO_SEQUENCE,
     )
     return dispatch, accelerator.module_call_of
 

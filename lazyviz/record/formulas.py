@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,7 @@ GRADIENTS = frozenset(
 GRADIENTS_WITH_GRAPH = frozenset({"CumprodBackward0", "LinalgDetBackward0", "LinalgMatrixExpBackward0"})
 # Only of complex tensors: eager looks whether the loss depends on the phase of a vector.
 COMPLEX_GRADIENTS = frozenset({"LinalgEighBackward0", "LinalgSvdBackward0"})
+_NAMED = GRADIENTS | GRADIENTS_WITH_GRAPH | COMPLEX_GRADIENTS
 
 
 class FormulaPatches:
@@ -58,6 +59,8 @@ class FormulaPatches:
         self._patches = Patches()
 
     def install(self) -> None:
+        if self._patches.again():
+            return
         for owner in _torch.BACKWARD_ENTRIES:
             run_backward = self._run_backward(owner._engine_run_backward)
             self._patches.set(owner, "_engine_run_backward", run_backward)
@@ -78,16 +81,13 @@ class FormulaPatches:
             plain = PlainTensors(tape, mode)
             create_graph = bool(args[2])
             handles: list[Any] = []
-            makers: dict[Any, list[Any]] = {}  # of each gradient: the nodes whose results it is the sum of
             tape.scopes.sources.enter(sys._getframe())
             try:
-                for node in _autograd_nodes(outputs):
+                nodes, adding = _autograd_nodes(outputs)
+                for node in nodes:
                     if _asks(node, create_graph):
                         handles.append(node.register_prehook(functools.partial(_before, plain, tape, node)))
                         handles.append(node.register_hook(plain.end_of_node))
-                    for edge in node.next_functions:
-                        makers.setdefault(edge, []).append(node)
-                adding = {node for nodes in makers.values() if len(nodes) > 1 for node in nodes}
                 handles += [node.register_hook(functools.partial(_after, tape, node)) for node in adding]
                 return original(outputs, *args, **kwargs)
             finally:
@@ -151,6 +151,8 @@ class PlainTensors:
 def _asks(node: Any, create_graph: bool) -> bool:
     """Whether a node's formula is another one for tensors that are not plain."""
     name = node.name()
+    if name not in _NAMED:
+        return False
     return (
         name in GRADIENTS
         or (create_graph and name in GRADIENTS_WITH_GRAPH)
@@ -169,13 +171,27 @@ def _after(tape: Tape, node: Any, inputs: Any, outputs: Any) -> None:
     tape.summing = node
 
 
-def _autograd_nodes(outputs: Sequence[Any]) -> Iterator[Any]:
-    """Every autograd node below ``outputs`` (tensors or gradient edges), each once."""
+def _autograd_nodes(outputs: Sequence[Any]) -> tuple[Iterable[Any], Iterable[Any]]:
+    """Every autograd node below ``outputs`` (tensors or gradient edges), and those whose gradients are added.
+
+    A gradient is a sum where more than one node makes a part of it: these nodes are the second.
+    """
     stack = [output.grad_fn if isinstance(output, torch.Tensor) else output.node for output in outputs]
-    seen: set[Any] = set()
+    seen: dict[Any, None] = {}
+    maker: dict[Any, Any] = {}  # the first, by edge
+    adding: dict[Any, None] = {}
     while stack:
         node = stack.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            yield node
-            stack += [following for following, _ in node.next_functions]
+        if node is None or node in seen:
+            continue
+        seen[node] = None
+        for edge in node.next_functions:
+            following = edge[0]
+            if following is None:
+                continue
+            if edge in maker:
+                adding[maker[edge]] = adding[node] = None
+            else:
+                maker[edge] = node
+                stack.append(following)
+    return seen, adding

@@ -39,7 +39,7 @@ ValueFinder = Callable[[torch.Tensor], TrackedValue | None]  # what recording kn
 MOST_CODES = 1000  # code objects remembered from one block to the next
 MOST_FRAMES = 100  # looked at for the lines that led to an op
 ENTRY = "entry"  # the kind of code that :meth:`SourceFinder.enter` was called for
-_NO_SEQUENCE = 1 << 62  # AccumulateGrad and its like carry the largest sequence number
+NO_SEQUENCE = 1 << 62  # AccumulateGrad and its like carry the largest sequence number
 
 
 def is_user_file(filename: str) -> bool:
@@ -215,7 +215,7 @@ class Scopes:
         """The part of :meth:`locate` for an op that the autograd engine's node ``engine`` calls."""
         node.phase = "backward"
         sequence = engine._sequence_nr()
-        if sequence < _NO_SEQUENCE:
+        if sequence < NO_SEQUENCE:
             forward = self.by_sequence.get(sequence) or self._of_earlier(sequence)
             if forward is not None:
                 node.forward = forward
@@ -350,10 +350,14 @@ class _Root:
         )
 
 
-def _content(module: torch.nn.Module) -> list[tuple[str, int]]:
+def _content(module: torch.nn.Module) -> list[str | int]:
     """The names and identities of what ``module`` holds, in order."""
-    contents = (module._modules, module._parameters, module._buffers)
-    return [(key, id(item)) for content in contents for key, item in content.items()]
+    content: list[str | int] = []
+    for held in (module._modules, module._parameters, module._buffers):
+        if held:
+            content += held.keys()
+            content += map(id, held.values())
+    return content
 
 
 def module_call_of(scopes: Scopes, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -56,7 +56,7 @@ class Watch:
             self._rules.set(_no_rules)
             self._start = threading.Thread.start
             threading.Thread.start = self._guarded_start()  # type: ignore[method-assign, assignment]
-        if not self._patches:
+        if not self._patches and not self._patches.again():
             self._watch_guards()
         self._scopes.install()
         _torch_cuda.support_foreach(LazyTensor)
