@@ -20,6 +20,7 @@ from .formulas import FormulaPatches
 from .patches import CodePatch, Patches
 from .recorder import RecorderMode, Tape
 from .scopes import ScopePatches
+from .settings import SettingsPatches
 from .sync import SyncPatches
 from .tensor import LazyTensor
 
@@ -40,6 +41,7 @@ class Watch:
         self._reads = SyncPatches(tape)
         self._formulas = FormulaPatches(tape, self._mode)
         self._composites = CompositeKernels(tape, self._reads.before_read)
+        self._settings = SettingsPatches(tape)
         self._scopes = ScopePatches(tape.scopes, tape.value_of)
         self._rules = CodePatch(_torch.dispatch_rule)
         self._patches = Patches()
@@ -53,6 +55,7 @@ class Watch:
             self._reads.install()
             self._composites.install()
             self._formulas.install()
+            self._settings.install()
             self._rules.set(_no_rules)
             self._start = threading.Thread.start
             threading.Thread.start = self._guarded_start()  # type: ignore[method-assign, assignment]
@@ -250,6 +253,7 @@ class Watch:
     def _remove(self) -> None:
         if self._reads.installed:
             self._reads.remove()
+            self._settings.remove()
             self._formulas.remove()
             self._rules.restore()
             threading.Thread.start = self._start  # type: ignore[method-assign]

@@ -1,0 +1,97 @@
+"""Settings of the process that are others when ops run than when they were recorded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import lazyviz
+from lazyviz import _torch
+
+pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # torch's own, at `mkldnn.flags()`
+
+
+@pytest.fixture
+def default_dtype():
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("where", ["in the block", "after it"])
+def test_floating_results_of_integers_have_the_default_dtype_they_were_recorded_with(default_dtype, where):
+    counts = torch.arange(3)
+    real = torch.ones(3)
+    torch.set_default_dtype(torch.float64)
+    expected = [counts / 3, counts.sqrt(), torch.arange(3).sigmoid()]
+    with lazyviz.lazy() as graph:
+        results = [counts / 3, counts.sqrt(), torch.arange(3).sigmoid()]
+        other = real * 2 + counts
+        made = torch.ones(2)
+        if where == "in the block":
+            torch.set_default_dtype(torch.float32)
+    if where == "after it":
+        torch.set_default_dtype(torch.float32)
+    assert lazyviz.is_lazy(other) and lazyviz.is_lazy(made)  # nothing else had to run
+    assert [str(point.cause) for point in graph.sync_points] == ["set_default_dtype"][
+        : where == "in the block"
+    ]
+    graph.evaluate()
+    for result, wanted in zip(results, expected):
+        assert result.dtype == wanted.dtype == torch.float64 and torch.equal(result, wanted)
+    assert made.dtype == torch.float64 and torch.equal(other, real * 2 + counts)
+
+
+def test_the_same_default_dtype_again_runs_nothing(default_dtype):
+    with lazyviz.lazy() as graph:
+        torch.arange(3) / 3
+        torch.set_default_dtype(torch.float32)
+    assert not graph.sync_points
+
+
+def test_denormal_numbers_are_flushed_where_the_program_said_so():
+    tiny = torch.full((4,), 1e-30)
+    with lazyviz.lazy() as graph:
+        kept = tiny * 1e-10
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this processor cannot flush denormal numbers")
+        try:
+            flushed = tiny * 1e-10
+        finally:
+            torch.set_flush_denormal(False)
+        last = tiny * 1e-10
+    graph.evaluate()
+    assert [bool(item[0] == 0) for item in (kept, flushed, last)] == [False, True, False]
+    assert len(graph.sync_points) == 2
+
+
+def test_flags_of_onednn_hold_for_what_they_surround():
+    image, kernel = torch.randn(2, 3, 9, 9), torch.randn(4, 3, 3, 3)
+    with torch.backends.mkldnn.flags(enabled=False):
+        expected = F.conv2d(image, kernel)
+    seen = []
+    with lazyviz.lazy() as graph:
+        before = F.conv2d(image, kernel)
+        with torch.backends.mkldnn.flags(enabled=False):
+            result = F.conv2d(image, kernel)
+            seen.append(lazyviz.is_lazy(before))
+        seen.append(lazyviz.is_lazy(result))
+    graph.evaluate()
+    assert seen == [False, False] and torch.equal(result, expected)
+
+
+def test_a_setting_changed_between_blocks_runs_nothing():
+    with lazyviz.lazy():
+        pending = torch.ones(3) + 1
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    with torch.backends.mkldnn.flags(enabled=False):
+        pass
+    assert lazyviz.is_lazy(pending)
+    assert pending.tolist() == [2, 2, 2]
+
+
+def test_the_inner_modules_have_what_their_wrappers_show():
+    assert _torch.mkldnn.set_flags is torch.backends.mkldnn.set_flags
+    assert _torch.cudnn.set_flags is torch.backends.cudnn.set_flags
