@@ -59,6 +59,7 @@ PRIVATE = (
     "_torch.py",
     "_torch_compile.py",
     "_torch_cuda.py",
+    "_torch_cuda_graphs.py",
     "_torch_composites.py",
     "_torch_random.py",
     "_kernels.py",
