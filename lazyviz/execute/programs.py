@@ -22,6 +22,7 @@ import torch
 from .._torch import OpOverload
 from ..graph.fingerprint import operands
 from ..graph.ir import Node, Storage, TensorMeta, Value
+from .likeness import ENOUGH, sketch
 from .sizes import Shapes, Sizes
 
 Compiled = TypeVar("Compiled")
@@ -383,11 +384,18 @@ class Programs(Generic[Compiled]):
                 return _shapes_differ(variants[-1].program, program, nodes)
             changed = next(_changed(like.program.scalars, program.scalars), "others are no more equal")
             return f"a number that was compiled as a constant is another: {changed}"
-        programs = [each.variants[-1].program for each in self._known.values()]
-        if not programs:
+        drawn = sketch([step[0] for step in program.steps], None)
+        nearest, alike, same = program, ENOUGH, 0
+        for each in self._known.values():
+            other = each.variants[-1].program
+            rank = (
+                drawn.alike(sketch([step[0] for step in other.steps], None)),
+                _alike(other.steps, program.steps),
+            )
+            if rank >= (alike, same):
+                nearest, (alike, same) = other, rank
+        if nearest is program:
             return "the first program of its kind"
-        nearest = max(programs, key=lambda other: _alike(other.steps, program.steps))
-        same = _alike(nearest.steps, program.steps)
         if same == len(nodes):
             if len(nearest.steps) > same:
                 return f"it ends after {same:,} ops, the one known goes on"

@@ -25,6 +25,7 @@ from ..record.recorder import Tape
 from ..record.storage import TrackedNode, TrackedValue
 from ..record.tensor import make_real
 from .eager import check_interrupts, kernel_level, name_line
+from .likeness import Sketch, sketch, what_is_new
 from .memory import KnownMemory, Levels, ResidentMemory
 from .straight_line import Code, generate, name_of
 from .stretch import Key, Steps, Stretch
@@ -32,7 +33,7 @@ from .stretch import Key, Steps, Stretch
 LEAST_NODES = 4  # worth recognising
 MOST_NODES = 100_000  # of one stretch
 MOST_KEPT = 200_000  # nodes of all stretches that are kept: half a kilobyte each
-MOST_COMPARED = 16  # of them, to say what is new about another
+MOST_COMPARED = 16  # of those at the same line, and of the others, to say what is new about another
 
 Progress = Callable[[int, int, TrackedNode], None]
 Projection = tuple[Peak, Mapping[Storage, Category]]
@@ -43,6 +44,7 @@ class Known:
     """A stretch that has run: its code, once it was met again, and what memory it takes."""
 
     size: int  # nodes
+    sketch: Sketch
     levels: Levels
     code: Code | None = None
     # What was projected of it and what it held of that, where both depend on nothing else.
@@ -88,8 +90,9 @@ class Replays:
     def learn(self, stretch: Stretch, memory: ResidentMemory, projection: Projection | None) -> str:
         """The stretch has run op by op; why it was not found, in words."""
         assert stretch.key is not None
-        self.last_miss = self.steps.difference(list(self._known)[-MOST_COMPARED:], stretch)
-        known = Known(len(stretch.nodes), memory.levels(stretch.storages))
+        drawn = sketch([step.op for step in stretch.key.steps], stretch.nodes[0].source)
+        self.last_miss = what_is_new(stretch, drawn, self._comparable(drawn))
+        known = Known(len(stretch.nodes), drawn, memory.levels(stretch.storages))
         if projection is not None and stretch.is_all_of_a_graph:
             known.projected = projection[0]
             known.held = memory.peak_on(known.projected.device, projection[1])
@@ -100,6 +103,16 @@ class Replays:
             self._kept -= oldest.size
             self.dropped += 1
         return self.last_miss
+
+    def _comparable(self, drawn: Sketch) -> list[tuple[Key, Sketch]]:
+        """The latest that are known, the latest last: those recorded at the same line, and others."""
+        here: list[tuple[Key, Sketch]] = []
+        others: list[tuple[Key, Sketch]] = []
+        for key, known in reversed(self._known.items()):
+            into = here if drawn.at_the_line_of(known.sketch) else others
+            if len(into) < MOST_COMPARED:
+                into.append((key, known.sketch))
+        return [*reversed(others), *reversed(here)]
 
     def clear(self) -> None:
         """Forget them all."""

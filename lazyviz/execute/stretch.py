@@ -12,8 +12,7 @@ so is the place in a larger tensor that a batch is cut from.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -82,17 +81,27 @@ def form_of(meta: TensorMeta) -> Form:
 class Step:
     """What nodes of the same structure have in common; there is one of each in :class:`Steps`.
 
-    ``args`` and ``kwargs`` are the arguments that are inputs, not structure.  ``results`` are the forms of
-    what the operator returns.
+    ``args`` and ``kwargs`` are the arguments that are inputs, not structure.  ``inputs`` and ``results`` are
+    the forms of the tensors that the operator takes and returns, ``arguments`` the structure of each argument
+    that was given, by name.
     """
 
-    __slots__ = ("args", "call", "draws", "kwargs", "op", "results", "special")
+    __slots__ = ("args", "arguments", "call", "draws", "inputs", "kwargs", "op", "results", "special")
 
-    def __init__(self, node: TrackedNode, args: list[int], kwargs: list[str], results: list[Form]) -> None:
+    def __init__(
+        self,
+        node: TrackedNode,
+        args: list[int],
+        kwargs: list[str],
+        inputs: list[Form],
+        results: list[Form],
+        arguments: dict[str, Any],
+    ) -> None:
         self.op = node.op
         self.draws = node.draws is not None
         self.args, self.kwargs = args, kwargs
-        self.results = results
+        self.inputs, self.results = inputs, results
+        self.arguments = arguments
         self.special = bool(args or kwargs or self.draws)
         self.call: Callable[..., Any] | None = None  # how its kernel is called, once that was asked for
 
@@ -215,17 +224,22 @@ class Steps:
         moves = moving(node.op)
         structure: list[Hashable] = [node.op, node.grad_mode, node.draws is not None, entry.container]
         args, kwargs = [], []
+        arguments: dict[str, Any] = {}
+        names = [argument.name for argument in node.op._schema.arguments]
         for at, item in enumerate(node.args):
             form, varies = (int, True) if at in moves and type(item) is int else _structure(item, by_type)
             structure.append(form)
+            arguments[names[at]] = form
             if varies:
                 args.append(at)
         for name, item in node.kwargs.items():
             form, varies = _structure(item, by_type)
             structure += (name, form)
+            arguments[name] = form
             if varies:
                 kwargs.append(name)
-        structure += [form_of(value.meta) for value in node.inputs]
+        inputs = [form_of(value.meta) for value in node.inputs]
+        structure += inputs
         results = []
         for spec in entry.outputs:
             if type(spec) is OutputSpec:
@@ -238,7 +252,7 @@ class Steps:
         structure += [(position, form_of(meta)) for position, meta in entry.restructured]
         key = tuple(structure)
         if key not in self._alike:
-            self._alike[key] = Step(node, args, kwargs, results)
+            self._alike[key] = Step(node, args, kwargs, inputs, results, arguments)
         return self._alike[key]
 
     def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], *, purpose: Hashable = None) -> Stretch:
@@ -354,50 +368,12 @@ class Steps:
         memory += [places[storage] for storage in storages if storage in kept] if kept else ()
         return tuple(memory), places
 
-    def difference(self, known: Iterable[Key], stretch: Stretch) -> str:
-        """What is new about a stretch: how it differs from the one of ``known`` that is most like it."""
-        key = stretch.key
-        assert key is not None
-        nearest, same = None, -1
-        for other in known:
-            alike = _alike(other.steps, key.steps)
-            if alike > same:
-                nearest, same = other, alike
-        if nearest is None:
-            return "the first program of its kind"
-        wired = _alike(nearest.wiring, key.wiring)
-        counts = accumulate(len(node.inputs) for node in stretch.nodes)
-        otherwise = next((at for at, count in enumerate(counts) if count > wired), len(stretch.nodes))
-        if otherwise < same:
-            return f"{_place(stretch.nodes[otherwise])}: it works on other tensors"
-        if same == len(key.steps) == len(nearest.steps):
-            return _beside_wiring(nearest, key)
-        if same == len(key.steps):
-            return f"it ends after {same:,} ops, the one known goes on"
-        node = stretch.nodes[same]
-        if same == len(nearest.steps):
-            return f"it goes on with {_place(node)}, the one known ends there"
-        return f"{_place(node)}: {_words(nearest.steps[same], key.steps[same])}"
-
 
 @functools.cache
 def moving(op: OpOverload) -> tuple[int, ...]:
     """The arguments of ``op`` that say where in a tensor something is, by position."""
     name = op._schema.overload_name
     return MOVING.get(f"{op._schema.name}.{name}" if name else op._schema.name, ())
-
-
-def _place(node: TrackedNode) -> str:
-    return f"{node.name} at {node.source}" if node.source is not None else node.name
-
-
-def _words(old: Step, new: Step) -> str:
-    if old.op is not new.op:
-        return f"{new.op}, was {old.op}"
-    for was, now in zip(old.results, new.results):
-        if was != now:
-            return f"{now}, was {was}"
-    return "other arguments"
 
 
 def values_in(item: Any) -> Iterator[TrackedValue]:
@@ -407,31 +383,3 @@ def values_in(item: Any) -> Iterator[TrackedValue]:
     elif isinstance(item, (list, tuple)):
         for entry in item:
             yield from values_in(entry)
-
-
-def _alike(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many items from the first on are equal."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _beside_wiring(old: Key, new: Key) -> str:
-    """What differs in stretches of the same ops."""
-    for (_, was, place, *_), (_, form, other, *_) in zip(old.outside, new.outside):
-        if form != was:
-            return f"an input is {form}, was {was}"
-        if place != other:
-            return "inputs share memory otherwise"
-    if (old.later, old.whole) != (new.later, new.whole):
-        return "other ops are pending beside it"
-    if old.outside != new.outside:
-        return "the memory that inputs are in is of another size"
-    if old.users != new.users or old.memory != new.memory:
-        return "other results are still referred to"
-    return "it was recorded in another mode or phase, or evaluated otherwise"
