@@ -5,11 +5,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
 
 Pool = tuple[int, int]
+
+copy_each: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_
+"""Copy each tensor of the second list to that of the first, with one kernel for all if they are of one type.
+
+Dozens of results come out of a graph's memory after each launch.  Optimizers use it; it has no public name.
+"""
 
 
 def clear_cublas_workspaces() -> None:

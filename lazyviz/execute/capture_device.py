@@ -89,6 +89,7 @@ class CudaCaptures:
         cudnn: Any = torch.backends.cudnn
         deterministic: Any = torch.utils.deterministic
         return (
+            torch.get_default_dtype(),
             cuda.matmul.fp32_precision,
             cuda.matmul.allow_fp16_reduced_precision_reduction,
             cuda.matmul.allow_bf16_reduced_precision_reduction,

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _torch_calls
+from .. import _torch, _torch_calls, _torch_cuda_graphs
 from ..graph.ir import Node, Value
 from .backend import Segment
 from .capture_device import Captured, CaptureDevice, first_line
@@ -411,7 +411,7 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
         into.append(target)
         out_of.append(source)
     for into, out_of in by_type.values():
-        torch._foreach_copy_(into, out_of)
+        _torch_cuda_graphs.copy_each(into, out_of)
 
 
 def _extent(tensor: torch.Tensor) -> int:
