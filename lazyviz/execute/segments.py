@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from .. import _torch, _torch_compile
+from ..graph.ir import Storage
 from ..record.recorder import Tape
 from ..record.rng import DrawSequence, state_of
 from ..record.storage import TrackedNode, TrackedValue
@@ -146,6 +147,7 @@ class _Run:
         reals = [real for real in inputs if real is not None]
         start = time.perf_counter()
         try:
+            _check_memory(segment, reals)
             compiled = self._compiled(segment, reals)
         except Refused as refusal:
             phases = list(_phases(nodes))
@@ -416,6 +418,29 @@ def segment_of(nodes: Sequence[TrackedNode]) -> Segment:
     own = [value for node in nodes for value in node.outputs if value.node is node]
     outputs = [value for value in own if value.tensor is not None or value.uses > uses.get(value, 0)]
     return Segment(nodes, inputs, outputs)
+
+
+def _check_memory(segment: Segment, reals: Sequence[torch.Tensor]) -> None:
+    """Raise :class:`Refused` where inputs share memory otherwise than recorded, on which code is built.
+
+    A kernel that ran by itself may keep to no shape rule.
+    """
+    written = {storage for node in segment.nodes for storage in node.writes}
+    places: dict[Storage, int] = {}
+    storages: dict[int, Storage] = {}
+    for value, real in zip(segment.inputs, reals, strict=True):
+        storage = value.storage
+        place = _torch.storage_address(real)
+        other = storages.setdefault(place, storage)
+        if places.setdefault(storage, place) != place:
+            what = "shares no memory, as it was recorded to, with another result"
+        elif other is not storage and (storage in written or other in written):
+            what = "shares memory that it was not recorded to share"
+        else:
+            continue
+        where = f" at {value.node.source}" if value.node is not None and value.node.source is not None else ""
+        name = f"the result of {value.node.name}{where}" if value.node is not None else f"{value.meta}"
+        raise Refused(f"{name} {what}")
 
 
 def _stretches(

@@ -236,6 +236,11 @@ def _batch_norm(arguments: dict[str, Any], result: Result) -> Result:
     return (result[0], *[tensor.to(torch.float32) for tensor in result[1:]])
 
 
+def _mkldnn_rnn_backward(arguments: dict[str, Any], result: Result) -> Result:
+    """The gradients of the two biases are equal, and each has memory of its own."""
+    return (*result[:4], torch.empty_like(result[4]), *result[5:])
+
+
 def _cudnn_convolution(arguments: dict[str, Any], result: Result) -> Result:
     """cuDNN keeps channels last where the input or the weight has them so (ConvUtils.h).
 
@@ -260,6 +265,7 @@ _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     "view": _view,
     "convolution": _cudnn_convolution,
     "convolution_backward": _cudnn_convolution,
+    "mkldnn_rnn_layer_backward": _mkldnn_rnn_backward,
     "native_layer_norm": _layer_norm,
     "native_layer_norm_backward": _contiguous,
     "native_group_norm_backward": _contiguous,

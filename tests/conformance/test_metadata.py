@@ -1,4 +1,4 @@
-"""What is recorded of every node is what its kernel then returns: shape, strides, offset, dtype, bytes.
+"""What is recorded of every node is what its kernel then returns: shape, strides, offset, dtype, memory.
 
 The operators' own samples, contiguous and not, forward and backward, with gradients whose
 strides are those of a transposed tensor: where torch's shape rules go wrong, they do so there.
@@ -29,6 +29,7 @@ def wrong(monkeypatch) -> list[str]:
 
     def comparing(results: Mapping[Any, torch.Tensor], memory: Any) -> None:
         found.extend(text for value, real in results.items() if (text := disagreement(value, real)))
+        found.extend(sharing_disagreements(results))
         deliver(results, memory)
 
     monkeypatch.setattr(eager, "deliver", comparing)
@@ -46,6 +47,16 @@ def disagreement(value: Any, real: torch.Tensor) -> str | None:
         recorded += [meta.offset, value.storage.nbytes]
         actual += [real.storage_offset(), real.untyped_storage().nbytes()]
     return None if recorded == actual else f"{value.node.op}: {recorded} recorded, {actual} returned"
+
+
+def sharing_disagreements(results: Mapping[Any, torch.Tensor]) -> Iterator[str]:
+    """Of a node's results: which two are on one memory as recorded, or as they came out, but not both."""
+    pairs = itertools.combinations([pair for pair in results.items() if pair[1].numel()], 2)
+    for (value, real), (other, real_other) in pairs:
+        recorded = value.storage is other.storage
+        if recorded != (real.untyped_storage()._cdata == real_other.untyped_storage()._cdata):
+            how = "one memory" if recorded else "two memories"
+            yield f"{value.node.op}: results {value.index} and {other.index} recorded on {how}"
 
 
 def gradients_like(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -91,4 +102,13 @@ def test_metadata_is_that_of_the_kernels(entry, wrong, everything):
             with lazyviz.lazy() as graph:
                 run(entry, sample)
         graph.evaluate()
+    assert not wrong
+
+
+@pytest.mark.parametrize("cell", [torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU])
+def test_metadata_of_recurrent_layers_is_that_of_the_kernels(cell, wrong):
+    layer = cell(4, 5, num_layers=2)
+    with lazyviz.lazy() as graph:
+        layer(torch.ones(6, 3, 4))[0].square().sum().backward()
+    graph.evaluate()
     assert not wrong

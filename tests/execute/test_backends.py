@@ -98,6 +98,30 @@ def test_a_backend_that_fails_leaves_everything_pending():
         del registry._backends["broken"]
 
 
+def test_results_that_share_memory_otherwise_than_was_recorded_are_given_to_no_code(interpreter):
+    @torch.library.custom_op("lazyviz_tests::twins", mutates_args=())
+    def twins(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + 1, x + 1
+
+    @twins.register_fake
+    def shape_rule(x):
+        one = torch.empty_like(x)
+        return one, one  # which is not what the kernel does
+
+    interpreter.refuses = lambda node: "by itself" if "twins" in str(node.op) else None
+    x = torch.ones(3)
+    with lazyviz.lazy(backend="interpreter") as graph:
+        first, second = twins(x)
+        first.mul_(5)
+        view = second.view(3, 1) * 1
+    report = graph.evaluate()
+    assert (
+        first.tolist() == [10, 10, 10] and view.tolist() == [[2], [2], [2]] and second.tolist() == [2, 2, 2]
+    )
+    assert report.share == 0 and interpreter.compiled == []
+    assert "twins_0 at " in report.fallbacks[1] and "shares no memory" in report.fallbacks[1]
+
+
 def test_unknown_and_unfit_backends_are_clear_errors():
     with pytest.raises(ValueError, match=r"no backend 'nope'; there are: cudagraphs, eager"):
         with lazyviz.lazy(backend="nope"):
