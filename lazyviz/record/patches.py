@@ -15,6 +15,7 @@ class Patches:
     def __init__(self) -> None:
         self._set: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there, what is
         self._last: list[tuple[Any, str, Any, Any]] = []
+        self._expected: list[tuple[Any, str, Any]] = []  # namespace, name, what was there before `_last`
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         self._set.append((owner, name, vars(owner).get(name, _MISSING), value))
@@ -22,28 +23,29 @@ class Patches:
 
     def again(self) -> bool:
         """Set what was restored last, if what it stands in for has not changed since; False: it has."""
-        if not self._last or any(
-            vars(owner).get(name, _MISSING) is not before
-            for (owner, name), before in self._first(self._last).items()
-        ):
+        if not self._last:
             return False
+        for namespace, name, before in self._expected:
+            if namespace.get(name, _MISSING) is not before:
+                return False
         self._set = self._last
         for owner, name, _, value in self._set:
             setattr(owner, name, value)
         return True
 
     def restore(self) -> None:
+        if not self._set:
+            return
         for owner, name, before, _ in reversed(self._set):
             if before is _MISSING:
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
+        if self._set is not self._last:
+            # Before the first of several patches of one attribute.
+            first = {(owner, name): before for owner, name, before, _ in reversed(self._set)}
+            self._expected = [(vars(owner), name, before) for (owner, name), before in first.items()]
         self._set, self._last = [], self._set
-
-    @staticmethod
-    def _first(patches: list[tuple[Any, str, Any, Any]]) -> dict[tuple[Any, str], Any]:
-        """What each attribute was before the first of its patches."""
-        return {(owner, name): before for owner, name, before, _ in reversed(patches)}
 
     def __bool__(self) -> bool:
         return bool(self._set)
