@@ -238,7 +238,7 @@ def run(
         new: str | None = None  # why the stretch was not recognised
         if outcome is None and not hidden:
             peak, projected, above = _measured(memory, cuda, projection)
-            if stretch is not None and found is None:
+            if stretch is not None and found is None and compiler is None:
                 with collector.paused():
                     new = replay.replays.learn(stretch, resident, projection)
         own = graph.ir if graph is not None else nodes[-1].graph if nodes else None

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz import _torch_cuda, evaluation
 from lazyviz.execute import backend as registry
-from lazyviz.execute import cuda_graphs
+from lazyviz.execute import cuda_graphs, replay
 from lazyviz.execute.cuda_graphs import CudaGraphsBackend
 from lazyviz.testing import PROGRAMS, check_backend
 
@@ -332,6 +333,38 @@ def test_ops_elsewhere_feed_what_is_captured(graphs):
         for one, other in zip(results, step(batch), strict=True):
             assert torch.equal(one, other)
     assert report.cache_hit and 0 < report.share < 1
+
+
+def test_where_a_device_counts_its_memory_a_repeat_is_found_as_quickly(graphs, monkeypatch):
+    monkeypatch.setattr(evaluation, "_cuda_devices", lambda nodes: [0])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda index: None)
+    monkeypatch.setattr(_torch_cuda, "synchronize", lambda index: None)
+    monkeypatch.setattr(_torch_cuda, "max_memory_allocated", lambda index: 12345)
+    monkeypatch.setattr(graphs, "compile", compiles := Compiles(graphs.compile))
+    known = len(replay.replays)
+    reports = both(SGD, 5)
+    assert compiles.count == 2 and [report.cache_hit for report in reports] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert [report.share for report in reports] == [0, 1, 1, 1, 1]
+    assert all(report.peak_bytes == 12345 for report in reports[2:])
+    assert reports[1].cache_miss_reason == "captured as a CUDA Graph"
+    assert len(replay.replays) == known  # the eager backend has learnt nothing of it
+
+
+class Compiles:
+    """Counts calls."""
+
+    def __init__(self, function):
+        self.function, self.count = function, 0
+
+    def __call__(self, *args):
+        self.count += 1
+        return self.function(*args)
 
 
 def test_a_setting_of_the_process_is_heard(graphs, captures):
