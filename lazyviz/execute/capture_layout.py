@@ -150,6 +150,13 @@ class Layout:
         self.written = frozenset(storage for line in self.lines for storage in line.writes)
         self._values, self._storages = {}, {}  # they would keep the recording alive
 
+    def base_of(self, storage: int) -> int | None:
+        """The value that a storage was made as; None: it was there before."""
+        if storage not in self.made:
+            return None
+        line = self.lines[self.made[storage][0]]
+        return next(number for _, number in line.outputs if self.storage_of[number] == storage)
+
     def _number(self, value: Value) -> int:
         number = self._values[value] = len(self.metas)
         self.metas.append(value.meta)

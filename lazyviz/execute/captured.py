@@ -44,16 +44,17 @@ class Turn:
     """One run of a segment, with the tensors that it is given.
 
     ``values`` has the tensors known so far by the number of their value, ``memory`` one on each storage.
-    ``keeps`` are the storages made here of which that has to be known to the end.
+    ``keeps`` are the storages made here of which that has to be known to the end, ``holds`` such values.
     """
 
     def __init__(self, layout: Layout, segment: Segment, given: Sequence[torch.Tensor]) -> None:
-        self.layout, self.nodes = layout, segment.nodes
+        self.layout, self.segment, self.nodes = layout, segment, segment.nodes
         self.values: dict[int, torch.Tensor] = dict(enumerate(given))
         self.memory: dict[int, torch.Tensor] = {}
         for number, tensor in enumerate(given):
             self.memory.setdefault(layout.storage_of[number], tensor)
         self.keeps: Collection[int] = ()
+        self.holds: Collection[int] = ()
         self.seen: Callable[[int, torch.Tensor], None] | None = None  # is told of each result
         for at in sorted(layout.first):  # views of what was given: nothing is computed
             self.call(at)
@@ -78,7 +79,7 @@ class Turn:
             if at not in layout.first:
                 self.call(at)
             for number in layout.lines[at].dead:
-                if number >= layout.inputs:
+                if number >= layout.inputs and number not in self.holds:
                     self.values.pop(number, None)
 
     def tensor(self, value: Value, number: int) -> torch.Tensor:

@@ -11,14 +11,14 @@ import functools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from .. import _torch
-from ..graph.ir import Node, Storage
+from ..graph.ir import Node, Storage, Value
 from .backend import Compiled, Refused, Segment
 from .capture_device import CaptureDevice, CudaCaptures
 from .capture_layout import TOO_FEW, Layout, named, parts_of, refused, unfit
@@ -97,12 +97,12 @@ class CudaGraphsBackend:
                 variant.compiled.refuse(f"a CUDA Graph was not right: {why}")
 
 
-Ran = tuple[Mapping[int, torch.Tensor], int, Sequence[str]]
-"""What a run has come to: tensors by storage, the number of ops that ran by themselves, and why."""
+Ran = tuple[list[torch.Tensor], int, Sequence[str]]
+"""What a run has come to: the segment's outputs, the number of ops that ran by themselves, and why."""
 
 
 class Handed:
-    """What a segment hands out: for each output the storage that it is on, by number."""
+    """What a segment hands out: for each output its number, and that of the storage that it is on."""
 
     def __init__(self, layout: Layout, segment: Segment) -> None:
         numbers: dict[Storage, int] = {
@@ -110,8 +110,15 @@ class Handed:
         }
         for number, value in enumerate(segment.inputs):
             numbers[value.storage] = layout.storage_of[number]
+        values = {
+            value: number
+            for node, line in zip(segment.nodes, layout.lines)
+            for value, (_, number) in zip([each for each in node.outputs if each.node is node], line.outputs)
+        }
+        self.values = [values[value] for value in segment.outputs]
         self.storages = [numbers[value.storage] for value in segment.outputs]
         self.made = [storage for storage in dict.fromkeys(self.storages) if storage in layout.made]
+        self._base = {storage: layout.base_of(storage) for storage in self.storages}
         self._makers = {storage: layout.made[storage][0] for storage in self.made}
 
     def captured(self, form: CapturedForm) -> list[int]:
@@ -120,8 +127,10 @@ class Handed:
 
     def results(self, segment: Segment, memory: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
         """The segment's outputs, of the tensors on their storages."""
-        tensors = {value.storage: memory[at] for value, at in zip(segment.outputs, self.storages)}
-        return views_of(segment.outputs, tensors)
+        return [
+            memory[storage] if number == self._base[storage] else _view_of(value, memory[storage])
+            for value, number, storage in zip(segment.outputs, self.values, self.storages)
+        ]
 
 
 class Known:
@@ -148,6 +157,8 @@ class Known:
         self.alone: dict[int, str] = {}  # nodes that turned out not to be captured
         self._strangers: set[int] = set()  # values that are on another device than the record has it
         self._handed: Collection[int] = ()  # storages, when it ran node by node
+        self._odd: dict[int, str] = {}  # storages that are not as the record has them, and how
+        self._memory_of: dict[int, int] = {}  # by storage, where it was when it ran node by node
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # in which it has run
         self._moved: Counter[int] = Counter()  # how often each storage was elsewhere
         self._tries = 0
@@ -179,6 +190,7 @@ class Known:
             # What is made once is made for each thread.
             reason = reason or "it has not run in this thread before"
             return self._compiled(segment, handed, self._warm_up, reason)
+        self._check_odd(handed, ())
         with _torch.kernels_only():
             turn = Turn(self.layout, segment, inputs)
             for form in self.forms:
@@ -186,7 +198,7 @@ class Known:
                 if not why:
                     return self._compiled(segment, handed, functools.partial(self.launch, [form]))
                 reason = reason or why
-        form = self._plan(segment, scalars, reason)
+        form = self._plan(segment, handed, scalars, reason)
         reason = f"captured as a CUDA Graph: {reason}" if reason else "captured as a CUDA Graph"
         return self._compiled(segment, handed, form.capture, reason)
 
@@ -218,7 +230,7 @@ class Known:
             return str(moved)
         return ""
 
-    def _plan(self, segment: Segment, scalars: list[Any], reason: str) -> Form:
+    def _plan(self, segment: Segment, handed: Handed, scalars: list[Any], reason: str) -> Form:
         """A form to be captured.
 
         Raises:
@@ -238,6 +250,9 @@ class Known:
             alone.setdefault(self.places[position][0], why)
         feeds = self._feeds(segment)
         parts = parts_of(self.layout, alone, feeds, self._tied(alone))
+        self._check_odd(
+            handed, feeds.union(at for at in self.layout.made if self.layout.made[at][0] in alone)
+        )
         if not any(part.captured for part in parts):
             at, why = min(alone.items(), key=lambda item: (item[1] == TOO_FEW, item[0]))
             raise Refused(f"CUDA Graphs: {named(nodes[at])} {why}")
@@ -285,22 +300,45 @@ class Known:
         """Run node by node, where it will be captured."""
         assert self.device is not None
         self.counters["warm-ups"] += 1
-        turn.keeps = self._handed = handed.made
+        self._handed, turn.holds = handed.made, frozenset(handed.values)
         turn.seen = self._look
+        self._memory_of.clear()
         for number in range(self.layout.inputs):
             self._look(number, turn.values[number])
 
         def run() -> Sequence[torch.Tensor]:
             turn.call_all()
-            return [turn.memory[storage] for storage in handed.made]
+            return [turn.values[number] for number in handed.values]
 
-        self.captures.warm_up(self.device, run)
+        results = self.captures.warm_up(self.device, run)
         self._threads.add(threading.current_thread())
-        return turn.memory, len(turn.nodes), [WARM_UP]
+        return list(results), len(turn.nodes), [WARM_UP]
 
     def _look(self, number: int, tensor: torch.Tensor) -> None:
-        if tensor.device != self.layout.metas[number].device:
+        """Compare a value with the record, by which results are told that captured nodes make."""
+        layout = self.layout
+        meta, storage = layout.metas[number], layout.storage_of[number]
+        if tensor.device != meta.device:
             self._strangers.add(number)
+            return
+        place = _torch.storage_address(tensor)
+        steps = zip(meta.shape, meta.stride, tensor.stride()) if meta.nbytes else ()
+        if (
+            tensor.dtype is not meta.dtype
+            or tuple(tensor.shape) != meta.shape
+            or any(size > 1 and step != other for size, step, other in steps)
+            or (storage in layout.made and meta.nbytes and tensor.storage_offset() != meta.offset)
+            or self._memory_of.setdefault(storage, place) != place
+        ):
+            shown = f"{list(tensor.shape)} {tensor.dtype} with strides {tensor.stride()}"
+            self._odd.setdefault(storage, f"a kernel made {shown}, the record has {meta}, {meta.stride}")
+
+    def _check_odd(self, handed: Handed, loose: Container[int]) -> None:
+        """Raises :class:`Refused` where a tensor is told by a record that its kernel does not keep to."""
+        for storage, why in self._odd.items():
+            views = [each for each, on in zip(handed.values, handed.storages) if on == storage]
+            if storage in loose or any(each != self.layout.base_of(storage) for each in views):
+                raise Refused(f"CUDA Graphs: {why}")
 
     def launch(self, forms: Sequence[Form], turn: Turn, handed: Handed) -> Ran:
         """Run the first of ``forms`` that takes these tensors.
@@ -374,7 +412,7 @@ class Form:
         else:
             known.alone[at] = f"cannot be captured: {why}"
         why = known.why_not if at is None else f"{named(turn.nodes[at])} {known.alone[at]}"
-        return self._memory(turn, handed), len(turn.nodes), [why]
+        return self._results(turn, handed), len(turn.nodes), [why]
 
     def run(self, turn: Turn, handed: Handed) -> Ran:
         """Launch it on tensors that were checked."""
@@ -382,17 +420,17 @@ class Form:
         if self.captured.run(turn):
             return self._ran(turn, handed)
         why = "what ops by themselves have made is cut otherwise than when the rest was captured"
-        return self._memory(turn, handed), len(turn.nodes), [why]
+        return self._results(turn, handed), len(turn.nodes), [why]
 
     def _ran(self, turn: Turn, handed: Handed) -> Ran:
-        return self._memory(turn, handed), len(self.captured.alone), self._fallbacks
+        return self._results(turn, handed), len(self.captured.alone), self._fallbacks
 
-    def _memory(self, turn: Turn, handed: Handed) -> Mapping[int, torch.Tensor]:
-        """Tensors by storage, none of those that are handed out in memory that a later run writes."""
+    def _results(self, turn: Turn, handed: Handed) -> list[torch.Tensor]:
+        """What is handed out, none of it in memory that a later run writes."""
         kept = self.captured.kept
         storages = [storage for storage in handed.made if storage in kept and storage not in turn.memory]
         turn.memory.update(zip(storages, self.captured.copies(storages)))
-        return turn.memory
+        return handed.results(turn.segment, turn.memory)
 
 
 class Run:
@@ -409,11 +447,11 @@ class Run:
         with known.lock, _torch.inference_mode(True) if known.inference else nullcontext():
             turn = Turn(known.layout, self._segment, given)
             try:
-                memory, ops, why = self._how(turn, self._handed)
+                results, ops, why = self._how(turn, self._handed)
             except Moved as moved:
                 raise Refused(str(moved)) from moved
             self._left = ops, why
-            return self._handed.results(self._segment, memory)
+            return results
 
     def left(self) -> tuple[int, Sequence[str]]:
         """How many ops the run left to run by themselves, and why."""
@@ -444,6 +482,11 @@ class Again:
             return None
         run = Run(known, segment, handed, functools.partial(known.launch, forms))
         return Compiled(run, True, None, None, run.left)
+
+
+def _view_of(value: Value, whole: torch.Tensor) -> torch.Tensor:
+    (view,) = views_of([value], {value.storage: whole})
+    return view
 
 
 def _grad_mode(node: Node) -> bool:

@@ -509,3 +509,33 @@ def test_the_backend_says_what_it_lacks():
     assert "cudagraphs" in registry.backend_names()
     assert registry.missing("cudagraphs").startswith("needs a CUDA device")
     assert not registry.is_loaded("cudagraphs")
+
+
+def test_strides_that_a_kernel_makes_otherwise_than_recorded_are_handed_out_as_they_are(graphs, monkeypatch):
+    record = cuda_graphs.Layout
+
+    class Otherwise(record):
+        """The record of a kernel whose result has its columns side by side in truth."""
+
+        def __init__(self, *args):
+            super().__init__(*args)
+            (number,) = [made for _, made in self.lines[0].outputs]
+            meta = self.metas[number]
+            self.metas[number] = type(meta)((3, 4), (1, 3), 0, meta.dtype, meta.device)
+
+    monkeypatch.setattr(cuda_graphs, "Layout", Otherwise)
+
+    def step(x, also):
+        made = x * 2
+        return made, made.t() if also else made.relu().tanh().add(1).mul(3)
+
+    for also in (False, False, False, True, True, True):
+        x = torch.randn(3, 4)
+        results, report = evaluate(step, x, also)
+        for one, other in zip(results, step(x, also), strict=True):
+            assert torch.equal(one, other)
+        if not also:
+            assert report.share == (
+                report.cache_miss_reason is None or "captured" in report.cache_miss_reason
+            )
+    assert report.share == 0
