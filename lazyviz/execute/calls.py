@@ -115,9 +115,12 @@ class Call:
             if self._parts is not None:
                 inputs = [given[at] if meta is None else view_of(given[at], meta) for at, meta in self._parts]
             size = [] if self._size is None else [inputs[self._size[0]].shape[self._size[1]]]
-            made = self._variant.compiled(*size, *inputs, *[number_tensor(value) for value in self._numbers])
+            numbers = [number_tensor(value) for value in self._numbers]
+            made: list[Any] = list(self._variant.compiled(*size, *inputs, *numbers))
             taken = {_torch.storage_address(tensor) for tensor in given} if self._results else set()
-            memory += [_alone(made[at], meta, nbytes, taken) for at, meta, nbytes in self._results]
+            for at, meta, nbytes in self._results:
+                result, made[at] = made[at], None  # of what is copied one at a time is there twice
+                memory.append(_alone(result, meta, nbytes, taken))
         return [view_of(memory[at], meta) for at, meta in self._outputs]
 
 

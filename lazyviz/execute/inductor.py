@@ -12,7 +12,7 @@ from ..graph.ir import Value
 from .backend import Refused, Segment
 from .calls import number_tensor
 from .compilers import SegmentCompiler
-from .lowering import NotLowered, lower
+from .lowering import NotLowered, lower, wants_channels_last
 from .programs import Program
 from .sizes import Sizes
 
@@ -40,8 +40,27 @@ class InductorBackend(SegmentCompiler):
         groups: Sequence[Sequence[int]],
         sizes: Sizes | None,
     ) -> _torch_compile.Compiled:
+        layouts = (True, False) if wants_channels_last(segment.nodes) else (False,)
+        for channels_last in layouts:
+            try:
+                return self._compiled(segment, inputs, kept, program, groups, sizes, channels_last)
+            except Refused:
+                if not channels_last:
+                    raise
+        raise AssertionError("the last layout gives code or is refused")
+
+    def _compiled(
+        self,
+        segment: Segment,
+        inputs: Sequence[torch.Tensor],
+        kept: Sequence[Value],
+        program: Program,
+        groups: Sequence[Sequence[int]],
+        sizes: Sizes | None,
+        channels_last: bool,
+    ) -> _torch_compile.Compiled:
         try:
-            module = lower(segment.nodes, segment.inputs, kept, groups, sizes)
+            module = lower(segment.nodes, segment.inputs, kept, groups, sizes, channels_last=channels_last)
         except NotLowered as error:
             raise Refused(str(error)) from error
         numbers = [number_tensor(program.scalars[group[0]]) for group in groups]

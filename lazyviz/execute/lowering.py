@@ -77,11 +77,14 @@ def lower(
     results: Sequence[Value],
     groups: Sequence[Sequence[int]],
     sizes: Sizes | None = None,
+    *,
+    channels_last: bool = False,
 ) -> fx.GraphModule:
     """The module from ``inputs``, then a 0-d tensor for each of ``groups``, to ``results``.
 
     ``groups`` are positions among the scalars of ``nodes`` (``Program.scalars``) that are one input.
-    With ``sizes`` the size that varies comes before all others, an int.
+    With ``sizes`` the size that varies comes before all others, an int.  ``channels_last`` has convolutions,
+    and what is computed of them, in that layout, results included.
 
     Raises:
         NotLowered: one of the nodes cannot be.
@@ -118,11 +121,20 @@ def lower(
             raise NotLowered("an op draws from a generator of its own")
         return env[item] if isinstance(item, Value) else item
 
+    written = {storage for node in nodes for storage in node.writes}
     reader = Numbers(scalar, size, other)
     for node in nodes:
         check(node)
         args, kwargs = reader.call(node)
         op, args, kwargs = adapted(node, args, kwargs)
+        if channels_last:
+            for at in _IMAGES.get(op, ()):
+                image = graph.call_function(  # the same, where it is traced in that layout
+                    aten.contiguous.default, (args[at],), {"memory_format": torch.channels_last}
+                )
+                args = (*args[:at], image, *args[at + 1 :])
+            if op in _RESHAPES and node.outputs[0].storage not in written:
+                op = aten.reshape.default
         result = graph.call_function(op, args, kwargs)
         returns = op._schema.returns
         alone = len(returns) == 1 and str(returns[0].type) == "Tensor"
@@ -131,6 +143,34 @@ def lower(
                 env[value] = result if alone else graph.call_function(operator.getitem, (result, value.index))
     graph.output(tuple([env[value] for value in results]))
     return fx.GraphModule(torch.nn.Module(), graph, class_name="Segment")
+
+
+_IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1, 2)}
+_RESHAPES = (aten.view.default, aten._unsafe_view.default)  # of other strides they are not to be had
+
+
+def wants_channels_last(nodes: Sequence[Node]) -> bool:
+    """Whether Inductor would change the layout of the convolutions in ``nodes``, back and forth.
+
+    On the CPU it has convolutions read and write channels last (``decide_layout_opt`` in
+    torch/_inductor/graph.py), but keeps the layout that was traced for what their gradients read and for
+    what is handed out: of a forward and backward pass in one graph each activation would be held in both,
+    some of them twice, and the gradients of all weights would be copied at once, when all of them are there.
+    """
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+        return False
+    images = [node for node in nodes if node.op in _IMAGES]
+    return (
+        any(node.op is aten.convolution_backward.default for node in images)
+        and all(value.meta.device.type == "cpu" for node in images for value in node.inputs)
+        and all(len(node.args[at].meta.shape) == 4 for node in images for at in _IMAGES[node.op])
+        # A generator's numbers are put into memory in the order of that.
+        and not any(
+            torch.Tag.nondeterministic_seeded in node.op.tags
+            and any(len(value.meta.shape) > 3 for value in (*node.inputs, *node.outputs))
+            for node in nodes
+        )
+    )
 
 
 def check(node: Node) -> None:

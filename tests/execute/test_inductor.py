@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import time
@@ -625,3 +626,44 @@ def test_a_loss_in_memory_of_the_size_of_all_its_elements_is_compiled(inductor):
         torch.testing.assert_close(loss, expected)
         assert loss.untyped_storage().nbytes() == expected.untyped_storage().nbytes() == 4 * 8
     assert report.cache_hit
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_convolutions_keep_one_layout_and_hand_out_the_one_recorded(inductor, drops, monkeypatch):
+    torch.manual_seed(0)
+    made, layouts = inductor._compiled, []
+    monkeypatch.setattr(inductor, "_compiled", lambda *args: layouts.append(args[-1]) or made(*args))
+    drop = nn.Dropout(0.5) if drops else nn.Identity()
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), drop,
+        nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 3),
+    )  # fmt: skip
+    twin = copy.deepcopy(model)
+    x = torch.randn(4, 3, 8, 8, requires_grad=True)
+    other = x.detach().clone().requires_grad_()
+
+    def step(model, x):
+        model.zero_grad()
+        x.grad = None
+        hidden = model[:4](x)
+        halves = hidden.view(4, 2, 4, 8, 8)  # of the layout that was recorded
+        loss = model[4:](hidden).square().mean() + halves[:, 1].mean()
+        loss.backward()
+        return hidden, loss
+
+    for seed in range(2):
+        torch.manual_seed(seed)
+        expected = step(twin, other)
+        torch.manual_seed(seed)
+        with lazyviz.lazy(backend="inductor") as graph:
+            results = step(model, x)
+        report = graph.evaluate(verify=True)
+        assert report.share == 1.0 and not report.fallbacks
+        for ours, theirs in zip((*results, x.grad), (*expected, other.grad)):
+            torch.testing.assert_close(ours, theirs)
+            assert ours.stride() == theirs.stride()
+        for ours, theirs in zip(model.parameters(), twin.parameters()):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+            assert ours.grad.stride() == theirs.grad.stride()
+    assert report.cache_hit
+    assert layouts == [not drops]  # random numbers are drawn in the order of the layout that was recorded
