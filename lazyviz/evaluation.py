@@ -90,9 +90,9 @@ def run(
         split = "auto"  # pieces are what such a backend is for
     if begun := begun_split(nodes):
         nodes = closure({*nodes, *(node for node in begun.nodes if node.state != "done")})
-    never = {node.error for node in nodes} & {FORGOTTEN, HALF_DONE}
-    if never:
-        raise RuntimeError(FORGOTTEN if FORGOTTEN in never else HALF_DONE)
+    for error in {node.error for node in nodes}:
+        if error is not None and error.startswith((FORGOTTEN, HALF_DONE)):
+            raise RuntimeError(error)
     absence.refuse(nodes, graph.device if graph is not None else None)
     touched = [graphs[id(ir)] for ir in dict.fromkeys([node.graph for node in nodes]) if id(ir) in graphs]
     projection: Projection | None = None

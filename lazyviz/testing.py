@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from .execute.backend import find_backend
+from .execute.results import WrongResults
 from .session import lazy
 
 Tensors = Mapping[str, torch.Tensor]
@@ -57,7 +58,10 @@ def check_backend(name: str, program: str, *, exact: bool = False) -> float:
             torch.set_rng_state(states[1])
             with lazy(backend=name) as graph:
                 got = ours()
-            report = graph.evaluate()
+            try:
+                report = graph.evaluate()
+            except WrongResults as error:
+                raise AssertionError(str(error)) from None
             states[1] = torch.get_rng_state()
             assert graph.pending == 0, f"{graph.pending} ops are still pending"
             assert torch.equal(*states), "the random generator is in another state than eager leaves it in"
@@ -183,6 +187,63 @@ def _numbers() -> Callable[[], Tensors]:
     return run
 
 
+def _kept_results() -> Callable[[], Tensors]:
+    """What a run has made stays as it is when the same code runs again on other numbers."""
+    count, made = torch.zeros(3), [torch.zeros(3)]
+
+    def run() -> Tensors:
+        count.add_(1)
+        made.append((made[-1] + count).exp().log1p())
+        table = torch.outer(count, count) + 1
+        made.append(table.t()[0])
+        return {"count": count, "table": table, **{f"made {at}": each for at, each in enumerate(made)}}
+
+    return run
+
+
+def _equal_results() -> Callable[[], Tensors]:
+    """Results of equal value are tensors of their own, and none is an argument."""
+    x = torch.arange(6.0).reshape(2, 3)
+
+    def run() -> Tensors:
+        results = {"x": x, "one": x * 2 + 1, "same": x * 2 + 1, "copy": x.clone(), "times one": x * 1}
+        results |= {"relu": x.relu(), "zeros": x * 0, "made": torch.zeros(2, 3), "like": torch.zeros_like(x)}
+        results["same"].add_(1)
+        results["rows"], results["same rows"] = x.sum(1), x.sum(1)
+        results["written"] = results["made"].add_(results["like"])
+        return results
+
+    return run
+
+
+def _whole_numbers() -> Callable[[], Tensors]:
+    """64 bits, and as many as a smaller type has: what is too large wraps."""
+    x = torch.tensor([2**40 + 1, -(2**53) - 1, 2**62, 3, -1])
+    small = torch.tensor([250, 7, 0], dtype=torch.uint8)
+
+    def run() -> Tensors:
+        return {
+            "product": x * 3,
+            "sum": x.sum(),
+            "running": x.cumsum(0),
+            "remainder": x % 1000,
+            "shifted": x >> 3,
+            "compared": x == x + 1,
+            "largest": x.max(),
+            "wrapped": small + 10,
+            "narrow": x.to(torch.int32),
+            "wide": small.long() * 2**33,
+        }
+
+    return run
+
+
+def _recurrent() -> Callable[[], Tensors]:
+    model = nn.LSTM(4, 5, batch_first=True)
+    x = torch.randn(2, 3, 4)
+    return _training(model, lambda: model(x)[0].square().sum(), torch.optim.Adagrad)
+
+
 PROGRAMS: dict[str, Callable[[], Callable[[], Tensors]]] = {
     "a multilayer perceptron with AdamW": _mlp,
     "convolutions with batch norm and SGD": _convolutions,
@@ -190,5 +251,9 @@ PROGRAMS: dict[str, Callable[[], Callable[[], Tensors]]] = {
     "dropout and noise": _dropout,
     "views and writes in place": _views_and_writes,
     "numbers of all kinds": _numbers,
+    "whole numbers of 64 bits": _whole_numbers,
+    "results kept from run to run": _kept_results,
+    "results of equal value": _equal_results,
+    "an LSTM with Adagrad": _recurrent,
 }
 """Programs by name; each, called, gives a function whose tensors are compared after every call."""

@@ -20,6 +20,7 @@ from ..record.storage import HALF_DONE, TrackedNode
 from .backend import Backend, Compiled, Refused, Segment
 from .eager import Progress, check_interrupts, kernel_level
 from .replay import finish, give, replays
+from .results import refuse_other_metadata
 from .stretch import Key, Stretch
 
 Again = Callable[[Segment], Compiled | None]
@@ -107,6 +108,7 @@ def run_again(
             sequence.generator.set_state(sequence.state)
         try:
             results = compiled(*reals)
+            refuse_other_metadata(stretch.users, results)
         except Refused:  # nothing is written yet
             return False
         except BaseException as error:
@@ -133,6 +135,23 @@ def half_done(nodes: Sequence[TrackedNode], error: BaseException) -> None:
         RuntimeError: it may have been: the nodes can never be run again.
     """
     if any(storage.external for node in nodes for storage in node.writes):
+        reason = f"{HALF_DONE}: {_first(nodes)}"
         for node in nodes:
-            node.state, node.error = "failed", HALF_DONE
-        raise RuntimeError(f"a compiled segment {HALF_DONE}") from error
+            node.state, node.error = "failed", reason
+        raise RuntimeError(f"{reason}; it raised {type(error).__name__}: {error}") from error
+    name_segment(nodes, error)
+
+
+def name_segment(nodes: Sequence[TrackedNode], error: BaseException) -> None:
+    """Add what the code was for to an error that leaves ``nodes`` as they were."""
+    if error.args and isinstance(error.args[0], str) and isinstance(error, Exception):
+        words = (
+            f"raised by the backend's code for {_first(nodes)}\nNothing is lost: these ops are still pending"
+        )
+        error.args = (f"{error.args[0]}\n{words}", *error.args[1:])
+
+
+def _first(nodes: Sequence[TrackedNode]) -> str:
+    node = nodes[0]
+    where = f" at {node.source}: {node.source.text}" if node.source is not None else ""
+    return f"{node.name}{where}" if len(nodes) == 1 else f"{len(nodes):,} ops from {node.name}{where}"

@@ -21,7 +21,8 @@ from .backend import Backend, Compiled, Refused, Segment
 from .eager import Interrupted, Progress, check_interrupts, consumed, deliver, kernel_level, run_node
 from .lowering import views_of
 from .memory import ResidentMemory
-from .repeats import Again, half_done, repeats
+from .repeats import Again, half_done, name_segment, repeats
+from .results import refuse_other_metadata
 from .stretch import Stretch
 from .summaries import Summaries
 
@@ -205,36 +206,34 @@ class _Run:
     ) -> None:
         draws: dict[DrawSequence, None] = {node.draws: None for node in nodes if node.draws is not None}
         check: _Expected | None = None
-        fresh = not getattr(compiled, "cache_hit", True)
+        fresh = not getattr(compiled, "cache_hit", False)
         before = verify.saved(segment, reals) if fresh else None
         verifies = self.verify or getattr(self.backend, "verifies", False)
-        if verifies and not getattr(compiled, "cache_hit", False):
+        if verifies and fresh:
             check = self._expected(segment, reals, draws)
         for sequence in draws:
             sequence.generator.set_state(sequence.state)
         try:
             results = list(compiled(*reals))
+            refuse_other_metadata(segment.outputs, results)
         except Refused as refusal:  # nothing is written yet
             raise _NeverRan(str(refusal)) from refusal
         except BaseException as error:
-            if before is not None:  # code that fails when it first runs is wrong, and nothing is lost
-                for at, content in before.items():
-                    reals[at].untyped_storage().copy_(content)
-                if not isinstance(error, Exception):
-                    raise
+            if before is None:
+                half_done(nodes, error)
+                raise
+            for at, content in before.items():  # nothing is lost
+                reals[at].untyped_storage().copy_(content)
+            if isinstance(compiled, Compiled) and isinstance(error, Exception):
+                # Code that fails when it first runs is wrong.
                 self._forget(segment, f"{type(error).__name__}: {error}")
                 raise _NeverRan(f"compiled code failed: {type(error).__name__}: {error}") from error
-            half_done(nodes, error)
+            name_segment(nodes, error)
             raise
         for sequence in draws:
             sequence.state = state_of(sequence.generator)
         if check is not None:
             results = self._verified(segment, reals, results, check)
-        if len(results) != len(segment.outputs):
-            raise ValueError(
-                f"the backend returned {len(results)} tensors "
-                f"for a segment with {len(segment.outputs)} outputs"
-            )
         for node in nodes:
             node.state, node.error = "done", None
         outputs = [value for value in segment.outputs if isinstance(value, TrackedValue)]

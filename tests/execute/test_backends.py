@@ -8,6 +8,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.execute import backend as registry
+from lazyviz.execute.verify import run_recorded
 
 
 class Interpreter:
@@ -120,6 +121,69 @@ def test_results_that_share_memory_otherwise_than_was_recorded_are_given_to_no_c
     )
     assert report.share == 0 and interpreter.compiled == []
     assert "twins_0 at " in report.fallbacks[1] and "shares no memory" in report.fallbacks[1]
+
+
+class Spoilt:
+    """Runs the recorded ops, and then does something wrong; says so (``known``) of code that ran before."""
+
+    def __init__(self, spoil, known=False):
+        self.spoil, self.known = spoil, known
+
+    def compile(self, segment, inputs):
+        def run(*tensors):
+            return self.spoil(run_recorded(segment, tensors))
+
+        return registry.Compiled(run, cache_hit=True) if self.known else run
+
+
+def boom(results):
+    raise ZeroDivisionError("a bug")
+
+
+@pytest.fixture
+def spoilt():
+    def register(spoil, known=False):
+        lazyviz.register_backend("spoilt", Spoilt(spoil, known))
+
+    yield register
+    registry._backends.pop("spoilt", None)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "words"),
+    [
+        (boom, ZeroDivisionError, "a bug"),
+        (lambda results: results[:-1], ValueError, "returned 0 tensors for a segment with 1"),
+        (
+            lambda results: [each.double() for each in results],
+            ValueError,
+            r"\[2, 3\] float64 cpu for the result",
+        ),
+        (
+            lambda results: [each[0] for each in results],
+            ValueError,
+            r"\[3\] float32 cpu for the result of mul_1",
+        ),
+        (
+            lambda results: [each.t().contiguous().t() for each in results],
+            ValueError,
+            r"strides \[1, 2\] for",
+        ),
+        (lambda results: [None for each in results], ValueError, "NoneType for the result of mul_1"),
+    ],
+    ids=["raises", "too few", "dtype", "shape", "strides", "none"],
+)
+def test_new_code_that_fails_loses_nothing_even_after_it_wrote(spoilt, spoil, error, words):
+    spoilt(spoil)
+    a = torch.ones(2, 3)
+    with lazyviz.lazy(backend="spoilt") as graph:
+        a.add_(1)
+        b = a * 2
+    with pytest.raises(error, match=rf"{words}[\s\S]*2 ops from add__0 at .*test_backends.py:\d+: a.add_"):
+        graph.evaluate()
+    assert graph.pending == 2
+    graph.evaluate(backend="eager")
+    assert a.tolist() == [[2] * 3] * 2 and b.tolist() == [[4] * 3] * 2  # written once
 
 
 def test_unknown_and_unfit_backends_are_clear_errors():
