@@ -111,6 +111,7 @@ def run(
         summaries = any(lazy.summaries for lazy in touched)
     cuda = _cuda_devices(nodes)
     stretch = found = code = None
+    new: str | None = None  # why the stretch was not recognised
     compiler = None if isinstance(runner, Cluster) else runner
     # What compiled code holds while it runs only a device's own counter knows.
     hidden = compiler is not None and split_run is None and not cuda
@@ -120,6 +121,7 @@ def run(
     elif runner is None and split_run is None and choice is None and not summaries and not (cuda and timings):
         stretch = replay.replays.look_at(tape, nodes, graph is not None)
         found = replay.replays.find(stretch) if stretch is not None else None
+        new = replay.replays.not_looked_at if stretch is None else None
     if cluster is not None or graph is None or not nodes or hidden or code is not None:
         pass
     elif found is not None and found.projection is not None:
@@ -235,12 +237,13 @@ def run(
         peak: int | None = None
         projected: int | None = None
         above: dict[str, int] = {}
-        new: str | None = None  # why the stretch was not recognised
         if outcome is None and not hidden:
             peak, projected, above = _measured(memory, cuda, projection)
             if stretch is not None and found is None and compiler is None:
                 with collector.paused():
                     new = replay.replays.learn(stretch, resident, projection)
+            elif found is not None and found.projection is None:
+                found.learn(projection)
         own = graph.ir if graph is not None else nodes[-1].graph if nodes else None
         timelines = {} if hidden else memory.timelines()
         report = Report(

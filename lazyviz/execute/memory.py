@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -170,6 +170,36 @@ class Levels:
     marks: Sequence[int]
     after: Sequence[int]
     peak: int
+
+    def kept_otherwise(self, deaths: Mapping[int, int], freed: Set[int], kept: Set[int]) -> Levels | None:
+        """The levels of a run in which storages in ``freed`` are freed, too, and those in ``kept`` are not.
+
+        ``deaths`` are the positions of the nodes after which they are or were. ``None``: one is not freed as
+        a storage of its own.
+        """
+        places, nbytes = list(self.places), list(self.nbytes)
+        ends, marks, after = list(self.ends), list(self.marks), list(self.after)
+        for place in (*freed, *kept):
+            size = sum([came for each, came in zip(self.places, self.nbytes) if each == place and came > 0])
+            death = deaths[place]
+            last = death + 1 == len(marks)  # what is freed after the last node is in no step
+            start = ends[death + 1]
+            if place in kept:
+                step = range(start, start if last else ends[death + 2])
+                found = [at for at in step if (places[at], nbytes[at]) == (place, -size)]
+                if not last and len(found) != 1:
+                    return None
+                for at in found:
+                    del places[at], nbytes[at]
+            elif not last:
+                places.insert(start, place)
+                nbytes.insert(start, -size)
+            more = size if place in kept else -size
+            shift = 0 if last else -1 if place in kept else 1
+            ends[death + 2 :] = [end + shift for end in ends[death + 2 :]]
+            marks[death + 1 :] = [mark + more for mark in marks[death + 1 :]]
+            after[death + 1 :] = [level + more for level in after[death + 1 :]]
+        return Levels(places, nbytes, ends, marks, after, max([after[0], *marks]))
 
 
 class KnownMemory:

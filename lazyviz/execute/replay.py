@@ -26,7 +26,7 @@ from ..record.storage import TrackedNode, TrackedValue
 from ..record.tensor import make_real
 from .eager import check_interrupts, kernel_level, name_line
 from .likeness import Sketch, sketch, what_is_new
-from .memory import KnownMemory, Levels, ResidentMemory
+from .memory import KnownMemory, Levels, Memory, ResidentMemory
 from .straight_line import Code, generate, name_of
 from .stretch import Key, Steps, Stretch
 
@@ -46,10 +46,17 @@ class Known:
     size: int  # nodes
     sketch: Sketch
     levels: Levels
+    live: frozenset[int]  # the numbers of the storages that the user's tensors showed
     code: Code | None = None
     # What was projected of it and what it held of that, where both depend on nothing else.
     projected: Peak | None = None
     held: Peak | None = None
+
+    def learn(self, stretch: Stretch, memory: Memory, projection: Projection | None) -> None:
+        """What was projected of it, if that depends on nothing else."""
+        if projection is not None and stretch.is_all_of_a_graph:
+            self.projected = projection[0]
+            self.held = memory.peak_on(self.projected.device, projection[1])
 
 
 class Replays:
@@ -59,7 +66,9 @@ class Replays:
         self.steps = Steps()
         self.hits = self.misses = self.generated = self.dropped = 0
         self.last_miss = ""  # what was new about it, in words
+        self.not_looked_at = ""  # why the last nodes were nothing to recognise
         self._known: OrderedDict[Key, Known] = OrderedDict()
+        self._latest: dict[Key, Key] = {}  # by program
         self._kept = 0  # nodes
 
     def __len__(self) -> int:
@@ -68,14 +77,24 @@ class Replays:
     def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None) -> Stretch | None:
         """The structure of ``nodes``, if they are worth it; as :meth:`Steps.look_at`, which see."""
         if not LEAST_NODES <= len(nodes) <= MOST_NODES:
+            bound = f"fewer than {LEAST_NODES}" if len(nodes) < LEAST_NODES else f"more than {MOST_NODES:,}"
+            self.not_looked_at = f"{bound} ops are not recognised"
             return None
         stretch = self.steps.look_at(tape, nodes, purpose=purpose)
-        return stretch if stretch.key is not None else None
+        if stretch.key is not None:
+            return stretch
+        mixed = any(node.inference_mode is not nodes[0].inference_mode for node in nodes)
+        self.not_looked_at = (
+            "ops of inference mode and others are not recognised together"
+            if mixed
+            else "an op that has failed, runs once more or has an argument without a hash is not recognised"
+        )
+        return None
 
     def find(self, stretch: Stretch) -> Replay | None:
         """What runs the stretch, if it was met before."""
         assert stretch.key is not None
-        known = self._known.get(stretch.key)
+        known = self._known.get(stretch.key) or self._kept_otherwise(stretch)
         if known is None:
             self.misses += 1
             return None
@@ -92,17 +111,41 @@ class Replays:
         assert stretch.key is not None
         drawn = sketch([step.op for step in stretch.key.steps], stretch.nodes[0].source)
         self.last_miss = what_is_new(stretch, drawn, self._comparable(drawn))
-        known = Known(len(stretch.nodes), drawn, memory.levels(stretch.storages))
-        if projection is not None and stretch.is_all_of_a_graph:
-            known.projected = projection[0]
-            known.held = memory.peak_on(known.projected.device, projection[1])
-        self._known[stretch.key] = known
+        known = Known(len(stretch.nodes), drawn, memory.levels(stretch.storages), stretch.live)
+        known.learn(stretch, memory, projection)
+        self._keep(stretch.key, known)
+        return self.last_miss
+
+    def _kept_otherwise(self, stretch: Stretch) -> Known | None:
+        """The same program was met, with other results that the user still refers to."""
+        assert stretch.key is not None
+        before = self._known.get(self._latest.get(stretch.key.program))  # type: ignore[arg-type]
+        if (
+            before is None
+            or not stretch.whole
+            or any(storage.origin is not storage for storage in stretch.storages)
+        ):
+            return None
+        live, deaths = stretch.live, stretch.deaths()
+        if not live ^ before.live <= deaths.keys():
+            return None
+        levels = before.levels.kept_otherwise(deaths, before.live - live, live - before.live)
+        if levels is None:
+            return None
+        known = Known(before.size, before.sketch, levels, live)
+        self._keep(stretch.key, known)
+        return known
+
+    def _keep(self, key: Key, known: Known) -> None:
+        self._known[key] = known
+        self._latest[key.program] = key
         self._kept += known.size
         while self._kept > MOST_KEPT:
-            _, oldest = self._known.popitem(last=False)
-            self._kept -= oldest.size
+            oldest, dropped = self._known.popitem(last=False)
+            if self._latest.get(oldest.program) == oldest:
+                del self._latest[oldest.program]
+            self._kept -= dropped.size
             self.dropped += 1
-        return self.last_miss
 
     def _comparable(self, drawn: Sketch) -> list[tuple[Key, Sketch]]:
         """The latest that are known, the latest last: those recorded at the same line, and others."""
@@ -117,6 +160,7 @@ class Replays:
     def clear(self) -> None:
         """Forget them all."""
         self._known.clear()
+        self._latest.clear()
         self._kept = 0
 
 
@@ -130,7 +174,11 @@ class Replay:
         self.stretch = stretch
         self.memory = KnownMemory(known.levels, stretch, known.held)
         self.projection: Projection | None = (known.projected, {}) if known.projected is not None else None
-        self._code = code
+        self._known, self._code = known, code
+
+    def learn(self, projection: Projection | None) -> None:
+        """It has run, and this was projected of it."""
+        self._known.learn(self.stretch, self.memory, projection)
 
     def run(
         self,

@@ -60,6 +60,11 @@ class Key(NamedTuple):
     inference: bool
     whole: bool
 
+    @property
+    def program(self) -> Key:
+        """Without what the user still refers to, which decides when memory is freed and nothing else."""
+        return self._replace(users=(), memory=())
+
 
 class Form(NamedTuple):
     """A tensor's metadata but for where it begins in its storage: batches are cut from one tensor."""
@@ -149,6 +154,7 @@ class Stretch:
         outside: those that were there before, in order.
         storages: theirs and the others', in order of first appearance.
         users: values made here whose tensor the user has.
+        live: the numbers of the storages that the user has tensors on.
         later: values made here that pending nodes beyond the stretch need.
         scalars: numbers that are inputs, in order of appearance.
         draws: positions of the nodes that draw random numbers.
@@ -161,6 +167,7 @@ class Stretch:
         "graphs",
         "key",
         "later",
+        "live",
         "nodes",
         "numbers",
         "outside",
@@ -178,6 +185,7 @@ class Stretch:
         self.storages: list[TrackedStorage] = []
         self.users: list[TrackedValue] = []
         self.later: list[TrackedValue] = []
+        self.live: frozenset[int] = frozenset()
         self.scalars: list[Any] = []
         self.draws: list[int] = []
         self.graphs: list[Any] = []
@@ -191,6 +199,16 @@ class Stretch:
             and len(self.graphs[0].nodes) == len(self.nodes)
             and all(storage.continues is None for storage in self.storages)
         )
+
+    def deaths(self) -> dict[int, int]:
+        """By number of a storage, the position of the last node that needs it: freed then unless it is live."""
+        last: dict[Any, int] = {}
+        for at, node in enumerate(self.nodes):
+            for value in node.outputs:
+                last.setdefault(value.storage, at)
+            for value in node.inputs:
+                last[value.storage] = at
+        return {place: last[storage] for place, storage in enumerate(self.storages) if storage in last}
 
 
 class Steps:
@@ -353,6 +371,7 @@ class Steps:
         stretch.storages = storages = list(dict.fromkeys([value.storage for value in stretch.numbers]))
         places = dict(zip(storages, range(len(storages))))
         memory: list[Any] = []
+        live: list[int] = []
         origins: dict[Any, int] = {}
         for storage in [
             storage
@@ -361,11 +380,14 @@ class Steps:
         ]:
             place = places[storage]
             memory += (place, storage.live > 0, storage.role, storage.dropped is None)
+            if storage.live:
+                live.append(place)
             if storage.external:
                 first = origins.setdefault(storage.origin, place)
                 if first != place or storage.continues is not None:
                     turns.append(("continues", place, first))
         memory += [places[storage] for storage in storages if storage in kept] if kept else ()
+        stretch.live = frozenset(live)
         return tuple(memory), places
 
 
