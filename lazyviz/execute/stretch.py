@@ -201,7 +201,7 @@ class Stretch:
         )
 
     def deaths(self) -> dict[int, int]:
-        """By number of a storage, the position of the last node that needs it: freed then unless it is live."""
+        """By number of a storage, the position of the last node that needs it: freed then if not live."""
         last: dict[Any, int] = {}
         for at, node in enumerate(self.nodes):
             for value in node.outputs:
