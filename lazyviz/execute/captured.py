@@ -303,7 +303,8 @@ class CapturedForm:
                 try:
                     results = call(turn.nodes[at], line.inputs, tensor)
                 except Exception as error:
-                    self.failed = at, first_line(error)
+                    # Without memory for the whole it is no op's fault.
+                    self.failed = None if _is_lack_of_memory(error) else at, first_line(error)
                     raise
                 for index, number in line.outputs:
                     if results[index] is None:
@@ -388,6 +389,10 @@ class CapturedForm:
                 targets.append(target)
         copy_all(targets, sources)
         return results
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError)
 
 
 def feed(step: Step, sources: Sequence[torch.Tensor]) -> None:
