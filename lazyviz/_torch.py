@@ -405,6 +405,11 @@ BACKWARD_ENTRIES: tuple[Any, ...] = (torch.autograd, torch.autograd.graph)
 nn_functions: Any = torch._C._nn
 
 
+# Whether the gradient of `cumprod` is another formula for tensors that are not plain even where it is not to
+# be differentiated again: so in torch 2.11, not in 2.13.
+CUMPROD_ASKS_ALWAYS = torch.__version__ < "2.13"  # compares as versions do
+
+
 def gradient_metadata(node: Any) -> Any:
     """Shape, dtype and device of each gradient that an autograd node takes; unpacks no saved tensor."""
     return node._input_metadata

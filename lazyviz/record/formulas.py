@@ -45,6 +45,8 @@ GRADIENTS = frozenset(
 )
 # Only where gradients are to be differentiated again.
 GRADIENTS_WITH_GRAPH = frozenset({"CumprodBackward0", "LinalgDetBackward0", "LinalgMatrixExpBackward0"})
+if _torch.CUMPROD_ASKS_ALWAYS:
+    GRADIENTS |= {"CumprodBackward0"}
 # Only of complex tensors: eager looks whether the loss depends on the phase of a vector.
 COMPLEX_GRADIENTS = frozenset({"LinalgEighBackward0", "LinalgSvdBackward0"})
 _NAMED = GRADIENTS | GRADIENTS_WITH_GRAPH | COMPLEX_GRADIENTS

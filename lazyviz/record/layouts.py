@@ -260,6 +260,55 @@ def _cudnn_convolution(arguments: dict[str, Any], result: Result) -> Result:
     )
 
 
+def _fourier(arguments: dict[str, Any], result: Result) -> Result:
+    """MKL leaves what it transforms innermost, around it the other dimensions in the order of their strides.
+
+    ``_exec_fft`` and what calls it (mkl/SpectralOps.cpp); torch 2.11's rule leaves dimensions unsorted.
+    """
+    source, dims = arguments["self"], list(arguments["dim"])
+    if source.device.type != "cpu" or not dims:
+        return result
+    if not torch.backends.mkl.is_available():
+        return _in_format(result, torch.contiguous_format)
+    strides = source.stride()
+    if not result.is_complex():  # all but the last are transformed before, by an operator of its own
+        if len(dims) > 1:
+            strides = _transformed(source.shape, strides, _by_stride(dims[:-1], strides))
+        dims = dims[-1:]
+    elif source.is_complex():
+        dims = _by_stride(dims, strides)
+    else:  # only half of the last one is computed, which has to be the first that MKL takes
+        dims = [*_by_stride(dims[:-1], strides), dims[-1]]
+    return _laid_out(result, _transformed(result.shape, strides, dims))
+
+
+def _by_stride(dims: Sequence[int], strides: Sequence[int]) -> list[int]:
+    return sorted(dims, key=lambda dim: strides[dim], reverse=True)
+
+
+def _transformed(shape: Sequence[int], strides: Sequence[int], dims: Sequence[int]) -> list[int]:
+    """Strides of a result of ``shape`` whose ``dims`` MKL went over, in this order, in one of ``strides``."""
+    others = list(range(len(shape)))  # as std::partition leaves them, which decides between equal strides
+    first, end = 0, len(others)
+    while first < end:
+        if others[first] in dims:
+            end -= 1
+            others[first], others[end] = others[end], others[first]
+        else:
+            first += 1
+    others = _by_stride(others[:first], strides)
+    made, step = [0] * len(shape), 1
+    for dim in reversed([*others, *dims]):
+        made[dim] = step
+        step *= shape[dim]
+    return made
+
+
+def _recurrent_backward(arguments: dict[str, Any], result: Result) -> Result:
+    """oneDNN's gradients are single precision, whatever the layer's; torch 2.11's rule does not say so."""
+    return tuple([item.to(torch.float32) for item in result])
+
+
 _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     **{f"{name}_like": _like for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")},
     "view": _view,
@@ -269,6 +318,8 @@ _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     "native_layer_norm": _layer_norm,
     "native_layer_norm_backward": _contiguous,
     "native_group_norm_backward": _contiguous,
+    **{f"_fft_{kinds}": _fourier for kinds in ("c2c", "c2r", "r2c")},
+    "mkldnn_rnn_layer_backward": _recurrent_backward,
     "_log_softmax_backward_data": _contiguous,
     **{f"{name}_loss_backward": _contiguous for name in ("mse", "smooth_l1", "huber")},
     "native_batch_norm": _batch_norm,

@@ -30,6 +30,8 @@ _COMMON_DTYPES = frozenset((torch.float32, torch.float64))
 # They want one dtype of all, which shape rules do not check.
 _SAME_DTYPE = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution"}
 
+# LAPACK counts rows from 1, and reads and writes where unchecked pivots say.
+_PIVOTED = {"linalg_ldl_solve", "linalg_lu_solve", "lu_solve"}
 # They check what their arguments hold in words that are the same for zeros and for ones.
 CHECK_CONTENT = {"segment_reduce", "_segment_reduce_backward"}
 _FOR_INTEGERS = ("bitwise_", "__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__")
@@ -45,13 +47,15 @@ def sharing(values: Sequence[Any]) -> tuple[int, ...]:
 
 def answer(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], fill: int = 0) -> Any:
     """What the kernel returns for probes that hold ``fill``; random ones leave their generator alone."""
+    name = op._schema.name.rpartition("::")[2]
     memory: dict[Any, torch.UntypedStorage] = {}
     probes: dict[int, torch.Tensor] = {}
     for value in inputs:
         meta: TensorMeta = value.meta
         if value.storage not in memory:
             elements = value.storage.nbytes // meta.dtype.itemsize
-            content = torch.full((elements,), fill, dtype=meta.dtype, device=meta.device)
+            pivots = name in _PIVOTED and not (meta.dtype.is_floating_point or meta.dtype.is_complex)
+            content = torch.full((elements,), fill or int(pivots), dtype=meta.dtype, device=meta.device)
             memory[value.storage] = _torch.TensorBase.untyped_storage(content)
         probe = torch.empty(0, dtype=meta.dtype, device=meta.device)
         _torch.TensorBase.set_(probe, memory[value.storage], meta.offset, meta.shape, meta.stride)
@@ -98,8 +102,12 @@ def _refusals(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> 
     return refused
 
 
-def unlike_its_rule(name: str, mutates: bool, inputs: Sequence[Any]) -> bool:
-    """Whether the kernel may refuse, for every content, what its shape rule takes."""
+def unlike_its_rule(name: str, mutates: bool, arguments: dict[str, Any], inputs: Sequence[Any]) -> bool:
+    """Whether the kernel may refuse, for every content, what its shape rule takes (in some release)."""
+    if name == "as_strided":
+        return any(step < 0 for step in arguments["stride"])
+    if name == "embedding":
+        return arguments["indices"].dtype not in (torch.int64, torch.int32)
     if len(inputs) > 1 and name in _SAME_DTYPE and len({value.meta.dtype for value in inputs}) > 1:
         return True
     if name.startswith(_FOR_INTEGERS) and any(value.meta.dtype.is_floating_point for value in inputs):

@@ -306,7 +306,7 @@ class ShapeCache:
             self.inferring = False
         if own is not None:
             pass  # there is no kernel to ask
-        elif probes.unlike_its_rule(info.name, info.mutates, inputs):
+        elif probes.unlike_its_rule(info.name, info.mutates, arguments, inputs):
             refused = probes.refusal(op, args, kwargs, inputs)
             if refused is not None:
                 raise refused.with_traceback(None) from None

@@ -6,6 +6,8 @@ run, where a listed one does not.
 
 from __future__ import annotations
 
+from lazyviz import _torch
+
 # Memory that nobody wrote: eager differs from itself, so only metadata can be compared.
 UNINITIALIZED = frozenset(
     {
@@ -73,6 +75,9 @@ BACKWARD: dict[str, str] = {
     "ormqr": "its gradient comes with other strides for tensors without memory",
     "prod": _FORMULA,
 }
+
+if _torch.CUMPROD_ASKS_ALWAYS:  # torch 2.11
+    BACKWARD |= {"cumprod": _FORMULA, "masked.cumprod": _FORMULA}
 
 # Those whose in-place variant has one, beside FORWARD.
 IN_PLACE: dict[str, str] = {}

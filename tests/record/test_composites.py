@@ -87,13 +87,18 @@ def test_quantiles_out_of_range_are_an_error_as_in_eager():
     assert str(lazy.value) == str(eager.value)
 
 
+CHECKS_ITSELF = torch.__version__ < "2.13"
+
+
 def test_quantiles_of_a_known_or_outside_q_are_deferred():
     values, q = numbers(5), torch.tensor([0.25, 0.5])
     for function in (torch.quantile, torch.nanquantile):
         graph = both_ways(lambda function=function: (function(values, q), function(values, 0.1)))
-        assert not graph.sync_points
+        # torch 2.11 checks a tensor of q itself, where it sees a mode, by operators.
+        assert {point.cause for point in graph.sync_points} <= ({"equal"} if CHECKS_ITSELF else set())
     graph = both_ways(lambda: torch.quantile(values, q * 2))
-    assert [point.cause for point in graph.sync_points] == ["quantile checks its q"]
+    assert graph.sync_points[0].cause == "quantile checks its q"
+    assert len(graph.sync_points) == 1 + CHECKS_ITSELF
 
 
 def test_another_dispatch_mode_is_seen_as_in_eager():

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import lazyviz
+from lazyviz.record import probes
 from lazyviz.record.recorder import tape
 
 from ..bits import difference
@@ -211,3 +212,31 @@ def test_a_view_of_an_empty_tensor_keeps_its_offset():
     with lazyviz.lazy():
         for _ in range(2):
             assert empty.view(-1).storage_offset() == empty.view(0).storage_offset() == 6
+
+
+def test_kernels_that_trust_pivots_are_asked_with_rows_that_there_are(monkeypatch):
+    asked = []
+    full = torch.full
+
+    def note(size, fill, **options):
+        if options["dtype"] == torch.int32:
+            asked.append(fill)
+        return full(size, fill, **options)
+
+    matrix = torch.eye(3, dtype=torch.float16)  # LAPACK has no such kernel, so it is asked what it says
+    pivots = torch.ones(3, dtype=torch.int32)
+    monkeypatch.setattr(probes.torch, "full", note)
+    with pytest.raises(RuntimeError, match="Half"), lazyviz.lazy():
+        torch.linalg.lu_solve(matrix, pivots, matrix)
+    assert asked and all(fill == 1 for fill in asked)
+
+
+@pytest.mark.parametrize("transform", [torch.fft.fftn, torch.fft.rfftn, torch.fft.irfftn, torch.fft.hfftn])
+def test_transforms_are_laid_out_as_their_kernel_leaves_them(transform):
+    for shape in ((4, 3, 5), (2, 1, 3), (1, 6, 2)):
+        for order in ((0, 1, 2), (2, 0, 1), (1, 0, 2), (0, 2, 1)):
+            for dim in ((0,), (1, 2), (2, 0), (0, 1, 2)):
+                x = torch.randn(shape).permute(order)
+                if transform is not torch.fft.rfftn:
+                    x = torch.complex(x, x)
+                both(lambda x, dim=dim: transform(x, [8] * len(dim), dim), x)
