@@ -237,7 +237,11 @@ def _batch_norm(arguments: dict[str, Any], result: Result) -> Result:
 
 
 def _mkldnn_rnn_backward(arguments: dict[str, Any], result: Result) -> Result:
-    """The gradients of the two biases are equal, and each has memory of its own."""
+    """The gradients of the two biases are equal, and each has memory of its own.
+
+    All are single precision, whatever the layer is; torch 2.11's rule does not say so.
+    """
+    result = tuple([item.to(torch.float32) for item in result])
     return (*result[:4], torch.empty_like(result[4]), *result[5:])
 
 
@@ -304,11 +308,6 @@ def _transformed(shape: Sequence[int], strides: Sequence[int], dims: Sequence[in
     return made
 
 
-def _recurrent_backward(arguments: dict[str, Any], result: Result) -> Result:
-    """oneDNN's gradients are single precision, whatever the layer's; torch 2.11's rule does not say so."""
-    return tuple([item.to(torch.float32) for item in result])
-
-
 _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     **{f"{name}_like": _like for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")},
     "view": _view,
@@ -319,7 +318,6 @@ _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     "native_layer_norm_backward": _contiguous,
     "native_group_norm_backward": _contiguous,
     **{f"_fft_{kinds}": _fourier for kinds in ("c2c", "c2r", "r2c")},
-    "mkldnn_rnn_layer_backward": _recurrent_backward,
     "_log_softmax_backward_data": _contiguous,
     **{f"{name}_loss_backward": _contiguous for name in ("mse", "smooth_l1", "huber")},
     "native_batch_norm": _batch_norm,
