@@ -12,6 +12,7 @@ import operator
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -401,6 +402,14 @@ def engine_is_sole_owner(arguments: tuple[Any, ...]) -> bool:
 _OWNERS_IN_THE_ENGINE = _owners_in_the_engine()
 # Modules whose `_engine_run_backward` is called for every backward pass.
 BACKWARD_ENTRIES: tuple[Any, ...] = (torch.autograd, torch.autograd.graph)
+_ENGINE_CALL = torch.autograd.graph._engine_run_backward.__code__
+
+
+def is_engine_call(frame: FrameType | None) -> bool:
+    """Whether what ``frame`` has called is the autograd engine; ``None``: on a thread of its own it is."""
+    return frame is None or frame.f_code is _ENGINE_CALL
+
+
 # Functions of torch.nn.functional that are implemented in C++, by name.
 nn_functions: Any = torch._C._nn
 

@@ -15,23 +15,20 @@ forty ops).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .. import _torch, _torch_composites
-from .recorder import RecorderMode, Tape
-from .tensor import LazyTensor
+from . import placed_gradients
+from .plain import Original, is_plain
+from .recorder import Tape
 
 _bmm = torch.ops.aten.bmm
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
 _SPLIT = "tensor_split.tensor_indices_or_sections"
-_SELECTED = "value_selecting_reduction_backward"
-_PLAIN = (torch.Tensor, torch.nn.Parameter, LazyTensor)
-
-Original = _torch_composites.CompositeCall
 
 
 class CompositeKernels:
@@ -59,7 +56,7 @@ class CompositeKernels:
                     "nanquantile": functools.partial(self._quantile, "nanquantile"),
                     "quantile": functools.partial(self._quantile, "quantile"),
                     _SPLIT: self._tensor_split,
-                    _SELECTED: _selected_backward,
+                    **placed_gradients.KERNELS,
                 }
             )
 
@@ -73,7 +70,7 @@ class CompositeKernels:
     def _quantile(
         self, name: str, original: Original, tensor: torch.Tensor, q: torch.Tensor, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
-        if _plain(original, q):
+        if is_plain(original, q):
             self._before_read(q, f"{name} checks its q")
             with self._tape.paused():
                 inside = bool(((q >= 0) & (q <= 1)).all())
@@ -126,31 +123,12 @@ def _linear(
         and image.dim() != 2
         and not image.is_contiguous()
         and image.layout == torch.strided
-        and _plain(original, image, weight, bias)
+        and is_plain(original, image, weight, bias)
         and not _torch.has_tangent(bias)
     ):
         # Under a mode ATen adds to a copy: the same bits, and one more result's memory.
         return torch.matmul(image, weight.t()).add_(bias)
     return original(image, weight, bias)
-
-
-# --- the gradient of a maximum's values, put into zeros in place --------------------------
-
-
-def _selected_backward(
-    original: Original,
-    grad: torch.Tensor,
-    dim: int,
-    indices: torch.Tensor,
-    sizes: Sequence[int],
-    keepdim: bool,
-) -> torch.Tensor:
-    if not _plain(original, grad, indices):
-        return original(grad, dim, indices, sizes, keepdim)
-    # Under a mode ATen (ReduceOpsUtils.h) puts it into a copy: as much memory once more.
-    if not keepdim and len(sizes):
-        grad, indices = grad.unsqueeze(dim), indices.unsqueeze(dim)
-    return grad.new_zeros(sizes).scatter_(dim, indices, grad)
 
 
 # --- one matrix for a batch of others ----------------------------------------------------
@@ -179,25 +157,11 @@ def _rank_out(original: Original, *args: Any, out: torch.Tensor, **kwargs: Any) 
     return torch.add(torch.ops.aten.linalg_matrix_rank(*args, **kwargs), 0, out=out)
 
 
-def _plain(original: Original, *tensors: torch.Tensor) -> bool:
-    """Whether eager PyTorch would see plain tensors here, and no mode."""
-    return (
-        original.is_next
-        and all(type(mode) is RecorderMode for mode in _torch.dispatch_modes())
-        and all(
-            type(tensor) in _PLAIN
-            and not _torch_composites.is_functorch_wrapper(tensor)
-            and tensor.device.type != "meta"
-            for tensor in tensors
-        )
-    )
-
-
 def _may_be_differentiated(original: Original, tensor: torch.Tensor) -> bool:
     return (
         (torch.is_grad_enabled() and tensor.requires_grad)
         or _torch.has_tangent(tensor)
-        or not _plain(original, tensor)
+        or not is_plain(original, tensor)
     )
 
 
@@ -208,5 +172,5 @@ def _one_matrix_for_a_batch(original: Original, left: torch.Tensor, right: torch
         and left.dim() == 3
         and right.shape[0] == 1
         and not right.requires_grad
-        and _plain(original, left, right)
+        and is_plain(original, left, right)
     )

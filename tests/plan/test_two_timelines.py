@@ -243,6 +243,19 @@ def a_maximum_s_gradient(model, x):
 
 
 @program
+def a_few_rows_of_a_table(model, x):
+    table = model[0].weight.repeat(8, 8)
+    rows = torch.arange(7)
+    for take in (
+        lambda: table[rows],
+        lambda: table.index_select(0, rows),
+        lambda: table.gather(0, rows[None]),
+    ):
+        take().sum().backward(retain_graph=True)
+    return None
+
+
+@program
 def a_linear_layer_of_a_turned_batch(model, x):
     with torch.no_grad():
         return model[0](x.view(4, 8, 64).transpose(0, 1)).sum()
