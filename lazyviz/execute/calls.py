@@ -16,6 +16,7 @@ from ..graph.ir import Storage, TensorMeta
 from .backend import Compiled, Segment
 from .lowering import view_of, views_of
 from .programs import Known, Program, Programs, Variant, places_of_scalars, scalars_at
+from .sizes import Shapes
 from .stretch import moving
 
 Code = Callable[..., Sequence[torch.Tensor]]
@@ -42,7 +43,7 @@ class Cuts:
 
     def only(self) -> Compiled:
         """What runs a segment that does nothing else."""
-        return Compiled(Call(self, None, ()), True, again=Views(self.places()))
+        return Compiled(Call(self), True, again=Views(self.places()))
 
 
 class Places:
@@ -75,16 +76,22 @@ class Views:
         self._places = places
 
     def __call__(self, segment: Segment) -> Compiled:
-        return Compiled(Call(self._places.like(segment), None, ()), True)
+        return Compiled(Call(self._places.like(segment)), True)
 
 
 class Call:
-    """One way to call code: with these numbers, for a segment whose parts are at these places.
+    """One way to call code: with these numbers and sizes, for a segment whose parts are at these places.
 
     ``variant`` is the code; without one there is nothing to compute.
     """
 
-    def __init__(self, cuts: Cuts, variant: Variant[Code] | None, scalars: Sequence[float]) -> None:
+    def __init__(
+        self,
+        cuts: Cuts,
+        variant: Variant[Code] | None = None,
+        scalars: Sequence[float] = (),
+        shapes: Shapes | None = None,
+    ) -> None:
         segment, nodes = cuts.segment, cuts.inner.nodes
         own = {value: at for at, value in enumerate(segment.inputs)}
         memory: dict[Storage, int] = {value.storage: at for at, value in enumerate(segment.inputs)}
@@ -104,8 +111,8 @@ class Call:
                 memory[value.storage] = len(own) + len(self._results)
                 self._results.append((number, value.meta, value.storage.nbytes))
         self._outputs = [(memory[value.storage], value.meta) for value in segment.outputs]
-        # The segment's sizes are the program's, or this input's says what they are.
-        self._size = variant.sizes.dimension if variant is not None and variant.sizes is not None else None
+        varies = variant.sizes if variant is not None else None
+        self._size = [varies.of(shapes)] if varies is not None and shapes is not None else []
         self._numbers = [scalars[group[0]] for group in variant.groups] if variant is not None else []
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
@@ -114,9 +121,8 @@ class Call:
             inputs: Sequence[torch.Tensor] = given
             if self._parts is not None:
                 inputs = [given[at] if meta is None else view_of(given[at], meta) for at, meta in self._parts]
-            size = [] if self._size is None else [inputs[self._size[0]].shape[self._size[1]]]
             numbers = [number_tensor(value) for value in self._numbers]
-            made: list[Any] = list(self._variant.compiled(*size, *inputs, *numbers))
+            made: list[Any] = list(self._variant.compiled(*self._size, *inputs, *numbers))
             taken = {_torch.storage_address(tensor) for tensor in given} if self._results else set()
             for at, meta, nbytes in self._results:
                 result, made[at] = made[at], None  # of what is copied one at a time is there twice
@@ -143,6 +149,7 @@ class Again:
         segment = cuts.inner
         self._scalar_places = places_of_scalars(segment.nodes)
         self._scalars = scalars_at(segment.nodes, self._scalar_places)  # for which the variant was found
+        self._has_complex = any(type(each) is complex for each in self._scalars)  # 1+0j equals 1-0j
         self._moving = [at for at, node in enumerate(segment.nodes) if moving(node.op)]
         self._moves = self._moves_of(segment)
         self._last: tuple[Any, Compiled] | None = None
@@ -169,7 +176,7 @@ class Again:
         if self._moves_of(inner) != self._moves:
             return None
         scalars = scalars_at(inner.nodes, self._scalar_places)
-        if scalars != self._scalars or 0 in scalars or variant not in known.variants:
+        if scalars != self._scalars or 0 in scalars or self._has_complex or variant not in known.variants:
             if variant not in known.variants or not variant.takes(scalars):
                 found = known.find(self._program.with_scalars(scalars))
                 if found is None:
@@ -177,7 +184,7 @@ class Again:
                 self._variant = variant = found
             self._scalars = scalars
         self._programs.use(known)
-        compiled = Compiled(Call(cuts, variant, scalars), cache_hit=True)
+        compiled = Compiled(Call(cuts, variant, scalars, self._program.shapes), cache_hit=True)
         if segment.open is not None:
             self._last = segment.open, compiled
         return compiled

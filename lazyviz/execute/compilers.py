@@ -20,7 +20,7 @@ from .backend import Compiled, Refused, Segment
 from .calls import Again, Call, Code, Cuts
 from .lowering import NotLowered, check, cut_first, made_storages
 from .programs import MOST_VARIANTS, Made, Program, Programs, Variant, program_of, same_shapes
-from .sizes import Sizes, follow
+from .sizes import Shapes, Sizes, follow
 
 MOST_REFUSED = 256
 MOST_LIKELY = 8
@@ -102,7 +102,7 @@ class SegmentCompiler(ABC):
             known = self.programs.known(program)
         assert known is not None
         again = Again(self.programs, known, variant, program, cuts)
-        return Compiled(Call(cuts, variant, program.scalars), reason is None, reason, again)
+        return Compiled(Call(cuts, variant, program.scalars, program.shapes), reason is None, reason, again)
 
     def forget(self, segment: Segment, why: str) -> None:
         """The code for ``segment`` is wrong: it is not to be run or made again."""
@@ -159,12 +159,14 @@ class SegmentCompiler(ABC):
         memory = [value.storage for value in segment.inputs]
         if any(memory.count(storage) > 1 for storage in written):
             return None  # a compiler is told that inputs overlap by their own memory, at their own sizes
-        for variant in reversed(self.programs.variants(program)):
-            if not same_shapes(variant.program.shapes, program.shapes):
-                sizes = follow(variant.program.shapes, program.shapes)
-                # Compilers take a size of 1 for a number, since it broadcasts.
-                return sizes if sizes is not None and sizes.of(program.shapes) > 1 else None
-        return None
+        known: list[Shapes] = []
+        for variant in self.programs.variants(program):
+            shapes = variant.program.shapes
+            if not any(same_shapes(shapes, each) for each in (*known, program.shapes)):
+                known.append(shapes)
+        sizes = follow(known, program.shapes)
+        # Compilers take a size of 1 for a number, since it broadcasts.
+        return sizes if sizes is not None and sizes.of(program.shapes) > 1 else None
 
 
 def _needed(segment: Segment) -> list[Value]:

@@ -231,7 +231,8 @@ def _scalar_in(node: Node, key: int | str, number: int | None) -> Any:
 
 
 def _is_scalar(item: Any, name: str, kind: Kind) -> bool:
-    return type(item) is float or (type(item) is int and name in kind.operands)
+    cls = type(item)
+    return cls is float or cls is complex or (cls is int and name in kind.operands)
 
 
 def _scalars_of(item: Any, name: str, kind: Kind) -> Iterator[float]:
@@ -284,7 +285,7 @@ class Variant(Generic[Compiled]):
 
 def _same(one: float, other: float) -> bool:
     """Whether two numbers of one type are the same: 0.0 and -0.0 are not, NaN and NaN are."""
-    return str(one) == str(other) if one != other or not one else True
+    return str(one) == str(other) if one != other or not one or type(one) is complex else True
 
 
 def same_shapes(one: Shapes, other: Shapes) -> bool:
@@ -345,6 +346,7 @@ class Programs(Generic[Compiled]):
             free.update(at for at, value in enumerate(program.scalars) if not _same(scalars[at], value))
         for variant in self.variants(program):
             free.update(position for group in variant.groups for position in group)
+        free = {at for at in free if type(program.scalars[at]) is not complex}  # no input of compiled code
         alike: dict[tuple[Any, ...], list[int]] = {}
         for position in sorted(free):
             values = [scalars[position] for scalars in (*known, program.scalars)]

@@ -119,7 +119,9 @@ class OpInfo:
         if self.name.startswith(_NEED_FLOATS) or self.name == "pow":
             pass  # sizes, and integers to negative integer powers, which are an error
         elif torch.Tag.pointwise in tags or self.name.startswith("_foreach"):
-            self.by_type = frozenset((float, int, complex))
+            # An int that is no operand is part of the program: ``round(decimals=2)``.
+            counts = any(str(argument.type) == "int" for argument in schema.arguments)
+            self.by_type = frozenset((float, complex) if counts else (float, int, complex))
         elif self.name in _ARITHMETIC:
             self.by_type = frozenset((float, complex))
         takes_tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)

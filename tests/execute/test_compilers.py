@@ -1,0 +1,60 @@
+"""What backends that compile share, with one whose code is the recorded program itself: it takes no time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import lazyviz
+from lazyviz._torch_compile import Compiled
+from lazyviz.execute import backend as registry
+from lazyviz.execute.compilers import SegmentCompiler
+from lazyviz.execute.lowering import lower
+
+
+class Lowered(SegmentCompiler):
+    def _code(self, segment, inputs, kept, program, groups, sizes):
+        holds = None if sizes is None else lambda size: True
+        return Compiled(lower(segment.nodes, segment.inputs, kept, groups, sizes), holds)
+
+
+@pytest.fixture
+def lowered():
+    backend = Lowered()
+    lazyviz.register_backend("lowered", backend)
+    yield backend
+    del registry._backends["lowered"]
+
+
+def test_numbers_that_are_part_of_a_program_are_heard_when_its_structure_comes_again(lowered):
+    x = torch.tensor([1.23456, 2.34567])
+
+    def run(decimals, factor):
+        with lazyviz.lazy(backend="lowered") as graph:
+            y = x
+            for _ in range(24):  # so many that a repeat is found without a look at each
+                y = y + 0.125
+            y, z = y.round(decimals=decimals), y * factor
+        hit = graph.evaluate().cache_hit
+        torch.testing.assert_close(y, (x + 3).round(decimals=decimals))
+        torch.testing.assert_close(z, (x + 3) * factor)
+        return hit
+
+    assert [run(*given) for given in ((1, 2j), (1, 2j), (2, 2j), (2, 3j))] == [False, True, False, False]
+
+
+def test_another_size_of_data_made_in_the_block_and_of_its_halves_needs_no_new_code(lowered):
+    def run(rows):
+        def program():
+            x = torch.arange(rows) * 2.0
+            return x[: rows // 2] * 3, x[rows // 2 :].cumsum(0), x.roll(rows // 2)
+
+        with lazyviz.lazy(backend="lowered") as graph:
+            results = program()
+        hit = graph.evaluate().cache_hit
+        for mine, expected in zip(results, program()):
+            assert torch.equal(mine, expected) and mine.stride() == expected.stride()
+        return hit
+
+    # The first two tell what the halves are.
+    assert [run(rows) for rows in (6, 9, 12, 7, 30)] == [False, False, True, True, True]
