@@ -5,8 +5,11 @@ Beside :mod:`lazyviz._torch`, for recording.  ``tests/test_torch_private.py`` ch
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -46,7 +49,27 @@ class CompositeCall:
         return not self._keys.raw_repr() & _TRANSFORMS
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _STATE_IS_NEEDED and self._keys.highestPriorityTypeId() == DispatchKey.Python:
+            with _state_on_entry():
+                return self._go_on(self._keys, *args, **kwargs)
         return self._go_on(self._keys, *args, **kwargs)
+
+
+# In inference mode the key of dispatch modes comes next.  In torch 2.11 its kernel insists on the thread's
+# state on entry, which that of PythonTLSSnapshot keeps, in whose place we stand; in 2.13 it does without.
+_STATE_IS_NEEDED = torch.__version__ < "2.13"
+
+
+@contextlib.contextmanager
+def _state_on_entry() -> Iterator[None]:
+    """What ``at::impl::MaybeSetTLSOnEntryGuard`` does, which has no Python form."""
+    library = ctypes.PyDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+    guard = ctypes.create_string_buffer(8)
+    library["_ZN2at4impl23MaybeSetTLSOnEntryGuardC1Ev"](ctypes.byref(guard))
+    try:
+        yield
+    finally:
+        library["_ZN2at4impl23MaybeSetTLSOnEntryGuardD1Ev"](ctypes.byref(guard))
 
 
 def override_composites(kernels: Mapping[str, Callable[..., Any]]) -> Callable[[], None]:

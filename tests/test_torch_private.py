@@ -315,6 +315,26 @@ def test_a_gradient_that_only_the_engine_holds_is_told_from_one_that_is_held():
 
 
 @pytest.mark.filterwarnings("ignore:.*also be overridden")  # lazyviz's own may be there from another test
+def test_composites_go_on_to_dispatch_modes_in_inference_mode():
+    put_back = _torch_composites.override_composites(
+        {"matmul": lambda original, *tensors: original(*tensors)}
+    )
+    seen = []
+
+    class Note(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    left, right = torch.randn(2, 3), torch.randn(3, 4)
+    try:
+        with torch.inference_mode(), Note():
+            product = left @ right
+    finally:
+        put_back()
+    assert seen == [torch.ops.aten.matmul.default] and torch.equal(product, left @ right)
+
+
 def test_a_composite_can_be_given_another_kernel_and_its_own_again():
     before = torch._C._dispatch_dump("aten::matmul")
     seen = []
