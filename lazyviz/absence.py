@@ -13,6 +13,7 @@ from .graph.ir import Graph
 from .plan.devices import DeviceProfile, card_number, cuda_devices, resolve, unknown_card
 from .plan.lifetimes import allocated, lifetimes
 from .plan.planner import make_plan
+from .record import half_done
 from .record.absent import AbsentCards, Card
 from .record.host_copies import give_back
 from .record.order import closure
@@ -103,13 +104,16 @@ def refuse(nodes: Sequence[TrackedNode], device: Any) -> None:
 
 
 def runnable() -> list[TrackedNode]:
-    """What is pending and needs nothing of a device that is not there, in program order."""
+    """What is pending and can run, in program order.
+
+    It needs nothing of a device that is not there, nor of a segment that failed midway.
+    """
     planned: set[TrackedNode] = set()
     for node in tape.pending if _torch_cuda.STAND_INS else ():
         needed = (*(value.node for value in node.inputs), *node.after)
         if needs_absent([node]) or not planned.isdisjoint(needed):
             planned.add(node)
-    return closure(node for node in tape.pending if node not in planned)
+    return closure(half_done.runnable(node for node in tape.pending if node not in planned))
 
 
 def finish(cause: str) -> None:

@@ -32,7 +32,7 @@ from .plan.devices import devices as devices
 from .plan.split import check_split
 from .recomputing import Recompute, check_combination, levers, recompute_option
 from .recomputing import RecomputeError as RecomputeError
-from .record import acceleration
+from .record import acceleration, half_done
 from .record.host_copies import give_back
 from .record.names import name_tensors, variables_of
 from .record.order import closure
@@ -367,12 +367,16 @@ def evaluate(*tensors: torch.Tensor) -> Report:
 
     Raises:
         lazyviz.AbsentDeviceError: one of ``tensors`` needs such a card.
+        RuntimeError: a compiled segment that failed has left memory half written; the rest has run.
     """
     with tape.lock:
         if not tensors:
             tape.forget_unreachable(tape.reachable())
         nodes = closure(evaluation.needed(tensors)) if tensors else absence.runnable()
-        return evaluation.run(nodes, evaluation.called("lazyviz.evaluate()"))
+        report = evaluation.run(nodes, evaluation.called("lazyviz.evaluate()"))
+        if not tensors and (error := half_done.left(tape.pending)) is not None:
+            raise RuntimeError(error)
+        return report
 
 
 def sync() -> Report:

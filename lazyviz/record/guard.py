@@ -7,19 +7,20 @@ draws each evaluate first what they need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import _torch, _torch_cuda
 from .._torch import OpOverload
+from .half_done import OVERWRITES, is_all_of, is_half_done, set_anew
 from .host_copies import on_host, reads_host
 from .order import closure
 from .pending import needs_absent
 from .rng import Generators
 from .shapes import OpInfo
-from .storage import FORGOTTEN, Lost, TrackedNode
+from .storage import FORGOTTEN, Lost, TrackedNode, TrackedStorage
 from .tensor import LazyTensor, describe, is_pending
 
 if TYPE_CHECKING:
@@ -93,14 +94,23 @@ def is_out_of_reach(tape: Tape, tensor: torch.Tensor) -> bool:
 
 
 def needed_nodes(
-    tape: Tape, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+    tape: Tape,
+    info: OpInfo,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    anew: Sequence[TrackedStorage] = (),
 ) -> tuple[list[TrackedNode], int]:
-    """Pending nodes a call needs, and the bytes of the pending tensors it reads."""
+    """Pending nodes a call needs, and the bytes of the pending tensors it reads.
+
+    What has left the storages of ``anew`` half written is not needed.
+    """
     needed: list[TrackedNode] = []
     nbytes = 0
     written = {id(tensor) for tensor in written_tensors(info, args, kwargs)} if info.mutates else ()
     for tensor in tensors_in((*args, *kwargs.values())):
         nodes = nodes_before_access(tape, tensor, write=id(tensor) in written)
+        if anew and tape.storages.get(_torch.storage_address(tensor)) in anew:
+            nodes = [node for node in nodes if not is_half_done(node)]
         if nodes:
             needed.extend(nodes)
             nbytes += tensor.numel() * tensor.element_size()
@@ -118,19 +128,44 @@ def needed_nodes(
     return needed, nbytes
 
 
+def _set_anew(
+    tape: Tape, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[TrackedStorage]:
+    """Storages that were left half written, and that the call overwrites."""
+    addresses = [
+        _torch.storage_address(tensor)
+        for tensor in tensors_in((*args, *kwargs.values()))
+        if type(tensor) is not LazyTensor and tensor.layout == torch.strided
+    ]
+    for tensor in written_tensors(info, args, kwargs):
+        if type(tensor) is LazyTensor or tensor.layout != torch.strided:
+            continue
+        address = _torch.storage_address(tensor)
+        storage = tape.storages.get(address)
+        if storage is None or storage.writer is None or not is_half_done(storage.writer):
+            continue
+        if addresses.count(address) == 1 and is_all_of(storage, tape.shapes.meta_of(tensor)):
+            yield storage
+
+
 def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one op that is not being recorded, after what it needs."""
     info = tape.shapes.info(op)
     if info.metadata_only:
         with _torch.excluding_python():
             return op(*args, **kwargs)
+    anew: list[TrackedStorage] = []
     if tape.pending:
         if Lost.something and tape.graph is None:
             tape.forget_lost()
         if info.is_view and any(type(tensor) is LazyTensor for tensor in tensors_in(args)):
             return tape.record_view(op, args, kwargs)
-        needed, nbytes = needed_nodes(tape, info, args, kwargs)
-        if info.draws and not needed:
+        if info.name in OVERWRITES:
+            anew = list(_set_anew(tape, info, args, kwargs))
+        needed, nbytes = needed_nodes(tape, info, args, kwargs, anew)
+        if info.is_view:  # which reads nothing: what it gives can be overwritten, too
+            needed = [node for node in needed if not is_half_done(node)]
+        if info.draws and not anew and not needed:
             with tape.lock:  # a run on another thread has the generators' states in its hands
                 return op(*args, **kwargs)
         if needed:
@@ -147,6 +182,8 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
                     tape.outside.pop(id(tensor), None)  # it showed other memory, or the same in another way
     refuse_forgotten((*args, *kwargs.values()))
     result = call(op, info, args, kwargs)
+    for storage in anew:
+        set_anew(storage)
     if info.counts_writes:
         count_writes(info, args, kwargs)
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from .half_done import goes_on_after, is_half_done
 from .storage import TrackedNode, TrackedStorage, TrackedValue
 
 
@@ -53,17 +54,22 @@ def closure(targets: Iterable[TrackedNode]) -> list[TrackedNode]:
         stack += [
             other
             for other in (*producers, *node.after)
-            if other is not None and other.state != "done" and not _only_drew_before(other, node)
+            if other is not None and other.state != "done" and not _goes_on_after(other, node)
         ]
     return sorted(found, key=_sequence)
 
 
-def _only_drew_before(other: TrackedNode, node: TrackedNode) -> bool:
-    """Whether ``other`` is a draw that failed, and ``node`` comes after it as a draw and in no other way.
+def _goes_on_after(other: TrackedNode, node: TrackedNode) -> bool:
+    """Whether ``other`` has failed, and ``node`` comes after it in a way that does not need it.
 
-    Eager PyTorch goes on after the error: so does the generator.
+    As a draw and in no other way: eager PyTorch goes on after the error, so does the generator.  Or as what
+    overwrites all that was left half written.
     """
-    if other.state != "failed" or other.draws is None or node.draws is not other.draws:
+    if other.state != "failed":
+        return False
+    if is_half_done(other):
+        return goes_on_after(node, other)
+    if other.draws is None or node.draws is not other.draws:
         return False
     touched = {value.storage for value in (*node.inputs, *node.outputs)}
     return all(value.node is not other for value in node.inputs) and touched.isdisjoint(other.writes)

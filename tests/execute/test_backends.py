@@ -186,6 +186,92 @@ def test_new_code_that_fails_loses_nothing_even_after_it_wrote(spoilt, spoil, er
     assert a.tolist() == [[2] * 3] * 2 and b.tolist() == [[4] * 3] * 2  # written once
 
 
+def stopped(spoilt, known=True):
+    """A tensor, a parameter, a result and a graph: code that ran before has failed, and may have written."""
+    a, weight = torch.ones(2, 3), nn.Parameter(torch.ones(3))
+    spoilt(boom, known)
+    with lazyviz.lazy(backend="spoilt") as graph, torch.no_grad():
+        a.add_(1)
+        weight.mul_(2)
+        b = a * weight
+    with pytest.raises(
+        RuntimeError, match=r"stopped midway[\s\S]*3 ops from add__0 at .*a.add_\(1\).*a bug"
+    ) as raised:
+        graph.evaluate()
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    for read in (a.tolist, weight.tolist, b.tolist, graph.evaluate, lazyviz.sync):
+        with pytest.raises(RuntimeError, match=r"half written[\s\S]*add__0 at .*test_backends.py"):
+            read()
+    return a, weight, b, graph
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["plain", "recorded"])
+@pytest.mark.parametrize(
+    "overwrite",
+    [
+        lambda a: a.fill_(7.0),
+        lambda a: a.copy_(torch.full((2, 3), 7.0)),
+        lambda a: a.zero_().add_(7),
+        lambda a: a.view(-1).uniform_().mul_(0).add_(7),
+        lambda a: a.t().copy_(torch.full((3, 2), 7.0)),
+        lambda a: torch._foreach_copy_([a], [torch.full((2, 3), 7.0)]),
+    ],
+    ids=["fill", "copy", "zero", "uniform", "transposed", "foreach"],
+)
+def test_what_was_left_half_written_can_be_overwritten_whole(spoilt, overwrite, inside):
+    a, weight, b, _ = stopped(spoilt)
+    if inside:
+        with lazyviz.lazy() as later:
+            overwrite(a)
+            total = a.sum()
+        later.evaluate()
+        assert total.item() == 42
+    else:
+        overwrite(a)
+    assert a.tolist() == [[7] * 3] * 2
+    with pytest.raises(RuntimeError, match="half written"):
+        weight.tolist()  # not overwritten yet
+    module = nn.Module()
+    module.weight = weight
+    module.load_state_dict({"weight": torch.zeros(3)})
+    assert weight.tolist() == [0, 0, 0]
+    with lazyviz.lazy():
+        y = a + 1
+    lazyviz.sync()
+    assert type(y) is torch.Tensor and y[0, 0].item() == 8
+    with pytest.raises(RuntimeError, match="half written"):
+        b.tolist()
+    assert a.add_(1)[0, 0].item() == 8  # nothing of what failed runs again
+
+
+@pytest.mark.parametrize(
+    "part",
+    [lambda a: a[0].fill_(7.0), lambda a: a.copy_(a), lambda a: a.add_(1), lambda a: a.copy_(a.t().t() * 2)],
+    ids=["a part", "itself", "read", "read first"],
+)
+def test_what_does_not_overwrite_all_of_it_is_refused(spoilt, part):
+    a, *_ = stopped(spoilt)
+    with pytest.raises(RuntimeError, match="half written"):
+        part(a)
+    with lazyviz.lazy() as later:
+        part(a)
+    with pytest.raises(RuntimeError, match="half written"):
+        later.evaluate()
+    with pytest.raises(RuntimeError, match="half written"):
+        a.tolist()
+
+
+def test_what_has_nothing_to_do_with_a_segment_that_stopped_runs_and_reset_forgets_it(spoilt):
+    a, *_ = stopped(spoilt)
+    with lazyviz.lazy():
+        y = torch.ones(2) + 1
+    with pytest.raises(RuntimeError, match="half written"):
+        lazyviz.sync()
+    assert type(y) is torch.Tensor
+    lazyviz.session.reset()
+    assert a.shape == (2, 3) and lazyviz.sync().ops_run == 0 and len(a.tolist()) == 2
+
+
 def test_unknown_and_unfit_backends_are_clear_errors():
     with pytest.raises(ValueError, match=r"no backend 'nope'; there are: cudagraphs, eager"):
         with lazyviz.lazy(backend="nope"):

@@ -42,7 +42,9 @@ def shared():
 def test_the_programs_of_the_conformance_tests_are_right(shared, program, monkeypatch):
     monkeypatch.setitem(registry._backends, "xla", shared)
     share = check_backend("xla", program)
-    assert share == 1.0 if program != "dropout and noise" else 0.95 < share < 1
+    # Random operators and MKL-DNN's recurrent layers run by themselves.
+    partly = program in ("dropout and noise", "an LSTM with Adagrad")
+    assert 0.95 < share < 1 if partly else share == 1.0
 
 
 def test_training_is_eagers_and_is_compiled_for_the_first_and_for_all_later_steps(xla):

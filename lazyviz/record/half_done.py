@@ -1,0 +1,83 @@
+"""Memory that a compiled segment has left half written, and what overwrites all of it.
+
+A segment that fails midway never runs again, and what it writes in place cannot be read
+(:data:`lazyviz.record.storage.HALF_DONE`) until all of it is overwritten by an op that does not read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..graph.ir import TensorMeta
+from .storage import HALF_DONE, TrackedNode, TrackedStorage
+
+OVERWRITES = frozenset(
+    {"bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_"}
+    | {"random_", "uniform_", "zero_", "_foreach_copy_", "_foreach_zero_"}
+)
+"""Operators that write their first argument, or each tensor of that list, without reading it."""
+
+
+def is_half_done(node: TrackedNode) -> bool:
+    return node.state == "failed" and node.error is not None and node.error.startswith(HALF_DONE)
+
+
+def is_all_of(storage: TrackedStorage, meta: TensorMeta) -> bool:
+    """Whether a tensor of that metadata shows all of ``storage``."""
+    return meta.dense and not meta.offset and meta.storage_nbytes == storage.nbytes
+
+
+def goes_on_after(node: TrackedNode, failed: TrackedNode) -> bool:
+    """Whether ``node`` overwrites all that it shares with a node before it that is half done, or views it."""
+    if node.op.is_view:
+        return all(value.node is not failed for value in node.inputs)
+    if node.op._schema.name.removeprefix("aten::") not in OVERWRITES:
+        return False
+    shared = [value for value in node.inputs if value.storage in failed.writes or value.node is failed]
+    memory = [value.storage for value in node.inputs]
+    return all(
+        value.node is not failed
+        and value.storage in node.writes
+        and memory.count(value.storage) == 1  # `a.copy_(a)` reads it
+        and is_all_of(value.storage, value.meta)
+        for value in shared
+    )
+
+
+def runnable(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
+    """Those of ``nodes``, in program order, that are not half done and need nothing that is."""
+    nodes = list(nodes)
+    if not any(error is not None and error.startswith(HALF_DONE) for error in {node.error for node in nodes}):
+        return nodes
+    stuck: set[TrackedNode] = set()
+    found = []
+    for node in nodes:
+        needed = [*(value.node for value in node.inputs), *node.after]
+        if is_half_done(node) or any(
+            other in stuck and not (is_half_done(other) and goes_on_after(node, other))
+            for other in needed
+            if other is not None
+        ):
+            stuck.add(node)
+        else:
+            found.append(node)
+    return found
+
+
+def left(nodes: Iterable[TrackedNode]) -> str | None:
+    """Why memory from outside cannot be read, if some of ``nodes`` has left it half written."""
+    for node in nodes:
+        if is_half_done(node) and any(each.external and _left(each) for each in node.writes):
+            return node.error
+    return None
+
+
+def _left(storage: TrackedStorage) -> bool:
+    return storage.writer is not None and is_half_done(storage.writer)
+
+
+def set_anew(storage: TrackedStorage) -> None:
+    """All of ``storage`` has been overwritten outside of the record."""
+    if _left(storage):
+        storage.writer = None
+    storage.readers = [node for node in storage.readers if not is_half_done(node)]
