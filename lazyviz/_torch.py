@@ -270,8 +270,8 @@ def kernels_only() -> Iterator[None]:
 
 # Called by C++ for each op that reaches a dispatch mode: the rule somebody has registered for both, if any.
 dispatch_rule = simple_registry.find_torch_dispatch_rule
-# The modules themselves, whose functions call each other: `import` gives wrappers with properties.
-mkldnn, cudnn = torch.backends.mkldnn.m, torch.backends.cudnn.m  # type: ignore[attr-defined]
+# The module itself, whose functions call each other: `import` gives a wrapper with properties.
+mkldnn = torch.backends.mkldnn.m  # type: ignore[attr-defined]
 # What `nn.Module.__call__` is, as PyTorch made it.
 module_call = torch.nn.Module._wrapped_call_impl
 

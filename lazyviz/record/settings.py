@@ -27,7 +27,6 @@ _SETTERS: Sequence[tuple[Any, str, Callable[[], Any]]] = (
     (torch, "set_num_threads", torch.get_num_threads),
     (torch, "use_deterministic_algorithms", torch.are_deterministic_algorithms_enabled),
     (_torch.mkldnn, "set_flags", lambda: None),  # `flags()` calls it, too
-    (_torch.cudnn, "set_flags", lambda: None),
 )
 
 

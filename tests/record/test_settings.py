@@ -92,6 +92,12 @@ def test_a_setting_changed_between_blocks_runs_nothing():
     assert pending.tolist() == [2, 2, 2]
 
 
-def test_the_inner_modules_have_what_their_wrappers_show():
+def test_cudnn_without_its_ctc_loss_runs_nothing():
+    """As models do around it, whatever the device; ``ctc_loss`` chooses when it is recorded."""
+    with lazyviz.lazy() as graph, torch.backends.cudnn.flags(enabled=False):
+        torch.ones(3) + 1
+    assert not graph.sync_points
+
+
+def test_the_inner_module_has_what_its_wrapper_shows():
     assert _torch.mkldnn.set_flags is torch.backends.mkldnn.set_flags
-    assert _torch.cudnn.set_flags is torch.backends.cudnn.set_flags
