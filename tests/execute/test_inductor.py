@@ -298,18 +298,18 @@ def test_parts_cut_in_the_block_itself_are_one_program_too(inductor):
         expected[start : start + 4] += data[start : start + 4] * 2
         expected[0] *= 3
     torch.testing.assert_close(table, expected)
-    # Code that writes parts of one memory is for these parts.
-    assert hits == [False, False, False, False]
+    # Where a part is that is written is an argument like any other: once it has changed, it is followed.
+    assert hits == [False, False, True, True]
 
     hits.clear()
     for start in (0, 4, 8, 12):
         with lazyviz.lazy(backend="inductor") as graph:
-            y = (data[start : start + 4] * 2)[start // 4]  # of a result: another part is another program
+            y = (data[start : start + 4] * 2)[start // 4]  # of a result: another part is another argument
             z = data[start].exp()
         hits.append(graph.evaluate().cache_hit)
         torch.testing.assert_close(y, data[start + start // 4] * 2)
         torch.testing.assert_close(z, data[start].exp())
-    assert hits == [False, False, False, False]
+    assert hits == [False, False, False, True]  # 1 is no size to follow
 
     hits.clear()
     for start in (0, 4, 8, 12):
@@ -320,13 +320,14 @@ def test_parts_cut_in_the_block_itself_are_one_program_too(inductor):
     assert hits == [False, True, True, True]
 
 
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 def test_a_program_that_is_another_each_time_is_not_compiled_for_ever(inductor):
     x = torch.randn(12)
     for at in range(10):
         with lazyviz.lazy(backend="inductor") as graph:
-            y = (x * 2)[at]
+            y = x * complex(at, 1)  # which is no input of compiled code
         report = graph.evaluate()
-        assert y == x[at] * 2
+        torch.testing.assert_close(y, x * complex(at, 1))
     assert report.share == 0 and "compiled 8 times, and is new again" in report.fallbacks[0]
 
 
