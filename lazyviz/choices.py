@@ -11,7 +11,7 @@ from typing import cast
 
 from .batching import NamedBatch
 from .execute.backend import EXTRAS, backend_names, find_backend, is_loaded, missing, offered
-from .execute.clusters import Cluster
+from .execute.clusters import is_cluster
 from .execute.progress import Run
 from .execute.report import NonFinite
 from .execute.summaries import readable, summarise_now
@@ -122,7 +122,7 @@ class Choices:
         check_split(split)
         backend = self.backend if backend is None else backend
         wanted = self.split if split is None else split
-        cluster = isinstance(find_backend(backend), Cluster)
+        cluster = is_cluster(find_backend(backend))
         if cluster and self.batch is None:
             raise ValueError(NEEDS_BATCH.format(backend=backend))
         if split not in (None, "off", 1) and self.batch is None:
@@ -147,7 +147,7 @@ class Choices:
         if not is_loaded(name) and name not in EXTRAS:  # what it imports is imported once it is chosen
             package = offered().get(name, "").partition(".")[0]
             return f"needs the package {package}" if package and find_spec(package) is None else ""
-        if self.batch is None and (name in EXTRAS or isinstance(find_backend(name), Cluster)):
+        if self.batch is None and (name in EXTRAS or is_cluster(find_backend(name))):
             return NEEDS_BATCH.format(backend=name)
         return ""
 

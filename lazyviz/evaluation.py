@@ -21,7 +21,7 @@ import torch
 from . import _torch_cuda, absence, batching, recomputing
 from .execute import eager, replay
 from .execute.backend import find_backend
-from .execute.clusters import Cluster
+from .execute.clusters import is_cluster
 from .execute.forecast import learn
 from .execute.memory import Memory, ResidentMemory
 from .execute.progress import Run
@@ -85,7 +85,7 @@ def run(
     """
     global last_cause
     runner = find_backend(backend)
-    cluster = runner if runner is not None and isinstance(runner, Cluster) else None
+    cluster = runner if is_cluster(runner) else None
     if cluster is not None and split == "off":
         split = "auto"  # pieces are what such a backend is for
     if begun := begun_split(nodes):
@@ -112,7 +112,7 @@ def run(
     cuda = _cuda_devices(nodes)
     stretch = found = code = None
     new: str | None = None  # why the stretch was not recognised
-    compiler = None if isinstance(runner, Cluster) else runner
+    compiler = None if is_cluster(runner) else runner
     # What compiled code holds while it runs only a device's own counter knows.
     hidden = compiler is not None and split_run is None and not cuda
     if compiler is not None and split_run is None and not summaries and nodes:
@@ -358,7 +358,7 @@ def _run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
     if current is not None and (current.split not in ("off", 1) or current.recompute != "off"):
         # A part of a step would have to keep the whole batch's activations for the rest of it.
         pending = closure({*nodes, *(node for node in current.nodes if node.state != "done")})
-        backend = current.backend if isinstance(find_backend(current.backend), Cluster) else "eager"
+        backend = current.backend if is_cluster(find_backend(current.backend)) else "eager"
         run(pending, cause, split=current.split, recompute=current.recompute, backend=backend)
     else:
         run(nodes, cause)

@@ -22,7 +22,7 @@ from .batching import NamedBatch
 from .batching import SplitError as SplitError
 from .choices import Choices
 from .execute.backend import backend_counters, compiled_programs, find_backend
-from .execute.clusters import Cluster
+from .execute.clusters import is_cluster
 from .execute.replay import replays
 from .execute.report import Report as Report
 from .execute.split import SplitRun
@@ -195,7 +195,7 @@ class LazyGraph(Choices, Shown):
         name = backend or self.backend
         find_backend(name)
         split, recompute = levers(self, split, recompute, name)
-        if split not in ("off", 1) and name != "eager" and not isinstance(find_backend(name), Cluster):
+        if split not in ("off", 1) and name != "eager" and not is_cluster(find_backend(name)):
             raise ValueError(f"a split batch runs with the backend 'eager', not {name!r}")
         if tape.graph is not None and tape.owner != threading.get_ident():
             raise RuntimeError("a cell is recording on another thread; evaluate once it has ended")
@@ -266,7 +266,7 @@ def lazy(
         ValueError: an option this version does not support, an unknown device or backend.
         RuntimeError: another thread is recording, or an outer block is for another absent card.
     """
-    cluster = isinstance(find_backend(backend), Cluster)
+    cluster = is_cluster(find_backend(backend))
     split = "off" if split is None else split
     check_split(split)
     named = None if batch is None else NamedBatch(batch, _lookup(names, sys._getframe(2)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 
 class NoWorkersError(RuntimeError):
@@ -47,6 +47,11 @@ class Cluster(Protocol):
 
         Raises :class:`LostWorkerError` if its worker is gone, which is then no longer among the workers.
         """
+
+
+def is_cluster(backend: object) -> TypeGuard[Cluster]:
+    """Whether ``backend`` is a :class:`Cluster`."""
+    return hasattr(backend, "submit") and isinstance(backend, Cluster)  # which alone takes as long as ten ops
 
 
 def require(package: str) -> None:
