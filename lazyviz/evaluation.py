@@ -14,13 +14,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from . import _torch_cuda, absence, batching, recomputing
 from .execute import eager, replay
-from .execute.backend import find_backend
+from .execute.backend import Backend, find_backend
 from .execute.clusters import is_cluster
 from .execute.forecast import learn
 from .execute.memory import Memory, ResidentMemory
@@ -112,7 +112,7 @@ def run(
     cuda = _cuda_devices(nodes)
     stretch = found = code = None
     new: str | None = None  # why the stretch was not recognised
-    compiler = None if is_cluster(runner) else runner
+    compiler = cast(Backend | None, runner) if cluster is None else None
     # What compiled code holds while it runs only a device's own counter knows.
     hidden = compiler is not None and split_run is None and not cuda
     if compiler is not None and split_run is None and not summaries and nodes:
