@@ -19,6 +19,7 @@ from torch import fx
 
 from ..graph.ir import Node, Storage, TensorMeta, Value
 from .backend import Segment
+from .bernoulli import drawn
 from .programs import Numbers
 from .sizes import Size, Sizes
 
@@ -126,7 +127,7 @@ def lower(
     for node in nodes:
         check(node)
         args, kwargs = reader.call(node)
-        op, args, kwargs = adapted(node, args, kwargs)
+        op, args, kwargs = drawn(graph, *adapted(node, args, kwargs))
         if channels_last:
             for at in _IMAGES.get(op, ()):
                 image = graph.call_function(  # the same, where it is traced in that layout

@@ -668,3 +668,51 @@ def test_convolutions_keep_one_layout_and_hand_out_the_one_recorded(inductor, dr
             assert ours.grad.stride() == theirs.grad.stride()
     assert report.cache_hit
     assert layouts == [not drops]  # random numbers are drawn in the order of the layout that was recorded
+
+
+def test_several_draws_are_eagers_whatever_uses_them(inductor):
+    """Of one shape, used in another order than drawn, by kernels that are fused or not."""
+
+    def program(x):
+        layers = [nn.Linear(4, 4) for _ in range(2)]  # each draws twice
+        masks = [nn.functional.dropout(torch.ones(4, 4), 0.5) for _ in range(4)]
+        noise = [torch.randn(4, 4) for _ in range(4)]
+        y = layers[1](layers[0](x * masks[3] + noise[2]))
+        y = y * masks[1] + noise[3] @ masks[0]
+        z = (noise[0] - masks[2]).relu() * y.softmax(1) + noise[1]
+        return [z, y, *(parameter for layer in layers for parameter in layer.parameters())]
+
+    x = torch.randn(4, 4)
+    torch.manual_seed(5)
+    expected = program(x)
+    torch.manual_seed(5)
+    with lazyviz.lazy(backend="inductor") as graph:
+        results = program(x)
+    report = graph.evaluate()
+    assert report.share == 1.0 and not report.fallbacks
+    for result, wanted in zip(results, expected):
+        torch.testing.assert_close(result, wanted)
+
+
+def test_a_mask_is_drawn_before_anything_reads_it(inductor):
+    """In forward and backward of one program, where the kernels around it are fused."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+    weights = [parameter for layer in layers for parameter in layer.parameters()]
+    x = torch.randn(5, 1, 4, 4)
+
+    def step():
+        for weight in weights:
+            weight.grad = None
+        y = nn.functional.dropout(layers[1](layers[0](x)).relu(), 0.25)
+        y.square().mean().backward()
+        return [y.detach(), *(weight.grad for weight in weights)]
+
+    torch.manual_seed(1)
+    expected = step()
+    torch.manual_seed(1)
+    with lazyviz.lazy(backend="inductor") as graph:
+        results = step()
+    assert graph.evaluate().share == 1.0
+    for result, wanted in zip(results, expected):
+        torch.testing.assert_close(result, wanted)
