@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from .. import _torch_compile
-from ..graph.ir import Value
+from ..graph.ir import Node, Value
 from .backend import Refused, Segment
 from .calls import number_tensor
 from .compilers import SegmentCompiler
-from .lowering import NotLowered, lower, wants_channels_last
+from .draws_first import draw_of, draws
+from .lowering import NEEDS_VALUES, NotLowered, lower, refuse, wants_channels_last
 from .programs import Program
 from .sizes import Sizes
 
@@ -31,6 +32,12 @@ class InductorBackend(SegmentCompiler):
         super().__init__()
         self._options = {"fallback_random": exact_random, **(options or {})}
         self._exact_random = exact_random
+
+    def refuses(self, node: Node) -> str | None:
+        """Why ``node`` has to run by itself, or None."""
+        if self._options["fallback_random"] and draws(node) and draw_of(node) is None:
+            return str(refuse(node, NEEDS_VALUES))
+        return super().refuses(node)
 
     def _code(
         self,
@@ -61,7 +68,15 @@ class InductorBackend(SegmentCompiler):
         channels_last: bool,
     ) -> _torch_compile.Compiled:
         try:
-            module = lower(segment.nodes, segment.inputs, kept, groups, sizes, channels_last=channels_last)
+            module = lower(
+                segment.nodes,
+                segment.inputs,
+                kept,
+                groups,
+                sizes,
+                channels_last=channels_last,
+                draws_first=self._options["fallback_random"],
+            )
         except NotLowered as error:
             raise Refused(str(error)) from error
         numbers = [number_tensor(program.scalars[group[0]]) for group in groups]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import fx
 from ..graph.ir import Node, Storage, TensorMeta, Value
 from .backend import Segment
 from .bernoulli import drawn
+from .draws_first import Draw, draw_all, draw_of, draws, in_words
 from .programs import Numbers
 from .sizes import Size, Sizes
 
@@ -80,12 +81,14 @@ def lower(
     sizes: Sizes | None = None,
     *,
     channels_last: bool = False,
+    draws_first: bool = False,
 ) -> fx.GraphModule:
     """The module from ``inputs``, then a 0-d tensor for each of ``groups``, to ``results``.
 
     ``groups`` are positions among the scalars of ``nodes`` (``Program.scalars``) that are one input.
     With ``sizes`` the size that varies comes before all others, an int.  ``channels_last`` has convolutions,
-    and what is computed of them, in that layout, results included.
+    and what is computed of them, in that layout, results included.  ``draws_first`` has all random numbers
+    drawn by ATen's kernels, in program order, into memory of the recorded strides (:mod:`.draws_first`).
 
     Raises:
         NotLowered: one of the nodes cannot be.
@@ -110,9 +113,11 @@ def lower(
         return numbers.get(next(positions), item)
 
     def size(item: int) -> Any:
-        function = next(functions, item)
+        return sized(next(functions, item))
+
+    def sized(function: int | Size) -> Any:
         if isinstance(function, int):
-            return item
+            return function
         if function not in made:
             made[function] = function(varying).node
         return made[function]
@@ -124,9 +129,22 @@ def lower(
 
     written = {storage for node in nodes for storage in node.writes}
     reader = Numbers(scalar, size, other)
+    random = _draws(nodes) if draws_first else {}
+    if random:
+        dimensions = _dimensions(nodes, inputs, sizes)
+        every = [sized(item) for draw in random.values() for item in dimensions(draw.like)]
+        source = graph.call_function(draw_all, (in_words(list(random.values())), every))
+        content_of = {
+            node: graph.call_function(operator.getitem, (source, at)) for at, node in enumerate(random)
+        }
     for node in nodes:
         check(node)
         args, kwargs = reader.call(node)
+        if node in random:
+            if any(isinstance(item, fx.Node) for item in args[len(node.inputs) :]):
+                raise refuse(node, "draws with numbers that vary")
+            env.update(_random(graph, node, content_of[node], args))
+            continue
         op, args, kwargs = drawn(graph, *adapted(node, args, kwargs))
         if channels_last:
             for at in _IMAGES.get(op, ()):
@@ -144,6 +162,48 @@ def lower(
                 env[value] = result if alone else graph.call_function(operator.getitem, (result, value.index))
     graph.output(tuple([env[value] for value in results]))
     return fx.GraphModule(torch.nn.Module(), graph, class_name="Segment")
+
+
+def _draws(nodes: Sequence[Node]) -> dict[Node, Draw]:
+    found: dict[Node, Draw] = {}
+    for node in nodes:
+        if draws(node):
+            draw = draw_of(node)
+            if draw is None:
+                raise refuse(node, NEEDS_VALUES)
+            found[node] = draw
+    return found
+
+
+NEEDS_VALUES = "draws random numbers within its kernel, in an order that compiled code does not keep"
+
+
+def _dimensions(
+    nodes: Sequence[Node], inputs: Sequence[Value], sizes: Sizes | None
+) -> Callable[[Value], Sequence[int | Size]]:
+    """Gives the shape and strides of a value, as functions of the size that varies."""
+    if sizes is None:
+        return lambda value: (*value.meta.shape, *value.meta.stride)
+    found: dict[Value, Sequence[int | Size]] = {}
+    at = 0
+    for value in (*inputs, *[value for node in nodes for value in node.outputs if value.node is node]):
+        rank = len(value.meta.shape)
+        found[value] = sizes.every[at : at + 2 * rank]
+        at += 2 * rank
+    return found.__getitem__
+
+
+def _random(graph: fx.Graph, node: Node, content: fx.Node, args: tuple[Any, ...]) -> dict[Value, fx.Node]:
+    """The results of a node that draws ``content``, which is written where the node writes."""
+    if node.writes:
+        graph.call_function(aten.copy_.default, (args[0], content))
+        return {}
+    if node.op is not aten.native_dropout.default:
+        return {node.outputs[0]: content}
+    kept = 1 - node.args[1]
+    product = graph.call_function(aten.mul.Tensor, (args[0], content))
+    product = graph.call_function(aten.mul.Tensor, (product, 1 / kept if kept else 0.0))
+    return {value: (product, content)[value.index] for value in node.outputs if value.node is node}
 
 
 _IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1, 2)}

@@ -716,3 +716,55 @@ def test_a_mask_is_drawn_before_anything_reads_it(inductor):
     assert graph.evaluate().share == 1.0
     for result, wanted in zip(results, expected):
         torch.testing.assert_close(result, wanted)
+
+
+def _strided_masks(x):
+    """Draws into memory of other strides, of a part, twice the same, and one that nobody reads."""
+    y = (x @ x.transpose(1, 2)).transpose(0, 1)
+    mask = torch.empty_like(y).bernoulli_(0.5).div_(0.5)
+    whole = torch.zeros(len(x), 8)
+    whole[:, 2:5].normal_()
+    whole[::2].bernoulli_(0.5)
+    torch.empty(2, 3).bernoulli_(0.5)
+    image = torch.empty(2, 3, 8, 8).bernoulli_(0.5)
+    weight = torch.linspace(-1, 1, 54).view(2, 3, 3, 3)
+    noise = torch.rand_like(y), torch.randn(2, 3), torch.randint(9, (4,)), torch.randperm(7)
+    dropped = torch.native_dropout(y, 0.3, True)[0]
+    return y * mask, mask, whole * 2, torch.nn.functional.conv2d(image, weight), *noise, dropped
+
+
+def test_random_numbers_are_eagers_in_whichever_layout_and_order_compiled_code_computes(inductor):
+    for count in (4, 6, 7, 7):
+        x = torch.randn(count, 5, 5)
+        torch.manual_seed(3)
+        expected = _strided_masks(x)
+        state = torch.get_rng_state()
+        torch.manual_seed(3)
+        with lazyviz.lazy(backend="inductor") as graph:
+            results = _strided_masks(x)
+        report = graph.evaluate()
+        assert report.share == 1.0 and not report.fallbacks
+        assert torch.equal(torch.get_rng_state(), state)
+        for ours, theirs in zip(results, expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
+            assert ours.stride() == theirs.stride()
+    assert report.cache_hit
+
+
+def test_a_draw_that_needs_values_runs_by_itself_in_its_turn(inductor):
+    x = torch.rand(4, 6)
+
+    def program():
+        first = torch.nn.functional.dropout(x.t() * 2)
+        return first, torch.bernoulli(first.sigmoid()), torch.nn.functional.dropout(x + 1)
+
+    torch.manual_seed(3)
+    expected = program()
+    torch.manual_seed(3)
+    with lazyviz.lazy(backend="inductor") as graph:
+        results = program()
+    report = graph.evaluate(verify=True)
+    assert len(report.fallbacks) == 1
+    assert "aten.bernoulli.default" in report.fallbacks[0] and "draws random numbers" in report.fallbacks[0]
+    for ours, theirs in zip(results, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
