@@ -12,7 +12,6 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
@@ -128,45 +127,6 @@ class Compiled(NamedTuple):
 
     code: Callable[..., Sequence[torch.Tensor]]
     holds: Callable[[int], bool] | None = None
-
-
-def draws_in_order() -> Mapping[str, Any]:
-    """Inductor's settings by which random operators draw in the order of the program, as eager does.
-
-    With ``fallback_random`` each calls eager's kernel, but nothing orders the calls: before PyTorch 2.13 they
-    were moved to where their results are used, and the scheduler, which visits what a node depends on by the
-    names of buffers ("buf10" before "buf9"), and looks for an order of low peak, may exchange them in all
-    versions.  Its hook before fusion adds what is missing, a dependency of each draw on the one before.
-    """
-    from torch._inductor import custom_graph_pass, dependencies
-
-    class DrawsInOrder(getattr(custom_graph_pass, "CustomSchedulerPass", custom_graph_pass.CustomGraphPass)):  # type: ignore[misc]
-        def __call__(self, nodes: list[Any]) -> list[Any]:
-            drawing = [node for node in nodes if draws(getattr(node.node, "op_overload", None))]
-            drawing.sort(key=lambda node: int(node.get_name().removeprefix("op")))
-            for before, node in pairwise(drawing):
-                order = dependencies.WeakDep(
-                    next(iter(before.get_buffer_names())), next(iter(node.get_buffer_names())), True
-                )
-                node.add_fake_dep(order)
-            if len(drawing) < 2:
-                return nodes
-            scheduler = drawing[0].scheduler
-            ordered: list[Any] = scheduler.topological_sort_schedule(nodes)
-            scheduler.nodes = ordered
-            scheduler.compute_ancestors()  # by which fusion sees cycles
-            return ordered
-
-        def uuid(self) -> Any:
-            return "lazyviz: draws in order, 1"
-
-    moved = {"reorder_for_locality": False} if torch.__version__ < "2.13" else {}
-    return {"_pre_fusion_custom_pass": DrawsInOrder(), **moved}
-
-
-def draws(op: Any) -> bool:
-    """Whether ``op`` takes random numbers from a generator."""
-    return isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
 
 
 Dimensions = Sequence[tuple[Sequence[Any], Sequence[Any]]]  # of each input, its shape and strides

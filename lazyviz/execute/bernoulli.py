@@ -1,9 +1,9 @@
-"""Draws of truth values, such as dropout masks, in the form that Inductor gets right.
+"""Draws of truth values, such as dropout masks, where Inductor chooses the random numbers.
 
-Inductor draws ``bernoulli_`` in place, and a kernel that reads the memory may be fused with the one that
-fills it before the draw: a dropout mask is then what was there before (seen with PyTorch 2.11 in a training
+On a CPU it draws ``bernoulli_`` in place, and a kernel that reads the memory may be fused with the one that
+fills it before the draw: a mask is then what was there before (seen with PyTorch 2.11 in a training
 step with batch norm).  An operator of ours gives the numbers in memory of their own, so that whoever reads
-them depends on the draw; it calls eager's kernel, on the same strides.
+them depends on the draw.  (Where the numbers are to be eager's: :mod:`.draws_first`.)
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ class InductorBackend(SegmentCompiler):
     def __init__(self, *, exact_random: bool = True, options: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self._options = {"fallback_random": exact_random, **(options or {})}
-        self._exact_random = exact_random
 
     def refuses(self, node: Node) -> str | None:
         """Why ``node`` has to run by itself, or None."""
@@ -80,14 +79,11 @@ class InductorBackend(SegmentCompiler):
         except NotLowered as error:
             raise Refused(str(error)) from error
         numbers = [number_tensor(program.scalars[group[0]]) for group in groups]
-        options = self._options
-        if self._exact_random and sum(_torch_compile.draws(node.op) for node in segment.nodes) > 1:
-            options = {**_torch_compile.draws_in_order(), **options}
         try:
             if sizes is None:
-                return _torch_compile.compile_graph(module, inputs, numbers, options)
+                return _torch_compile.compile_graph(module, inputs, numbers, self._options)
             return _torch_compile.compile_graph(
-                module, inputs, numbers, options, sizes.of(program.shapes), sizes.dimensions
+                module, inputs, numbers, self._options, sizes.of(program.shapes), sizes.dimensions
             )
         except Exception as error:
             lines = [line for line in str(error).splitlines() if line.strip()]
