@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from lazyviz import session
@@ -13,6 +15,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--scores", action="append", default=[], metavar="FILE", help="write the score table (.md or .json)"
     )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interrupts():
+    """A shell starts what runs in its background with SIGINT ignored, which Python leaves so."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
