@@ -651,7 +651,7 @@ cdef object locate_sum(object node, object engine):
     if parameter is None:
         return
     _, name = role_of(parameter)
-    put(node, N_root, (<dict> scope_state["_roots"]).get(<size_t> <void *> parameter, ""))
+    put(node, N_root, (<dict> scope_state["_roots"]).get(<size_t> <void *> parameter, "") if name else "")
     put(node, N_module, (<str> name).rpartition(".")[0])
     for value in <list> get(node, N_inputs):
         storage = get(value, V_storage)

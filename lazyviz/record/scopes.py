@@ -223,7 +223,7 @@ class Scopes:
                     node.module, node.root = forward.module, forward.root
         elif (parameter := getattr(engine, "variable", None)) is not None:
             _, name = self.role_of(parameter)
-            node.root = self._roots.get(id(parameter), "")
+            node.root = self._roots.get(id(parameter), "") if name else ""  # or it is of one that has died
             node.module = name.rpartition(".")[0]
             for value in node.inputs:
                 if value.storage.role is None:
