@@ -60,10 +60,15 @@ class CompositeCall:
 _STATE_IS_NEEDED = torch.__version__ < "2.13"
 
 
+@functools.cache
+def _libtorch() -> ctypes.PyDLL:
+    return ctypes.PyDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+
+
 @contextlib.contextmanager
 def _state_on_entry() -> Iterator[None]:
     """What ``at::impl::MaybeSetTLSOnEntryGuard`` does, which has no Python form."""
-    library = ctypes.PyDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+    library = _libtorch()
     guard = ctypes.create_string_buffer(8)
     library["_ZN2at4impl23MaybeSetTLSOnEntryGuardC1Ev"](ctypes.byref(guard))
     try:

@@ -315,7 +315,9 @@ def test_a_gradient_that_only_the_engine_holds_is_told_from_one_that_is_held():
 
 
 @pytest.mark.filterwarnings("ignore:.*also be overridden")  # lazyviz's own may be there from another test
-def test_composites_go_on_to_dispatch_modes_in_inference_mode():
+@pytest.mark.parametrize("wanted", [_torch_composites._STATE_IS_NEEDED, True])
+def test_composites_go_on_to_dispatch_modes_in_inference_mode(wanted, monkeypatch):
+    monkeypatch.setattr(_torch_composites, "_STATE_IS_NEEDED", wanted)
     put_back = _torch_composites.override_composites(
         {"matmul": lambda original, *tensors: original(*tensors)}
     )

@@ -140,7 +140,7 @@ def register_backend(name: str, backend: Backend | Cluster) -> None:
 def offered() -> dict[str, str]:
     """The backends of installed packages (entry points ``lazyviz.backends``), each with its module.
 
-    Looked up once: it takes milliseconds.
+    Looked up once: it reads the metadata of everything that is installed.
     """
     return {point.name: point.module for point in entry_points(group="lazyviz.backends")}
 

@@ -4,8 +4,8 @@ A :class:`Program` is what a compiled version of the stretch depends on, with va
 in order of first appearance: operators, wiring, kinds of tensors, who shares memory, and static
 arguments.  Two things stand apart, since they change from step to step: Python numbers that only feed
 arithmetic (``scalars``), and sizes (``shapes``).  Which of them may vary is for whoever compiles.  This is
-the structure of :mod:`lazyviz.graph.fingerprint` in a form that costs a few microseconds an op and
-means something in this process alone.
+the structure of :mod:`lazyviz.graph.fingerprint` in a form that costs less an op and means
+something in this process alone.
 """
 
 from __future__ import annotations

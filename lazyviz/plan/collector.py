@@ -12,7 +12,7 @@ def paused() -> Iterator[None]:
     """No cycles are looked for meanwhile.
 
     A plan makes many objects that stay and no cycles, while a full collection goes over everything that
-    the process has: 50 us an operator in one plan of seven, where the plan itself takes 8.
+    the process has, which may take longer than the plan itself.
     """
     enabled = gc.isenabled()
     gc.disable()

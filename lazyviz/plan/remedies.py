@@ -90,8 +90,7 @@ KINDS = (
 def remedies(plan: Plan) -> tuple[Remedy, ...]:
     """What would lower ``plan``'s peak, cheapest first.
 
-    Takes a replay of the whole record for each candidate: milliseconds for thousands of nodes.  None for
-    a plan in pieces.
+    Takes a replay of the whole record for each candidate.  None for a plan in pieces.
     """
     if not plan.peak_bytes or plan.split.pieces > 1:  # a run in pieces is another program than the record
         return ()

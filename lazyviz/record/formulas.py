@@ -49,7 +49,6 @@ if _torch.CUMPROD_ASKS_ALWAYS:
     GRADIENTS |= {"CumprodBackward0"}
 # Only of complex tensors: eager looks whether the loss depends on the phase of a vector.
 COMPLEX_GRADIENTS = frozenset({"LinalgEighBackward0", "LinalgSvdBackward0"})
-_NAMED = GRADIENTS | GRADIENTS_WITH_GRAPH | COMPLEX_GRADIENTS
 
 
 class FormulaPatches:
@@ -81,13 +80,14 @@ class FormulaPatches:
             if not _torch.has_mode(mode):  # between blocks and while paused it is there too
                 return original(outputs, *args, **kwargs)
             plain = PlainTensors(tape, mode)
-            create_graph = bool(args[2])
+            create_graph = args[2]
+            always = GRADIENTS | GRADIENTS_WITH_GRAPH if create_graph else GRADIENTS
             handles: list[Any] = []
             tape.scopes.sources.enter(sys._getframe())
             try:
                 nodes, adding = _autograd_nodes(outputs)
                 for node in nodes:
-                    if _asks(node, create_graph):
+                    if _asks(node, always):
                         handles.append(node.register_prehook(functools.partial(_before, plain, tape, node)))
                         handles.append(node.register_hook(plain.end_of_node))
                 handles += [node.register_hook(functools.partial(_after, tape, node)) for node in adding]
@@ -150,15 +150,11 @@ class PlainTensors:
         self.end(gradients, results)
 
 
-def _asks(node: Any, create_graph: bool) -> bool:
-    """Whether a node's formula is another one for tensors that are not plain."""
+def _asks(node: Any, always: frozenset[str]) -> bool:
+    """Whether a node's formula is another one for tensors that are not plain; ``always``: those that are."""
     name = node.name()
-    if name not in _NAMED:
-        return False
-    return (
-        name in GRADIENTS
-        or (create_graph and name in GRADIENTS_WITH_GRAPH)
-        or (name in COMPLEX_GRADIENTS and any(m.dtype.is_complex for m in _torch.gradient_metadata(node)))
+    return name in always or (
+        name in COMPLEX_GRADIENTS and any(m.dtype.is_complex for m in _torch.gradient_metadata(node))
     )
 
 

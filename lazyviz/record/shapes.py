@@ -1,7 +1,7 @@
 """Shape inference with a cache: what an op returns, from its arguments' metadata alone.
 
-FakeTensor knows every op but takes 150-190 us a call, since many of its rules are Python
-references.  Programs repeat themselves, so its answers are kept, keyed by all they
+FakeTensor knows every op but takes many times as long as a look-up, since many of its rules are
+Python references.  Programs repeat themselves, so its answers are kept, keyed by all they
 depend on.  What depends on tensor data is never cached: it raises :class:`DataDependent`.
 """
 
@@ -20,7 +20,7 @@ from ..graph.ir import TensorMeta
 from . import cudnn_rnn, layouts, probes
 from .probes import DataDependent as DataDependent
 
-MOST_ENTRIES = 100_000  # of the cache (some 100 MB); it starts anew when full, as with ever new sizes
+MOST_ENTRIES = 100_000  # of the cache; it starts anew when full, as with ever new sizes
 _NEED_FLOATS = ("arange", "range", "linspace", "upsample", "_upsample", "interpolate")
 # Arithmetic on scalars that carries no `pointwise` tag; a scalar's value changes no shape.
 _ARITHMETIC = {

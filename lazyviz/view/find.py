@@ -3,7 +3,7 @@
 A query is text, taken literally, whatever its case.  Three forms mean more than their letters:
 ``line 12`` is that line and not line 120, a shape may be written as anybody writes shapes
 (``8x128``, ``(8, 128)``), and ``addmm_12`` is a node's name.  The index holds every distinct word
-once, so that a query on 100,000 ops looks at some hundred words.
+once, so that a query looks at words, which are few, and not at ops.
 """
 
 from __future__ import annotations
