@@ -225,12 +225,6 @@ def wants_channels_last(nodes: Sequence[Node]) -> bool:
         any(node.op is aten.convolution_backward.default for node in images)
         and all(value.meta.device.type == "cpu" for node in images for value in node.inputs)
         and all(len(node.args[at].meta.shape) == 4 for node in images for at in _IMAGES[node.op])
-        # A generator's numbers are put into memory in the order of that.
-        and not any(
-            torch.Tag.nondeterministic_seeded in node.op.tags
-            and any(len(value.meta.shape) > 3 for value in (*node.inputs, *node.outputs))
-            for node in nodes
-        )
     )
 
 
