@@ -10,7 +10,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -24,6 +25,27 @@ from .sizes import Shapes, Sizes, follow
 
 MOST_REFUSED = 256
 MOST_LIKELY = 8
+
+
+@dataclass(frozen=True)
+class Task:
+    """What code is to be: from ``segment``'s inputs and a 0-d tensor for each of ``groups`` to ``kept``.
+
+    ``inputs`` are examples.  ``groups`` are positions among ``program.scalars``, each of one number.
+    With ``sizes`` the code is for all sizes, and is given the one that varies before everything else.
+    """
+
+    segment: Segment
+    inputs: Sequence[torch.Tensor]
+    kept: Sequence[Value]
+    program: Program
+    groups: Sequence[Sequence[int]]
+    sizes: Sizes | None
+
+    @property
+    def numbers(self) -> list[Any]:
+        """The recorded number of each group."""
+        return [self.program.scalars[group[0]] for group in self.groups]
 
 
 class SegmentCompiler(ABC):
@@ -42,19 +64,8 @@ class SegmentCompiler(ABC):
         self._refused: OrderedDict[Hashable, str] = OrderedDict()  # programs that are not to be tried again
 
     @abstractmethod
-    def _code(
-        self,
-        segment: Segment,
-        inputs: Sequence[torch.Tensor],
-        kept: Sequence[Value],
-        program: Program,
-        groups: Sequence[Sequence[int]],
-        sizes: Sizes | None,
-    ) -> _torch_compile.Compiled:
-        """Code for ``segment``, from its inputs and a 0-d tensor for each of ``groups`` to ``kept``.
-
-        ``inputs`` are examples.  ``groups`` are positions among ``program.scalars``, each of one number.
-        With ``sizes`` the code is for all sizes, and is given the one that varies before everything else.
+    def _code(self, task: Task) -> _torch_compile.Compiled:
+        """Code for a segment, as ``task`` says.
 
         Raises:
             lazyviz.execute.backend.Refused: there can be none; the message says why.
@@ -140,7 +151,7 @@ class SegmentCompiler(ABC):
         why = ""
         for free, follows in dict.fromkeys([(groups, sizes), (groups, None), (certain, None)]):
             try:
-                made = self._code(segment, inputs, kept, program, free, follows)
+                made = self._code(Task(segment, inputs, kept, program, free, follows))
             except Refused as refusal:
                 why = why or str(refusal)
                 continue
@@ -167,6 +178,12 @@ class SegmentCompiler(ABC):
         sizes = follow(known, program.shapes)
         # Compilers take a size of 1 for a number, since it broadcasts.
         return sizes if sizes is not None and sizes.of(program.shapes) > 1 else None
+
+
+def first_line(error: Exception) -> str:
+    """What a compiler's error says, without what follows it for its authors."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
 
 
 def _needed(segment: Segment) -> list[Value]:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from .. import _torch_compile
-from ..graph.ir import Node, Value
-from .backend import Refused, Segment
+from ..graph.ir import Node
+from .backend import Refused
 from .calls import number_tensor
-from .compilers import SegmentCompiler
+from .compilers import SegmentCompiler, Task, first_line
 from .draws_first import draw_of, draws
 from .lowering import NEEDS_VALUES, NotLowered, lower, refuse, wants_channels_last
-from .programs import Program
-from .sizes import Sizes
 
 
 class InductorBackend(SegmentCompiler):
@@ -38,54 +34,33 @@ class InductorBackend(SegmentCompiler):
             return str(refuse(node, NEEDS_VALUES))
         return super().refuses(node)
 
-    def _code(
-        self,
-        segment: Segment,
-        inputs: Sequence[torch.Tensor],
-        kept: Sequence[Value],
-        program: Program,
-        groups: Sequence[Sequence[int]],
-        sizes: Sizes | None,
-    ) -> _torch_compile.Compiled:
-        layouts = (True, False) if wants_channels_last(segment.nodes) else (False,)
+    def _code(self, task: Task) -> _torch_compile.Compiled:
+        layouts = (True, False) if wants_channels_last(task.segment.nodes) else (False,)
         for channels_last in layouts:
             try:
-                return self._compiled(segment, inputs, kept, program, groups, sizes, channels_last)
+                return self._compiled(task, channels_last)
             except Refused:
                 if not channels_last:
                     raise
         raise AssertionError("the last layout gives code or is refused")
 
-    def _compiled(
-        self,
-        segment: Segment,
-        inputs: Sequence[torch.Tensor],
-        kept: Sequence[Value],
-        program: Program,
-        groups: Sequence[Sequence[int]],
-        sizes: Sizes | None,
-        channels_last: bool,
-    ) -> _torch_compile.Compiled:
+    def _compiled(self, task: Task, channels_last: bool) -> _torch_compile.Compiled:
+        nodes, sizes = task.segment.nodes, task.sizes
         try:
             module = lower(
-                segment.nodes,
-                segment.inputs,
-                kept,
-                groups,
+                nodes,
+                task.segment.inputs,
+                task.kept,
+                task.groups,
                 sizes,
                 channels_last=channels_last,
                 draws_first=self._options["fallback_random"],
             )
         except NotLowered as error:
             raise Refused(str(error)) from error
-        numbers = [number_tensor(program.scalars[group[0]]) for group in groups]
+        numbers = [number_tensor(number) for number in task.numbers]
+        varying = () if sizes is None else (sizes.of(task.program.shapes), sizes.dimensions)
         try:
-            if sizes is None:
-                return _torch_compile.compile_graph(module, inputs, numbers, self._options)
-            return _torch_compile.compile_graph(
-                module, inputs, numbers, self._options, sizes.of(program.shapes), sizes.dimensions
-            )
+            return _torch_compile.compile_graph(module, task.inputs, numbers, self._options, *varying)
         except Exception as error:
-            lines = [line for line in str(error).splitlines() if line.strip()]
-            why = lines[0] if lines else type(error).__name__
-            raise Refused(f"Inductor could not compile {len(segment.nodes):,} ops: {why}") from error
+            raise Refused(f"Inductor could not compile {len(nodes):,} ops: {first_line(error)}") from error

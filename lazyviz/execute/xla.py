@@ -22,10 +22,9 @@ from .._torch_compile import Compiled
 from ..graph.ir import Node, Value
 from . import xla_ops, xla_program
 from .backend import Refused, Segment
-from .compilers import SegmentCompiler
+from .compilers import SegmentCompiler, Task, first_line
 from .lowering import NotLowered, refuse
-from .programs import Program, program_of
-from .sizes import Sizes
+from .programs import program_of
 
 MOST_VERDICTS = 16384
 
@@ -85,7 +84,7 @@ class XlaBackend(SegmentCompiler):
             with self._settings():
                 jax.eval_shape(xla_program.traced(program), [], xla_program.shapes(inputs, program.arguments))
         except Exception as error:
-            return f"is not known to XLA: {_first_line(error)}"
+            return f"is not known to XLA: {first_line(error)}"
         return None
 
     @contextmanager
@@ -94,29 +93,22 @@ class XlaBackend(SegmentCompiler):
         with jax.enable_x64(True), jax.default_matmul_precision(self._precision):
             yield
 
-    def _code(
-        self,
-        segment: Segment,
-        inputs: Sequence[torch.Tensor],
-        kept: Sequence[Value],
-        program: Program,
-        groups: Sequence[Sequence[int]],
-        sizes: Sizes | None,
-    ) -> Compiled:
-        numbers = [program.scalars[group[0]] for group in groups]
+    def _code(self, task: Task) -> Compiled:
+        segment, numbers = task.segment, task.numbers
         try:
             device = self._device_for(segment)
-            made = xla_program.functional(segment.nodes, segment.inputs, kept, groups, numbers, self._table)
+            made = xla_program.functional(
+                segment.nodes, segment.inputs, task.kept, task.groups, numbers, self._table
+            )
             shapes = xla_program.shapes(segment.inputs, made.arguments)
             with self._settings(), jax.default_device(device):
                 compiled = jax.jit(xla_program.traced(made)).lower(numbers, shapes).compile()
         except NotLowered as error:
             raise Refused(str(error)) from error
         except Exception as error:
-            raise Refused(
-                f"XLA could not compile {len(segment.nodes):,} ops: {_first_line(error)}"
-            ) from error
-        return Compiled(Code(compiled, made, device, self._settings, [own_memory(value) for value in kept]))
+            raise Refused(f"XLA could not compile {len(segment.nodes):,} ops: {first_line(error)}") from error
+        results = [own_memory(value) for value in task.kept]
+        return Compiled(Code(compiled, made, device, self._settings, results))
 
     def _device_for(self, segment: Segment) -> Any:
         """The JAX device for the segment's tensors."""
@@ -137,13 +129,8 @@ class XlaBackend(SegmentCompiler):
             return jax.devices("cuda")[index]
         except (RuntimeError, IndexError) as error:
             raise Refused(
-                f"JAX has no GPU {index} (pip install 'jax[cuda12]'): {_first_line(error)}"
+                f"JAX has no GPU {index} (pip install 'jax[cuda12]'): {first_line(error)}"
             ) from None
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,17 @@ class Wrong:
         return lambda *tensors: [self.spoil(each) for each in run(*tensors)]
 
 
+def assert_found_out(backend, example, program):
+    """``program`` fails with ``backend``, which spoils what the documented example computes."""
+    backend.example = example.TimingBackend()
+    lazyviz.register_backend("wrong", backend)
+    try:
+        with pytest.raises(AssertionError):
+            check_backend("wrong", program)
+    finally:
+        del registry._backends["wrong"]
+
+
 @pytest.mark.parametrize(
     ("spoil", "program"),
     [
@@ -93,14 +104,7 @@ class Wrong:
     ids=["values", "memory", "strides"],
 )
 def test_a_wrong_backend_is_found_out(example, spoil, program):
-    backend = Wrong(spoil)
-    backend.example = example.TimingBackend()
-    lazyviz.register_backend("wrong", backend)
-    try:
-        with pytest.raises(AssertionError):
-            check_backend("wrong", program)
-    finally:
-        del registry._backends["wrong"]
+    assert_found_out(Wrong(spoil), example, program)
 
 
 class OneBuffer(Wrong):
@@ -160,10 +164,4 @@ class OneForEqual(Wrong):
     ids=["one buffer", "one for equal", "32 bits"],
 )
 def test_mistakes_that_compilers_make_are_found_out(example, backend, program):
-    backend.example = example.TimingBackend()
-    lazyviz.register_backend("wrong", backend)
-    try:
-        with pytest.raises(AssertionError):
-            check_backend("wrong", program)
-    finally:
-        del registry._backends["wrong"]
+    assert_found_out(backend, example, program)

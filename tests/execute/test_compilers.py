@@ -13,9 +13,10 @@ from lazyviz.execute.lowering import lower
 
 
 class Lowered(SegmentCompiler):
-    def _code(self, segment, inputs, kept, program, groups, sizes):
-        holds = None if sizes is None else lambda size: True
-        return Compiled(lower(segment.nodes, segment.inputs, kept, groups, sizes), holds)
+    def _code(self, task):
+        holds = None if task.sizes is None else lambda size: True
+        code = lower(task.segment.nodes, task.segment.inputs, task.kept, task.groups, task.sizes)
+        return Compiled(code, holds)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import threading
 import time
@@ -30,6 +31,22 @@ def inductor():
     lazyviz.register_backend("inductor", backend)
     yield backend
     del registry._backends["inductor"]
+
+
+def report_of_draws_as_eager_does(program, **how):
+    """Of ``program``, run once with the backend: its tensors, and the generator's state, are eager's."""
+    torch.manual_seed(3)
+    expected = program()
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    with lazyviz.lazy(backend="inductor") as graph:
+        results = program()
+    report = graph.evaluate(**how)
+    assert torch.equal(torch.get_rng_state(), state)
+    for ours, theirs in zip(results, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+        assert ours.stride() == theirs.stride()
+    return report
 
 
 class Net(nn.Module):
@@ -341,16 +358,7 @@ def test_a_seed_set_in_between_is_heard_by_code_that_was_met_before(inductor):
         return first, torch.nn.functional.dropout(x * 2) + torch.rand(64)
 
     for seeded in (False, False, True, False, True):
-        torch.manual_seed(3)
-        expected = draws(seeded)
-        state = torch.get_rng_state()
-        torch.manual_seed(3)
-        with lazyviz.lazy(backend="inductor") as graph:
-            ours = draws(seeded)
-        graph.evaluate()
-        assert torch.equal(torch.get_rng_state(), state)
-        for one, other in zip(ours, expected, strict=True):
-            torch.testing.assert_close(one, other)
+        report_of_draws_as_eager_does(functools.partial(draws, seeded))
 
 
 def test_code_that_is_kept_keeps_no_recording(inductor):
@@ -685,15 +693,8 @@ def test_several_draws_are_eagers_whatever_uses_them(inductor):
         return [z, y, *(parameter for layer in layers for parameter in layer.parameters())]
 
     x = torch.randn(4, 4)
-    torch.manual_seed(5)
-    expected = program(x)
-    torch.manual_seed(5)
-    with lazyviz.lazy(backend="inductor") as graph:
-        results = program(x)
-    report = graph.evaluate()
+    report = report_of_draws_as_eager_does(functools.partial(program, x))
     assert report.share == 1.0 and not report.fallbacks
-    for result, wanted in zip(results, expected):
-        torch.testing.assert_close(result, wanted)
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["eager's numbers", "others"])
@@ -744,19 +745,8 @@ def _strided_masks(x):
 
 def test_random_numbers_are_eagers_in_whichever_layout_and_order_compiled_code_computes(inductor):
     for count in (4, 6, 7, 7):
-        x = torch.randn(count, 5, 5)
-        torch.manual_seed(3)
-        expected = _strided_masks(x)
-        state = torch.get_rng_state()
-        torch.manual_seed(3)
-        with lazyviz.lazy(backend="inductor") as graph:
-            results = _strided_masks(x)
-        report = graph.evaluate()
+        report = report_of_draws_as_eager_does(functools.partial(_strided_masks, torch.randn(count, 5, 5)))
         assert report.share == 1.0 and not report.fallbacks
-        assert torch.equal(torch.get_rng_state(), state)
-        for ours, theirs in zip(results, expected, strict=True):
-            torch.testing.assert_close(ours, theirs)
-            assert ours.stride() == theirs.stride()
     assert report.cache_hit
 
 
@@ -767,13 +757,6 @@ def test_a_draw_that_needs_values_runs_by_itself_in_its_turn(inductor):
         first = torch.nn.functional.dropout(x.t() * 2)
         return first, torch.bernoulli(first.sigmoid()), torch.nn.functional.dropout(x + 1)
 
-    torch.manual_seed(3)
-    expected = program()
-    torch.manual_seed(3)
-    with lazyviz.lazy(backend="inductor") as graph:
-        results = program()
-    report = graph.evaluate(verify=True)
+    report = report_of_draws_as_eager_does(program, verify=True)
     assert len(report.fallbacks) == 1
     assert "aten.bernoulli.default" in report.fallbacks[0] and "draws random numbers" in report.fallbacks[0]
-    for ours, theirs in zip(results, expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
