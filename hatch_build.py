@@ -1,9 +1,9 @@
-"""Build hook: compiles ``js/`` into ``lazyviz/static/`` for wheels and editable installs, and the recorder.
+"""Build hook: compiles ``js/`` into ``lazyviz/static/`` and the modules that make lazyviz faster.
 
 The bundle is not committed.  An sdist carries the sources, so that a wheel can be
 built from it.  All the work is in ``scripts/js_build.py``, which needs only the
-standard library and also serves ``make``, and in ``scripts/accelerator_build.py``: where there is no C
-compiler, or ``LAZYVIZ_PURE_PYTHON`` is set, lazyviz is installed without its compiled module.
+standard library and also serves ``make``, and in ``scripts/accelerator_build.py``: where a compiler is
+missing, or PyTorch, or ``LAZYVIZ_PURE_PYTHON`` is set, lazyviz is installed without its compiled modules.
 """
 
 from __future__ import annotations
@@ -59,12 +59,10 @@ class WidgetBuildHook(BuildHookInterface):  # the base class is generic over a p
             self.app.abort(str(error))
         if os.environ.get("LAZYVIZ_PURE_PYTHON"):
             return
-        accelerator = _script(self.root, "accelerator_build")
-        try:
-            made = accelerator.build()
-        except accelerator.CannotBuild as error:
-            self.app.display_warning(f"lazyviz records without its compiled module: {error}")
-            return
-        build_data["pure_python"] = False
-        build_data["infer_tag"] = True
-        build_data["artifacts"].append(str(made.relative_to(self.root)))
+        files, reasons = _script(self.root, "accelerator_build").build_all()
+        for reason in reasons:
+            self.app.display_warning(f"lazyviz works without a compiled module, more slowly: {reason}")
+        if files:
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
+            build_data["artifacts"] += [str(file.relative_to(self.root)) for file in files]

@@ -1,65 +1,160 @@
-"""Compiles ``lazyviz/record/_accelerator.pyx``, which lazyviz records faster with and works without.
+"""Compiles the modules that lazyviz records and replays faster with, and works without.
 
-python scripts/accelerator_build.py     # needs Cython, setuptools and a C compiler
+python scripts/accelerator_build.py     # needs setuptools, Cython, a C and C++ compiler, and PyTorch
+
+The one in Cython needs no PyTorch.  Those in C++ are compiled against the PyTorch of this Python's
+environment and serve no other version of it; where it is missing they are left out.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = Path("lazyviz") / "record" / "_accelerator.pyx"
+CYTHON = Path("lazyviz") / "record" / "_accelerator.pyx"
+CPP = (Path("lazyviz") / "record" / "_dispatch.cpp",)
+SOURCES = (CYTHON, *CPP)
 REQUIREMENTS = ["cython>=3.1", "setuptools>=68"]
+
+_ASK_TORCH = """\
+import json, torch
+from torch.utils.cpp_extension import include_paths, library_paths
+print(json.dumps([torch.__version__, include_paths(), library_paths()]))
+"""
 
 
 class CannotBuild(RuntimeError):
-    """There is no compiled recorder; the message says why."""
+    """There is no compiled module; the message says why."""
 
 
-def digest() -> str:
+@dataclass(frozen=True)
+class Torch:
+    """The installed PyTorch."""
+
+    version: str
+    include: list[str]
+    libraries: list[str]
+
+
+def digest(source: Path) -> str:
     """What a compiled module knows its source by."""
-    return hashlib.sha256((ROOT / SOURCE).read_bytes()).hexdigest()
+    return hashlib.sha256((ROOT / source).read_bytes()).hexdigest()
 
 
-def build() -> Path:
-    """Compile for the Python that runs this; returns the file, which stands beside its source.
+def find_torch() -> Torch:
+    """The PyTorch of the environment, also from inside pip's isolated build.
+
+    Raises:
+        CannotBuild: there is none.
+    """
+    # Isolated, Python does not look where pip's build environment points it to, but at its own packages.
+    asked = subprocess.run([sys.executable, "-I", "-c", _ASK_TORCH], capture_output=True, text=True)
+    if asked.returncode:
+        raise CannotBuild("PyTorch is not installed in this environment yet")
+    return Torch(*json.loads(asked.stdout.splitlines()[-1]))
+
+
+def name_of(source: Path) -> str:
+    """The module that a source makes."""
+    return ".".join(source.with_suffix("").parts)
+
+
+def build(source: Path, torch: Torch | None = None) -> Path:
+    """Compile one of ``SOURCES`` for this Python; returns the file, which stands beside its source.
 
     Raises:
         CannotBuild: a compiler or a requirement is missing, or does not take the source.
     """
     try:
-        from Cython.Build import cythonize
-        from setuptools import Distribution, Extension
+        from setuptools import Distribution
         from setuptools.command.build_ext import build_ext
     except ImportError as error:
         raise CannotBuild(str(error)) from error
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / SOURCE
-        copy.parent.mkdir(parents=True)
-        text = (ROOT / SOURCE).read_text(encoding="utf-8")
-        copy.write_text(text.replace('SOURCE = ""', f'SOURCE = "{digest()}"'), encoding="utf-8")
-        extension = Extension("lazyviz.record._accelerator", [str(copy)])
         try:
-            modules = cythonize([extension], quiet=True, build_dir=folder)
+            modules = (
+                _in_cython(source, folder) if source == CYTHON else [_in_cpp(source, torch or find_torch())]
+            )
             command = build_ext(Distribution({"name": "lazyviz", "ext_modules": modules}))
             command.build_lib = command.build_temp = folder
             command.ensure_finalized()
             command.run()
+        except CannotBuild:
+            raise
         except Exception as error:  # setuptools and Cython have exceptions of many kinds for this
             raise CannotBuild(f"{type(error).__name__}: {error}") from error
-        made = Path(command.get_ext_fullpath("lazyviz.record._accelerator"))
-        target = ROOT / SOURCE.parent / made.name
+        made = Path(command.get_ext_fullpath(name_of(source)))
+        target = ROOT / source.parent / made.name
         target.unlink(missing_ok=True)  # a process may have the old one loaded
         shutil.move(made, target)
     return target
 
 
-if __name__ == "__main__":
+def _in_cython(source: Path, folder: str) -> list[Any]:
     try:
-        print(build())
+        from Cython.Build import cythonize
+    except ImportError as error:
+        raise CannotBuild(str(error)) from error
+    from setuptools import Extension
+
+    copy = Path(folder) / source
+    copy.parent.mkdir(parents=True)
+    text = (ROOT / source).read_text(encoding="utf-8")
+    copy.write_text(text.replace('SOURCE = ""', f'SOURCE = "{digest(source)}"'), encoding="utf-8")
+    made: list[Any] = cythonize([Extension(name_of(source), [str(copy)])], quiet=True, build_dir=folder)
+    return made
+
+
+def _in_cpp(source: Path, torch: Torch) -> Any:
+    from setuptools import Extension
+
+    options = ["/std:c++20", "/O2", "/w"] if os.name == "nt" else ["-std=c++20", "-O2", "-g0", "-w"]
+    return Extension(
+        name_of(source),
+        [str(ROOT / source)],
+        language="c++",
+        include_dirs=torch.include,
+        library_dirs=torch.libraries,
+        libraries=["torch_python", "torch_cpu", "torch", "c10"],
+        define_macros=[("LAZYVIZ_SOURCE", f'"{digest(source)}"'), ("LAZYVIZ_TORCH", f'"{torch.version}"')],
+        extra_compile_args=options,
+    )
+
+
+def build_all() -> tuple[list[Path], list[str]]:
+    """Compile what can be compiled; returns the files, and why others are missing."""
+    reasons: list[str] = []
+    try:
+        torch: Torch | None = find_torch()
     except CannotBuild as error:
-        sys.exit(f"lazyviz records without its compiled module: {error}")
+        torch = None
+        reasons.append(f"{error} ({', '.join(path.name for path in CPP)})")
+
+    def attempt(source: Path) -> Path | str:
+        try:
+            return build(source, torch)
+        except CannotBuild as error:
+            return f"{source.name}: {error}"
+
+    with ThreadPoolExecutor() as pool:
+        made = list(pool.map(attempt, SOURCES if torch is not None else [CYTHON]))
+    reasons += [item for item in made if isinstance(item, str)]
+    return [item for item in made if isinstance(item, Path)], reasons
+
+
+if __name__ == "__main__":
+    files, missing = build_all()
+    for file in files:
+        print(file)
+    if missing:
+        sys.exit("lazyviz works without what is not compiled, more slowly: " + "; ".join(missing))

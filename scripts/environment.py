@@ -19,6 +19,7 @@ from pathlib import Path
 if sys.version_info < (3, 10):  # noqa: UP036  (this file is what an older Python meets first)
     sys.exit(f"lazyviz needs Python 3.10 or newer, not {platform.python_version()}: make PYTHON=python3.12")
 
+import accelerator_build
 import js_build
 from steps import OUT, ROOT, StepFailed, run, say
 
@@ -158,9 +159,9 @@ def build_widget() -> None:
 
 def install_lazyviz(target: str, constraints: list[str | Path]) -> None:
     """lazyviz, editable, with the extra that ``target`` needs."""
-    compiled = "lazyviz/record/_accelerator.pyx"  # by the install
-    files = ("pyproject.toml", "constraints.txt", "constraints-cpu.txt", compiled)
-    value = digest(*(ROOT / name for name in files))
+    files = ("pyproject.toml", "constraints.txt", "constraints-cpu.txt")
+    # The install compiles the sources.
+    value = digest(*(ROOT / name for name in files), *(ROOT / name for name in accelerator_build.SOURCES))
     done = [name for name in EXTRAS if is_stamped(name, value)]
     if target in done or (target == "demo" and "test" in done):  # test installs everything that demo does
         return

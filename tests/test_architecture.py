@@ -24,9 +24,11 @@ MAY_IMPORT = {
     "_torch_functional": set(),  # makes programs functional, for the backend that hands them to JAX
     "_torchax": set(),  # torchax's table, without what importing it does to the process
     "_cudnn": set(),  # sizes: record makes tensors of them, the plan their range
+    "_compiled": set(),  # finds the modules that are compiled on installation
     "metrics": set(),
     "cell": set(),
     "record": {
+        "_compiled",
         "_torch",
         "_torch_compile",
         "_torch_cuda",
@@ -40,6 +42,7 @@ MAY_IMPORT = {
     "plan": {"_torch", "_kernels", "_cudnn", "graph", "plan"},
     "view": {"_torch", "graph", "plan", "view"},
     "execute": {
+        "_compiled",
         "_torch",
         "_torch_calls",
         "_torch_compile",

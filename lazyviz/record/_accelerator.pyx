@@ -11,6 +11,7 @@ the recorder.  lazyviz works the same without this module; the tests run both wa
 from cpython.dict cimport PyDict_GetItem, PyDict_SetItem
 from cpython.list cimport PyList_AsTuple
 from cpython.object cimport PyObject
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport uint64_t
@@ -42,6 +43,9 @@ cdef extern from "Python.h":
     PyObject *PyType_GenericAlloc(PyTypeObject *, Py_ssize_t) except NULL
     unsigned long PyThread_get_thread_ident()
 
+
+# `_dispatch.make_wrapper`
+ctypedef object (*make_t)(object cls, object shape, object stride, long long offset, object dtype, object device)
 
 SOURCE = ""  # set by the build: a digest of this file, by which a stale build is known
 
@@ -108,7 +112,7 @@ cdef object slow, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, st
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
 cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active
-cdef object engine_is_sole_owner, slow_record
+cdef object engine_is_sole_owner, slow_record, take
 cdef dict tape_state, scope_state, infos, entries, metas, kinds, lines, above
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
@@ -117,6 +121,7 @@ cdef object ENTRY, ref_cls
 cdef int MOST_FRAMES
 cdef object NO_SEQUENCE
 cdef uint64_t snapshot_key
+cdef make_t quick_wrapper = NULL
 cdef Py_ssize_t key_set_offset
 
 # Slots, by class and name.
@@ -144,7 +149,7 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
     global cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
-    global slow_record, metas, NO_SEQUENCE
+    global slow_record, metas, NO_SEQUENCE, take, quick_wrapper
     global TrackedStorage, Lost, tape_state, scope_state, infos, entries, kinds, lines, above, nodes, values_, storages_
     global node_numbers, value_numbers, storage_numbers, ENTRY, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
     slow = parts["slow"]
@@ -171,6 +176,18 @@ def connect(**parts):
     kinds, lines, above = sources._kinds, sources._lines, sources._above
     ENTRY, MOST_FRAMES, NO_SEQUENCE = parts["ENTRY"], parts["MOST_FRAMES"], parts["NO_SEQUENCE"]
     snapshot_key, key_set_offset = parts["snapshot_key"], parts["key_set_offset"]
+    take, quick_wrapper = None, NULL
+    if parts["dispatcher"] is not None:
+        take = parts["dispatcher"].take
+        quick_wrapper = <make_t> PyCapsule_GetPointer(
+            parts["dispatcher"].connect(
+                PyCapsule_New(<void *> is_recording, "lazyviz.ready", NULL),
+                PyCapsule_New(<void *> record_call, "lazyviz.record", NULL),
+                MISS,
+                parts["mode"],
+            ),
+            "lazyviz.make_wrapper",
+        )
     _find_slots(parts)
     nodes, values_, storages_ = Maker(parts["node"]), Maker(parts["value"]), Maker(parts["storage"])
     node_numbers, value_numbers = type(parts["node"])._sequence, type(parts["value"])._ids
@@ -262,10 +279,24 @@ def hits():
 
 def dispatch(mode, func, types, args=(), kwargs=None):
     """``RecorderMode.__torch_dispatch__``."""
-    result = record(func, types, args, kwargs) if type(args) is tuple else MISS
+    for cls in types:
+        if cls is not LazyTensor:
+            return slow(mode, func, types, args, kwargs)
+    result = MISS
+    if type(func) is OpOverload and type(args) is tuple and is_recording() and not dispatch_depth():
+        result = record(func, args, kwargs)
     if result is MISS:
         return slow(mode, func, types, args, kwargs)
     return result
+
+
+cdef int is_recording() noexcept:
+    return state("graph") is not None and not state("pauses") and state("absent") is None
+
+
+cdef object record_call(object func, object args, object kwargs):
+    """For ``_dispatch.cpp``, which calls with the mode off the stack and no other on it."""
+    return record(func, args, kwargs)
 
 
 cdef object state(str name):
@@ -278,7 +309,7 @@ cdef void show_as_wrapper(object tensor, bint on):
     keys[0] = keys[0] | snapshot_key if on else keys[0] & ~snapshot_key
 
 
-cdef object record(object func, object types, tuple args, object kwargs):
+cdef object record(object func, tuple args, object kwargs):
     cdef Op op
     cdef PyObject *found
     cdef list values, tensors, key
@@ -286,20 +317,15 @@ cdef object record(object func, object types, tuple args, object kwargs):
     cdef Py_ssize_t number
     cdef dict new_kwargs
     cdef bint grad_mode
-    for cls in types:
-        if cls is not LazyTensor:
-            return MISS
-    if type(func) is not OpOverload:
-        return MISS
     graph = state("graph")
-    if graph is None or state("pauses") or state("absent") is not None:
-        return MISS
     found = PyDict_GetItem(ops, <size_t> <void *> func)
     if found is NULL:
         info = infos.get(<size_t> <void *> func)
         if info is None:
             return MISS
         op = ops[<size_t> <void *> func] = Op(info)
+        if take is not None and op.ordinary and func.namespace == "aten":
+            take(func._schema.name, func._schema.overload_name, func)
     else:
         op = <Op> found
     if not op.ordinary:
@@ -314,8 +340,6 @@ cdef object record(object func, object types, tuple args, object kwargs):
         if type(tensor) is LazyTensor:
             show_as_wrapper(tensor, True)
         tape_state["viewed"] = None
-    if dispatch_depth():
-        return MISS
     engine = engine_node()
     if engine is None and state("owner") != PyThread_get_thread_ident():
         return MISS
@@ -327,7 +351,7 @@ cdef object record(object func, object types, tuple args, object kwargs):
                 tape_state["summing"] = None
             elif not grad_mode and sums_in_place(args):
                 increment_version(args[0])
-                result = record(add_, types, args, kwargs)
+                result = record(add_, args, kwargs)
                 return slow_record(add_, args, kwargs or {}) if result is MISS else result
     values, tensors = [], []
     key = [op.info, default_dtype(), grad_mode]
@@ -822,6 +846,18 @@ cdef object tensor_of(object value, object meta, object storage, object base):
         return wrap(value, base)  # on a card that was planned in another block
     if get(meta, M_flags) or (base is not None and base.is_inference() != inference_enabled()):
         return wrap(value, base)
+    if quick_wrapper is not NULL:
+        tensor = quick_wrapper(
+            LazyTensor,
+            get(meta, M_shape),
+            get(meta, M_stride),
+            get(meta, M_offset),
+            get(meta, M_dtype),
+            get(meta, M_device),
+        )
+        tensor._lazyviz = value
+        refer(tensor, value, storage)
+        return tensor
     tensor = make_wrapper(
         LazyTensor,
         get(meta, M_shape),

@@ -6,15 +6,11 @@ environment) every op takes the way in Python, with the same results.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from .. import _torch, _torch_cuda
+from .. import _compiled, _torch, _torch_cuda
 from .._torch import OpOverload
 from ..graph.ir import Graph, TensorMeta
 from . import scopes
@@ -26,34 +22,19 @@ from .shapes import Inferred, OutputSpec
 from .storage import Lost, TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
 from .tensor import LazyTensor, wrap
 
-_SOURCE = Path(__file__).with_name("_accelerator.pyx")
-
-
-def _accelerator() -> Any:
-    """The compiled module, or None."""
-    if os.environ.get("LAZYVIZ_PURE_PYTHON"):
-        return None
-    try:
-        from . import _accelerator  # type: ignore[attr-defined]
-    except ImportError:
-        return None
-    if _SOURCE.exists() and hashlib.sha256(_SOURCE.read_bytes()).hexdigest() != _accelerator.SOURCE:
-        warnings.warn("lazyviz's compiled recorder is older than its source; install again", stacklevel=2)
-        return None
-    return _accelerator
-
-
 IN_PYTHON = (RecorderMode.__torch_dispatch__, scopes.ScopePatches.module_call_of)
-_compiled: tuple[Any, Any] | None = None
+_ways: tuple[Any, Any] | None = None
 
 
-def _connect(accelerator: Any) -> tuple[Any, Any]:
+def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, Any]:
     """What :func:`use` puts in place of the functions in Python."""
     graph = Graph()
     device = torch.device("cpu")
     storage = TrackedStorage(0, device, graph, external=False)
     meta = TensorMeta((), (), 0, torch.float32, device)
     dispatch = accelerator.connect(
+        dispatcher=dispatcher,
+        mode=RecorderMode,
         slow=IN_PYTHON[0],
         tape=tape,
         node=TrackedNode(graph, torch.ops.aten.add.Tensor, (), {}),
@@ -110,13 +91,18 @@ def shape_cache_hits() -> int:
 def use(compiled: bool) -> bool:
     """Record by the compiled module, or in Python, from the next block on; returns what came of it."""
     global active
-    dispatch, module_call_of = _compiled if compiled and _compiled is not None else IN_PYTHON
+    dispatch, module_call_of = _ways if compiled and _ways is not None else IN_PYTHON
     RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
     scopes.ScopePatches.module_call_of = staticmethod(module_call_of)
-    active = compiled and _compiled is not None
+    active = compiled and _ways is not None
+    if _dispatcher is not None:
+        _dispatcher.use(active)
     return active
 
 
-if (_module := _accelerator()) is not None:
-    _compiled = _connect(_module)
+_module = _compiled.load("record._accelerator", "record/_accelerator.pyx")
+# For ops of ATen a shorter way from PyTorch's dispatcher to the compiled recorder.
+_dispatcher = _compiled.load("record._dispatch", "record/_dispatch.cpp") if _module is not None else None
+if _module is not None:
+    _ways = _connect(_module, _dispatcher)
 active = use(True)

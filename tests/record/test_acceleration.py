@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import os
 import subprocess
 import sys
@@ -254,18 +253,3 @@ def test_without_it_lazyviz_works_the_same():
     env = {**os.environ, "LAZYVIZ_PURE_PYTHON": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["False", "True", "True"], done.stderr
-
-
-def test_a_module_older_than_its_source_is_not_used(monkeypatch, tmp_path):
-    source = tmp_path / "_accelerator.pyx"
-    source.write_text("# changed since it was compiled\n")
-    monkeypatch.setattr(acceleration, "_SOURCE", source)
-    fake = type(sys)("lazyviz.record._accelerator")
-    fake.SOURCE = hashlib.sha256(b"as it was").hexdigest()
-    monkeypatch.setitem(sys.modules, "lazyviz.record._accelerator", fake)
-    monkeypatch.setattr("lazyviz.record._accelerator", fake, raising=False)
-    monkeypatch.delenv("LAZYVIZ_PURE_PYTHON", raising=False)
-    with pytest.warns(UserWarning, match="older than its source"):
-        assert acceleration._accelerator() is None
-    fake.SOURCE = hashlib.sha256(source.read_bytes()).hexdigest()
-    assert acceleration._accelerator() is fake

@@ -1,0 +1,62 @@
+"""A compiled module is used where it was made of its source as it is, for the PyTorch that is there."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+
+import pytest
+import torch
+
+from lazyviz import _compiled
+
+NAME = "lazyviz._something"
+
+
+@pytest.fixture
+def module(monkeypatch, tmp_path):
+    """A module that stands for a compiled one, of the source that it is said to be of."""
+    (tmp_path / "_something.cpp").write_text("// a source\n")
+    made = type(sys)(NAME)
+    made.SOURCE = hashlib.sha256(b"// a source\n").hexdigest()
+    made.TORCH = torch.__version__
+    monkeypatch.setitem(sys.modules, NAME, made)
+    monkeypatch.setattr(_compiled, "_PACKAGE", tmp_path)
+    monkeypatch.delenv("LAZYVIZ_PURE_PYTHON", raising=False)
+    return made
+
+
+def found():
+    return _compiled.load("_something", "_something.cpp")
+
+
+def test_a_module_of_its_source_is_used(module, recwarn):
+    assert found() is module
+    assert not recwarn
+
+
+def test_one_without_a_word_on_pytorch_serves_every_version(module):
+    del module.TORCH
+    assert found() is module
+
+
+def test_an_older_one_is_not_used(module):
+    module.SOURCE = hashlib.sha256(b"as it was").hexdigest()
+    with pytest.warns(UserWarning, match="older than its source"):
+        assert found() is None
+
+
+def test_one_for_another_pytorch_is_not_used(module):
+    module.TORCH = "2.0.0"
+    with pytest.warns(UserWarning, match=r"for PyTorch 2\.0\.0"):
+        assert found() is None
+
+
+def test_none_is_used_where_python_alone_is_asked_for(module, monkeypatch):
+    monkeypatch.setenv("LAZYVIZ_PURE_PYTHON", "1")
+    assert found() is None
+
+
+def test_none_is_no_error(monkeypatch):
+    monkeypatch.delenv("LAZYVIZ_PURE_PYTHON", raising=False)
+    assert _compiled.load("_not_there", "_not_there.cpp") is None
