@@ -80,6 +80,8 @@ def _compare(got: Tensors, expected: Tensors, exact: bool) -> None:
         theirs = expected[name]
         assert type(mine) is type(theirs), f"{name} is a {type(mine).__name__}"
         assert mine.stride() == theirs.stride(), f"{name} has strides {mine.stride()}, not {theirs.stride()}"
+        made = "was made in inference mode" if mine.is_inference() else "was not made in inference mode"
+        assert mine.is_inference() == theirs.is_inference(), f"{name} {made}"
         try:
             torch.testing.assert_close(mine, theirs, equal_nan=True, **limits)
         except AssertionError as error:
@@ -244,6 +246,31 @@ def _recurrent() -> Callable[[], Tensors]:
     return _training(model, lambda: model(x)[0].square().sum(), torch.optim.Adagrad)
 
 
+def _inference() -> Callable[[], Tensors]:
+    """Results show whether they were made in inference mode; only there can those that were be written."""
+    x, total = torch.arange(3.0), torch.zeros(3)
+    with torch.inference_mode():
+        cache = torch.zeros(2, 3)
+
+    def run() -> Tensors:
+        before = x * 2
+        with torch.inference_mode():
+            inside = (before + 1).exp()
+            total.add_(inside)
+            cache[1].add_(inside)
+            part = inside[1:]
+        return {
+            "before": before,
+            "inside": inside,
+            "total": total,
+            "cache": cache,
+            "part": part,
+            "after": inside + 1,
+        }
+
+    return run
+
+
 PROGRAMS: dict[str, Callable[[], Callable[[], Tensors]]] = {
     "a multilayer perceptron with AdamW": _mlp,
     "convolutions with batch norm and SGD": _convolutions,
@@ -255,5 +282,6 @@ PROGRAMS: dict[str, Callable[[], Callable[[], Tensors]]] = {
     "results kept from run to run": _kept_results,
     "results of equal value": _equal_results,
     "an LSTM with Adagrad": _recurrent,
+    "partly in inference mode": _inference,
 }
 """Programs by name; each, called, gives a function whose tensors are compared after every call."""

@@ -151,16 +151,14 @@ def _deferred_interrupts() -> Iterator[list[int]]:
         signal.raise_signal(signal.SIGINT)
 
 
-@contextmanager
-def recorded_modes(node: TrackedNode) -> Iterator[None]:
-    """The grad and inference modes that ``node`` was recorded under."""
-    grad_mode = torch.is_grad_enabled()
-    with ExitStack() as stack:
-        if node.inference_mode != torch.is_inference_mode_enabled():
-            stack.enter_context(_torch.inference_mode(node.inference_mode))
-        stack.callback(torch.set_grad_enabled, grad_mode)
+def recorded_modes(node: TrackedNode) -> ExitStack:
+    """Context with the modes that ``node`` was recorded under; :func:`kernel_level` puts grad mode back."""
+    stack = ExitStack()
+    if node.inference_mode != torch.is_inference_mode_enabled():
+        stack.enter_context(_torch.inference_mode(node.inference_mode))
+    if node.grad_mode != torch.is_grad_enabled():
         torch.set_grad_enabled(node.grad_mode)
-        yield
+    return stack
 
 
 def call(node: TrackedNode) -> list[Any]:

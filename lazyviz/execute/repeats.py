@@ -18,7 +18,7 @@ from ..record.recorder import Tape
 from ..record.rng import DrawSequence, state_of
 from ..record.storage import HALF_DONE, TrackedNode
 from .backend import Backend, Compiled, Refused, Segment
-from .eager import Progress, check_interrupts, kernel_level
+from .eager import Progress, check_interrupts, kernel_level, recorded_modes
 from .replay import finish, give, replays
 from .results import refuse_other_metadata
 from .stretch import Key, Stretch
@@ -101,9 +101,8 @@ def run_again(
         if value.real is None:
             raise RuntimeError(f"internal error: {value!r} was freed before its last use")
         reals.append(value.real)
-    with kernel_level(tape, drawing) as interrupted:
+    with kernel_level(tape, drawing) as interrupted, recorded_modes(nodes[0]):
         check_interrupts(interrupted, cancelled, f"after 0 of {len(nodes)} ops")
-        torch.set_grad_enabled(nodes[0].grad_mode)
         for sequence in draws:
             sequence.generator.set_state(sequence.state)
         try:

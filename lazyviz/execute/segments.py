@@ -18,7 +18,16 @@ from ..record.rng import DrawSequence, state_of
 from ..record.storage import TrackedNode, TrackedValue
 from . import verify
 from .backend import Backend, Compiled, Refused, Segment
-from .eager import Interrupted, Progress, check_interrupts, consumed, deliver, kernel_level, run_node
+from .eager import (
+    Interrupted,
+    Progress,
+    check_interrupts,
+    consumed,
+    deliver,
+    kernel_level,
+    recorded_modes,
+    run_node,
+)
 from .lowering import views_of
 from .memory import ResidentMemory
 from .repeats import Again, half_done, name_segment, repeats
@@ -137,9 +146,9 @@ class _Run:
         with kernel_level(self.tape, nodes) as interrupted:
             for node in nodes:
                 self._check(interrupted)
-                torch.set_grad_enabled(node.grad_mode)
                 self.memory.step(node)
-                run_node(node, self.memory, self.seen)
+                with recorded_modes(node):
+                    run_node(node, self.memory, self.seen)
                 self._finished([node])
 
     def segment(self, nodes: Sequence[TrackedNode]) -> None:
@@ -149,7 +158,7 @@ class _Run:
         start = time.perf_counter()
         try:
             _check_memory(segment, reals)
-            compiled = self._compiled(segment, reals)
+            compiled = self._compiled(segment, reals, nodes[0].inference_mode)
         except Refused as refusal:
             phases = list(_phases(nodes))
             if len(phases) > 1:
@@ -166,9 +175,8 @@ class _Run:
             if compiled.cache_miss_reason is not None:
                 self.outcome.note(self.outcome.missed, compiled.cache_miss_reason)
         try:
-            with kernel_level(self.tape, nodes) as interrupted:
+            with kernel_level(self.tape, nodes) as interrupted, recorded_modes(nodes[0]):
                 self._check(interrupted)
-                torch.set_grad_enabled(nodes[0].grad_mode)
                 self.memory.step(nodes[-1])
                 self._execute(nodes, segment, compiled, reals)
                 self.outcome.ran(len(nodes), compiled)
@@ -180,7 +188,7 @@ class _Run:
             self.op_by_op(nodes)
 
     def _compiled(
-        self, segment: Segment, reals: Sequence[torch.Tensor]
+        self, segment: Segment, reals: Sequence[torch.Tensor], inference_mode: bool
     ) -> Callable[..., Sequence[torch.Tensor]]:
         where = (
             f"cancelled while {len(segment.nodes):,} ops were being compiled, "
@@ -191,6 +199,7 @@ class _Run:
             stack.callback(setattr, tape, "running", tape.running)
             tape.running = threading.get_ident()
             stack.enter_context(_torch.no_dispatch_modes())
+            stack.enter_context(_torch.inference_mode(inference_mode))
             if self.compiles is not None:
                 what = f"segment {self.number} of {self.segments} ({len(segment.nodes):,} ops)"
                 stack.enter_context(_told(self.compiles, what))
@@ -468,7 +477,9 @@ def _stretches(
             and node.draws is not None
             and drawing.setdefault(node.draws.generator, node.draws) is not node.draws
         )
-        if current and (takes is not compiles or reseeded):
+        # Results show whether they were made in inference mode.
+        other_mode = bool(current) and node.inference_mode is not current[-1].inference_mode
+        if current and (takes is not compiles or reseeded or other_mode):
             yield current, compiles
             current = []
         if not current:

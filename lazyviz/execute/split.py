@@ -27,7 +27,16 @@ from ..record.storage import TrackedNode, TrackedValue
 from . import distributed
 from .clusters import Cluster
 from .draws import Draw, Draws
-from .eager import check_interrupts, consumed, deliver, kernel_level, name_line, run_node, spent_on
+from .eager import (
+    check_interrupts,
+    consumed,
+    deliver,
+    kernel_level,
+    name_line,
+    recorded_modes,
+    run_node,
+    spent_on,
+)
 from .masks import Masks
 from .memory import ResidentMemory
 from .piece import (
@@ -142,7 +151,7 @@ class SplitRun:
                 )
                 blanks.append(value)
         self._memory.step(node)
-        with _modes(node):
+        with recorded_modes(node):
             if node in self.schedule.views:
                 self._run_view(node)
             else:
@@ -443,16 +452,6 @@ class _PieceHere(PieceRun):
                 self._memory.beside(storage, -size)
         self._own.clear()
         self.env.clear()
-
-
-def _modes(node: TrackedNode) -> ExitStack:
-    """The grad and inference modes that ``node`` was recorded under."""
-    stack = ExitStack()
-    if node.inference_mode != torch.is_inference_mode_enabled():
-        stack.enter_context(_torch.inference_mode(node.inference_mode))
-    if node.grad_mode != torch.is_grad_enabled():
-        torch.set_grad_enabled(node.grad_mode)
-    return stack
 
 
 def _real(value: TrackedValue) -> torch.Tensor:
