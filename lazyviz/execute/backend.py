@@ -35,6 +35,11 @@ class Refused(RuntimeError):
     """What a backend's ``compile`` raises for a segment that it cannot run: the segment runs op by op."""
 
 
+def first_line(error: BaseException) -> str:
+    """What the error of a compiler or a device says first."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 @dataclass(frozen=True)
 class Compiled:
     """A compiled segment that says whether its code was there already.

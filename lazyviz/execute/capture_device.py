@@ -16,6 +16,7 @@ from .. import _torch, _torch_cuda, _torch_cuda_graphs
 from ..graph.ir import TensorMeta
 from ..plan.collector import paused
 from ..record.rng import READERS, state_of
+from .backend import first_line
 
 
 class CaptureFailed(RuntimeError):
@@ -196,11 +197,6 @@ def _captured(
             mend(device)
             if raised is None:
                 raise CaptureFailed(f"CUDA could not capture it: {first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says first."""
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 class _CudaGraph:

@@ -18,8 +18,8 @@ import torch
 
 from .. import _torch, _torch_calls, _torch_cuda_graphs
 from ..graph.ir import Node, Value
-from .backend import Segment
-from .capture_device import Captured, CaptureDevice, first_line
+from .backend import Segment, first_line
+from .capture_device import Captured, CaptureDevice
 from .capture_layout import Layout, Part
 from .lowering import views_of
 

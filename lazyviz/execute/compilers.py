@@ -180,12 +180,6 @@ class SegmentCompiler(ABC):
         return sizes if sizes is not None and sizes.of(program.shapes) > 1 else None
 
 
-def first_line(error: Exception) -> str:
-    """What a compiler's error says, without what follows it for its authors."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
 def _needed(segment: Segment) -> list[Value]:
     """Of each storage that the segment makes and that is needed afterwards, the value it is made as.
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from .. import _torch_compile
 from ..graph.ir import Node
-from .backend import Refused
+from .backend import Refused, first_line
 from .calls import number_tensor
-from .compilers import SegmentCompiler, Task, first_line
+from .compilers import SegmentCompiler, Task
 from .draws_first import draw_of, draws
 from .lowering import NEEDS_VALUES, NotLowered, lower, refuse, wants_channels_last
 

@@ -21,8 +21,8 @@ from .. import _torch_functional
 from .._torch_compile import Compiled
 from ..graph.ir import Node, Value
 from . import xla_ops, xla_program
-from .backend import Refused, Segment
-from .compilers import SegmentCompiler, Task, first_line
+from .backend import Refused, Segment, first_line
+from .compilers import SegmentCompiler, Task
 from .lowering import NotLowered, refuse
 from .programs import program_of
 
