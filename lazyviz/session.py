@@ -173,7 +173,7 @@ class LazyGraph(Choices, Shown):
             timings: note each op's seconds; on a GPU by CUDA events.  Default: on a CPU only.
             split: run in that many pieces of the batch, with ``"auto"`` in the fewest that fit; default: as
                 the block was given.  One that was interrupted goes on in the pieces that it was begun in.
-            backend: default: the block's.  ``"ipyparallel"``, ``"ray"`` or a registered cluster runs the
+            backend: as of :func:`lazy`; default: the block's.  ``"ipyparallel"``, ``"ray"`` or a registered cluster runs the
                 pieces on its workers; ``"auto"``, also where no split was given, is then at least one each.
             recompute: stay below that many bytes (or a size as ``"2 GiB"``) by dropping activations and
                 computing them again, with ``"auto"`` below what the device has free; default: as the block.
@@ -251,6 +251,8 @@ def lazy(
             two passes over the pieces, where they would forbid a split.
         independent_rng: operators that draw random numbers inside a fused kernel may draw for each piece;
             the split run's numbers are then not those of the whole.
+        backend: what evaluates by default: ``"eager"``, ``"inductor"``, ``"xla"``, ``"cudagraphs"``,
+            ``"ipyparallel"``, ``"ray"``, one that is registered or that an installed package offers.
         recompute: evaluate with a peak below that many bytes (or a size as ``"2 GiB"``), activations being
             dropped and computed again for it (also at sync points, which then run all that is pending);
             ``"auto"``: below what the device has free.

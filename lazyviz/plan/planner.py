@@ -58,7 +58,7 @@ def make_plan(
     size where it is not known how an operator's results grow, or a backend other than ``"eager"``.
     """
     if backend not in (None, "eager"):
-        raise ValueError(f"The backend {backend!r} is not available in this version, only 'eager'.")
+        raise ValueError(f"This version plans runs with 'eager'; what {backend!r} would take is not known.")
     check_split(split)
     everywhere = by_device(lifetimes(graph, as_recorded=as_recorded))
     recorded, target = _counted(everywhere, device)
