@@ -173,8 +173,9 @@ class LazyGraph(Choices, Shown):
             timings: note each op's seconds; on a GPU by CUDA events.  Default: on a CPU only.
             split: run in that many pieces of the batch, with ``"auto"`` in the fewest that fit; default: as
                 the block was given.  One that was interrupted goes on in the pieces that it was begun in.
-            backend: as of :func:`lazy`; default: the block's.  ``"ipyparallel"``, ``"ray"`` or a registered cluster runs the
-                pieces on its workers; ``"auto"``, also where no split was given, is then at least one each.
+            backend: as of :func:`lazy`; default: the block's.  ``"ipyparallel"``, ``"ray"`` or a registered
+                cluster runs the pieces on its workers; ``"auto"``, also where no split was given, is then at
+                least one each.
             recompute: stay below that many bytes (or a size as ``"2 GiB"``) by dropping activations and
                 computing them again, with ``"auto"`` below what the device has free; default: as the block.
             progress: called after each op with a :class:`lazyviz.execute.progress.Progress`.
