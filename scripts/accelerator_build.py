@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CYTHON = Path("lazyviz") / "record" / "_accelerator.pyx"
-CPP = (Path("lazyviz") / "record" / "_dispatch.cpp",)
+CPP = (Path("lazyviz") / "record" / "_dispatch.cpp", Path("lazyviz") / "execute" / "_program.cpp")
 SOURCES = (CYTHON, *CPP)
 REQUIREMENTS = ["cython>=3.1", "setuptools>=68"]
 

@@ -26,8 +26,9 @@ from ..record.storage import TrackedNode, TrackedValue
 from ..record.tensor import make_real
 from .eager import check_interrupts, kernel_level, name_line
 from .likeness import Sketch, sketch, what_is_new
+from .lines import Code, name_of
 from .memory import KnownMemory, Levels, Memory, ResidentMemory
-from .straight_line import Code, generate, name_of
+from .straight_line import generate
 from .stretch import Key, Steps, Stretch
 
 LEAST_NODES = 4  # worth recognising

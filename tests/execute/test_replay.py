@@ -15,18 +15,23 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import replay, straight_line
+from lazyviz.execute import replay, straight_line, written_line
 from lazyviz.execute.replay import replays
 
 from .. import programs
 from ..bits import difference
 
 
-@pytest.fixture(autouse=True)
-def nothing_known():
+@pytest.fixture(autouse=True, params=[True, False], ids=["C++", "Python"])
+def nothing_known(request):
+    """Each test runs with both kinds of code, where there is a compiled module."""
+    before = straight_line.active
+    if straight_line.use(request.param) is not request.param:
+        pytest.skip("lazyviz was installed without compiled modules")
     replays.clear()
     yield
     replays.clear()
+    straight_line.use(before)
 
 
 class Attending(nn.Module):
@@ -75,7 +80,7 @@ def training(steps, lazily, optimizer=torch.optim.Adam):
 
 @pytest.mark.parametrize(("optimizer", "nodes_in_one"), [(torch.optim.SGD, 20), (torch.optim.Adam, 1000)])
 def test_a_training_loop_is_replayed_bit_by_bit(optimizer, nodes_in_one, monkeypatch):
-    monkeypatch.setattr(straight_line, "NODES_IN_ONE", nodes_in_one)
+    monkeypatch.setattr(written_line, "NODES_IN_ONE", nodes_in_one)
     expected, _ = training(5, lazily=False, optimizer=optimizer)
     actual, reports = training(5, lazily=True, optimizer=optimizer)
     assert difference(expected, actual) is None
@@ -126,7 +131,7 @@ def test_nodes_are_left_as_running_op_by_op_leaves_them(monkeypatch):
 def test_random_programs_are_replayed_as_eager(monkeypatch):
     """Of every length, and from several functions."""
     monkeypatch.setattr(replay, "LEAST_NODES", 1)
-    monkeypatch.setattr(straight_line, "NODES_IN_ONE", 4)
+    monkeypatch.setattr(written_line, "NODES_IN_ONE", 4)
     names = [name for name, weight in programs.weights.items() for _ in range(weight)]
     chance = random.Random(5)
     before = replays.hits
@@ -161,7 +166,7 @@ def looking_up(index):
 
 @pytest.mark.parametrize("nodes_in_one", [1, 2, 3, 1000])
 def test_an_error_in_a_replay_leaves_finished_ops_finished(nodes_in_one, monkeypatch):
-    monkeypatch.setattr(straight_line, "NODES_IN_ONE", nodes_in_one)
+    monkeypatch.setattr(written_line, "NODES_IN_ONE", nodes_in_one)
     for _ in range(2):
         looking_up(torch.tensor([0, 3]))[0].evaluate()
     graph, doubled, total, rows, summed, _ = looking_up(torch.tensor([0, 9]))
@@ -207,7 +212,7 @@ def test_the_error_of_a_replay_keeps_nothing_alive():
 
 @pytest.mark.parametrize("nodes_in_one", [3, 7, 1000])
 def test_an_interrupt_of_a_replay_lands_between_two_ops(nodes_in_one, monkeypatch):
-    monkeypatch.setattr(straight_line, "NODES_IN_ONE", nodes_in_one)
+    monkeypatch.setattr(written_line, "NODES_IN_ONE", nodes_in_one)
 
     def counting():
         x = torch.zeros(3)

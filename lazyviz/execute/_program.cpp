@@ -1,0 +1,528 @@
+// A stretch of nodes as a program of operator calls, which straight_line.py makes and replay.py runs.
+//
+// It does what the Python code of written_line.py does, in the same order.  An operator is called through the
+// dispatcher with its arguments on a stack, as `torch.ops` does: what is the same in each run is converted
+// once, tensors stay in slots, and the interpreter has no part in it but for what is told after each node.
+
+#include <torch/csrc/python_headers.h>
+
+#include <ATen/ScalarOps.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+constexpr Py_ssize_t NONE = -1;
+PyObject* Refused = nullptr;  // what is not represented here
+PyCFunction append = nullptr;  // `list.append`
+
+struct Reference {  // an owned one
+  PyObject* object;
+  explicit Reference(PyObject* object) : object(object) {}
+  Reference(const Reference&) = delete;
+  Reference& operator=(const Reference&) = delete;
+  ~Reference() { Py_XDECREF(object); }
+  explicit operator bool() const { return object != nullptr; }
+};
+
+struct WithoutInterpreter {  // other threads run Python meanwhile
+  PyThreadState* state = PyEval_SaveThread();
+  WithoutInterpreter() = default;
+  WithoutInterpreter(const WithoutInterpreter&) = delete;
+  WithoutInterpreter& operator=(const WithoutInterpreter&) = delete;
+  ~WithoutInterpreter() { PyEval_RestoreThread(state); }
+};
+
+enum class Kind : uint8_t {
+  Constant,
+  Copy,     // a list that an operator might keep, or change
+  Number,   // in place of a tensor
+  Slot,     // a tensor
+  Slots,    // a list of them
+  Entries,  // a list in which some may be None
+  Scalar,   // differs from run to run
+};
+
+struct Argument {
+  Kind kind = Kind::Constant;
+  bool optional = false;  // None for a tensor that a kernel has left out
+  Py_ssize_t number = NONE;  // of a slot, or among the scalars
+  IValue constant;
+  std::vector<Py_ssize_t> slots;
+};
+
+struct Result {
+  Py_ssize_t index, slot, user, later;
+};
+
+struct Node {
+  explicit Node(c10::OperatorHandle op) : op(op) {}
+  c10::OperatorHandle op;
+  int grad_mode = NONE;
+  Py_ssize_t draw = NONE;
+  bool list = false;  // its results are in one list
+  std::vector<Argument> arguments;
+  std::vector<Result> results;
+  std::vector<Py_ssize_t> gone;  // slots that nobody needs after it
+};
+
+struct Program {
+  PyObject_HEAD
+  PyObject *give, *state_of;  // functions
+  size_t size;  // slots
+  std::vector<Py_ssize_t>* given;
+  std::vector<Node>* nodes;
+};
+
+// ---- Making one
+
+[[noreturn]] void refuse(const std::string& why) {
+  PyErr_SetString(Refused, why);
+  throw python_error();
+}
+
+Py_ssize_t number(PyObject* item) {
+  Py_ssize_t result = PyLong_AsSsize_t(item);
+  if (result == -1 && PyErr_Occurred()) throw python_error();
+  return result;
+}
+
+PyObject* entry(PyObject* tuple, Py_ssize_t at) {
+  PyObject* item = PyTuple_GetItem(tuple, at);
+  if (item == nullptr) throw python_error();
+  return item;
+}
+
+std::vector<Py_ssize_t> numbers(PyObject* tuple) {
+  std::vector<Py_ssize_t> result;
+  for (Py_ssize_t at = 0; at < PyTuple_Size(tuple); at++) result.push_back(number(entry(tuple, at)));
+  return result;
+}
+
+c10::TypePtr without_optional(const c10::Argument& argument) {
+  c10::TypePtr type = argument.real_type();
+  if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  return type;
+}
+
+bool is_tensor(const c10::Type& type) { return type.kind() == c10::TypeKind::TensorType; }
+
+IValue converted(const c10::FunctionSchema& schema, size_t position, PyObject* item) {
+  torch::jit::ToIValueAllowNumbersAsTensors numbers_too(true);
+  return torch::jit::argumentToIValue(schema, position, item);
+}
+
+// Whether no result shows the memory of the argument at `position`, which is a number.
+bool is_only_read(const c10::OperatorHandle& op, size_t position) {
+  return position > 0 && op.hasTag(at::Tag::pointwise) &&
+      op.schema().arguments()[position].alias_info() == nullptr;
+}
+
+void set_constant(const c10::OperatorHandle& op, size_t position, PyObject* item, Argument& into) {
+  const auto& schema = op.schema();
+  into.constant = converted(schema, position, item);
+  if (into.constant.isTensor() && into.constant.toTensor().defined()) {
+    if (THPVariable_Check(item)) refuse("a tensor that is a constant");
+    if (!is_only_read(op, position)) into.kind = Kind::Number;
+  } else if (into.constant.isList()) {
+    for (const IValue& inside : into.constant.toListRef()) {
+      if (inside.isTensor() && inside.toTensor().defined()) refuse("a list of tensors that are constants");
+    }
+    if (schema.operator_name().getNamespace() != std::optional<std::string_view>("aten")) into.kind = Kind::Copy;
+  }
+}
+
+void set_slots(const c10::Argument& declared, PyObject* slots, Argument& into) {
+  auto list = without_optional(declared)->cast<c10::ListType>();
+  if (!list) refuse("tensors in something that is no list");
+  const auto& element = list->getElementType();
+  auto optional = element->cast<c10::OptionalType>();
+  if (!is_tensor(optional ? *optional->getElementType() : *element)) refuse("tensors in a list of others");
+  into.kind = optional ? Kind::Entries : Kind::Slots;
+  into.slots = numbers(slots);
+  for (Py_ssize_t slot : into.slots) {
+    if (slot == NONE && !optional) refuse("None in a list of tensors");
+  }
+}
+
+// `arguments`: a tuple each of (position or name, kind, what is given).
+void set_arguments(PyObject* arguments, Node& node) {
+  const auto& schema = node.op.schema();
+  const auto& declared = schema.arguments();
+  std::vector<bool> is_given(declared.size());
+  node.arguments.resize(declared.size());
+  for (Py_ssize_t at = 0; at < PyTuple_Size(arguments); at++) {
+    PyObject* triple = entry(arguments, at);
+    PyObject *place = entry(triple, 0), *item = entry(triple, 2);
+    size_t position;
+    if (PyUnicode_Check(place)) {
+      auto found = schema.argumentIndexWithName(THPUtils_unpackString(place));
+      if (!found) refuse("an argument that the operator does not have");
+      position = *found;
+    } else {
+      position = number(place);
+      if (position >= declared.size()) refuse("more arguments than the operator has");
+    }
+    Argument& argument = node.arguments[position];
+    is_given[position] = true;
+    switch (number(entry(triple, 1))) {
+      case 0:
+        set_constant(node.op, position, item, argument);
+        break;
+      case 1:
+        if (!is_tensor(*without_optional(declared[position]))) refuse("a tensor in place of something else");
+        argument.kind = Kind::Slot;
+        argument.optional = !is_tensor(*declared[position].real_type());
+        argument.number = number(item);
+        break;
+      case 2:
+        set_slots(declared[position], item, argument);
+        break;
+      default:
+        argument.kind = Kind::Scalar;
+        argument.number = number(item);
+    }
+  }
+  for (size_t position = 0; position < declared.size(); position++) {
+    if (is_given[position]) continue;
+    if (!declared[position].default_value()) refuse("an argument is missing");
+    node.arguments[position].constant = *declared[position].default_value();
+  }
+}
+
+// `results`: a tuple each of (index, slot, number among the users, and among those for later).
+void set_results(PyObject* results, Node& node) {
+  const auto& returns = node.op.schema().returns();
+  if (PyTuple_Size(results) && returns.size() == 1) {
+    if (auto list = returns[0].real_type()->cast<c10::ListType>()) {
+      if (!is_tensor(*list->getElementType())) refuse("a list of something else than tensors");
+      node.list = true;
+    }
+  }
+  for (Py_ssize_t at = 0; at < PyTuple_Size(results); at++) {
+    auto given = numbers(entry(results, at));
+    if (given.size() != 4) refuse("internal error: not what a result is described by");
+    if (!node.list) {
+      if (given[0] < 0 || static_cast<size_t>(given[0]) >= returns.size()) refuse("a result that is not there");
+      if (!is_tensor(*without_optional(returns[given[0]]))) refuse("a result that is no tensor");
+    }
+    node.results.push_back({given[0], given[1], given[2], given[3]});
+  }
+}
+
+// `described`: (name, name of the overload, grad mode to set, number of the draw, arguments, results, gone).
+Node node_of(PyObject* described) {
+  auto text = [&](Py_ssize_t at) { return THPUtils_unpackString(entry(described, at)); };
+  auto op = c10::Dispatcher::singleton().findSchema({text(0), text(1)});
+  if (!op) refuse("an operator that the dispatcher does not have");
+  Node node(*op);
+  node.grad_mode = static_cast<int>(number(entry(described, 2)));
+  node.draw = number(entry(described, 3));
+  set_arguments(entry(described, 4), node);
+  set_results(entry(described, 5), node);
+  node.gone = numbers(entry(described, 6));
+  return node;
+}
+
+PyObject* make(PyTypeObject* type, PyObject* args, PyObject*) {
+  Py_ssize_t size;
+  PyObject *given, *nodes, *give, *state_of;
+  if (!PyArg_ParseTuple(
+          args, "nO!O!OO", &size, &PyTuple_Type, &given, &PyList_Type, &nodes, &give, &state_of)) {
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  auto slots = std::make_unique<std::vector<Py_ssize_t>>(numbers(given));
+  auto made = std::make_unique<std::vector<Node>>();
+  made->reserve(PyList_GET_SIZE(nodes));
+  for (Py_ssize_t at = 0; at < PyList_GET_SIZE(nodes); at++) {
+    try {
+      made->push_back(node_of(PyList_GET_ITEM(nodes, at)));
+    } catch (const torch::jit::schema_match_error& error) {
+      refuse(error.what());
+    }
+  }
+  auto* self = reinterpret_cast<Program*>(type->tp_alloc(type, 0));
+  if (self == nullptr) return nullptr;
+  self->give = Py_NewRef(give);
+  self->state_of = Py_NewRef(state_of);
+  self->size = static_cast<size_t>(size);
+  self->given = slots.release();
+  self->nodes = made.release();
+  return reinterpret_cast<PyObject*>(self);
+  END_HANDLE_TH_ERRORS
+}
+
+void dealloc(PyObject* object) {
+  auto* self = reinterpret_cast<Program*>(object);
+  PyTypeObject* type = Py_TYPE(object);
+  delete self->nodes;
+  delete self->given;
+  Py_XDECREF(self->give);
+  Py_XDECREF(self->state_of);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+// ---- Running it
+
+class Run {
+ public:
+  Run(const Program& program, PyObject* args) : program(program), slots(program.size) {
+    is_parsed = PyArg_ParseTuple(
+        args, "O!O!O!O!O!O!OO", &PyList_Type, &tensors, &PyList_Type, &scalars, &PyList_Type, &draws, &PyList_Type,
+        &users, &PyList_Type, &later, &PyList_Type, &arrived, &done, &clock);
+    if (is_parsed && PyCFunction_Check(done) && PyCFunction_GetFunction(done) == append) {
+      PyObject* whose = PyCFunction_GetSelf(done);
+      if (whose != nullptr && PyList_CheckExact(whose)) times = whose;
+    }
+  }
+
+  // Whether all nodes have run; if not, either an exception is set or an interrupt has arrived.
+  bool all() {
+    if (!is_parsed || !take_tensors()) return false;
+    for (const Node& node : *program.nodes) {
+      if (PyErr_CheckSignals() != 0) return false;
+      if (PyList_GET_SIZE(arrived) != 0) return false;
+      if (node.grad_mode != NONE) c10::GradMode::set_enabled(node.grad_mode != 0);
+      if (!one(node)) return false;
+    }
+    return true;
+  }
+
+  // The values that are there, by the names that the Python code has for them.
+  PyObject* variables() const {
+    PyObject* result = PyDict_New();
+    for (size_t slot = 0; result != nullptr && slot < slots.size(); slot++) {
+      if (!slots[slot].defined()) continue;
+      Reference name(PyUnicode_FromFormat("v%zu", slot)), tensor(THPVariable_Wrap(slots[slot]));
+      if (!name || !tensor || PyDict_SetItem(result, name.object, tensor.object) != 0) Py_CLEAR(result);
+    }
+    return result;
+  }
+
+ private:
+  bool take_tensors() {
+    const auto& given = *program.given;
+    if (static_cast<size_t>(PyList_GET_SIZE(tensors)) != given.size()) {
+      PyErr_SetString(PyExc_ValueError, "internal error: not as many tensors as the program takes");
+      return false;
+    }
+    for (size_t at = 0; at < given.size(); at++) {
+      PyObject* tensor = PyList_GET_ITEM(tensors, at);
+      if (!THPVariable_Check(tensor)) {
+        PyErr_SetString(PyExc_TypeError, "internal error: a program takes tensors");
+        return false;
+      }
+      slots[given[at]] = THPVariable_Unpack(tensor);
+    }
+    return PyList_SetSlice(tensors, 0, PyList_GET_SIZE(tensors), nullptr) == 0;
+  }
+
+  bool one(const Node& node) {
+    PyObject* draw = node.draw == NONE ? nullptr : PyList_GetItem(draws, node.draw);
+    if (node.draw != NONE && (draw == nullptr || !set_state(draw))) return false;
+    if (!call(node) || !keep(node)) return false;
+    stack.clear();
+    if (draw != nullptr && !note_state(draw)) return false;
+    for (const Result& result : node.results) {
+      if (!hand_over(result)) return false;
+    }
+    for (Py_ssize_t slot : node.gone) slots[slot].reset();
+    return tell();
+  }
+
+  bool call(const Node& node) {
+    stack.clear();
+    HANDLE_TH_ERRORS
+    for (size_t position = 0; position < node.arguments.size(); position++) push(node, position);
+    WithoutInterpreter others;
+    node.op.callBoxed(stack);
+    return true;
+    END_HANDLE_TH_ERRORS_RET(false)
+  }
+
+  void push(const Node& node, size_t position) {
+    const Argument& argument = node.arguments[position];
+    switch (argument.kind) {
+      case Kind::Constant:
+        stack.push_back(argument.constant);
+        return;
+      case Kind::Copy:
+        stack.push_back(argument.constant.deepcopy());
+        return;
+      case Kind::Number: {
+        at::Tensor tensor = at::scalar_to_tensor(argument.constant.toTensor().item());
+        tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+        stack.emplace_back(std::move(tensor));
+        return;
+      }
+      case Kind::Slot: {
+        const at::Tensor& tensor = slots[argument.number];
+        if (argument.optional && !tensor.defined()) {
+          stack.emplace_back();
+        } else {
+          stack.emplace_back(tensor);
+        }
+        return;
+      }
+      case Kind::Slots: {
+        c10::List<at::Tensor> list;
+        list.reserve(argument.slots.size());
+        for (Py_ssize_t slot : argument.slots) list.push_back(slots[slot]);
+        stack.emplace_back(std::move(list));
+        return;
+      }
+      case Kind::Entries: {
+        c10::List<std::optional<at::Tensor>> list;
+        list.reserve(argument.slots.size());
+        for (Py_ssize_t slot : argument.slots) {
+          bool is_there = slot != NONE && slots[slot].defined();
+          list.push_back(is_there ? std::optional<at::Tensor>(slots[slot]) : std::nullopt);
+        }
+        stack.emplace_back(std::move(list));
+        return;
+      }
+      case Kind::Scalar: {
+        PyObject* item = PyList_GetItem(scalars, argument.number);
+        if (item == nullptr) throw python_error();
+        stack.push_back(converted(node.op.schema(), position, item));
+      }
+    }
+  }
+
+  // Puts results into their slots.
+  bool keep(const Node& node) {
+    if (node.results.empty()) return true;
+    HANDLE_TH_ERRORS
+    if (node.list) {
+      auto list = stack.at(0).toListRef();
+      for (const Result& result : node.results) {
+        TORCH_CHECK_INDEX(static_cast<size_t>(result.index) < list.size(), "list index out of range");
+        slots[result.slot] = list[result.index].toTensor();
+      }
+      return true;
+    }
+    for (const Result& result : node.results) {
+      const IValue& item = stack.at(result.index);
+      slots[result.slot] = item.isNone() ? at::Tensor() : item.toTensor();
+    }
+    return true;
+    END_HANDLE_TH_ERRORS_RET(false)
+  }
+
+  bool hand_over(const Result& result) {
+    if (result.user == NONE && result.later == NONE) return true;
+    HANDLE_TH_ERRORS
+    Reference tensor(THPVariable_Wrap(slots[result.slot]));
+    if (!tensor) return false;
+    if (result.later != NONE) {
+      PyObject* value = PyList_GetItem(later, result.later);
+      if (value == nullptr || PyObject_SetAttrString(value, "real", tensor.object) != 0) return false;
+    }
+    if (result.user == NONE) return true;
+    PyObject* value = PyList_GetItem(users, result.user);
+    if (value == nullptr) return false;
+    return bool(Reference(PyObject_CallFunctionObjArgs(program.give, value, tensor.object, nullptr)));
+    END_HANDLE_TH_ERRORS_RET(false)
+  }
+
+  static bool set_state(PyObject* draw) {
+    Reference generator(PyObject_GetAttrString(draw, "generator"));
+    Reference state(generator ? PyObject_GetAttrString(draw, "state") : nullptr);
+    return state && Reference(PyObject_CallMethod(generator.object, "set_state", "O", state.object));
+  }
+
+  bool note_state(PyObject* draw) {
+    Reference generator(PyObject_GetAttrString(draw, "generator"));
+    Reference state(generator ? PyObject_CallOneArg(program.state_of, generator.object) : nullptr);
+    return state && PyObject_SetAttrString(draw, "state", state.object) == 0;
+  }
+
+  bool tell() {
+    Reference time(PyObject_CallNoArgs(clock));
+    if (!time) return false;
+    if (times != nullptr) return PyList_Append(times, time.object) == 0;
+    return bool(Reference(PyObject_CallOneArg(done, time.object)));
+  }
+
+  const Program& program;
+  std::vector<at::Tensor> slots;
+  Stack stack;
+  bool is_parsed = false;
+  PyObject *tensors, *scalars, *draws, *users, *later, *arrived, *done, *clock;
+  PyObject* times = nullptr;  // the list that `done` appends to, if it does nothing else
+};
+
+PyObject* raised() {  // the exception that is set, as an object; cleared
+#if PY_VERSION_HEX >= 0x030C0000
+  return PyErr_GetRaisedException();
+#else
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  Py_XDECREF(type);
+  Py_XDECREF(traceback);
+  return value;
+#endif
+}
+
+PyObject* run(PyObject* self, PyObject* args, PyObject*) {
+  HANDLE_TH_ERRORS
+  Run run(*reinterpret_cast<Program*>(self), args);
+  if (run.all()) Py_RETURN_NONE;
+  Reference error(PyErr_Occurred() ? raised() : Py_NewRef(Py_None));
+  Reference variables(error ? run.variables() : nullptr);
+  if (!variables) return nullptr;
+  return PyTuple_Pack(2, error.object, variables.object);
+  END_HANDLE_TH_ERRORS
+}
+
+PyType_Slot slots_of_type[] = {
+    {Py_tp_doc, const_cast<char*>("Runs a stretch of nodes; see straight_line.generate for what it is called with.")},
+    {Py_tp_new, reinterpret_cast<void*>(make)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+    {Py_tp_call, reinterpret_cast<void*>(run)},
+    {0, nullptr},
+};
+PyType_Spec type_spec = {
+    "lazyviz.execute._program.Program", sizeof(Program), 0, Py_TPFLAGS_DEFAULT, slots_of_type};
+
+PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT, "_program", "Replays in C++; see straight_line.py.", -1, nullptr};
+
+bool add(PyObject* module, const char* name, PyObject* item) {
+  return item != nullptr && PyModule_AddObject(module, name, item) == 0;
+}
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__program() {
+  PyObject* module = PyModule_Create(&module_definition);
+  if (module == nullptr) return nullptr;
+  Refused = PyErr_NewException("lazyviz.execute._program.Refused", nullptr, nullptr);
+  Py_XINCREF(Refused);
+  Reference list(PyList_New(0));
+  Reference appending(list ? PyObject_GetAttrString(list.object, "append") : nullptr);
+  bool is_whole = appending && PyCFunction_Check(appending.object) && add(module, "Refused", Refused) &&
+      add(module, "Program", PyType_FromSpec(&type_spec)) &&
+      add(module, "SOURCE", PyUnicode_FromString(LAZYVIZ_SOURCE)) &&
+      add(module, "TORCH", PyUnicode_FromString(LAZYVIZ_TORCH));
+  if (!is_whole) {
+    Py_DECREF(module);
+    return nullptr;
+  }
+  append = PyCFunction_GetFunction(appending.object);
+  return module;
+}
