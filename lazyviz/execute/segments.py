@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextvars
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
 
-from .. import _torch, _torch_compile
+from .. import _torch
 from ..graph.ir import Storage
 from ..record.recorder import Tape
 from ..record.rng import DrawSequence, state_of
 from ..record.storage import TrackedNode, TrackedValue
 from . import verify
 from .backend import Backend, Compiled, Refused, Segment
+from .compiling import stoppable, told
 from .eager import (
-    Interrupted,
     Progress,
     check_interrupts,
     consumed,
@@ -35,8 +34,6 @@ from .results import refuse_other_metadata
 from .stretch import Stretch
 from .summaries import Summaries
 
-_PATIENCE = 0.05  # seconds between two looks at whether a compilation was cancelled
-_SHORT, _TICK = 0.2, 1.0  # seconds before the first word about a compilation, and between two
 _MOST_REASONS = 8
 
 
@@ -202,8 +199,8 @@ class _Run:
             stack.enter_context(_torch.inference_mode(inference_mode))
             if self.compiles is not None:
                 what = f"segment {self.number} of {self.segments} ({len(segment.nodes):,} ops)"
-                stack.enter_context(_told(self.compiles, what))
-            stack.enter_context(_stoppable(self.cancelled, where))
+                stack.enter_context(told(self.compiles, what))
+            stack.enter_context(stoppable(self.cancelled, where))
             return self.backend.compile(segment, reals)
 
     def _execute(
@@ -266,7 +263,9 @@ class _Run:
             copies = verify.Copies(segment.inputs, untouched.tensors, nudge=nudge).tensors
             return verify.run_recorded(segment, copies), copies
 
-        return _Expected(*run(), lambda: run(verify.rounding(segment)))
+        outputs, inputs = run()
+        ends = {sequence: state_of(sequence.generator) for sequence in draws}
+        return _Expected(outputs, inputs, ends, lambda: run(verify.rounding(segment)))
 
     def _verified(
         self,
@@ -301,6 +300,8 @@ class _Run:
         )
         self.outcome.share -= len(segment.nodes)
         self._forget(segment, mismatch)
+        for sequence, state in expected.ends.items():
+            sequence.state = state
         for at in changed:
             reals[at].copy_(inputs[at])
         memory = dict(zip([value.storage for value in segment.inputs], reals, strict=True))
@@ -326,93 +327,22 @@ class _Run:
             self.progress(self.done, self.total, nodes[-1])
 
 
-@contextmanager
-def _told(tell: Callable[[str | None], None], what: str) -> Iterator[None]:
-    """Tell about a compilation that takes its time; what ``tell`` raises then is raised when it is over."""
-    over = threading.Event()
-    raised: list[Exception] = []
-
-    def ticks() -> None:
-        wait = _SHORT
-        while not over.wait(wait):
-            wait = _TICK
-            try:
-                tell(what)
-            except Exception as error:
-                raised.append(error)
-                return
-
-    context = contextvars.copy_context()  # where the teller's output goes
-    ticker = threading.Thread(target=context.run, args=(ticks,), name="lazyviz-compiling", daemon=True)
-    ticker.start()
-    try:
-        yield
-    finally:
-        over.set()
-        ticker.join()
-        tell(None)
-    if raised:
-        raise raised[0]
-
-
-@contextmanager
-def _stoppable(cancelled: Callable[[], bool] | None, where: str) -> Iterator[None]:
-    """Raise :class:`Interrupted` in the block soon after ``cancelled`` says so: compilers cannot be asked.
-
-    The exception arrives between two Python instructions, as an interrupt of the user's does.
-    """
-    if cancelled is None:
-        yield
-        return
-    thread = threading.get_ident()
-    ended = threading.Event()
-    lock = threading.Lock()
-    stopped = False
-
-    def watch() -> None:
-        nonlocal stopped
-        while not ended.wait(_PATIENCE):
-            if cancelled():
-                with lock:
-                    if not ended.is_set():
-                        stopped = True
-                        _torch_compile.raise_in_thread(thread, _Stop)
-                return
-
-    watcher = threading.Thread(target=watch, name="lazyviz-cancel", daemon=True)
-    watcher.start()
-    try:
-        try:
-            yield
-        finally:
-            with lock:
-                ended.set()
-            for _ in range(1000 if stopped else 0):  # one that is on its way arrives in here
-                time.sleep(0)
-    except _Stop:
-        raise Interrupted(where) from None
-    finally:
-        watcher.join()
-
-
 @dataclass(frozen=True, slots=True)
 class _Expected:
     """What the recorded ops make of a segment's inputs, and what they leave in these.
 
-    ``nudged`` gives the same for inputs that are off by one rounding.
+    ``ends`` are the states of generators afterwards.  ``nudged`` gives the first two for inputs that are off
+    by one rounding.
     """
 
     outputs: list[torch.Tensor]
     inputs: list[torch.Tensor]
+    ends: dict[DrawSequence, torch.Tensor]
     nudged: Callable[[], tuple[list[torch.Tensor], list[torch.Tensor]]]
 
 
 class _NeverRan(Exception):
     """New code failed when it first ran; what it had written is as it was before."""
-
-
-class _Stop(BaseException):
-    """Arrives in a compilation that was cancelled; none of its handlers for errors is to catch it."""
 
 
 def segment_of(nodes: Sequence[TrackedNode]) -> Segment:

@@ -28,9 +28,6 @@ class Workspace(NamedTuple):
     high: int
 
 
-NO_SPACE = Workspace(0, 0, 0)
-
-
 class Events:
     """The allocations and frees inside of a kernel, in order; their highest sum is what it needs."""
 

@@ -12,8 +12,6 @@ from .details import source_json
 from .running import Runnable, Running
 from .scene import Scene, plural
 
-MOST_NAME = 100
-
 
 class FindingLike(Protocol):
     """The first NaN, or the first infinity; ``str`` says where and how much."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -201,9 +200,3 @@ class LazyWidget(anywidget.AnyWidget):
     def close(self) -> None:
         self._running.leave(self)
         super().close()
-
-
-def static_id_of(bundle: dict[str, str]) -> str:
-    """The id of the picture in a static bundle, for ``LazyWidget(static_id=...)``."""
-    found = re.search(r'\bid="([\w-]+)"', bundle.get("text/html", ""))
-    return found.group(1) if found else ""

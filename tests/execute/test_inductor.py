@@ -458,6 +458,14 @@ def test_inputs_are_nudged_by_one_rounding_where_they_share_memory_once(inductor
     assert y.shape == (3,)
 
 
+def test_where_random_numbers_are_not_eagers_checking_gives_eagers_and_the_generator_goes_on_from_them(
+    monkeypatch,
+):
+    monkeypatch.setitem(registry._backends, "inductor", InductorBackend(exact_random=False))
+    report = report_of_draws_as_eager_does(lambda: (torch.rand(3), torch.randn(5, 4) + 1), verify=True)
+    assert report.share == 0 and "eager's results stand" in report.fallbacks[0]
+
+
 def test_cancelling_a_compilation_loses_nothing(inductor, monkeypatch):
     def slow(*args):
         for _ in range(400):
