@@ -26,6 +26,7 @@ _SETTERS: Sequence[tuple[Any, str, Callable[[], Any]]] = (
     (torch, "set_float32_matmul_precision", torch.get_float32_matmul_precision),
     (torch, "set_num_threads", torch.get_num_threads),
     (torch, "use_deterministic_algorithms", torch.are_deterministic_algorithms_enabled),
+    (torch, "set_deterministic_debug_mode", torch.get_deterministic_debug_mode),
     (_torch.mkldnn, "set_flags", lambda: None),  # `flags()` calls it, too
 )
 

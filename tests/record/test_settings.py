@@ -81,6 +81,28 @@ def test_flags_of_onednn_hold_for_what_they_surround():
     assert seen == [False, False] and torch.equal(result, expected)
 
 
+@pytest.mark.parametrize(
+    ("forbid", "allow"),
+    [
+        (lambda: torch.use_deterministic_algorithms(True), lambda: torch.use_deterministic_algorithms(False)),
+        (lambda: torch.set_deterministic_debug_mode("error"), lambda: torch.set_deterministic_debug_mode(0)),
+    ],
+    ids=["use_deterministic_algorithms", "set_deterministic_debug_mode"],
+)
+def test_what_was_recorded_before_algorithms_had_to_be_deterministic_is_not_refused(forbid, allow):
+    table, places = torch.zeros(4), torch.tensor([1, 3])
+    try:
+        with lazyviz.lazy() as graph:
+            table.put_(places, torch.ones(2))  # which then raises
+            forbid()
+            forbid()  # nothing new
+        graph.evaluate()
+    finally:
+        allow()
+    assert table.tolist() == [0, 1, 0, 1]
+    assert len(graph.sync_points) == 1
+
+
 def test_a_setting_changed_between_blocks_runs_nothing():
     with lazyviz.lazy():
         pending = torch.ones(3) + 1
