@@ -22,7 +22,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CYTHON = Path("lazyviz") / "record" / "_accelerator.pyx"
-CPP = (Path("lazyviz") / "record" / "_dispatch.cpp", Path("lazyviz") / "execute" / "_program.cpp")
+CPP = (
+    Path("lazyviz") / "record" / "_dispatch.cpp",
+    Path("lazyviz") / "execute" / "_program.cpp",
+    Path("lazyviz") / "execute" / "_sweep.cpp",
+)
 SOURCES = (CYTHON, *CPP)
 REQUIREMENTS = ["cython>=3.1", "setuptools>=68"]
 

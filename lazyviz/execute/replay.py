@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from operator import sub
 from time import perf_counter
 
 import torch
@@ -24,6 +23,7 @@ from ..plan.projection import Peak
 from ..record.recorder import Tape
 from ..record.storage import TrackedNode, TrackedValue
 from ..record.tensor import make_real
+from . import sweeps
 from .eager import check_interrupts, kernel_level, name_line
 from .likeness import Sketch, sketch, what_is_new
 from .lines import Code, name_of
@@ -295,27 +295,14 @@ def give(value: TrackedValue, real: torch.Tensor | None) -> None:
 
 def finish(tape: Tape, stretch: Stretch, ran: Sequence[TrackedNode], times: Sequence[float] | None) -> None:
     """Note that the nodes in ``ran`` have run: what is pending, what is needed, how long they took."""
-    if times is not None:
-        for node, seconds in zip(ran, map(sub, times[1:], times)):
-            node.state = "done"
-            node.seconds = seconds
-            if node.after:
-                node.after = ()
-    else:
-        for node in ran:
-            node.state = "done"
-            if node.after:
-                node.after = ()
+    sweeps.note_done(ran, times)
     graph = stretch.graphs[0]
     outside = stretch.outside
     several = len(stretch.graphs) > 1 or any(
         value.node is not None and value.node.graph is not graph for value in outside
     )
     if stretch.whole and ran is stretch.nodes and not stretch.later:
-        for value in stretch.numbers:
-            value.uses = 0
-        for storage in stretch.storages:
-            storage.uses = 0
+        sweeps.note_unused(stretch.numbers, stretch.storages)
         if not several:
             tape.pending.clear()
     else:

@@ -23,6 +23,7 @@ from ..record.recorder import Tape
 from ..record.rng import rng_state
 from ..record.shapes import Inferred, OutputSpec
 from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
+from . import sweeps
 
 MOST_STEPS = 50_000  # that are kept: one for each answer of the shape cache that was met here
 _FLOATS = (float, complex)
@@ -279,27 +280,25 @@ class Steps:
         ``purpose`` tells apart stretches that are alike but are looked at for something else.
         """
         stretch = Stretch(nodes)
-        inference = nodes[0].inference_mode
-        if [node for node in nodes if node.again or node.error is not None] or [
-            node for node in nodes if node.inference_mode is not inference
-        ]:
+        found = sweeps.survey(nodes)
+        if found is None:
             return stretch
-        entries = [node.entry for node in nodes]
+        entries, made, read, users, phases, graphs, results = found
         try:
-            steps = list(map(self._known.__getitem__, entries))  # type: ignore[arg-type]
+            steps = list(map(self._known.__getitem__, entries))
         except KeyError:
             if not self._learn(tape, nodes):
                 return stretch
-            steps = list(map(self._known.__getitem__, entries))  # type: ignore[arg-type]
+            steps = list(map(self._known.__getitem__, entries))
 
-        made = [value for node in nodes for value in node.outputs if value.node is node]
         numbers = stretch.numbers
         numbers.update(zip(made, range(len(made))))
         if len(numbers) != len(made):
             made = list(numbers)
             numbers.update(zip(made, range(len(made))))
-        wiring = tuple(map(numbers.__getitem__, [value for node in nodes for value in node.inputs]))
-        stretch.users = users = [value for value in made if value.tensor is not None]
+            users = [value for value in made if value.tensor is not None]
+        wiring = tuple(map(numbers.__getitem__, read))
+        stretch.users = users
 
         later = self._needed_later(tape, stretch)
         scalars = stretch.scalars
@@ -316,11 +315,10 @@ class Steps:
                     later.update(node.outputs)
 
         turns: list[Any] = []
-        graphs = dict.fromkeys([node.graph for node in nodes])
-        stretch.graphs = list(graphs)
+        stretch.graphs = graphs
         if len(graphs) > 1:
-            turns += [stretch.graphs.index(node.graph) for node in nodes]
-        if sum([len(node.outputs) for node in nodes]) != sum([len(step.results) for step in steps]):
+            turns += [graphs.index(node.graph) for node in nodes]
+        if results != sum([len(step.results) for step in steps]):
             # `p.data = result` has made one more value of a result.
             turns += [(at, *[value.index for value in node.outputs]) for at, node in enumerate(nodes)]
         memory, places = self._memory(stretch, later, turns)
@@ -331,7 +329,7 @@ class Steps:
             purpose,
             tuple(steps),
             wiring,
-            tuple([node.phase for node in nodes]),
+            phases,
             tuple(
                 [
                     (
@@ -348,7 +346,7 @@ class Steps:
             tuple([numbers[value] for value in stretch.later]),
             memory,
             tuple(turns),
-            inference,
+            nodes[0].inference_mode,
             stretch.whole,
         )
         return stretch
@@ -368,16 +366,13 @@ class Steps:
     ) -> tuple[tuple[Any, ...], dict[TrackedStorage, int]]:
         """What is told of storages that have anything to be told of, and the number of each."""
         kept = {value.storage for value in later}
-        stretch.storages = storages = list(dict.fromkeys([value.storage for value in stretch.numbers]))
+        storages, told = sweeps.storages_of(stretch.numbers)
+        stretch.storages = storages
         places = dict(zip(storages, range(len(storages))))
         memory: list[Any] = []
         live: list[int] = []
         origins: dict[Any, int] = {}
-        for storage in [
-            storage
-            for storage in storages
-            if storage.live or storage.role is not None or storage.dropped is None or storage.external
-        ]:
+        for storage in told:
             place = places[storage]
             memory += (place, storage.live > 0, storage.role, storage.dropped is None)
             if storage.live:

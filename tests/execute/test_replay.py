@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import replay, straight_line, written_line
+from lazyviz.execute import replay, straight_line, sweeps, written_line
 from lazyviz.execute.replay import replays
 
 from .. import programs
@@ -25,13 +25,15 @@ from ..bits import difference
 @pytest.fixture(autouse=True, params=[True, False], ids=["C++", "Python"])
 def nothing_known(request):
     """Each test runs with both kinds of code, where there is a compiled module."""
-    before = straight_line.active
-    if straight_line.use(request.param) is not request.param:
+    parts = (straight_line, sweeps)
+    before = [part.active for part in parts]
+    if [part.use(request.param) for part in parts] != [request.param] * len(parts):
         pytest.skip("lazyviz was installed without compiled modules")
     replays.clear()
     yield
     replays.clear()
-    straight_line.use(before)
+    for part, active in zip(parts, before):
+        part.use(active)
 
 
 class Attending(nn.Module):
