@@ -11,7 +11,7 @@ import ctypes
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
@@ -127,6 +127,19 @@ class Compiled(NamedTuple):
 
     code: Callable[..., Sequence[torch.Tensor]]
     holds: Callable[[int], bool] | None = None
+
+
+@contextlib.contextmanager
+def nothing_to_build_in() -> Iterator[None]:
+    """Context without autocast and ``__torch_function__`` modes, such as a default device's.
+
+    Compilers read both while they trace; what they trace was recorded below.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch._C._DisableAutocast())
+        for _ in range(torch._C._len_torch_function_stack()):
+            stack.enter_context(torch.overrides._pop_mode_temporarily())
+        yield
 
 
 Dimensions = Sequence[tuple[Sequence[Any], Sequence[Any]]]  # of each input, its shape and strides

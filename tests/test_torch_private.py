@@ -578,3 +578,11 @@ def test_the_quickest_call_of_an_operator_is_the_same_call():
     real = torch.arange(6.0).reshape(2, 3)
     with _torch.kernels_only():
         assert torch._C.TensorBase.add(real, real, alpha=2).equal(aten.add.Tensor._op(real, real, alpha=2))
+
+
+def test_compilers_see_no_autocast_and_no_default_device():
+    with torch.autocast("cpu"), torch.device("meta"):
+        with _torch_compile.nothing_to_build_in():
+            assert not torch.is_autocast_enabled("cpu")
+            assert torch.empty(2).device.type == "cpu"
+        assert torch.is_autocast_enabled("cpu") and torch.empty(2).device.type == "meta"

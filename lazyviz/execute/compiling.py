@@ -1,4 +1,4 @@
-"""While a backend compiles: who follows the run is told of it, and a cancellation stops it."""
+"""While a backend compiles: what is active then, who is told of it, and how it is stopped."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from .. import _torch_compile
+from .. import _torch, _torch_compile
 from .eager import Interrupted
 
 _PATIENCE = 0.05  # seconds between two looks at whether a compilation was cancelled
 _SHORT, _TICK = 0.2, 1.0  # seconds before the first word about a compilation, and between two
+
+
+@contextmanager
+def nothing_around(inference_mode: bool = False) -> Iterator[None]:
+    """What a backend is asked in: none of the modes that are active around an evaluation."""
+    with (
+        _torch.no_dispatch_modes(),
+        _torch_compile.nothing_to_build_in(),
+        _torch.inference_mode(inference_mode),
+    ):
+        yield
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from ..record.rng import DrawSequence, state_of
 from ..record.storage import TrackedNode, TrackedValue
 from . import verify
 from .backend import Backend, Compiled, Refused, Segment
-from .compiling import stoppable, told
+from .compiling import nothing_around, stoppable, told
 from .eager import (
     Progress,
     check_interrupts,
@@ -99,7 +99,8 @@ def run_with_backend(
             tensors from outside: then it can never be run again.
     """
     run = _Run(tape, backend, memory, len(nodes), progress, cancelled, verify, seen, compiles)
-    stretches = list(_stretches(nodes, backend, run.outcome))
+    with nothing_around():
+        stretches = list(_stretches(nodes, backend, run.outcome))
     run.segments = sum(taken for _, taken in stretches)
     for part, taken in stretches:
         if taken:
@@ -195,8 +196,7 @@ class _Run:
         with ExitStack() as stack:
             stack.callback(setattr, tape, "running", tape.running)
             tape.running = threading.get_ident()
-            stack.enter_context(_torch.no_dispatch_modes())
-            stack.enter_context(_torch.inference_mode(inference_mode))
+            stack.enter_context(nothing_around(inference_mode))
             if self.compiles is not None:
                 what = f"segment {self.number} of {self.segments} ({len(segment.nodes):,} ops)"
                 stack.enter_context(told(self.compiles, what))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -464,6 +465,24 @@ def test_where_random_numbers_are_not_eagers_checking_gives_eagers_and_the_gener
     monkeypatch.setitem(registry._backends, "inductor", InductorBackend(exact_random=False))
     report = report_of_draws_as_eager_does(lambda: (torch.rand(3), torch.randn(5, 4) + 1), verify=True)
     assert report.share == 0 and "eager's results stand" in report.fallbacks[0]
+
+
+@pytest.mark.parametrize("around", [lambda: torch.autocast("cpu"), lambda: torch.device("meta")])
+def test_what_is_around_an_evaluation_is_no_part_of_its_code(inductor, around):
+    torch.manual_seed(0)
+    x, weight, mean = torch.randn(8, 64), torch.randn(64, 64), torch.zeros(8, 64)
+
+    def run(scale, around):
+        with lazyviz.lazy(backend="inductor") as graph:
+            y = (x @ weight).lerp(mean, scale).softmax(1)
+        with around():
+            report = graph.evaluate()
+        assert report.share == 1.0 and not report.fallbacks and y.dtype == torch.float32
+        torch.testing.assert_close(y, (x @ weight).lerp(mean, scale).softmax(1))
+
+    for scale in (0.1, 0.2):  # the second makes it an input
+        run(scale, around)
+    run(0.3, contextlib.nullcontext)  # by the same code
 
 
 def test_cancelling_a_compilation_loses_nothing(inductor, monkeypatch):
