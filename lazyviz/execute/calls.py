@@ -13,9 +13,10 @@ import torch
 
 from .. import _torch
 from ..graph.ir import Storage, TensorMeta
+from .arguments import places_of_scalars, scalars_at
 from .backend import Compiled, Segment
 from .lowering import view_of, views_of
-from .programs import Known, Program, Programs, Variant, places_of_scalars, scalars_at
+from .programs import Known, Program, Programs, Variant, settings
 from .sizes import Shapes
 from .stretch import moving
 
@@ -166,7 +167,7 @@ class Again:
 
     def __call__(self, segment: Segment) -> Compiled | None:
         known, variant = self._known, self._variant
-        if known.dropped:
+        if known.dropped or self._program.settings != settings():
             return None
         if self._last is not None and self._last[0] == segment.open and variant in known.variants:
             self._programs.use(known)

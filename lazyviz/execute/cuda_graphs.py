@@ -19,12 +19,13 @@ import torch
 
 from .. import _torch
 from ..graph.ir import Node, Storage, Value
+from .arguments import Place, places_of_scalars, scalars_at
 from .backend import Compiled, Refused, Segment
 from .capture_device import CaptureDevice, CudaCaptures
 from .capture_layout import TOO_FEW, Layout, named, parts_of, refused, unfit
 from .captured import CapturedForm, Moved, Turn
 from .lowering import cut_first, views_of
-from .programs import Place, Programs, Variant, places_of_scalars, program_of, scalars_at
+from .programs import Programs, Variant, program_of
 from .stretch import moving
 
 MOST_PROGRAMS = 16  # each keeps the memory of a whole run

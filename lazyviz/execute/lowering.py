@@ -18,10 +18,10 @@ import torch
 from torch import fx
 
 from ..graph.ir import Node, Storage, TensorMeta, Value
+from .arguments import Numbers
 from .backend import Segment
 from .bernoulli import drawn
 from .draws_first import Draw, draw_all, draw_of, draws, in_words
-from .programs import Numbers
 from .sizes import Size, Sizes
 
 aten = torch.ops.aten

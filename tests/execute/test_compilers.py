@@ -59,3 +59,25 @@ def test_another_size_of_data_made_in_the_block_and_of_its_halves_needs_no_new_c
 
     # The first two tell what the halves are.
     assert [run(rows) for rows in (6, 9, 12, 7, 30)] == [False, False, True, True, True]
+
+
+def test_code_is_for_the_settings_that_it_was_made_under(lowered):
+    x = torch.ones(3)
+
+    def run():
+        with lazyviz.lazy(backend="lowered") as graph:
+            y = x
+            for _ in range(6):
+                y = y * 2 + 1
+        report = graph.evaluate()
+        return report.cache_hit, report.cache_miss_reason
+
+    assert [run()[0], run()[0]] == [False, True]
+    torch.use_deterministic_algorithms(True)
+    try:
+        hit, reason = run()
+        assert not hit and "deterministic algorithms" in reason
+        assert run()[0]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert run()[0]
