@@ -17,11 +17,15 @@ _SHORT, _TICK = 0.2, 1.0  # seconds before the first word about a compilation, a
 
 @contextmanager
 def nothing_around(inference_mode: bool = False) -> Iterator[None]:
-    """What a backend is asked in: none of the modes that are active around an evaluation."""
+    """What a backend is asked in: none of the modes that are active around an evaluation.
+
+    The shape rules that it asks log nothing: what it refuses for their errors is in the run's report.
+    """
     with (
         _torch.no_dispatch_modes(),
         _torch_compile.nothing_to_build_in(),
         _torch.inference_mode(inference_mode),
+        _torch.quiet_shape_rules(),
     ):
         yield
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import lazyviz
+from lazyviz._torch import FakeTensorMode
 from lazyviz._torch_compile import Compiled
 from lazyviz.execute import backend as registry
+from lazyviz.execute.backend import Refused
 from lazyviz.execute.compilers import SegmentCompiler
 from lazyviz.execute.lowering import lower
 
@@ -81,3 +83,20 @@ def test_code_is_for_the_settings_that_it_was_made_under(lowered):
     finally:
         torch.use_deterministic_algorithms(False)
     assert run()[0]
+
+
+def test_shape_rules_that_fail_in_a_compiler_are_in_the_report_and_log_nothing(lowered, monkeypatch, caplog):
+    def fails(task):
+        try:
+            with FakeTensorMode():
+                torch.ones(2) @ torch.ones(3)
+        except RuntimeError as error:
+            raise Refused(str(error)) from error
+
+    monkeypatch.setattr(lowered, "_code", fails)
+    with lazyviz.lazy(backend="lowered") as graph:
+        y = torch.ones(2) + 1
+    report = graph.evaluate()
+    assert y.tolist() == [2, 2]
+    assert report.share == 0 and "inconsistent tensor size" in report.fallbacks[0]
+    assert not caplog.records
