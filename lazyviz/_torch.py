@@ -53,6 +53,13 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
+# What `torch.profiler.record_function` calls, as every optimizer's step does.
+PROFILER_MARKS = (
+    torch.ops.profiler._record_function_enter_new.default,
+    torch.ops.profiler._record_function_exit._RecordFunction,
+)
+
+
 # --- tensors without memory -------------------------------------------------------
 
 # The one call that makes a tensor with true metadata and no memory.

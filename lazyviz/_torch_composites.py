@@ -77,18 +77,38 @@ def _state_on_entry() -> Iterator[None]:
         library["_ZN2at4impl23MaybeSetTLSOnEntryGuardD1Ev"](ctypes.byref(guard))
 
 
-def override_composites(kernels: Mapping[str, Callable[..., Any]]) -> Callable[[], None]:
+Quick = Callable[[str, Callable[..., Any]], Any]
+
+
+def override_composites(
+    kernels: Mapping[str, Callable[..., Any]], quick: Quick | None = None
+) -> Callable[[], None]:
     """Put ``kernels`` before those of composites of ATen; returns what takes them away.
 
     They are called with a :class:`CompositeCall` and the arguments, where a dispatch mode is
     active or a tensor is a wrapper subclass (``PythonTLSSnapshot`` is a key of such calls alone).
+    ``quick`` is ``override_composite`` of the compiled dispatcher: it calls some only where they are needed.
     """
     library = torch.library.Library("aten", "IMPL")
+    overrides: list[Any] = []
     for name, kernel in kernels.items():
         base, _, overload = name.partition(".")
         handle = getattr(getattr(torch.ops.aten, base), overload or "default")._handle
-        library.impl(name, _before_composite(handle.redispatch_boxed, kernel), _SNAPSHOT, with_keyset=True)
-    return library._destroy
+        before = _before_composite(handle.redispatch_boxed, kernel)
+        override = quick(name, _with_key_set(before)) if quick is not None else None
+        if override is None:
+            library.impl(name, before, _SNAPSHOT, with_keyset=True)
+        overrides.append(override)
+
+    def remove() -> None:
+        overrides.clear()
+        library._destroy()
+
+    return remove
+
+
+def _with_key_set(before: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda bits, *args, **kwargs: before(DispatchKeySet.from_raw_repr(bits), *args, **kwargs)
 
 
 _SNAPSHOT = "PythonTLSSnapshot"

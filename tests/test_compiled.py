@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import sys
 
 import pytest
@@ -60,3 +62,12 @@ def test_none_is_used_where_python_alone_is_asked_for(module, monkeypatch):
 def test_none_is_no_error(monkeypatch):
     monkeypatch.delenv("LAZYVIZ_PURE_PYTHON", raising=False)
     assert _compiled.load("_not_there", "_not_there.cpp") is None
+
+
+@pytest.mark.skipif("LAZYVIZ_PURE_PYTHON" in os.environ, reason="Python alone is asked for")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler is installed")
+@pytest.mark.parametrize(
+    "source", ["record/_accelerator.pyx", "record/_dispatch.cpp", "execute/_program.cpp"]
+)
+def test_all_are_here_where_they_can_be_compiled(source):
+    assert _compiled.load(source.partition(".")[0].replace("/", "."), source) is not None

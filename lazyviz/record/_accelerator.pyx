@@ -734,7 +734,24 @@ cdef object place_of(PyFrameObject *raw, bint with_callers):
         if with_callers and (code is block or code.co_name == "<module>"):
             break
         raw = PyFrame_GetBack(<PyFrameObject *> frame)
-    return line, phase, () if callers is None else PyList_AsTuple(callers)
+    return line, phase, () if callers is None else shared(callers)
+
+
+cdef tuple latest = ()
+
+
+cdef tuple shared(list callers):
+    """The callers as a tuple: that of the op before, if it had the same, so that there are fewer to keep."""
+    global latest
+    cdef Py_ssize_t count = len(callers), at
+    if len(latest) == count:
+        for at in range(count):
+            if callers[at] is not latest[at]:
+                break
+        else:
+            return latest
+    latest = PyList_AsTuple(callers)
+    return latest
 
 
 def module_call_of(scopes, original):
@@ -840,14 +857,10 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
     return results[0] if results else None
 
 
-cdef object tensor_of(object value, object meta, object storage, object base):
-    """``lazyviz.record.tensor.wrap``."""
-    if stand_ins and get(meta, M_device) in stand_ins:
-        return wrap(value, base)  # on a card that was planned in another block
-    if get(meta, M_flags) or (base is not None and base.is_inference() != inference_enabled()):
-        return wrap(value, base)
+cpdef object wrapper(object meta):
+    """A LazyTensor with this metadata, in memory without conjugate or negative bit; not yet tied to a value."""
     if quick_wrapper is not NULL:
-        tensor = quick_wrapper(
+        return quick_wrapper(
             LazyTensor,
             get(meta, M_shape),
             get(meta, M_stride),
@@ -855,10 +868,7 @@ cdef object tensor_of(object value, object meta, object storage, object base):
             get(meta, M_dtype),
             get(meta, M_device),
         )
-        tensor._lazyviz = value
-        refer(tensor, value, storage)
-        return tensor
-    tensor = make_wrapper(
+    return make_wrapper(
         LazyTensor,
         get(meta, M_shape),
         get(meta, M_stride),
@@ -868,6 +878,15 @@ cdef object tensor_of(object value, object meta, object storage, object base):
         strided,
         get(meta, M_device),
     )
+
+
+cdef object tensor_of(object value, object meta, object storage, object base):
+    """``lazyviz.record.tensor.wrap``."""
+    if stand_ins and get(meta, M_device) in stand_ins:
+        return wrap(value, base)  # on a card that was planned in another block
+    if get(meta, M_flags) or (base is not None and base.is_inference() != inference_enabled()):
+        return wrap(value, base)
+    tensor = wrapper(meta)
     tensor._lazyviz = value
     refer(tensor, value, storage)
     return tensor

@@ -12,6 +12,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/PythonFallbackKernel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/StorageImpl.h>
 #include <torch/csrc/DynamicTypes.h>
@@ -24,6 +25,8 @@
 #include <torch/csrc/utils/tensor_memoryformats.h>
 #include <torch/csrc/utils/torch_dispatch_mode.h>
 #include <torch/library.h>
+
+#include <unordered_map>
 
 namespace {
 
@@ -41,11 +44,22 @@ Record record = nullptr;
 PyObject* MISSED = nullptr;
 PyTypeObject* mode_type = nullptr;
 bool active = false;
-torch::Library* library = nullptr;  // never freed: kernels outlive the interpreter's modules
 
+constexpr DispatchKeySet BELOW(DispatchKeySet::FULL_AFTER, DispatchKey::Python);
 // What stands above the mode's key is not to be passed again, as in PyTorch's own kernel for it.
-constexpr DispatchKeySet ABOVE = DispatchKeySet(DispatchKeySet::FULL) ^
-    (DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Python) | DispatchKeySet(DispatchKey::Python));
+constexpr DispatchKeySet ABOVE = DispatchKeySet(DispatchKeySet::FULL) ^ (BELOW | DispatchKeySet(DispatchKey::Python));
+constexpr DispatchKeySet AFTER_SNAPSHOT(DispatchKeySet::FULL_AFTER, DispatchKey::PythonTLSSnapshot);
+
+// Kernels of ours; never freed, since they outlive the interpreter's modules.
+torch::Library& library(const char* space, DispatchKey key) {
+  return *new torch::Library(torch::Library::IMPL, space, key, __FILE__, __LINE__);
+}
+
+// Whether the recorder's mode is active and no other.
+bool is_ours() {
+  return active && TorchDispatchModeTLS::stack_len() == 1 &&
+      Py_TYPE(TorchDispatchModeTLS::get_stack_at(0)->ptr(getPyInterpreter())) == mode_type;
+}
 
 struct Gil {
   PyGILState_STATE state = PyGILState_Ensure();
@@ -123,7 +137,7 @@ PyObject* to_python(const c10::IValue& value, Kind kind) {
 // The kernel of one operator.
 class Kernel final : public c10::OperatorKernel {
  public:
-  Kernel(const c10::FunctionSchema& schema, PyObject* op) : op_(Py_NewRef(op)), returns_(schema.returns().size()) {
+  Kernel(const c10::FunctionSchema& schema, PyObject* op) : op_(Py_NewRef(op)) {
     for (const c10::Argument& argument : schema.arguments()) {
       arguments_.push_back({
           kind_of(argument),
@@ -137,9 +151,34 @@ class Kernel final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& handle, DispatchKeySet, Stack* stack) {
     c10::impl::ExcludeDispatchKeyGuard guard(ABOVE);
-    if (!active || TorchDispatchModeTLS::stack_len() != 1 || !recorded(stack)) {
-      (*getPyInterpreter())->dispatch(handle, stack);
+    if (!is_ours() || !recorded(stack)) (*getPyInterpreter())->dispatch(handle, stack);
+  }
+
+  // Record the call whose arguments are on the stack, and put its results there; false: it is not for the recorder.
+  bool recorded(Stack* stack) {
+    Gil gil;
+    if (!ready()) return false;
+    const c10::IValue* values = arguments_on(stack);
+    Reference args(positional(values, nullptr)), kwargs(named(values));
+    PyObject* answer;
+    {
+      torch::torch_dispatch_mode::StashTorchDispatchModeGuard stash;  // it is off in its own handler
+      answer = record(op_, args.held, kwargs.held == nullptr ? Py_None : kwargs.held);
     }
+    Reference result(checked(answer));
+    if (result.held == MISSED) return false;
+    replace(stack, result.held);
+    return true;
+  }
+
+  // Call what was given for the operator with the call's dispatch keys and its arguments.
+  void call(DispatchKeySet keys, Stack* stack) {
+    Gil gil;
+    const c10::IValue* values = arguments_on(stack);
+    Reference first(checked(PyLong_FromUnsignedLongLong(keys.raw_repr())));
+    Reference args(positional(values, first.held)), kwargs(named(values));
+    Reference result(checked(PyObject_Call(op_, args.held, kwargs.held)));
+    replace(stack, result.held);
   }
 
  private:
@@ -151,41 +190,42 @@ class Kernel final : public c10::OperatorKernel {
     bool is_default(const c10::IValue& value) const { return default_value && *default_value == value; }
   };
 
-  bool recorded(Stack* stack) {
-    Gil gil;
-    if (Py_TYPE(TorchDispatchModeTLS::get_stack_at(0)->ptr(getPyInterpreter())) != mode_type || !ready()) return false;
-    const size_t count = arguments_.size();
-    const c10::IValue* values = stack->data() + (stack->size() - count);
+  const c10::IValue* arguments_on(Stack* stack) const { return stack->data() + (stack->size() - arguments_.size()); }
+
+  PyObject* positional(const c10::IValue* values, PyObject* first) {
     size_t given = positional_;
     while (given && arguments_[given - 1].is_default(values[given - 1])) --given;
-    Reference args(checked(PyTuple_New(static_cast<Py_ssize_t>(given))));
+    const size_t before = first == nullptr ? 0 : 1;
+    PyObject* args = checked(PyTuple_New(static_cast<Py_ssize_t>(before + given)));
+    if (before) PyTuple_SET_ITEM(args, 0, Py_NewRef(first));
     for (size_t at = 0; at < given; ++at) {
-      PyTuple_SET_ITEM(args.held, at, checked(to_python(values[at], arguments_[at].kind)));
+      PyTuple_SET_ITEM(args, before + at, checked(to_python(values[at], arguments_[at].kind)));
     }
-    Reference kwargs(nullptr);
-    for (size_t at = positional_; at < count; ++at) {
+    return args;
+  }
+
+  // A dictionary, or null where there is nothing in it.
+  PyObject* named(const c10::IValue* values) {
+    PyObject* kwargs = nullptr;
+    for (size_t at = positional_; at < arguments_.size(); ++at) {
       if (arguments_[at].is_default(values[at])) continue;
-      if (kwargs.held == nullptr) kwargs.held = checked(PyDict_New());
+      if (kwargs == nullptr) kwargs = checked(PyDict_New());
       Reference item(checked(to_python(values[at], arguments_[at].kind)));
-      if (PyDict_SetItem(kwargs.held, arguments_[at].name, item.held)) raise();
+      if (PyDict_SetItem(kwargs, arguments_[at].name, item.held)) raise();
     }
-    PyObject* answer;
-    {
-      torch::torch_dispatch_mode::StashTorchDispatchModeGuard stash;  // it is off in its own handler
-      answer = record(op_, args.held, kwargs.held == nullptr ? Py_None : kwargs.held);
-    }
-    Reference result(checked(answer));
-    if (result.held == MISSED) return false;
-    torch::jit::drop(*stack, count);
-    if (returns_ == 1) {
-      push(stack, result.held, 0);
-    } else if (returns_ > 1) {
-      for (size_t at = 0; at < returns_; ++at) {
-        Reference item(checked(PySequence_GetItem(result.held, static_cast<Py_ssize_t>(at))));
+    return kwargs;
+  }
+
+  void replace(Stack* stack, PyObject* result) {
+    torch::jit::drop(*stack, arguments_.size());
+    if (types_.size() == 1) {
+      push(stack, result, 0);
+    } else if (types_.size() > 1) {
+      for (size_t at = 0; at < types_.size(); ++at) {
+        Reference item(checked(PySequence_GetItem(result, static_cast<Py_ssize_t>(at))));
         push(stack, item.held, at);
       }
     }
-    return true;
   }
 
   void push(Stack* stack, PyObject* result, size_t at) {
@@ -197,13 +237,95 @@ class Kernel final : public c10::OperatorKernel {
   }
 
   PyObject* op_;
-  size_t returns_;
   size_t positional_ = 0;
   std::vector<Argument> arguments_;
   std::vector<c10::TypePtr> types_;
 };
 
+// The kernel of an operator that is no op of the user's program: a mark in a profiler's trace.
+struct Mark final : c10::OperatorKernel {
+  void operator()(const c10::OperatorHandle& handle, DispatchKeySet keys, Stack* stack) {
+    c10::impl::ExcludeDispatchKeyGuard guard(ABOVE);
+    if (is_ours()) {
+      handle.redispatchBoxed(keys & BELOW, stack);
+    } else {
+      (*getPyInterpreter())->dispatch(handle, stack);
+    }
+  }
+};
+
+// A function made of others, which records what eager would run by a kernel in Python where `is_special` says so:
+// elsewhere PyTorch's own comes next, without a look from Python.
+class Composite final : public c10::OperatorKernel {
+ public:
+  using Test = bool (*)(const c10::IValue* arguments);
+
+  Composite(const c10::FunctionSchema& schema, Test is_special, PyObject* kernel)
+      : caller_(schema, kernel), is_special_(is_special) {}
+
+  void operator()(const c10::OperatorHandle& handle, DispatchKeySet keys, Stack* stack) {
+    if (is_special_(stack->data() + (stack->size() - handle.schema().arguments().size()))) {
+      caller_.call(keys, stack);
+      return;
+    }
+    at::impl::MaybeSetTLSOnEntryGuard guard;
+    handle.redispatchBoxed(keys & AFTER_SNAPSHOT, stack);
+  }
+
+ private:
+  Kernel caller_;
+  Test is_special_;
+};
+
+bool adds_a_bias_in_place(const c10::IValue* arguments) {
+  const at::Tensor& image = arguments[0].toTensor();
+  return !arguments[2].isNone() && arguments[2].toTensor().defined() && image.layout() == c10::kStrided &&
+      image.dim() != 2 && !image.is_contiguous();
+}
+
+bool has_one_matrix_for_a_batch(const c10::IValue* arguments) {
+  const at::Tensor &left = arguments[0].toTensor(), &right = arguments[1].toTensor();
+  return left.dim() == 3 && right.dim() == 3 && right.size(0) == 1;
+}
+
+const std::unordered_map<std::string, Composite::Test> TESTS = {
+    {"linear", adds_a_bias_in_place},
+    {"matmul", has_one_matrix_for_a_batch},
+};
+
 // --- tensors without memory ------------------------------------------------------------
+
+Kernel* detach = nullptr;
+
+// A pending tensor.  Autograd detaches the results that it saves by this method, past the dispatcher.
+struct Pending final : c10::TensorImpl {
+  using c10::TensorImpl::TensorImpl;
+
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(
+      const c10::VariableVersion& version, bool allow_metadata_change) const override {
+    auto made = recorded(version, allow_metadata_change);
+    return made ? made : c10::TensorImpl::shallow_copy_and_detach(version, allow_metadata_change);
+  }
+
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(
+      c10::VariableVersion&& version, bool allow_metadata_change) const override {
+    auto made = recorded(version, allow_metadata_change);
+    return made ? made : c10::TensorImpl::shallow_copy_and_detach(std::move(version), allow_metadata_change);
+  }
+
+ private:
+  c10::intrusive_ptr<c10::TensorImpl> recorded(const c10::VariableVersion& version, bool allow_metadata_change) const {
+    if (detach == nullptr || !is_ours() || c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python)) return {};
+    Stack stack{at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(const_cast<Pending*>(this)))};
+    if (!detach->recorded(&stack)) return {};
+    auto made = stack[0].toTensor().getIntrusivePtr();
+    if (!made->is_inference()) {
+      made->set_version_counter(version);
+      made->set_allow_tensor_metadata_change(allow_metadata_change);
+    }
+    return made;
+  }
+};
 
 bool sizes(PyObject* tuple, c10::SmallVector<int64_t, 8>& into) {
   const Py_ssize_t count = PyTuple_GET_SIZE(tuple);
@@ -229,7 +351,7 @@ PyObject* make_wrapper(PyObject* cls, PyObject* shape, PyObject* stride, int64_t
   at::Tensor tensor;
   {
     at::AutoDispatchBelowADInplaceOrView guard;
-    tensor = at::detail::make_tensor<c10::TensorImpl>(
+    tensor = at::detail::make_tensor<Pending>(
         std::move(storage), DispatchKeySet(options.computeDispatchKey()), type);
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, strides, offset);
   }
@@ -244,6 +366,7 @@ PyObject* make_wrapper(PyObject* cls, PyObject* shape, PyObject* stride, int64_t
 constexpr const char* READY = "lazyviz.ready";
 constexpr const char* RECORD = "lazyviz.record";
 constexpr const char* MAKE_WRAPPER = "lazyviz.make_wrapper";
+constexpr const char* OVERRIDE = "lazyviz.override";
 
 PyObject* connect(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
@@ -256,7 +379,6 @@ PyObject* connect(PyObject*, PyObject* args) {
   record = reinterpret_cast<Record>(function);
   MISSED = Py_NewRef(missed);
   mode_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(type));
-  library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::Python, __FILE__, __LINE__);
   return PyCapsule_New(reinterpret_cast<void*>(&make_wrapper), MAKE_WRAPPER, nullptr);
   END_HANDLE_TH_ERRORS
 }
@@ -266,11 +388,40 @@ PyObject* take(PyObject*, PyObject* args) {
   const char *name, *overload;
   PyObject* op;
   if (!PyArg_ParseTuple(args, "ssO", &name, &overload, &op)) return nullptr;
+  static torch::Library& at_the_mode = library("aten", DispatchKey::Python);
   const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
-  library->impl(
-      c10::toString(handle.operator_name()).c_str(),
-      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(handle.schema(), op)));
+  const std::string full = c10::toString(handle.operator_name());
+  auto kernel = std::make_unique<Kernel>(handle.schema(), op);
+  if (full == "aten::detach") detach = kernel.get();
+  at_the_mode.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
   Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* pass_marks(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  const char *name, *overload;
+  if (!PyArg_ParseTuple(args, "ss", &name, &overload)) return nullptr;
+  static torch::Library& marks = library("profiler", DispatchKey::Python);
+  const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+  marks.impl(c10::toString(handle.operator_name()).c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Mark>()));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* override_composite(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  const char* name;
+  PyObject* kernel;
+  if (!PyArg_ParseTuple(args, "sO", &name, &kernel)) return nullptr;
+  const auto test = TESTS.find(name);
+  if (test == TESTS.end()) Py_RETURN_NONE;
+  const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("aten::") + name).c_str(), "");
+  auto* made = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::PythonTLSSnapshot, __FILE__, __LINE__);
+  made->impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Composite>(handle.schema(), test->second, kernel)));
+  return PyCapsule_New(made, OVERRIDE, [](PyObject* capsule) {
+    delete static_cast<torch::Library*>(PyCapsule_GetPointer(capsule, OVERRIDE));
+  });
   END_HANDLE_TH_ERRORS
 }
 
@@ -283,6 +434,10 @@ PyMethodDef METHODS[] = {
     {"connect", connect, METH_VARARGS,
      "connect(ready, record, missed, mode_type): the compiled recorder's functions; returns make_wrapper for it."},
     {"take", take, METH_VARARGS, "take(name, overload_name, op): calls of this ATen operator are offered to the recorder."},
+    {"pass_marks", pass_marks, METH_VARARGS, "pass_marks(name, overload_name): calls of this operator are none of the recorder's."},
+    {"override_composite", override_composite, METH_VARARGS,
+     "override_composite(name, kernel): `kernel(keys, ...)` is called for the calls of the composite that are special, "
+     "as long as what is returned exists; None: nothing is known of it."},
     {"use", use, METH_O, "use(on): whether ops are offered at all."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -6,6 +6,7 @@ environment) every op takes the way in Python, with the same results.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -88,6 +89,11 @@ def shape_cache_hits() -> int:
     return 0 if _module is None else int(_module.hits())
 
 
+def override_composite() -> Callable[[str, Callable[..., Any]], Any] | None:
+    """The compiled dispatcher's, which spares calls of composites a look from Python, if there is one."""
+    return _dispatcher.override_composite if active and _dispatcher is not None else None
+
+
 def use(compiled: bool) -> bool:
     """Record by the compiled module, or in Python, from the next block on; returns what came of it."""
     global active
@@ -105,4 +111,7 @@ _module = _compiled.load("record._accelerator", "record/_accelerator.pyx")
 _dispatcher = _compiled.load("record._dispatch", "record/_dispatch.cpp") if _module is not None else None
 if _module is not None:
     _ways = _connect(_module, _dispatcher)
+if _dispatcher is not None:
+    for _mark in _torch.PROFILER_MARKS:
+        _dispatcher.pass_marks(_mark._schema.name, _mark._schema.overload_name)
 active = use(True)

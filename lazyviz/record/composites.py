@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from .. import _torch, _torch_composites
-from . import placed_gradients
+from . import acceleration, placed_gradients
 from .plain import Original, is_plain
 from .recorder import Tape
 
@@ -56,7 +56,8 @@ class CompositeKernels:
                     "quantile": functools.partial(self._quantile, "quantile"),
                     _SPLIT: self._tensor_split,
                     **placed_gradients.KERNELS,
-                }
+                },
+                acceleration.override_composite(),
             )
 
     def remove(self) -> None:
