@@ -73,6 +73,7 @@ class LazyGraph(Choices, Shown):
 
     def __del__(self) -> None:
         self.ir.lost = True
+        acceleration.show(self.ir)
         if Lost.look is not None and any(node.state != "done" for node in self.ir.nodes):
             Lost.look()
 

@@ -40,6 +40,9 @@ cdef extern from "Python.h":
     PyFrameObject *PyThreadState_GetFrame(PyThreadState *)
     PyFrameObject *PyFrame_GetBack(PyFrameObject *)
     PyCodeObject *PyFrame_GetCode(PyFrameObject *)
+    void PyObject_GC_UnTrack(void *)
+    void PyObject_GC_Track(void *)
+    int PyObject_GC_IsTracked(PyObject *)
     PyObject *PyType_GenericAlloc(PyTypeObject *, Py_ssize_t) except NULL
     unsigned long PyThread_get_thread_ident()
 
@@ -77,6 +80,58 @@ cdef Py_ssize_t offset(type cls, str name) except -1:
     raise ImportError(f"{cls.__name__} has no slot {name}")
 
 
+# --- what the garbage collector sees ------------------------------------------------
+
+
+# What is recorded stays until its graph goes, and there is a lot of it: the collector would go over it several
+# times to find that out.  So it is not shown to the collector before the graph's owner is gone (`show`); what refers
+# to it is, and it refers to nothing of the user's that is not kept by the graph anyway.
+
+
+cdef inline void hide(object item):
+    PyObject_GC_UnTrack(<void *> item)
+
+
+cdef inline void show_one(object item):
+    if not PyObject_GC_IsTracked(<PyObject *> item):
+        PyObject_GC_Track(<void *> item)
+
+
+cdef void show_list(object item):
+    if type(item) is list:
+        show_one(item)
+
+
+cdef void show_value(object value):
+    show_one(value)
+    ref = get(value, V_tensor)
+    if ref is not None:
+        show_one(ref)
+    storage = get(value, V_storage)
+    show_one(storage)
+    show_list(get(storage, S_readers))
+
+
+def show(graph):
+    """Show what was recorded in ``graph`` to the garbage collector: nobody can ask for the graph any more."""
+    for node in <list> graph.nodes:
+        show_one(node)
+        args = get(node, N_args)
+        if type(args) is tuple and len(<tuple> args) > 0:
+            show_one(args)
+        for place in (N_inputs, N_outputs, N_after, N_writes):
+            show_list(get(node, place))
+        for value in get(node, N_inputs):
+            show_value(value)
+        for value in get(node, N_outputs):
+            show_value(value)
+    for value in <list> graph.inputs:
+        show_value(value)
+    for storage in <list> graph.storages:
+        show_one(storage)
+        show_list(get(storage, S_readers))
+
+
 cdef class Maker:
     """Makes instances of a class with slots, as its ``__init__`` leaves them, from one that it has made."""
 
@@ -100,6 +155,7 @@ cdef class Maker:
         cdef PyObject *raw = PyType_GenericAlloc(<PyTypeObject *> self.cls, 0)
         made = <object> raw
         Py_XDECREF(raw)  # Cython has its own reference
+        hide(made)
         cdef int number
         for number in range(self.count):
             put(made, self.offsets[number], get(self.template, self.offsets[number]))
@@ -428,6 +484,9 @@ cdef object record(object func, tuple args, object kwargs):
         generator = tape._generator(op.info, args, kwargs or {}, inferred, values)
         if generator is not None:
             tape.generators.record(node, generator)
+    if args:  # the empty tuple is everybody's
+        hide(new_args)
+    hide(values)
     result = outputs(node, graph, len(recorded), inferred, values, tensors)
     recorded.append(node)
     (<dict> state("pending"))[node] = None
@@ -832,7 +891,9 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
                 put(storage, S_device, get(get(spec, O_meta), M_device))
                 put(storage, S_created, index)
                 put(storage, S_graph, graph)
-                put(storage, S_readers, [])
+                readers = []
+                hide(readers)
+                put(storage, S_readers, readers)
                 (<list> graph.storages).append(storage)
                 if fresh is not None:
                     fresh[get(spec, O_fresh)] = storage
@@ -849,6 +910,7 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
         if results is not None:
             results.append(result)
         position += 1
+    hide(made)
     put(node, N_outputs, made)
     if results is None:
         return result
@@ -898,6 +960,7 @@ cdef object refer(object tensor, object value, object storage):
     raw = (<PyTypeObject *> ref_cls).tp_new(<PyTypeObject *> TensorRef, <PyObject *> call, NULL)
     ref = <object> raw
     Py_XDECREF(raw)
+    hide(ref)
     put(ref, R_value, value)
     put(value, V_tensor, ref)
     put(storage, S_live, get(storage, S_live) + 1)

@@ -94,6 +94,12 @@ def override_composite() -> Callable[[str, Callable[..., Any]], Any] | None:
     return _dispatcher.override_composite if active and _dispatcher is not None else None
 
 
+def show(graph: Graph) -> None:
+    """Let the garbage collector see what the compiled recorder kept from it: ``graph`` has no owner now."""
+    if _module is not None:
+        _module.show(graph)
+
+
 def use(compiled: bool) -> bool:
     """Record by the compiled module, or in Python, from the next block on; returns what came of it."""
     global active

@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -253,3 +254,87 @@ def test_without_it_lazyviz_works_the_same():
     env = {**os.environ, "LAZYVIZ_PURE_PYTHON": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["False", "True", "True"], done.stderr
+
+
+def a_step(layer):
+    layer.zero_grad()
+    y = layer(torch.ones(2, 3))
+    y.relu_()
+    torch.cat([y, y * 2]).sum().backward()
+    return y
+
+
+def everything_in(graph):
+    """The objects of a record that can be in a cycle."""
+    for node in graph.nodes:
+        yield node
+        yield from (item for item in (node.args, node.inputs, node.outputs, node.after, node.writes) if item)
+        for value in (*node.inputs, *node.outputs):
+            yield value
+            yield value.storage
+            yield from (item for item in (value.storage.readers, value.tensor) if item)
+
+
+@pytest.mark.skipif(not acceleration.active, reason="the compiled recorder is not built, or switched off")
+def test_the_collector_goes_over_a_record_once_its_owner_is_gone(restored):
+    acceleration.use(True)
+    layer = nn.Linear(3, 3)
+    for again in (True, True, False):
+        with lazyviz.lazy() as graph:
+            kept = a_step(layer)
+        if again:
+            graph.evaluate()
+    assert not any(gc.is_tracked(node) for node in graph.nodes if node.op is torch.ops.aten.mul.Tensor)
+    ir = graph.ir
+    del graph
+    assert [item for item in everything_in(ir) if not gc.is_tracked(item)] == []
+    lazyviz.sync()
+    assert kept.shape == (2, 3)
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_a_graph_goes_when_nobody_refers_to_it(evaluated):
+    layer = nn.Linear(3, 3)
+    for _ in range(3):
+        with lazyviz.lazy() as graph:
+            a_step(layer)
+        if evaluated:
+            graph.evaluate()
+        gone = weakref.ref(graph.ir)
+    del graph
+    if not evaluated:
+        lazyviz.session.reset()
+    layer.zero_grad()
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_plan_survives_the_graph_that_it_is_of():
+    layer = nn.Linear(3, 3)
+    for _ in range(3):
+        with lazyviz.lazy() as graph:
+            a_step(layer)
+        plan = graph.plan()
+        said = plan.explain()
+        graph.evaluate()
+    del graph
+    gc.collect()
+    assert plan.explain() == said
+
+
+def test_blocks_in_a_loop_leave_nothing():
+    layer = nn.Linear(3, 3)
+
+    def loop():
+        for _ in range(5):
+            with lazyviz.lazy() as graph:
+                a_step(layer)
+            graph.evaluate()
+        del graph
+        gc.collect()
+        return len(gc.get_objects())
+
+    loop()
+    loop()
+    before = loop()
+    assert loop() <= before + 10
