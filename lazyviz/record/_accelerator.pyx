@@ -85,7 +85,8 @@ cdef Py_ssize_t offset(type cls, str name) except -1:
 
 # What is recorded stays until its graph goes, and there is a lot of it: the collector would go over it several
 # times to find that out.  So it is not shown to the collector before the graph's owner is gone (`show`); what refers
-# to it is, and it refers to nothing of the user's that is not kept by the graph anyway.
+# to it is, and it refers to nothing of the user's that is not kept by the graph anyway.  Weak references with
+# a callback have to be shown: the collector takes them out of its lists without asking whether they are in one.
 
 
 cdef inline void hide(object item):
@@ -104,9 +105,6 @@ cdef void show_list(object item):
 
 cdef void show_value(object value):
     show_one(value)
-    ref = get(value, V_tensor)
-    if ref is not None:
-        show_one(ref)
     storage = get(value, V_storage)
     show_one(storage)
     show_list(get(storage, S_readers))
@@ -960,7 +958,6 @@ cdef object refer(object tensor, object value, object storage):
     raw = (<PyTypeObject *> ref_cls).tp_new(<PyTypeObject *> TensorRef, <PyObject *> call, NULL)
     ref = <object> raw
     Py_XDECREF(raw)
-    hide(ref)
     put(ref, R_value, value)
     put(value, V_tensor, ref)
     put(storage, S_live, get(storage, S_live) + 1)

@@ -338,3 +338,18 @@ def test_blocks_in_a_loop_leave_nothing():
     loop()
     before = loop()
     assert loop() <= before + 10
+
+
+def test_pending_tensors_in_a_cycle_are_collected():
+    x = torch.ones(3)
+    for _ in range(3):
+        with lazyviz.lazy() as graph:
+            for _ in range(100):
+                cycle = [x * 2 + 1]
+                cycle.append(cycle)
+            kept = cycle[0] + 1
+            del cycle
+            gc.collect()
+        assert sum(value.tensor is not None for node in graph.nodes for value in node.outputs) == 1
+        graph.evaluate()
+    assert kept.tolist() == [4.0, 4.0, 4.0]
