@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 _PACKAGE = Path(__file__).parent
+loaded: list[str] = []  # their names
 
 
 def load(name: str, source: str) -> Any:
@@ -41,4 +42,5 @@ def load(name: str, source: str) -> Any:
             stacklevel=2,
         )
         return None
+    loaded.append(name)
     return module

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import absence, evaluation
+from . import _compiled, absence, evaluation
 from .batching import NamedBatch
 from .batching import SplitError as SplitError
 from .choices import Choices
@@ -437,6 +437,7 @@ def metrics() -> dict[str, Any]:
     """Timings (count, total, percentiles in seconds) and counters of this process.
 
     ``"projected peak errors"`` are those of the last evaluated graphs: projected over measured, less 1.
+    ``"compiled modules"`` are those that lazyviz was installed with and uses (none: it runs in Python alone).
     ``"replays"`` counts evaluations by generated code, ``"replays not known"`` those of what was new.
     ``"compiles"`` and ``"compiled segments met again"`` are misses and hits of backends that compile,
     ``"compile reasons"`` what was new (the last 100), ``"compiled programs"`` how many each of them keeps.
@@ -445,6 +446,7 @@ def metrics() -> dict[str, Any]:
     result = evaluation.metrics.summary()
     result["projected peak errors"] = list(evaluation.projection_errors)
     result["compiled recorder"] = acceleration.active
+    result["compiled modules"] = sorted(_compiled.loaded)
     result["shape cache hits"] = tape.shapes.hits + acceleration.shape_cache_hits()
     result["shape cache misses"] = tape.shapes.misses
     result["ops pending"] = len(tape.pending)
