@@ -49,14 +49,14 @@ class CompositeCall:
         return not self._keys.raw_repr() & _TRANSFORMS
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _STATE_IS_NEEDED and self._keys.highestPriorityTypeId() == DispatchKey.Python:
+        if _STATE_IS_NEEDED:
             with _state_on_entry():
                 return self._go_on(self._keys, *args, **kwargs)
         return self._go_on(self._keys, *args, **kwargs)
 
 
-# In inference mode the key of dispatch modes comes next.  In torch 2.11 its kernel insists on the thread's
-# state on entry, which that of PythonTLSSnapshot keeps, in whose place we stand; in 2.13 it does without.
+# At once (in inference mode) or below autograd comes the key of dispatch modes.  In torch 2.11 its kernel insists on
+# the thread's state on entry, which that of PythonTLSSnapshot keeps, in whose place we stand; in 2.13 it does without.
 _STATE_IS_NEEDED = torch.__version__ < "2.13"
 
 

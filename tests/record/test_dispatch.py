@@ -288,7 +288,7 @@ def test_marks_of_a_profiler_are_none_of_the_programs():
         optimizer.step()
 
     recorded(step, True)
-    with lazyviz.lazy() as graph, torch.profiler.profile() as profile:
+    with lazyviz.lazy() as graph, torch.profiler.profile(acc_events=True) as profile:
         step()
     assert {"Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad"} <= {
         event.name for event in profile.events()
