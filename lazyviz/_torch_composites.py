@@ -55,8 +55,9 @@ class CompositeCall:
         return self._go_on(self._keys, *args, **kwargs)
 
 
-# At once (in inference mode) or below autograd comes the key of dispatch modes.  In torch 2.11 its kernel insists on
-# the thread's state on entry, which that of PythonTLSSnapshot keeps, in whose place we stand; in 2.13 it does without.
+# At once (in inference mode) or below autograd comes the key of dispatch modes.  In torch 2.11 its kernel
+# insists on the thread's state on entry, which that of PythonTLSSnapshot keeps, in whose place we stand; in
+# 2.13 it does without.
 _STATE_IS_NEEDED = torch.__version__ < "2.13"
 
 
