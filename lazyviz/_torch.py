@@ -53,6 +53,12 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
+
+def is_defined_in_python(op: OpOverload) -> bool:
+    """Whether ``torch.library`` has defined the operator, and may define it anew."""
+    return bool(op._defined_in_python)
+
+
 # What `torch.profiler.record_function` calls, as every optimizer's step does.
 PROFILER_MARKS = (
     torch.ops.profiler._record_function_enter_new.default,

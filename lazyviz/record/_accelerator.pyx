@@ -93,6 +93,15 @@ cdef inline void hide(object item):
     PyObject_GC_UnTrack(<void *> item)
 
 
+cdef void hide_outputs(object node):
+    """The list of a node's results, and those that it has made."""
+    made = <list> get(node, N_outputs)
+    hide(made)
+    for value in made:
+        if get(value, V_node) is node:
+            hide(value)
+
+
 cdef inline void show_one(object item):
     if not PyObject_GC_IsTracked(<PyObject *> item):
         PyObject_GC_Track(<void *> item)
@@ -153,7 +162,6 @@ cdef class Maker:
         cdef PyObject *raw = PyType_GenericAlloc(<PyTypeObject *> self.cls, 0)
         made = <object> raw
         Py_XDECREF(raw)  # Cython has its own reference
-        hide(made)
         cdef int number
         for number in range(self.count):
             put(made, self.offsets[number], get(self.template, self.offsets[number]))
@@ -232,7 +240,7 @@ def connect(**parts):
     snapshot_key, key_set_offset = parts["snapshot_key"], parts["key_set_offset"]
     take, quick_wrapper = None, NULL
     if parts["dispatcher"] is not None:
-        take = parts["dispatcher"].take
+        take = parts["take"]
         quick_wrapper = <make_t> PyCapsule_GetPointer(
             parts["dispatcher"].connect(
                 PyCapsule_New(<void *> is_recording, "lazyviz.ready", NULL),
@@ -378,8 +386,8 @@ cdef object record(object func, tuple args, object kwargs):
         if info is None:
             return MISS
         op = ops[<size_t> <void *> func] = Op(info)
-        if take is not None and op.ordinary and func.namespace == "aten":
-            take(func._schema.name, func._schema.overload_name, func)
+        if take is not None and op.ordinary:
+            take(func)
     else:
         op = <Op> found
     if not op.ordinary:
@@ -482,11 +490,14 @@ cdef object record(object func, tuple args, object kwargs):
         generator = tape._generator(op.info, args, kwargs or {}, inferred, values)
         if generator is not None:
             tape.generators.record(node, generator)
+    result = outputs(node, graph, len(recorded), inferred, values, tensors)
+    recorded.append(node)
+    # Not before: what an exception kept out of the graph nobody would show again.
+    hide(node)
     if args:  # the empty tuple is everybody's
         hide(new_args)
     hide(values)
-    result = outputs(node, graph, len(recorded), inferred, values, tensors)
-    recorded.append(node)
+    hide_outputs(node)
     (<dict> state("pending"))[node] = None
     if op.is_view and type(tensors[0]) is LazyTensor:
         tensor = tensors[0]
@@ -594,6 +605,7 @@ cdef object meet(object tensor):
     put(storage, S_readers, [])
     put(storage, S_address, address)
     (<list> graph.storages).append(storage)
+    hide(storage)
     role, name = role_of(tensor)
     put(storage, S_role, role)
     put(storage, S_name, name)
@@ -613,6 +625,7 @@ cdef object meet(object tensor):
     put(value, V_real, alias(tensor))
     refer(tensor, value, storage)
     (<list> graph.inputs).append(value)
+    hide(value)
     (<dict> state("outside"))[<size_t> <void *> tensor] = value
     put(value, V_given, not tensor.requires_grad and is_given(tensor))
     return value
@@ -893,6 +906,7 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
                 hide(readers)
                 put(storage, S_readers, readers)
                 (<list> graph.storages).append(storage)
+                hide(storage)
                 if fresh is not None:
                     fresh[get(spec, O_fresh)] = storage
         value = values_.make()
@@ -908,7 +922,6 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
         if results is not None:
             results.append(result)
         position += 1
-    hide(made)
     put(node, N_outputs, made)
     if results is None:
         return result

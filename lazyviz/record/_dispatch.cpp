@@ -149,6 +149,14 @@ class Kernel final : public c10::OperatorKernel {
     for (const c10::Argument& result : schema.returns()) types_.push_back(result.real_type());
   }
 
+  // Let go of what it refers to: for a kernel that is taken out again.
+  void release() {
+    if (!Py_IsInitialized()) return;
+    Gil gil;
+    Py_CLEAR(op_);
+    for (Argument& argument : arguments_) Py_CLEAR(argument.name);
+  }
+
   void operator()(const c10::OperatorHandle& handle, DispatchKeySet, Stack* stack) {
     c10::impl::ExcludeDispatchKeyGuard guard(ABOVE);
     if (!is_ours() || !recorded(stack)) (*getPyInterpreter())->dispatch(handle, stack);
@@ -196,24 +204,24 @@ class Kernel final : public c10::OperatorKernel {
     size_t given = positional_;
     while (given && arguments_[given - 1].is_default(values[given - 1])) --given;
     const size_t before = first == nullptr ? 0 : 1;
-    PyObject* args = checked(PyTuple_New(static_cast<Py_ssize_t>(before + given)));
-    if (before) PyTuple_SET_ITEM(args, 0, Py_NewRef(first));
+    Reference args(checked(PyTuple_New(static_cast<Py_ssize_t>(before + given))));
+    if (before) PyTuple_SET_ITEM(args.held, 0, Py_NewRef(first));
     for (size_t at = 0; at < given; ++at) {
-      PyTuple_SET_ITEM(args, before + at, checked(to_python(values[at], arguments_[at].kind)));
+      PyTuple_SET_ITEM(args.held, before + at, checked(to_python(values[at], arguments_[at].kind)));
     }
-    return args;
+    return Py_NewRef(args.held);
   }
 
   // A dictionary, or null where there is nothing in it.
   PyObject* named(const c10::IValue* values) {
-    PyObject* kwargs = nullptr;
+    Reference kwargs(nullptr);
     for (size_t at = positional_; at < arguments_.size(); ++at) {
       if (arguments_[at].is_default(values[at])) continue;
-      if (kwargs == nullptr) kwargs = checked(PyDict_New());
+      if (kwargs.held == nullptr) kwargs.held = checked(PyDict_New());
       Reference item(checked(to_python(values[at], arguments_[at].kind)));
-      if (PyDict_SetItem(kwargs, arguments_[at].name, item.held)) raise();
+      if (PyDict_SetItem(kwargs.held, arguments_[at].name, item.held)) raise();
     }
-    return kwargs;
+    return Py_XNewRef(kwargs.held);
   }
 
   void replace(Stack* stack, PyObject* result) {
@@ -262,6 +270,7 @@ class Composite final : public c10::OperatorKernel {
 
   Composite(const c10::FunctionSchema& schema, Test is_special, PyObject* kernel)
       : caller_(schema, kernel), is_special_(is_special) {}
+  ~Composite() override { caller_.release(); }
 
   void operator()(const c10::OperatorHandle& handle, DispatchKeySet keys, Stack* stack) {
     if (is_special_(stack->data() + (stack->size() - handle.schema().arguments().size()))) {
@@ -277,15 +286,18 @@ class Composite final : public c10::OperatorKernel {
   Test is_special_;
 };
 
+// Of a tracer's tensor with unknown sizes: to ask for one is to assume it from then on.
+bool is_symbolic(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides(); }
+
 bool adds_a_bias_in_place(const c10::IValue* arguments) {
   const at::Tensor& image = arguments[0].toTensor();
-  return !arguments[2].isNone() && arguments[2].toTensor().defined() && image.layout() == c10::kStrided &&
-      image.dim() != 2 && !image.is_contiguous();
+  return !is_symbolic(image) && !arguments[2].isNone() && arguments[2].toTensor().defined() &&
+      image.layout() == c10::kStrided && image.dim() != 2 && !image.is_contiguous();
 }
 
 bool has_one_matrix_for_a_batch(const c10::IValue* arguments) {
   const at::Tensor &left = arguments[0].toTensor(), &right = arguments[1].toTensor();
-  return left.dim() == 3 && right.dim() == 3 && right.size(0) == 1;
+  return !is_symbolic(left) && !is_symbolic(right) && left.dim() == 3 && right.dim() == 3 && right.size(0) == 1;
 }
 
 const std::unordered_map<std::string, Composite::Test> TESTS = {

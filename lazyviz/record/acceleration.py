@@ -27,6 +27,12 @@ IN_PYTHON = (RecorderMode.__torch_dispatch__, scopes.ScopePatches.module_call_of
 _ways: tuple[Any, Any] | None = None
 
 
+def _take(op: OpOverload) -> None:
+    """Have calls of ``op`` come straight from the dispatcher, if it is PyTorch's own: these do not change."""
+    if op.namespace == "aten" and not _torch.is_defined_in_python(op):
+        _dispatcher.take(op._schema.name, op._schema.overload_name, op)
+
+
 def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, Any]:
     """What :func:`use` puts in place of the functions in Python."""
     graph = Graph()
@@ -35,6 +41,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, Any]:
     meta = TensorMeta((), (), 0, torch.float32, device)
     dispatch = accelerator.connect(
         dispatcher=dispatcher,
+        take=_take,
         mode=RecorderMode,
         slow=IN_PYTHON[0],
         tape=tape,
@@ -114,7 +121,7 @@ def use(compiled: bool) -> bool:
 
 _module = _compiled.load("record._accelerator", "record/_accelerator.pyx")
 # For ops of ATen a shorter way from PyTorch's dispatcher to the compiled recorder.
-_dispatcher = _compiled.load("record._dispatch", "record/_dispatch.cpp") if _module is not None else None
+_dispatcher: Any = _compiled.load("record._dispatch", "record/_dispatch.cpp") if _module is not None else None
 if _module is not None:
     _ways = _connect(_module, _dispatcher)
 if _dispatcher is not None:

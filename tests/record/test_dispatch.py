@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -322,3 +325,88 @@ def test_composites_compute_as_eager_does(program, special):
     lazyviz.session.reset()
     for name in ("linear", "matmul"):
         assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "PythonTLSSnapshot")
+
+
+def test_sizes_that_a_tracer_does_not_know_stay_unknown():
+    recorded(lambda: torch.ones(2, 3, 4) @ torch.ones(2, 4, 5), True)
+    graph = make_fx(torch.matmul, tracing_mode="symbolic")(torch.ones(2, 3, 4), torch.ones(2, 4, 5))
+    assert graph(torch.ones(6, 3, 4), torch.ones(6, 4, 5)).shape == (6, 3, 5)
+    sizes = {0: torch.export.Dim("n", min=2, max=100)}
+    batch = torch.ones(7, 3, 4), torch.ones(7, 4, 5)
+    exported = torch.export.export(Product(), batch, dynamic_shapes=(sizes, sizes))
+    assert exported.module()(torch.ones(9, 3, 4), torch.ones(9, 4, 5)).shape == (9, 3, 5)
+
+
+class Product(nn.Module):
+    def forward(self, left, right):
+        return left @ right
+
+
+def test_kernels_that_are_taken_out_are_gone():
+    def kernels():
+        gc.collect()
+        return sum(callable(item) and getattr(item, "__name__", "") == "_linear" for item in gc.get_objects())
+
+    def cell():
+        with lazyviz.lazy() as graph:
+            nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3))
+        graph.evaluate()
+        del graph
+        lazyviz.session.cell_boundary()
+        gc.collect()
+        return len(gc.get_objects())
+
+    cell()
+    cell()
+    before = cell()
+    for _ in range(5):
+        after = cell()
+    assert after <= before + 2
+    assert kernels() == 1
+
+
+def test_an_operator_can_be_defined_anew():
+    def define(schema, function):
+        library = torch.library.Library("aten", "FRAGMENT")
+        library.define(schema)
+        library.impl("lazyviz_test", function, "CompositeExplicitAutograd")
+        return library
+
+    x = torch.ones(3)
+    first = define("lazyviz_test(Tensor x, Tensor y, int a) -> Tensor", lambda x, y, a: x + y * a)
+    for _ in range(3):
+        with lazyviz.lazy() as graph:
+            y = torch.ops.aten.lazyviz_test(x, x, 3)
+        graph.evaluate()
+    assert y.tolist() == [4.0, 4.0, 4.0]
+    first._destroy()
+    second = define("lazyviz_test(Tensor x) -> Tensor", lambda x: x * 7)
+    with lazyviz.lazy() as graph:
+        y = torch.ops.aten.lazyviz_test(x)
+    graph.evaluate()
+    assert y.tolist() == [7.0, 7.0, 7.0]
+    second._destroy()
+
+
+def test_a_graph_in_which_recording_an_op_failed_goes_like_another(monkeypatch):
+    def program():
+        return nn.functional.dropout(torch.ones(2) * 2, 0.5)
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    recorded(program, True)
+    gone = []
+    for _ in range(3):
+        with lazyviz.lazy() as graph:
+            with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+                patched.setattr(type(tape), "_generator", interrupt)
+                program()
+            kept = torch.ones(2) * 3
+        gone.append(weakref.ref(graph.ir))
+        graph.evaluate()
+        assert kept.tolist() == [3.0, 3.0]
+    del graph
+    lazyviz.session.cell_boundary()
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None, None]
