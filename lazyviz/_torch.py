@@ -60,10 +60,8 @@ def is_defined_in_python(op: OpOverload) -> bool:
 
 
 # What `torch.profiler.record_function` calls, as every optimizer's step does.
-PROFILER_MARKS = (
-    torch.ops.profiler._record_function_enter_new.default,
-    torch.ops.profiler._record_function_exit._RecordFunction,
-)
+_marks = torch.ops.profiler
+PROFILER_MARKS = (_marks._record_function_enter_new.default, _marks._record_function_exit._RecordFunction)
 
 
 # --- tensors without memory -------------------------------------------------------

@@ -586,3 +586,23 @@ def test_compilers_see_no_autocast_and_no_default_device():
             assert not torch.is_autocast_enabled("cpu")
             assert torch.empty(2).device.type == "cpu"
         assert torch.is_autocast_enabled("cpu") and torch.empty(2).device.type == "meta"
+
+
+def test_it_is_known_which_operators_python_defines():
+    assert not _torch.is_defined_in_python(torch.ops.aten.add.Tensor)
+    library = torch.library.Library("lazyviz_private", "FRAGMENT")
+    library.define("defined_here(Tensor x) -> Tensor")
+    assert _torch.is_defined_in_python(torch.ops.lazyviz_private.defined_here.default)
+
+
+def test_marks_of_a_profiler_are_these_operators():
+    seen = []
+
+    class Note(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Note(), torch.profiler.record_function("a part"):
+        pass
+    assert tuple(seen) == _torch.PROFILER_MARKS
