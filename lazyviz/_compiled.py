@@ -23,13 +23,17 @@ loaded: list[str] = []  # their names
 def load(name: str, source: str) -> Any:
     """The compiled module ``name``, of the file ``source``; ``None`` if there is none to use.
 
-    Warns if there is one that was made of another source, or for another PyTorch.
+    Warns if there is one that was made of another source, or for another PyTorch; most of these cannot even
+    be loaded.
     """
     if os.environ.get("LAZYVIZ_PURE_PYTHON"):
         return None
     try:
         module = importlib.import_module(f"lazyviz.{name}")
-    except ImportError:
+    except ModuleNotFoundError:
+        return None
+    except ImportError as error:
+        warnings.warn(f"lazyviz's compiled {name} cannot be loaded ({error}); install again", stacklevel=2)
         return None
     file = _PACKAGE / source
     if file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() != module.SOURCE:

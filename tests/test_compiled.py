@@ -57,6 +57,15 @@ def test_one_for_another_pytorch_is_not_used(module):
         assert found() is None
 
 
+def test_one_that_cannot_be_loaded_is_not_used(module, monkeypatch):
+    def refuse(name):
+        raise ImportError("undefined symbol: of another PyTorch")
+
+    monkeypatch.setattr(_compiled.importlib, "import_module", refuse)
+    with pytest.warns(UserWarning, match="cannot be loaded .*undefined symbol"):
+        assert found() is None
+
+
 def test_none_is_used_where_python_alone_is_asked_for(module, monkeypatch):
     monkeypatch.setenv("LAZYVIZ_PURE_PYTHON", "1")
     assert found() is None

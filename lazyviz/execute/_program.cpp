@@ -12,6 +12,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/object_ptr.h>
 
 #include <memory>
 #include <optional>
@@ -26,15 +27,6 @@ using torch::jit::Stack;
 constexpr Py_ssize_t NONE = -1;
 PyObject* Refused = nullptr;  // what is not represented here
 PyCFunction append = nullptr;  // `list.append`
-
-struct Reference {  // an owned one
-  PyObject* object;
-  explicit Reference(PyObject* object) : object(object) {}
-  Reference(const Reference&) = delete;
-  Reference& operator=(const Reference&) = delete;
-  ~Reference() { Py_XDECREF(object); }
-  explicit operator bool() const { return object != nullptr; }
-};
 
 struct WithoutInterpreter {  // other threads run Python meanwhile
   PyThreadState* state = PyEval_SaveThread();
@@ -306,8 +298,8 @@ class Run {
     PyObject* result = PyDict_New();
     for (size_t slot = 0; result != nullptr && slot < slots.size(); slot++) {
       if (!slots[slot].defined()) continue;
-      Reference name(PyUnicode_FromFormat("v%zu", slot)), tensor(THPVariable_Wrap(slots[slot]));
-      if (!name || !tensor || PyDict_SetItem(result, name.object, tensor.object) != 0) Py_CLEAR(result);
+      THPObjectPtr name(PyUnicode_FromFormat("v%zu", slot)), tensor(THPVariable_Wrap(slots[slot]));
+      if (!name || !tensor || PyDict_SetItem(result, name.get(), tensor.get()) != 0) Py_CLEAR(result);
     }
     return result;
   }
@@ -425,36 +417,36 @@ class Run {
   bool hand_over(const Result& result) {
     if (result.user == NONE && result.later == NONE) return true;
     HANDLE_TH_ERRORS
-    Reference tensor(THPVariable_Wrap(slots[result.slot]));
+    THPObjectPtr tensor(THPVariable_Wrap(slots[result.slot]));
     if (!tensor) return false;
     if (result.later != NONE) {
       PyObject* value = PyList_GetItem(later, result.later);
-      if (value == nullptr || PyObject_SetAttrString(value, "real", tensor.object) != 0) return false;
+      if (value == nullptr || PyObject_SetAttrString(value, "real", tensor.get()) != 0) return false;
     }
     if (result.user == NONE) return true;
     PyObject* value = PyList_GetItem(users, result.user);
     if (value == nullptr) return false;
-    return bool(Reference(PyObject_CallFunctionObjArgs(program.give, value, tensor.object, nullptr)));
+    return bool(THPObjectPtr(PyObject_CallFunctionObjArgs(program.give, value, tensor.get(), nullptr)));
     END_HANDLE_TH_ERRORS_RET(false)
   }
 
   static bool set_state(PyObject* draw) {
-    Reference generator(PyObject_GetAttrString(draw, "generator"));
-    Reference state(generator ? PyObject_GetAttrString(draw, "state") : nullptr);
-    return state && Reference(PyObject_CallMethod(generator.object, "set_state", "O", state.object));
+    THPObjectPtr generator(PyObject_GetAttrString(draw, "generator"));
+    THPObjectPtr state(generator ? PyObject_GetAttrString(draw, "state") : nullptr);
+    return state && THPObjectPtr(PyObject_CallMethod(generator.get(), "set_state", "O", state.get()));
   }
 
   bool note_state(PyObject* draw) {
-    Reference generator(PyObject_GetAttrString(draw, "generator"));
-    Reference state(generator ? PyObject_CallOneArg(program.state_of, generator.object) : nullptr);
-    return state && PyObject_SetAttrString(draw, "state", state.object) == 0;
+    THPObjectPtr generator(PyObject_GetAttrString(draw, "generator"));
+    THPObjectPtr state(generator ? PyObject_CallOneArg(program.state_of, generator.get()) : nullptr);
+    return state && PyObject_SetAttrString(draw, "state", state.get()) == 0;
   }
 
   bool tell() {
-    Reference time(PyObject_CallNoArgs(clock));
+    THPObjectPtr time(PyObject_CallNoArgs(clock));
     if (!time) return false;
-    if (times != nullptr) return PyList_Append(times, time.object) == 0;
-    return bool(Reference(PyObject_CallOneArg(done, time.object)));
+    if (times != nullptr) return PyList_Append(times, time.get()) == 0;
+    return bool(THPObjectPtr(PyObject_CallOneArg(done, time.get())));
   }
 
   const Program& program;
@@ -482,10 +474,10 @@ PyObject* run(PyObject* self, PyObject* args, PyObject*) {
   HANDLE_TH_ERRORS
   Run run(*reinterpret_cast<Program*>(self), args);
   if (run.all()) Py_RETURN_NONE;
-  Reference error(PyErr_Occurred() ? raised() : Py_NewRef(Py_None));
-  Reference variables(error ? run.variables() : nullptr);
+  THPObjectPtr error(PyErr_Occurred() ? raised() : Py_NewRef(Py_None));
+  THPObjectPtr variables(error ? run.variables() : nullptr);
   if (!variables) return nullptr;
-  return PyTuple_Pack(2, error.object, variables.object);
+  return PyTuple_Pack(2, error.get(), variables.get());
   END_HANDLE_TH_ERRORS
 }
 
@@ -513,9 +505,9 @@ PyMODINIT_FUNC PyInit__program() {
   if (module == nullptr) return nullptr;
   Refused = PyErr_NewException("lazyviz.execute._program.Refused", nullptr, nullptr);
   Py_XINCREF(Refused);
-  Reference list(PyList_New(0));
-  Reference appending(list ? PyObject_GetAttrString(list.object, "append") : nullptr);
-  bool is_whole = appending && PyCFunction_Check(appending.object) && add(module, "Refused", Refused) &&
+  THPObjectPtr list(PyList_New(0));
+  THPObjectPtr appending(list ? PyObject_GetAttrString(list.get(), "append") : nullptr);
+  bool is_whole = appending && PyCFunction_Check(appending.get()) && add(module, "Refused", Refused) &&
       add(module, "Program", PyType_FromSpec(&type_spec)) &&
       add(module, "SOURCE", PyUnicode_FromString(LAZYVIZ_SOURCE)) &&
       add(module, "TORCH", PyUnicode_FromString(LAZYVIZ_TORCH));
@@ -523,6 +515,6 @@ PyMODINIT_FUNC PyInit__program() {
     Py_DECREF(module);
     return nullptr;
   }
-  append = PyCFunction_GetFunction(appending.object);
+  append = PyCFunction_GetFunction(appending.get());
   return module;
 }

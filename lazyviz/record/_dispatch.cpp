@@ -22,6 +22,7 @@
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/object_ptr.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 #include <torch/csrc/utils/torch_dispatch_mode.h>
 #include <torch/library.h>
@@ -64,13 +65,6 @@ bool is_ours() {
 struct Gil {
   PyGILState_STATE state = PyGILState_Ensure();
   ~Gil() { PyGILState_Release(state); }
-};
-
-struct Reference {
-  PyObject* held = nullptr;
-  explicit Reference(PyObject* object) : held(object) {}
-  ~Reference() { Py_XDECREF(held); }
-  Reference(const Reference&) = delete;
 };
 
 [[noreturn]] void raise() {
@@ -167,15 +161,15 @@ class Kernel final : public c10::OperatorKernel {
     Gil gil;
     if (!ready()) return false;
     const c10::IValue* values = arguments_on(stack);
-    Reference args(positional(values, nullptr)), kwargs(named(values));
+    THPObjectPtr args(positional(values, nullptr)), kwargs(named(values));
     PyObject* answer;
     {
       torch::torch_dispatch_mode::StashTorchDispatchModeGuard stash;  // it is off in its own handler
-      answer = record(op_, args.held, kwargs.held == nullptr ? Py_None : kwargs.held);
+      answer = record(op_, args.get(), kwargs.get() == nullptr ? Py_None : kwargs.get());
     }
-    Reference result(checked(answer));
-    if (result.held == MISSED) return false;
-    replace(stack, result.held);
+    THPObjectPtr result(checked(answer));
+    if (result.get() == MISSED) return false;
+    replace(stack, result.get());
     return true;
   }
 
@@ -183,10 +177,10 @@ class Kernel final : public c10::OperatorKernel {
   void call(DispatchKeySet keys, Stack* stack) {
     Gil gil;
     const c10::IValue* values = arguments_on(stack);
-    Reference first(checked(PyLong_FromUnsignedLongLong(keys.raw_repr())));
-    Reference args(positional(values, first.held)), kwargs(named(values));
-    Reference result(checked(PyObject_Call(op_, args.held, kwargs.held)));
-    replace(stack, result.held);
+    THPObjectPtr first(checked(PyLong_FromUnsignedLongLong(keys.raw_repr())));
+    THPObjectPtr args(positional(values, first.get())), kwargs(named(values));
+    THPObjectPtr result(checked(PyObject_Call(op_, args.get(), kwargs.get())));
+    replace(stack, result.get());
   }
 
  private:
@@ -204,24 +198,24 @@ class Kernel final : public c10::OperatorKernel {
     size_t given = positional_;
     while (given && arguments_[given - 1].is_default(values[given - 1])) --given;
     const size_t before = first == nullptr ? 0 : 1;
-    Reference args(checked(PyTuple_New(static_cast<Py_ssize_t>(before + given))));
-    if (before) PyTuple_SET_ITEM(args.held, 0, Py_NewRef(first));
+    THPObjectPtr args(checked(PyTuple_New(static_cast<Py_ssize_t>(before + given))));
+    if (before) PyTuple_SET_ITEM(args.get(), 0, Py_NewRef(first));
     for (size_t at = 0; at < given; ++at) {
-      PyTuple_SET_ITEM(args.held, before + at, checked(to_python(values[at], arguments_[at].kind)));
+      PyTuple_SET_ITEM(args.get(), before + at, checked(to_python(values[at], arguments_[at].kind)));
     }
-    return Py_NewRef(args.held);
+    return args.release();
   }
 
   // A dictionary, or null where there is nothing in it.
   PyObject* named(const c10::IValue* values) {
-    Reference kwargs(nullptr);
+    THPObjectPtr kwargs;
     for (size_t at = positional_; at < arguments_.size(); ++at) {
       if (arguments_[at].is_default(values[at])) continue;
-      if (kwargs.held == nullptr) kwargs.held = checked(PyDict_New());
-      Reference item(checked(to_python(values[at], arguments_[at].kind)));
-      if (PyDict_SetItem(kwargs.held, arguments_[at].name, item.held)) raise();
+      if (kwargs.get() == nullptr) kwargs = checked(PyDict_New());
+      THPObjectPtr item(checked(to_python(values[at], arguments_[at].kind)));
+      if (PyDict_SetItem(kwargs.get(), arguments_[at].name, item.get())) raise();
     }
-    return Py_XNewRef(kwargs.held);
+    return kwargs.release();
   }
 
   void replace(Stack* stack, PyObject* result) {
@@ -230,8 +224,8 @@ class Kernel final : public c10::OperatorKernel {
       push(stack, result, 0);
     } else if (types_.size() > 1) {
       for (size_t at = 0; at < types_.size(); ++at) {
-        Reference item(checked(PySequence_GetItem(result, static_cast<Py_ssize_t>(at))));
-        push(stack, item.held, at);
+        THPObjectPtr item(checked(PySequence_GetItem(result, static_cast<Py_ssize_t>(at))));
+        push(stack, item.get(), at);
       }
     }
   }
