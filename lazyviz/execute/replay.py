@@ -33,7 +33,7 @@ from .stretch import Key, Steps, Stretch
 
 LEAST_NODES = 4  # worth recognising
 MOST_NODES = 100_000  # of one stretch
-MOST_KEPT = 200_000  # nodes of all stretches that are kept: half a kilobyte each
+MOST_KEPT = 200_000  # nodes of all stretches that are kept
 MOST_COMPARED = 16  # of those at the same line, and of the others, to say what is new about another
 
 Progress = Callable[[int, int, TrackedNode], None]

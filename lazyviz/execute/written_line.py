@@ -14,7 +14,7 @@ from ..record.storage import TrackedNode, TrackedValue
 from .lines import NOWHERE, Code, Give, Line, Stopped, lines, name_of
 from .stretch import Step, Steps, Stretch, values_in
 
-NODES_IN_ONE = 1000  # function: to compile one takes 12 KiB a node, of which 1 is kept
+NODES_IN_ONE = 1000  # function: compiling one takes many times the memory that it keeps
 _PARAMETERS = "tensors, scalars, draws, users, later, arrived, done, clock"
 _LITERALS = (int, bool, type(None))
 
