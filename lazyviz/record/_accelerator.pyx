@@ -10,11 +10,13 @@ the recorder.  lazyviz works the same without this module; the tests run both wa
 
 from cpython.dict cimport PyDict_GetItem, PyDict_SetItem
 from cpython.list cimport PyList_AsTuple
+from cpython.mem cimport PyMem_Realloc
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memmove
 
 
 cdef extern from "Python.h":
@@ -43,12 +45,38 @@ cdef extern from "Python.h":
     void PyObject_GC_UnTrack(void *)
     void PyObject_GC_Track(void *)
     int PyObject_GC_IsTracked(PyObject *)
-    PyObject *PyType_GenericAlloc(PyTypeObject *, Py_ssize_t) except NULL
     unsigned long PyThread_get_thread_ident()
 
 
-# `_dispatch.make_wrapper`
-ctypedef object (*make_t)(object cls, object shape, object stride, long long offset, object dtype, object device)
+cdef extern from *:
+    """
+    #include <frameobject.h>
+    #include <string.h>
+
+    /* An instance with empty slots that the garbage collector does not see. */
+    static PyObject *new_hidden(PyTypeObject *cls) {
+        PyObject *made = PyObject_GC_New(PyObject, cls);
+        if (made != NULL) memset(made + 1, 0, cls->tp_basicsize - sizeof(PyObject));
+        return made;
+    }
+
+    #if PY_VERSION_HEX >= 0x030B0000
+    #define instruction_of(frame) PyFrame_GetLasti(frame)
+    #else
+    #define instruction_of(frame) ((frame)->f_lasti)
+    #endif
+    """
+    PyObject *new_hidden(PyTypeObject *) except NULL
+    int instruction_of(PyFrameObject *)
+
+
+# As in `_dispatch.cpp`, which says what each is.
+ctypedef struct Quick:
+    PyObject *(*make_wrapper)(PyObject *, PyObject *, PyObject *, int64_t, PyObject *, PyObject *) except NULL
+    size_t (*implementation)(PyObject *) noexcept
+    size_t (*storage_address)(PyObject *) noexcept
+    int (*is_inference)(PyObject *) noexcept
+    int64_t (*fixed_nbytes)(PyObject *) noexcept
 
 SOURCE = ""  # set by the build: a digest of this file, by which a stale build is known
 
@@ -93,15 +121,6 @@ cdef inline void hide(object item):
     PyObject_GC_UnTrack(<void *> item)
 
 
-cdef void hide_outputs(object node):
-    """The list of a node's results, and those that it has made."""
-    made = <list> get(node, N_outputs)
-    hide(made)
-    for value in made:
-        if get(value, V_node) is node:
-            hide(value)
-
-
 cdef inline void show_one(object item):
     if not PyObject_GC_IsTracked(<PyObject *> item):
         PyObject_GC_Track(<void *> item)
@@ -140,7 +159,10 @@ def show(graph):
 
 
 cdef class Maker:
-    """Makes instances of a class with slots, as its ``__init__`` leaves them, from one that it has made."""
+    """Makes instances of a class with slots, as its ``__init__`` leaves them, from one that it has made.
+
+    The garbage collector does not see them.
+    """
 
     cdef type cls
     cdef object template
@@ -159,12 +181,16 @@ cdef class Maker:
             self.count += 1
 
     cdef inline object make(self):
-        cdef PyObject *raw = PyType_GenericAlloc(<PyTypeObject *> self.cls, 0)
-        made = <object> raw
-        Py_XDECREF(raw)  # Cython has its own reference
+        cdef PyObject *raw = new_hidden(<PyTypeObject *> self.cls)
+        cdef PyObject *content
+        cdef char *template = <char *> <void *> self.template
         cdef int number
         for number in range(self.count):
-            put(made, self.offsets[number], get(self.template, self.offsets[number]))
+            content = (<PyObject **> (template + self.offsets[number]))[0]
+            Py_INCREF(<object> content)
+            (<PyObject **> (<char *> raw + self.offsets[number]))[0] = content
+        made = <object> raw
+        Py_XDECREF(raw)  # Cython has its own reference
         return made
 
 
@@ -175,7 +201,7 @@ cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engi
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
 cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active
 cdef object engine_is_sole_owner, slow_record, take
-cdef dict tape_state, scope_state, infos, entries, metas, kinds, lines, above
+cdef dict tape_state, scope_state, infos, entries, metas
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
@@ -183,7 +209,8 @@ cdef object ENTRY, ref_cls
 cdef int MOST_FRAMES
 cdef object NO_SEQUENCE
 cdef uint64_t snapshot_key
-cdef make_t quick_wrapper = NULL
+cdef Quick in_python
+cdef const Quick *quick
 cdef Py_ssize_t key_set_offset
 
 # Slots, by class and name.
@@ -211,8 +238,8 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
     global cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
-    global slow_record, metas, NO_SEQUENCE, take, quick_wrapper
-    global TrackedStorage, Lost, tape_state, scope_state, infos, entries, kinds, lines, above, nodes, values_, storages_
+    global slow_record, metas, NO_SEQUENCE, take, quick
+    global TrackedStorage, Lost, tape_state, scope_state, infos, entries, nodes, values_, storages_
     global node_numbers, value_numbers, storage_numbers, ENTRY, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
     slow = parts["slow"]
     LazyTensor, Tensor, Parameter = parts["LazyTensor"], parts["Tensor"], parts["Parameter"]
@@ -235,20 +262,19 @@ def connect(**parts):
     tape_state, scope_state = tape.__dict__, scopes.__dict__
     slow_record = tape.record
     infos, entries, metas = shapes.infos, shapes.entries, shapes.metas
-    kinds, lines, above = sources._kinds, sources._lines, sources._above
     ENTRY, MOST_FRAMES, NO_SEQUENCE = parts["ENTRY"], parts["MOST_FRAMES"], parts["NO_SEQUENCE"]
     snapshot_key, key_set_offset = parts["snapshot_key"], parts["key_set_offset"]
-    take, quick_wrapper = None, NULL
+    take, quick = None, &in_python
     if parts["dispatcher"] is not None:
         take = parts["take"]
-        quick_wrapper = <make_t> PyCapsule_GetPointer(
+        quick = <const Quick *> PyCapsule_GetPointer(
             parts["dispatcher"].connect(
                 PyCapsule_New(<void *> is_recording, "lazyviz.ready", NULL),
                 PyCapsule_New(<void *> record_call, "lazyviz.record", NULL),
                 MISS,
                 parts["mode"],
             ),
-            "lazyviz.make_wrapper",
+            "lazyviz.quick",
         )
     _find_slots(parts)
     nodes, values_, storages_ = Maker(parts["node"]), Maker(parts["value"]), Maker(parts["storage"])
@@ -331,6 +357,49 @@ cdef class Op:
         self.draws = info.draws
 
 
+# --- what is asked of tensors where `_dispatch.cpp` is not there -------------------------
+
+
+cdef PyObject *make_wrapper_in_python(
+    PyObject *cls, PyObject *shape, PyObject *stride, int64_t offset, PyObject *dtype, PyObject *device
+) except NULL:
+    made = make_wrapper(
+        <object> cls, <object> shape, <object> stride, offset, None, <object> dtype, strided, <object> device
+    )
+    Py_INCREF(made)
+    return <PyObject *> made
+
+
+cdef size_t implementation_in_python(PyObject *tensor) noexcept:
+    return (<object> tensor)._cdata
+
+
+cdef size_t storage_address_in_python(PyObject *tensor) noexcept:
+    return storage_address(<object> tensor)
+
+
+cdef int is_inference_in_python(PyObject *tensor) noexcept:
+    return (<object> tensor).is_inference()
+
+
+cdef int64_t fixed_nbytes_in_python(PyObject *asked) noexcept:
+    tensor = <object> asked
+    if tensor.layout is not strided or tensor.device != cpu or tensor.is_conj() or tensor.is_neg():
+        return -1
+    if is_zero(tensor) or tensor.is_quantized or tensor.is_nested:
+        return -1
+    memory = memory_of(tensor)
+    nbytes = memory.nbytes()
+    return nbytes if not nbytes or memory.resizable() else -1
+
+
+in_python.make_wrapper = make_wrapper_in_python
+in_python.implementation = implementation_in_python
+in_python.storage_address = storage_address_in_python
+in_python.is_inference = is_inference_in_python
+in_python.fixed_nbytes = fixed_nbytes_in_python
+
+
 cdef dict ops = {}  # by id of the operator, which its OpInfo keeps alive
 
 
@@ -366,8 +435,7 @@ cdef object state(str name):
 
 
 cdef void show_as_wrapper(object tensor, bint on):
-    cdef size_t address = tensor._cdata
-    cdef uint64_t *keys = <uint64_t *> (address + key_set_offset)
+    cdef uint64_t *keys = <uint64_t *> (quick.implementation(<PyObject *> tensor) + key_set_offset)
     keys[0] = keys[0] | snapshot_key if on else keys[0] & ~snapshot_key
 
 
@@ -476,28 +544,30 @@ cdef object record(object func, tuple args, object kwargs):
         count_writes(op.info, args, kwargs or {})
     cdef list recorded = graph.nodes
     node = nodes.make()
-    put(node, N_index, len(recorded))
-    put(node, N_op, func)
-    put(node, N_args, new_args)
-    put(node, N_kwargs, new_kwargs)
-    put(node, N_graph, graph)
-    put(node, N_sequence, next(node_numbers))
-    put(node, N_inputs, values)
-    put(node, N_entry, inferred)
-    order(node, values, written)
-    locate(node, graph, values, engine, grad_mode, op.mutates)
-    if op.draws:
-        generator = tape._generator(op.info, args, kwargs or {}, inferred, values)
-        if generator is not None:
-            tape.generators.record(node, generator)
-    result = outputs(node, graph, len(recorded), inferred, values, tensors)
+    try:
+        put(node, N_index, len(recorded))
+        put(node, N_op, func)
+        put(node, N_args, new_args)
+        put(node, N_kwargs, new_kwargs)
+        put(node, N_graph, graph)
+        put(node, N_sequence, next(node_numbers))
+        put(node, N_inputs, values)
+        put(node, N_entry, inferred)
+        order(node, values, written)
+        locate(node, graph, values, engine, grad_mode, op.mutates)
+        if op.draws:
+            generator = tape._generator(op.info, args, kwargs or {}, inferred, values)
+            if generator is not None:
+                tape.generators.record(node, generator)
+        result = outputs(node, graph, len(recorded), inferred, values, tensors)
+    except BaseException:
+        show_one(node)  # what an exception keeps out of the graph nobody would show later
+        raise
     recorded.append(node)
-    # Not before: what an exception kept out of the graph nobody would show again.
-    hide(node)
     if args:  # the empty tuple is everybody's
         hide(new_args)
     hide(values)
-    hide_outputs(node)
+    hide(get(node, N_outputs))
     (<dict> state("pending"))[node] = None
     if op.is_view and type(tensors[0]) is LazyTensor:
         tensor = tensors[0]
@@ -574,38 +644,42 @@ cdef object outside(object tensor, Op op):
             and get(value, V_real) is not None
             and ref() is tensor
             and get(storage, S_foreign) is False
-            and get(storage, S_address) == storage_address(tensor)
+            and <size_t> get(storage, S_address) == quick.storage_address(<PyObject *> tensor)
         ):
             return value
-    if tensor.layout is not strided or is_zero(tensor) or tensor.is_quantized or tensor.is_nested:
+    cdef int64_t nbytes = quick.fixed_nbytes(<PyObject *> tensor)
+    if nbytes < 0 and (
+        tensor.layout is not strided or is_zero(tensor) or tensor.is_quantized or tensor.is_nested
+    ):
         return MISS
     if op.is_view and tape.is_foreign(tensor):
         return MISS
-    value = meet(tensor)
+    value = meet(tensor, nbytes)
     return value if get(get(value, V_storage), S_foreign) is False else MISS
 
 
-cdef object meet(object tensor):
-    """``lazyviz.record.outside.Outside.from_outside`` for plain memory on the CPU that is new to the record."""
+cdef object meet(object tensor, int64_t nbytes):
+    """``lazyviz.record.outside.Outside.from_outside`` for plain memory on the CPU that is new to the record.
+
+    ``nbytes``: see `fixed_nbytes` in `_dispatch.cpp`.
+    """
     cdef dict known = state("storages")
-    address = storage_address(tensor)
-    memory = memory_of(tensor)
-    nbytes = memory.nbytes()
-    device = tensor.device
-    if address in known or state("batch") is not None or device != cpu or (nbytes and not memory.resizable()):
+    if nbytes < 0 or state("batch") is not None:
+        return tape.from_outside(tensor)
+    address = quick.storage_address(<PyObject *> tensor)
+    if address in known:
         return tape.from_outside(tensor)
     graph = state("graph")
     storage = storages_.make()
     put(storage, S_id, next(storage_numbers))
     put(storage, S_nbytes, nbytes)
-    put(storage, S_device, device)
+    put(storage, S_device, cpu)
     put(storage, S_external, True)
     put(storage, S_created, -1)
     put(storage, S_graph, graph)
     put(storage, S_readers, [])
     put(storage, S_address, address)
     (<list> graph.storages).append(storage)
-    hide(storage)
     role, name = role_of(tensor)
     put(storage, S_role, role)
     put(storage, S_name, name)
@@ -614,7 +688,7 @@ cdef object meet(object tensor):
     if earlier is not None and earlier.live:
         storage.continues = earlier
     value = values_.make()
-    meta = meta_of(tensor, device)
+    meta = meta_of(tensor)
     put(value, V_id, next(value_numbers))
     put(value, V_meta, meta)
     put(value, V_storage, storage)
@@ -625,18 +699,15 @@ cdef object meet(object tensor):
     put(value, V_real, alias(tensor))
     refer(tensor, value, storage)
     (<list> graph.inputs).append(value)
-    hide(value)
     (<dict> state("outside"))[<size_t> <void *> tensor] = value
     put(value, V_given, not tensor.requires_grad and is_given(tensor))
     return value
 
 
-cdef object meta_of(object tensor, object device):
-    """``ShapeCache.meta_of``."""
-    cdef PyObject *found = NULL
-    if not tensor.is_conj() and not tensor.is_neg():
-        key = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, device, 0)
-        found = PyDict_GetItem(metas, key)
+cdef object meta_of(object tensor):
+    """``ShapeCache.meta_of`` for one in plain memory on the CPU."""
+    key = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, cpu, 0)
+    cdef PyObject *found = PyDict_GetItem(metas, key)
     return shapes.meta_of(tensor) if found is NULL else <object> found
 
 
@@ -754,14 +825,82 @@ cdef object locate_sum(object node, object engine):
             put(storage, S_name, f"{name}.grad" if name else "grad")
 
 
-cdef object place_of(PyFrameObject *raw, bint with_callers):
-    """``SourceFinder.place``, or ``find`` if there is no need of the callers; takes over the reference.
+# Of an instruction of a code object, which is kept for it: the user's line, or the phase that a library's code
+# belongs to.  What is there for another one with the same place in the table makes room.
+cdef struct Spot:
+    PyObject *code
+    int instruction
+    PyObject *line
+    PyObject *phase
+    bint outermost
 
-    ``above`` has the frames that called modules, too: each is where it was when it did.
-    """
-    cdef PyCodeObject *raw_code
-    cdef PyObject *found
-    cdef int count = 0
+
+cdef Spot[1024] spots
+
+
+cdef Spot *spot_of(object frame) except NULL:
+    cdef PyCodeObject *raw = PyFrame_GetCode(<PyFrameObject *> frame)
+    code = <object> raw
+    Py_XDECREF(<PyObject *> raw)  # Cython has its own reference
+    cdef int instruction = instruction_of(<PyFrameObject *> frame)
+    cdef Spot *spot = &spots[((<size_t> raw >> 4) ^ <size_t> instruction * 7) & 1023]
+    if spot.code == <PyObject *> raw and spot.instruction == instruction:
+        return spot
+    kind = sources._kinds.get(id(code))
+    if kind is None:
+        kind = sources._learn(code)
+    line = sources._line(frame, code) if kind is True else None
+    phase = kind if type(kind) is str and kind is not ENTRY else None
+    for content in (code, line, phase):
+        Py_INCREF(content)
+    Py_XDECREF(spot.code)
+    Py_XDECREF(spot.line)
+    Py_XDECREF(spot.phase)
+    spot.code, spot.instruction = <PyObject *> code, instruction
+    spot.line, spot.phase = <PyObject *> line, <PyObject *> phase
+    spot.outermost = code.co_name == "<module>"
+    return spot
+
+
+# Running frames that called a module, each with the place where it was when it did.
+cdef PyFrameObject **calling = NULL
+cdef list calling_from = []
+cdef int most_calling = 0
+
+
+cdef int begin_call(PyFrameObject *frame, tuple place) except -1:
+    global calling, most_calling
+    cdef PyFrameObject **larger
+    cdef int count = len(calling_from)
+    if count == most_calling:
+        larger = <PyFrameObject **> PyMem_Realloc(calling, (2 * count + 64) * sizeof(PyFrameObject *))
+        if larger == NULL:
+            raise MemoryError
+        calling, most_calling = larger, 2 * count + 64
+    calling_from.append(place)
+    calling[count] = frame
+    return 0
+
+
+cdef int end_call(PyFrameObject *frame) except -1:
+    cdef int at = calls_at(frame)
+    if at >= 0:  # another thread's may have come since
+        del calling_from[at]
+        memmove(&calling[at], &calling[at + 1], (len(calling_from) - at) * sizeof(PyFrameObject *))
+    return 0
+
+
+cdef inline int calls_at(PyFrameObject *frame) noexcept:
+    cdef int at = len(calling_from) - 1
+    while at >= 0 and calling[at] != frame:
+        at -= 1
+    return at
+
+
+cdef tuple place_of(PyFrameObject *raw, bint with_callers):
+    """``SourceFinder.place``, or ``find`` if there is no need of the callers; takes over the reference."""
+    cdef Spot *spot
+    cdef int count = 0, at
     cdef list callers = None
     line, phase = None, None
     block = sources.block if with_callers else None
@@ -771,9 +910,9 @@ cdef object place_of(PyFrameObject *raw, bint with_callers):
         count += 1
         if with_callers and count > MOST_FRAMES:
             break
-        found = PyDict_GetItem(above, <size_t> <void *> frame) if above else NULL
-        if found is not NULL:
-            place = <tuple> found
+        at = calls_at(raw)
+        if at >= 0:
+            place = <tuple> calling_from[at]
             if line is None:
                 return place if place[1] is not None or phase is None else (place[0], phase, place[2])
             if callers is None:
@@ -782,15 +921,9 @@ cdef object place_of(PyFrameObject *raw, bint with_callers):
                 if here is not line and here not in callers:
                     callers.append(here)
             break
-        raw_code = PyFrame_GetCode(<PyFrameObject *> frame)
-        code = <object> raw_code
-        Py_XDECREF(<PyObject *> raw_code)
-        found = PyDict_GetItem(kinds, <size_t> <void *> code)
-        kind = <object> found if found is not NULL else sources._learn(code)
-        if kind is True:
-            key = (<size_t> <void *> code, frame.f_lasti)
-            found = PyDict_GetItem(lines, key)
-            here = <object> found if found is not NULL else sources._line(frame, code)
+        spot = spot_of(frame)
+        here = <object> spot.line
+        if here is not None:
             if not with_callers:
                 return here, phase, ()
             if line is None:
@@ -799,9 +932,9 @@ cdef object place_of(PyFrameObject *raw, bint with_callers):
                 if callers is None:
                     callers = []
                 callers.append(here)
-        elif kind is not False and kind is not ENTRY and line is None:
-            phase = kind
-        if with_callers and (code is block or code.co_name == "<module>"):
+        elif line is None and <object> spot.phase is not None:
+            phase = <object> spot.phase
+        if with_callers and (spot.outermost or <PyObject *> block == spot.code):
             break
         raw = PyFrame_GetBack(<PyFrameObject *> frame)
     return line, phase, () if callers is None else shared(callers)
@@ -829,12 +962,12 @@ def module_call_of(scopes, original):
 
     def __call__(module, *args, **kwargs):
         cdef PyFrameObject *raw = PyThreadState_GetFrame(PyThreadState_Get())
-        cdef size_t caller = <size_t> raw
+        cdef PyFrameObject *caller = raw
         root, before, phase = scope_state["root"], scope_state["module"], scope_state["phase"]
         callers = scope_state["_callers"]
         try:
             line, hint, led = place = place_of(raw, not root) if raw is not NULL else (None, None, ())
-            above[caller] = place
+            begin_call(caller, place)
             if not root:
                 scopes.enter_root(module, led)
             if line is not None and line not in <tuple> scope_state["_callers"]:
@@ -848,7 +981,7 @@ def module_call_of(scopes, original):
                 scope_state["phase"] = "forward"
             return original(module, *args, **kwargs)
         finally:
-            above.pop(caller, None)
+            end_call(caller)
             scope_state["module"], scope_state["root"] = before, root
             scope_state["phase"], scope_state["_callers"] = phase, callers
 
@@ -906,7 +1039,6 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
                 hide(readers)
                 put(storage, S_readers, readers)
                 (<list> graph.storages).append(storage)
-                hide(storage)
                 if fresh is not None:
                     fresh[get(spec, O_fresh)] = storage
         value = values_.make()
@@ -932,32 +1064,25 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
 
 cpdef object wrapper(object meta):
     """A LazyTensor with this metadata, in memory without conjugate or negative bit; not yet tied to a value."""
-    if quick_wrapper is not NULL:
-        return quick_wrapper(
-            LazyTensor,
-            get(meta, M_shape),
-            get(meta, M_stride),
-            get(meta, M_offset),
-            get(meta, M_dtype),
-            get(meta, M_device),
-        )
-    return make_wrapper(
-        LazyTensor,
-        get(meta, M_shape),
-        get(meta, M_stride),
+    shape, stride, dtype, device = get(meta, M_shape), get(meta, M_stride), get(meta, M_dtype), get(meta, M_device)
+    cdef PyObject *raw = quick.make_wrapper(
+        <PyObject *> LazyTensor,
+        <PyObject *> shape,
+        <PyObject *> stride,
         get(meta, M_offset),
-        None,
-        get(meta, M_dtype),
-        strided,
-        get(meta, M_device),
+        <PyObject *> dtype,
+        <PyObject *> device,
     )
+    made = <object> raw
+    Py_XDECREF(raw)  # Cython has its own reference
+    return made
 
 
 cdef object tensor_of(object value, object meta, object storage, object base):
     """``lazyviz.record.tensor.wrap``."""
     if stand_ins and get(meta, M_device) in stand_ins:
         return wrap(value, base)  # on a card that was planned in another block
-    if get(meta, M_flags) or (base is not None and base.is_inference() != inference_enabled()):
+    if get(meta, M_flags) or (base is not None and quick.is_inference(<PyObject *> base) != <bint> inference_enabled()):
         return wrap(value, base)
     tensor = wrapper(meta)
     tensor._lazyviz = value

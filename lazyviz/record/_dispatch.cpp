@@ -367,11 +367,55 @@ PyObject* make_wrapper(PyObject* cls, PyObject* shape, PyObject* stride, int64_t
   END_HANDLE_TH_ERRORS
 }
 
+// --- what the recorder asks of tensors ---------------------------------------------------
+
+// Without a way through Python; the argument is known to be a tensor.  `_accelerator.pyx` has the same structure.
+struct Quick {
+  PyObject* (*make_wrapper)(PyObject*, PyObject*, PyObject*, int64_t, PyObject*, PyObject*);
+  size_t (*implementation)(PyObject*);
+  size_t (*storage_address)(PyObject*);
+  int (*is_inference)(PyObject*);
+  int64_t (*fixed_nbytes)(PyObject*);
+};
+
+const at::Tensor& unpack(PyObject* tensor) { return THPVariable_Unpack(tensor); }
+
+size_t implementation(PyObject* tensor) { return reinterpret_cast<size_t>(unpack(tensor).unsafeGetTensorImpl()); }
+
+// 0 if it has none.
+size_t storage_address(PyObject* tensor) {
+  const at::Tensor& asked = unpack(tensor);
+  if (!asked.has_storage()) return 0;
+  return reinterpret_cast<size_t>(asked.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+}
+
+int is_inference(PyObject* tensor) { return unpack(tensor).is_inference(); }
+
+// The bytes of the storage, if the tensor is a strided one in memory of the CPU that is its own and shows what
+// is in it; -1: it is not.
+int64_t fixed_nbytes(PyObject* tensor) {
+  constexpr DispatchKeySet SPECIAL({
+      DispatchKey::Conjugate,
+      DispatchKey::Negative,
+      DispatchKey::ZeroTensor,
+      DispatchKey::Quantized,
+      DispatchKey::NestedTensor,
+  });
+  const at::Tensor& asked = unpack(tensor);
+  if (asked.layout() != c10::kStrided || !asked.device().is_cpu() || !asked.has_storage()) return -1;
+  if (is_symbolic(asked) || asked.key_set().has_any(SPECIAL)) return -1;
+  const c10::StorageImpl* storage = asked.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  const int64_t nbytes = storage->sym_nbytes().maybe_as_int().value_or(-1);
+  return nbytes == 0 || storage->resizable() ? nbytes : -1;
+}
+
+const Quick QUICK = {make_wrapper, implementation, storage_address, is_inference, fixed_nbytes};
+
 // --- for Python --------------------------------------------------------------------------
 
 constexpr const char* READY = "lazyviz.ready";
 constexpr const char* RECORD = "lazyviz.record";
-constexpr const char* MAKE_WRAPPER = "lazyviz.make_wrapper";
+constexpr const char* QUICKLY = "lazyviz.quick";
 constexpr const char* OVERRIDE = "lazyviz.override";
 
 PyObject* connect(PyObject*, PyObject* args) {
@@ -385,7 +429,7 @@ PyObject* connect(PyObject*, PyObject* args) {
   record = reinterpret_cast<Record>(function);
   MISSED = Py_NewRef(missed);
   mode_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(type));
-  return PyCapsule_New(reinterpret_cast<void*>(&make_wrapper), MAKE_WRAPPER, nullptr);
+  return PyCapsule_New(const_cast<Quick*>(&QUICK), QUICKLY, nullptr);
   END_HANDLE_TH_ERRORS
 }
 
@@ -438,7 +482,7 @@ PyObject* use(PyObject*, PyObject* on) {
 
 PyMethodDef METHODS[] = {
     {"connect", connect, METH_VARARGS,
-     "connect(ready, record, missed, mode_type): the compiled recorder's functions; returns make_wrapper for it."},
+     "connect(ready, record, missed, mode_type): the compiled recorder's functions; returns what it asks of tensors."},
     {"take", take, METH_VARARGS, "take(name, overload_name, op): calls of this ATen operator are offered to the recorder."},
     {"pass_marks", pass_marks, METH_VARARGS, "pass_marks(name, overload_name): calls of this operator are none of the recorder's."},
     {"override_composite", override_composite, METH_VARARGS,
