@@ -77,6 +77,10 @@ ctypedef struct Quick:
     size_t (*storage_address)(PyObject *) noexcept
     int (*is_inference)(PyObject *) noexcept
     int64_t (*fixed_nbytes)(PyObject *) noexcept
+    int (*calling_node)(uint64_t *) noexcept
+    uint64_t (*next_sequence)() noexcept
+    int (*grad_mode)() noexcept
+    int (*inference_mode)() noexcept
 
 SOURCE = ""  # set by the build: a digest of this file, by which a stale build is known
 
@@ -207,7 +211,7 @@ cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
 cdef object ENTRY, ref_cls
 cdef int MOST_FRAMES
-cdef object NO_SEQUENCE
+cdef uint64_t NO_SEQUENCE
 cdef uint64_t snapshot_key
 cdef Quick in_python
 cdef const Quick *quick
@@ -357,7 +361,7 @@ cdef class Op:
         self.draws = info.draws
 
 
-# --- what is asked of tensors where `_dispatch.cpp` is not there -------------------------
+# --- what is asked of PyTorch where `_dispatch.cpp` is not there -------------------------
 
 
 cdef PyObject *make_wrapper_in_python(
@@ -393,11 +397,35 @@ cdef int64_t fixed_nbytes_in_python(PyObject *asked) noexcept:
     return nbytes if not nbytes or memory.resizable() else -1
 
 
+cdef int calling_node_in_python(uint64_t *sequence) noexcept:
+    node = engine_node()
+    if node is None:
+        return 0
+    sequence[0] = node._sequence_nr()
+    return 1
+
+
+cdef uint64_t next_sequence_in_python() noexcept:
+    return sequence_number()
+
+
+cdef int grad_mode_in_python() noexcept:
+    return grad_enabled()
+
+
+cdef int inference_mode_in_python() noexcept:
+    return inference_enabled()
+
+
 in_python.make_wrapper = make_wrapper_in_python
 in_python.implementation = implementation_in_python
 in_python.storage_address = storage_address_in_python
 in_python.is_inference = is_inference_in_python
 in_python.fixed_nbytes = fixed_nbytes_in_python
+in_python.calling_node = calling_node_in_python
+in_python.next_sequence = next_sequence_in_python
+in_python.grad_mode = grad_mode_in_python
+in_python.inference_mode = inference_mode_in_python
 
 
 cdef dict ops = {}  # by id of the operator, which its OpInfo keeps alive
@@ -446,7 +474,8 @@ cdef object record(object func, tuple args, object kwargs):
     cdef tuple new_args
     cdef Py_ssize_t number
     cdef dict new_kwargs
-    cdef bint grad_mode
+    cdef bint in_engine, grad_mode
+    cdef uint64_t sequence = 0
     graph = state("graph")
     found = PyDict_GetItem(ops, <size_t> <void *> func)
     if found is NULL:
@@ -470,14 +499,14 @@ cdef object record(object func, tuple args, object kwargs):
         if type(tensor) is LazyTensor:
             show_as_wrapper(tensor, True)
         tape_state["viewed"] = None
-    engine = engine_node()
-    if engine is None and state("owner") != PyThread_get_thread_ident():
+    in_engine = quick.calling_node(&sequence)
+    if not in_engine and state("owner") != PyThread_get_thread_ident():
         return MISS
-    grad_mode = grad_enabled()
+    grad_mode = quick.grad_mode()
     if op.adds:
         summing = state("summing")
         if summing is not None:
-            if summing is not engine:
+            if summing is not engine_node():
                 tape_state["summing"] = None
             elif not grad_mode and sums_in_place(args):
                 increment_version(args[0])
@@ -554,7 +583,7 @@ cdef object record(object func, tuple args, object kwargs):
         put(node, N_inputs, values)
         put(node, N_entry, inferred)
         order(node, values, written)
-        locate(node, graph, values, engine, grad_mode, op.mutates)
+        locate(node, graph, values, in_engine, sequence, grad_mode, op.mutates)
         if op.draws:
             generator = tape._generator(op.info, args, kwargs or {}, inferred, values)
             if generator is not None:
@@ -770,8 +799,10 @@ cdef void order(object node, list values, list written):
 # --- where it comes from ------------------------------------------------------------
 
 
-cdef object locate(object node, object graph, list values, object engine, bint grad_mode, bint mutates):
-    """``lazyviz.record.scopes.Scopes.locate``."""
+cdef object locate(
+    object node, object graph, list values, bint in_engine, uint64_t sequence, bint grad_mode, bint mutates
+):
+    """``lazyviz.record.scopes.Scopes.locate``; ``sequence`` is that of autograd's node that calls."""
     cdef PyObject *found
     root = <object> PyDict_GetItem(scope_state, "root")
     put(node, N_module, <object> PyDict_GetItem(scope_state, "module"))
@@ -785,15 +816,14 @@ cdef object locate(object node, object graph, list values, object engine, bint g
         graph.calls[get(node, N_index)] = PyList_AsTuple(entered)
         entered.clear()
     put(node, N_grad, grad_mode)
-    put(node, N_inference, inference_enabled())
-    if engine is not None:
-        sequence = engine._sequence_nr()
+    put(node, N_inference, True if quick.inference_mode() else False)
+    if in_engine:
         found = PyDict_GetItem(scope_state["by_sequence"], sequence)
         if found is NULL:
             if sequence < NO_SEQUENCE:
-                scopes.locate_gradient(node, engine)
+                scopes.locate_gradient(node, engine_node())
             else:
-                locate_sum(node, engine)
+                locate_sum(node, engine_node())
             return
         forward = <object> found
         put(node, N_phase, "backward")
@@ -806,7 +836,7 @@ cdef object locate(object node, object graph, list values, object engine, bint g
     if hint is None and phase == "other" and values and (grad_mode or not mutates):
         phase = "forward"
     put(node, N_phase, phase)
-    (<dict> PyDict_GetItem(scope_state, "by_sequence")).setdefault(sequence_number() - 1, node)
+    (<dict> PyDict_GetItem(scope_state, "by_sequence")).setdefault(quick.next_sequence() - 1, node)
 
 
 cdef object locate_sum(object node, object engine):
@@ -1082,7 +1112,7 @@ cdef object tensor_of(object value, object meta, object storage, object base):
     """``lazyviz.record.tensor.wrap``."""
     if stand_ins and get(meta, M_device) in stand_ins:
         return wrap(value, base)  # on a card that was planned in another block
-    if get(meta, M_flags) or (base is not None and quick.is_inference(<PyObject *> base) != <bint> inference_enabled()):
+    if get(meta, M_flags) or (base is not None and quick.is_inference(<PyObject *> base) != quick.inference_mode()):
         return wrap(value, base)
     tensor = wrapper(meta)
     tensor._lazyviz = value

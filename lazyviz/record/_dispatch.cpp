@@ -11,15 +11,19 @@
 #include <torch/csrc/python_headers.h>
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/PythonFallbackKernel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/StorageImpl.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/object_ptr.h>
@@ -367,15 +371,19 @@ PyObject* make_wrapper(PyObject* cls, PyObject* shape, PyObject* stride, int64_t
   END_HANDLE_TH_ERRORS
 }
 
-// --- what the recorder asks of tensors ---------------------------------------------------
+// --- what the recorder asks of PyTorch ---------------------------------------------------
 
-// Without a way through Python; the argument is known to be a tensor.  `_accelerator.pyx` has the same structure.
+// Without a way through Python; what is passed is known to be a tensor.  `_accelerator.pyx` has the same structure.
 struct Quick {
   PyObject* (*make_wrapper)(PyObject*, PyObject*, PyObject*, int64_t, PyObject*, PyObject*);
   size_t (*implementation)(PyObject*);
   size_t (*storage_address)(PyObject*);
   int (*is_inference)(PyObject*);
   int64_t (*fixed_nbytes)(PyObject*);
+  int (*calling_node)(uint64_t*);
+  uint64_t (*next_sequence)();
+  int (*grad_mode)();
+  int (*inference_mode)();
 };
 
 const at::Tensor& unpack(PyObject* tensor) { return THPVariable_Unpack(tensor); }
@@ -409,7 +417,32 @@ int64_t fixed_nbytes(PyObject* tensor) {
   return nbytes == 0 || storage->resizable() ? nbytes : -1;
 }
 
-const Quick QUICK = {make_wrapper, implementation, storage_address, is_inference, fixed_nbytes};
+// Whether a node of autograd calls, and its sequence number.
+int calling_node(uint64_t* sequence) {
+  const auto node = torch::autograd::get_current_node();  // which pointer it is depends on the version
+  if (!node) return 0;
+  *sequence = node->sequence_nr();
+  return 1;
+}
+
+// That of the next node.
+uint64_t next_sequence() { return at::sequence_number::peek(); }
+
+int grad_mode() { return c10::GradMode::is_enabled(); }
+
+int inference_mode() { return c10::InferenceMode::is_enabled(); }
+
+const Quick QUICK = {
+    make_wrapper,
+    implementation,
+    storage_address,
+    is_inference,
+    fixed_nbytes,
+    calling_node,
+    next_sequence,
+    grad_mode,
+    inference_mode,
+};
 
 // --- for Python --------------------------------------------------------------------------
 

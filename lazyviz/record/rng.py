@@ -1,7 +1,7 @@
 """Random numbers in program order, drawn later.
 
 A pending draw must use the generator state eager PyTorch would have had.  Reseeding a
-generator reaches no hook, so after each recorded draw the generator is given a seed of
+generator reaches no hook, so after a recorded draw the generator has a seed of
 ours, its *marker*: whoever reads the seed next sees whether somebody seeded it since.
 Draws between two seedings form a :class:`DrawSequence`; evaluating one evaluates those
 before it, each from the state its predecessor left.
@@ -148,7 +148,8 @@ class Generators:
             node.after = [*node.after, before]
         sequence.last = node
         node.draws = sequence
-        self._mark(sequence)
+        if tail is None or sequence is not tail[1]:
+            self._mark(sequence)
 
     def restart(self, generator: torch.Generator, state: TrackedValue) -> None:
         """The generator's state is what the pending ``rng_state`` node of ``state`` will return."""
