@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CYTHON = Path("lazyviz") / "record" / "_accelerator.pyx"
 CPP = (
     Path("lazyviz") / "record" / "_dispatch.cpp",
+    Path("lazyviz") / "record" / "_engine.cpp",
     Path("lazyviz") / "execute" / "_program.cpp",
     Path("lazyviz") / "execute" / "_sweep.cpp",
 )

@@ -80,7 +80,13 @@ def test_none_is_no_error(monkeypatch):
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler is installed")
 @pytest.mark.parametrize(
     "source",
-    ["record/_accelerator.pyx", "record/_dispatch.cpp", "execute/_program.cpp", "execute/_sweep.cpp"],
+    [
+        "record/_accelerator.pyx",
+        "record/_dispatch.cpp",
+        "record/_engine.cpp",
+        "execute/_program.cpp",
+        "execute/_sweep.cpp",
+    ],
 )
 def test_all_are_here_where_they_can_be_compiled(source):
     name = source.partition(".")[0].replace("/", ".")

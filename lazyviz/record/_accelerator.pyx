@@ -121,8 +121,9 @@ cdef Py_ssize_t offset(type cls, str name) except -1:
 # a callback have to be shown: the collector takes them out of its lists without asking whether they are in one.
 
 
-cdef inline void hide(object item):
+cdef inline object hidden(object item):
     PyObject_GC_UnTrack(<void *> item)
+    return item
 
 
 cdef inline void show_one(object item):
@@ -142,15 +143,21 @@ cdef void show_value(object value):
     show_list(get(storage, S_readers))
 
 
+cdef void show_node(object node):
+    show_one(node)
+    args = get(node, N_args)
+    if type(args) is tuple and len(<tuple> args) > 0:
+        show_one(args)
+    show_list(get(node, N_inputs))
+    show_list(get(node, N_outputs))
+    show_list(get(node, N_after))
+    show_list(get(node, N_writes))
+
+
 def show(graph):
     """Show what was recorded in ``graph`` to the garbage collector: nobody can ask for the graph any more."""
     for node in <list> graph.nodes:
-        show_one(node)
-        args = get(node, N_args)
-        if type(args) is tuple and len(<tuple> args) > 0:
-            show_one(args)
-        for place in (N_inputs, N_outputs, N_after, N_writes):
-            show_list(get(node, place))
+        show_node(node)
         for value in get(node, N_inputs):
             show_value(value)
         for value in get(node, N_outputs):
@@ -205,7 +212,7 @@ cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engi
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
 cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active
 cdef object engine_is_sole_owner, slow_record, take
-cdef dict tape_state, scope_state, infos, entries, metas
+cdef dict tape_state, scope_state, infos, entries, metas, above
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
@@ -243,7 +250,7 @@ def connect(**parts):
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
     global cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
     global slow_record, metas, NO_SEQUENCE, take, quick
-    global TrackedStorage, Lost, tape_state, scope_state, infos, entries, nodes, values_, storages_
+    global TrackedStorage, Lost, tape_state, scope_state, infos, entries, above, nodes, values_, storages_
     global node_numbers, value_numbers, storage_numbers, ENTRY, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
     slow = parts["slow"]
     LazyTensor, Tensor, Parameter = parts["LazyTensor"], parts["Tensor"], parts["Parameter"]
@@ -263,6 +270,7 @@ def connect(**parts):
     tape = parts["tape"]
     scopes, shapes = tape.scopes, tape.shapes
     sources = scopes.sources
+    above = sources._above
     tape_state, scope_state = tape.__dict__, scopes.__dict__
     slow_record = tape.record
     infos, entries, metas = shapes.infos, shapes.entries, shapes.metas
@@ -428,6 +436,7 @@ in_python.grad_mode = grad_mode_in_python
 in_python.inference_mode = inference_mode_in_python
 
 
+cdef dict no_kwargs = {}  # of all nodes that have none: nobody writes into a node's
 cdef dict ops = {}  # by id of the operator, which its OpInfo keeps alive
 
 
@@ -521,8 +530,9 @@ cdef object record(object func, tuple args, object kwargs):
         PyTuple_SET_ITEM(new_args, number, item)
         if item is MISS:
             return MISS
-    new_kwargs = {}
+    new_kwargs = no_kwargs
     if kwargs:
+        new_kwargs = {}
         for name, item in kwargs.items():
             key.append(name)
             item = translate(item, op, values, tensors, key)
@@ -565,7 +575,7 @@ cdef object record(object func, tuple args, object kwargs):
         if get(inferred, I_to_cpu) is True or <list> get(inferred, I_restructured):
             return MISS
         if new_kwargs.get("dtype") is None:
-            new_kwargs["dtype"] = get(inferred, I_dtype)
+            new_kwargs = {**new_kwargs, "dtype": get(inferred, I_dtype)}
     global hit_count
     hit_count += 1
     # From here on things change.
@@ -590,13 +600,13 @@ cdef object record(object func, tuple args, object kwargs):
                 tape.generators.record(node, generator)
         result = outputs(node, graph, len(recorded), inferred, values, tensors)
     except BaseException:
-        show_one(node)  # what an exception keeps out of the graph nobody would show later
+        show_node(node)  # what an exception keeps out of the graph nobody would show later
         raise
     recorded.append(node)
     if args:  # the empty tuple is everybody's
-        hide(new_args)
-    hide(values)
-    hide(get(node, N_outputs))
+        hidden(new_args)
+    hidden(values)
+    hidden(get(node, N_outputs))
     (<dict> state("pending"))[node] = None
     if op.is_view and type(tensors[0]) is LazyTensor:
         tensor = tensors[0]
@@ -706,7 +716,7 @@ cdef object meet(object tensor, int64_t nbytes):
     put(storage, S_external, True)
     put(storage, S_created, -1)
     put(storage, S_graph, graph)
-    put(storage, S_readers, [])
+    put(storage, S_readers, hidden([]))
     put(storage, S_address, address)
     (<list> graph.storages).append(storage)
     role, name = role_of(tensor)
@@ -778,7 +788,7 @@ cdef void order(object node, list values, list written):
         readers.append(node)
         count = len(readers)
         if count >= 8 and not count & (count - 1):
-            put(storage, S_readers, [reader for reader in readers if get(reader, N_state) != "done"])
+            put(storage, S_readers, hidden([reader for reader in readers if get(reader, N_state) != "done"]))
     if written:
         writes = []
         for storage in written:
@@ -788,12 +798,12 @@ cdef void order(object node, list values, list written):
                         after = []
                     after.append(reader)
             put(storage, S_writer, node)
-            put(storage, S_readers, [])
+            put(storage, S_readers, hidden([]))
             if storage not in writes:
                 writes.append(storage)
-        put(node, N_writes, writes)
+        put(node, N_writes, hidden(writes))
     if after is not None:
-        put(node, N_after, after)
+        put(node, N_after, hidden(after))
 
 
 # --- where it comes from ------------------------------------------------------------
@@ -892,7 +902,8 @@ cdef Spot *spot_of(object frame) except NULL:
     return spot
 
 
-# Running frames that called a module, each with the place where it was when it did.
+# Running frames that called a module, each with the place where it was when it did.  Other frames whose place was
+# found when they were entered are in ``above``.
 cdef PyFrameObject **calling = NULL
 cdef list calling_from = []
 cdef int most_calling = 0
@@ -930,6 +941,7 @@ cdef inline int calls_at(PyFrameObject *frame) noexcept:
 cdef tuple place_of(PyFrameObject *raw, bint with_callers):
     """``SourceFinder.place``, or ``find`` if there is no need of the callers; takes over the reference."""
     cdef Spot *spot
+    cdef PyObject *entered
     cdef int count = 0, at
     cdef list callers = None
     line, phase = None, None
@@ -941,8 +953,11 @@ cdef tuple place_of(PyFrameObject *raw, bint with_callers):
         if with_callers and count > MOST_FRAMES:
             break
         at = calls_at(raw)
-        if at >= 0:
-            place = <tuple> calling_from[at]
+        entered = <PyObject *> calling_from[at] if at >= 0 else NULL
+        if entered is NULL and above:
+            entered = PyDict_GetItem(above, <size_t> raw)
+        if entered is not NULL:
+            place = <tuple> entered
             if line is None:
                 return place if place[1] is not None or phase is None else (place[0], phase, place[2])
             if callers is None:
@@ -1065,9 +1080,7 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
                 put(storage, S_device, get(get(spec, O_meta), M_device))
                 put(storage, S_created, index)
                 put(storage, S_graph, graph)
-                readers = []
-                hide(readers)
-                put(storage, S_readers, readers)
+                put(storage, S_readers, hidden([]))
                 (<list> graph.storages).append(storage)
                 if fresh is not None:
                     fresh[get(spec, O_fresh)] = storage

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from . import autograd_nodes
 from .at_once import note_region
 from .guard import nodes_before_access, tensors_in
 from .patches import Patches
@@ -85,8 +86,8 @@ class FormulaPatches:
             handles: list[Any] = []
             tape.scopes.sources.enter(sys._getframe())
             try:
-                nodes, adding = _autograd_nodes(outputs)
-                for node in nodes:
+                asking, adding = autograd_nodes.below(outputs, always | COMPLEX_GRADIENTS)
+                for node in asking:
                     if _asks(node, always):
                         handles.append(node.register_prehook(functools.partial(_before, plain, tape, node)))
                         handles.append(node.register_hook(plain.end_of_node))
@@ -151,11 +152,8 @@ class PlainTensors:
 
 
 def _asks(node: Any, always: frozenset[str]) -> bool:
-    """Whether a node's formula is another one for tensors that are not plain; ``always``: those that are."""
-    name = node.name()
-    return name in always or (
-        name in COMPLEX_GRADIENTS and any(m.dtype.is_complex for m in _torch.gradient_metadata(node))
-    )
+    """Whether the formula of one of these nodes is another one for tensors that are not plain."""
+    return node.name() in always or any(m.dtype.is_complex for m in _torch.gradient_metadata(node))
 
 
 def _before(plain: PlainTensors, tape: Tape, node: Any, gradients: Sequence[torch.Tensor | None]) -> None:
@@ -167,29 +165,3 @@ def _before(plain: PlainTensors, tape: Tape, node: Any, gradients: Sequence[torc
 def _after(tape: Tape, node: Any, inputs: Any, outputs: Any) -> None:
     """``node`` has computed its gradients; what it still calls is the engine adding them to others."""
     tape.summing = node
-
-
-def _autograd_nodes(outputs: Sequence[Any]) -> tuple[Iterable[Any], Iterable[Any]]:
-    """Every autograd node below ``outputs`` (tensors or gradient edges), and those whose gradients are added.
-
-    A gradient is a sum where more than one node makes a part of it: these nodes are the second.
-    """
-    stack = [output.grad_fn if isinstance(output, torch.Tensor) else output.node for output in outputs]
-    seen: dict[Any, None] = {}
-    maker: dict[Any, Any] = {}  # the first, by edge
-    adding: dict[Any, None] = {}
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen[node] = None
-        for edge in node.next_functions:
-            following = edge[0]
-            if following is None:
-                continue
-            if edge in maker:
-                adding[maker[edge]] = adding[node] = None
-            else:
-                maker[edge] = node
-                stack.append(following)
-    return seen, adding
