@@ -36,6 +36,7 @@ from .record import acceleration, half_done
 from .record.host_copies import give_back
 from .record.names import name_tensors, variables_of
 from .record.order import closure
+from .record.ownership import Owned, release_held
 from .record.pending import HELD_BYTES_LIMIT
 from .record.recorder import tape
 from .record.storage import Lost, TrackedNode, TrackedStorage
@@ -70,10 +71,10 @@ class LazyGraph(Choices, Shown):
         self.title = "lazyviz"
         self.report: Report | None = None
         self.error: BaseException | None = None
+        self._owned = Owned(graph)  # the last: attributes go in this order
 
     def __del__(self) -> None:
         self.ir.lost = True
-        acceleration.show(self.ir)
         if Lost.look is not None and any(node.state != "done" for node in self.ir.nodes):
             Lost.look()
 
@@ -303,6 +304,7 @@ def lazy(
             tape.forget_lost()
         if tape.overdue:
             evaluation.catch_up()
+        release_held()
         evaluation.watch.begin_recording()
         tape.scopes.sources.block = sys._getframe(2).f_code
     if outer[0] is not None:

@@ -25,6 +25,7 @@ CYTHON = Path("lazyviz") / "record" / "_accelerator.pyx"
 CPP = (
     Path("lazyviz") / "record" / "_dispatch.cpp",
     Path("lazyviz") / "record" / "_engine.cpp",
+    Path("lazyviz") / "record" / "_release.cpp",
     Path("lazyviz") / "execute" / "_program.cpp",
     Path("lazyviz") / "execute" / "_sweep.cpp",
 )

@@ -84,6 +84,7 @@ def test_none_is_no_error(monkeypatch):
         "record/_accelerator.pyx",
         "record/_dispatch.cpp",
         "record/_engine.cpp",
+        "record/_release.cpp",
         "execute/_program.cpp",
         "execute/_sweep.cpp",
     ],

@@ -1,0 +1,259 @@
+// Takes a record apart that nobody refers to any more; see ownership.py.
+//
+// That nobody does is found out as the garbage collector does: the references to the record's objects that come
+// from inside of it are counted.  No object has fewer references than those, so if the sums are equal each has
+// no other.  Whatever is not counted, such as what an unknown object holds, counts as a reference from outside.
+
+#include <Python.h>
+#include <structmember.h>
+
+#include <cstdint>
+#include <new>
+#include <vector>
+
+namespace {
+
+// A class of which a record has many objects: the slots by which these refer to others of them.
+struct Kind {
+  std::vector<const char*> early;  // slots that are cut before code of the user's can run
+  std::vector<const char*> circular;  // slots that are cut before the object is let go
+  std::vector<const char*> others;
+  PyTypeObject* type = nullptr;
+  std::vector<Py_ssize_t> early_cuts, cuts, slots;  // offsets: of `early`, of `circular`, of all
+
+  bool connect(PyObject* cls) {
+    type = reinterpret_cast<PyTypeObject*>(cls);
+    slots.clear();
+    if (!add(early) || !add(circular) || !add(others)) return false;
+    early_cuts.assign(slots.begin(), slots.begin() + early.size());
+    cuts.assign(slots.begin() + early.size(), slots.begin() + early.size() + circular.size());
+    Py_INCREF(cls);
+    return true;
+  }
+
+ private:
+  bool add(const std::vector<const char*>& names) {
+    for (const char* name : names) {
+      PyObject* member = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name);
+      if (member == nullptr) return false;
+      bool is_slot = Py_TYPE(member) == &PyMemberDescr_Type;
+      if (is_slot) {
+        slots.push_back(reinterpret_cast<PyMemberDescrObject*>(member)->d_member->offset);
+      } else {
+        PyErr_Format(PyExc_TypeError, "%s is no slot", name);
+      }
+      Py_DECREF(member);
+      if (!is_slot) return false;
+    }
+    return true;
+  }
+};
+
+Kind nodes{{"graph"}, {"after", "forward"}, {"args", "kwargs", "inputs", "outputs", "writes", "draws"}};
+Kind values{{"tensor"}, {"node"}, {"storage"}};
+Kind storages{{"graph"}, {"writer", "readers", "continues", "replaced_by", "shadow"}, {}};
+Kind draws{{}, {"last"}, {"_state"}};
+PyTypeObject *shadow_type, *reference_type;
+
+// Offsets of the slots above.
+Py_ssize_t graph_of(const Kind& kind) { return kind.slots[0]; }  // of a node or a storage
+Py_ssize_t tensor_of_value() { return values.slots[0]; }
+Py_ssize_t node_of_value() { return values.slots[1]; }
+Py_ssize_t storage_of_value() { return values.slots[2]; }
+
+PyObject*& at(PyObject* object, Py_ssize_t offset) {
+  return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
+}
+
+void cut(PyObject* object, Py_ssize_t offset) {
+  PyObject* before = at(object, offset);
+  at(object, offset) = Py_NewRef(Py_None);
+  Py_XDECREF(before);
+}
+
+const Kind* kind_of(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  for (const Kind* kind : {&values, &storages, &nodes, &draws}) {
+    if (type == kind->type) return kind;
+  }
+  return nullptr;
+}
+
+class Pointers {  // a set
+ public:
+  bool add(PyObject* object) {  // whether it is new
+    if (2 * (count_ + 1) > places_.size()) grow();
+    PyObject*& place = places_[find(object)];
+    if (place != nullptr) return false;
+    place = object;
+    count_++;
+    return true;
+  }
+
+ private:
+  size_t find(PyObject* object) const {
+    size_t mask = places_.size() - 1;
+    size_t place = (reinterpret_cast<uintptr_t>(object) >> 4) * 0x9E3779B97F4A7C15u >> 20 & mask;
+    while (places_[place] != nullptr && places_[place] != object) place = (place + 1) & mask;
+    return place;
+  }
+
+  void grow() {
+    std::vector<PyObject*> before(places_.empty() ? 1024 : 2 * places_.size());
+    before.swap(places_);
+    for (PyObject* object : before) {
+      if (object != nullptr) places_[find(object)] = object;
+    }
+  }
+
+  std::vector<PyObject*> places_;
+  size_t count_ = 0;
+};
+
+constexpr int DEEPEST = 50;  // container in a container, such as a list among an operator's arguments
+
+class Record {
+ public:
+  explicit Record(PyObject* graph) : graph_(graph), from_outside_(Py_REFCNT(graph)) {}
+
+  // Whether the references from outside are those of `holders`, and no weak ones.
+  bool has_no_other_references(Py_ssize_t holders) {
+    Py_TYPE(graph_)->tp_traverse(graph_, visit, this);
+    for (size_t number = 0; number < members_.size() && is_free_; number++) {
+      PyObject* member = members_[number];  // the vector grows meanwhile
+      for (Py_ssize_t slot : kind_of(member)->slots) {
+        PyObject* object = at(member, slot);
+        if (object != nullptr && visit(object, this) != 0) break;
+      }
+    }
+    return is_free_ && from_outside_ == holders;
+  }
+
+  // Cuts the circles, so that all of it goes; `holder` is the list that has the graph.
+  void take_apart(PyObject* holder) {
+    for (PyObject* member : members_) Py_INCREF(member);
+    for (PyObject* member : members_) {
+      for (Py_ssize_t slot : kind_of(member)->early_cuts) cut(member, slot);
+    }
+    // From here on code of the user's may run, such as a weak reference's callback.  The graph alone can have weak
+    // references: with it goes the last way to the rest.
+    PyList_SetSlice(holder, 0, PyList_GET_SIZE(holder), nullptr);
+    for (PyObject* member : members_) {
+      for (Py_ssize_t slot : kind_of(member)->cuts) cut(member, slot);
+    }
+    for (PyObject* member : members_) Py_DECREF(member);
+  }
+
+ private:
+  static int visit(PyObject* object, void* record) {
+    try {
+      return static_cast<Record*>(record)->meet(object);
+    } catch (const std::bad_alloc&) {
+      return static_cast<Record*>(record)->give_up();
+    }
+  }
+
+  int give_up() {
+    is_free_ = false;
+    return 1;
+  }
+
+  int meet(PyObject* object) {
+    if (object == graph_) {
+      from_outside_--;
+      return 0;
+    }
+    if (const Kind* kind = kind_of(object)) {
+      if (!is_own(object, kind)) return 0;
+      if (known_.add(object)) {
+        if (kind == &values && !can_go(object)) return give_up();
+        members_.push_back(object);
+        from_outside_ += Py_REFCNT(object);
+      }
+      from_outside_--;
+      return 0;
+    }
+    PyTypeObject* type = Py_TYPE(object);
+    bool holds = type == &PyList_Type || type == &PyTuple_Type || type == &PyDict_Type || type == reference_type ||
+        type == shadow_type;
+    // What is held here alone holds from inside, too.
+    if (!holds || Py_REFCNT(object) != 1 || depth_ == DEEPEST) return 0;
+    depth_++;
+    int stopped = type->tp_traverse(object, visit, this);
+    depth_--;
+    return stopped;
+  }
+
+  bool is_own(PyObject* object, const Kind* kind) const {
+    if (kind == &draws) return true;
+    if (kind != &values) return at(object, graph_of(*kind)) == graph_;
+    PyObject* maker = at(object, node_of_value());
+    if (maker != nullptr && Py_TYPE(maker) == nodes.type) return at(maker, graph_of(nodes)) == graph_;
+    return maker == Py_None && is_on_own_memory(object);
+  }
+
+  bool is_on_own_memory(PyObject* value) const {
+    PyObject* memory = at(value, storage_of_value());
+    return memory != nullptr && Py_TYPE(memory) == storages.type && at(memory, graph_of(storages)) == graph_;
+  }
+
+  // Nobody has a weak reference to it, and no other graph's memory is to be told when its tensor dies.
+  bool can_go(PyObject* value) const {
+    return at(value, values.type->tp_weaklistoffset) == nullptr &&
+        (at(value, tensor_of_value()) == Py_None || is_on_own_memory(value));
+  }
+
+  PyObject* graph_;
+  Py_ssize_t from_outside_;  // references to the graph and the members, less those that have been met
+  std::vector<PyObject*> members_;  // the graph's nodes, values, storages and sequences of draws
+  Pointers known_;  // the same
+  bool is_free_ = true;
+  int depth_ = 0;
+};
+
+PyObject* connect(PyObject*, PyObject* args) {
+  PyObject *node, *value, *storage, *sequence, *shadow, *reference;
+  if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!", &PyType_Type, &node, &PyType_Type, &value, &PyType_Type, &storage,
+                        &PyType_Type, &sequence, &PyType_Type, &shadow, &PyType_Type, &reference)) {
+    return nullptr;
+  }
+  if (!nodes.connect(node) || !values.connect(value) || !storages.connect(storage) || !draws.connect(sequence)) {
+    return nullptr;
+  }
+  shadow_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(shadow));
+  reference_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(reference));
+  Py_RETURN_NONE;
+}
+
+PyObject* release(PyObject*, PyObject* holder) {
+  if (!PyList_CheckExact(holder) || PyList_GET_SIZE(holder) != 1) {
+    PyErr_SetString(PyExc_TypeError, "internal error: not a list of one graph");
+    return nullptr;
+  }
+  Record record(PyList_GET_ITEM(holder, 0));
+  if (!record.has_no_other_references(1)) Py_RETURN_FALSE;
+  record.take_apart(holder);
+  Py_RETURN_TRUE;
+}
+
+PyMethodDef functions[] = {
+    {"connect", connect, METH_VARARGS, "The classes of nodes, values, storages, draws, shadows, references."},
+    {"release", release, METH_O, "See ownership.release."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_release", "Frees records at once; see ownership.py.", -1, functions};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__release() {
+  PyObject* module = PyModule_Create(&definition);
+  if (module == nullptr) return nullptr;
+  PyObject* source = PyUnicode_FromString(LAZYVIZ_SOURCE);
+  if (source == nullptr || PyModule_AddObject(module, "SOURCE", source) != 0) {
+    Py_XDECREF(source);
+    Py_DECREF(module);
+    return nullptr;
+  }
+  return module;
+}
