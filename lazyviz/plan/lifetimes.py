@@ -106,7 +106,7 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
     """
     nodes = graph.nodes
     count = len(nodes)
-    first: dict[Storage, Node] = {}
+    first: dict[Storage, Node] = {}  # without most, which the node that makes them is the first to touch
     last: dict[Storage, Node] = {}
     backward: set[Storage] = set()
     for node in nodes:
@@ -120,7 +120,7 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
             backward.update([value.storage for value in node.inputs])
         for value in node.outputs:
             storage = value.storage
-            if storage not in last:
+            if storage not in last and storage.created != node.index:
                 first[storage] = node
             last[storage] = node
         for storage in node.writes:
@@ -140,6 +140,9 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
         # A node's own output is alive during the node, even if dropped at once.
         earliest = start + 1
         eager_start = start
+        first_use = first.get(storage)
+        if first_use is None and last_use is not None:
+            first_use = nodes[storage.created]
         dropped = storage.dropped
         if dropped is not None and as_recorded and dropped >= count and not foreign:
             dropped = None
@@ -150,8 +153,8 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
             eager_stop = lazy_stop if foreign else max(dropped, earliest)
             if maker is not None and maker.at_once:
                 lazy_stop = max(lazy_stop, dropped)  # it was there as the user's code had it
-            if start < 0 and storage.role is None and last_use is not None:
-                eager_start = first[storage].index
+            if start < 0 and storage.role is None and first_use is not None:
+                eager_start = first_use.index
                 eager_stop = max(eager_stop, eager_start + 1)
         result.append(
             Lifetime(
@@ -161,7 +164,7 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
                 eager_stop,
                 lazy_stop,
                 maker,
-                first.get(storage),
+                first_use,
                 last_use,
                 storage in backward,
                 dropped is None,
