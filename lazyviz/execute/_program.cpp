@@ -10,6 +10,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/object_ptr.h>
@@ -27,6 +28,16 @@ using torch::jit::Stack;
 constexpr Py_ssize_t NONE = -1;
 PyObject* Refused = nullptr;  // what is not represented here
 PyCFunction append = nullptr;  // `list.append`
+PyTypeObject* Memory = nullptr;
+
+struct Names {  // interned
+  PyObject *tensor, *memory, *value, *of_class, *is_parameter, *class_of_object;
+} names;
+
+struct Classes {  // as `connect` was told
+  PyObject *tensor = nullptr, *parameter = nullptr;
+  PyObject* stand_ins = nullptr;  // a dictionary: not empty while a card is planned that is not here
+} classes;
 
 struct WithoutInterpreter {  // other threads run Python meanwhile
   PyThreadState* state = PyEval_SaveThread();
@@ -267,6 +278,98 @@ void dealloc(PyObject* object) {
   Py_DECREF(type);
 }
 
+// ---- Making the user's tensors real
+
+struct MemoryRef {  // as _torch.MemoryRef
+  PyObject_HEAD
+  c10::weak_intrusive_ptr<c10::StorageImpl>* memory;
+};
+
+PyObject* memory_of(const at::Tensor& tensor) {
+  auto* self = reinterpret_cast<MemoryRef*>(Memory->tp_alloc(Memory, 0));
+  if (self == nullptr) return nullptr;
+  self->memory = new c10::weak_intrusive_ptr<c10::StorageImpl>(tensor.storage().getWeakStorageImpl());
+  return reinterpret_cast<PyObject*>(self);
+}
+
+void forget_memory(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  delete reinterpret_cast<MemoryRef*>(object)->memory;
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+PyObject* storage_of(PyObject* self, PyObject*) {
+  HANDLE_TH_ERRORS
+  auto found = reinterpret_cast<MemoryRef*>(self)->memory->lock();
+  if (!found) Py_RETURN_NONE;
+  return THPStorage_Wrap(c10::Storage(std::move(found)));
+  END_HANDLE_TH_ERRORS
+}
+
+bool drop(PyObject* dictionary, PyObject* name) {
+  int is_there = PyDict_Contains(dictionary, name);
+  return is_there == 0 || (is_there > 0 && PyDict_DelItem(dictionary, name) == 0);
+}
+
+// The class that the pending `tensor` is to have; borrowed.  See tensor.make_real.
+PyObject* class_of(const at::Tensor& tensor, PyObject* attributes) {
+  PyObject* kept = PyDict_GetItemWithError(attributes, names.of_class);
+  if (kept != nullptr || PyErr_Occurred()) return kept;
+  int is_marked = PyDict_Contains(attributes, names.is_parameter);
+  if (is_marked < 0) return nullptr;
+  return is_marked && tensor.is_leaf() ? classes.parameter : classes.tensor;
+}
+
+// What `tensor.make_real` does, for tensors that are pending in the usual way.
+bool become_real(PyObject* object, PyObject* attributes, const at::Tensor& tensor, const at::Tensor& real) {
+  PyObject* cls = class_of(tensor, attributes);
+  if (cls == nullptr) return false;
+  THPObjectPtr held(Py_NewRef(cls));
+  at::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  impl->set_python_dispatch(false);
+  try {
+    tensor.set_data(real);
+  } catch (...) {  // it stays as it was
+    impl->set_python_dispatch(true);
+    throw;
+  }
+  if (PyObject_SetAttr(object, names.class_of_object, cls) != 0) return false;
+  if (!drop(attributes, names.value) || !drop(attributes, names.of_class)) return false;
+  int is_parameter = PyObject_IsSubclass(cls, classes.parameter);
+  return is_parameter == 0 || (is_parameter > 0 && drop(attributes, names.is_parameter));
+}
+
+// What `replay.give` does; 0 if it is to be asked, -1 with an exception.
+int give(PyObject* value, const at::Tensor& real) {
+  if (!real.defined()) return 1;
+  if (PyDict_GET_SIZE(classes.stand_ins) != 0 || real.layout() != at::kStrided) return 0;
+  THPObjectPtr ref(PyObject_GetAttr(value, names.tensor));
+  if (!ref) return -1;
+  if (ref.get() == Py_None) return 1;
+  THPObjectPtr object(PyObject_CallNoArgs(ref.get()));
+  if (!object) return -1;
+  if (object.get() == Py_None) return 1;
+  THPObjectPtr attributes(PyObject_GenericGetDict(object.get(), nullptr));
+  int is_pending = attributes ? PyDict_Contains(attributes.get(), names.value) : -1;
+  if (is_pending <= 0) return is_pending < 0 ? -1 : 1;
+  const at::Tensor& tensor = THPVariable_Unpack(object.get());
+  if (tensor.is_conj() || tensor.is_neg() || real.is_conj() || real.is_neg()) return 0;
+  if (!become_real(object.get(), attributes.get(), tensor, real)) return -1;
+  THPObjectPtr memory(memory_of(real));
+  return memory && PyObject_SetAttr(value, names.memory, memory.get()) == 0 ? 1 : -1;
+}
+
+PyObject* connect(PyObject*, PyObject* args) {
+  Classes given;
+  if (!PyArg_ParseTuple(args, "OOO!", &given.tensor, &given.parameter, &PyDict_Type, &given.stand_ins)) {
+    return nullptr;
+  }
+  for (PyObject* item : {given.tensor, given.parameter, given.stand_ins}) Py_INCREF(item);
+  classes = given;
+  Py_RETURN_NONE;
+}
+
 // ---- Running it
 
 class Run {
@@ -417,16 +520,18 @@ class Run {
   bool hand_over(const Result& result) {
     if (result.user == NONE && result.later == NONE) return true;
     HANDLE_TH_ERRORS
-    THPObjectPtr tensor(THPVariable_Wrap(slots[result.slot]));
-    if (!tensor) return false;
+    const at::Tensor& real = slots[result.slot];
     if (result.later != NONE) {
-      PyObject* value = PyList_GetItem(later, result.later);
+      THPObjectPtr tensor(THPVariable_Wrap(real));
+      PyObject* value = tensor ? PyList_GetItem(later, result.later) : nullptr;
       if (value == nullptr || PyObject_SetAttrString(value, "real", tensor.get()) != 0) return false;
     }
     if (result.user == NONE) return true;
     PyObject* value = PyList_GetItem(users, result.user);
     if (value == nullptr) return false;
-    return bool(THPObjectPtr(PyObject_CallFunctionObjArgs(program.give, value, tensor.get(), nullptr)));
+    if (int given = give(value, real)) return given > 0;
+    THPObjectPtr tensor(THPVariable_Wrap(real));
+    return tensor && THPObjectPtr(PyObject_CallFunctionObjArgs(program.give, value, tensor.get(), nullptr));
     END_HANDLE_TH_ERRORS_RET(false)
   }
 
@@ -491,8 +596,37 @@ PyType_Slot slots_of_type[] = {
 PyType_Spec type_spec = {
     "lazyviz.execute._program.Program", sizeof(Program), 0, Py_TPFLAGS_DEFAULT, slots_of_type};
 
+PyMethodDef methods_of_memory[] = {
+    {"storage", storage_of, METH_NOARGS, "The memory, if somebody still has it."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot slots_of_memory[] = {
+    {Py_tp_doc, const_cast<char*>("A weak reference to a tensor's memory.")},
+    {Py_tp_methods, methods_of_memory},
+    {Py_tp_dealloc, reinterpret_cast<void*>(forget_memory)},
+    {0, nullptr},
+};
+PyType_Spec memory_spec = {
+    "lazyviz.execute._program.MemoryRef", sizeof(MemoryRef), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots_of_memory};
+
+PyMethodDef functions[] = {
+    {"connect", connect, METH_VARARGS, "The classes of tensors, and the stand-ins of planned cards."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
 PyModuleDef module_definition = {
-    PyModuleDef_HEAD_INIT, "_program", "Replays in C++; see straight_line.py.", -1, nullptr};
+    PyModuleDef_HEAD_INIT, "_program", "Replays in C++; see straight_line.py.", -1, functions};
+
+bool intern() {
+  std::initializer_list<std::pair<PyObject**, const char*>> all = {
+      {&names.tensor, "tensor"}, {&names.memory, "memory"}, {&names.value, "_lazyviz"},
+      {&names.of_class, "_lazyviz_class"}, {&names.is_parameter, "_is_param"}, {&names.class_of_object, "__class__"}};
+  for (auto [place, text] : all) {
+    if ((*place = PyUnicode_InternFromString(text)) == nullptr) return false;
+  }
+  return true;
+}
 
 bool add(PyObject* module, const char* name, PyObject* item) {
   return item != nullptr && PyModule_AddObject(module, name, item) == 0;
@@ -507,7 +641,8 @@ PyMODINIT_FUNC PyInit__program() {
   Py_XINCREF(Refused);
   THPObjectPtr list(PyList_New(0));
   THPObjectPtr appending(list ? PyObject_GetAttrString(list.get(), "append") : nullptr);
-  bool is_whole = appending && PyCFunction_Check(appending.get()) && add(module, "Refused", Refused) &&
+  Memory = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&memory_spec));
+  bool is_whole = Memory != nullptr && intern() && appending && PyCFunction_Check(appending.get()) && add(module, "Refused", Refused) &&
       add(module, "Program", PyType_FromSpec(&type_spec)) &&
       add(module, "SOURCE", PyUnicode_FromString(LAZYVIZ_SOURCE)) &&
       add(module, "TORCH", PyUnicode_FromString(LAZYVIZ_TORCH));

@@ -13,7 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from .. import _compiled
+from .._torch_cuda import STAND_INS
 from ..record.rng import state_of
 from ..record.storage import TrackedValue
 from .lines import NOWHERE, Code, Give, lines
@@ -92,5 +95,6 @@ def use(compiled: bool) -> bool:
     return active
 
 
-_module = _compiled.load("execute._program", "execute/_program.cpp")
+if (_module := _compiled.load("execute._program", "execute/_program.cpp")) is not None:
+    _module.connect(torch.Tensor, torch.nn.Parameter, STAND_INS)
 active = use(True)

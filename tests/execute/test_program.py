@@ -425,3 +425,38 @@ def test_what_is_refused_runs_in_python(monkeypatch):
     monkeypatch.setattr(straight_line, "_argument", refused)
     assert run() == (True, expected)
     assert kinds() == {"function"}
+
+
+def test_what_becomes_of_pending_tensors_is_the_same_as_in_python():
+    class Marked(nn.Parameter):
+        pass
+
+    def step():
+        with lazyviz.lazy() as graph:
+            kept = nn.Parameter(torch.ones(3) * 2)
+            marked = Marked(torch.ones(3) * 3)
+            result = (kept * 2).exp()
+            result.note = "mine"
+            turned = torch.ones(2, dtype=torch.complex64).mul(2j).conj()
+            gone = kept + 1
+            gone.sum()
+        del gone
+        return graph, [kept, marked, result, turned]
+
+    left = []
+    for compiled in (PYTHON, COMPILED):
+        straight_line.use(compiled)
+        replays.clear()
+        for run in range(3):
+            graph, tensors = step()
+            assert graph.evaluate().cache_hit == bool(run)
+        left.append([(type(tensor), dict(tensor.__dict__), tensor.is_conj()) for tensor in tensors])
+        values = [value for node in graph.nodes for value in node.outputs]
+        memories = [value.memory for value in values if value.memory is not None]
+        there = {memory.storage().data_ptr() for memory in memories}
+        assert there == {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        del tensors, graph, values
+        gc.collect()
+        assert [memory.storage() for memory in memories] == [None] * len(memories)
+    assert left[0] == left[1]
+    assert left[0][2][1] == {"note": "mine"}
