@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from . import _torch_cuda, absence, batching, recomputing
-from .execute import eager, replay
+from .execute import eager, replay, sweeps
 from .execute.backend import Backend, find_backend
 from .execute.clusters import is_cluster
 from .execute.forecast import learn
@@ -90,11 +90,12 @@ def run(
         split = "auto"  # pieces are what such a backend is for
     if begun := begun_split(nodes):
         nodes = closure({*nodes, *(node for node in begun.nodes if node.state != "done")})
-    for error in {node.error for node in nodes}:
-        if error is not None and error.startswith((FORGOTTEN, HALF_DONE)):
+    errors, irs = sweeps.begin(nodes)
+    for error in errors:
+        if error.startswith((FORGOTTEN, HALF_DONE)):
             raise RuntimeError(error)
     absence.refuse(nodes, graph.device if graph is not None else None)
-    touched = [graphs[id(ir)] for ir in dict.fromkeys([node.graph for node in nodes]) if id(ir) in graphs]
+    touched = [graphs[id(ir)] for ir in irs if id(ir) in graphs]
     projection: Projection | None = None
     split_run = begun
     if split_run is None and split != "off":

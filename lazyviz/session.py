@@ -21,6 +21,7 @@ from . import _compiled, absence, evaluation
 from .batching import NamedBatch
 from .batching import SplitError as SplitError
 from .choices import Choices
+from .execute import sweeps
 from .execute.backend import backend_counters, compiled_programs, find_backend
 from .execute.clusters import is_cluster
 from .execute.replay import replays
@@ -207,7 +208,7 @@ class LazyGraph(Choices, Shown):
             if nodes is not None:
                 targets += self.own(nodes)
             elif not tensors:
-                targets = [node for node in self.nodes if node.state != "done"]
+                targets = sweeps.unfinished(self.nodes)
             everything = not tensors and targets == list(tape.pending)  # which needs nothing else
             return evaluation.run(
                 targets if everything and nodes is None else closure(targets),

@@ -6,6 +6,7 @@
 #include <structmember.h>
 
 #include <initializer_list>
+#include <utility>
 
 namespace {
 
@@ -64,24 +65,31 @@ struct Slot {
 };
 
 Slot again{"again"}, error{"error"}, inference_mode{"inference_mode"}, entry{"entry"}, phase{"phase"}, graph{"graph"},
-    outputs{"outputs"}, inputs{"inputs"}, state{"state"}, seconds{"seconds"}, after{"after"};
+    outputs{"outputs"}, inputs{"inputs"}, state{"state"}, seconds{"seconds"}, after{"after"}, writes{"writes"},
+    folded{"folded"};
 Slot maker{"node"}, tensor{"tensor"}, storage{"storage"}, uses_of_value{"uses"};
-Slot live{"live"}, role{"role"}, dropped{"dropped"}, external{"external"}, uses_of_storage{"uses"};
+Slot live{"live"}, role{"role"}, dropped{"dropped"}, external{"external"}, uses_of_storage{"uses"},
+    continues{"continues"}, shadow{"shadow"};
+Slot special_step{"special"}, results_of_step{"results"};
 
 PyObject* connect(PyObject*, PyObject* args) {
-  PyObject *node, *value, *memory;
-  if (!PyArg_ParseTuple(args, "O!O!O!", &PyType_Type, &node, &PyType_Type, &value, &PyType_Type, &memory)) {
+  PyObject *node, *value, *memory, *step;
+  if (!PyArg_ParseTuple(
+          args, "O!O!O!O!", &PyType_Type, &node, &PyType_Type, &value, &PyType_Type, &memory, &PyType_Type, &step)) {
     return nullptr;
   }
   for (Slot* slot : {&again, &error, &inference_mode, &entry, &phase, &graph, &outputs, &inputs, &state, &seconds,
-                     &after}) {
+                     &after, &writes, &folded}) {
     if (!slot->find(node)) return nullptr;
   }
   for (Slot* slot : {&maker, &tensor, &storage, &uses_of_value}) {
     if (!slot->find(value)) return nullptr;
   }
-  for (Slot* slot : {&live, &role, &dropped, &external, &uses_of_storage}) {
+  for (Slot* slot : {&live, &role, &dropped, &external, &uses_of_storage, &continues, &shadow}) {
     if (!slot->find(memory)) return nullptr;
+  }
+  for (Slot* slot : {&special_step, &results_of_step}) {
+    if (!slot->find(step)) return nullptr;
   }
   Py_RETURN_NONE;
 }
@@ -97,66 +105,132 @@ bool each(PyObject* items, Visit visit) {
   return true;
 }
 
-PyObject* survey(PyObject*, PyObject* nodes) {
-  Reference entries(PyList_New(0)), made(PyList_New(0)), read(PyList_New(0)), users(PyList_New(0)),
-      phases(PyList_New(0)), graphs(PyDict_New());
-  if (!entries || !made || !read || !users || !phases || !graphs) return nullptr;
-  Py_ssize_t count = 0;
-  PyObject *mode = nullptr, *latest = nullptr;
+// What is found of nodes that may be a stretch.
+struct Survey {
+  PyObject* known;  // steps, by the shape cache's answer
+  explicit Survey(PyObject* known) : known(known) {}
+  Reference steps{PyList_New(0)}, numbers{PyDict_New()}, outside{PyList_New(0)}, users{PyList_New(0)},
+      wiring{PyList_New(0)}, phases{PyList_New(0)}, graphs{PyDict_New()}, special{PyList_New(0)};
+  PyObject *mode = nullptr, *latest = nullptr;  // of the node before
+  Py_ssize_t at = 0, results = 0, expected = 0;
+  PyObject* next = nullptr;  // number, owned
   bool is_odd = false;
 
-  auto result_of = [&](PyObject* node, PyObject* value) {
-    count++;
+  ~Survey() { Py_XDECREF(next); }
+
+  bool is_whole() const {
+    return steps && numbers && outside && users && wiring && phases && graphs && special;
+  }
+
+  // The number of `value`, borrowed, and whether it is a new one.
+  std::pair<PyObject*, bool> number(PyObject* value) {
+    if (next == nullptr) next = PyLong_FromSsize_t(PyDict_GET_SIZE(numbers.object));
+    PyObject* found = next != nullptr ? PyDict_SetDefault(numbers.object, value, next) : nullptr;
+    if (found == nullptr || found != next) return {found, false};
+    Py_CLEAR(next);
+    return {found, true};
+  }
+
+  bool look_at_result(PyObject* node, PyObject* value) {
+    results++;
     PyObject* by = maker.of(value);
     if (by != node) return by != nullptr;
-    PyObject* shown = tensor.of(value);
-    if (shown == nullptr || PyList_Append(made.object, value) != 0) return false;
-    return shown == Py_None || PyList_Append(users.object, value) == 0;
-  };
-  auto one = [&](PyObject* node) {
+    auto [found, is_new] = number(value);
+    PyObject* shown = found != nullptr ? tensor.of(value) : nullptr;
+    if (shown == nullptr) return false;
+    return !is_new || shown == Py_None || PyList_Append(users.object, value) == 0;
+  }
+
+  bool look_at_step(PyObject* answer) {
+    PyObject* step = PyDict_GetItemWithError(known, answer);
+    if (step == nullptr) {
+      if (!PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, answer);
+      return false;
+    }
+    PyObject *given = results_of_step.of(step), *is_special = special_step.of(step);
+    if (given == nullptr || is_special == nullptr || PyList_Append(steps.object, step) != 0) return false;
+    expected += PyList_GET_SIZE(given);
+    if (is_special != Py_True) return true;
+    Reference position(PyLong_FromSsize_t(at));
+    return position && PyList_Append(special.object, position.object) == 0;
+  }
+
+  bool look_at(PyObject* node) {
     PyObject *repeats = again.of(node), *failed = error.of(node), *own = inference_mode.of(node);
-    PyObject *answer = entry.of(node), *during = phase.of(node), *whose = graph.of(node);
-    PyObject *results = outputs.of(node), *given = inputs.of(node);
-    if (!repeats || !failed || !own || !answer || !during || !whose || !results || !given) return false;
+    PyObject *answer = entry.of(node), *during = phase.of(node), *whose = graph.of(node), *made = outputs.of(node);
+    if (!repeats || !failed || !own || !answer || !during || !whose || !made) return false;
     if (mode == nullptr) mode = own;
     int is_again = PyObject_IsTrue(repeats);
     if (is_again < 0) return false;
     is_odd = is_again || failed != Py_None || own != mode;
-    if (is_odd) return false;
-    if (PyList_Append(entries.object, answer) != 0 || PyList_Append(phases.object, during) != 0) return false;
+    if (is_odd || !look_at_step(answer) || PyList_Append(phases.object, during) != 0) return false;
     if (whose != latest && PyDict_SetItem(graphs.object, whose, Py_None) != 0) return false;
     latest = whose;
-    return each(results, [&](PyObject* value) { return result_of(node, value); }) &&
-        each(given, [&](PyObject* value) { return PyList_Append(read.object, value) == 0; });
-  };
-  if (!each(nodes, one)) {
-    if (is_odd) Py_RETURN_NONE;
+    at++;
+    return each(made, [&](PyObject* value) { return look_at_result(node, value); });
+  }
+
+  bool look_at_inputs(PyObject* node) {
+    PyObject* given = inputs.of(node);
+    return given != nullptr && each(given, [&](PyObject* value) {
+      auto [found, is_new] = number(value);
+      if (found == nullptr || PyList_Append(wiring.object, found) != 0) return false;
+      return !is_new || PyList_Append(outside.object, value) == 0;
+    });
+  }
+};
+
+PyObject* survey(PyObject*, PyObject* args) {
+  PyObject *nodes, *known;
+  if (!PyArg_ParseTuple(args, "OO!", &nodes, &PyDict_Type, &known)) return nullptr;
+  Survey all{known};
+  if (!all.is_whole()) return nullptr;
+  bool is_done = each(nodes, [&](PyObject* node) { return all.look_at(node); }) &&
+      each(nodes, [&](PyObject* node) { return all.look_at_inputs(node); });
+  if (!is_done) {
+    if (all.is_odd) Py_RETURN_NONE;
     return nullptr;
   }
-  Reference in_order(PyDict_Keys(graphs.object)), during(PyList_AsTuple(phases.object));
-  if (!in_order || !during) return nullptr;
-  return Py_BuildValue(
-      "OOOOOOn", entries.object, made.object, read.object, users.object, during.object, in_order.object, count);
+  Reference steps(PyList_AsTuple(all.steps.object)), wiring(PyList_AsTuple(all.wiring.object)),
+      phases(PyList_AsTuple(all.phases.object)), graphs(PyDict_Keys(all.graphs.object));
+  if (!steps || !wiring || !phases || !graphs) return nullptr;
+  return PyTuple_Pack(
+      9, steps.object, all.numbers.object, all.outside.object, all.users.object, wiring.object, phases.object,
+      graphs.object, all.special.object, all.results == all.expected ? Py_False : Py_True);
 }
 
 PyObject* storages_of(PyObject*, PyObject* values) {
-  Reference met(PyDict_New()), told(PyList_New(0));
-  if (!met || !told) return nullptr;
+  Reference places(PyDict_New()), told(PyList_New(0)), kept(PyList_New(0)), continued(PyList_New(0));
+  if (!places || !told || !kept || !continued) return nullptr;
   bool is_done = each(values, [&](PyObject* value) {
     PyObject* memory = storage.of(value);
     if (memory == nullptr) return false;
-    int known = PyDict_Contains(met.object, memory);
+    int known = PyDict_Contains(places.object, memory);
     if (known != 0) return known > 0;
-    if (PyDict_SetItem(met.object, memory, Py_None) != 0) return false;
+    Reference place(PyLong_FromSsize_t(PyDict_GET_SIZE(places.object)));
+    if (!place || PyDict_SetItem(places.object, memory, place.object) != 0) return false;
     PyObject *alive = live.of(memory), *part = role.of(memory), *end = dropped.of(memory), *out = external.of(memory);
-    if (!alive || !part || !end || !out) return false;
+    PyObject* before = continues.of(memory);
+    if (!alive || !part || !end || !out || !before) return false;
     int is_alive = PyObject_IsTrue(alive), is_out = PyObject_IsTrue(out);
     if (is_alive < 0 || is_out < 0) return false;
-    bool tells = is_alive || part != Py_None || end == Py_None || is_out;
-    return !tells || PyList_Append(told.object, memory) == 0;
+    if (!is_alive && part == Py_None && end != Py_None && !is_out) return true;
+    if (is_alive && PyList_Append(kept.object, place.object) != 0) return false;
+    if (is_out && before != Py_None && PyList_Append(continued.object, memory) != 0) return false;
+    return PyList_Append(told.object, place.object) == 0 &&
+        PyList_Append(told.object, is_alive ? Py_True : Py_False) == 0 && PyList_Append(told.object, part) == 0 &&
+        PyList_Append(told.object, end == Py_None ? Py_True : Py_False) == 0;
   });
-  Reference storages(is_done ? PyDict_Keys(met.object) : nullptr);
-  return storages ? PyTuple_Pack(2, storages.object, told.object) : nullptr;
+  if (!is_done) return nullptr;
+  return PyTuple_Pack(4, places.object, told.object, kept.object, continued.object);
+}
+
+// Forgets what `node` has written of what shadows would hold.
+bool forget_shadows(PyObject* node) {
+  PyObject *written = writes.of(node), *is_folded = folded.of(node);
+  if (written == nullptr || is_folded == nullptr) return false;
+  if (is_folded == Py_True) return true;
+  return each(written, [](PyObject* memory) { return shadow.set(memory, Py_None); });
 }
 
 PyObject* note_done(PyObject*, PyObject* args) {
@@ -181,7 +255,7 @@ PyObject* note_done(PyObject*, PyObject* args) {
     }
     PyObject* before = after.of(node);
     int waits = before == nullptr ? -1 : PyObject_IsTrue(before);
-    return waits >= 0 && (!waits || after.set(node, none.object));
+    return waits >= 0 && (!waits || after.set(node, none.object)) && forget_shadows(node);
   });
   if (!is_done) return nullptr;
   Py_RETURN_NONE;
@@ -196,12 +270,59 @@ PyObject* note_unused(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+PyObject* begin(PyObject*, PyObject* nodes) {
+  Reference errors(PyDict_New()), graphs(PyDict_New());
+  if (!errors || !graphs) return nullptr;
+  PyObject* latest = nullptr;
+  bool is_done = each(nodes, [&](PyObject* node) {
+    PyObject *failed = error.of(node), *whose = graph.of(node);
+    if (failed == nullptr || whose == nullptr) return false;
+    if (failed != Py_None && PyDict_SetItem(errors.object, failed, Py_None) != 0) return false;
+    if (whose != latest && PyDict_SetItem(graphs.object, whose, Py_None) != 0) return false;
+    latest = whose;
+    return true;
+  });
+  Reference failed(is_done ? PyDict_Keys(errors.object) : nullptr);
+  Reference whose(failed ? PyDict_Keys(graphs.object) : nullptr);
+  return whose ? PyTuple_Pack(2, failed.object, whose.object) : nullptr;
+}
+
+PyObject* unfinished(PyObject*, PyObject* nodes) {
+  Reference left(PyList_New(0));
+  if (!left) return nullptr;
+  bool is_done = each(nodes, [&](PyObject* node) {
+    PyObject* now = state.of(node);
+    if (now == nullptr) return false;
+    int is_over = now == done ? 1 : PyObject_RichCompareBool(now, done, Py_EQ);
+    return is_over >= 0 && (is_over || PyList_Append(left.object, node) == 0);
+  });
+  return is_done ? Py_NewRef(left.object) : nullptr;
+}
+
+PyObject* unlink_tensors(PyObject*, PyObject* args) {
+  PyObject *nodes, *given;
+  if (!PyArg_ParseTuple(args, "OO", &nodes, &given)) return nullptr;
+  auto one = [](PyObject* value) {
+    PyObject* link = tensor.of(value);
+    return link != nullptr && (link == Py_None || tensor.set(value, Py_None));
+  };
+  bool is_done = each(given, one) && each(nodes, [&](PyObject* node) {
+    PyObject* made = outputs.of(node);
+    return made != nullptr && each(made, one);
+  });
+  if (!is_done) return nullptr;
+  Py_RETURN_NONE;
+}
+
 PyMethodDef functions[] = {
-    {"connect", connect, METH_VARARGS, "The classes of nodes, values and storages."},
-    {"survey", survey, METH_O, "See sweeps.survey."},
+    {"connect", connect, METH_VARARGS, "The classes of nodes, values, storages and steps."},
+    {"unfinished", unfinished, METH_O, "See sweeps.unfinished."},
+    {"begin", begin, METH_O, "See sweeps.begin."},
+    {"survey", survey, METH_VARARGS, "See sweeps.survey."},
     {"storages_of", storages_of, METH_O, "See sweeps.storages_of."},
     {"note_done", note_done, METH_VARARGS, "See sweeps.note_done."},
     {"note_unused", note_unused, METH_VARARGS, "See sweeps.note_unused."},
+    {"unlink_tensors", unlink_tensors, METH_VARARGS, "See pending.unlink_tensors."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -224,7 +224,10 @@ class KnownMemory:
     def timelines(self) -> Timelines:
         nodes, marks = self._stretch.nodes[: self._finished], self._levels.marks
         if len(self._stretch.graphs) == 1:
-            return {id(nodes[0].graph): Timeline([node.index for node in nodes], marks)}
+            graph = nodes[0].graph
+            whole = len(graph.nodes) == len(self._stretch.nodes)
+            positions = range(len(nodes)) if whole else [node.index for node in nodes]
+            return {id(graph): Timeline(positions, marks)}
         result: dict[int, list[tuple[int, int]]] = {}
         for node, held in zip(nodes, marks):
             result.setdefault(id(node.graph), []).append((node.index, held))

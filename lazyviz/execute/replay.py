@@ -319,9 +319,5 @@ def finish(tape: Tape, stretch: Stretch, ran: Sequence[TrackedNode], times: Sequ
         return
     for node in ran if tape.pending else ():
         tape.pending.pop(node, None)
-    for node in ran:
-        if node.writes and not node.folded:
-            for storage in node.writes:
-                storage.shadow = None
     if tape.graph is not None:
         tape.made_real(value for value in stretch.users if value.node and value.node.state == "done")

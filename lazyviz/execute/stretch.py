@@ -133,19 +133,6 @@ def _structure(item: Any, by_type: frozenset[type]) -> tuple[Any, bool]:
     return (cls, item), False
 
 
-class _Numbers(dict[TrackedValue, int]):
-    """Values in order of first appearance; one that nothing in the stretch has made is from outside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.outside: list[TrackedValue] = []
-
-    def __missing__(self, value: TrackedValue) -> int:
-        number = self[value] = len(self)
-        self.outside.append(value)
-        return number
-
-
 class Stretch:
     """Pending nodes that are to run, in program order, and what their replay is given.
 
@@ -181,8 +168,8 @@ class Stretch:
     def __init__(self, nodes: Sequence[TrackedNode]) -> None:
         self.nodes = nodes
         self.key: Key | None = None
-        self.numbers = _Numbers()
-        self.outside = self.numbers.outside
+        self.numbers: dict[TrackedValue, int] = {}
+        self.outside: list[TrackedValue] = []
         self.storages: list[TrackedStorage] = []
         self.users: list[TrackedValue] = []
         self.later: list[TrackedValue] = []
@@ -218,6 +205,7 @@ class Steps:
     def __init__(self) -> None:
         self._known: dict[Inferred, Step] = {}  # by the shape cache's answer
         self._alike: dict[Hashable, Step] = {}
+        self._forms: dict[TensorMeta, Form] = {}  # of values from outside
 
     def of(self, node: TrackedNode) -> Step:
         """The step of a node of a stretch that has a key."""
@@ -228,6 +216,7 @@ class Steps:
         if len(self._known) > MOST_STEPS:
             self._known.clear()
             self._alike.clear()
+            self._forms.clear()
         for node in nodes:
             entry = node.entry
             if entry is None:
@@ -280,30 +269,21 @@ class Steps:
         ``purpose`` tells apart stretches that are alike but are looked at for something else.
         """
         stretch = Stretch(nodes)
-        found = sweeps.survey(nodes)
-        if found is None:
-            return stretch
-        entries, made, read, users, phases, graphs, results = found
         try:
-            steps = list(map(self._known.__getitem__, entries))
+            found = sweeps.survey(nodes, self._known)
         except KeyError:
             if not self._learn(tape, nodes):
                 return stretch
-            steps = list(map(self._known.__getitem__, entries))
-
-        numbers = stretch.numbers
-        numbers.update(zip(made, range(len(made))))
-        if len(numbers) != len(made):
-            made = list(numbers)
-            numbers.update(zip(made, range(len(made))))
-            users = [value for value in made if value.tensor is not None]
-        wiring = tuple(map(numbers.__getitem__, read))
-        stretch.users = users
+            found = sweeps.survey(nodes, self._known)
+        if found is None:
+            return stretch
+        steps, numbers, outside, users, wiring, phases, graphs, special, more = found
+        stretch.numbers, stretch.outside, stretch.users, stretch.graphs = numbers, outside, users, graphs
 
         later = self._needed_later(tape, stretch)
         scalars = stretch.scalars
-        for at, step in [(at, step) for at, step in enumerate(steps) if step.special]:
-            node = nodes[at]
+        for at in special:
+            node, step = nodes[at], steps[at]
             if step.args:
                 args = node.args
                 scalars += [args[position] for position in step.args]
@@ -315,31 +295,30 @@ class Steps:
                     later.update(node.outputs)
 
         turns: list[Any] = []
-        stretch.graphs = graphs
         if len(graphs) > 1:
             turns += [graphs.index(node.graph) for node in nodes]
-        if results != sum([len(step.results) for step in steps]):
+        if more:
             # `p.data = result` has made one more value of a result.
             turns += [(at, *[value.index for value in node.outputs]) for at, node in enumerate(nodes)]
         memory, places = self._memory(stretch, later, turns)
         if later:
-            outside = set(stretch.outside)
-            stretch.later = [value for value in numbers if value in later and value not in outside]
+            given = set(outside)
+            stretch.later = [value for value in numbers if value in later and value not in given]
         stretch.key = Key(
             purpose,
-            tuple(steps),
+            steps,
             wiring,
             phases,
             tuple(
                 [
                     (
                         numbers[value],
-                        form_of(value.meta),
+                        self._form_of(value.meta),
                         places[value.storage],
                         value.storage.nbytes,
                         value in later,
                     )
-                    for value in stretch.outside
+                    for value in outside
                 ]
             ),
             tuple([numbers[value] for value in users]),
@@ -365,25 +344,29 @@ class Steps:
         stretch: Stretch, later: set[TrackedValue], turns: list[Any]
     ) -> tuple[tuple[Any, ...], dict[TrackedStorage, int]]:
         """What is told of storages that have anything to be told of, and the number of each."""
-        kept = {value.storage for value in later}
-        storages, told = sweeps.storages_of(stretch.numbers)
-        stretch.storages = storages
-        places = dict(zip(storages, range(len(storages))))
-        memory: list[Any] = []
-        live: list[int] = []
-        origins: dict[Any, int] = {}
-        for storage in told:
-            place = places[storage]
-            memory += (place, storage.live > 0, storage.role, storage.dropped is None)
-            if storage.live:
-                live.append(place)
-            if storage.external:
-                first = origins.setdefault(storage.origin, place)
-                if first != place or storage.continues is not None:
-                    turns.append(("continues", place, first))
-        memory += [places[storage] for storage in storages if storage in kept] if kept else ()
-        stretch.live = frozenset(live)
-        return tuple(memory), places
+        places, told, live, continued = sweeps.storages_of(stretch.numbers)
+        stretch.storages, stretch.live = list(places), frozenset(live)
+        if continued:
+            origins: dict[Any, int] = {}
+            for storage, place in places.items():
+                if storage.external:
+                    first = origins.setdefault(storage.origin, place)
+                    if first != place or storage.continues is not None:
+                        turns.append(("continues", place, first))
+        if later:
+            kept = {value.storage for value in later}
+            told += [place for storage, place in places.items() if storage in kept]
+        return tuple(told), places
+
+    def _form_of(self, meta: TensorMeta) -> Form:
+        """Its form, the same object each time: keys are compared sooner."""
+        form = self._forms.get(meta)
+        if form is None:
+            form = self._forms[meta] = form_of(meta)
+        return form
+
+
+sweeps.connect(Step)
 
 
 @functools.cache

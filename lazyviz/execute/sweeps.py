@@ -5,67 +5,127 @@ A replay looks at no node by itself but for this: a good part of what it takes b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from .. import _compiled
+from ..record.pending import unlink_tensors
+from ..record.recorder import tape
 from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
 
-Survey = tuple[
-    list[Any],
-    list[TrackedValue],
-    list[TrackedValue],
-    list[TrackedValue],
-    tuple[str, ...],
-    list[Any],
-    int,
-]
-"""Of all nodes in order: the shape cache's answers, the values they make, the values they read, those of
-the first whose tensor the user has, the phases, the graphs they are of (each once), the number of results."""
+
+class Survey(NamedTuple):
+    """What is found of nodes that may be a stretch: see :class:`.stretch.Stretch` and its key.
+
+    ``numbers`` are those of the values, made ones before those from outside, which are in ``outside``;
+    ``special`` the positions of steps that have inputs of their own; ``more`` is whether nodes have other
+    results than their steps.
+    """
+
+    steps: tuple[Any, ...]
+    numbers: dict[TrackedValue, int]
+    outside: list[TrackedValue]
+    users: list[TrackedValue]
+    wiring: tuple[int, ...]
+    phases: tuple[str, ...]
+    graphs: list[Any]
+    special: list[int]
+    more: bool
+
+
+class Storages(NamedTuple):
+    """Of the values of a stretch: the number of each storage, in order of first appearance.
+
+    ``told`` has four entries for each of which there is anything to be told: its number, whether the user
+    has tensors on it, its role, and whether it was never dropped.  ``live`` are the numbers of those with
+    tensors, ``continued`` those from outside that are the memory of an earlier one.
+    """
+
+    places: dict[TrackedStorage, int]
+    told: list[Any]
+    live: list[int]
+    continued: list[TrackedStorage]
 
 
 class InPython:
     """The sweeps in Python."""
 
     @staticmethod
-    def survey(nodes: Sequence[TrackedNode]) -> Survey | None:
-        """What is needed of all ``nodes``; ``None`` if one has failed, runs again or has another mode."""
+    def unfinished(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
+        """Those that have not run."""
+        return [node for node in nodes if node.state != "done"]
+
+    @staticmethod
+    def begin(nodes: Iterable[TrackedNode]) -> tuple[list[str], list[Any]]:
+        """What is known to be wrong with ``nodes``, and the graphs they are of, each once in order."""
+        errors = [node.error for node in nodes if node.error is not None]
+        return list(dict.fromkeys(errors)), list(dict.fromkeys([node.graph for node in nodes]))
+
+    @staticmethod
+    def survey(nodes: Sequence[TrackedNode], known: Mapping[Any, Any]) -> Survey | None:
+        """What is needed of all ``nodes``; ``None`` if one has failed, runs again or has another mode.
+
+        ``known`` are the steps by the shape cache's answer.
+
+        Raises:
+            KeyError: one of them is not known.
+        """
         inference = nodes[0].inference_mode
         if [node for node in nodes if node.again or node.error is not None] or [
             node for node in nodes if node.inference_mode is not inference
         ]:
             return None
-        made = [value for node in nodes for value in node.outputs if value.node is node]
-        return (
-            [node.entry for node in nodes],
-            made,
-            [value for node in nodes for value in node.inputs],
+        steps = tuple([known[node.entry] for node in nodes])
+        made = dict.fromkeys([value for node in nodes for value in node.outputs if value.node is node])
+        numbers = dict(zip(made, range(len(made))))
+        outside: list[TrackedValue] = []
+        for value in [value for node in nodes for value in node.inputs]:
+            if value not in numbers:
+                numbers[value] = len(numbers)
+                outside.append(value)
+        return Survey(
+            steps,
+            numbers,
+            outside,
             [value for value in made if value.tensor is not None],
+            tuple([numbers[value] for node in nodes for value in node.inputs]),
             tuple([node.phase for node in nodes]),
             list(dict.fromkeys([node.graph for node in nodes])),
-            sum([len(node.outputs) for node in nodes]),
+            [at for at, step in enumerate(steps) if step.special],
+            sum([len(node.outputs) for node in nodes]) != sum([len(step.results) for step in steps]),
         )
 
     @staticmethod
-    def storages_of(values: Iterable[TrackedValue]) -> tuple[list[TrackedStorage], list[TrackedStorage]]:
-        """Those of ``values``, each once in order, and which of them there is anything to be told of."""
-        storages = list(dict.fromkeys([value.storage for value in values]))
-        told = [
-            storage
-            for storage in storages
-            if storage.live or storage.role is not None or storage.dropped is None or storage.external
-        ]
-        return storages, told
+    def storages_of(values: Iterable[TrackedValue]) -> Storages:
+        """The storages that ``values`` are on."""
+        places = {
+            storage: place for place, storage in enumerate(dict.fromkeys([value.storage for value in values]))
+        }
+        result = Storages(places, [], [], [])
+        for storage, place in places.items():
+            if storage.live or storage.role is not None or storage.dropped is None or storage.external:
+                result.told.extend((place, storage.live > 0, storage.role, storage.dropped is None))
+                if storage.live:
+                    result.live.append(place)
+                if storage.external and storage.continues is not None:
+                    result.continued.append(storage)
+        return result
 
     @staticmethod
     def note_done(nodes: Iterable[TrackedNode], times: Sequence[float] | None) -> None:
-        """They have run; between two of ``times`` each, the first one's beginning first."""
+        """They have run; between two of ``times`` each, the first one's beginning first.
+
+        What they have written no longer runs ahead of them.
+        """
         for at, node in enumerate(nodes):
             node.state = "done"
             if times is not None:
                 node.seconds = times[at + 1] - times[at]
             if node.after:
                 node.after = ()
+            if node.writes and not node.folded:
+                for storage in node.writes:
+                    storage.shadow = None
 
     @staticmethod
     def note_unused(values: Iterable[TrackedValue], storages: Iterable[TrackedStorage]) -> None:
@@ -75,19 +135,30 @@ class InPython:
         for storage in storages:
             storage.uses = 0
 
+    unlink_tensors = staticmethod(unlink_tensors)
+
 
 def use(compiled: bool) -> bool:
     """Let C++ do it from now on, or Python; returns what came of it."""
-    global active, survey, storages_of, note_done, note_unused
+    global active, unfinished, begin, survey, storages_of, note_done, note_unused
     active = compiled and _module is not None
     chosen: Any = _module if active else InPython
+    unfinished, begin = chosen.unfinished, chosen.begin
     survey, storages_of = chosen.survey, chosen.storages_of
     note_done, note_unused = chosen.note_done, chosen.note_unused
+    tape.unlink_tensors = chosen.unlink_tensors
     return active
 
 
+def connect(step: type) -> None:
+    """``step``: the class of what nodes of the same structure have in common."""
+    if _module is not None:
+        _module.connect(TrackedNode, TrackedValue, TrackedStorage, step)
+    use(True)
+
+
+unfinished, begin = InPython.unfinished, InPython.begin
 survey, storages_of = InPython.survey, InPython.storages_of
 note_done, note_unused = InPython.note_done, InPython.note_unused
-if (_module := _compiled.load("execute._sweep", "execute/_sweep.cpp")) is not None:
-    _module.connect(TrackedNode, TrackedValue, TrackedStorage)
-active = use(True)
+_module = _compiled.load("execute._sweep", "execute/_sweep.cpp")
+active = False  # until it is connected

@@ -100,6 +100,7 @@ class Pending:
         self._views: list[TrackedNode] = []  # pending ones recorded outside of a block
         self.held_bytes_limit = HELD_BYTES_LIMIT
         self.reachable: Callable[[], Iterable[Graph]] = tuple  # the graphs that somebody can evaluate
+        self.unlink_tensors: Callable[[Iterable[Any], Iterable[Any]], None] = unlink_tensors  # or compiled
         # Of graphs that nobody can evaluate: what is known already and still owed, such as step counters.
         self.overdue: list[TrackedNode] = []
         self._born = time.perf_counter()
@@ -259,10 +260,7 @@ class Pending:
     def _let_go(self) -> None:
         """Nothing is recorded or pending: leave no weak references to the user's tensors."""
         for graph in self.watching:
-            values = [value for node in graph.nodes for value in node.outputs]
-            for value in (*graph.inputs, *values):
-                if value.tensor is not None:  # type: ignore[attr-defined]
-                    value.tensor = None  # type: ignore[attr-defined]
+            self.unlink_tensors(graph.nodes, graph.inputs)
         self.watching.clear()
 
     def forget_lost(self) -> None:
@@ -315,6 +313,13 @@ def needs_absent(nodes: Iterable[TrackedNode]) -> bool:
     return bool(absent) and any(
         value.meta.device in absent for node in nodes for value in (*node.outputs, *node.inputs)
     )
+
+
+def unlink_tensors(nodes: Iterable[TrackedNode], given: Iterable[TrackedValue]) -> None:
+    """Cut the links between the user's tensors and the results of ``nodes``, and those ``given``."""
+    for value in (*given, *[value for node in nodes for value in node.outputs]):
+        if value.tensor is not None:
+            value.tensor = None
 
 
 def release(value: TrackedValue) -> None:

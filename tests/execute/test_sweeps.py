@@ -10,7 +10,8 @@ from torch import nn
 
 import lazyviz
 from lazyviz.execute import sweeps
-from lazyviz.execute.sweeps import InPython
+from lazyviz.execute.replay import replays
+from lazyviz.execute.sweeps import InPython, Storages, Survey
 from lazyviz.record.recorder import tape
 
 pytestmark = pytest.mark.skipif(not sweeps.active, reason="lazyviz was installed without it")
@@ -30,18 +31,59 @@ def training():
     return model, x, loss, rows, first, second
 
 
+def surveyed(sweep, nodes):
+    """What ``sweep`` finds of ``nodes``, whose steps are known."""
+    assert replays.steps.look_at(tape, nodes).key is not None
+    return Survey(*sweep.survey(nodes, replays.steps._known))
+
+
 def test_both_find_the_same():
     kept = training()
     nodes = list(tape.pending)
-    found = IN_CPP.survey(nodes)
-    assert found == InPython.survey(nodes)
-    entries, made, read, users, _, graphs, results = found
-    assert len(entries) == len(nodes) and results >= len(made) > len(users) > 0
-    assert graphs == [graph.ir for graph in kept[-2:]]
-    values = dict.fromkeys([*made, *read])
-    storages, told = IN_CPP.storages_of(values)
-    assert (storages, told) == InPython.storages_of(values)
-    assert len(storages) > len(told) > 0
+    found = surveyed(IN_CPP, nodes)
+    assert found == surveyed(InPython, nodes)
+    assert [list(each.numbers) for each in (found, surveyed(InPython, nodes))] == [list(found.numbers)] * 2
+    assert len(found.steps) == len(nodes) and len(found.numbers) > len(found.users) > 0
+    assert found.special and found.outside and not found.more
+    assert found.graphs == [graph.ir for graph in kept[-2:]]
+    storages = Storages(*IN_CPP.storages_of(found.numbers))
+    assert storages == InPython.storages_of(found.numbers)
+    assert list(storages.places) == list(InPython.storages_of(found.numbers).places)
+    assert len(storages.places) > len(storages.told) / 4 >= len(storages.live) > 0
+    nodes[2].error = nodes[4].error = "it failed"
+    assert IN_CPP.begin(nodes) == InPython.begin(nodes) == (["it failed"], found.graphs)
+    nodes[1].state = "done"
+    assert IN_CPP.unfinished(nodes) == InPython.unfinished(nodes) == [nodes[0], *nodes[2:]]
+    tape.forget_all()
+
+
+def test_both_find_results_beyond_those_of_the_op_and_memory_met_again():
+    with lazyviz.lazy() as graph:
+        y = torch.rand(3) * 2
+        y.sum().item()  # what is here now is outside memory to the rest
+        z = torch.zeros(3)
+        z.data = y + 1
+        w = z * y
+    nodes = list(tape.pending)
+    found = surveyed(IN_CPP, nodes)
+    assert found == surveyed(InPython, nodes)
+    storages = Storages(*IN_CPP.storages_of(found.numbers))
+    assert storages == InPython.storages_of(found.numbers)
+    assert found.more and storages.continued
+    graph.evaluate()
+    assert torch.equal(w, (y + 1) * y)
+
+
+def test_a_step_that_is_not_known_is_named_by_its_answer():
+    with lazyviz.lazy():
+        x = torch.ones(3) + 1
+    nodes = list(tape.pending)
+    for sweep in (IN_CPP, InPython):
+        with pytest.raises(KeyError) as error:
+            sweep.survey(nodes, {})
+        assert error.value.args == (nodes[0].entry,)
+    assert x.shape == (3,)
+    tape.forget_all()
 
 
 def test_both_leave_the_same():
@@ -49,14 +91,25 @@ def test_both_leave_the_same():
     for sweep in (IN_CPP, InPython):
         kept = training()
         nodes = list(tape.pending)
-        *_, made, read, _, _, _, _ = sweep.survey(nodes)
-        storages, _ = sweep.storages_of([*made, *read])
-        assert any(node.after for node in nodes) or any(value.uses for value in made)
+        found = surveyed(sweep, nodes)
+        storages = list(Storages(*sweep.storages_of(found.numbers)).places)
+        assert any(node.after for node in nodes) or any(value.uses for value in found.numbers)
+        nodes[0].outputs[0].storage.shadow = shadow = object()
+        nodes[0].writes, nodes[0].folded = [nodes[0].outputs[0].storage], False
         sweep.note_done(nodes, [0.5 * at for at in range(len(nodes) + 1)])
-        sweep.note_unused(made, storages)
+        assert nodes[0].outputs[0].storage.shadow is not shadow
+        sweep.note_unused(found.numbers, storages)
+        for graph in found.graphs:
+            sweep.unlink_tensors(graph.nodes, graph.inputs)
         left.append(
             [
-                (node.state, node.seconds, node.after, [value.uses for value in node.outputs], storage.uses)
+                (
+                    node.state,
+                    node.seconds,
+                    node.after,
+                    [(value.uses, value.tensor) for value in (*node.outputs, *node.inputs)],
+                    storage.uses,
+                )
                 for node in nodes
                 for storage in {value.storage for value in node.outputs}
             ]
@@ -68,6 +121,7 @@ def test_both_leave_the_same():
         tape.forget_all()
         del kept
     assert left[0] == left[1]
+    assert not any(tensor for *_, values, _ in left[0] for _, tensor in values)
 
 
 @pytest.mark.parametrize("change", ["failed", "again", "another mode", "nothing"])
@@ -78,18 +132,20 @@ def test_nothing_is_found_of_what_is_no_stretch(change):
             stack.enter_context(torch.inference_mode())
         y = torch.ones(3) * 2
     nodes = list(tape.pending)
+    assert replays.steps._learn(tape, nodes)
+    steps = replays.steps._known
     if change == "failed":
         nodes[1].error = "it did"
     if change == "again":
         nodes[1].again = True
     for sweep in (IN_CPP, InPython):
-        assert (sweep.survey(nodes) is None) == (change != "nothing")
+        assert (sweep.survey(nodes, steps) is None) == (change != "nothing")
     assert x.shape == y.shape
     tape.forget_all()
 
 
 def test_what_is_no_node_is_refused():
     with pytest.raises(TypeError, match="instead of"):
-        IN_CPP.survey([object()])
+        IN_CPP.survey([object()], {})
     with pytest.raises(TypeError, match="instead of"):
         IN_CPP.note_unused([object()], [])
