@@ -6,9 +6,12 @@
 
 #include <torch/csrc/python_headers.h>
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -18,6 +21,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -37,6 +41,7 @@ struct Names {  // interned
 struct Classes {  // as `connect` was told
   PyObject *tensor = nullptr, *parameter = nullptr;
   PyObject* stand_ins = nullptr;  // a dictionary: not empty while a card is planned that is not here
+  c10::DispatchKeySet above, lazy;  // what is above kernels, and what kernels are to see
 } classes;
 
 struct WithoutInterpreter {  // other threads run Python meanwhile
@@ -362,12 +367,65 @@ int give(PyObject* value, const at::Tensor& real) {
 
 PyObject* connect(PyObject*, PyObject* args) {
   Classes given;
-  if (!PyArg_ParseTuple(args, "OOO!", &given.tensor, &given.parameter, &PyDict_Type, &given.stand_ins)) {
+  unsigned long long above, lazy;
+  if (!PyArg_ParseTuple(
+          args, "OOO!KK", &given.tensor, &given.parameter, &PyDict_Type, &given.stand_ins, &above, &lazy)) {
     return nullptr;
   }
+  given.above = c10::DispatchKeySet(c10::DispatchKeySet::RAW, above);
+  given.lazy = c10::DispatchKeySet(c10::DispatchKeySet::RAW, lazy);
   for (PyObject* item : {given.tensor, given.parameter, given.stand_ins}) Py_INCREF(item);
   classes = given;
   Py_RETURN_NONE;
+}
+
+// ---- The kernels' level
+
+struct Level {  // what `_torch.kernels_only` sets, of this thread
+  c10::impl::TorchDispatchModeTLS modes = c10::impl::TorchDispatchModeTLS::get_state();
+  c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  at::impl::TorchFunctionDisabledState functions = at::impl::PythonTorchFunctionTLS::get_disabled_state();
+
+  void set() const {
+    c10::impl::TorchDispatchModeTLS::set_state(modes);
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(functions);
+    c10::impl::_force_tls_local_dispatch_key_set(keys);
+  }
+};
+
+struct KernelsOnly {
+  PyObject_HEAD
+  Level* outside;
+};
+
+PyObject* enter_level(PyObject* self, PyObject*) {
+  HANDLE_TH_ERRORS
+  auto& outside = reinterpret_cast<KernelsOnly*>(self)->outside;
+  TORCH_CHECK(outside == nullptr, "internal error: entered twice");
+  outside = new Level();
+  c10::impl::TorchDispatchModeTLS::set_state({});
+  at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::ALL_DISABLED);
+  auto keys = c10::impl::tls_local_dispatch_key_set();
+  keys.excluded_ = (keys.excluded_ - classes.lazy) | classes.above;
+  c10::impl::_force_tls_local_dispatch_key_set(keys);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* leave_level(PyObject* self, PyObject*) {
+  HANDLE_TH_ERRORS
+  std::unique_ptr<Level> outside(std::exchange(reinterpret_cast<KernelsOnly*>(self)->outside, nullptr));
+  TORCH_CHECK(outside != nullptr, "internal error: not entered");
+  outside->set();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+void forget_level(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  delete reinterpret_cast<KernelsOnly*>(object)->outside;
+  type->tp_free(object);
+  Py_DECREF(type);
 }
 
 // ---- Running it
@@ -610,8 +668,23 @@ PyType_Spec memory_spec = {
     "lazyviz.execute._program.MemoryRef", sizeof(MemoryRef), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots_of_memory};
 
+PyMethodDef methods_of_level[] = {
+    {"__enter__", enter_level, METH_NOARGS, nullptr},
+    {"__exit__", leave_level, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot slots_of_level[] = {
+    {Py_tp_doc, const_cast<char*>("See _torch.kernels_only.")},
+    {Py_tp_methods, methods_of_level},
+    {Py_tp_new, reinterpret_cast<void*>(PyType_GenericNew)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(forget_level)},
+    {0, nullptr},
+};
+PyType_Spec level_spec = {
+    "lazyviz.execute._program.KernelsOnly", sizeof(KernelsOnly), 0, Py_TPFLAGS_DEFAULT, slots_of_level};
+
 PyMethodDef functions[] = {
-    {"connect", connect, METH_VARARGS, "The classes of tensors, and the stand-ins of planned cards."},
+    {"connect", connect, METH_VARARGS, "The classes of tensors, the stand-ins of planned cards, and dispatch keys."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -644,6 +717,7 @@ PyMODINIT_FUNC PyInit__program() {
   Memory = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&memory_spec));
   bool is_whole = Memory != nullptr && intern() && appending && PyCFunction_Check(appending.get()) && add(module, "Refused", Refused) &&
       add(module, "Program", PyType_FromSpec(&type_spec)) &&
+      add(module, "KernelsOnly", PyType_FromSpec(&level_spec)) &&
       add(module, "SOURCE", PyUnicode_FromString(LAZYVIZ_SOURCE)) &&
       add(module, "TORCH", PyUnicode_FromString(LAZYVIZ_TORCH));
   if (!is_whole) {

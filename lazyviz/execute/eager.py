@@ -9,6 +9,7 @@ nodes loses nothing.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps, which looks for names of handlers
 import signal
 import threading
 import time
@@ -24,6 +25,7 @@ from ..record.recorder import Tape
 from ..record.rng import state_of
 from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
 from ..record.tensor import make_real
+from . import straight_line
 from .memory import ResidentMemory
 
 if TYPE_CHECKING:
@@ -118,7 +120,7 @@ def kernel_level(tape: Tape, nodes: Sequence[TrackedNode]) -> Iterator[list[int]
         stack.callback(tape.settle)
         stack.callback(setattr, tape, "running", tape.running)
         tape.running = threading.get_ident()
-        stack.enter_context(_torch.kernels_only())
+        stack.enter_context(straight_line.kernels_only())
         stack.callback(tape.generators.restore, tape.generators.save(nodes))
         stack.callback(torch.set_grad_enabled, grad_mode)
         yield arrived
@@ -138,15 +140,15 @@ def _deferred_interrupts() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield arrived
         return
-    before = signal.getsignal(signal.SIGINT)
+    before = _signal.getsignal(_signal.SIGINT)
     if not callable(before):  # not set from Python, or ignored: not ours to touch
         yield arrived
         return
-    signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
+    _signal.signal(_signal.SIGINT, lambda number, frame: arrived.append(number))
     try:
         yield arrived
     finally:
-        signal.signal(signal.SIGINT, before)
+        _signal.signal(_signal.SIGINT, before)
     if arrived:  # it came during the last op: everything is done, but the user did interrupt
         signal.raise_signal(signal.SIGINT)
 

@@ -460,3 +460,45 @@ def test_what_becomes_of_pending_tensors_is_the_same_as_in_python():
         assert [memory.storage() for memory in memories] == [None] * len(memories)
     assert left[0] == left[1]
     assert left[0][2][1] == {"note": "mine"}
+
+
+def level():
+    """What decides where an op begins on this thread."""
+    return (
+        torch._C._dispatch_tls_local_include_set().raw_repr(),
+        torch._C._dispatch_tls_local_exclude_set().raw_repr(),
+        torch._C._is_torch_function_enabled(),
+        torch._C._is_torch_function_all_disabled(),
+        len(lazyviz._torch.dispatch_modes()),
+    )
+
+
+@pytest.mark.parametrize("around", ["nothing", "modes", "functions disabled", "inference", "below autograd"])
+def test_the_level_of_kernels_is_the_same_as_in_python(around):
+    class Mode(lazyviz._torch.TorchDispatchMode):
+        pass
+
+    with contextlib.ExitStack() as stack:
+        if around == "modes":
+            stack.enter_context(Mode())
+            stack.enter_context(lazyviz._torch.FakeTensorMode())
+            stack.enter_context(torch.device("meta"))
+        if around == "functions disabled":
+            stack.enter_context(torch._C.DisableTorchFunctionSubclass())
+        if around == "inference":
+            stack.enter_context(torch.inference_mode())
+        if around == "below autograd":
+            stack.enter_context(torch._C._AutoDispatchBelowAutograd())
+        before, modes = level(), lazyviz._torch.dispatch_modes()
+        found = []
+        for compiled in (PYTHON, COMPILED):
+            straight_line.use(compiled)
+            with straight_line.kernels_only():
+                found.append(level())
+                with straight_line.kernels_only():
+                    found.append(level())
+            assert level() == before and lazyviz._torch.dispatch_modes() == modes
+            with pytest.raises(ZeroDivisionError), straight_line.kernels_only():
+                _ = 1 // 0
+            assert level() == before
+    assert len(set(found)) == 1
