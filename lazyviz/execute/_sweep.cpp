@@ -7,6 +7,7 @@
 
 #include <initializer_list>
 #include <utility>
+#include <vector>
 
 namespace {
 
@@ -110,7 +111,8 @@ struct Survey {
   PyObject* known;  // steps, by the shape cache's answer
   explicit Survey(PyObject* known) : known(known) {}
   Reference steps{PyList_New(0)}, numbers{PyDict_New()}, outside{PyList_New(0)}, users{PyList_New(0)},
-      wiring{PyList_New(0)}, phases{PyList_New(0)}, graphs{PyDict_New()}, special{PyList_New(0)};
+      phases{PyList_New(0)}, graphs{PyDict_New()}, special{PyList_New(0)};
+  std::vector<int> wiring;
   PyObject *mode = nullptr, *latest = nullptr;  // of the node before
   Py_ssize_t at = 0, results = 0, expected = 0;
   PyObject* next = nullptr;  // number, owned
@@ -119,7 +121,7 @@ struct Survey {
   ~Survey() { Py_XDECREF(next); }
 
   bool is_whole() const {
-    return steps && numbers && outside && users && wiring && phases && graphs && special;
+    return steps && numbers && outside && users && phases && graphs && special;
   }
 
   // The number of `value`, borrowed, and whether it is a new one.
@@ -174,7 +176,8 @@ struct Survey {
     PyObject* given = inputs.of(node);
     return given != nullptr && each(given, [&](PyObject* value) {
       auto [found, is_new] = number(value);
-      if (found == nullptr || PyList_Append(wiring.object, found) != 0) return false;
+      if (found == nullptr) return false;
+      wiring.push_back(static_cast<int>(PyLong_AsLong(found)));
       return !is_new || PyList_Append(outside.object, value) == 0;
     });
   }
@@ -191,8 +194,10 @@ PyObject* survey(PyObject*, PyObject* args) {
     if (all.is_odd) Py_RETURN_NONE;
     return nullptr;
   }
-  Reference steps(PyList_AsTuple(all.steps.object)), wiring(PyList_AsTuple(all.wiring.object)),
-      phases(PyList_AsTuple(all.phases.object)), graphs(PyDict_Keys(all.graphs.object));
+  const char* bytes = reinterpret_cast<const char*>(all.wiring.data());
+  Reference steps(PyList_AsTuple(all.steps.object)), phases(PyList_AsTuple(all.phases.object)),
+      wiring(PyBytes_FromStringAndSize(bytes, all.wiring.size() * sizeof(int))),
+      graphs(PyDict_Keys(all.graphs.object));
   if (!steps || !wiring || !phases || !graphs) return nullptr;
   return PyTuple_Pack(
       9, steps.object, all.numbers.object, all.outside.object, all.users.object, wiring.object, phases.object,

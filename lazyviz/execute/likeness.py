@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -69,10 +70,11 @@ def _first_difference(old: Key, new: Key, nodes: Sequence[TrackedNode]) -> str:
 
 def _wiring(key: Key) -> list[int]:
     """The numbers of the inputs; those from outside count down from -1, however many values are made."""
+    numbers = array("i", key.wiring)
     if not key.outside:
-        return list(key.wiring)
+        return list(numbers)
     made = key.outside[0][0]
-    return [number if number < made else made - 1 - number for number in key.wiring]
+    return [number if number < made else made - 1 - number for number in numbers]
 
 
 def _place(node: TrackedNode) -> str:

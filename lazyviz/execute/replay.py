@@ -44,6 +44,7 @@ Projection = tuple[Peak, Mapping[Storage, Category]]
 class Known:
     """A stretch that has run: its code, once it was met again, and what memory it takes."""
 
+    key: Key
     size: int  # nodes
     sketch: Sketch
     levels: Levels
@@ -100,7 +101,7 @@ class Replays:
             self.misses += 1
             return None
         self.hits += 1
-        self._known.move_to_end(stretch.key)
+        self._known.move_to_end(known.key)  # its own: an equal one is compared once more
         if known.code is None:
             with paused():
                 known.code = generate(stretch, self.steps, give)
@@ -112,9 +113,9 @@ class Replays:
         assert stretch.key is not None
         drawn = sketch([step.op for step in stretch.key.steps], stretch.nodes[0].source)
         self.last_miss = what_is_new(stretch, drawn, self._comparable(drawn))
-        known = Known(len(stretch.nodes), drawn, memory.levels(stretch.storages), stretch.live)
+        known = Known(stretch.key, len(stretch.nodes), drawn, memory.levels(stretch.storages), stretch.live)
         known.learn(stretch, memory, projection)
-        self._keep(stretch.key, known)
+        self._keep(known)
         return self.last_miss
 
     def _kept_otherwise(self, stretch: Stretch) -> Known | None:
@@ -133,11 +134,12 @@ class Replays:
         levels = before.levels.kept_otherwise(deaths, before.live - live, live - before.live)
         if levels is None:
             return None
-        known = Known(before.size, before.sketch, levels, live)
-        self._keep(stretch.key, known)
+        known = Known(stretch.key, before.size, before.sketch, levels, live)
+        self._keep(known)
         return known
 
-    def _keep(self, key: Key, known: Known) -> None:
+    def _keep(self, known: Known) -> None:
+        key = known.key
         self._known[key] = known
         self._latest[key.program] = key
         self._kept += known.size

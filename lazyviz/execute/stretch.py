@@ -44,14 +44,14 @@ MOVING: Mapping[str, tuple[int, ...]] = {
 class Key(NamedTuple):
     """Equal for equal stretches.
 
-    ``wiring`` has the numbers of all nodes' inputs, ``outside`` the values from outside, ``users`` and
-    ``later`` the numbers of those values, ``memory`` which storages are kept and what they are for, ``turns``
-    where a node is of another graph or has further results.
+    ``wiring`` has the numbers of all nodes' inputs, as the bytes of ints, ``outside`` the values from
+    outside, ``users`` and ``later`` the numbers of those values, ``memory`` which storages are kept and
+    what they are for, ``turns`` where a node is of another graph or has further results.
     """
 
     purpose: Hashable
     steps: tuple[Step, ...]
-    wiring: tuple[int, ...]
+    wiring: bytes
     phases: tuple[str, ...]
     outside: tuple[tuple[int, Form, int, int, bool], ...]
     users: tuple[int, ...]
@@ -60,6 +60,9 @@ class Key(NamedTuple):
     turns: tuple[Any, ...]
     inference: bool
     whole: bool
+
+    def __hash__(self) -> int:  # of what tells most stretches apart: a hash of everything takes as long again
+        return hash((self.purpose, self.steps, self.wiring, self.users, self.memory))
 
     @property
     def program(self) -> Key:

@@ -5,6 +5,7 @@ A replay looks at no node by itself but for this: a good part of what it takes b
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ class Survey(NamedTuple):
     numbers: dict[TrackedValue, int]
     outside: list[TrackedValue]
     users: list[TrackedValue]
-    wiring: tuple[int, ...]
+    wiring: bytes
     phases: tuple[str, ...]
     graphs: list[Any]
     special: list[int]
@@ -88,7 +89,7 @@ class InPython:
             numbers,
             outside,
             [value for value in made if value.tensor is not None],
-            tuple([numbers[value] for node in nodes for value in node.inputs]),
+            array("i", [numbers[value] for node in nodes for value in node.inputs]).tobytes(),
             tuple([node.phase for node in nodes]),
             list(dict.fromkeys([node.graph for node in nodes])),
             [at for at, step in enumerate(steps) if step.special],
