@@ -332,7 +332,7 @@ def lazy(
         TrackedStorage.recording = outer[0]
         if outer[0] is None:
             tape.scopes.hand_over(graph.ir)
-        own = [node for node in graph.nodes if node.state != "done"]
+        own = sweeps.unfinished(graph.nodes)
         if own != list(tape.pending) and (earlier := len(closure(own)) - len(own)):
             # The plan is of this cell's ops alone: say what else its evaluation will run.
             graph.title += f", after {earlier:,} pending ops of earlier cells"

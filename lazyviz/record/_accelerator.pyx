@@ -639,6 +639,7 @@ cdef bint sums_in_place(tuple args) except -1:
 
 cdef object translate(object item, Op op, list values, list tensors, list key):
     cdef type cls = type(item)
+    cdef Py_ssize_t before
     cdef list entries
     if cls is LazyTensor:
         value = item._lazyviz
@@ -653,13 +654,16 @@ cdef object translate(object item, Op op, list values, list tensors, list key):
         return item
     elif cls is list or cls is tuple:
         key.append(len(item))
+        before = len(values)
         entries = []
         for entry in item:
             entry = translate(entry, op, values, tensors, key)
             if entry is MISS:
                 return MISS
             entries.append(entry)
-        return entries if cls is list else PyList_AsTuple(entries)
+        if cls is tuple:
+            return PyList_AsTuple(entries)
+        return hidden(entries) if len(values) == before else entries  # of numbers: for good
     elif item is not None and isinstance(item, Tensor):
         return MISS
     else:
