@@ -1,6 +1,7 @@
 """Every check of `make test`; what fails is shown, the rest still runs.
 
-The conformance suites, more than half of all tests and of one thread, run beside the other tests.
+Two cores are used: the conformance suites (more than half of all tests, and of one thread), the notebooks and
+most of the browser tests run, one after another, beside the other tests.
 
 .venv/bin/python scripts/check.py [--only lint | --all]
 """
@@ -37,6 +38,7 @@ class Check:
 
 NPM = ("scripts/js_build.py", "npm", "run", "--silent")
 BROWSER, CONFORMANCE = "tests/browser", "tests/conformance"
+TAKE_TIMES = tuple(f"{BROWSER}/test_{name}.py" for name in ("batch", "running", "speed"))
 EVERYTHING = ("--all", "--scores=docs/conformance.md", "--scores=out/conformance.json")
 
 CHECKS = (
@@ -46,16 +48,19 @@ CHECKS = (
     Check("eslint", (*NPM, "lint"), lint=True),
     Check("tsc", (*NPM, "typecheck"), lint=True),
     Check("conformance", ("-m", "pytest", CONFORMANCE), beside=True, more=EVERYTHING),
+    # The kernel is another process, and nbval's own warnings are not ours: errors in cells are what counts.
+    Check("notebooks", ("-m", "pytest", "--nbval-lax", "-W", "default", "notebooks"), beside=True),
+    Check(
+        "browser tests", ("-m", "pytest", BROWSER, *(f"--ignore={file}" for file in TAKE_TIMES)), beside=True
+    ),
     Check(
         "Python tests",
         ("-m", "pytest", f"--ignore={BROWSER}", f"--ignore={CONFORMANCE}"),
         stream=True,
         more=("--all",),
     ),
-    # The kernel is another process, and nbval's own warnings are not ours: errors in cells are what counts.
-    Check("notebooks", ("-m", "pytest", "--nbval-lax", "-W", "default", "notebooks"), stream=True),
     Check("JavaScript tests", (*NPM, "test")),
-    Check("browser test", ("-m", "pytest", BROWSER), stream=True, alone=True),  # it takes times
+    Check("browser tests that take times", ("-m", "pytest", *TAKE_TIMES), stream=True, alone=True),
 )
 
 
@@ -85,7 +90,7 @@ def main(args: list[str]) -> int:
             failed.append(check.title)
 
     with ThreadPoolExecutor(1) as meanwhile:
-        under_way: Future[None] | None = None
+        under_way: Future[None] | None = None  # the last one: they are begun in order
         for check in checks:
             if check.alone and under_way is not None:
                 under_way.result()
