@@ -18,6 +18,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/object_ptr.h>
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,7 +32,6 @@ using torch::jit::Stack;
 
 constexpr Py_ssize_t NONE = -1;
 PyObject* Refused = nullptr;  // what is not represented here
-PyCFunction append = nullptr;  // `list.append`
 PyTypeObject* Memory = nullptr;
 
 struct Names {  // interned
@@ -44,13 +44,28 @@ struct Classes {  // as `connect` was told
   c10::DispatchKeySet above, lazy;  // what is above kernels, and what kernels are to see
 } classes;
 
-struct WithoutInterpreter {  // other threads run Python meanwhile
-  PyThreadState* state = PyEval_SaveThread();
-  WithoutInterpreter() = default;
-  WithoutInterpreter(const WithoutInterpreter&) = delete;
-  WithoutInterpreter& operator=(const WithoutInterpreter&) = delete;
-  ~WithoutInterpreter() { PyEval_RestoreThread(state); }
+// The interpreter, which this thread leaves to others while kernels run, until something of Python's is needed.
+class Interpreter {
+ public:
+  Interpreter() = default;
+  Interpreter(const Interpreter&) = delete;
+  Interpreter& operator=(const Interpreter&) = delete;
+  ~Interpreter() { take(); }
+
+  bool is_ours() const { return state == nullptr; }
+  void take() {
+    if (state != nullptr) PyEval_RestoreThread(std::exchange(state, nullptr));
+  }
+  void leave() {
+    if (state == nullptr) state = PyEval_SaveThread();
+  }
+
+ private:
+  PyThreadState* state = nullptr;
 };
+
+using Clock = std::chrono::steady_clock;
+constexpr auto PATIENCE = std::chrono::milliseconds(1);  // between two looks for signals
 
 enum class Kind : uint8_t {
   Constant,
@@ -435,23 +450,24 @@ class Run {
   Run(const Program& program, PyObject* args) : program(program), slots(program.size) {
     is_parsed = PyArg_ParseTuple(
         args, "O!O!O!O!O!O!OO", &PyList_Type, &tensors, &PyList_Type, &scalars, &PyList_Type, &draws, &PyList_Type,
-        &users, &PyList_Type, &later, &PyList_Type, &arrived, &done, &clock);
-    if (is_parsed && PyCFunction_Check(done) && PyCFunction_GetFunction(done) == append) {
-      PyObject* whose = PyCFunction_GetSelf(done);
-      if (whose != nullptr && PyList_CheckExact(whose)) times = whose;
-    }
+        &users, &PyList_Type, &later, &PyList_Type, &arrived, &times, &done);
   }
 
   // Whether all nodes have run; if not, either an exception is set or an interrupt has arrived.
   bool all() {
-    if (!is_parsed || !take_tensors()) return false;
-    for (const Node& node : *program.nodes) {
-      if (PyErr_CheckSignals() != 0) return false;
-      if (PyList_GET_SIZE(arrived) != 0) return false;
-      if (node.grad_mode != NONE) c10::GradMode::set_enabled(node.grad_mode != 0);
-      if (!one(node)) return false;
-    }
-    return true;
+    if (!is_parsed || !take_tensors() || !begin()) return false;
+    bool is_whole = each_node();
+    interpreter.take();
+    return is_whole;
+  }
+
+  // Adds the ends of the nodes that have run to the times.
+  bool note_times() {
+    if (ends.empty()) return true;
+    THPObjectPtr bytes(
+        PyBytes_FromStringAndSize(reinterpret_cast<const char*>(ends.data()), ends.size() * sizeof(double)));
+    ends.clear();
+    return bytes && THPObjectPtr(PyObject_CallMethod(times, "frombytes", "O", bytes.get()));
   }
 
   // The values that are there, by the names that the Python code has for them.
@@ -466,6 +482,41 @@ class Run {
   }
 
  private:
+  bool begin() {
+    THPObjectPtr start(PySequence_GetItem(times, 0));
+    if (!start) return false;
+    looked = Clock::now();
+    since = PyFloat_AsDouble(start.get()) - seconds(looked);
+    ends.reserve(program.nodes->size());
+    return !PyErr_Occurred();
+  }
+
+  static double seconds(Clock::time_point time) {
+    return std::chrono::duration<double>(time.time_since_epoch()).count();
+  }
+
+  bool each_node() {
+    Clock::time_point now = looked;
+    for (const Node& node : *program.nodes) {
+      if (is_stopped(now)) return false;
+      if (node.grad_mode != NONE) c10::GradMode::set_enabled(node.grad_mode != 0);
+      if (!one(node)) return false;
+      now = Clock::now();
+      ends.push_back(since + seconds(now));
+      if (done != Py_None && !tell()) return false;
+    }
+    return true;
+  }
+
+  bool is_stopped(Clock::time_point now) {
+    if (interpreter.is_ours() || now - looked >= PATIENCE) {
+      interpreter.take();
+      looked = now;
+      if (PyErr_CheckSignals() != 0) return true;
+    }
+    return PyList_GET_SIZE(arrived) != 0;  // which only this thread adds to
+  }
+
   bool take_tensors() {
     const auto& given = *program.given;
     if (static_cast<size_t>(PyList_GET_SIZE(tensors)) != given.size()) {
@@ -484,24 +535,36 @@ class Run {
   }
 
   bool one(const Node& node) {
-    PyObject* draw = node.draw == NONE ? nullptr : PyList_GetItem(draws, node.draw);
-    if (node.draw != NONE && (draw == nullptr || !set_state(draw))) return false;
-    if (!call(node) || !keep(node)) return false;
-    stack.clear();
-    if (draw != nullptr && !note_state(draw)) return false;
+    PyObject* draw = nullptr;
+    if (node.draw != NONE) {
+      interpreter.take();
+      draw = PyList_GetItem(draws, node.draw);
+      if (draw == nullptr || !set_state(draw)) return false;
+    }
+    if (!call(node)) return false;
+    if (draw != nullptr) {
+      interpreter.take();
+      if (!note_state(draw)) return false;
+    }
     for (const Result& result : node.results) {
       if (!hand_over(result)) return false;
     }
     for (Py_ssize_t slot : node.gone) slots[slot].reset();
-    return tell();
+    return true;
   }
 
   bool call(const Node& node) {
-    stack.clear();
     HANDLE_TH_ERRORS
-    for (size_t position = 0; position < node.arguments.size(); position++) push(node, position);
-    WithoutInterpreter others;
-    node.op.callBoxed(stack);
+    try {
+      for (size_t position = 0; position < node.arguments.size(); position++) push(node, position);
+      interpreter.leave();
+      node.op.callBoxed(stack);
+      keep(node);
+      stack.clear();
+    } catch (...) {
+      interpreter.take();  // to say what it was
+      throw;
+    }
     return true;
     END_HANDLE_TH_ERRORS_RET(false)
   }
@@ -548,6 +611,7 @@ class Run {
         return;
       }
       case Kind::Scalar: {
+        interpreter.take();
         PyObject* item = PyList_GetItem(scalars, argument.number);
         if (item == nullptr) throw python_error();
         stack.push_back(converted(node.op.schema(), position, item));
@@ -556,27 +620,25 @@ class Run {
   }
 
   // Puts results into their slots.
-  bool keep(const Node& node) {
-    if (node.results.empty()) return true;
-    HANDLE_TH_ERRORS
+  void keep(const Node& node) {
+    if (node.results.empty()) return;
     if (node.list) {
       auto list = stack.at(0).toListRef();
       for (const Result& result : node.results) {
         TORCH_CHECK_INDEX(static_cast<size_t>(result.index) < list.size(), "list index out of range");
         slots[result.slot] = list[result.index].toTensor();
       }
-      return true;
+      return;
     }
     for (const Result& result : node.results) {
       const IValue& item = stack.at(result.index);
       slots[result.slot] = item.isNone() ? at::Tensor() : item.toTensor();
     }
-    return true;
-    END_HANDLE_TH_ERRORS_RET(false)
   }
 
   bool hand_over(const Result& result) {
     if (result.user == NONE && result.later == NONE) return true;
+    interpreter.take();
     HANDLE_TH_ERRORS
     const at::Tensor& real = slots[result.slot];
     if (result.later != NONE) {
@@ -606,18 +668,19 @@ class Run {
   }
 
   bool tell() {
-    THPObjectPtr time(PyObject_CallNoArgs(clock));
-    if (!time) return false;
-    if (times != nullptr) return PyList_Append(times, time.get()) == 0;
-    return bool(THPObjectPtr(PyObject_CallOneArg(done, time.get())));
+    interpreter.take();
+    return note_times() && THPObjectPtr(PyObject_CallNoArgs(done));
   }
 
   const Program& program;
   std::vector<at::Tensor> slots;
   Stack stack;
   bool is_parsed = false;
-  PyObject *tensors, *scalars, *draws, *users, *later, *arrived, *done, *clock;
-  PyObject* times = nullptr;  // the list that `done` appends to, if it does nothing else
+  PyObject *tensors, *scalars, *draws, *users, *later, *arrived, *times, *done;
+  std::vector<double> ends;  // of nodes, in seconds; those that are not among the times yet
+  double since = 0;  // what to add to our clock's
+  Clock::time_point looked;  // for signals
+  Interpreter interpreter;  // the last: ours again before anything else goes
 };
 
 PyObject* raised() {  // the exception that is set, as an object; cleared
@@ -636,9 +699,11 @@ PyObject* raised() {  // the exception that is set, as an object; cleared
 PyObject* run(PyObject* self, PyObject* args, PyObject*) {
   HANDLE_TH_ERRORS
   Run run(*reinterpret_cast<Program*>(self), args);
-  if (run.all()) Py_RETURN_NONE;
+  bool is_whole = run.all();
   THPObjectPtr error(PyErr_Occurred() ? raised() : Py_NewRef(Py_None));
-  THPObjectPtr variables(error ? run.variables() : nullptr);
+  if (!error || !run.note_times()) return nullptr;
+  if (is_whole) Py_RETURN_NONE;
+  THPObjectPtr variables(run.variables());
   if (!variables) return nullptr;
   return PyTuple_Pack(2, error.get(), variables.get());
   END_HANDLE_TH_ERRORS
@@ -712,10 +777,8 @@ PyMODINIT_FUNC PyInit__program() {
   if (module == nullptr) return nullptr;
   Refused = PyErr_NewException("lazyviz.execute._program.Refused", nullptr, nullptr);
   Py_XINCREF(Refused);
-  THPObjectPtr list(PyList_New(0));
-  THPObjectPtr appending(list ? PyObject_GetAttrString(list.get(), "append") : nullptr);
   Memory = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&memory_spec));
-  bool is_whole = Memory != nullptr && intern() && appending && PyCFunction_Check(appending.get()) && add(module, "Refused", Refused) &&
+  bool is_whole = Memory != nullptr && intern() && add(module, "Refused", Refused) &&
       add(module, "Program", PyType_FromSpec(&type_spec)) &&
       add(module, "KernelsOnly", PyType_FromSpec(&level_spec)) &&
       add(module, "SOURCE", PyUnicode_FromString(LAZYVIZ_SOURCE)) &&
@@ -724,6 +787,5 @@ PyMODINIT_FUNC PyInit__program() {
     Py_DECREF(module);
     return nullptr;
   }
-  append = PyCFunction_GetFunction(appending.get());
   return module;
 }

@@ -5,7 +5,11 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <initializer_list>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -106,41 +110,102 @@ bool each(PyObject* items, Visit visit) {
   return true;
 }
 
+// Objects with a number each, in order of first appearance; borrowed.
+class Numbers {
+ public:
+  explicit Numbers(Py_ssize_t expected) {
+    while (static_cast<Py_ssize_t>(table.size()) < 2 * expected) table.resize(2 * table.size());
+    objects.reserve(expected);
+  }
+
+  // The number of `object`, and whether it is a new one.
+  std::pair<int, bool> of(PyObject* object) {
+    Entry* entry = find(object);
+    if (entry->object != nullptr) return {entry->number, false};
+    *entry = {object, static_cast<int>(objects.size())};
+    objects.push_back(object);
+    if (2 * objects.size() > table.size()) grow();
+    return {static_cast<int>(objects.size()) - 1, true};
+  }
+
+  const std::vector<PyObject*>& all() const { return objects; }
+
+ private:
+  struct Entry {
+    PyObject* object = nullptr;
+    int number = 0;
+  };
+
+  Entry* find(PyObject* object) {
+    size_t at = reinterpret_cast<uintptr_t>(object) / alignof(std::max_align_t) * 0x9E3779B97F4A7C15u >> 20;
+    while (true) {
+      Entry& entry = table[at++ & (table.size() - 1)];
+      if (entry.object == object || entry.object == nullptr) return &entry;
+    }
+  }
+
+  void grow() {
+    table.assign(2 * table.size(), Entry());
+    for (size_t number = 0; number < objects.size(); number++) {
+      *find(objects[number]) = {objects[number], static_cast<int>(number)};
+    }
+  }
+
+  std::vector<Entry> table = std::vector<Entry>(64);  // a power of two, no more than half of them taken
+  std::vector<PyObject*> objects;
+};
+
+PyObject* list_of(const std::vector<PyObject*>& objects) {
+  PyObject* list = PyList_New(objects.size());
+  for (size_t at = 0; list != nullptr && at < objects.size(); at++) PyList_SET_ITEM(list, at, Py_NewRef(objects[at]));
+  return list;
+}
+
+PyObject* tuple_of(const std::vector<PyObject*>& objects) {
+  PyObject* tuple = PyTuple_New(objects.size());
+  for (size_t at = 0; tuple != nullptr && at < objects.size(); at++) {
+    PyTuple_SET_ITEM(tuple, at, Py_NewRef(objects[at]));
+  }
+  return tuple;
+}
+
+PyObject* bytes_of(const std::vector<int>& numbers) {
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int));
+}
+
+PyObject* tuple_of(const std::vector<int>& numbers) {
+  Reference tuple(PyTuple_New(numbers.size()));
+  for (size_t at = 0; tuple && at < numbers.size(); at++) {
+    PyObject* number = PyLong_FromLong(numbers[at]);
+    if (number == nullptr) return nullptr;
+    PyTuple_SET_ITEM(tuple.object, at, number);
+  }
+  return tuple ? Py_NewRef(tuple.object) : nullptr;
+}
+
 // What is found of nodes that may be a stretch.
 struct Survey {
   PyObject* known;  // steps, by the shape cache's answer
-  explicit Survey(PyObject* known) : known(known) {}
-  Reference steps{PyList_New(0)}, numbers{PyDict_New()}, outside{PyList_New(0)}, users{PyList_New(0)},
-      phases{PyList_New(0)}, graphs{PyDict_New()}, special{PyList_New(0)};
-  std::vector<int> wiring;
-  PyObject *mode = nullptr, *latest = nullptr;  // of the node before
-  Py_ssize_t at = 0, results = 0, expected = 0;
-  PyObject* next = nullptr;  // number, owned
+  Survey(PyObject* known, Py_ssize_t nodes) : known(known), numbers(2 * nodes) {
+    for (auto* list : {&steps, &phases}) list->reserve(nodes);
+    wiring.reserve(3 * nodes);
+  }
+  Numbers numbers;
+  std::vector<PyObject*> steps, phases, graphs;
+  std::vector<int> users, wiring, special;
+  PyObject* mode = nullptr;  // of the nodes before
+  Py_ssize_t results = 0, expected = 0;
   bool is_odd = false;
-
-  ~Survey() { Py_XDECREF(next); }
-
-  bool is_whole() const {
-    return steps && numbers && outside && users && phases && graphs && special;
-  }
-
-  // The number of `value`, borrowed, and whether it is a new one.
-  std::pair<PyObject*, bool> number(PyObject* value) {
-    if (next == nullptr) next = PyLong_FromSsize_t(PyDict_GET_SIZE(numbers.object));
-    PyObject* found = next != nullptr ? PyDict_SetDefault(numbers.object, value, next) : nullptr;
-    if (found == nullptr || found != next) return {found, false};
-    Py_CLEAR(next);
-    return {found, true};
-  }
 
   bool look_at_result(PyObject* node, PyObject* value) {
     results++;
     PyObject* by = maker.of(value);
     if (by != node) return by != nullptr;
-    auto [found, is_new] = number(value);
-    PyObject* shown = found != nullptr ? tensor.of(value) : nullptr;
+    PyObject* shown = tensor.of(value);
     if (shown == nullptr) return false;
-    return !is_new || shown == Py_None || PyList_Append(users.object, value) == 0;
+    auto [number, is_new] = numbers.of(value);
+    if (is_new && shown != Py_None) users.push_back(number);
+    return true;
   }
 
   bool look_at_step(PyObject* answer) {
@@ -150,11 +215,11 @@ struct Survey {
       return false;
     }
     PyObject *given = results_of_step.of(step), *is_special = special_step.of(step);
-    if (given == nullptr || is_special == nullptr || PyList_Append(steps.object, step) != 0) return false;
+    if (given == nullptr || is_special == nullptr) return false;
+    if (is_special == Py_True) special.push_back(static_cast<int>(steps.size()));
+    steps.push_back(step);
     expected += PyList_GET_SIZE(given);
-    if (is_special != Py_True) return true;
-    Reference position(PyLong_FromSsize_t(at));
-    return position && PyList_Append(special.object, position.object) == 0;
+    return true;
   }
 
   bool look_at(PyObject* node) {
@@ -165,69 +230,87 @@ struct Survey {
     int is_again = PyObject_IsTrue(repeats);
     if (is_again < 0) return false;
     is_odd = is_again || failed != Py_None || own != mode;
-    if (is_odd || !look_at_step(answer) || PyList_Append(phases.object, during) != 0) return false;
-    if (whose != latest && PyDict_SetItem(graphs.object, whose, Py_None) != 0) return false;
-    latest = whose;
-    at++;
+    if (is_odd || !look_at_step(answer)) return false;
+    phases.push_back(during);
+    if (std::find(graphs.rbegin(), graphs.rend(), whose) == graphs.rend()) graphs.push_back(whose);
     return each(made, [&](PyObject* value) { return look_at_result(node, value); });
   }
 
   bool look_at_inputs(PyObject* node) {
     PyObject* given = inputs.of(node);
     return given != nullptr && each(given, [&](PyObject* value) {
-      auto [found, is_new] = number(value);
-      if (found == nullptr) return false;
-      wiring.push_back(static_cast<int>(PyLong_AsLong(found)));
-      return !is_new || PyList_Append(outside.object, value) == 0;
+      wiring.push_back(numbers.of(value).first);
+      return true;
     });
+  }
+
+  PyObject* found(Py_ssize_t made) const {
+    Reference steps(tuple_of(this->steps)), values(list_of(numbers.all())), count(PyLong_FromSsize_t(made)),
+        users(tuple_of(this->users)), wiring(bytes_of(this->wiring)), phases(tuple_of(this->phases)),
+        graphs(list_of(this->graphs)), special(tuple_of(this->special));
+    if (!steps || !values || !count || !users || !wiring || !phases || !graphs || !special) return nullptr;
+    return PyTuple_Pack(
+        9, steps.object, values.object, count.object, users.object, wiring.object, phases.object, graphs.object,
+        special.object, results == expected ? Py_False : Py_True);
   }
 };
 
 PyObject* survey(PyObject*, PyObject* args) {
-  PyObject *nodes, *known;
-  if (!PyArg_ParseTuple(args, "OO!", &nodes, &PyDict_Type, &known)) return nullptr;
-  Survey all{known};
-  if (!all.is_whole()) return nullptr;
-  bool is_done = each(nodes, [&](PyObject* node) { return all.look_at(node); }) &&
-      each(nodes, [&](PyObject* node) { return all.look_at_inputs(node); });
-  if (!is_done) {
+  PyObject *given, *known;
+  if (!PyArg_ParseTuple(args, "OO!", &given, &PyDict_Type, &known)) return nullptr;
+  Reference nodes(PySequence_Fast(given, "internal error: not a sequence"));
+  if (!nodes) return nullptr;
+  Survey all(known, PySequence_Fast_GET_SIZE(nodes.object));
+  if (!each(nodes.object, [&](PyObject* node) { return all.look_at(node); })) {
     if (all.is_odd) Py_RETURN_NONE;
     return nullptr;
   }
-  const char* bytes = reinterpret_cast<const char*>(all.wiring.data());
-  Reference steps(PyList_AsTuple(all.steps.object)), phases(PyList_AsTuple(all.phases.object)),
-      wiring(PyBytes_FromStringAndSize(bytes, all.wiring.size() * sizeof(int))),
-      graphs(PyDict_Keys(all.graphs.object));
-  if (!steps || !wiring || !phases || !graphs) return nullptr;
-  return PyTuple_Pack(
-      9, steps.object, all.numbers.object, all.outside.object, all.users.object, wiring.object, phases.object,
-      graphs.object, all.special.object, all.results == all.expected ? Py_False : Py_True);
+  auto made = static_cast<Py_ssize_t>(all.numbers.all().size());
+  return each(nodes.object, [&](PyObject* node) { return all.look_at_inputs(node); }) ? all.found(made) : nullptr;
 }
 
-PyObject* storages_of(PyObject*, PyObject* values) {
-  Reference places(PyDict_New()), told(PyList_New(0)), kept(PyList_New(0)), continued(PyList_New(0));
-  if (!places || !told || !kept || !continued) return nullptr;
-  bool is_done = each(values, [&](PyObject* value) {
-    PyObject* memory = storage.of(value);
-    if (memory == nullptr) return false;
-    int known = PyDict_Contains(places.object, memory);
-    if (known != 0) return known > 0;
-    Reference place(PyLong_FromSsize_t(PyDict_GET_SIZE(places.object)));
-    if (!place || PyDict_SetItem(places.object, memory, place.object) != 0) return false;
-    PyObject *alive = live.of(memory), *part = role.of(memory), *end = dropped.of(memory), *out = external.of(memory);
+// What is found of the storages of values.
+struct Storages {
+  explicit Storages(Py_ssize_t values) : places(values) {}
+  Numbers places;
+  std::vector<int> told, alive;
+  std::vector<PyObject*> roles, continued;
+
+  bool look_at(PyObject* memory) {
+    auto [place, is_new] = places.of(memory);
+    if (!is_new) return true;
+    PyObject *users = live.of(memory), *part = role.of(memory), *end = dropped.of(memory), *out = external.of(memory);
     PyObject* before = continues.of(memory);
-    if (!alive || !part || !end || !out || !before) return false;
-    int is_alive = PyObject_IsTrue(alive), is_out = PyObject_IsTrue(out);
+    if (!users || !part || !end || !out || !before) return false;
+    int is_alive = PyObject_IsTrue(users), is_out = PyObject_IsTrue(out);
     if (is_alive < 0 || is_out < 0) return false;
     if (!is_alive && part == Py_None && end != Py_None && !is_out) return true;
-    if (is_alive && PyList_Append(kept.object, place.object) != 0) return false;
-    if (is_out && before != Py_None && PyList_Append(continued.object, memory) != 0) return false;
-    return PyList_Append(told.object, place.object) == 0 &&
-        PyList_Append(told.object, is_alive ? Py_True : Py_False) == 0 && PyList_Append(told.object, part) == 0 &&
-        PyList_Append(told.object, end == Py_None ? Py_True : Py_False) == 0;
+    if (is_alive) alive.push_back(place);
+    if (is_out && before != Py_None) continued.push_back(memory);
+    told.insert(told.end(), {place, is_alive, end == Py_None});
+    roles.push_back(part);
+    return true;
+  }
+};
+
+PyObject* storages_of(PyObject*, PyObject* args) {
+  PyObject* values;
+  Py_ssize_t made, at = 0;
+  if (!PyArg_ParseTuple(args, "O!n", &PyList_Type, &values, &made)) return nullptr;
+  Storages all(PyList_GET_SIZE(values));
+  std::vector<int> outside;
+  bool is_done = each(values, [&](PyObject* value) {
+    PyObject* memory = storage.of(value);
+    if (memory == nullptr || !all.look_at(memory)) return false;
+    if (at++ >= made) outside.push_back(all.places.of(memory).first);
+    return true;
   });
   if (!is_done) return nullptr;
-  return PyTuple_Pack(4, places.object, told.object, kept.object, continued.object);
+  Reference storages(list_of(all.places.all())), places(tuple_of(outside)), told(bytes_of(all.told)),
+      roles(tuple_of(all.roles)), alive(tuple_of(all.alive)), continued(list_of(all.continued));
+  if (!storages || !places || !told || !roles || !alive || !continued) return nullptr;
+  return PyTuple_Pack(
+      6, storages.object, places.object, told.object, roles.object, alive.object, continued.object);
 }
 
 // Forgets what `node` has written of what shadows would hold.
@@ -238,24 +321,41 @@ bool forget_shadows(PyObject* node) {
   return each(written, [](PyObject* memory) { return shadow.set(memory, Py_None); });
 }
 
-PyObject* note_done(PyObject*, PyObject* args) {
-  PyObject *nodes, *times;
-  if (!PyArg_ParseTuple(args, "OO", &nodes, &times)) return nullptr;
-  bool is_timed = times != Py_None;
-  if (is_timed && !PyList_Check(times)) {
-    PyErr_SetString(PyExc_TypeError, "internal error: times are a list");
-    return nullptr;
+struct Times {  // an array of doubles
+  Py_buffer view{};
+
+  Times() = default;
+  Times(const Times&) = delete;
+  Times& operator=(const Times&) = delete;
+  ~Times() { PyBuffer_Release(&view); }
+
+  bool take(PyObject* array) {
+    if (PyObject_GetBuffer(array, &view, PyBUF_FORMAT) != 0) return false;
+    if (std::string_view(view.format) == "d") return true;
+    PyErr_SetString(PyExc_TypeError, "internal error: times are an array of doubles");
+    return false;
   }
+  Py_ssize_t count() const { return view.len / static_cast<Py_ssize_t>(sizeof(double)); }
+  double operator[](Py_ssize_t at) const { return static_cast<const double*>(view.buf)[at]; }
+};
+
+PyObject* note_done(PyObject*, PyObject* args) {
+  PyObject *nodes, *given;
+  if (!PyArg_ParseTuple(args, "OO", &nodes, &given)) return nullptr;
+  Times times;
+  if (given != Py_None && !times.take(given)) return nullptr;
   Reference none(PyTuple_New(0));
   if (!none) return nullptr;
   Py_ssize_t at = 0;
   bool is_done = each(nodes, [&](PyObject* node) {
     if (!state.set(node, done)) return false;
-    if (is_timed) {
-      PyObject *begin = PyList_GetItem(times, at), *end = PyList_GetItem(times, at + 1);
-      if (begin == nullptr || end == nullptr) return false;
-      Reference time(PyFloat_FromDouble(PyFloat_AsDouble(end) - PyFloat_AsDouble(begin)));
-      if (!time || PyErr_Occurred() || !seconds.set(node, time.object)) return false;
+    if (given != Py_None) {
+      if (at + 1 >= times.count()) {
+        PyErr_SetString(PyExc_IndexError, "internal error: a time for each node");
+        return false;
+      }
+      Reference time(PyFloat_FromDouble(times[at + 1] - times[at]));
+      if (!time || !seconds.set(node, time.object)) return false;
       at++;
     }
     PyObject* before = after.of(node);
@@ -324,7 +424,7 @@ PyMethodDef functions[] = {
     {"unfinished", unfinished, METH_O, "See sweeps.unfinished."},
     {"begin", begin, METH_O, "See sweeps.begin."},
     {"survey", survey, METH_VARARGS, "See sweeps.survey."},
-    {"storages_of", storages_of, METH_O, "See sweeps.storages_of."},
+    {"storages_of", storages_of, METH_VARARGS, "See sweeps.storages_of."},
     {"note_done", note_done, METH_VARARGS, "See sweeps.note_done."},
     {"note_unused", note_unused, METH_VARARGS, "See sweeps.note_unused."},
     {"unlink_tensors", unlink_tensors, METH_VARARGS, "See pending.unlink_tensors."},

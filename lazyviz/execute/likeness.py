@@ -70,11 +70,8 @@ def _first_difference(old: Key, new: Key, nodes: Sequence[TrackedNode]) -> str:
 
 def _wiring(key: Key) -> list[int]:
     """The numbers of the inputs; those from outside count down from -1, however many values are made."""
-    numbers = array("i", key.wiring)
-    if not key.outside:
-        return list(numbers)
-    made = key.outside[0][0]
-    return [number if number < made else made - 1 - number for number in numbers]
+    made = key.made
+    return [number if number < made else made - 1 - number for number in array("i", key.wiring)]
 
 
 def _place(node: TrackedNode) -> str:
@@ -131,14 +128,14 @@ def _same(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 def _beside_wiring(old: Key, new: Key) -> str:
     """What differs in stretches of the same ops."""
-    for (_, was, place, *_), (_, form, other, *_) in zip(old.outside, new.outside):
+    for was, form in zip(old.outside, new.outside):
         if form != was:
             return f"an input is {forms_differ(was, form)}"
-        if place != other:
-            return "inputs share memory otherwise"
-    if (old.later, old.whole) != (new.later, new.whole):
+    if old.places != new.places:
+        return "inputs share memory otherwise"
+    if (old.later, old.kept, old.whole) != (new.later, new.kept, new.whole):
         return "other ops are pending beside it"
-    if old.outside != new.outside:
+    if old.sizes != new.sizes:
         return "the memory that inputs are in is of another size"
     if old.users != new.users or old.memory != new.memory:
         return "other results are still referred to"

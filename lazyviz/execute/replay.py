@@ -7,6 +7,7 @@ their order, their arguments and the moments at which memory is freed are the sa
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
@@ -113,7 +114,8 @@ class Replays:
         assert stretch.key is not None
         drawn = sketch([step.op for step in stretch.key.steps], stretch.nodes[0].source)
         self.last_miss = what_is_new(stretch, drawn, self._comparable(drawn))
-        known = Known(stretch.key, len(stretch.nodes), drawn, memory.levels(stretch.storages), stretch.live)
+        levels, live = memory.levels(stretch.storages), frozenset(stretch.live)
+        known = Known(stretch.key, len(stretch.nodes), drawn, levels, live)
         known.learn(stretch, memory, projection)
         self._keep(known)
         return self.last_miss
@@ -128,7 +130,7 @@ class Replays:
             or any(storage.origin is not storage for storage in stretch.storages)
         ):
             return None
-        live, deaths = stretch.live, stretch.deaths()
+        live, deaths = frozenset(stretch.live), stretch.deaths()
         if not live ^ before.live <= deaths.keys():
             return None
         levels = before.levels.kept_otherwise(deaths, before.live - live, live - before.live)
@@ -211,10 +213,11 @@ class Replay:
         outside = [value.real for value in stretch.outside]
         if any(real is None for real in outside):
             raise RuntimeError("internal error: an input was freed before its last use")
-        for value, (*_, later) in zip(stretch.outside, stretch.key.outside):  # type: ignore[union-attr]
-            if not later:
-                value.real = None
-        times = [perf_counter()]
+        for value in stretch.outside:
+            value.real = None
+        for at in stretch.key.kept:  # type: ignore[union-attr]
+            stretch.outside[at].real = outside[at]
+        times = array("d", [perf_counter()])
         watch = _Watch(nodes, times, self.memory, progress, cancelled) if progress or cancelled else None
         stopped = self._code(
             outside,
@@ -223,8 +226,8 @@ class Replay:
             stretch.users,
             stretch.later,
             arrived,
-            watch.done if watch is not None else times.append,
-            perf_counter,
+            times,
+            watch.done if watch is not None else None,
         )
         if stopped is None:
             finish(tape, stretch, nodes, times if timed else None)
@@ -232,7 +235,7 @@ class Replay:
         finished = len(times) - 1
         finish(tape, stretch, nodes[:finished], times if timed else None)
         error, variables = stopped
-        for value, number in stretch.numbers.items():  # what the nodes that are left need
+        for number, value in enumerate(stretch.values):  # what the nodes that are left need
             if value.uses and value.real is None:
                 value.real = variables.get(name_of(number))
         self.memory.stop(finished)
@@ -259,7 +262,7 @@ class _Watch:
     def __init__(
         self,
         nodes: Sequence[TrackedNode],
-        times: list[float],
+        times: array[float],
         memory: KnownMemory,
         progress: Progress | None,
         cancelled: Callable[[], bool] | None,
@@ -268,16 +271,15 @@ class _Watch:
         self._progress, self._cancelled = progress, cancelled
         self.raised: BaseException | None = None  # not by a kernel
 
-    def done(self, time: float) -> None:
+    def done(self) -> None:
         times, nodes = self._times, self._nodes
-        times.append(time)
         count = len(times) - 1
         node = nodes[count - 1]
         node.state = "done"
         self._memory.reach(count)
         try:
             if self._progress is not None:
-                node.seconds = time - times[-2]
+                node.seconds = times[count] - times[count - 1]
                 self._progress(count, len(nodes), node)
             if count < len(nodes):
                 check_interrupts([], self._cancelled, f"after {count} of {len(nodes)} ops")
@@ -295,7 +297,7 @@ def give(value: TrackedValue, real: torch.Tensor | None) -> None:
             value.memory = _torch.MemoryRef(real)
 
 
-def finish(tape: Tape, stretch: Stretch, ran: Sequence[TrackedNode], times: Sequence[float] | None) -> None:
+def finish(tape: Tape, stretch: Stretch, ran: Sequence[TrackedNode], times: array[float] | None) -> None:
     """Note that the nodes in ``ran`` have run: what is pending, what is needed, how long they took."""
     sweeps.note_done(ran, times)
     graph = stretch.graphs[0]
@@ -304,7 +306,7 @@ def finish(tape: Tape, stretch: Stretch, ran: Sequence[TrackedNode], times: Sequ
         value.node is not None and value.node.graph is not graph for value in outside
     )
     if stretch.whole and ran is stretch.nodes and not stretch.later:
-        sweeps.note_unused(stretch.numbers, stretch.storages)
+        sweeps.note_unused(stretch.values, stretch.storages)
         if not several:
             tape.pending.clear()
     else:

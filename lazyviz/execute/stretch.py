@@ -44,16 +44,22 @@ MOVING: Mapping[str, tuple[int, ...]] = {
 class Key(NamedTuple):
     """Equal for equal stretches.
 
-    ``wiring`` has the numbers of all nodes' inputs, as the bytes of ints, ``outside`` the values from
-    outside, ``users`` and ``later`` the numbers of those values, ``memory`` which storages are kept and
-    what they are for, ``turns`` where a node is of another graph or has further results.
+    ``wiring`` has the numbers of all nodes' inputs, as the bytes of ints; so many values are ``made``, the
+    others are from outside.  Of these ``outside`` has the forms, ``places`` the numbers of their storages,
+    ``sizes`` the bytes of those, ``kept`` the positions of those that pending nodes beyond the stretch need.
+    ``users`` and ``later`` are the numbers of those values, ``memory`` which storages are kept and what they
+    are for, ``turns`` where a node is of another graph or has further results.
     """
 
     purpose: Hashable
     steps: tuple[Step, ...]
     wiring: bytes
     phases: tuple[str, ...]
-    outside: tuple[tuple[int, Form, int, int, bool], ...]
+    made: int
+    outside: tuple[Form, ...]
+    places: tuple[int, ...]
+    sizes: tuple[int, ...]
+    kept: tuple[int, ...]
     users: tuple[int, ...]
     later: tuple[int, ...]
     memory: tuple[Any, ...]
@@ -141,11 +147,11 @@ class Stretch:
 
     Attributes:
         key: equal for equal stretches; ``None`` where nothing can be said.
-        numbers: the values of the stretch, each with its number.
-        outside: those that were there before, in order.
+        values: those of the stretch, in order of their numbers.
+        outside: those of them that were there before, in order.
         storages: theirs and the others', in order of first appearance.
         users: values made here whose tensor the user has.
-        live: the numbers of the storages that the user has tensors on.
+        live: the positions of the storages that the user has tensors on.
         later: values made here that pending nodes beyond the stretch need.
         scalars: numbers that are inputs, in order of appearance.
         draws: positions of the nodes that draw random numbers.
@@ -160,27 +166,32 @@ class Stretch:
         "later",
         "live",
         "nodes",
-        "numbers",
         "outside",
         "scalars",
         "storages",
         "users",
+        "values",
         "whole",
     )
 
     def __init__(self, nodes: Sequence[TrackedNode]) -> None:
         self.nodes = nodes
         self.key: Key | None = None
-        self.numbers: dict[TrackedValue, int] = {}
+        self.values: list[TrackedValue] = []
         self.outside: list[TrackedValue] = []
         self.storages: list[TrackedStorage] = []
         self.users: list[TrackedValue] = []
         self.later: list[TrackedValue] = []
-        self.live: frozenset[int] = frozenset()
+        self.live: tuple[int, ...] = ()
         self.scalars: list[Any] = []
         self.draws: list[int] = []
         self.graphs: list[Any] = []
         self.whole = False
+
+    @property
+    def numbers(self) -> dict[TrackedValue, int]:
+        """The values, each with its number."""
+        return {value: number for number, value in enumerate(self.values)}
 
     @property
     def is_all_of_a_graph(self) -> bool:
@@ -202,13 +213,21 @@ class Stretch:
         return {place: last[storage] for place, storage in enumerate(self.storages) if storage in last}
 
 
+class _Forms(dict[TensorMeta, Form]):
+    """The forms of values from outside, the same object each time: keys are compared sooner."""
+
+    def __missing__(self, meta: TensorMeta) -> Form:
+        form = self[meta] = form_of(meta)
+        return form
+
+
 class Steps:
     """The steps that were met so far."""
 
     def __init__(self) -> None:
         self._known: dict[Inferred, Step] = {}  # by the shape cache's answer
         self._alike: dict[Hashable, Step] = {}
-        self._forms: dict[TensorMeta, Form] = {}  # of values from outside
+        self._forms = _Forms()
 
     def of(self, node: TrackedNode) -> Step:
         """The step of a node of a stretch that has a key."""
@@ -280,8 +299,9 @@ class Steps:
             found = sweeps.survey(nodes, self._known)
         if found is None:
             return stretch
-        steps, numbers, outside, users, wiring, phases, graphs, special, more = found
-        stretch.numbers, stretch.outside, stretch.users, stretch.graphs = numbers, outside, users, graphs
+        steps, values, made, users, wiring, phases, graphs, special, more = found
+        stretch.values, stretch.outside, stretch.graphs = values, values[made:], graphs
+        stretch.users = [values[number] for number in users]
 
         later = self._needed_later(tape, stretch)
         scalars = stretch.scalars
@@ -303,29 +323,22 @@ class Steps:
         if more:
             # `p.data = result` has made one more value of a result.
             turns += [(at, *[value.index for value in node.outputs]) for at, node in enumerate(nodes)]
-        memory, places = self._memory(stretch, later, turns)
-        if later:
-            given = set(outside)
-            stretch.later = [value for value in numbers if value in later and value not in given]
+        memory, places = self._memory(stretch, made, later, turns)
+        beyond = [number for number, value in enumerate(values) if value in later] if later else []
+        stretch.later = [values[number] for number in beyond if number < made]
+        outside, forms = stretch.outside, self._forms
         stretch.key = Key(
             purpose,
             steps,
             wiring,
             phases,
-            tuple(
-                [
-                    (
-                        numbers[value],
-                        self._form_of(value.meta),
-                        places[value.storage],
-                        value.storage.nbytes,
-                        value in later,
-                    )
-                    for value in outside
-                ]
-            ),
-            tuple([numbers[value] for value in users]),
-            tuple([numbers[value] for value in stretch.later]),
+            made,
+            tuple([forms[value.meta] for value in outside]),
+            places,
+            tuple([value.storage.nbytes for value in outside]),
+            tuple([number - made for number in beyond if number >= made]),
+            users,
+            tuple([number for number in beyond if number < made]),
             memory,
             tuple(turns),
             nodes[0].inference_mode,
@@ -344,29 +357,21 @@ class Steps:
 
     @staticmethod
     def _memory(
-        stretch: Stretch, later: set[TrackedValue], turns: list[Any]
-    ) -> tuple[tuple[Any, ...], dict[TrackedStorage, int]]:
-        """What is told of storages that have anything to be told of, and the number of each."""
-        places, told, live, continued = sweeps.storages_of(stretch.numbers)
-        stretch.storages, stretch.live = list(places), frozenset(live)
+        stretch: Stretch, made: int, later: set[TrackedValue], turns: list[Any]
+    ) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        """What is told of storages that have anything to be told of, and those that outside values are on."""
+        storages, places, told, roles, live, continued = sweeps.storages_of(stretch.values, made)
+        stretch.storages, stretch.live = storages, live
         if continued:
             origins: dict[Any, int] = {}
-            for storage, place in places.items():
+            for place, storage in enumerate(storages):
                 if storage.external:
                     first = origins.setdefault(storage.origin, place)
                     if first != place or storage.continues is not None:
                         turns.append(("continues", place, first))
-        if later:
-            kept = {value.storage for value in later}
-            told += [place for storage, place in places.items() if storage in kept]
-        return tuple(told), places
-
-    def _form_of(self, meta: TensorMeta) -> Form:
-        """Its form, the same object each time: keys are compared sooner."""
-        form = self._forms.get(meta)
-        if form is None:
-            form = self._forms[meta] = form_of(meta)
-        return form
+        kept = {value.storage for value in later}
+        beyond = [place for place, storage in enumerate(storages) if storage in kept] if kept else []
+        return (told, roles, *beyond), places
 
 
 sweeps.connect(Step)

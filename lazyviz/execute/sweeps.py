@@ -18,33 +18,36 @@ from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
 class Survey(NamedTuple):
     """What is found of nodes that may be a stretch: see :class:`.stretch.Stretch` and its key.
 
-    ``numbers`` are those of the values, made ones before those from outside, which are in ``outside``;
-    ``special`` the positions of steps that have inputs of their own; ``more`` is whether nodes have other
-    results than their steps.
+    ``values`` are in order of their numbers: so many ``made`` ones, then those from outside.  ``users`` are
+    the numbers of those whose tensor the user has, ``special`` the positions of steps that have inputs of
+    their own; ``more`` is whether nodes have other results than their steps.
     """
 
     steps: tuple[Any, ...]
-    numbers: dict[TrackedValue, int]
-    outside: list[TrackedValue]
-    users: list[TrackedValue]
+    values: list[TrackedValue]
+    made: int
+    users: tuple[int, ...]
     wiring: bytes
     phases: tuple[str, ...]
     graphs: list[Any]
-    special: list[int]
+    special: tuple[int, ...]
     more: bool
 
 
 class Storages(NamedTuple):
-    """Of the values of a stretch: the number of each storage, in order of first appearance.
+    """Of the values of a stretch: each storage, in the order of their numbers.
 
-    ``told`` has four entries for each of which there is anything to be told: its number, whether the user
-    has tensors on it, its role, and whether it was never dropped.  ``live`` are the numbers of those with
-    tensors, ``continued`` those from outside that are the memory of an earlier one.
+    ``places`` are the numbers of those that the values from outside are on.  Of each of which there is
+    anything to be told, ``told`` has three ints (its number, whether the user has tensors on it, and whether
+    it was never dropped), and ``roles`` its role.  ``live`` are the numbers of those with tensors,
+    ``continued`` those from outside that are the memory of an earlier one.
     """
 
-    places: dict[TrackedStorage, int]
-    told: list[Any]
-    live: list[int]
+    storages: list[TrackedStorage]
+    places: tuple[int, ...]
+    told: bytes
+    roles: tuple[str | None, ...]
+    live: tuple[int, ...]
     continued: list[TrackedStorage]
 
 
@@ -78,42 +81,42 @@ class InPython:
             return None
         steps = tuple([known[node.entry] for node in nodes])
         made = dict.fromkeys([value for node in nodes for value in node.outputs if value.node is node])
-        numbers = dict(zip(made, range(len(made))))
-        outside: list[TrackedValue] = []
-        for value in [value for node in nodes for value in node.inputs]:
-            if value not in numbers:
-                numbers[value] = len(numbers)
-                outside.append(value)
+        values = [*dict.fromkeys([*made, *[value for node in nodes for value in node.inputs]])]
+        numbers = {value: number for number, value in enumerate(values)}
         return Survey(
             steps,
-            numbers,
-            outside,
-            [value for value in made if value.tensor is not None],
+            values,
+            len(made),
+            tuple([number for number, value in enumerate(made) if value.tensor is not None]),
             array("i", [numbers[value] for node in nodes for value in node.inputs]).tobytes(),
             tuple([node.phase for node in nodes]),
             list(dict.fromkeys([node.graph for node in nodes])),
-            [at for at, step in enumerate(steps) if step.special],
+            tuple([at for at, step in enumerate(steps) if step.special]),
             sum([len(node.outputs) for node in nodes]) != sum([len(step.results) for step in steps]),
         )
 
     @staticmethod
-    def storages_of(values: Iterable[TrackedValue]) -> Storages:
-        """The storages that ``values`` are on."""
-        places = {
-            storage: place for place, storage in enumerate(dict.fromkeys([value.storage for value in values]))
-        }
-        result = Storages(places, [], [], [])
+    def storages_of(values: Sequence[TrackedValue], made: int) -> Storages:
+        """The storages that ``values`` are on, as :class:`Survey` has them."""
+        storages = list(dict.fromkeys([value.storage for value in values]))
+        places = {storage: place for place, storage in enumerate(storages)}
+        told = array("i")
+        roles: list[str | None] = []
+        live: list[int] = []
+        continued: list[TrackedStorage] = []
         for storage, place in places.items():
             if storage.live or storage.role is not None or storage.dropped is None or storage.external:
-                result.told.extend((place, storage.live > 0, storage.role, storage.dropped is None))
+                told.extend((place, storage.live > 0, storage.dropped is None))
+                roles.append(storage.role)
                 if storage.live:
-                    result.live.append(place)
+                    live.append(place)
                 if storage.external and storage.continues is not None:
-                    result.continued.append(storage)
-        return result
+                    continued.append(storage)
+        outside = tuple([places[value.storage] for value in values[made:]])
+        return Storages(storages, outside, told.tobytes(), tuple(roles), tuple(live), continued)
 
     @staticmethod
-    def note_done(nodes: Iterable[TrackedNode], times: Sequence[float] | None) -> None:
+    def note_done(nodes: Iterable[TrackedNode], times: array[float] | None) -> None:
         """They have run; between two of ``times`` each, the first one's beginning first.
 
         What they have written no longer runs ahead of them.

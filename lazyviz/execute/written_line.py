@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from .lines import NOWHERE, Code, Give, Line, Stopped, lines, name_of
 from .stretch import Step, Steps, Stretch, values_in
 
 NODES_IN_ONE = 1000  # function: compiling one takes many times the memory that it keeps
-_PARAMETERS = "tensors, scalars, draws, users, later, arrived, done, clock"
+_PARAMETERS = "tensors, scalars, draws, users, later, arrived, times, done"
 _LITERALS = (int, bool, type(None))
 
 
@@ -74,6 +75,7 @@ class _Writer:
         self.numbers = stretch.numbers
         self.names: dict[str, Any] = {
             "give": give,
+            "perf_counter": perf_counter,
             "set_grad_enabled": _torch_calls.set_grad_enabled,
             "state_of": state_of,
         }
@@ -139,7 +141,7 @@ class _Writer:
             text.append(f"del {', '.join(gone)}")
             for name in gone:
                 del self.alive[name]
-        text.append("done(clock())")
+        text += ["times.append(perf_counter())", "if done: done()"]
 
     def _call(self, line: Line) -> str:
         """The expression that calls the kernel."""

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import signal
 import threading
+import time
 import warnings
 
 import pytest
@@ -59,6 +60,14 @@ def custom_ops():
 
 def ACT():
     """What ``act`` does."""
+
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def kinds():
@@ -347,6 +356,39 @@ def test_an_interrupt_while_a_kernel_runs_lands_after_it(compiled, monkeypatch):
         graph.evaluate()
     assert graph.pending == 2
     assert b.tolist() == [1, 1, 1] and x.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("compiled", [COMPILED, PYTHON], ids=["C++", "Python"])
+def test_an_interrupt_is_seen_among_kernels_that_need_nothing_of_python_s(compiled, one_thread):
+    straight_line.use(compiled)
+    square = torch.eye(300)
+
+    def run():
+        with lazyviz.lazy() as graph:
+            first = square + 0
+            last = first
+            for _ in range(600):
+                last = last @ square
+        return first, last, graph
+
+    run()[-1].evaluate()
+    first, last, graph = run()
+    main = threading.get_ident()
+
+    def interrupt():
+        while lazyviz.is_lazy(first):
+            time.sleep(0.001)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt, match="of 601 ops"):
+            graph.evaluate()
+    finally:
+        thread.join()
+    assert 0 < graph.pending < 600
+    assert torch.equal(last, square)
 
 
 def test_a_kernel_s_warning_is_python_s():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from array import array
 
 import pytest
 import torch
@@ -42,14 +43,13 @@ def test_both_find_the_same():
     nodes = list(tape.pending)
     found = surveyed(IN_CPP, nodes)
     assert found == surveyed(InPython, nodes)
-    assert [list(each.numbers) for each in (found, surveyed(InPython, nodes))] == [list(found.numbers)] * 2
-    assert len(found.steps) == len(nodes) and len(found.numbers) > len(found.users) > 0
-    assert found.special and found.outside and not found.more
+    assert len(found.steps) == len(nodes) and len(found.values) > found.made > len(found.users) > 0
+    assert found.special and not found.more
     assert found.graphs == [graph.ir for graph in kept[-2:]]
-    storages = Storages(*IN_CPP.storages_of(found.numbers))
-    assert storages == InPython.storages_of(found.numbers)
-    assert list(storages.places) == list(InPython.storages_of(found.numbers).places)
-    assert len(storages.places) > len(storages.told) / 4 >= len(storages.live) > 0
+    storages = Storages(*IN_CPP.storages_of(found.values, found.made))
+    assert storages == InPython.storages_of(found.values, found.made)
+    assert len(storages.places) == len(found.values) - found.made
+    assert len(storages.storages) > len(storages.roles) >= len(storages.live) > 0
     nodes[2].error = nodes[4].error = "it failed"
     assert IN_CPP.begin(nodes) == InPython.begin(nodes) == (["it failed"], found.graphs)
     nodes[1].state = "done"
@@ -67,8 +67,8 @@ def test_both_find_results_beyond_those_of_the_op_and_memory_met_again():
     nodes = list(tape.pending)
     found = surveyed(IN_CPP, nodes)
     assert found == surveyed(InPython, nodes)
-    storages = Storages(*IN_CPP.storages_of(found.numbers))
-    assert storages == InPython.storages_of(found.numbers)
+    storages = Storages(*IN_CPP.storages_of(found.values, found.made))
+    assert storages == InPython.storages_of(found.values, found.made)
     assert found.more and storages.continued
     graph.evaluate()
     assert torch.equal(w, (y + 1) * y)
@@ -92,13 +92,13 @@ def test_both_leave_the_same():
         kept = training()
         nodes = list(tape.pending)
         found = surveyed(sweep, nodes)
-        storages = list(Storages(*sweep.storages_of(found.numbers)).places)
-        assert any(node.after for node in nodes) or any(value.uses for value in found.numbers)
+        storages = Storages(*sweep.storages_of(found.values, found.made)).storages
+        assert any(node.after for node in nodes) or any(value.uses for value in found.values)
         nodes[0].outputs[0].storage.shadow = shadow = object()
         nodes[0].writes, nodes[0].folded = [nodes[0].outputs[0].storage], False
-        sweep.note_done(nodes, [0.5 * at for at in range(len(nodes) + 1)])
+        sweep.note_done(nodes, array("d", [0.5 * at for at in range(len(nodes) + 1)]))
         assert nodes[0].outputs[0].storage.shadow is not shadow
-        sweep.note_unused(found.numbers, storages)
+        sweep.note_unused(found.values, storages)
         for graph in found.graphs:
             sweep.unlink_tensors(graph.nodes, graph.inputs)
         left.append(
