@@ -52,10 +52,11 @@ class TensorMeta:
     """Metadata of a tensor; interned, so that equal metadata is the same object.
 
     ``offset`` and ``stride`` count elements; ``storage_nbytes`` is the size in bytes
-    of the smallest storage the tensor fits in, from the storage's start.
+    of the smallest storage the tensor fits in, from the storage's start.  ``dense``: whether the
+    elements lie side by side, in some order of the dimensions.
     """
 
-    __slots__ = ("device", "dtype", "flags", "nbytes", "offset", "shape", "storage_nbytes", "stride")
+    __slots__ = ("dense", "device", "dtype", "flags", "nbytes", "offset", "shape", "storage_nbytes", "stride")
 
     def __init__(
         self,
@@ -79,11 +80,7 @@ class TensorMeta:
             last += (size - 1) * step
         self.nbytes = numel * dtype.itemsize
         self.storage_nbytes = (last + 1) * dtype.itemsize if numel else 0
-
-    @property
-    def dense(self) -> bool:
-        """Whether the elements lie side by side, in some order of the dimensions."""
-        return is_dense(self.shape, self.stride)
+        self.dense = is_dense(shape, stride)
 
     def __repr__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")

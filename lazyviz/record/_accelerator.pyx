@@ -16,7 +16,7 @@ from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int64_t, uint64_t
-from libc.string cimport memmove
+from libc.string cimport memcmp, memcpy, memmove
 
 
 cdef extern from "Python.h":
@@ -45,6 +45,7 @@ cdef extern from "Python.h":
     void PyObject_GC_UnTrack(void *)
     void PyObject_GC_Track(void *)
     int PyObject_GC_IsTracked(PyObject *)
+    long long PyLong_AsLongLongAndOverflow(object, int *)
     unsigned long PyThread_get_thread_ident()
 
 
@@ -81,6 +82,10 @@ ctypedef struct Quick:
     uint64_t (*next_sequence)() noexcept
     int (*grad_mode)() noexcept
     int (*inference_mode)() noexcept
+    PyObject *(*default_dtype)() except NULL
+    PyObject *(*alias)(PyObject *) except NULL
+    int (*is_given)(PyObject *) noexcept
+    int (*has_layout)(PyObject *, PyObject *, PyObject *, int64_t, PyObject *) noexcept
 
 SOURCE = ""  # set by the build: a digest of this file, by which a stale build is known
 
@@ -88,6 +93,13 @@ cdef object MISS = object()
 
 
 # --- objects with slots -------------------------------------------------------------
+
+
+cdef inline object taken(PyObject *raw):
+    """What C returned as a new reference."""
+    made = <object> raw
+    Py_XDECREF(raw)  # Cython has its own
+    return made
 
 
 cdef inline object get(object item, Py_ssize_t at):
@@ -200,9 +212,7 @@ cdef class Maker:
             content = (<PyObject **> (template + self.offsets[number]))[0]
             Py_INCREF(<object> content)
             (<PyObject **> (<char *> raw + self.offsets[number]))[0] = content
-        made = <object> raw
-        Py_XDECREF(raw)  # Cython has its own reference
-        return made
+        return taken(raw)
 
 
 # --- what is asked of the rest of lazyviz; filled by :func:`connect` -------------------
@@ -211,8 +221,8 @@ cdef object slow, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, st
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
 cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active
-cdef object engine_is_sole_owner, slow_record, take
-cdef dict tape_state, scope_state, infos, entries, metas, above
+cdef object engine_is_sole_owner, slow_record, take, TrackedValue, Dtype, Layout, MemoryFormat
+cdef dict infos, entries, above
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
@@ -234,6 +244,8 @@ cdef Py_ssize_t M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
 cdef Py_ssize_t O_meta, O_source, O_itself, O_fresh, O_nbytes
 cdef Py_ssize_t I_container, I_outputs, I_on_meta, I_special, I_to_cpu, I_restructured, I_dtype
 cdef Py_ssize_t R_value
+cdef Py_ssize_t T_graph, T_pauses, T_absent, T_viewed, T_owner, T_summing, T_pending, T_outside, T_storages, T_batch, T_met
+cdef Py_ssize_t C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
 cdef object OutputSpec
 
 
@@ -249,8 +261,8 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
     global cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
-    global slow_record, metas, NO_SEQUENCE, take, quick
-    global TrackedStorage, Lost, tape_state, scope_state, infos, entries, above, nodes, values_, storages_
+    global slow_record, NO_SEQUENCE, take, quick, TrackedValue, Dtype, Layout, MemoryFormat
+    global TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
     global node_numbers, value_numbers, storage_numbers, ENTRY, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
     slow = parts["slow"]
     LazyTensor, Tensor, Parameter = parts["LazyTensor"], parts["Tensor"], parts["Parameter"]
@@ -267,13 +279,13 @@ def connect(**parts):
     add_, increment_version = parts["add_"], parts["increment_version"]
     forward_mode_active, engine_is_sole_owner = parts["forward_mode_active"], parts["engine_is_sole_owner"]
     cpu, alias, memory_of, is_given = parts["cpu"], parts["alias"], parts["memory_of"], parts["is_given"]
+    TrackedValue, Dtype, Layout, MemoryFormat = type(parts["value"]), parts["dtype"], parts["layout"], parts["memory_format"]
     tape = parts["tape"]
     scopes, shapes = tape.scopes, tape.shapes
     sources = scopes.sources
     above = sources._above
-    tape_state, scope_state = tape.__dict__, scopes.__dict__
     slow_record = tape.record
-    infos, entries, metas = shapes.infos, shapes.entries, shapes.metas
+    infos, entries = shapes.infos, shapes.entries
     ENTRY, MOST_FRAMES, NO_SEQUENCE = parts["ENTRY"], parts["MOST_FRAMES"], parts["NO_SEQUENCE"]
     snapshot_key, key_set_offset = parts["snapshot_key"], parts["key_set_offset"]
     take, quick = None, &in_python
@@ -304,6 +316,8 @@ def _find_slots(parts):
     global M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
     global O_meta, O_source, O_itself, O_fresh, O_nbytes, I_container, I_outputs, I_on_meta, I_special, R_value
     global I_to_cpu, I_restructured, I_dtype
+    global T_graph, T_pauses, T_absent, T_viewed, T_owner, T_summing, T_pending, T_outside, T_storages, T_batch, T_met
+    global C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
     node = type(parts["node"])
     N_index, N_op, N_args = offset(node, "index"), offset(node, "op"), offset(node, "args")
     N_kwargs, N_graph, N_sequence = offset(node, "kwargs"), offset(node, "graph"), offset(node, "sequence")
@@ -337,6 +351,16 @@ def _find_slots(parts):
     I_to_cpu, I_dtype = offset(inferred, "to_cpu"), offset(inferred, "dtype")
     I_restructured = offset(inferred, "restructured")
     R_value = offset(TensorRef, "value")
+    pending = type(parts["tape"])
+    T_graph, T_pauses, T_absent = offset(pending, "graph"), offset(pending, "pauses"), offset(pending, "absent")
+    T_viewed, T_owner, T_summing = offset(pending, "viewed"), offset(pending, "owner"), offset(pending, "summing")
+    T_pending, T_outside = offset(pending, "pending"), offset(pending, "outside")
+    T_storages, T_batch, T_met = offset(pending, "storages"), offset(pending, "batch"), offset(pending, "met")
+    scope = type(scopes)
+    C_root, C_module, C_callers = offset(scope, "root"), offset(scope, "module"), offset(scope, "_callers")
+    C_entered, C_by_sequence = offset(scope, "_entered"), offset(scope, "by_sequence")
+    C_phase, C_parameters = offset(scope, "phase"), offset(scope, "_parameters")
+    C_roots, C_paths = offset(scope, "_roots"), offset(scope, "_paths")
 
 
 # --- dispatch -----------------------------------------------------------------------
@@ -425,6 +449,34 @@ cdef int inference_mode_in_python() noexcept:
     return inference_enabled()
 
 
+cdef PyObject *default_dtype_in_python() except NULL:
+    dtype = default_dtype()
+    Py_INCREF(dtype)
+    return <PyObject *> dtype
+
+
+cdef PyObject *alias_in_python(PyObject *tensor) except NULL:
+    made = alias(<object> tensor)
+    Py_INCREF(made)
+    return <PyObject *> made
+
+
+cdef int is_given_in_python(PyObject *tensor) noexcept:
+    return is_given(<object> tensor)
+
+
+cdef int has_layout_in_python(
+    PyObject *asked, PyObject *shape, PyObject *stride, int64_t offset, PyObject *dtype
+) noexcept:
+    tensor = <object> asked
+    return (
+        tensor.dtype is <object> dtype
+        and tensor.shape == <object> shape
+        and tensor.stride() == <object> stride
+        and tensor.storage_offset() == offset
+    )
+
+
 in_python.make_wrapper = make_wrapper_in_python
 in_python.implementation = implementation_in_python
 in_python.storage_address = storage_address_in_python
@@ -434,10 +486,165 @@ in_python.calling_node = calling_node_in_python
 in_python.next_sequence = next_sequence_in_python
 in_python.grad_mode = grad_mode_in_python
 in_python.inference_mode = inference_mode_in_python
+in_python.default_dtype = default_dtype_in_python
+in_python.alias = alias_in_python
+in_python.is_given = is_given_in_python
+in_python.has_layout = has_layout_in_python
 
 
 cdef dict no_kwargs = {}  # of all nodes that have none: nobody writes into a node's
 cdef dict ops = {}  # by id of the operator, which its OpInfo keeps alive
+
+
+# --- what the shape cache answered --------------------------------------------------
+
+
+# Its key, a tuple of all that an answer depends on, takes time to be made and hashed.  So the answers met last are
+# also found by words: the addresses of what is the same object whenever it is equal (metadata, dtypes, classes,
+# names), and numbers.  A call with anything else is asked for by its key.
+cdef enum:
+    MOST_WORDS = 96
+    ANSWERS = 4096
+
+
+cdef struct Words:
+    int count  # -1: there is no way to tell the call in words
+    size_t[MOST_WORDS] items
+
+
+cdef struct Answer:
+    int count
+    size_t *words
+    PyObject *key  # keeps what the words are addresses of
+    PyObject *inferred
+
+
+cdef Answer[ANSWERS] answers
+
+
+cdef inline void add(Words *words, size_t word) noexcept:
+    if words.count == MOST_WORDS:
+        words.count = -1
+    elif words.count >= 0:
+        words.items[words.count] = word
+        words.count += 1
+
+
+cdef inline void add_object(Words *words, object item) noexcept:
+    add(words, <size_t> <void *> item)
+
+
+cdef void add_number(Words *words, object number, type cls):
+    cdef int overflow = 0
+    cdef double real
+    cdef size_t bits = 0
+    if cls is float:
+        real = number
+        memcpy(&bits, &real, sizeof(real))
+        add(words, bits)
+    elif cls is bool:
+        add_object(words, number)
+    elif cls is int:
+        add(words, <size_t> PyLong_AsLongLongAndOverflow(number, &overflow))
+        if overflow:
+            words.count = -1
+    else:
+        words.count = -1
+
+
+cdef Answer *answer_to(Words *words) noexcept:
+    """The place of the answer; it is there if its words are these."""
+    cdef size_t hashed = words.count
+    cdef int at
+    for at in range(words.count):
+        hashed = (hashed ^ words.items[at]) * <size_t> 0x9E3779B97F4A7C15
+        hashed ^= hashed >> 29
+    return &answers[hashed & (ANSWERS - 1)]
+
+
+cdef inline bint is_for(Answer *answer, Words *words) noexcept:
+    return answer.count == words.count and memcmp(answer.words, words.items, words.count * sizeof(size_t)) == 0
+
+
+cdef object remember(Answer *answer, Words *words, object key, object inferred):
+    cdef size_t *kept = <size_t *> PyMem_Realloc(answer.words, words.count * sizeof(size_t))
+    if kept == NULL:
+        raise MemoryError
+    memcpy(kept, words.items, words.count * sizeof(size_t))
+    cdef PyObject *key_before = answer.key
+    cdef PyObject *inferred_before = answer.inferred
+    Py_INCREF(key)
+    Py_INCREF(inferred)
+    answer.count, answer.words = words.count, kept
+    answer.key, answer.inferred = <PyObject *> key, <PyObject *> inferred
+    Py_XDECREF(key_before)
+    Py_XDECREF(inferred_before)
+
+
+cdef tuple key_of(Op op, object dtype, bint grad_mode, tuple args, dict kwargs, list values):
+    """The shape cache's key, as ``Tape.record`` makes it, of a call's translated arguments."""
+    cdef list key = [op.info, dtype, grad_mode]
+    for item in args:
+        add_to_key(key, item, op)
+    for name, item in kwargs.items():
+        key.append(name)
+        add_to_key(key, item, op)
+    if op.mutates and len(values) > 1:
+        key.append(sharing(values))
+    if op.needs_storage:
+        for value in values:
+            key.append(get(get(value, V_storage), S_nbytes))
+    return PyList_AsTuple(key)
+
+
+cdef object add_to_key(list key, object item, Op op):
+    cdef type cls = type(item)
+    if cls is TrackedValue:
+        key.append(get(item, V_meta))
+    elif cls is float or cls is int or cls is bool or cls is complex:
+        key.append(cls)
+        if cls not in op.by_type:
+            key.append(item)
+    elif cls is list or cls is tuple:
+        key.append(len(item))
+        for entry in item:
+            add_to_key(key, entry, op)
+    else:
+        key.append(item)
+
+
+cdef object inferred_for(Op op, bint grad_mode, tuple args, dict kwargs, list values, Words *words):
+    """What is known of the call, or None."""
+    cdef Answer *answer = NULL
+    cdef PyObject *found
+    cdef Py_ssize_t number, before
+    if op.mutates and len(values) > 1:
+        for number in range(len(values)):
+            storage = get(values[number], V_storage)
+            before = 0
+            while get(values[before], V_storage) is not storage:
+                before += 1
+            add(words, before)
+    if op.needs_storage:
+        for value in values:
+            add(words, <size_t> get(get(value, V_storage), S_nbytes))
+    dtype = taken(quick.default_dtype())
+    add_object(words, dtype)
+    if words.count >= 0:
+        answer = answer_to(words)
+        if is_for(answer, words):
+            return <object> answer.inferred
+    key = key_of(op, dtype, grad_mode, args, kwargs, values)
+    found = PyDict_GetItem(entries, key)
+    if found is NULL:
+        return None
+    inferred = <object> found
+    if answer is not NULL:
+        remember(answer, words, key, inferred)
+    return inferred
+
+
+# --- recording ----------------------------------------------------------------------
 
 
 def hits():
@@ -459,16 +666,12 @@ def dispatch(mode, func, types, args=(), kwargs=None):
 
 
 cdef int is_recording() noexcept:
-    return state("graph") is not None and not state("pauses") and state("absent") is None
+    return get(tape, T_graph) is not None and not get(tape, T_pauses) and get(tape, T_absent) is None
 
 
 cdef object record_call(object func, object args, object kwargs):
     """For ``_dispatch.cpp``, which calls with the mode off the stack and no other on it."""
     return record(func, args, kwargs)
-
-
-cdef object state(str name):
-    return <object> PyDict_GetItem(tape_state, name)
 
 
 cdef void show_as_wrapper(object tensor, bint on):
@@ -479,13 +682,14 @@ cdef void show_as_wrapper(object tensor, bint on):
 cdef object record(object func, tuple args, object kwargs):
     cdef Op op
     cdef PyObject *found
-    cdef list values, tensors, key
+    cdef list values, tensors
+    cdef Words words
     cdef tuple new_args
     cdef Py_ssize_t number
     cdef dict new_kwargs
     cdef bint in_engine, grad_mode
     cdef uint64_t sequence = 0
-    graph = state("graph")
+    graph = get(tape, T_graph)
     found = PyDict_GetItem(ops, <size_t> <void *> func)
     if found is NULL:
         info = infos.get(<size_t> <void *> func)
@@ -502,30 +706,32 @@ cdef object record(object func, tuple args, object kwargs):
         cls = type(args[0])
         if cls is float or cls is int or cls is bool or cls is complex:
             return MISS
-    viewed = state("viewed")
+    viewed = get(tape, T_viewed)
     if viewed is not None:
         tensor = viewed()
         if type(tensor) is LazyTensor:
             show_as_wrapper(tensor, True)
-        tape_state["viewed"] = None
+        put(tape, T_viewed, None)
     in_engine = quick.calling_node(&sequence)
-    if not in_engine and state("owner") != PyThread_get_thread_ident():
+    if not in_engine and get(tape, T_owner) != PyThread_get_thread_ident():
         return MISS
     grad_mode = quick.grad_mode()
     if op.adds:
-        summing = state("summing")
+        summing = get(tape, T_summing)
         if summing is not None:
             if summing is not engine_node():
-                tape_state["summing"] = None
+                put(tape, T_summing, None)
             elif not grad_mode and sums_in_place(args):
                 increment_version(args[0])
                 result = record(add_, args, kwargs)
                 return slow_record(add_, args, kwargs or {}) if result is MISS else result
     values, tensors = [], []
-    key = [op.info, default_dtype(), grad_mode]
+    words.count = 0
+    add_object(&words, op)
+    add(&words, grad_mode)
     new_args = PyTuple_New(len(args))
     for number in range(len(args)):
-        item = translate(args[number], op, values, tensors, key)
+        item = translate(args[number], op, values, tensors, &words)
         Py_INCREF(item)
         PyTuple_SET_ITEM(new_args, number, item)
         if item is MISS:
@@ -534,8 +740,8 @@ cdef object record(object func, tuple args, object kwargs):
     if kwargs:
         new_kwargs = {}
         for name, item in kwargs.items():
-            key.append(name)
-            item = translate(item, op, values, tensors, key)
+            add_object(&words, name)
+            item = translate(item, op, values, tensors, &words)
             if item is MISS:
                 return MISS
             new_kwargs[name] = item
@@ -557,18 +763,9 @@ cdef object record(object func, tuple args, object kwargs):
         for storage in written:
             if get(storage, S_foreign) is not False:
                 return MISS
-        if len(values) == 2:
-            one, other = get(values[0], V_storage), get(values[1], V_storage)
-            key.append((0, 0) if one is other else ())
-        elif len(values) > 2:
-            key.append(sharing(values))
-    if op.needs_storage:
-        for value in values:
-            key.append(get(get(value, V_storage), S_nbytes))
-    found = PyDict_GetItem(entries, PyList_AsTuple(key))
-    if found is NULL:
+    inferred = inferred_for(op, grad_mode, new_args, new_kwargs, values, &words)
+    if inferred is None:
         return MISS
-    inferred = <object> found
     if get(inferred, I_on_meta) is True:
         return MISS
     if get(inferred, I_special) is True:
@@ -607,13 +804,13 @@ cdef object record(object func, tuple args, object kwargs):
         hidden(new_args)
     hidden(values)
     hidden(get(node, N_outputs))
-    (<dict> state("pending"))[node] = None
+    (<dict> get(tape, T_pending))[node] = None
     if op.is_view and type(tensors[0]) is LazyTensor:
         tensor = tensors[0]
         show_as_wrapper(tensor, False)
-        tape_state["viewed"] = get(tensor._lazyviz, V_tensor)
+        put(tape, T_viewed, get(tensor._lazyviz, V_tensor))
     if TrackedStorage.held_bytes > tape.held_bytes_limit:
-        tape.sync("dropped inputs kept by the graph exceed the byte budget", list(state("pending")))
+        tape.sync("dropped inputs kept by the graph exceed the byte budget", list(get(tape, T_pending)))
     return result
 
 
@@ -637,7 +834,8 @@ cdef bint sums_in_place(tuple args) except -1:
     )
 
 
-cdef object translate(object item, Op op, list values, list tensors, list key):
+cdef object translate(object item, Op op, list values, list tensors, Words *words):
+    """The recorded form of one argument; collects tensors, and the call in words."""
     cdef type cls = type(item)
     cdef Py_ssize_t before
     cdef list entries
@@ -648,16 +846,17 @@ cdef object translate(object item, Op op, list values, list tensors, list key):
         if value is MISS:
             return MISS
     elif cls is float or cls is int or cls is bool or cls is complex:
-        key.append(cls)
+        add_object(words, cls)
         if cls not in op.by_type:
-            key.append(item)
+            add_number(words, item, cls)
         return item
     elif cls is list or cls is tuple:
-        key.append(len(item))
+        add_object(words, list)
+        add(words, len(item))
         before = len(values)
         entries = []
         for entry in item:
-            entry = translate(entry, op, values, tensors, key)
+            entry = translate(entry, op, values, tensors, words)
             if entry is MISS:
                 return MISS
             entries.append(entry)
@@ -667,17 +866,19 @@ cdef object translate(object item, Op op, list values, list tensors, list key):
     elif item is not None and isinstance(item, Tensor):
         return MISS
     else:
-        key.append(item)
+        add_object(words, item)
+        if item is not None and cls is not Dtype and cls is not Layout and cls is not MemoryFormat:
+            words.count = -1
         return item
     values.append(value)
     tensors.append(item)
-    key.append(get(value, V_meta))
+    add_object(words, get(value, V_meta))
     return value
 
 
 cdef object outside(object tensor, Op op):
     """The value of a real tensor whose memory nobody else writes."""
-    cdef PyObject *found = PyDict_GetItem(state("outside"), <size_t> <void *> tensor)
+    cdef PyObject *found = PyDict_GetItem(get(tape, T_outside), <size_t> <void *> tensor)
     if found is not NULL:
         value = <object> found
         ref = get(value, V_tensor)
@@ -706,13 +907,13 @@ cdef object meet(object tensor, int64_t nbytes):
 
     ``nbytes``: see `fixed_nbytes` in `_dispatch.cpp`.
     """
-    cdef dict known = state("storages")
-    if nbytes < 0 or state("batch") is not None:
+    cdef dict known = get(tape, T_storages)
+    if nbytes < 0 or get(tape, T_batch) is not None:
         return tape.from_outside(tensor)
     address = quick.storage_address(<PyObject *> tensor)
     if address in known:
         return tape.from_outside(tensor)
-    graph = state("graph")
+    graph = get(tape, T_graph)
     storage = storages_.make()
     put(storage, S_id, next(storage_numbers))
     put(storage, S_nbytes, nbytes)
@@ -727,7 +928,7 @@ cdef object meet(object tensor, int64_t nbytes):
     put(storage, S_role, role)
     put(storage, S_name, name)
     known[address] = storage
-    earlier = (<dict> state("met")).get(address)
+    earlier = (<dict> get(tape, T_met)).get(address)
     if earlier is not None and earlier.live:
         storage.continues = earlier
     value = values_.make()
@@ -739,24 +940,39 @@ cdef object meet(object tensor, int64_t nbytes):
     put(value, V_index, 0)
     put(value, V_symbolic, get(meta, M_shape))
     put(value, V_name, name)
-    put(value, V_real, alias(tensor))
+    put(value, V_real, taken(quick.alias(<PyObject *> tensor)))
     refer(tensor, value, storage)
     (<list> graph.inputs).append(value)
-    (<dict> state("outside"))[<size_t> <void *> tensor] = value
-    put(value, V_given, not tensor.requires_grad and is_given(tensor))
+    (<dict> get(tape, T_outside))[<size_t> <void *> tensor] = value
+    put(value, V_given, True if quick.is_given(<PyObject *> tensor) else False)
     return value
+
+
+# Of tensors on the CPU, by their addresses: what the last one there had, or NULL.
+cdef PyObject* last_metas[1024]
 
 
 cdef object meta_of(object tensor):
     """``ShapeCache.meta_of`` for one in plain memory on the CPU."""
-    key = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, cpu, 0)
-    cdef PyObject *found = PyDict_GetItem(metas, key)
-    return shapes.meta_of(tensor) if found is NULL else <object> found
+    cdef PyObject *raw = <PyObject *> tensor
+    cdef PyObject **place = &last_metas[(<size_t> raw >> 5) & 1023]
+    if place[0] is not NULL:
+        meta = <object> place[0]
+        shape, stride, dtype = get(meta, M_shape), get(meta, M_stride), get(meta, M_dtype)
+        if quick.has_layout(
+            raw, <PyObject *> shape, <PyObject *> stride, get(meta, M_offset), <PyObject *> dtype
+        ):
+            return meta
+    meta = shapes.meta_of(tensor, cpu)
+    Py_INCREF(meta)
+    Py_XDECREF(place[0])
+    place[0] = <PyObject *> meta
+    return meta
 
 
 cdef tuple role_of(object tensor):
     """``Scopes.role_of``."""
-    cdef PyObject *found = PyDict_GetItem(scope_state["_parameters"], <size_t> <void *> tensor)
+    cdef PyObject *found = PyDict_GetItem(get(scopes, C_parameters), <size_t> <void *> tensor)
     if found is not NULL:
         reference, key, role, name = <tuple> found
         owner = reference()
@@ -772,7 +988,7 @@ cdef tuple role_of(object tensor):
 cdef object storage_of(object tensor):
     if type(tensor) is LazyTensor:
         return get(tensor._lazyviz, V_storage)
-    return get((<dict> state("outside"))[<size_t> <void *> tensor], V_storage)
+    return get((<dict> get(tape, T_outside))[<size_t> <void *> tensor], V_storage)
 
 
 cdef void order(object node, list values, list written):
@@ -818,21 +1034,21 @@ cdef object locate(
 ):
     """``lazyviz.record.scopes.Scopes.locate``; ``sequence`` is that of autograd's node that calls."""
     cdef PyObject *found
-    root = <object> PyDict_GetItem(scope_state, "root")
-    put(node, N_module, <object> PyDict_GetItem(scope_state, "module"))
+    root = get(scopes, C_root)
+    put(node, N_module, get(scopes, C_module))
     put(node, N_root, root)
     place = place_of(PyThreadState_GetFrame(PyThreadState_Get()), not root)
     put(node, N_source, (<tuple> place)[0])
     hint = (<tuple> place)[1]
-    put(node, N_callers, (<tuple> place)[2] if not root else <object> PyDict_GetItem(scope_state, "_callers"))
-    entered = <list> PyDict_GetItem(scope_state, "_entered")
+    put(node, N_callers, (<tuple> place)[2] if not root else get(scopes, C_callers))
+    entered = <list> get(scopes, C_entered)
     if entered:
         graph.calls[get(node, N_index)] = PyList_AsTuple(entered)
         entered.clear()
     put(node, N_grad, grad_mode)
     put(node, N_inference, True if quick.inference_mode() else False)
     if in_engine:
-        found = PyDict_GetItem(scope_state["by_sequence"], sequence)
+        found = PyDict_GetItem(get(scopes, C_by_sequence), sequence)
         if found is NULL:
             if sequence < NO_SEQUENCE:
                 scopes.locate_gradient(node, engine_node())
@@ -842,15 +1058,15 @@ cdef object locate(
         forward = <object> found
         put(node, N_phase, "backward")
         put(node, N_forward, forward)
-        if not <object> PyDict_GetItem(scope_state, "module"):
+        if not get(scopes, C_module):
             put(node, N_module, get(forward, N_module))
             put(node, N_root, get(forward, N_root))
         return
-    phase = hint if hint is not None else <object> PyDict_GetItem(scope_state, "phase")
+    phase = hint if hint is not None else get(scopes, C_phase)
     if hint is None and phase == "other" and values and (grad_mode or not mutates):
         phase = "forward"
     put(node, N_phase, phase)
-    (<dict> PyDict_GetItem(scope_state, "by_sequence")).setdefault(quick.next_sequence() - 1, node)
+    (<dict> get(scopes, C_by_sequence)).setdefault(quick.next_sequence() - 1, node)
 
 
 cdef object locate_sum(object node, object engine):
@@ -860,7 +1076,7 @@ cdef object locate_sum(object node, object engine):
     if parameter is None:
         return
     _, name = role_of(parameter)
-    put(node, N_root, (<dict> scope_state["_roots"]).get(<size_t> <void *> parameter, "") if name else "")
+    put(node, N_root, (<dict> get(scopes, C_roots)).get(<size_t> <void *> parameter, "") if name else "")
     put(node, N_module, (<str> name).rpartition(".")[0])
     for value in <list> get(node, N_inputs):
         storage = get(value, V_storage)
@@ -1012,27 +1228,29 @@ def module_call_of(scopes, original):
     def __call__(module, *args, **kwargs):
         cdef PyFrameObject *raw = PyThreadState_GetFrame(PyThreadState_Get())
         cdef PyFrameObject *caller = raw
-        root, before, phase = scope_state["root"], scope_state["module"], scope_state["phase"]
-        callers = scope_state["_callers"]
+        root, before, phase = get(scopes, C_root), get(scopes, C_module), get(scopes, C_phase)
+        callers = get(scopes, C_callers)
         try:
             line, hint, led = place = place_of(raw, not root) if raw is not NULL else (None, None, ())
             begin_call(caller, place)
             if not root:
                 scopes.enter_root(module, led)
-            if line is not None and line not in <tuple> scope_state["_callers"]:
-                scope_state["_callers"] = (line, *scope_state["_callers"])
-            path = (<dict> scope_state["_paths"]).get(<size_t> <void *> module)
+            if line is not None and line not in <tuple> get(scopes, C_callers):
+                put(scopes, C_callers, (line, *get(scopes, C_callers)))
+            path = (<dict> get(scopes, C_paths)).get(<size_t> <void *> module)
             if path is None:
                 path = scopes.path_of_stranger(module)
-            scope_state["module"] = path
-            (<list> scope_state["_entered"]).append((scope_state["root"], path))
+            put(scopes, C_module, path)
+            (<list> get(scopes, C_entered)).append((get(scopes, C_root), path))
             if phase == "other":
-                scope_state["phase"] = "forward"
+                put(scopes, C_phase, "forward")
             return original(module, *args, **kwargs)
         finally:
             end_call(caller)
-            scope_state["module"], scope_state["root"] = before, root
-            scope_state["phase"], scope_state["_callers"] = phase, callers
+            put(scopes, C_module, before)
+            put(scopes, C_root, root)
+            put(scopes, C_phase, phase)
+            put(scopes, C_callers, callers)
 
     return __call__
 
@@ -1112,17 +1330,16 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
 cpdef object wrapper(object meta):
     """A LazyTensor with this metadata, in memory without conjugate or negative bit; not yet tied to a value."""
     shape, stride, dtype, device = get(meta, M_shape), get(meta, M_stride), get(meta, M_dtype), get(meta, M_device)
-    cdef PyObject *raw = quick.make_wrapper(
-        <PyObject *> LazyTensor,
-        <PyObject *> shape,
-        <PyObject *> stride,
-        get(meta, M_offset),
-        <PyObject *> dtype,
-        <PyObject *> device,
+    return taken(
+        quick.make_wrapper(
+            <PyObject *> LazyTensor,
+            <PyObject *> shape,
+            <PyObject *> stride,
+            get(meta, M_offset),
+            <PyObject *> dtype,
+            <PyObject *> device,
+        )
     )
-    made = <object> raw
-    Py_XDECREF(raw)  # Cython has its own reference
-    return made
 
 
 cdef object tensor_of(object value, object meta, object storage, object base):
@@ -1140,9 +1357,7 @@ cdef object tensor_of(object value, object meta, object storage, object base):
 cdef object refer(object tensor, object value, object storage):
     """``TensorRef(tensor, value)``."""
     call = (tensor, death)
-    raw = (<PyTypeObject *> ref_cls).tp_new(<PyTypeObject *> TensorRef, <PyObject *> call, NULL)
-    ref = <object> raw
-    Py_XDECREF(raw)
+    ref = taken((<PyTypeObject *> ref_cls).tp_new(<PyTypeObject *> TensorRef, <PyObject *> call, NULL))
     put(ref, R_value, value)
     put(value, V_tensor, ref)
     put(storage, S_live, get(storage, S_live) + 1)

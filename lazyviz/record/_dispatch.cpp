@@ -15,6 +15,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/PythonFallbackKernel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StorageImpl.h>
@@ -384,6 +385,10 @@ struct Quick {
   uint64_t (*next_sequence)();
   int (*grad_mode)();
   int (*inference_mode)();
+  PyObject* (*default_dtype)();
+  PyObject* (*alias)(PyObject*);
+  int (*is_given)(PyObject*);
+  int (*has_layout)(PyObject*, PyObject*, PyObject*, int64_t, PyObject*);
 };
 
 const at::Tensor& unpack(PyObject* tensor) { return THPVariable_Unpack(tensor); }
@@ -432,6 +437,37 @@ int grad_mode() { return c10::GradMode::is_enabled(); }
 
 int inference_mode() { return c10::InferenceMode::is_enabled(); }
 
+PyObject* default_dtype() { return reference(torch::getTHPDtype(c10::get_default_dtype_as_scalartype())); }
+
+// `_torch.alias`.
+PyObject* alias(PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  return THPVariable_Wrap(unpack(tensor).variable_data());
+  END_HANDLE_TH_ERRORS
+}
+
+// `constants.is_given`.
+int is_given(PyObject* tensor) {
+  const at::Tensor& asked = unpack(tensor);
+  return asked.device().is_cpu() && !asked.requires_grad() &&
+      (asked.numel() == 1 || !(asked.is_floating_point() || asked.is_complex()));
+}
+
+bool are(c10::IntArrayRef numbers, PyObject* tuple) {
+  if (PyTuple_GET_SIZE(tuple) != static_cast<Py_ssize_t>(numbers.size())) return false;
+  for (size_t at = 0; at < numbers.size(); ++at) {
+    if (PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, at)) != numbers[at]) return false;
+  }
+  return true;
+}
+
+// Whether a strided tensor has this shape, these strides (in elements), offset and dtype.
+int has_layout(PyObject* tensor, PyObject* shape, PyObject* stride, int64_t offset, PyObject* dtype) {
+  const at::Tensor& asked = unpack(tensor);
+  return asked.scalar_type() == reinterpret_cast<THPDtype*>(dtype)->scalar_type && asked.storage_offset() == offset &&
+      are(asked.sizes(), shape) && are(asked.strides(), stride);
+}
+
 const Quick QUICK = {
     make_wrapper,
     implementation,
@@ -442,6 +478,10 @@ const Quick QUICK = {
     next_sequence,
     grad_mode,
     inference_mode,
+    default_dtype,
+    alias,
+    is_given,
+    has_layout,
 };
 
 // --- for Python --------------------------------------------------------------------------

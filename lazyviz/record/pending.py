@@ -78,6 +78,12 @@ class Evaluator(Protocol):
 class Pending:
     """What is pending in this process, with what it needs to be run and to be forgotten."""
 
+    # Of these the compiled recorder asks at every op.
+    __slots__ = (
+        "__dict__", "__weakref__", "absent", "batch", "graph", "met", "outside", "owner", "pauses", "pending",
+        "storages", "summing", "viewed",
+    )  # fmt: skip
+
     def __init__(self) -> None:
         self.graph: Graph | None = None
         self.owner = 0  # thread that records

@@ -169,6 +169,12 @@ class Scopes:
     step hooks that ``torch.optim`` offers.
     """
 
+    # Of these the compiled recorder asks at every op or call of a module.
+    __slots__ = (
+        "__dict__", "__weakref__", "_callers", "_entered", "_parameters", "_paths", "_roots", "by_sequence",
+        "module", "phase", "root",
+    )  # fmt: skip
+
     def __init__(self) -> None:
         self.module = ""
         self.root = ""

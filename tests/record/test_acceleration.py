@@ -353,3 +353,44 @@ def test_pending_tensors_in_a_cycle_are_collected():
         assert sum(value.tensor is not None for node in graph.nodes for value in node.outputs) == 1
         graph.evaluate()
     assert kept.tolist() == [4.0, 4.0, 4.0]
+
+
+def calls_that_differ_in_little():
+    x, small = torch.arange(12.0).reshape(3, 4), torch.arange(12, dtype=torch.int16).reshape(3, 4)
+    yield from ((lambda dim=dim, keep=keep: x.sum(dim, keepdim=keep)) for dim in (0, 1) for keep in (0, 1))
+    yield from ((lambda shape=shape: x.view(shape)) for shape in ((2, 6), (6, 2), (12,), (2, 2, 3)))
+    yield from ((lambda dtype=dtype: x.sum(0, dtype=dtype)) for dtype in (None, torch.float64, torch.float32))
+    yield from (
+        (lambda number=number: small + number) for number in (1, 1.0, True, 2**40, -0.0, float("nan"))
+    )
+    yield from ((lambda fill=fill: torch.full((2,), fill)) for fill in (1, 1.0, True, 1j))
+    yield from ((lambda size=size: torch.empty(size)) for size in (2, 3, 2**33))
+    yield from ((lambda count=count: torch.cat([x] * count)) for count in (1, 2, 60, 90, 91, 150))
+    yield from ((lambda form=form: x.t().clone(memory_format=form)) for form in (torch.contiguous_format,))
+    yield lambda: x.t().clone()
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+
+        def by_default(dtype=dtype):
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(dtype)
+            try:
+                return torch.ones(2), small / 3
+            finally:
+                torch.set_default_dtype(before)
+
+        yield by_default
+
+
+def test_calls_that_differ_in_little_have_results_of_their_own(restored):
+    def metas():
+        with lazyviz.lazy() as graph:
+            for call in calls_that_differ_in_little():
+                call()
+        return [value.meta for node in graph.nodes for value in node.outputs]
+
+    acceleration.use(False)
+    expected = metas()
+    if not acceleration.use(True):
+        pytest.skip("nothing is compiled")
+    for _ in range(3):  # asked for, found by its key, found by its words
+        assert metas() == expected
