@@ -357,7 +357,9 @@ def test_pending_tensors_in_a_cycle_are_collected():
 
 def calls_that_differ_in_little():
     x, small = torch.arange(12.0).reshape(3, 4), torch.arange(12, dtype=torch.int16).reshape(3, 4)
-    yield from ((lambda dim=dim, keep=keep: x.sum(dim, keepdim=keep)) for dim in (0, 1) for keep in (0, 1))
+    yield from (
+        (lambda dim=dim, keep=keep: x.sum(dim, keepdim=keep)) for dim in (0, 1) for keep in (False, True)
+    )
     yield from ((lambda shape=shape: x.view(shape)) for shape in ((2, 6), (6, 2), (12,), (2, 2, 3)))
     yield from ((lambda dtype=dtype: x.sum(0, dtype=dtype)) for dtype in (None, torch.float64, torch.float32))
     yield from (
