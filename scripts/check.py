@@ -1,7 +1,7 @@
 """Every check of `make test`; what fails is shown, the rest still runs.
 
-Two cores are used: the conformance suites (more than half of all tests, and of one thread), the notebooks and
-most of the browser tests run, one after another, beside the other tests.
+Two cores are used: about half of the tests, those of conformance first, run one suite after another beside
+the others; those that take times come last, with the machine for themselves.
 
 .venv/bin/python scripts/check.py [--only lint | --all]
 """
@@ -38,7 +38,7 @@ class Check:
 
 NPM = ("scripts/js_build.py", "npm", "run", "--silent")
 BROWSER, CONFORMANCE = "tests/browser", "tests/conformance"
-TAKE_TIMES = tuple(f"{BROWSER}/test_{name}.py" for name in ("batch", "running", "speed"))
+BESIDE = ("tests/graph", "tests/plan", "tests/view")
 EVERYTHING = ("--all", "--scores=docs/conformance.md", "--scores=out/conformance.json")
 
 CHECKS = (
@@ -50,17 +50,21 @@ CHECKS = (
     Check("conformance", ("-m", "pytest", CONFORMANCE), beside=True, more=EVERYTHING),
     # The kernel is another process, and nbval's own warnings are not ours: errors in cells are what counts.
     Check("notebooks", ("-m", "pytest", "--nbval-lax", "-W", "default", "notebooks"), beside=True),
-    Check(
-        "browser tests", ("-m", "pytest", BROWSER, *(f"--ignore={file}" for file in TAKE_TIMES)), beside=True
-    ),
+    Check("tests of graphs, plans and views", ("-m", "pytest", *BESIDE), beside=True, more=("--all",)),
+    Check("browser tests", ("-m", "pytest", BROWSER, "-m", "not takes_times"), beside=True),
     Check(
         "Python tests",
-        ("-m", "pytest", f"--ignore={BROWSER}", f"--ignore={CONFORMANCE}"),
+        ("-m", "pytest", *(f"--ignore={path}" for path in (BROWSER, CONFORMANCE, *BESIDE))),
         stream=True,
         more=("--all",),
     ),
     Check("JavaScript tests", (*NPM, "test")),
-    Check("browser tests that take times", ("-m", "pytest", *TAKE_TIMES), stream=True, alone=True),
+    Check(
+        "browser tests that take times",
+        ("-m", "pytest", BROWSER, "-m", "takes_times"),
+        stream=True,
+        alone=True,
+    ),
 )
 
 

@@ -77,6 +77,7 @@ def drag(page, slider, start, stop, steps=50):
     page.mouse.up()
 
 
+@pytest.mark.takes_times
 def test_dragging_the_batch_size_moves_peak_and_verdict_and_runs_nothing(page, opened, screenshots):
     widget = opened(SETUP, STEP, PEAK.format("int(size)", "off"))
     slider = page.locator('input[data-action="batch-size"]')

@@ -98,6 +98,7 @@ def test_to_selected_runs_what_the_box_needs_and_nothing_else(page):
         assert torch.equal(net[1](net[0](x)), expected), "the run has changed no weights"
 
 
+@pytest.mark.takes_times
 def test_a_cancelled_run_is_resumed_where_it_stopped_and_the_page_hears_all_along(page):
     graph, (x, y) = long_graph()
     with Stage(page, graph) as stage:

@@ -7,7 +7,7 @@ import pytest
 from . import lab as lab_tools
 from . import speed
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.takes_times]
 
 BOXES = 600
 
