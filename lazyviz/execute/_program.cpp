@@ -30,7 +30,7 @@ namespace {
 using c10::IValue;
 using torch::jit::Stack;
 
-constexpr Py_ssize_t NONE = -1;
+constexpr int32_t NONE = -1;
 PyObject* Refused = nullptr;  // what is not represented here
 PyTypeObject* Memory = nullptr;
 
@@ -77,35 +77,62 @@ enum class Kind : uint8_t {
   Scalar,   // differs from run to run
 };
 
+template <typename Item>
+struct Part {  // of a list that has those of all nodes, one after another: a run reads it from end to end
+  const Item *first, *last;
+  const Item* begin() const { return first; }
+  const Item* end() const { return last; }
+};
+
+template <typename Item>
+struct Range {
+  int32_t start = 0, stop = 0;
+  Part<Item> of(const std::vector<Item>& items) const { return {items.data() + start, items.data() + stop}; }
+};
+
+template <typename Item>
+Range<Item> added(std::vector<Item>& items, std::vector<Item>&& more) {
+  auto start = static_cast<int32_t>(items.size());
+  for (Item& item : more) items.push_back(std::move(item));
+  return {start, static_cast<int32_t>(items.size())};
+}
+
 struct Argument {
   Kind kind = Kind::Constant;
   bool optional = false;  // None for a tensor that a kernel has left out
-  Py_ssize_t number = NONE;  // of a slot, or among the scalars
+  int32_t number = NONE;  // of a slot, or among the scalars
+  Range<int32_t> slots;
   IValue constant;
-  std::vector<Py_ssize_t> slots;
 };
 
 struct Result {
-  Py_ssize_t index, slot, user, later;
+  int32_t index, slot, user, later;
 };
 
 struct Node {
   explicit Node(c10::OperatorHandle op) : op(op) {}
   c10::OperatorHandle op;
-  int grad_mode = NONE;
-  Py_ssize_t draw = NONE;
+  int32_t draw = NONE;
+  int8_t grad_mode = NONE;
   bool list = false;  // its results are in one list
+  Range<Argument> arguments;
+  Range<Result> results;
+  Range<int32_t> gone;  // slots that nobody needs after it
+};
+
+struct Lines {
+  std::vector<int32_t> given;  // slots of the tensors from outside
+  std::vector<Node> nodes;
   std::vector<Argument> arguments;
   std::vector<Result> results;
-  std::vector<Py_ssize_t> gone;  // slots that nobody needs after it
+  std::vector<int32_t> slots;  // of lists of tensors, and those that are gone
 };
 
 struct Program {
   PyObject_HEAD
   PyObject *give, *state_of;  // functions
   size_t size;  // slots
-  std::vector<Py_ssize_t>* given;
-  std::vector<Node>* nodes;
+  Lines* lines;
 };
 
 // ---- Making one
@@ -115,10 +142,11 @@ struct Program {
   throw python_error();
 }
 
-Py_ssize_t number(PyObject* item) {
-  Py_ssize_t result = PyLong_AsSsize_t(item);
+int32_t number(PyObject* item) {
+  long result = PyLong_AsLong(item);
   if (result == -1 && PyErr_Occurred()) throw python_error();
-  return result;
+  if (result != static_cast<int32_t>(result)) refuse("a number that is too large");
+  return static_cast<int32_t>(result);
 }
 
 PyObject* entry(PyObject* tuple, Py_ssize_t at) {
@@ -127,8 +155,8 @@ PyObject* entry(PyObject* tuple, Py_ssize_t at) {
   return item;
 }
 
-std::vector<Py_ssize_t> numbers(PyObject* tuple) {
-  std::vector<Py_ssize_t> result;
+std::vector<int32_t> numbers(PyObject* tuple) {
+  std::vector<int32_t> result;
   for (Py_ssize_t at = 0; at < PyTuple_Size(tuple); at++) result.push_back(number(entry(tuple, at)));
   return result;
 }
@@ -166,27 +194,27 @@ void set_constant(const c10::OperatorHandle& op, size_t position, PyObject* item
   }
 }
 
-void set_slots(const c10::Argument& declared, PyObject* slots, Argument& into) {
+void set_slots(const c10::Argument& declared, PyObject* given, Argument& into, Lines& lines) {
   auto list = without_optional(declared)->cast<c10::ListType>();
   if (!list) refuse("tensors in something that is no list");
   const auto& element = list->getElementType();
   auto optional = element->cast<c10::OptionalType>();
   if (!is_tensor(optional ? *optional->getElementType() : *element)) refuse("tensors in a list of others");
   into.kind = optional ? Kind::Entries : Kind::Slots;
-  into.slots = numbers(slots);
-  for (Py_ssize_t slot : into.slots) {
+  into.slots = added(lines.slots, numbers(given));
+  for (int32_t slot : into.slots.of(lines.slots)) {
     if (slot == NONE && !optional) refuse("None in a list of tensors");
   }
 }
 
 // `arguments`: a tuple each of (position or name, kind, what is given).
-void set_arguments(PyObject* arguments, Node& node) {
+void set_arguments(PyObject* given, Node& node, Lines& lines) {
   const auto& schema = node.op.schema();
   const auto& declared = schema.arguments();
   std::vector<bool> is_given(declared.size());
-  node.arguments.resize(declared.size());
-  for (Py_ssize_t at = 0; at < PyTuple_Size(arguments); at++) {
-    PyObject* triple = entry(arguments, at);
+  std::vector<Argument> arguments(declared.size());
+  for (Py_ssize_t at = 0; at < PyTuple_Size(given); at++) {
+    PyObject* triple = entry(given, at);
     PyObject *place = entry(triple, 0), *item = entry(triple, 2);
     size_t position;
     if (PyUnicode_Check(place)) {
@@ -197,7 +225,7 @@ void set_arguments(PyObject* arguments, Node& node) {
       position = number(place);
       if (position >= declared.size()) refuse("more arguments than the operator has");
     }
-    Argument& argument = node.arguments[position];
+    Argument& argument = arguments[position];
     is_given[position] = true;
     switch (number(entry(triple, 1))) {
       case 0:
@@ -210,7 +238,7 @@ void set_arguments(PyObject* arguments, Node& node) {
         argument.number = number(item);
         break;
       case 2:
-        set_slots(declared[position], item, argument);
+        set_slots(declared[position], item, argument, lines);
         break;
       default:
         argument.kind = Kind::Scalar;
@@ -220,41 +248,44 @@ void set_arguments(PyObject* arguments, Node& node) {
   for (size_t position = 0; position < declared.size(); position++) {
     if (is_given[position]) continue;
     if (!declared[position].default_value()) refuse("an argument is missing");
-    node.arguments[position].constant = *declared[position].default_value();
+    arguments[position].constant = *declared[position].default_value();
   }
+  node.arguments = added(lines.arguments, std::move(arguments));
 }
 
 // `results`: a tuple each of (index, slot, number among the users, and among those for later).
-void set_results(PyObject* results, Node& node) {
+void set_results(PyObject* described, Node& node, Lines& lines) {
   const auto& returns = node.op.schema().returns();
-  if (PyTuple_Size(results) && returns.size() == 1) {
+  std::vector<Result> results;
+  if (PyTuple_Size(described) && returns.size() == 1) {
     if (auto list = returns[0].real_type()->cast<c10::ListType>()) {
       if (!is_tensor(*list->getElementType())) refuse("a list of something else than tensors");
       node.list = true;
     }
   }
-  for (Py_ssize_t at = 0; at < PyTuple_Size(results); at++) {
-    auto given = numbers(entry(results, at));
+  for (Py_ssize_t at = 0; at < PyTuple_Size(described); at++) {
+    auto given = numbers(entry(described, at));
     if (given.size() != 4) refuse("internal error: not what a result is described by");
     if (!node.list) {
       if (given[0] < 0 || static_cast<size_t>(given[0]) >= returns.size()) refuse("a result that is not there");
       if (!is_tensor(*without_optional(returns[given[0]]))) refuse("a result that is no tensor");
     }
-    node.results.push_back({given[0], given[1], given[2], given[3]});
+    results.push_back({given[0], given[1], given[2], given[3]});
   }
+  node.results = added(lines.results, std::move(results));
 }
 
 // `described`: (name, name of the overload, grad mode to set, number of the draw, arguments, results, gone).
-Node node_of(PyObject* described) {
+Node node_of(PyObject* described, Lines& lines) {
   auto text = [&](Py_ssize_t at) { return THPUtils_unpackString(entry(described, at)); };
   auto op = c10::Dispatcher::singleton().findSchema({text(0), text(1)});
   if (!op) refuse("an operator that the dispatcher does not have");
   Node node(*op);
-  node.grad_mode = static_cast<int>(number(entry(described, 2)));
+  node.grad_mode = static_cast<int8_t>(number(entry(described, 2)));
   node.draw = number(entry(described, 3));
-  set_arguments(entry(described, 4), node);
-  set_results(entry(described, 5), node);
-  node.gone = numbers(entry(described, 6));
+  set_arguments(entry(described, 4), node, lines);
+  set_results(entry(described, 5), node, lines);
+  node.gone = added(lines.slots, numbers(entry(described, 6)));
   return node;
 }
 
@@ -266,12 +297,11 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject*) {
     return nullptr;
   }
   HANDLE_TH_ERRORS
-  auto slots = std::make_unique<std::vector<Py_ssize_t>>(numbers(given));
-  auto made = std::make_unique<std::vector<Node>>();
-  made->reserve(PyList_GET_SIZE(nodes));
+  auto lines = std::make_unique<Lines>();
+  lines->given = numbers(given);
   for (Py_ssize_t at = 0; at < PyList_GET_SIZE(nodes); at++) {
     try {
-      made->push_back(node_of(PyList_GET_ITEM(nodes, at)));
+      lines->nodes.push_back(node_of(PyList_GET_ITEM(nodes, at), *lines));
     } catch (const torch::jit::schema_match_error& error) {
       refuse(error.what());
     }
@@ -281,8 +311,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject*) {
   self->give = Py_NewRef(give);
   self->state_of = Py_NewRef(state_of);
   self->size = static_cast<size_t>(size);
-  self->given = slots.release();
-  self->nodes = made.release();
+  self->lines = lines.release();
   return reinterpret_cast<PyObject*>(self);
   END_HANDLE_TH_ERRORS
 }
@@ -290,8 +319,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject*) {
 void dealloc(PyObject* object) {
   auto* self = reinterpret_cast<Program*>(object);
   PyTypeObject* type = Py_TYPE(object);
-  delete self->nodes;
-  delete self->given;
+  delete self->lines;
   Py_XDECREF(self->give);
   Py_XDECREF(self->state_of);
   type->tp_free(object);
@@ -447,7 +475,7 @@ void forget_level(PyObject* object) {
 
 class Run {
  public:
-  Run(const Program& program, PyObject* args) : program(program), slots(program.size) {
+  Run(const Program& program, PyObject* args) : program(program), lines(*program.lines), slots(program.size) {
     is_parsed = PyArg_ParseTuple(
         args, "O!O!O!O!O!O!OO", &PyList_Type, &tensors, &PyList_Type, &scalars, &PyList_Type, &draws, &PyList_Type,
         &users, &PyList_Type, &later, &PyList_Type, &arrived, &times, &done);
@@ -487,7 +515,7 @@ class Run {
     if (!start) return false;
     looked = Clock::now();
     since = PyFloat_AsDouble(start.get()) - seconds(looked);
-    ends.reserve(program.nodes->size());
+    ends.reserve(lines.nodes.size());
     return !PyErr_Occurred();
   }
 
@@ -497,7 +525,7 @@ class Run {
 
   bool each_node() {
     Clock::time_point now = looked;
-    for (const Node& node : *program.nodes) {
+    for (const Node& node : lines.nodes) {
       if (is_stopped(now)) return false;
       if (node.grad_mode != NONE) c10::GradMode::set_enabled(node.grad_mode != 0);
       if (!one(node)) return false;
@@ -518,7 +546,7 @@ class Run {
   }
 
   bool take_tensors() {
-    const auto& given = *program.given;
+    const auto& given = lines.given;
     if (static_cast<size_t>(PyList_GET_SIZE(tensors)) != given.size()) {
       PyErr_SetString(PyExc_ValueError, "internal error: not as many tensors as the program takes");
       return false;
@@ -546,17 +574,17 @@ class Run {
       interpreter.take();
       if (!note_state(draw)) return false;
     }
-    for (const Result& result : node.results) {
+    for (const Result& result : node.results.of(lines.results)) {
       if (!hand_over(result)) return false;
     }
-    for (Py_ssize_t slot : node.gone) slots[slot].reset();
+    for (int32_t slot : node.gone.of(lines.slots)) slots[slot].reset();
     return true;
   }
 
   bool call(const Node& node) {
     HANDLE_TH_ERRORS
     try {
-      for (size_t position = 0; position < node.arguments.size(); position++) push(node, position);
+      for (const Argument& argument : node.arguments.of(lines.arguments)) push(argument, node);
       interpreter.leave();
       node.op.callBoxed(stack);
       keep(node);
@@ -569,8 +597,7 @@ class Run {
     END_HANDLE_TH_ERRORS_RET(false)
   }
 
-  void push(const Node& node, size_t position) {
-    const Argument& argument = node.arguments[position];
+  void push(const Argument& argument, const Node& node) {
     switch (argument.kind) {
       case Kind::Constant:
         stack.push_back(argument.constant);
@@ -595,15 +622,15 @@ class Run {
       }
       case Kind::Slots: {
         c10::List<at::Tensor> list;
-        list.reserve(argument.slots.size());
-        for (Py_ssize_t slot : argument.slots) list.push_back(slots[slot]);
+        list.reserve(argument.slots.stop - argument.slots.start);
+        for (int32_t slot : argument.slots.of(lines.slots)) list.push_back(slots[slot]);
         stack.emplace_back(std::move(list));
         return;
       }
       case Kind::Entries: {
         c10::List<std::optional<at::Tensor>> list;
-        list.reserve(argument.slots.size());
-        for (Py_ssize_t slot : argument.slots) {
+        list.reserve(argument.slots.stop - argument.slots.start);
+        for (int32_t slot : argument.slots.of(lines.slots)) {
           bool is_there = slot != NONE && slots[slot].defined();
           list.push_back(is_there ? std::optional<at::Tensor>(slots[slot]) : std::nullopt);
         }
@@ -614,23 +641,24 @@ class Run {
         interpreter.take();
         PyObject* item = PyList_GetItem(scalars, argument.number);
         if (item == nullptr) throw python_error();
-        stack.push_back(converted(node.op.schema(), position, item));
+        stack.push_back(converted(node.op.schema(), stack.size(), item));  // each argument is on the stack
       }
     }
   }
 
   // Puts results into their slots.
   void keep(const Node& node) {
-    if (node.results.empty()) return;
+    auto results = node.results.of(lines.results);
+    if (results.begin() == results.end()) return;
     if (node.list) {
       auto list = stack.at(0).toListRef();
-      for (const Result& result : node.results) {
+      for (const Result& result : results) {
         TORCH_CHECK_INDEX(static_cast<size_t>(result.index) < list.size(), "list index out of range");
         slots[result.slot] = list[result.index].toTensor();
       }
       return;
     }
-    for (const Result& result : node.results) {
+    for (const Result& result : results) {
       const IValue& item = stack.at(result.index);
       slots[result.slot] = item.isNone() ? at::Tensor() : item.toTensor();
     }
@@ -673,6 +701,7 @@ class Run {
   }
 
   const Program& program;
+  const Lines& lines;
   std::vector<at::Tensor> slots;
   Stack stack;
   bool is_parsed = false;

@@ -44,12 +44,16 @@ struct Slot {
     return true;
   }
 
-  PyObject** place(PyObject* object) const {
-    if (!PyObject_TypeCheck(object, type)) {
-      PyErr_Format(PyExc_TypeError, "internal error: a %s instead of a %s", Py_TYPE(object)->tp_name, type->tp_name);
-      return nullptr;
-    }
+  bool fits(PyObject* object) const { return PyObject_TypeCheck(object, type); }
+
+  PyObject** address(PyObject* object) const {  // of one that fits
     return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
+  }
+
+  PyObject** place(PyObject* object) const {
+    if (fits(object)) return address(object);
+    PyErr_Format(PyExc_TypeError, "internal error: a %s instead of a %s", Py_TYPE(object)->tp_name, type->tp_name);
+    return nullptr;
   }
 
   PyObject* of(PyObject* object) const {  // borrowed; nullptr with an exception if there is none
@@ -70,12 +74,13 @@ struct Slot {
 };
 
 Slot again{"again"}, error{"error"}, inference_mode{"inference_mode"}, entry{"entry"}, phase{"phase"}, graph{"graph"},
-    outputs{"outputs"}, inputs{"inputs"}, state{"state"}, seconds{"seconds"}, after{"after"}, writes{"writes"},
-    folded{"folded"};
+    given_args{"args"}, given_kwargs{"kwargs"}, outputs{"outputs"}, inputs{"inputs"}, state{"state"},
+    seconds{"seconds"}, after{"after"}, writes{"writes"}, folded{"folded"};
 Slot maker{"node"}, tensor{"tensor"}, storage{"storage"}, uses_of_value{"uses"};
 Slot live{"live"}, role{"role"}, dropped{"dropped"}, external{"external"}, uses_of_storage{"uses"},
     continues{"continues"}, shadow{"shadow"};
-Slot special_step{"special"}, results_of_step{"results"};
+Slot special_step{"special"}, results_of_step{"results"}, draws_of_step{"draws"}, args_of_step{"args"},
+    kwargs_of_step{"kwargs"};
 
 PyObject* connect(PyObject*, PyObject* args) {
   PyObject *node, *value, *memory, *step;
@@ -83,8 +88,8 @@ PyObject* connect(PyObject*, PyObject* args) {
           args, "O!O!O!O!", &PyType_Type, &node, &PyType_Type, &value, &PyType_Type, &memory, &PyType_Type, &step)) {
     return nullptr;
   }
-  for (Slot* slot : {&again, &error, &inference_mode, &entry, &phase, &graph, &outputs, &inputs, &state, &seconds,
-                     &after, &writes, &folded}) {
+  for (Slot* slot : {&again, &error, &inference_mode, &entry, &phase, &graph, &given_args, &given_kwargs, &outputs,
+                     &inputs, &state, &seconds, &after, &writes, &folded}) {
     if (!slot->find(node)) return nullptr;
   }
   for (Slot* slot : {&maker, &tensor, &storage, &uses_of_value}) {
@@ -93,7 +98,7 @@ PyObject* connect(PyObject*, PyObject* args) {
   for (Slot* slot : {&live, &role, &dropped, &external, &uses_of_storage, &continues, &shadow}) {
     if (!slot->find(memory)) return nullptr;
   }
-  for (Slot* slot : {&special_step, &results_of_step}) {
+  for (Slot* slot : {&special_step, &results_of_step, &draws_of_step, &args_of_step, &kwargs_of_step}) {
     if (!slot->find(step)) return nullptr;
   }
   Py_RETURN_NONE;
@@ -102,10 +107,48 @@ PyObject* connect(PyObject*, PyObject* args) {
 // Calls `visit` with each item of what may be any iterable, which is held meanwhile.
 template <typename Visit>
 bool each(PyObject* items, Visit visit) {
-  Reference held(PySequence_Fast(items, "internal error: not a sequence"));
+  bool is_fast = PyList_CheckExact(items) || PyTuple_CheckExact(items);
+  Reference held(is_fast ? Py_NewRef(items) : PySequence_Fast(items, "internal error: not a sequence"));
   if (!held) return false;
   for (Py_ssize_t at = 0; at < PySequence_Fast_GET_SIZE(held.object); at++) {
     if (!visit(PySequence_Fast_GET_ITEM(held.object, at))) return false;
+  }
+  return true;
+}
+
+void ask_for(const void* place) {
+#if defined(__GNUC__)
+  __builtin_prefetch(place);
+#endif
+}
+
+// Calls `visit` with each node, which is to look at these slots of it, those in `lists` among them, and at its
+// results.  They lie about in memory, which takes longer to come than all that is done with them: each is asked
+// for some nodes before.
+template <typename Visit>
+bool each_node(
+    PyObject* nodes, std::initializer_list<const Slot*> slots, std::initializer_list<const Slot*> lists, Visit visit) {
+  Reference held(PySequence_Fast(nodes, "internal error: not a sequence"));
+  if (!held) return false;
+  Py_ssize_t size = PySequence_Fast_GET_SIZE(held.object);
+  PyObject** all = PySequence_Fast_ITEMS(held.object);
+  auto list = [&](Py_ssize_t at, const Slot& slot) {
+    PyObject* found = at < size && slot.fits(all[at]) ? *slot.address(all[at]) : nullptr;
+    return found != nullptr && PyList_CheckExact(found) ? reinterpret_cast<PyListObject*>(found) : nullptr;
+  };
+  for (Py_ssize_t at = 0; at < size; at++) {
+    if (at + 16 < size) {
+      for (const Slot* slot : slots) ask_for(slot->address(all[at + 16]));
+    }
+    for (const Slot* slot : lists) {
+      if (auto* later = list(at + 12, *slot)) ask_for(&later->ob_item);
+      if (auto* later = list(at + 8, *slot)) ask_for(later->ob_item);
+    }
+    auto* made = list(at + 4, outputs);
+    if (made != nullptr && Py_SIZE(made) != 0) {
+      for (const Slot* slot : {&maker, &tensor}) ask_for(slot->address(made->ob_item[0]));
+    }
+    if (!visit(all[at])) return false;
   }
   return true;
 }
@@ -192,7 +235,8 @@ struct Survey {
   }
   Numbers numbers;
   std::vector<PyObject*> steps, phases, graphs;
-  std::vector<int> users, wiring, special;
+  std::vector<int> users, wiring, draws;
+  Reference scalars{PyList_New(0)};
   PyObject* mode = nullptr;  // of the nodes before
   Py_ssize_t results = 0, expected = 0;
   bool is_odd = false;
@@ -208,7 +252,22 @@ struct Survey {
     return true;
   }
 
-  bool look_at_step(PyObject* answer) {
+  // Notes what the node brings of its own.
+  bool look_at_special(PyObject* node, PyObject* step) {
+    PyObject *draw = draws_of_step.of(step), *positions = args_of_step.of(step), *names = kwargs_of_step.of(step);
+    PyObject *given = given_args.of(node), *named = given_kwargs.of(node);
+    if (!draw || !positions || !names || !given || !named) return false;
+    if (draw == Py_True) draws.push_back(static_cast<int>(steps.size()));
+    return each(positions, [&](PyObject* position) {
+      Reference scalar(PyObject_GetItem(given, position));
+      return scalar && PyList_Append(scalars.object, scalar.object) == 0;
+    }) && each(names, [&](PyObject* name) {
+      Reference scalar(PyObject_GetItem(named, name));
+      return scalar && PyList_Append(scalars.object, scalar.object) == 0;
+    });
+  }
+
+  bool look_at_step(PyObject* node, PyObject* answer) {
     PyObject* step = PyDict_GetItemWithError(known, answer);
     if (step == nullptr) {
       if (!PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, answer);
@@ -216,7 +275,7 @@ struct Survey {
     }
     PyObject *given = results_of_step.of(step), *is_special = special_step.of(step);
     if (given == nullptr || is_special == nullptr) return false;
-    if (is_special == Py_True) special.push_back(static_cast<int>(steps.size()));
+    if (is_special == Py_True && !look_at_special(node, step)) return false;
     steps.push_back(step);
     expected += PyList_GET_SIZE(given);
     return true;
@@ -230,7 +289,7 @@ struct Survey {
     int is_again = PyObject_IsTrue(repeats);
     if (is_again < 0) return false;
     is_odd = is_again || failed != Py_None || own != mode;
-    if (is_odd || !look_at_step(answer)) return false;
+    if (is_odd || !look_at_step(node, answer)) return false;
     phases.push_back(during);
     if (std::find(graphs.rbegin(), graphs.rend(), whose) == graphs.rend()) graphs.push_back(whose);
     return each(made, [&](PyObject* value) { return look_at_result(node, value); });
@@ -247,11 +306,11 @@ struct Survey {
   PyObject* found(Py_ssize_t made) const {
     Reference steps(tuple_of(this->steps)), values(list_of(numbers.all())), count(PyLong_FromSsize_t(made)),
         users(tuple_of(this->users)), wiring(bytes_of(this->wiring)), phases(tuple_of(this->phases)),
-        graphs(list_of(this->graphs)), special(tuple_of(this->special));
-    if (!steps || !values || !count || !users || !wiring || !phases || !graphs || !special) return nullptr;
+        graphs(list_of(this->graphs)), draws(tuple_of(this->draws));
+    if (!steps || !values || !count || !users || !wiring || !phases || !graphs || !draws) return nullptr;
     return PyTuple_Pack(
-        9, steps.object, values.object, count.object, users.object, wiring.object, phases.object, graphs.object,
-        special.object, results == expected ? Py_False : Py_True);
+        10, steps.object, values.object, count.object, users.object, wiring.object, phases.object, graphs.object,
+        scalars.object, draws.object, results == expected ? Py_False : Py_True);
   }
 };
 
@@ -261,7 +320,9 @@ PyObject* survey(PyObject*, PyObject* args) {
   Reference nodes(PySequence_Fast(given, "internal error: not a sequence"));
   if (!nodes) return nullptr;
   Survey all(known, PySequence_Fast_GET_SIZE(nodes.object));
-  if (!each(nodes.object, [&](PyObject* node) { return all.look_at(node); })) {
+  if (!all.scalars) return nullptr;
+  auto first = [&](PyObject* node) { return all.look_at(node); };
+  if (!each_node(nodes.object, {&again, &error, &phase, &entry, &outputs, &inputs}, {&outputs, &inputs}, first)) {
     if (all.is_odd) Py_RETURN_NONE;
     return nullptr;
   }
@@ -411,7 +472,7 @@ PyObject* unlink_tensors(PyObject*, PyObject* args) {
     PyObject* link = tensor.of(value);
     return link != nullptr && (link == Py_None || tensor.set(value, Py_None));
   };
-  bool is_done = each(given, one) && each(nodes, [&](PyObject* node) {
+  bool is_done = each(given, one) && each_node(nodes, {&outputs}, {&outputs}, [&](PyObject* node) {
     PyObject* made = outputs.of(node);
     return made != nullptr && each(made, one);
   });

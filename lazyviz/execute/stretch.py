@@ -184,7 +184,7 @@ class Stretch:
         self.later: list[TrackedValue] = []
         self.live: tuple[int, ...] = ()
         self.scalars: list[Any] = []
-        self.draws: list[int] = []
+        self.draws: Sequence[int] = ()
         self.graphs: list[Any] = []
         self.whole = False
 
@@ -299,23 +299,15 @@ class Steps:
             found = sweeps.survey(nodes, self._known)
         if found is None:
             return stretch
-        steps, values, made, users, wiring, phases, graphs, special, more = found
+        steps, values, made, users, wiring, phases, graphs, scalars, draws, more = found
         stretch.values, stretch.outside, stretch.graphs = values, values[made:], graphs
         stretch.users = [values[number] for number in users]
+        stretch.scalars, stretch.draws = scalars, draws
 
         later = self._needed_later(tape, stretch)
-        scalars = stretch.scalars
-        for at in special:
-            node, step = nodes[at], steps[at]
-            if step.args:
-                args = node.args
-                scalars += [args[position] for position in step.args]
-            if step.kwargs:
-                scalars += [node.kwargs[name] for name in step.kwargs]
-            if step.draws:
-                stretch.draws.append(at)
-                if node.op is rng_state:  # the generator's own record may need it
-                    later.update(node.outputs)
+        for at in draws:
+            if nodes[at].op is rng_state:  # the generator's own record may need it
+                later.update(nodes[at].outputs)
 
         turns: list[Any] = []
         if len(graphs) > 1:

@@ -19,8 +19,8 @@ class Survey(NamedTuple):
     """What is found of nodes that may be a stretch: see :class:`.stretch.Stretch` and its key.
 
     ``values`` are in order of their numbers: so many ``made`` ones, then those from outside.  ``users`` are
-    the numbers of those whose tensor the user has, ``special`` the positions of steps that have inputs of
-    their own; ``more`` is whether nodes have other results than their steps.
+    the numbers of those whose tensor the user has, ``scalars`` the numbers that are inputs, ``draws`` the
+    positions of the nodes that draw; ``more`` is whether nodes have other results than their steps.
     """
 
     steps: tuple[Any, ...]
@@ -30,7 +30,8 @@ class Survey(NamedTuple):
     wiring: bytes
     phases: tuple[str, ...]
     graphs: list[Any]
-    special: tuple[int, ...]
+    scalars: list[Any]
+    draws: tuple[int, ...]
     more: bool
 
 
@@ -83,6 +84,11 @@ class InPython:
         made = dict.fromkeys([value for node in nodes for value in node.outputs if value.node is node])
         values = [*dict.fromkeys([*made, *[value for node in nodes for value in node.inputs]])]
         numbers = {value: number for number, value in enumerate(values)}
+        scalars: list[Any] = []
+        for node, step in zip(nodes, steps):
+            if step.special:
+                scalars += [node.args[position] for position in step.args]
+                scalars += [node.kwargs[name] for name in step.kwargs]
         return Survey(
             steps,
             values,
@@ -91,7 +97,8 @@ class InPython:
             array("i", [numbers[value] for node in nodes for value in node.inputs]).tobytes(),
             tuple([node.phase for node in nodes]),
             list(dict.fromkeys([node.graph for node in nodes])),
-            tuple([at for at, step in enumerate(steps) if step.special]),
+            scalars,
+            tuple([at for at, step in enumerate(steps) if step.draws]),
             sum([len(node.outputs) for node in nodes]) != sum([len(step.results) for step in steps]),
         )
 

@@ -44,7 +44,7 @@ def test_both_find_the_same():
     found = surveyed(IN_CPP, nodes)
     assert found == surveyed(InPython, nodes)
     assert len(found.steps) == len(nodes) and len(found.values) > found.made > len(found.users) > 0
-    assert found.special and not found.more
+    assert found.draws and not found.more
     assert found.graphs == [graph.ir for graph in kept[-2:]]
     storages = Storages(*IN_CPP.storages_of(found.values, found.made))
     assert storages == InPython.storages_of(found.values, found.made)
