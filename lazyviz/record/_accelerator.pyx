@@ -221,7 +221,7 @@ cdef object slow, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, st
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
 cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active
-cdef object engine_is_sole_owner, slow_record, take, TrackedValue, Dtype, Layout, MemoryFormat
+cdef object engine_is_sole_owner, slow_record, take, is_calling, TrackedValue, Dtype, Layout, MemoryFormat
 cdef dict infos, entries, above
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
@@ -261,7 +261,7 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
     global cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
-    global slow_record, NO_SEQUENCE, take, quick, TrackedValue, Dtype, Layout, MemoryFormat
+    global slow_record, NO_SEQUENCE, take, quick, is_calling, TrackedValue, Dtype, Layout, MemoryFormat
     global TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
     global node_numbers, value_numbers, storage_numbers, ENTRY, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
     slow = parts["slow"]
@@ -280,6 +280,7 @@ def connect(**parts):
     forward_mode_active, engine_is_sole_owner = parts["forward_mode_active"], parts["engine_is_sole_owner"]
     cpu, alias, memory_of, is_given = parts["cpu"], parts["alias"], parts["memory_of"], parts["is_given"]
     TrackedValue, Dtype, Layout, MemoryFormat = type(parts["value"]), parts["dtype"], parts["layout"], parts["memory_format"]
+    is_calling = parts["is_calling"]
     tape = parts["tape"]
     scopes, shapes = tape.scopes, tape.shapes
     sources = scopes.sources
@@ -719,7 +720,7 @@ cdef object record(object func, tuple args, object kwargs):
     if op.adds:
         summing = get(tape, T_summing)
         if summing is not None:
-            if summing is not engine_node():
+            if not is_calling(summing):
                 put(tape, T_summing, None)
             elif not grad_mode and sums_in_place(args):
                 increment_version(args[0])

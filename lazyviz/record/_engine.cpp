@@ -6,10 +6,12 @@
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
 
+#include <algorithm>
 #include <string_view>
 #include <typeindex>
 #include <unordered_map>
@@ -18,7 +20,9 @@
 namespace {
 
 using torch::autograd::Edge;
+using torch::autograd::FunctionPostHook;
 using torch::autograd::Node;
+using torch::autograd::variable_list;
 using NodePointer = decltype(Edge::function);  // which pointer it is depends on the version
 
 struct EdgeHash {
@@ -40,13 +44,114 @@ PyObject* name_of(const NodePointer& node) {
   return Py_XNewRef(name);
 }
 
+// ---- Nodes whose results the engine adds to others'
+
+// Calls `note` with the address of its node, once that has computed its gradients.
+class Note final : public FunctionPostHook {
+ public:
+  Note(const Node* node, PyObject* note) : node_(node), note_(Py_NewRef(note)) {}
+  Note(const Note&) = delete;
+  Note& operator=(const Note&) = delete;
+  ~Note() override {
+    pybind11::gil_scoped_acquire gil;
+    Py_DECREF(note_);
+  }
+
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    pybind11::gil_scoped_acquire gil;
+    THPObjectPtr mark(PyLong_FromVoidPtr(const_cast<Node*>(node_)));
+    if (!mark || !THPObjectPtr(PyObject_CallOneArg(note_, mark.get()))) throw python_error();
+    return outputs;
+  }
+
+  // A compiler of backward passes has nothing to know of it.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+
+ private:
+  const Node* node_;
+  PyObject* note_;
+};
+
+struct Sums {  // `autograd_nodes.Sums`
+  PyObject_HEAD
+  std::vector<NodePointer>* nodes;
+  std::vector<const FunctionPostHook*>* notes;  // of the nodes, once they are watched
+};
+
+PyTypeObject* SumsType = nullptr;
+
+PyObject* nodes_of(PyObject* self, PyObject*) {
+  HANDLE_TH_ERRORS
+  THPObjectPtr list(PyList_New(0));
+  for (const NodePointer& node : *reinterpret_cast<Sums*>(self)->nodes) {
+    THPObjectPtr object(torch::autograd::functionToPyObject(node));
+    if (!list || !object || PyList_Append(list.get(), object.get()) != 0) return nullptr;
+  }
+  return list.release();
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* watch(PyObject* self, PyObject* note) {
+  HANDLE_TH_ERRORS
+  auto* sums = reinterpret_cast<Sums*>(self);
+  TORCH_CHECK(sums->notes->empty(), "internal error: watched already");
+  for (const NodePointer& node : *sums->nodes) {
+    auto hook = std::make_unique<Note>(node.get(), note);
+    sums->notes->push_back(hook.get());
+    node->add_post_hook(std::move(hook));
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+void take_out(Sums* sums) {
+  for (size_t at = 0; at < sums->notes->size(); ++at) {
+    auto& hooks = (*sums->nodes)[at]->post_hooks();
+    const auto found = std::find_if(
+        hooks.begin(), hooks.end(), [&](const auto& hook) { return hook.get() == (*sums->notes)[at]; });
+    if (found != hooks.end()) hooks.erase(found);
+  }
+  sums->notes->clear();
+}
+
+PyObject* release(PyObject* self, PyObject*) {
+  HANDLE_TH_ERRORS
+  take_out(reinterpret_cast<Sums*>(self));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+void forget(PyObject* self) {
+  auto* sums = reinterpret_cast<Sums*>(self);
+  PyTypeObject* type = Py_TYPE(self);
+  take_out(sums);
+  delete sums->nodes;
+  delete sums->notes;
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyObject* is_calling(PyObject*, PyObject* mark) {
+  HANDLE_TH_ERRORS
+  const void* address = PyLong_AsVoidPtr(mark);
+  if (address == nullptr && PyErr_Occurred()) return nullptr;
+  const auto node = torch::autograd::get_current_node();
+  return PyBool_FromLong(node && node.get() == address);
+  END_HANDLE_TH_ERRORS
+}
+
+// ---- What is below some tensors
+
 PyObject* below(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *outputs, *names;
   if (!PyArg_ParseTuple(args, "OO!", &outputs, &PyFrozenSet_Type, &names)) return nullptr;
   THPObjectPtr sequence(PySequence_Fast(outputs, "outputs are a sequence"));
-  THPObjectPtr asking(PyList_New(0)), adding(PyList_New(0));
+  THPObjectPtr asking(PyList_New(0)), adding(SumsType->tp_alloc(SumsType, 0));
   if (!sequence || !asking || !adding) return nullptr;
+  auto* all = reinterpret_cast<Sums*>(adding.get());
+  all->nodes = new std::vector<NodePointer>();
+  all->notes = new std::vector<const FunctionPostHook*>();
 
   std::vector<NodePointer> stack;
   for (Py_ssize_t at = 0; at < PySequence_Fast_GET_SIZE(sequence.get()); ++at) {
@@ -57,9 +162,7 @@ PyObject* below(PyObject*, PyObject* args) {
   std::unordered_set<Node*> seen, sums;
   std::unordered_map<std::pair<Node*, uint32_t>, NodePointer, EdgeHash> maker;  // the first, by edge
   const auto add = [&](const NodePointer& node) {
-    if (!sums.insert(node.get()).second) return true;
-    THPObjectPtr object(torch::autograd::functionToPyObject(node));
-    return object && PyList_Append(adding.get(), object.get()) == 0;
+    if (sums.insert(node.get()).second) all->nodes->push_back(node);
   };
   while (!stack.empty()) {
     const NodePointer node = std::move(stack.back());
@@ -78,8 +181,9 @@ PyObject* below(PyObject*, PyObject* args) {
       const auto [first, is_new] = maker.try_emplace({edge.function.get(), edge.input_nr}, node);
       if (is_new) {
         stack.push_back(edge.function);
-      } else if (!add(first->second) || !add(node)) {
-        return nullptr;
+      } else {
+        add(first->second);
+        add(node);
       }
     }
   }
@@ -87,7 +191,24 @@ PyObject* below(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
+PyMethodDef METHODS_OF_SUMS[] = {
+    {"nodes", nodes_of, METH_NOARGS, "See autograd_nodes.Sums."},
+    {"watch", watch, METH_O, "See autograd_nodes.Sums."},
+    {"release", release, METH_NOARGS, "See autograd_nodes.Sums."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot SLOTS_OF_SUMS[] = {
+    {Py_tp_doc, const_cast<char*>("See autograd_nodes.Sums.")},
+    {Py_tp_methods, METHODS_OF_SUMS},
+    {Py_tp_dealloc, reinterpret_cast<void*>(forget)},
+    {0, nullptr},
+};
+PyType_Spec SUMS = {
+    "lazyviz.record._engine.Sums", sizeof(Sums), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    SLOTS_OF_SUMS};
+
 PyMethodDef METHODS[] = {
+    {"is_calling", is_calling, METH_O, "is_calling(mark): as in autograd_nodes.py."},
     {"below", below, METH_VARARGS,
      "below(outputs, names): as in autograd_nodes.py; None where an output is no tensor."},
     {nullptr, nullptr, 0, nullptr},
@@ -100,6 +221,11 @@ PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "lazyviz.record._engine", nullptr, 
 PyMODINIT_FUNC PyInit__engine() {
   PyObject* module = PyModule_Create(&MODULE);
   if (module == nullptr) return nullptr;
+  SumsType = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&SUMS));
+  if (SumsType == nullptr) {
+    Py_DECREF(module);
+    return nullptr;
+  }
   PyModule_AddStringConstant(module, "SOURCE", LAZYVIZ_SOURCE);
   PyModule_AddStringConstant(module, "TORCH", LAZYVIZ_TORCH);
   return module;

@@ -14,7 +14,7 @@ import torch
 from .. import _compiled, _torch, _torch_cuda
 from .._torch import OpOverload
 from ..graph.ir import Graph, TensorMeta
-from . import scopes
+from . import autograd_nodes, scopes
 from .constants import is_given
 from .guard import count_writes, written_tensors
 from .probes import sharing
@@ -71,6 +71,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, Any]:
         inference_enabled=torch.is_inference_mode_enabled,
         engine_node=_torch.current_autograd_node,
         sequence_number=_torch.sequence_number,
+        is_calling=autograd_nodes.is_calling,
         make_wrapper=_torch.make_wrapper_subclass,
         strided=torch.strided,
         dtype=torch.dtype,

@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 
-from .. import _compiled
+from .. import _compiled, _torch
 
 
-def below(outputs: Sequence[Any], names: frozenset[str]) -> tuple[Iterable[Any], Iterable[Any]]:
+class Sums(Protocol):
+    """The nodes below some outputs whose results the engine adds to those of others."""
+
+    def nodes(self) -> Sequence[Any]: ...
+
+    def watch(self, note: Callable[[Any], None]) -> None:
+        """Have ``note`` called, after each has computed its gradients, with a mark for :func:`is_calling`."""
+
+    def release(self) -> None:
+        """Call nothing any more."""
+
+
+class SumsInPython:
+    """:class:`Sums` by hooks of Python."""
+
+    def __init__(self, nodes: Iterable[Any]) -> None:
+        self._nodes = list(nodes)
+        self._handles: list[Any] = []
+
+    def nodes(self) -> Sequence[Any]:
+        return self._nodes
+
+    def watch(self, note: Callable[[Any], None]) -> None:
+        self._handles = [node.register_hook(functools.partial(_computed, note, node)) for node in self._nodes]
+
+    def release(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def _computed(note: Callable[[Any], None], node: Any, inputs: Any, outputs: Any) -> None:
+    note(node)
+
+
+def below(outputs: Sequence[Any], names: frozenset[str]) -> tuple[Iterable[Any], Sums]:
     """Of the nodes below ``outputs`` (tensors or gradient edges): those of ``names``, and those that add.
 
     A gradient is a sum where more than one node makes a part of it: these nodes are the second.
@@ -19,7 +54,7 @@ def below(outputs: Sequence[Any], names: frozenset[str]) -> tuple[Iterable[Any],
     return in_python(outputs, names) if found is None else found
 
 
-def in_python(outputs: Sequence[Any], names: frozenset[str]) -> tuple[Iterable[Any], Iterable[Any]]:
+def in_python(outputs: Sequence[Any], names: frozenset[str]) -> tuple[Iterable[Any], Sums]:
     """:func:`below` where nothing is compiled, or an output is an edge."""
     stack = [output.grad_fn if isinstance(output, torch.Tensor) else output.node for output in outputs]
     seen: dict[Any, None] = {}
@@ -39,7 +74,14 @@ def in_python(outputs: Sequence[Any], names: frozenset[str]) -> tuple[Iterable[A
             else:
                 maker[edge] = node
                 stack.append(following)
-    return [node for node in seen if node.name() in names], adding
+    return [node for node in seen if node.name() in names], SumsInPython(adding)
+
+
+def is_calling(mark: Any) -> bool:
+    """Whether the engine is still busy with the node that :meth:`Sums.watch` gave this mark for."""
+    if type(mark) is int and _module is not None:
+        return bool(_module.is_calling(mark))
+    return mark is _torch.current_autograd_node()
 
 
 _module = _compiled.load("record._engine", "record/_engine.cpp")

@@ -85,18 +85,19 @@ class FormulaPatches:
             always = GRADIENTS | GRADIENTS_WITH_GRAPH if create_graph else GRADIENTS
             handles: list[Any] = []
             tape.scopes.sources.enter(sys._getframe())
+            asking, sums = autograd_nodes.below(outputs, always | COMPLEX_GRADIENTS)
             try:
-                asking, adding = autograd_nodes.below(outputs, always | COMPLEX_GRADIENTS)
                 for node in asking:
                     if _asks(node, always):
                         handles.append(node.register_prehook(functools.partial(_before, plain, tape, node)))
                         handles.append(node.register_hook(plain.end_of_node))
-                handles += [node.register_hook(functools.partial(_after, tape, node)) for node in adding]
+                sums.watch(functools.partial(_after, tape))
                 return original(outputs, *args, **kwargs)
             finally:
                 tape.scopes.sources.leave(sys._getframe())
                 plain.end()  # where a node failed
                 tape.summing = None
+                sums.release()
                 for handle in handles:
                     handle.remove()
 
@@ -162,6 +163,6 @@ def _before(plain: PlainTensors, tape: Tape, node: Any, gradients: Sequence[torc
     plain.begin(f"{node.name()} reads values", list(tape.pending), tensors_in(gradients))
 
 
-def _after(tape: Tape, node: Any, inputs: Any, outputs: Any) -> None:
+def _after(tape: Tape, node: Any) -> None:
     """``node`` has computed its gradients; what it still calls is the engine adding them to others."""
     tape.summing = node

@@ -91,7 +91,7 @@ class Pending:
         self.viewed: TensorRef | None = None  # the tensor of which a view is being made
         self.allow_sync = True
         self.batch: Callable[[torch.Tensor], int | None] | None = None  # the dimension with a batch's samples
-        self.summing: Any = None  # the autograd node whose results the engine adds to others now, if any
+        self.summing: Any = None  # the mark of the autograd node whose results the engine adds to others now
         self.shapes = ShapeCache()
         self.scopes = Scopes()
         self.generators = Generators()

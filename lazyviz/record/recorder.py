@@ -18,7 +18,7 @@ import torch
 from .. import _torch, _torch_compile, _torch_cuda
 from .._torch import OpOverload
 from ..graph.ir import TensorMeta
-from . import at_once, constants, guard
+from . import at_once, autograd_nodes, constants, guard
 from .order import order
 from .outside import NotDeferrable, Outside, Placeholder, ZeroTensor
 from .pending import release
@@ -203,7 +203,7 @@ class Tape(Outside):
         It does not where either is subclass-like, as every tensor is to it here; the other
         conditions are its own (``can_accumulate_inplace`` of its input buffer).
         """
-        if self.summing is not _torch.current_autograd_node():
+        if not autograd_nodes.is_calling(self.summing):
             self.summing = None
             return False
         if type(args[0]) is not LazyTensor or torch.is_grad_enabled() or len(args) != 2:
