@@ -112,18 +112,22 @@ def _cuda_event() -> Any:
 @contextmanager
 def kernel_level(tape: Tape, nodes: Sequence[TrackedNode]) -> Iterator[list[int]]:
     """Context in which recorded calls run where they were recorded; yields the interrupts that arrive."""
-    grad_mode = torch.is_grad_enabled()
-    with ExitStack() as stack:
-        arrived = stack.enter_context(_deferred_interrupts())
-        if torch.is_inference_mode_enabled():  # each node runs in the mode of its record
-            stack.enter_context(_torch.inference_mode(False))
-        stack.callback(tape.settle)
-        stack.callback(setattr, tape, "running", tape.running)
+    grad_mode, outside = torch.is_grad_enabled(), tape.running
+    # Each node runs in the mode of its record.
+    mode = _torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+    with _deferred_interrupts() as arrived, mode:
         tape.running = threading.get_ident()
-        stack.enter_context(straight_line.kernels_only())
-        stack.callback(tape.generators.restore, tape.generators.save(nodes))
-        stack.callback(torch.set_grad_enabled, grad_mode)
-        yield arrived
+        try:
+            with straight_line.kernels_only():
+                states = tape.generators.save(nodes)
+                try:
+                    yield arrived
+                finally:
+                    torch.set_grad_enabled(grad_mode)
+                    tape.generators.restore(states)
+        finally:
+            tape.running = outside
+            tape.settle()
 
 
 def check_interrupts(arrived: list[int], cancelled: Callable[[], bool] | None, where: str) -> None:
