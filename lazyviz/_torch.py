@@ -299,7 +299,7 @@ def insert_mode_at_bottom(mode: TorchDispatchMode) -> None:
 
     Once: the autograd engine puts a thread's modes back by itself when a node fails.
     """
-    above = [other for other in _pop_all() if other is not mode]
+    above = [other for other in _pop_all() if other is not mode] if active_dispatch_modes() else []
     _push_mode(mode)
     for other in reversed(above):
         _push_mode(other)
@@ -316,8 +316,8 @@ def remove_mode(mode: TorchDispatchMode) -> bool:
 
 def has_mode(mode: TorchDispatchMode) -> bool:
     """Whether ``mode`` is on this thread's stack."""
-    stack = range(torch._C._len_torch_dispatch_stack())
-    return any(torch._C._get_dispatch_stack_at(at) is mode for at in stack)
+    depth = active_dispatch_modes()
+    return depth > 0 and any(torch._C._get_dispatch_stack_at(at) is mode for at in range(depth))
 
 
 def refresh_modes() -> None:
@@ -336,7 +336,7 @@ def refresh_modes() -> None:
 
 def _pop_all() -> list[Any]:
     popped = []
-    while torch._C._len_torch_dispatch_stack():
+    while active_dispatch_modes():
         popped.append(_pop_mode())
     return popped
 

@@ -1,4 +1,4 @@
-"""Private torch APIs on random generators, each with the reason for it.
+"""Private torch APIs on random generators, and what it takes to replace their methods.
 
 Beside :mod:`lazyviz._torch`, for recording.  ``tests/test_torch_private.py`` checks each entry.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+
+_modified = ctypes.pythonapi.PyType_Modified
 
 
 def generator_identity(generator: torch.Generator) -> int:
@@ -18,13 +19,18 @@ def generator_identity(generator: torch.Generator) -> int:
     return generator._cdata  # type: ignore[attr-defined]
 
 
-def replace_methods(methods: Mapping[str, Callable[..., Any]]) -> None:
-    """Put ``methods`` in the place of torch.Generator's.
+def dictionary_of(owner: Any) -> dict[str, Any]:
+    """The attributes of a module or class itself; a class's read-only ``__dict__`` refers to this."""
+    if isinstance(owner, type):
+        (attributes,) = gc.get_referents(vars(owner))
+        return attributes
+    return vars(owner)
 
-    Reading or copying a generator's state reaches neither a dispatch nor a function mode, and
-    attributes of a static type of C cannot be set.  But it has a dictionary, which its read-only
-    ``__dict__`` refers to.
+
+def has_changed(cls: type) -> None:
+    """Have Python look again into the dictionary of a static type of C, where it remembers what it found.
+
+    torch.Generator is one: reading or copying a generator's state reaches neither a dispatch nor a function
+    mode, and attributes of such a type cannot be set.
     """
-    (namespace,) = gc.get_referents(vars(torch.Generator))
-    namespace.update(methods)
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(torch.Generator))
+    _modified(ctypes.py_object(cls))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -50,10 +50,12 @@ def resolved(device: Any) -> tuple[Any, Card | None]:
     )
 
 
-@contextmanager
+NOTHING = nullcontext()
+
+
 def recording_for(
     tape: Tape, card: Card | None, graph: Graph, assume: Mapping[int, Any] | None, device: Any
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Context in which PyTorch answers for ``card``, which ``device`` names.
 
     Nothing happens if none is given, or an outer block has it already.
@@ -65,11 +67,16 @@ def recording_for(
         raise RuntimeError(
             f"a block for {card.planned} inside one for {tape.absent.card.planned}: one absent card at a time"
         )
-    if card is None or tape.absent is not None:
-        yield
-        return
+    return (
+        NOTHING if card is None or tape.absent is not None else _planning(tape, card, graph, assume, device)
+    )
 
-    target = device
+
+@contextmanager
+def _planning(
+    tape: Tape, card: Card, graph: Graph, assume: Mapping[int, Any] | None, target: Any
+) -> Iterator[None]:
+    """:func:`recording_for` a card, in the outermost block."""
 
     def memory(device: torch.device, since: int) -> tuple[int, int]:
         """Bytes of eager PyTorch's tensors on ``device`` now, and at most since node ``since``."""

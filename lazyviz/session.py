@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from .execute.replay import replays
 from .execute.report import Report as Report
 from .execute.split import SplitRun
 from .graph.ir import Graph, Node, SyncPoint
-from .plan.collector import patient
+from .plan.collector import Patient
 from .plan.devices import devices as devices
 from .plan.split import check_split
 from .recomputing import Recompute, check_combination, levers, recompute_option
@@ -289,8 +289,7 @@ def lazy(
     device, card = absence.resolved(device)
     if tape.graph is not None and tape.owner != threading.get_ident():
         raise RuntimeError("another thread is recording; one lazy block at a time")
-    with tape.lock:  # a run on another thread ends first
-        pass
+    tape.lock.wait()  # a run on another thread ends first
     outer = (tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit, tape.batch)
     graph = LazyGraph(
         Graph(), device=device, backend=backend, code=code, batch=named, split=split, recompute=recompute
@@ -319,7 +318,7 @@ def lazy(
     try:
         with (
             absence.recording_for(tape, card, graph.ir, assume, device),
-            patient() if outer[0] is None else nullcontext(),
+            Patient() if outer[0] is None else absence.NOTHING,
         ):
             yield graph
     finally:

@@ -24,7 +24,7 @@ from lazyviz import (
     _torch_cuda,
     _torch_random,
 )
-from lazyviz.record import acceleration, rng
+from lazyviz.record import acceleration, patches, rng
 
 
 class Wrapper(torch.Tensor):
@@ -44,11 +44,12 @@ def wrapper(shape=(2, 3), dtype=torch.float32):
 
 def test_methods_of_generators_can_be_replaced_and_put_back():
     generator = torch.Generator().manual_seed(3)
+    replacement = patches.Patches()
     for replaced in (True, False, True, False):
-        if replaced:
-            _torch_random.replace_methods({"initial_seed": lambda generator: "replaced"})
-        else:
-            _torch_random.replace_methods(rng.READERS)
+        if not replaced:
+            replacement.restore()
+        elif not replacement.again():
+            replacement.set(torch.Generator, "initial_seed", lambda generator: "replaced")
         assert [generator.initial_seed() for _ in range(3)] == ["replaced" if replaced else 3] * 3
         assert rng.READERS["initial_seed"](generator) == 3
     assert {name: vars(torch.Generator)[name] for name in rng.READERS} == rng.READERS

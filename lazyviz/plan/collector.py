@@ -26,18 +26,18 @@ def paused() -> Iterator[None]:
 _PATIENCE = 50  # times as many new objects before the collector looks at them
 
 
-@contextlib.contextmanager
-def patient() -> Iterator[None]:
-    """Cycles are looked for less often meanwhile.
+class Patient:
+    """Context in which cycles are looked for less often.
 
     A record makes a dozen objects an operator that stay, where eager PyTorch makes one or two: at the usual
     thresholds the collector takes a good part of the time that recording does.
     """
-    usual = gc.get_threshold()
-    raised = (usual[0] * _PATIENCE, *usual[1:])
-    gc.set_threshold(*raised)
-    try:
-        yield
-    finally:
-        if gc.get_threshold() == raised:  # the user's code may have set its own
-            gc.set_threshold(*usual)
+
+    def __enter__(self) -> None:
+        self._usual = usual = gc.get_threshold()
+        self._raised = usual[0] * _PATIENCE, *usual[1:]
+        gc.set_threshold(*self._raised)
+
+    def __exit__(self, *error: object) -> None:
+        if gc.get_threshold() == self._raised:  # the user's code may have set its own
+            gc.set_threshold(*self._usual)

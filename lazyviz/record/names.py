@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from types import FrameType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 MAX_ITEMS = 10_000  # looked at in all; names of more would say little
 MAX_DEPTH = 5  # out.past_key_values.layers[0].keys
 _ATOMS = (str, bytes, int, float, complex, type(None), torch.nn.Module, torch.optim.Optimizer, ModuleType)
+# Exact types of what neither is nor holds tensors, told without a look at their bases.
+_PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
+_PLAIN_VARIABLES = _PLAIN | {ModuleType, FunctionType, BuiltinFunctionType, type}
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OURS = f"{__name__.partition('.')[0]}."  # a graph shows tensors, but holds none
 _BETWEEN = (_PACKAGE, contextlib.__file__)
@@ -129,7 +132,7 @@ def _tensors(variables: Mapping[str, Any], copied: bool) -> Iterator[tuple[str, 
     queue: deque[tuple[str, Any, int, bool, int]] = deque(
         (name, content, 1 + copied, True, 0)
         for name, content in list(variables.items())
-        if not name.startswith("_")
+        if type(content) not in _PLAIN_VARIABLES and not name.startswith("_")
     )
     seen: set[int] = set()
     room = MAX_ITEMS
@@ -155,7 +158,11 @@ def _children(expression: str, content: Any, most: int) -> list[tuple[str, Any, 
         return []
     pairs: list[tuple[str, Any]] = []
     if issubclass(kind, (list, tuple)):
-        pairs = [(f"{expression}[{index}]", item) for index, item in enumerate(content[:most])]
+        pairs = [
+            (f"{expression}[{index}]", item)
+            for index, item in enumerate(content[:most])
+            if type(item) not in _PLAIN
+        ]
     else:
         # Attributes first: a model's output has its tensors as items, too.
         try:

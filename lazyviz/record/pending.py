@@ -41,6 +41,12 @@ class RunLock:
     def is_mine(self) -> bool:
         return self._owner == threading.get_ident()
 
+    def wait(self) -> None:
+        """Until no other thread has it."""
+        if self._owner:
+            with self:
+                pass
+
     def acquire(self, blocking: bool = True) -> bool:
         if not self._lock.acquire(blocking):
             return False
@@ -223,16 +229,18 @@ class Pending:
     def settle(self) -> None:
         """After an evaluation: forget real memory that nothing pending touches any more."""
         TrackedStorage.held_bytes = 0
-        self._drop_unseen_views()
+        if self._views:
+            self._drop_unseen_views()
+        made = {}
         if self.graph is None:
             self.met.clear()
         else:
             self.met.update((a, storage) for a, storage in self.storages.items() if storage.live)
-        made = {
-            key: value
-            for key, value in self.outside.items()
-            if self.graph is not None and value.node is not None and value.tensor is not None
-        }
+            made = {
+                key: value
+                for key, value in self.outside.items()
+                if value.node is not None and value.tensor is not None
+            }
         if not self.pending:
             self.outside = made  # at once, by this block
             self.storages.clear()
@@ -243,17 +251,20 @@ class Pending:
             return
         self.storages = {a: storage for a, storage in self.storages.items() if storage.has_pending_access}
         read = self._read_by_pending()
+        inputs: set[TrackedStorage] = set()
         for value in read:
-            if value.real is not None and not value.storage.foreign:
-                self.storages.setdefault(_torch.storage_address(value.real), value.storage)
+            storage, real = value.storage, value.real
+            inputs.add(storage)
+            if real is not None and not storage.foreign:
+                self.storages.setdefault(_torch.storage_address(real), storage)
         self.outside = {key: value for key, value in self.outside.items() if value.real is not None}
         self.outside |= made
         for value in self.outside.values():  # an op to come may write it through the same value
-            if value.storage.address and not value.storage.foreign:
-                self.storages.setdefault(value.storage.address, value.storage)
+            storage = value.storage
+            if storage.address and not storage.foreign:
+                self.storages.setdefault(storage.address, storage)
         # From the nodes: an address of foreign memory can have come to belong to other memory since.
-        inputs = {value.storage for value in read}
-        TrackedStorage.held_bytes = sum(s.nbytes for s in inputs if s.external and not s.live)
+        TrackedStorage.held_bytes = sum([s.nbytes for s in inputs if s.external and not s.live])
 
     def _read_by_pending(self) -> Iterable[TrackedValue]:
         """The values that pending nodes read, as far as they are real or outside; each once."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from .. import _torch
 from ..graph.ir import Graph, Phase, Role, SourceLine
@@ -346,23 +347,27 @@ class _Root:
     def __init__(self, paths: dict[int, str], modules: Sequence[torch.nn.Module]) -> None:
         self.paths = paths
         # Weak: a submodule may know the root, which would keep itself alive through us.
-        self._contents = [(weakref.ref(module), _content(module)) for module in modules]
+        self._modules = [weakref.ref(module) for module in modules]
+        self._content = _content(modules)
 
     def holds(self, root: torch.nn.Module) -> bool:
         """Whether it is of ``root``, and nothing has been added, taken out, renamed or exchanged."""
-        return self._contents[0][0]() is root and all(
-            (module := reference()) is not None and _content(module) == content
-            for reference, content in self._contents
-        )
+        if self._modules[0]() is not root:
+            return False
+        return _content([reference() for reference in self._modules]) == self._content
 
 
-def _content(module: torch.nn.Module) -> list[str | int]:
-    """The names and identities of what ``module`` holds, in order."""
+def _content(modules: Sequence[torch.nn.Module | None]) -> list[str | int]:
+    """The names and identities of what each of ``modules`` holds, in order; less, if one of them is gone."""
     content: list[str | int] = []
-    for held in (module._modules, module._parameters, module._buffers):
-        if held:
-            content += held.keys()
-            content += map(id, held.values())
+    for module in modules:
+        if module is None:
+            break
+        for held in (module._modules, module._parameters, module._buffers):
+            content.append(len(held))
+            if held:
+                content += held.keys()
+                content += map(id, held.values())
     return content
 
 
@@ -397,34 +402,40 @@ class ScopePatches:
         self.scopes = scopes
         self._find = find
         self._call = CodePatch(_torch.module_call)
-        self._handles: list[Any] = []
+        self._announced: Callable[[FunctionType], FunctionType] | None = None
+        self._way: Any = None  # of which that is
+        self._hooks: list[tuple[RemovableHandle, Callable[..., None]]] = []
         self._phases: list[Phase] = []
 
     def install(self) -> None:
-        scopes = self.scopes
+        scopes, way = self.scopes, ScopePatches.module_call_of
+        if self._announced is None or self._way is not way:
+            self._way, self._announced = way, lambda original: _by(way(scopes, original))
         if not self._call:
-            self._call.set(lambda original: _by(ScopePatches.module_call_of(scopes, original)))
+            self._call.set(self._announced)
+        for handle, hook in self._hooks:
+            hooks: Any = handle.hooks_dict_ref()
+            hooks[handle.id] = hook  # as it was registered, under the same number
+        if not self._hooks:
+            self._hooks = [
+                (register_optimizer_step_pre_hook(self._before), self._before),
+                (register_optimizer_step_post_hook(self._after), self._after),
+            ]
 
-        def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-            scopes.learn_state(optimizer, self._find)
-            self._phases.append(scopes.phase)
-            scopes.phase = "optimizer"
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.scopes.learn_state(optimizer, self._find)
+        self._phases.append(self.scopes.phase)
+        self.scopes.phase = "optimizer"
 
-        def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if self._phases:
-                scopes.phase = self._phases.pop()
-            scopes.learn_state(optimizer, self._find)
-
-        self._handles = [
-            register_optimizer_step_pre_hook(before),
-            register_optimizer_step_post_hook(after),
-        ]
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._phases:
+            self.scopes.phase = self._phases.pop()
+        self.scopes.learn_state(optimizer, self._find)
 
     def remove(self) -> None:
         self._call.restore()
-        for handle in self._handles:
+        for handle, _ in self._hooks:
             handle.remove()
-        self._handles.clear()
         self._phases.clear()
         self.scopes.phase = "other"
         self.scopes.forget_calls()

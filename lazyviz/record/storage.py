@@ -79,7 +79,10 @@ class TrackedStorage(Storage):
 
     @property
     def has_pending_access(self) -> bool:
-        return self.has_pending_write or any(node.state != "done" for node in self.readers)
+        writer = self.writer
+        if writer is not None and writer.state != "done":
+            return True
+        return any(node.state != "done" for node in self.readers)
 
 
 class TrackedValue(Value):

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _torch_cuda, _torch_random
+from .. import _torch, _torch_cuda
 from . import absent, at_once, constants
 from .guard import is_out_of_reach, nodes_before_access, tensors_in
 from .host_copies import host_copy
@@ -78,9 +78,10 @@ class SyncPatches:
     def install(self) -> None:
         if self.installed:
             return
-        _torch_random.replace_methods(self._generator_readers)
         if self._patches.again():
             return
+        for name, reader in self._generator_readers.items():
+            self._patches.set(torch.Generator, name, reader)  # which no mode sees
         for cls in (torch.Tensor, torch.nn.Parameter):
             for name, cause in _READERS.items():
                 if cls is torch.Tensor or name in vars(cls):
@@ -100,7 +101,6 @@ class SyncPatches:
 
     def remove(self) -> None:
         self._patches.restore()
-        _torch_random.replace_methods(READERS)
 
     def before_read(self, tensor: torch.Tensor, cause: str) -> None:
         """Evaluate what reading ``tensor``'s memory needs."""

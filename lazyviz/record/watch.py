@@ -44,6 +44,7 @@ class Watch:
         self._settings = SettingsPatches(tape)
         self._scopes = ScopePatches(tape.scopes, tape.value_of)
         self._rules = CodePatch(_torch.dispatch_rule)
+        self._threads = Patches()
         self._patches = Patches()
         self.away = False  # while compiled code runs
 
@@ -57,8 +58,8 @@ class Watch:
             self._formulas.install()
             self._settings.install()
             self._rules.set(_no_rules)
-            self._start = threading.Thread.start
-            threading.Thread.start = self._guarded_start()  # type: ignore[method-assign, assignment]
+            if not self._threads.again():
+                self._threads.set(threading.Thread, "start", self._guarded_start())
         if not self._patches and not self._patches.again():
             self._watch_guards()
         self._scopes.install()
@@ -256,7 +257,7 @@ class Watch:
             self._settings.remove()
             self._formulas.remove()
             self._rules.restore()
-            threading.Thread.start = self._start  # type: ignore[method-assign]
+            self._threads.restore()
         _torch_cuda.withdraw_foreach(LazyTensor)
 
 

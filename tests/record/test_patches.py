@@ -1,0 +1,113 @@
+"""Attributes and code replaced for a while, again and again."""
+
+import types
+
+import pytest
+
+from lazyviz.record.patches import CodePatch, Patches
+
+
+class Base:
+    def name(self):
+        return "base"
+
+    def other(self):
+        return "other"
+
+
+@pytest.fixture
+def classes():
+    base = type("Base", (Base,), dict(vars(Base)))
+    return base, type("Derived", (base,), {})
+
+
+def install(patches, base):
+    if not patches.again():
+        patches.set(base, "name", lambda self: "new name")
+        patches.set(base, "added", lambda self: "added")
+        patches.set(base, "other", lambda self: "first")
+        patches.set(base, "other", lambda self: "second")
+        patches.set(base, "__str__", lambda self: "text")
+        patches.set(base, "__len__", lambda self: 3)
+
+
+def test_replaced_attributes_show_in_subclasses_each_time_and_are_as_before_after(classes):
+    base, derived = classes
+    before = dict(vars(base))
+    text = str(derived())[:10]
+    patches = Patches()
+    for _ in range(3):
+        install(patches, base)
+        assert patches
+        for cls in classes:
+            one = cls()
+            assert [one.name(), one.added(), one.other(), str(one), len(one)] == [
+                "new name",
+                "added",
+                "second",
+                "text",
+                3,
+            ]
+        patches.restore()
+        assert not patches
+        assert dict(vars(base)) == before
+        assert [derived().name(), derived().other()] == ["base", "other"]
+        assert not hasattr(derived(), "added")
+        assert str(derived())[:10] == text
+        with pytest.raises(TypeError):
+            len(derived())
+
+
+def test_what_somebody_else_has_put_there_since_is_not_passed_over(classes):
+    base, _ = classes
+    patches = Patches()
+    install(patches, base)
+    patches.restore()
+    base.name = theirs = lambda self: "theirs"
+    assert not patches.again()
+    install(patches, base)
+    assert base().name() == "new name"
+    patches.restore()
+    assert vars(base)["name"] is theirs
+
+
+def test_attributes_of_a_module_are_replaced_and_put_back():
+    module = types.ModuleType("module")
+    module.there = 1
+    before = dict(vars(module))
+    patches = Patches()
+    for _ in range(2):
+        if not patches.again():
+            patches.set(module, "there", 2)
+            patches.set(module, "new", 3)
+        assert (module.there, module.new) == (2, 3)
+        patches.restore()
+        assert vars(module) == before
+
+
+def test_code_is_made_once_for_a_function_and_anew_when_that_has_changed():
+    def function(x):
+        return x + 1
+
+    made = []
+
+    def replacement_of(original):
+        made.append(original)
+
+        def replacement(x, *, _original=original):
+            return 10 * _original(x)
+
+        return replacement
+
+    patch = CodePatch(function)
+    for _ in range(2):
+        patch.set(replacement_of)
+        assert function(1) == 20
+        patch.restore()
+        assert function(1) == 2
+    assert len(made) == 1
+    function.__code__ = (lambda x: x + 2).__code__
+    patch.set(replacement_of)
+    assert function(1) == 30
+    patch.restore()
+    assert (function(1), len(made)) == (3, 2)
