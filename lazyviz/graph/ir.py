@@ -290,6 +290,9 @@ class SyncPoint:
 class Graph:
     """Nodes in program order, with the storages and outside inputs they touch."""
 
+    # Of these the compiled recorder asks at every op.
+    __slots__ = ("__dict__", "__weakref__", "calls", "inputs", "lost", "nodes", "storages")
+
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.storages: list[Storage] = []  # in order of first appearance

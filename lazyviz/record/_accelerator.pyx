@@ -168,15 +168,15 @@ cdef void show_node(object node):
 
 def show(graph):
     """Show what was recorded in ``graph`` to the garbage collector: nobody can ask for the graph any more."""
-    for node in <list> graph.nodes:
+    for node in <list> get(graph, G_nodes):
         show_node(node)
         for value in get(node, N_inputs):
             show_value(value)
         for value in get(node, N_outputs):
             show_value(value)
-    for value in <list> graph.inputs:
+    for value in <list> get(graph, G_inputs):
         show_value(value)
-    for storage in <list> graph.storages:
+    for storage in <list> get(graph, G_storages):
         show_one(storage)
         show_list(get(storage, S_readers))
 
@@ -221,7 +221,7 @@ cdef object slow, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, st
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
 cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active
-cdef object engine_is_sole_owner, slow_record, take, is_calling, TrackedValue, Dtype, Layout, MemoryFormat
+cdef object engine_is_sole_owner, slow_record, take, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
 cdef dict infos, entries, above
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
@@ -243,7 +243,7 @@ cdef Py_ssize_t S_replaced, S_address, S_dropped, S_dropped_in, S_external, S_ro
 cdef Py_ssize_t M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
 cdef Py_ssize_t O_meta, O_source, O_itself, O_fresh, O_nbytes
 cdef Py_ssize_t I_container, I_outputs, I_on_meta, I_special, I_to_cpu, I_restructured, I_dtype
-cdef Py_ssize_t R_value
+cdef Py_ssize_t R_value, G_nodes, G_storages, G_inputs, G_calls, G_lost, T_held_bytes_limit
 cdef Py_ssize_t T_graph, T_pauses, T_absent, T_viewed, T_owner, T_summing, T_pending, T_outside, T_storages, T_batch, T_met
 cdef Py_ssize_t C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
 cdef object OutputSpec
@@ -261,7 +261,7 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
     global cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
-    global slow_record, NO_SEQUENCE, take, quick, is_calling, TrackedValue, Dtype, Layout, MemoryFormat
+    global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
     global node_numbers, value_numbers, storage_numbers, ENTRY, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
     slow = parts["slow"]
@@ -280,7 +280,7 @@ def connect(**parts):
     forward_mode_active, engine_is_sole_owner = parts["forward_mode_active"], parts["engine_is_sole_owner"]
     cpu, alias, memory_of, is_given = parts["cpu"], parts["alias"], parts["memory_of"], parts["is_given"]
     TrackedValue, Dtype, Layout, MemoryFormat = type(parts["value"]), parts["dtype"], parts["layout"], parts["memory_format"]
-    is_calling = parts["is_calling"]
+    is_calling, default_generator = parts["is_calling"], parts["default_generator"]
     tape = parts["tape"]
     scopes, shapes = tape.scopes, tape.shapes
     sources = scopes.sources
@@ -316,7 +316,7 @@ def _find_slots(parts):
     global S_replaced, S_address, S_dropped, S_dropped_in, S_external, S_role, S_name, V_name, V_given
     global M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
     global O_meta, O_source, O_itself, O_fresh, O_nbytes, I_container, I_outputs, I_on_meta, I_special, R_value
-    global I_to_cpu, I_restructured, I_dtype
+    global I_to_cpu, I_restructured, I_dtype, G_nodes, G_storages, G_inputs, G_calls, G_lost, T_held_bytes_limit
     global T_graph, T_pauses, T_absent, T_viewed, T_owner, T_summing, T_pending, T_outside, T_storages, T_batch, T_met
     global C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
     node = type(parts["node"])
@@ -352,10 +352,14 @@ def _find_slots(parts):
     I_to_cpu, I_dtype = offset(inferred, "to_cpu"), offset(inferred, "dtype")
     I_restructured = offset(inferred, "restructured")
     R_value = offset(TensorRef, "value")
+    graph = parts["Graph"]
+    G_nodes, G_storages, G_inputs = offset(graph, "nodes"), offset(graph, "storages"), offset(graph, "inputs")
+    G_calls, G_lost = offset(graph, "calls"), offset(graph, "lost")
     pending = type(parts["tape"])
     T_graph, T_pauses, T_absent = offset(pending, "graph"), offset(pending, "pauses"), offset(pending, "absent")
     T_viewed, T_owner, T_summing = offset(pending, "viewed"), offset(pending, "owner"), offset(pending, "summing")
     T_pending, T_outside = offset(pending, "pending"), offset(pending, "outside")
+    T_held_bytes_limit = offset(pending, "held_bytes_limit")
     T_storages, T_batch, T_met = offset(pending, "storages"), offset(pending, "batch"), offset(pending, "met")
     scope = type(scopes)
     C_root, C_module, C_callers = offset(scope, "root"), offset(scope, "module"), offset(scope, "_callers")
@@ -373,7 +377,8 @@ cdef class Op:
     cdef object info, positions
     cdef Py_ssize_t last
     cdef frozenset by_type
-    cdef bint ordinary, adds, is_view, mutates, hidden, needs_storage, counts_writes, draws
+    cdef bint ordinary, adds, is_view, mutates, hidden, needs_storage, counts_writes, draws, draws_by_default
+    cdef Py_ssize_t generator
 
     def __init__(self, info):
         self.info = info
@@ -392,6 +397,8 @@ cdef class Op:
         self.needs_storage = info.needs_storage
         self.counts_writes = info.counts_writes
         self.draws = info.draws
+        self.draws_by_default = info.draws and info.name != "native_dropout"
+        self.generator = MOST_WORDS if info.generator is None else info.generator
 
 
 # --- what is asked of PyTorch where `_dispatch.cpp` is not there -------------------------
@@ -779,7 +786,7 @@ cdef object record(object func, tuple args, object kwargs):
     # From here on things change.
     if op.counts_writes:
         count_writes(op.info, args, kwargs or {})
-    cdef list recorded = graph.nodes
+    cdef list recorded = get(graph, G_nodes)
     node = nodes.make()
     try:
         put(node, N_index, len(recorded))
@@ -793,7 +800,10 @@ cdef object record(object func, tuple args, object kwargs):
         order(node, values, written)
         locate(node, graph, values, in_engine, sequence, grad_mode, op.mutates)
         if op.draws:
-            generator = tape._generator(op.info, args, kwargs or {}, inferred, values)
+            if op.draws_by_default and len(args) <= op.generator and not kwargs and is_on_cpu(inferred):
+                generator = default_generator
+            else:
+                generator = tape._generator(op.info, args, kwargs or {}, inferred, values)
             if generator is not None:
                 tape.generators.record(node, generator)
         result = outputs(node, graph, len(recorded), inferred, values, tensors)
@@ -810,9 +820,17 @@ cdef object record(object func, tuple args, object kwargs):
         tensor = tensors[0]
         show_as_wrapper(tensor, False)
         put(tape, T_viewed, get(tensor._lazyviz, V_tensor))
-    if TrackedStorage.held_bytes > tape.held_bytes_limit:
+    if TrackedStorage.held_bytes > get(tape, T_held_bytes_limit):
         tape.sync("dropped inputs kept by the graph exceed the byte budget", list(get(tape, T_pending)))
     return result
+
+
+cdef bint is_on_cpu(object inferred) except -1:
+    """Whether the first result is."""
+    for spec in get(inferred, I_outputs):
+        if type(spec) is OutputSpec:
+            return get(get(spec, O_meta), M_device) == cpu
+    return False
 
 
 cdef bint sums_in_place(tuple args) except -1:
@@ -897,7 +915,7 @@ cdef object outside(object tensor, Op op):
         tensor.layout is not strided or is_zero(tensor) or tensor.is_quantized or tensor.is_nested
     ):
         return MISS
-    if op.is_view and tape.is_foreign(tensor):
+    if op.is_view and (nbytes < 0 or found is not NULL) and tape.is_foreign(tensor):
         return MISS
     value = meet(tensor, nbytes)
     return value if get(get(value, V_storage), S_foreign) is False else MISS
@@ -924,7 +942,7 @@ cdef object meet(object tensor, int64_t nbytes):
     put(storage, S_graph, graph)
     put(storage, S_readers, hidden([]))
     put(storage, S_address, address)
-    (<list> graph.storages).append(storage)
+    (<list> get(graph, G_storages)).append(storage)
     role, name = role_of(tensor)
     put(storage, S_role, role)
     put(storage, S_name, name)
@@ -943,7 +961,7 @@ cdef object meet(object tensor, int64_t nbytes):
     put(value, V_name, name)
     put(value, V_real, taken(quick.alias(<PyObject *> tensor)))
     refer(tensor, value, storage)
-    (<list> graph.inputs).append(value)
+    (<list> get(graph, G_inputs)).append(value)
     (<dict> get(tape, T_outside))[<size_t> <void *> tensor] = value
     put(value, V_given, True if quick.is_given(<PyObject *> tensor) else False)
     return value
@@ -1044,7 +1062,7 @@ cdef object locate(
     put(node, N_callers, (<tuple> place)[2] if not root else get(scopes, C_callers))
     entered = <list> get(scopes, C_entered)
     if entered:
-        graph.calls[get(node, N_index)] = PyList_AsTuple(entered)
+        (<dict> get(graph, G_calls))[get(node, N_index)] = PyList_AsTuple(entered)
         entered.clear()
     put(node, N_grad, grad_mode)
     put(node, N_inference, True if quick.inference_mode() else False)
@@ -1304,7 +1322,7 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
                 put(storage, S_created, index)
                 put(storage, S_graph, graph)
                 put(storage, S_readers, hidden([]))
-                (<list> graph.storages).append(storage)
+                (<list> get(graph, G_storages)).append(storage)
                 if fresh is not None:
                     fresh[get(spec, O_fresh)] = storage
         value = values_.make()
@@ -1374,7 +1392,7 @@ def on_death(ref):
     if (
         get(storage, S_replaced) is not None
         or get(storage, S_external) is not False
-        or graph.lost
+        or get(graph, G_lost)
         or (recording is not None and recording is not graph)
     ):
         note_death(ref)
@@ -1386,7 +1404,7 @@ def on_death(ref):
     if live == 0:
         if Lost.something is not True:
             Lost.something = True
-        put(storage, S_dropped, len(graph.nodes))
+        put(storage, S_dropped, len(<list> get(graph, G_nodes)))
         put(storage, S_dropped_in, None)
 
 

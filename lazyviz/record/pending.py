@@ -86,8 +86,8 @@ class Pending:
 
     # Of these the compiled recorder asks at every op.
     __slots__ = (
-        "__dict__", "__weakref__", "absent", "batch", "graph", "met", "outside", "owner", "pauses", "pending",
-        "storages", "summing", "viewed",
+        "__dict__", "__weakref__", "absent", "batch", "graph", "held_bytes_limit", "met", "outside", "owner",
+        "pauses", "pending", "storages", "summing", "viewed",
     )  # fmt: skip
 
     def __init__(self) -> None:

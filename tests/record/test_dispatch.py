@@ -400,7 +400,7 @@ def test_a_graph_in_which_recording_an_op_failed_goes_like_another(monkeypatch):
     for _ in range(3):
         with lazyviz.lazy() as graph:
             with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-                patched.setattr(type(tape), "_generator", interrupt)
+                patched.setattr(type(tape.generators), "record", interrupt)
                 program()
             kept = torch.ones(2) * 3
         gone.append(weakref.ref(graph.ir))
