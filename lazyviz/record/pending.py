@@ -43,9 +43,8 @@ class RunLock:
 
     def wait(self) -> None:
         """Until no other thread has it."""
-        if self._owner:
-            with self:
-                pass
+        self._lock.acquire()
+        self._lock.release()
 
     def acquire(self, blocking: bool = True) -> bool:
         if not self._lock.acquire(blocking):
