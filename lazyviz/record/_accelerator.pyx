@@ -1241,6 +1241,29 @@ cdef tuple shared(list callers):
     return latest
 
 
+def content_of(modules):
+    """``lazyviz.record.scopes.content_of``."""
+    cdef list content = []
+    for module in modules:
+        if module is None:
+            break
+        attributes = module.__dict__
+        for name in ("_modules", "_parameters", "_buffers"):
+            held = (<dict> attributes).get(name) if type(attributes) is dict else None
+            if type(held) is not dict:
+                held = getattr(module, name)  # TorchScript's are something else
+                content.append(len(held))
+                content += held.keys()
+                content += map(id, held.values())
+                continue
+            content.append(len(<dict> held))
+            if <dict> held:
+                content += (<dict> held).keys()
+                for item in (<dict> held).values():
+                    content.append(<size_t> <void *> item)
+    return content
+
+
 def module_call_of(scopes, original):
     """``nn.Module.__call__`` that announces its module, as ``ScopePatches`` does."""
 

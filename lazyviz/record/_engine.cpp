@@ -13,9 +13,9 @@
 
 #include <algorithm>
 #include <string_view>
-#include <typeindex>
+#include <typeinfo>
 #include <unordered_map>
-#include <unordered_set>
+#include <utility>
 
 namespace {
 
@@ -25,23 +25,16 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 using NodePointer = decltype(Edge::function);  // which pointer it is depends on the version
 
-struct EdgeHash {
-  size_t operator()(const std::pair<Node*, uint32_t>& edge) const {
-    return std::hash<Node*>()(edge.first) * 31 + edge.second;
+// Of a class of C++, whose nodes all have the same name; made once, since a node makes it anew each time.
+PyObject* name_of(const Node& node) {
+  static std::unordered_map<const std::type_info*, PyObject*> names;  // null: of Python, whose classes share one type
+  const std::type_info& type = typeid(node);
+  const auto [found, is_new] = names.try_emplace(&type, nullptr);
+  // What describes a node of Python is not exported.
+  if (is_new && std::string_view(type.name()).find("PyNode") == std::string_view::npos) {
+    found->second = PyUnicode_FromString(node.name().c_str());
   }
-};
-
-// Of a class of C++, whose nodes all have the same; made once, since a node makes it anew each time.
-PyObject* name_of(const NodePointer& node) {
-  static std::unordered_map<std::type_index, PyObject*> names;
-  const std::type_info& type = typeid(*node);
-  // That of all classes of Python; what describes it is not exported.
-  if (std::string_view(type.name()).find("PyNode") != std::string_view::npos) {
-    return PyUnicode_FromString(node->name().c_str());
-  }
-  PyObject*& name = names[std::type_index(type)];
-  if (name == nullptr) name = PyUnicode_FromString(node->name().c_str());
-  return Py_XNewRef(name);
+  return found->second != nullptr ? Py_NewRef(found->second) : PyUnicode_FromString(node.name().c_str());
 }
 
 // ---- Nodes whose results the engine adds to others'
@@ -153,22 +146,31 @@ PyObject* below(PyObject*, PyObject* args) {
   all->nodes = new std::vector<NodePointer>();
   all->notes = new std::vector<const FunctionPostHook*>();
 
-  std::vector<NodePointer> stack;
+  // The graph keeps its nodes meanwhile: pointers to its own pointers do.
+  struct Met {
+    bool is_seen = false, adds = false;
+    std::vector<const NodePointer*> makers;  // of the gradient for each of its inputs, the first
+  };
+  std::vector<NodePointer> roots;
   for (Py_ssize_t at = 0; at < PySequence_Fast_GET_SIZE(sequence.get()); ++at) {
     PyObject* output = PySequence_Fast_GET_ITEM(sequence.get(), at);
     if (!THPVariable_Check(output)) Py_RETURN_NONE;
-    stack.push_back(THPVariable_Unpack(output).grad_fn());
+    roots.push_back(THPVariable_Unpack(output).grad_fn());
   }
-  std::unordered_set<Node*> seen, sums;
-  std::unordered_map<std::pair<Node*, uint32_t>, NodePointer, EdgeHash> maker;  // the first, by edge
+  std::vector<const NodePointer*> stack;
+  for (const NodePointer& root : roots) {
+    if (root) stack.push_back(&root);
+  }
+  std::unordered_map<const Node*, Met> met;
+  met.reserve(512);
   const auto add = [&](const NodePointer& node) {
-    if (sums.insert(node.get()).second) all->nodes->push_back(node);
+    if (!std::exchange(met[node.get()].adds, true)) all->nodes->push_back(node);
   };
   while (!stack.empty()) {
-    const NodePointer node = std::move(stack.back());
+    const NodePointer& node = *stack.back();
     stack.pop_back();
-    if (!node || !seen.insert(node.get()).second) continue;
-    THPObjectPtr name(name_of(node));
+    if (std::exchange(met[node.get()].is_seen, true)) continue;
+    THPObjectPtr name(name_of(*node));
     if (!name) return nullptr;
     const int contained = PySet_Contains(names, name.get());
     if (contained < 0) return nullptr;
@@ -178,11 +180,14 @@ PyObject* below(PyObject*, PyObject* args) {
     }
     for (const Edge& edge : node->next_edges()) {
       if (!edge.function) continue;
-      const auto [first, is_new] = maker.try_emplace({edge.function.get(), edge.input_nr}, node);
-      if (is_new) {
-        stack.push_back(edge.function);
+      auto& makers = met[edge.function.get()].makers;
+      if (makers.size() <= edge.input_nr) makers.resize(edge.input_nr + 1);
+      if (makers[edge.input_nr] == nullptr) {
+        makers[edge.input_nr] = &node;
+        stack.push_back(&edge.function);
       } else {
-        add(first->second);
+        const NodePointer& first = *makers[edge.input_nr];
+        add(first);
         add(node);
       }
     }

@@ -23,8 +23,8 @@ from .shapes import Inferred, OutputSpec
 from .storage import Lost, TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
 from .tensor import LazyTensor, wrap
 
-IN_PYTHON = (RecorderMode.__torch_dispatch__, scopes.ScopePatches.module_call_of)
-_ways: tuple[Any, Any] | None = None
+IN_PYTHON = (RecorderMode.__torch_dispatch__, scopes.ScopePatches.module_call_of, scopes.content_of)
+_ways: tuple[Any, Any, Any] | None = None
 
 
 def _take(op: OpOverload) -> None:
@@ -33,7 +33,7 @@ def _take(op: OpOverload) -> None:
         _dispatcher.take(op._schema.name, op._schema.overload_name, op)
 
 
-def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, Any]:
+def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, Any, Any]:
     """What :func:`use` puts in place of the functions in Python."""
     graph = Graph()
     device = torch.device("cpu")
@@ -94,7 +94,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, Any]:
         MOST_FRAMES=scopes.MOST_FRAMES,
         NO_SEQUENCE=scopes.NO_SEQUENCE,
     )
-    return dispatch, accelerator.module_call_of
+    return dispatch, accelerator.module_call_of, accelerator.content_of
 
 
 def shape_cache_hits() -> int:
@@ -116,9 +116,10 @@ def show(graph: Graph) -> None:
 def use(compiled: bool) -> bool:
     """Record by the compiled module, or in Python, from the next block on; returns what came of it."""
     global active
-    dispatch, module_call_of = _ways if compiled and _ways is not None else IN_PYTHON
+    dispatch, module_call_of, content_of = _ways if compiled and _ways is not None else IN_PYTHON
     RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
     scopes.ScopePatches.module_call_of = staticmethod(module_call_of)
+    scopes.Root.content_of = staticmethod(content_of)
     active = compiled and _ways is not None
     if _dispatcher is not None:
         _dispatcher.use(active)

@@ -187,7 +187,7 @@ class Scopes:
         self._entered: list[tuple[str, str]] = []  # root and path of modules called since the last node
         self._stack: list[tuple[str, str, Phase, tuple[SourceLine, ...]]] = []
         self._paths: dict[int, str] = {}
-        self._learnt: _Root | None = None  # the last: modules may be part of several roots
+        self._learnt: Root | None = None  # the last: modules may be part of several roots
         self._roots: dict[int, str] = {}  # by id of a parameter or buffer: class of the outermost module
         # By id of a tensor: its module and its name there, its role and its full name.  Of an optimizer's
         # tensors, which have no module, themselves.  (A tensor with weak references cannot be swapped.)
@@ -337,27 +337,11 @@ class Scopes:
                             pending.storage.role, pending.storage.name = role, full
                         self._roots[id(tensor)] = type(root).__name__
                         self._parameters[id(tensor)] = (weakref.ref(module), key, role, full)  # type: ignore[assignment]
-        self._learnt = _Root(paths, [module for _, module in modules])
+        self._learnt = Root(paths, [module for _, module in modules])
         return paths
 
 
-class _Root:
-    """An outermost module as it was when its names were learnt: ``paths`` by id of the submodule."""
-
-    def __init__(self, paths: dict[int, str], modules: Sequence[torch.nn.Module]) -> None:
-        self.paths = paths
-        # Weak: a submodule may know the root, which would keep itself alive through us.
-        self._modules = [weakref.ref(module) for module in modules]
-        self._content = _content(modules)
-
-    def holds(self, root: torch.nn.Module) -> bool:
-        """Whether it is of ``root``, and nothing has been added, taken out, renamed or exchanged."""
-        if self._modules[0]() is not root:
-            return False
-        return _content([reference() for reference in self._modules]) == self._content
-
-
-def _content(modules: Sequence[torch.nn.Module | None]) -> list[str | int]:
+def content_of(modules: Sequence[torch.nn.Module | None]) -> list[str | int]:
     """The names and identities of what each of ``modules`` holds, in order; less, if one of them is gone."""
     content: list[str | int] = []
     for module in modules:
@@ -369,6 +353,24 @@ def _content(modules: Sequence[torch.nn.Module | None]) -> list[str | int]:
                 content += held.keys()
                 content += map(id, held.values())
     return content
+
+
+class Root:
+    """An outermost module as it was when its names were learnt: ``paths`` by id of the submodule."""
+
+    content_of = staticmethod(content_of)  # which :mod:`.acceleration` has a compiled form of
+
+    def __init__(self, paths: dict[int, str], modules: Sequence[torch.nn.Module]) -> None:
+        self.paths = paths
+        # Weak: a submodule may know the root, which would keep itself alive through us.
+        self._modules = [weakref.ref(module) for module in modules]
+        self._content = self.content_of(modules)
+
+    def holds(self, root: torch.nn.Module) -> bool:
+        """Whether it is of ``root``, and nothing has been added, taken out, renamed or exchanged."""
+        if self._modules[0]() is not root:
+            return False
+        return self.content_of([reference() for reference in self._modules]) == self._content
 
 
 def module_call_of(scopes: Scopes, original: Callable[..., Any]) -> Callable[..., Any]:

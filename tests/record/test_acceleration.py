@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lazyviz
 from lazyviz.graph.ir import Value
-from lazyviz.record import acceleration
+from lazyviz.record import acceleration, scopes
 from lazyviz.record.recorder import Tape, tape
 from tests.models import MODELS
 
@@ -396,3 +396,14 @@ def test_calls_that_differ_in_little_have_results_of_their_own(restored):
         pytest.skip("nothing is compiled")
     for _ in range(3):  # asked for, found by its key, found by its words
         assert metas() == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_what_modules_hold_is_the_same_in_both_ways():
+    if acceleration._module is None:
+        pytest.skip("nothing is compiled")
+    models = [make() for make, *_ in MODELS.values()]
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    modules = [module for model in (*models, nn.Identity(), scripted) for module in model.modules()]
+    for held in (modules, [*modules[:3], None, *modules[3:]], []):
+        assert acceleration._module.content_of(held) == scopes.content_of(held)
