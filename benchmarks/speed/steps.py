@@ -18,7 +18,7 @@ from lazyviz.record import acceleration
 from . import ltc, programs
 from .figures import Figure, Settings, say
 from .programs import Program
-from .timing import in_python, interleaved, lazily, medians, ratio, timed
+from .timing import in_python, interleaved, lazily, medians, ratio, timed, warm
 
 TRACINGS = 3  # of make_fx, which takes seconds
 
@@ -78,7 +78,8 @@ def compare(program: Program, settings: Settings, with_ltc: bool) -> Iterator[Fi
     yield Figure("warm record / eager", program.name, ratio(times, "lazyviz record", "eager"), detail=detail)
     trace = tracer(program, settings.device)
     trace()  # what it imports and caches at first is not what is measured
-    tracing = interleaved([ours.turn, timed("make_fx", trace)], settings.pick(TRACINGS, 1), warm_up=False)
+    turns = [warm(ours.turn), timed("make_fx", trace)]
+    tracing = interleaved(turns, settings.pick(TRACINGS, 1), warm_up=False)
     yield Figure(
         "make_fx / warm record",
         program.name,

@@ -63,6 +63,16 @@ def interleaved(turns: Sequence[Turn], rounds: int, *, warm_up: bool = True) -> 
     return times
 
 
+def warm(turn: Turn) -> Turn:
+    """The turn after another one that is not timed: for rounds without a warm-up of all."""
+
+    def second() -> Mapping[str, float]:
+        turn()
+        return turn()
+
+    return second
+
+
 def ratio(times: Times, over: str, under: str) -> float:
     """The median over the rounds of one time by another."""
     return statistics.median(a / b for a, b in zip(times[over], times[under]))
