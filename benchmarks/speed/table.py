@@ -33,6 +33,7 @@ ROWS = (
     Row("TorchLens / recording, for a node", "TorchLens / warm record, an operator", ("peers",)),
     Row("recording a chain / MLX's recording", "record / MLX record", ("chain",)),
     Row("recording, look-up and run of a training step / eager", "lazy total / eager", TOTALS),
+    Row("the same in a loop, with nothing collected between steps", "lazy loop / eager loop", TOTALS),
     Row("the same under LTC / eager", "LTC total / eager", TOTALS),
     Row("the same compiled, a loop of tiny operators / eager", "inductor, lazy total / eager", ("fused",)),
     Row("running compiled / `torch.compile` by hand", "inductor, run / torch.compile", COMPILED),

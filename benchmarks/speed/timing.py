@@ -49,8 +49,9 @@ def timed(name: str, function: Callable[[], Any]) -> Turn:
 def interleaved(turns: Sequence[Turn], rounds: int, *, warm_up: bool = True) -> dict[str, list[float]]:
     """Rounds of all ``turns``, each round beginning with another of them.
 
-    With ``warm_up`` each runs once more before it is timed, so that none pays for the caches which the
-    one before has emptied; what takes seconds does not need that.
+    With ``warm_up`` each runs once more before it is timed, so that none pays for what the one before has
+    put in its place; what takes seconds does not need that.  A turn that begins with :func:`settle` finds the
+    processor's caches emptied by the collector, whichever it is.
     """
     times: dict[str, list[float]] = {}
     for number in range(rounds):

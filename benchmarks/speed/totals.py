@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,9 +14,41 @@ from . import ltc, programs
 from .device import device_seconds
 from .figures import Figure, Settings
 from .programs import Program
-from .timing import Turn, interleaved, lazily, medians, ratio, timed
+from .timing import Turn, interleaved, lazily, medians, now, ratio, settle, timed
 
 DEVICE_BOUND = 5  # on a GPU the criterion holds where device time is that many times recording time
+
+
+LOOP = 10  # steps one after another
+
+
+def in_a_loop(name: str, once: Callable[[], Any]) -> Turn:
+    """A turn of ``LOOP`` steps with nothing between them, as users train: seconds of each on average."""
+
+    def turn() -> dict[str, float]:
+        settle()
+        begin = time.perf_counter()
+        for _ in range(LOOP):
+            once()
+        return {name: (now() - begin) / LOOP}
+
+    return turn
+
+
+def loops(program: Program, settings: Settings, rounds: int) -> Iterator[Figure]:
+    """The same without a collection before each step; what becomes of each one's graph is in it."""
+    step = program.on(settings.device).training_step()
+
+    def lazily_once() -> None:
+        with lazyviz.lazy() as graph:
+            step()
+        graph.evaluate()
+
+    eager = in_a_loop("eager", program.on(settings.device).training_step())
+    times = interleaved([eager, in_a_loop("lazyviz", lazily_once)], rounds)
+    yield Figure(
+        "lazy loop / eager loop", program.name, ratio(times, "lazyviz", "eager"), detail=medians(times)
+    )
 
 
 def compare(
@@ -63,6 +96,7 @@ def measure(settings: Settings, case: str) -> Iterator[Figure]:
         rounds = 2 * settings.rounds + 1
         program = programs.transformer()
         yield from compare(program, settings, "<= 2.0", with_ltc=True, warm_up=True, rounds=rounds)
+        yield from loops(program, settings, settings.rounds)
         return
     # A quick run is of other sizes, and has no criterion.
     size = settings.pick({}, {"layers": 2, "batch": 2, "length": 64})
