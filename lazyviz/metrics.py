@@ -23,7 +23,9 @@ class Metrics:
         self._counters[name] = self._counters.get(name, 0) + by
 
     def add(self, name: str, seconds: float) -> None:
-        self._timings.setdefault(name, deque(maxlen=_KEPT)).append(seconds)
+        if name not in self._timings:
+            self._timings[name] = deque(maxlen=_KEPT)
+        self._timings[name].append(seconds)
         number, total = self._totals.get(name, (0, 0.0))
         self._totals[name] = number + 1, total + seconds
 

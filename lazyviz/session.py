@@ -76,7 +76,7 @@ class LazyGraph(Choices, Shown):
 
     def __del__(self) -> None:
         self.ir.lost = True
-        if Lost.look is not None and any(node.state != "done" for node in self.ir.nodes):
+        if Lost.look is not None and tape.pending and sweeps.unfinished(self.nodes):
             Lost.look()
 
     def __repr__(self) -> str:
@@ -151,6 +151,12 @@ class LazyGraph(Choices, Shown):
 
     # --- running ------------------------------------------------------------------
 
+    def _unfinished(self) -> list[TrackedNode]:
+        pending = list(tape.pending)
+        if pending == self.ir.nodes:  # as is usual, and sooner seen than what each of them is
+            return pending
+        return sweeps.unfinished(self.nodes)
+
     def evaluate(
         self,
         *tensors: torch.Tensor,
@@ -208,7 +214,7 @@ class LazyGraph(Choices, Shown):
             if nodes is not None:
                 targets += self.own(nodes)
             elif not tensors:
-                targets = sweeps.unfinished(self.nodes)
+                targets = self._unfinished()
             everything = not tensors and targets == list(tape.pending)  # which needs nothing else
             return evaluation.run(
                 targets if everything and nodes is None else closure(targets),
@@ -298,7 +304,7 @@ def lazy(
         named.begin(tape, graph.ir)
     graph.ir.whole, graph.ir.independent_rng = tuple(whole), independent_rng
     evaluation.graphs[id(graph.ir)] = graph
-    tape.watching.add(graph.ir)
+    tape.watch(graph.ir)
     if outer[0] is None:
         if Lost.something and tape.pending:
             tape.forget_lost()
@@ -331,7 +337,7 @@ def lazy(
         TrackedStorage.recording = outer[0]
         if outer[0] is None:
             tape.scopes.hand_over(graph.ir)
-        own = sweeps.unfinished(graph.nodes)
+        own = graph._unfinished()
         if own != list(tape.pending) and (earlier := len(closure(own)) - len(own)):
             # The plan is of this cell's ops alone: say what else its evaluation will run.
             graph.title += f", after {earlier:,} pending ops of earlier cells"

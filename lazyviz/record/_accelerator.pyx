@@ -47,6 +47,7 @@ cdef extern from "Python.h":
     int PyObject_GC_IsTracked(PyObject *)
     long long PyLong_AsLongLongAndOverflow(object, int *)
     unsigned long PyThread_get_thread_ident()
+    void PyType_Modified(PyTypeObject *)
 
 
 cdef extern from *:
@@ -226,7 +227,7 @@ cdef dict infos, entries, above
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
-cdef object ENTRY, ref_cls
+cdef object ENTRY, MISSING, ref_cls
 cdef int MOST_FRAMES
 cdef uint64_t NO_SEQUENCE
 cdef uint64_t snapshot_key
@@ -243,7 +244,7 @@ cdef Py_ssize_t S_replaced, S_address, S_dropped, S_dropped_in, S_external, S_ro
 cdef Py_ssize_t M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
 cdef Py_ssize_t O_meta, O_source, O_itself, O_fresh, O_nbytes
 cdef Py_ssize_t I_container, I_outputs, I_on_meta, I_special, I_to_cpu, I_restructured, I_dtype
-cdef Py_ssize_t R_value, G_nodes, G_storages, G_inputs, G_calls, G_lost, T_held_bytes_limit
+cdef Py_ssize_t L_line, R_value, G_nodes, G_storages, G_inputs, G_calls, G_lost, T_held_bytes_limit
 cdef Py_ssize_t T_graph, T_pauses, T_absent, T_viewed, T_owner, T_summing, T_pending, T_outside, T_storages, T_batch, T_met
 cdef Py_ssize_t C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
 cdef object OutputSpec
@@ -263,7 +264,7 @@ def connect(**parts):
     global cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
-    global node_numbers, value_numbers, storage_numbers, ENTRY, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
+    global node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
     slow = parts["slow"]
     LazyTensor, Tensor, Parameter = parts["LazyTensor"], parts["Tensor"], parts["Parameter"]
     OpOverload, OutputSpec = parts["OpOverload"], parts["OutputSpec"]
@@ -287,7 +288,8 @@ def connect(**parts):
     above = sources._above
     slow_record = tape.record
     infos, entries = shapes.infos, shapes.entries
-    ENTRY, MOST_FRAMES, NO_SEQUENCE = parts["ENTRY"], parts["MOST_FRAMES"], parts["NO_SEQUENCE"]
+    ENTRY, MISSING = parts["ENTRY"], parts["MISSING"]
+    MOST_FRAMES, NO_SEQUENCE = parts["MOST_FRAMES"], parts["NO_SEQUENCE"]
     snapshot_key, key_set_offset = parts["snapshot_key"], parts["key_set_offset"]
     take, quick = None, &in_python
     if parts["dispatcher"] is not None:
@@ -315,7 +317,7 @@ def _find_slots(parts):
     global S_id, S_nbytes, S_device, S_created, S_graph, S_writer, S_readers, S_live, S_uses, S_foreign
     global S_replaced, S_address, S_dropped, S_dropped_in, S_external, S_role, S_name, V_name, V_given
     global M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
-    global O_meta, O_source, O_itself, O_fresh, O_nbytes, I_container, I_outputs, I_on_meta, I_special, R_value
+    global O_meta, O_source, O_itself, O_fresh, O_nbytes, I_container, I_outputs, I_on_meta, I_special, R_value, L_line
     global I_to_cpu, I_restructured, I_dtype, G_nodes, G_storages, G_inputs, G_calls, G_lost, T_held_bytes_limit
     global T_graph, T_pauses, T_absent, T_viewed, T_owner, T_summing, T_pending, T_outside, T_storages, T_batch, T_met
     global C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
@@ -351,7 +353,7 @@ def _find_slots(parts):
     I_on_meta, I_special = offset(inferred, "on_meta"), offset(inferred, "special")
     I_to_cpu, I_dtype = offset(inferred, "to_cpu"), offset(inferred, "dtype")
     I_restructured = offset(inferred, "restructured")
-    R_value = offset(TensorRef, "value")
+    R_value, L_line = offset(TensorRef, "value"), offset(parts["SourceLine"], "line")
     graph = parts["Graph"]
     G_nodes, G_storages, G_inputs = offset(graph, "nodes"), offset(graph, "storages"), offset(graph, "inputs")
     G_calls, G_lost = offset(graph, "calls"), offset(graph, "lost")
@@ -1202,7 +1204,7 @@ cdef tuple place_of(PyFrameObject *raw, bint with_callers):
             if callers is None:
                 callers = []
             for here in (place[0], *place[2]) if place[0] is not None else place[2]:
-                if here is not line and here not in callers:
+                if here is not line and not is_among(here, callers):
                     callers.append(here)
             break
         spot = spot_of(frame)
@@ -1212,7 +1214,7 @@ cdef tuple place_of(PyFrameObject *raw, bint with_callers):
                 return here, phase, ()
             if line is None:
                 line = here
-            elif here is not line and (callers is None or here not in callers):
+            elif here is not line and (callers is None or not is_among(here, callers)):
                 if callers is None:
                     callers = []
                 callers.append(here)
@@ -1222,6 +1224,18 @@ cdef tuple place_of(PyFrameObject *raw, bint with_callers):
             break
         raw = PyFrame_GetBack(<PyFrameObject *> frame)
     return line, phase, () if callers is None else shared(callers)
+
+
+cdef bint is_among(object line, object lines) except -1:
+    """``line in lines``, of user's lines: equal ones have the same number, so that few need a look from Python."""
+    for each in lines:
+        if each is line:
+            return True
+    number = get(line, L_line)
+    for each in lines:
+        if get(each, L_line) == number and each == line:
+            return True
+    return False
 
 
 cdef tuple latest = ()
@@ -1264,6 +1278,39 @@ def content_of(modules):
     return content
 
 
+def exchange(tuple changes, bint back):
+    """``lazyviz.record.patches.exchange``."""
+    cdef PyObject *there
+    cdef PyObject *missing = <PyObject *> MISSING
+    cdef tuple entry
+    if not back:
+        for _, namespace, _, together, alone in changes:
+            for rows in (together, alone):
+                for row in <tuple> rows:
+                    entry = row
+                    there = PyDict_GetItem(namespace, entry[0])
+                    if (missing if there is NULL else there) != <PyObject *> entry[1]:
+                        return False
+    for owner, namespace, is_class, together, alone in changes:
+        for row in <tuple> together:
+            entry = row
+            value = entry[1] if back else entry[2]
+            if value is MISSING:
+                (<dict> namespace).pop(entry[0], None)
+            else:
+                PyDict_SetItem(namespace, entry[0], value)
+        if is_class:
+            PyType_Modified(<PyTypeObject *> owner)
+        for row in <tuple> alone:
+            entry = row
+            value = entry[1] if back else entry[2]
+            if value is MISSING:
+                delattr(owner, entry[0])
+            else:
+                setattr(owner, entry[0], value)
+    return True
+
+
 def module_call_of(scopes, original):
     """``nn.Module.__call__`` that announces its module, as ``ScopePatches`` does."""
 
@@ -1277,7 +1324,7 @@ def module_call_of(scopes, original):
             begin_call(caller, place)
             if not root:
                 scopes.enter_root(module, led)
-            if line is not None and line not in <tuple> get(scopes, C_callers):
+            if line is not None and not is_among(line, get(scopes, C_callers)):
                 put(scopes, C_callers, (line, *get(scopes, C_callers)))
             path = (<dict> get(scopes, C_paths)).get(<size_t> <void *> module)
             if path is None:

@@ -13,8 +13,8 @@ import torch
 
 from .. import _compiled, _torch, _torch_cuda
 from .._torch import OpOverload
-from ..graph.ir import Graph, TensorMeta
-from . import autograd_nodes, scopes
+from ..graph.ir import Graph, SourceLine, TensorMeta
+from . import autograd_nodes, patches, scopes
 from .constants import is_given
 from .guard import count_writes, written_tensors
 from .probes import sharing
@@ -23,8 +23,13 @@ from .shapes import Inferred, OutputSpec
 from .storage import Lost, TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
 from .tensor import LazyTensor, wrap
 
-IN_PYTHON = (RecorderMode.__torch_dispatch__, scopes.ScopePatches.module_call_of, scopes.content_of)
-_ways: tuple[Any, Any, Any] | None = None
+IN_PYTHON = (
+    RecorderMode.__torch_dispatch__,
+    scopes.ScopePatches.module_call_of,
+    scopes.content_of,
+    patches.exchange,
+)
+_ways: tuple[Any, Any, Any, Any] | None = None
 
 
 def _take(op: OpOverload) -> None:
@@ -33,7 +38,7 @@ def _take(op: OpOverload) -> None:
         _dispatcher.take(op._schema.name, op._schema.overload_name, op)
 
 
-def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, Any, Any]:
+def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, Any, Any, Any]:
     """What :func:`use` puts in place of the functions in Python."""
     graph = Graph()
     device = torch.device("cpu")
@@ -49,6 +54,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, Any, Any]:
         value=TrackedValue(meta, storage, None),
         storage=storage,
         Graph=Graph,
+        SourceLine=SourceLine,
         TensorMeta=TensorMeta,
         OutputSpec=OutputSpec,
         Inferred=Inferred,
@@ -91,10 +97,11 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, Any, Any]:
         snapshot_key=_torch.SNAPSHOT_KEY,
         key_set_offset=_torch.KEY_SET_OFFSET,
         ENTRY=scopes.ENTRY,
+        MISSING=patches.MISSING,
         MOST_FRAMES=scopes.MOST_FRAMES,
         NO_SEQUENCE=scopes.NO_SEQUENCE,
     )
-    return dispatch, accelerator.module_call_of, accelerator.content_of
+    return dispatch, accelerator.module_call_of, accelerator.content_of, accelerator.exchange
 
 
 def shape_cache_hits() -> int:
@@ -116,10 +123,11 @@ def show(graph: Graph) -> None:
 def use(compiled: bool) -> bool:
     """Record by the compiled module, or in Python, from the next block on; returns what came of it."""
     global active
-    dispatch, module_call_of, content_of = _ways if compiled and _ways is not None else IN_PYTHON
+    dispatch, module_call_of, content_of, exchange = _ways if compiled and _ways is not None else IN_PYTHON
     RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
     scopes.ScopePatches.module_call_of = staticmethod(module_call_of)
     scopes.Root.content_of = staticmethod(content_of)
+    patches.Patches.exchange = staticmethod(exchange)
     active = compiled and _ways is not None
     if _dispatcher is not None:
         _dispatcher.use(active)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
-from itertools import repeat
+from collections.abc import Callable, Collection, Mapping
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _torch_random
 
-_MISSING = object()
+MISSING = object()
 _IMMUTABLE = 1 << 8  # of ``type.__flags__``: a static type of C, whose attributes cannot be set
 # Names with underscores on both sides that are no slot of a type: Python need not be told of them one by one.
 _NO_SLOTS = frozenset(
@@ -18,94 +17,98 @@ _NO_SLOTS = frozenset(
 )
 
 
-class _Owner:
-    """What is replaced of one module or class: all of it at once.
+class Change(NamedTuple):
+    """What is replaced of one module or class: a name, what was there, and what comes in its place, of each.
 
-    For each attribute that is set Python looks at the class and its subclasses.  So they are put into its
-    dictionary, which a class's read-only ``__dict__`` refers to, and the last is set: then Python looks.
+    For each attribute that is set Python looks at the class and its subclasses.  So those that are no slots
+    are put into its dictionary ``together``, and Python is told once.
     """
 
-    def __init__(self, owner: Any, changes: Mapping[str, tuple[Any, Any]]) -> None:
-        """``changes``: what is there and what comes in its place, by name."""
-        self._owner = owner
-        self._static = isinstance(owner, type) and bool(owner.__flags__ & _IMMUTABLE)
-        self._namespace = _torch_random.dictionary_of(owner)
-        one_by_one = list(changes)
-        setter: Any = type(owner).__setattr__
-        if self._static or setter is ModuleType.__setattr__:
-            one_by_one = []
-        elif setter is type.__setattr__:
-            slots = [name for name in changes if name.startswith("__") and name not in _NO_SLOTS]
-            one_by_one = slots or one_by_one[-1:]
-        together = [name for name in changes if name not in one_by_one]
-        self._before = {name: before for name, (before, _) in changes.items()}
-        self._values = {name: changes[name][1] for name in together}
-        self._present = {name: self._before[name] for name in together if self._before[name] is not _MISSING}
-        self._absent = [name for name in together if self._before[name] is _MISSING]
-        self._one_by_one = [(name, *changes[name]) for name in one_by_one]
+    owner: Any
+    namespace: dict[str, Any]
+    is_class: bool
+    together: tuple[tuple[str, Any, Any], ...]
+    alone: tuple[tuple[str, Any, Any], ...]
 
-    def is_unchanged(self) -> bool:
-        """Whether what is there now is what was there before."""
-        get = self._namespace.get
-        return all(map(operator.is_, map(get, self._before, repeat(_MISSING)), self._before.values()))
 
-    def replace(self) -> None:
-        self._namespace.update(self._values)
-        for name, _, value in self._one_by_one:
-            setattr(self._owner, name, value)
-        if self._static:
-            _torch_random.has_changed(self._owner)
+def _change(owner: Any, entries: Mapping[str, tuple[Any, Any]]) -> Change:
+    """``entries``: what is there and what comes in its place, by name."""
+    setter: Any = type(owner).__setattr__
+    is_class = isinstance(owner, type)
+    together: Collection[str] = ()
+    if setter is ModuleType.__setattr__ or (is_class and owner.__flags__ & _IMMUTABLE):
+        together = entries
+    elif setter is type.__setattr__:
+        together = [name for name in entries if not name.startswith("__") or name in _NO_SLOTS]
+    rows = [(name in together, (name, *entry)) for name, entry in entries.items()]
+    return Change(
+        owner,
+        _torch_random.dictionary_of(owner),
+        is_class and bool(together),
+        tuple([row for is_together, row in rows if is_together]),
+        tuple([row for is_together, row in rows if not is_together]),
+    )
 
-    def restore(self) -> None:
-        self._namespace.update(self._present)
-        for name in self._absent:
-            del self._namespace[name]
-        for name, before, _ in self._one_by_one:
-            if before is _MISSING:
-                delattr(self._owner, name)
+
+def exchange(changes: tuple[Change, ...], back: bool) -> bool:
+    """Put all of ``changes`` in place, or what was there before ``back``.
+
+    False, and nothing is done, if what they are to stand in for is not there any more.
+    """
+    if not back:
+        for change in changes:
+            for name, before, _ in (*change.together, *change.alone):
+                if change.namespace.get(name, MISSING) is not before:
+                    return False
+    for owner, namespace, is_class, together, alone in changes:
+        for name, *values in together:
+            if values[not back] is MISSING:
+                namespace.pop(name, None)
             else:
-                setattr(self._owner, name, before)
-        if self._static:
-            _torch_random.has_changed(self._owner)
+                namespace[name] = values[not back]
+        if is_class:
+            _torch_random.has_changed(owner)
+        for name, *values in alone:
+            if values[not back] is MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, values[not back])
+    return True
 
 
 class Patches:
     """Attributes replaced for a while."""
 
+    exchange = staticmethod(exchange)  # which :mod:`.acceleration` has a compiled form of
+
     def __init__(self) -> None:
         self._set: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there, what is
-        self._last: list[_Owner] = []
+        self._last: tuple[Change, ...] = ()
         self._again = False
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        before = vars(owner).get(name, _MISSING)
+        before = vars(owner).get(name, MISSING)
         self._set.append((owner, name, before, value))
-        _Owner(owner, {name: (before, value)}).replace()
+        Patches.exchange((_change(owner, {name: (before, value)}),), False)
 
     def again(self) -> bool:
         """Set what was restored last, if what it stands in for has not changed since; False: it has."""
-        if not self._last or not all(map(_Owner.is_unchanged, self._last)):
-            return False
-        for owner in self._last:
-            owner.replace()
-        self._again = True
-        return True
+        self._again = bool(self._last) and Patches.exchange(self._last, False)
+        return self._again
 
     def restore(self) -> None:
         if self._again:
-            for last in self._last:
-                last.restore()
             self._again = False
+            Patches.exchange(self._last, True)
         elif self._set:
             owners: dict[int, tuple[Any, dict[str, tuple[Any, Any]]]] = {}
             for owner, name, before, value in self._set:
-                _, changes = owners.setdefault(id(owner), (owner, {}))
+                _, entries = owners.setdefault(id(owner), (owner, {}))
                 # Of several patches of one attribute what was there before the first, and what is now.
-                changes[name] = changes.get(name, (before,))[0], value
-            self._last = [_Owner(owner, changes) for owner, changes in owners.values()]
+                entries[name] = entries.get(name, (before,))[0], value
+            self._last = tuple([_change(owner, entries) for owner, entries in owners.values()])
             self._set = []
-            for last in self._last:
-                last.restore()
+            Patches.exchange(self._last, True)
 
     def __bool__(self) -> bool:
         return self._again or bool(self._set)

@@ -107,7 +107,7 @@ class Pending:
         self.outside: dict[int, TrackedValue] = {}  # by id of the real tensor
         self.storages: dict[int, TrackedStorage] = {}  # by address of the real storage
         self.met: dict[int, TrackedStorage] = {}  # likewise, of what sync points made real: who it was
-        self.watching: weakref.WeakSet[Graph] = weakref.WeakSet()  # whose values point to tensors
+        self._watched: set[weakref.ref[Graph]] = set()  # whose values point to tensors
         self._views: list[TrackedNode] = []  # pending ones recorded outside of a block
         self.held_bytes_limit = HELD_BYTES_LIMIT
         self.reachable: Callable[[], Iterable[Graph]] = tuple  # the graphs that somebody can evaluate
@@ -273,11 +273,17 @@ class Pending:
             return [value for value in graph.inputs if value.uses]  # type: ignore[attr-defined, misc]
         return dict.fromkeys([value for node in nodes for value in node.inputs])
 
+    def watch(self, graph: Graph) -> None:
+        """Its values are to point to the user's tensors, until nothing is recorded or pending."""
+        self._watched.add(weakref.ref(graph, self._watched.discard))
+
     def _let_go(self) -> None:
         """Nothing is recorded or pending: leave no weak references to the user's tensors."""
-        for graph in self.watching:
-            self.unlink_tensors(graph.nodes, graph.inputs)
-        self.watching.clear()
+        graphs = [reference() for reference in tuple(self._watched)]
+        self._watched.clear()
+        for graph in graphs:
+            if graph is not None:
+                self.unlink_tensors(graph.nodes, graph.inputs)
 
     def forget_lost(self) -> None:
         """Forget what nobody can see any more, if something went out of sight since the last time.

@@ -4,7 +4,17 @@ import types
 
 import pytest
 
-from lazyviz.record.patches import CodePatch, Patches
+from lazyviz.record import acceleration
+from lazyviz.record.patches import CodePatch, Patches, exchange
+
+
+@pytest.fixture(autouse=True, params=["in Python", "compiled"])
+def way(request, monkeypatch):
+    """How attributes are exchanged."""
+    if request.param == "compiled" and acceleration._module is None:
+        pytest.skip("nothing is compiled")
+    chosen = exchange if request.param == "in Python" else acceleration._module.exchange
+    monkeypatch.setattr(Patches, "exchange", staticmethod(chosen))
 
 
 class Base:
@@ -69,6 +79,51 @@ def test_what_somebody_else_has_put_there_since_is_not_passed_over(classes):
     assert base().name() == "new name"
     patches.restore()
     assert vars(base)["name"] is theirs
+
+
+def test_nothing_is_set_where_one_of_several_has_changed(classes):
+    base, derived = classes
+    patches = Patches()
+    patches.set(derived, "name", lambda self: "new name")
+    patches.set(base, "other", lambda self: "new")
+    patches.restore()
+    base.other = lambda self: "theirs"
+    assert not patches.again()
+    assert (derived().name(), derived().other()) == ("base", "theirs")
+    assert "name" not in vars(derived)
+
+
+def test_a_call_that_python_has_specialised_sees_what_was_put_there(classes):
+    base, derived = classes
+    one, patches = derived(), Patches()
+
+    def name():
+        return one.name()
+
+    for _ in range(3):
+        assert {name() for _ in range(100)} == {"base"}
+        if not patches.again():
+            patches.set(base, "name", lambda self: "new name")  # no slot: the class is told
+        assert {name() for _ in range(100)} == {"new name"}
+        patches.restore()
+    assert {name() for _ in range(100)} == {"base"}
+
+
+def test_a_class_that_watches_its_attributes_is_asked():
+    log = []
+
+    class Watched(type):
+        def __setattr__(cls, name, value):
+            log.append((name, value))
+            super().__setattr__(name, value)
+
+    cls = Watched("cls", (), {"there": 1})
+    patches = Patches()
+    for _ in range(2):
+        if not patches.again():
+            patches.set(cls, "there", 2)
+        patches.restore()
+    assert log == [("there", 2), ("there", 1)] * 2
 
 
 def test_attributes_of_a_module_are_replaced_and_put_back():
