@@ -25,6 +25,7 @@ def measure(settings: Settings) -> Iterator[Figure]:
             x = torch.relu(x)
         return x
 
+    nothing = torch.empty(0, device=settings.device)
     compiled = torch.compile(loop)
     fused = lazily(lambda: loop(x, y), backend="inductor")
     replayed = lazily(lambda: loop(x, y), name="eager backend")
@@ -33,6 +34,7 @@ def measure(settings: Settings) -> Iterator[Figure]:
         fused.turn,
         replayed.turn,
         timed("torch.compile", lambda: compiled(x, y)),
+        timed("without elements", lambda: loop(nothing, nothing)),
     ]
     for turn in turns:
         for _ in range(2):
@@ -49,4 +51,7 @@ def measure(settings: Settings) -> Iterator[Figure]:
         "eager backend, lazy total / eager", case, ratio(times, "eager backend total", "eager"), detail=detail
     )
     yield Figure("torch.compile / eager", case, ratio(times, "torch.compile", "eager"), detail=detail)
+    # What calling an operator costs where nothing is computed: whoever is called for each pays that.
+    calls = ratio(times, "without elements", "eager")
+    yield Figure("eager on tensors without elements / eager", case, calls, detail=detail)
     lazyviz.session.reset()

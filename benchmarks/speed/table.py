@@ -36,6 +36,12 @@ ROWS = (
     Row("the same in a loop, with nothing collected between steps", "lazy loop / eager loop", TOTALS),
     Row("the same under LTC / eager", "LTC total / eager", TOTALS),
     Row("the same compiled, a loop of tiny operators / eager", "inductor, lazy total / eager", ("fused",)),
+    Row("the same loop under `torch.compile` / eager", "torch.compile / eager", ("fused",)),
+    Row(
+        "the same loop in eager, on tensors without elements / eager",
+        "eager on tensors without elements / eager",
+        ("fused",),
+    ),
     Row("running compiled / `torch.compile` by hand", "inductor, run / torch.compile", COMPILED),
     Row("recording and running compiled / the same", "inductor, lazy total / torch.compile", COMPILED),
     Row("share of operators that run compiled", "share of ops that inductor runs", COMPILED),

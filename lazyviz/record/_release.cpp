@@ -15,14 +15,19 @@ namespace {
 
 // A class of which a record has many objects: the slots by which these refer to others of them.
 struct Kind {
+  const char* marked;  // a slot that refers to no other of them, in which those that have been met are marked
   std::vector<const char*> early;  // slots that are cut before code of the user's can run
   std::vector<const char*> circular;  // slots that are cut before the object is let go
   std::vector<const char*> others;
   PyTypeObject* type = nullptr;
+  Py_ssize_t mark = 0;  // its offset
   std::vector<Py_ssize_t> early_cuts, cuts, slots;  // offsets: of `early`, of `circular`, of all
 
   bool connect(PyObject* cls) {
     type = reinterpret_cast<PyTypeObject*>(cls);
+    slots.clear();
+    if (!add({marked})) return false;
+    mark = slots.back();
     slots.clear();
     if (!add(early) || !add(circular) || !add(others)) return false;
     early_cuts.assign(slots.begin(), slots.begin() + early.size());
@@ -49,10 +54,10 @@ struct Kind {
   }
 };
 
-Kind nodes{{"graph"}, {"after", "forward"}, {"args", "kwargs", "inputs", "outputs", "writes", "draws"}};
-Kind values{{"tensor"}, {"node"}, {"storage"}};
-Kind storages{{"graph"}, {"writer", "readers", "continues", "replaced_by", "shadow"}, {}};
-Kind draws{{}, {"last"}, {"_state"}};
+Kind nodes{"op", {"graph"}, {"after", "forward"}, {"args", "kwargs", "inputs", "outputs", "writes", "draws"}};
+Kind values{"meta", {"tensor"}, {"node"}, {"storage"}};
+Kind storages{"nbytes", {"graph"}, {"writer", "readers", "continues", "replaced_by", "shadow"}, {}};
+Kind draws{"generator", {}, {"last"}, {"_state"}};
 PyTypeObject *shadow_type, *reference_type;
 
 // Offsets of the slots above.
@@ -79,55 +84,35 @@ const Kind* kind_of(PyObject* object) {
   return nullptr;
 }
 
-class Pointers {  // a set
- public:
-  bool add(PyObject* object) {  // whether it is new
-    if (2 * (count_ + 1) > places_.size()) grow();
-    PyObject*& place = places_[find(object)];
-    if (place != nullptr) return false;
-    place = object;
-    count_++;
-    return true;
-  }
-
- private:
-  size_t find(PyObject* object) const {
-    size_t mask = places_.size() - 1;
-    size_t place = (reinterpret_cast<uintptr_t>(object) >> 4) * 0x9E3779B97F4A7C15u >> 20 & mask;
-    while (places_[place] != nullptr && places_[place] != object) place = (place + 1) & mask;
-    return place;
-  }
-
-  void grow() {
-    std::vector<PyObject*> before(places_.empty() ? 1024 : 2 * places_.size());
-    before.swap(places_);
-    for (PyObject* object : before) {
-      if (object != nullptr) places_[find(object)] = object;
-    }
-  }
-
-  std::vector<PyObject*> places_;
-  size_t count_ = 0;
-};
-
 constexpr size_t AHEAD = 8;  // members
 constexpr int DEEPEST = 50;  // container in a container, such as a list among an operator's arguments
+
+PyObject* const MET = reinterpret_cast<PyObject*>(&nodes);  // the mark: no object of Python's
+
+struct Member {
+  PyObject* object;
+  PyObject* unmarked;  // what is in the slot where it is marked
+};
 
 class Record {
  public:
   explicit Record(PyObject* graph) : graph_(graph), from_outside_(Py_REFCNT(graph)) {}
+  Record(const Record&) = delete;
+  Record& operator=(const Record&) = delete;
 
-  // Whether the references from outside are those of `holders`, and no weak ones.
+  // Whether the references from outside are those of `holders`, and no weak ones.  No code of Python's runs while
+  // members are marked.
   bool has_no_other_references(Py_ssize_t holders) {
     Py_TYPE(graph_)->tp_traverse(graph_, visit, this);
     for (size_t number = 0; number < members_.size() && is_free_; number++) {
-      PyObject* member = members_[number];  // the vector grows meanwhile
+      PyObject* member = members_[number].object;  // the vector grows meanwhile
       ask_ahead(number);
       for (Py_ssize_t slot : kind_of(member)->slots) {
         PyObject* object = at(member, slot);
         if (object != nullptr && visit(object, this) != 0) break;
       }
     }
+    for (const Member& member : members_) at(member.object, kind_of(member.object)->mark) = member.unmarked;
     return is_free_ && from_outside_ == holders;
   }
 
@@ -135,7 +120,7 @@ class Record {
   void take_apart(PyObject* holder) {
     for (size_t number = 0; number < members_.size(); number++) {
       ask_ahead(number);
-      PyObject* member = Py_NewRef(members_[number]);
+      PyObject* member = Py_NewRef(members_[number].object);
       for (Py_ssize_t slot : kind_of(member)->early_cuts) cut(member, slot);
     }
     // From here on code of the user's may run, such as a weak reference's callback.  The graph alone can have weak
@@ -143,11 +128,12 @@ class Record {
     PyList_SetSlice(holder, 0, PyList_GET_SIZE(holder), nullptr);
     for (size_t number = 0; number < members_.size(); number++) {
       ask_ahead(number);
-      for (Py_ssize_t slot : kind_of(members_[number])->cuts) cut(members_[number], slot);
+      PyObject* member = members_[number].object;
+      for (Py_ssize_t slot : kind_of(member)->cuts) cut(member, slot);
     }
     for (size_t number = 0; number < members_.size(); number++) {
       ask_ahead(number);
-      Py_DECREF(members_[number]);
+      Py_DECREF(members_[number].object);
     }
   }
 
@@ -163,7 +149,7 @@ class Record {
   // Has the memory of a member that is to come fetched: most of what looking at one takes is waiting for it.
   void ask_ahead([[maybe_unused]] size_t number) const {
 #if defined(__GNUC__)
-    if (number + AHEAD < members_.size()) __builtin_prefetch(members_[number + AHEAD]);
+    if (number + AHEAD < members_.size()) __builtin_prefetch(members_[number + AHEAD].object);
 #endif
   }
 
@@ -179,9 +165,10 @@ class Record {
     }
     if (const Kind* kind = kind_of(object)) {
       if (!is_own(object, kind)) return 0;
-      if (known_.add(object)) {
+      if (at(object, kind->mark) != MET) {
         if (kind == &values && !can_go(object)) return give_up();
-        members_.push_back(object);
+        members_.push_back({object, at(object, kind->mark)});
+        at(object, kind->mark) = MET;
         from_outside_ += Py_REFCNT(object);
       }
       from_outside_--;
@@ -219,8 +206,7 @@ class Record {
 
   PyObject* graph_;
   Py_ssize_t from_outside_;  // references to the graph and the members, less those that have been met
-  std::vector<PyObject*> members_;  // the graph's nodes, values, storages and sequences of draws
-  Pointers known_;  // the same
+  std::vector<Member> members_;  // the graph's nodes, values, storages and sequences of draws
   bool is_free_ = true;
   int depth_ = 0;
 };
