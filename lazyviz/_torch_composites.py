@@ -62,20 +62,29 @@ _STATE_IS_NEEDED = torch.__version__ < "2.13"
 
 
 @functools.cache
-def _libtorch() -> ctypes.PyDLL:
-    return ctypes.PyDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+def _entry_and_exit() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Constructor and destructor of ``at::impl::MaybeSetTLSOnEntryGuard``, which has no Python form.
+
+    Looked up once: a function of ctypes refers to itself, so that each would wait for the garbage collector.
+    """
+    library = ctypes.PyDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+    name = "_ZN2at4impl23MaybeSetTLSOnEntryGuard"
+    return library[f"{name}C1Ev"], library[f"{name}D1Ev"]
+
+
+_Guard = ctypes.c_char * 8  # kept, as the class would wait for the collector too
 
 
 @contextlib.contextmanager
 def _state_on_entry() -> Iterator[None]:
-    """What ``at::impl::MaybeSetTLSOnEntryGuard`` does, which has no Python form."""
-    library = _libtorch()
-    guard = ctypes.create_string_buffer(8)
-    library["_ZN2at4impl23MaybeSetTLSOnEntryGuardC1Ev"](ctypes.byref(guard))
+    """What an object of that class does while it lives."""
+    enter, leave = _entry_and_exit()
+    guard = _Guard()
+    enter(ctypes.byref(guard))
     try:
         yield
     finally:
-        library["_ZN2at4impl23MaybeSetTLSOnEntryGuardD1Ev"](ctypes.byref(guard))
+        leave(ctypes.byref(guard))
 
 
 Quick = Callable[[str, Callable[..., Any]], Any]

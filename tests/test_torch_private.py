@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import operator
 import re
 import sys
@@ -335,6 +336,16 @@ def test_composites_go_on_to_dispatch_modes_in_inference_mode(wanted, monkeypatc
     finally:
         put_back()
     assert seen == [torch.ops.aten.matmul.default] and torch.equal(product, left @ right)
+
+
+def test_the_state_on_entry_leaves_nothing_to_the_collector():
+    with _torch_composites._state_on_entry():
+        pass
+    gc.collect()
+    for _ in range(50):
+        with _torch_composites._state_on_entry():
+            pass
+    assert gc.collect() < 50
 
 
 def test_a_composite_can_be_given_another_kernel_and_its_own_again():
