@@ -7,11 +7,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
-
 from .._torch import OpOverload
 from ..graph.fingerprint import operands
-from ..graph.ir import Node
+from ..graph.ir import Node, works_by_element
 
 # Arguments that optimizers compute anew in each step (bias corrections, learning rates).
 _VARYING = {"value", "alpha", "other", "scalar", "scalars"}
@@ -33,7 +31,7 @@ class Kind:
         self.operands = operands(op) | (numbers if each or name in _FILL else set())
         # Sizes that may be symbols show in a schema's text alone; those of ``arange`` are numbers.
         self.sizes = {*re.findall(r"SymInt[^ ]* (\w+)", str(schema)), *numbers} - self.operands
-        self.changes = _VARYING if each or torch.Tag.pointwise in op.tags else set()
+        self.changes = _VARYING if each or works_by_element(op) else set()
         self.zero_counts = "mul" in name  # Inductor takes a product with zero for zero, also one of infinity
 
 

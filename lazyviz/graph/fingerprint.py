@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .._torch import OpOverload
-from .ir import Graph, Node, Storage, TensorMeta, Value
+from .ir import Graph, Node, Storage, TensorMeta, Value, works_by_element
 
 _OPERANDS = ("Tensor", "number", "Optional[number]")
 
@@ -31,7 +31,7 @@ def operands(op: OpOverload) -> frozenset[str]:
     # Not every int of a pointwise operator is an operand: round(decimals=2) is not.
     # A tensor's place may hold a number: x * 2 calls mul.Tensor.
     scalars = [item.name for item in op._schema.arguments if str(item.type) in _OPERANDS]
-    return frozenset(scalars if torch.Tag.pointwise in op.tags else ())
+    return frozenset(scalars if works_by_element(op) else ())
 
 
 class Signature(NamedTuple):

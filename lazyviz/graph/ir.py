@@ -12,6 +12,7 @@ anything.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,6 +96,17 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
             return False
         expected *= size
     return True
+
+
+# These lack the tag in torch 2.11.
+_BY_ELEMENT = {f"aten::{name}_" for name in ("celu", "elu", "hardsigmoid", "hardtanh", "leaky_relu", "selu")}
+_BY_ELEMENT.add("aten::leaky_relu")
+
+
+@functools.cache
+def works_by_element(op: OpOverload) -> bool:
+    """Whether PyTorch calls the operator ``pointwise``."""
+    return torch.Tag.pointwise in op.tags or op._schema.name in _BY_ELEMENT
 
 
 class Storage:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..graph.ir import Node, Storage, Value
+from ..graph.ir import Node, Storage, Value, works_by_element
 from .batch_analysis import BatchAnalysis
 from .batch_call import FACTORIES, Call, base_name
 from .batch_rules import POINTWISE
@@ -18,13 +18,13 @@ from .placement import Shard
 
 def is_pointwise(node: Node) -> bool:
     """Whether each element of the result is made of the arguments' own."""
-    if torch.Tag.pointwise in node.op.tags:
+    if works_by_element(node.op):
         return True
     name = base_name(node.op)
     if name in POINTWISE:
         return True
     packet = getattr(torch.ops.aten, name, None) if node.writes else None  # in-place forms lack some tags
-    return packet is not None and torch.Tag.pointwise in getattr(packet, packet.overloads()[0]).tags
+    return packet is not None and works_by_element(getattr(packet, packet.overloads()[0]))
 
 
 def resize_factory(call: Call, shard: Shard) -> None:
@@ -82,11 +82,7 @@ def can_make_part(node: Node) -> bool:
     if node.writes or len(node.outputs) != 1 or torch.Tag.nondeterministic_seeded in node.op.tags:
         return False
     name = base_name(node.op)
-    return (
-        torch.Tag.pointwise in node.op.tags
-        or name in ("expand", "clone", "_to_copy", "mm")
-        or name in FACTORIES
-    )
+    return works_by_element(node.op) or name in ("expand", "clone", "_to_copy", "mm") or name in FACTORIES
 
 
 def make_part(call: Call, part: Shard) -> bool:

@@ -12,7 +12,7 @@ from itertools import groupby
 
 import torch
 
-from ..graph.ir import Node, SourceLine, Value
+from ..graph.ir import Node, SourceLine, Value, works_by_element
 from .replay import Key, Program, Step
 from .words import family, line_text
 
@@ -142,7 +142,7 @@ def in_place(program: Program, at: int) -> Iterator[Changed]:
 def _has_in_place_form(node: Node) -> bool:
     """Whether the operator works element by element and ATen has it in place, with the same arguments."""
     name, overload = node.op._schema.name.rpartition("::")[2], node.op._overloadname
-    if torch.Tag.pointwise not in node.op.tags or name.endswith("_") or not node.inputs:
+    if not works_by_element(node.op) or name.endswith("_") or not node.inputs:
         return False
     packet = getattr(torch.ops.aten, f"{name}_", None)
     return packet is not None and overload in packet.overloads() and node.args[:1] == (node.inputs[0],)

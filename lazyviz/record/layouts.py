@@ -17,7 +17,7 @@ import torch
 
 from .. import _torch, _torch_cuda
 from .._torch import OpOverload
-from ..graph.ir import is_dense
+from ..graph.ir import is_dense, works_by_element
 from .iterator import Operand, output_stride
 
 Result = Any  # what an operator returns: a tensor, a tuple or list of them and None
@@ -35,7 +35,7 @@ def corrected(
     correct = _CORRECTIONS.get(name)
     if correct is not None:
         return correct(arguments, result)
-    if not isinstance(result, torch.Tensor) or torch.Tag.pointwise not in op.tags or name in _NOT_ITERATED:
+    if not isinstance(result, torch.Tensor) or not works_by_element(op) or name in _NOT_ITERATED:
         return result
     if any(result is tensor for tensor in tensors):
         return result

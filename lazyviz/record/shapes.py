@@ -16,7 +16,7 @@ import torch
 
 from .. import _torch, _torch_cuda
 from .._torch import OpOverload
-from ..graph.ir import TensorMeta
+from ..graph.ir import TensorMeta, works_by_element
 from . import cudnn_rnn, layouts, probes
 from .probes import DataDependent as DataDependent
 
@@ -118,7 +118,7 @@ class OpInfo:
         self.by_type: frozenset[type] = frozenset()  # numbers of these types need no place in the cache's key
         if self.name.startswith(_NEED_FLOATS) or self.name == "pow":
             pass  # sizes, and integers to negative integer powers, which are an error
-        elif torch.Tag.pointwise in tags or self.name.startswith("_foreach"):
+        elif works_by_element(op) or self.name.startswith("_foreach"):
             # An int that is no operand is part of the program: ``round(decimals=2)``.
             counts = any(str(argument.type) == "int" for argument in schema.arguments)
             self.by_type = frozenset((float, complex) if counts else (float, int, complex))

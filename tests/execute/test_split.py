@@ -245,6 +245,19 @@ def test_batch_norm_in_evaluation_and_instance_norm_are_split():
     same_in_pieces(model, (images,), step, 4)
 
 
+@pytest.mark.parametrize("layer", [nn.LeakyReLU, nn.CELU, nn.ELU, nn.SELU, nn.Hardtanh, nn.Hardsigmoid])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_activations_are_split(layer, inplace):
+    def step(model, x, y, weights):
+        scores = model(x)
+        (scores * weights).sum().backward()
+        return scores.detach()
+
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(D, C), layer(inplace=inplace))
+    same_in_pieces(model, data(torch.float32), step, 3)
+
+
 def test_a_tensor_made_by_hand_and_filled_by_the_batch():
     x, y, _ = data(torch.float32)
 
