@@ -47,8 +47,13 @@ def calls_compiled_function(frame: FrameType) -> bool:
     return code.co_name == "compile_wrapper" and code.co_filename.endswith("eval_frame.py")
 
 
-# The wrapper calls the function inside of a guard of dispatch keys, since torch 2.13; before, nothing of it
-# can be seen but that it asks for functorch's depth right before, and restores it right after, in any case.
+# The wrapper calls the function inside of a guard of dispatch keys, since torch 2.13; in 2.15 it calls two
+# functions in its stead, the second in any case.
+_KEPT_KEYS = ("_dynamo_save_local_dispatch_key_set", "_dynamo_restore_local_dispatch_key_set")
+KEPT_KEYS = tuple((torch._C, name) for name in _KEPT_KEYS if hasattr(torch._C, name))
+
+# Before torch 2.13 nothing of the call can be seen but that it asks for functorch's depth right before, and
+# restores it right after, in any case.
 DEPTH = (torch._C._functorch, "get_dynamic_layer_stack_depth")
 UNDO_TO_DEPTH = (torch._C._functorch, "pop_dynamic_layer_stack_and_undo_to_depth")
 

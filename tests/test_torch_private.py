@@ -401,8 +401,9 @@ def test_the_wrapper_of_compiled_functions_is_known():
     compiled = torch.compile(lambda x: x + 1, backend="eager")
     with lazyviz.lazy() as graph:
         y = compiled(torch.ones(2) * 2)
+        z = y * 3
     assert [point.cause for point in graph.sync_points] == ["torch.compile"]  # else it was not noticed
-    assert not lazyviz.is_lazy(y)
+    assert not lazyviz.is_lazy(y) and lazyviz.is_lazy(z)
     compiled = torch.compile(lambda x: x.sin(), backend="aot_eager")
     x = torch.ones(2, requires_grad=True)
     assert _torch_compile.is_compiled_backward(compiled(x).grad_fn)

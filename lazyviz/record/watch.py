@@ -86,13 +86,17 @@ class Watch:
     def _watch_guards(self) -> None:
         """Follow what restores dispatch keys, and the calls of compiled functions."""
         for guard in _torch.KEY_GUARDS:
-            self._patches.set(guard, "__enter__", self._entering(guard.__enter__, guard.__exit__))
+            undo = functools.partial(_leave, guard.__exit__)
+            self._patches.set(guard, "__enter__", self._entering(guard.__enter__, undo))
             self._patches.set(guard, "__exit__", self._leaving(guard.__exit__))
-        for place, instead in (
-            (_torch_compile.DEPTH, self._before_unguarded),
-            (_torch_compile.UNDO_TO_DEPTH, self._after_unguarded),
-        ):
-            self._patches.set(*place, instead(getattr(*place)))
+        if _torch_compile.KEPT_KEYS:
+            keep, bring_back = _torch_compile.KEPT_KEYS
+            self._patches.set(*keep, self._entering(getattr(*keep), getattr(*bring_back)))
+            self._patches.set(*bring_back, self._leaving(getattr(*bring_back)))
+        else:
+            before, after = _torch_compile.DEPTH, _torch_compile.UNDO_TO_DEPTH
+            self._patches.set(*before, self._before_unguarded(getattr(*before)))
+            self._patches.set(*after, self._after_unguarded(getattr(*after)))
         for name in _torch_compile.BACKWARD_CALLS:
             apply = getattr(_torch_compile.CustomBackward, name)
             self._patches.set(_torch_compile.CustomBackward, name, self._backward_call(apply))
@@ -108,24 +112,27 @@ class Watch:
 
         return call
 
-    def _entering(self, enter: Callable[[Any], Any], leave: Callable[..., Any]) -> Callable[[Any], Any]:
+    def _entering(self, enter: Callable[..., Any], undo: Callable[..., Any]) -> Callable[..., Any]:
+        """``enter``, a guard's or a function without arguments, which keeps the dispatch keys of now."""
         local = self._thread
 
-        def __enter__(guard: Any) -> Any:
+        def __enter__(*guard: Any) -> Any:
             compiler = _torch_compile.set_eval_frame(None)  # it is on already, and would compile us
             local.entered = getattr(local, "entered", 0) + 1
-            result = enter(guard)
-            if _torch_compile.calls_compiled_function(sys._getframe(1)):
+            result = enter(*guard)
+            frame = sys._getframe(1)
+            if _torch_compile.calls_compiled_function(frame):
                 region = self._suspended("torch.compile")
                 try:
                     region.__enter__()
                 except BaseException:  # nobody will leave what could not be entered
                     local.entered -= 1
-                    leave(guard, None, None, None)
+                    undo(*guard)
                     _torch.refresh_modes()
                     _torch_compile.set_eval_frame(compiler)
                     raise
-                local.regions = {**getattr(local, "regions", {}), id(guard): region}
+                region_of = id(guard[0] if guard else frame)
+                local.regions = {**getattr(local, "regions", {}), region_of: region}
             _torch_compile.set_eval_frame(compiler)
             return result
 
@@ -135,14 +142,15 @@ class Watch:
     def _leaving(self, leave: Callable[..., Any]) -> Callable[..., Any]:
         local = self._thread
 
-        def __exit__(guard: Any, *error: Any) -> Any:
-            region = getattr(local, "regions", {}).pop(id(guard), None)
-            result = leave(guard, *error)
+        def __exit__(*guard: Any) -> Any:
+            frame = sys._getframe(1)
+            region = getattr(local, "regions", {}).pop(id(guard[0] if guard else frame), None)
+            result = leave(*guard)
             local.entered = getattr(local, "entered", 0) - 1
             _torch.refresh_modes()
             if region is not None:
                 region.__exit__(None, None, None)
-                self._note_compiled(sys._getframe(1))
+                self._note_compiled(frame)
             self.release()
             return result
 
@@ -259,6 +267,10 @@ class Watch:
             self._rules.restore()
             self._threads.restore()
         _torch_cuda.withdraw_foreach(LazyTensor)
+
+
+def _leave(leave: Callable[..., Any], guard: Any) -> None:
+    leave(guard, None, None, None)
 
 
 def _no_rules(rule_of: FunctionType) -> FunctionType:
