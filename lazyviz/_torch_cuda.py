@@ -82,7 +82,10 @@ def without_autocast() -> Any:
 
 def has_autocast(name: str) -> bool:
     """Whether ``torch.autocast("cuda")`` has a rule for ATen's operator of that name (``"norm.Scalar"``)."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA")
+    name = f"aten::{name}"  # which may not be there: an error for the second question
+    return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        name, "AutocastCUDA"
+    )
 
 
 def override(kernels: Mapping[str, Callable[..., Any]], key: str) -> Callable[[], None]:

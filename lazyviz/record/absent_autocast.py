@@ -40,6 +40,7 @@ FLOAT32 = (
     "upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_nearest3d",
     "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d", "_upsample_bilinear2d_aa",
     "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
+    "linalg_matrix_sqrth",
 )  # fmt: skip
 FLOAT32_RESULT = (
     "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum",
