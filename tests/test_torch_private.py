@@ -382,7 +382,7 @@ def test_a_composite_can_be_given_another_kernel_and_its_own_again():
     assert torch._C._dispatch_dump("aten::matmul") == before
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_a_tangent_is_seen():
     with torch.autograd.forward_ad.dual_level():
         tensor = torch.ones(2)

@@ -271,7 +271,7 @@ def allocations(compiled):
             graph.evaluate()
             continue
         with torch.profiler.profile(
-            profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]
+            profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
         ) as p:
             report = graph.evaluate()
     assert report.cache_hit and kinds() == {"Program" if compiled else "function"}
@@ -399,7 +399,9 @@ def test_a_kernel_s_warning_is_python_s():
         return y, graph
 
     y, graph = run()
-    graph.evaluate()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # operators called from Python warn there since torch 2.15
+        graph.evaluate()
     y, graph = run()
     with pytest.warns(UserWarning, match="degrees of freedom"):
         graph.evaluate()

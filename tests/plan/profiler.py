@@ -10,7 +10,8 @@ from torch.profiler import ProfilerActivity, profile
 
 def allocated_by(call: Callable[[], Any]) -> tuple[int, int]:
     """Bytes that ``call`` allocates at most, and those that are there while its result is kept."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    # One cycle; in torch 2.11 the process's first profiler warns that more would need `acc_events`.
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         kept = call()
     now = peak = 0
     for event in profiler.profiler.kineto_results.events():

@@ -15,7 +15,8 @@ REFUSED = {
     "softmax": ("_softmax", lambda h: h.softmax(0)),
     "log_softmax": ("_log_softmax", lambda h: h.log_softmax(0)),
     "cumsum": ("cumsum", lambda h: h.cumsum(0)),
-    "cumprod": ("cumprod", lambda h: h.cumprod(0)),
+    # Its gradient is a sync point in torch 2.11, which would be refused in the block.
+    "cumprod": ("cumprod", lambda h: h * h.detach().cumprod(0)),
     "logcumsumexp": ("logcumsumexp", lambda h: h.logcumsumexp(0)),
     "logsumexp": ("logsumexp", lambda h: h.logsumexp(0)),
     "sort": ("sort", lambda h: h.sort(0).values),

@@ -398,7 +398,7 @@ def test_calls_that_differ_in_little_have_results_of_their_own(restored):
         assert metas() == expected
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_what_modules_hold_is_the_same_in_both_ways():
     if acceleration._module is None:
         pytest.skip("nothing is compiled")

@@ -71,7 +71,7 @@ def test_views_taken_later_are_recorded_and_leave_nothing_pending():
     assert graph.pending == 0
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, by torch.func itself
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of its deprecation, by torch.func itself
 def test_forward_mode_differentiation():
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     x = torch.randn(3)

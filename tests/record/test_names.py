@@ -46,9 +46,9 @@ def test_two_names_of_one_storage_stand_together():
 
 
 def test_a_view_s_base_has_no_name_and_goes_with_it():
-    model = nn.Linear(4, 8)  # with three dimensions its result is a view of a product
+    model = nn.Linear(4, 8)
     with lazyviz.lazy() as graph:
-        out = model(torch.ones(2, 3, 4))
+        out = model(torch.ones(6, 4)).view(2, 3, 8)
         part = out[0]
         out.sum().backward()
     assert ("out", "part") in variables(graph)

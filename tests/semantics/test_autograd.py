@@ -254,7 +254,7 @@ CUSTOM = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("name", CUSTOM)
 def test_custom_functions(name):
     both(CUSTOM[name], weight)

@@ -15,7 +15,7 @@ import lazyviz
 
 from ..both_ways import both
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
 
 BACKENDS = ["eager", "aot_eager"] + (["inductor"] if shutil.which("g++") else [])
 

@@ -24,7 +24,7 @@ from torch.func import (
 from ..both_ways import both
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit"),
     pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node"),
 ]
 
