@@ -115,7 +115,11 @@ def test_dtensor_places_values_alike_where_it_answers(name):
             return type(item)([spec_of(entry) for entry in item]) if type(item) in (list, tuple) else item
 
         kwargs = {key: spec_of(item) for key, item in node.kwargs.items()}
-        schema = OpSchema(node.op, spec_of(node.args), kwargs)
+        info = None
+        if torch.__version__ >= "2.15":  # before, it answers as the record has it without
+            known = propagator.op_to_schema_info, propagator.op_to_schema_info_for_single_dim_strategy
+            info = known[0].get(node.op) or known[1].get(node.op)
+        schema = OpSchema(node.op, spec_of(node.args), kwargs, info)
         try:
             found = propagator.propagate_op_sharding_non_cached(schema)
         except (NotImplementedError, RuntimeError):
