@@ -10,6 +10,7 @@ afterwards (:func:`views_of`).
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -87,8 +88,9 @@ def lower(
 
     ``groups`` are positions among the scalars of ``nodes`` (``Program.scalars``) that are one input.
     With ``sizes`` the size that varies comes before all others, an int.  ``channels_last`` has convolutions,
-    and what is computed of them, in that layout, results included.  ``draws_first`` has all random numbers
-    drawn by ATen's kernels, in program order, into memory of the recorded strides (:mod:`.draws_first`).
+    and what is computed of them, in that layout, results included, but not the gradients of weights.
+    ``draws_first`` has all random numbers drawn by ATen's kernels, in program order, into memory of the
+    recorded strides (:mod:`.draws_first`).
 
     Raises:
         NotLowered: one of the nodes cannot be.
@@ -160,6 +162,8 @@ def lower(
         for value in node.outputs:
             if value.node is node:
                 env[value] = result if alone else graph.call_function(operator.getitem, (result, value.index))
+                if channels_last and op is aten.convolution_backward.default and is_to_be_row_major(value):
+                    env[value] = graph.call_function(row_major, (env[value],))
     graph.output(tuple([env[value] for value in results]))
     return fx.GraphModule(torch.nn.Module(), graph, class_name="Segment")
 
@@ -205,6 +209,30 @@ def _random(graph: fx.Graph, node: Node, content: fx.Node, args: tuple[Any, ...]
     product = graph.call_function(aten.mul.Tensor, (product, 1 / kept if kept else 0.0))
     return {value: (product, content)[value.index] for value in node.outputs if value.node is node}
 
+
+def is_to_be_row_major(gradient: Value) -> bool:
+    """Whether a convolution's gradient is a weight's, recorded row by row, and channels last is another layout."""
+    if gradient.index != 1:
+        return False
+    _, channels, *window = gradient.meta.shape
+    size = math.prod(window)
+    return channels > 1 and size > 1 and gradient.meta.stride[1] == size
+
+
+def _row_major(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor)
+
+
+def _like_row_major(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+# An operator that Inductor does not look into: in the midst of an optimizer's update it would read each element
+# several times, a few at once.
+torch.library.define("lazyviz::row_major", "(Tensor tensor) -> Tensor")
+torch.library.impl("lazyviz::row_major", "CompositeExplicitAutograd", _row_major)
+torch.library.register_fake("lazyviz::row_major", _like_row_major)
+row_major = torch.ops.lazyviz.row_major.default
 
 _IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1, 2)}
 _RESHAPES = (aten.view.default, aten._unsafe_view.default)  # of other strides they are not to be had

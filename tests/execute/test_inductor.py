@@ -17,8 +17,10 @@ from torch import nn
 import lazyviz
 from lazyviz._torch_compile import Compiled
 from lazyviz.execute import backend as registry
+from lazyviz.execute import inductor as inductor_module
 from lazyviz.execute import verify
 from lazyviz.execute.inductor import InductorBackend
+from lazyviz.execute.lowering import lower, row_major
 from lazyviz.execute.repeats import repeats
 from lazyviz.testing import check_backend
 
@@ -707,6 +709,49 @@ def test_convolutions_keep_one_layout_and_hand_out_the_one_recorded(inductor, dr
             assert ours.grad.stride() == theirs.grad.stride()
     assert report.cache_hit
     assert layouts == [True]  # random numbers are drawn in the recorded layout all the same
+
+
+def test_gradients_of_weights_are_laid_out_once_before_an_optimizer_reads_them(inductor, monkeypatch):
+    torch.manual_seed(0)
+    laid_out = []
+
+    def lowered(nodes, *args, **kwargs):
+        module = lower(nodes, *args, **kwargs)
+        laid_out.append(sum(node.target is row_major for node in module.graph.nodes))
+        return module
+
+    monkeypatch.setattr(inductor_module, "lower", lowered)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(8, 8, 1), nn.ReLU(),  # one place: either layout
+        nn.Conv2d(8, 8, 3, groups=8), nn.ReLU(),  # one channel
+        nn.Conv2d(8, 8, 3, groups=2), nn.ReLU(),
+        nn.Conv2d(8, 4, 2).to(memory_format=torch.channels_last), nn.Flatten(),
+    )  # fmt: skip
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-3) for each in (model, twin)]
+
+    def step(model, optimizer, x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for batch in (4, 4, 6, 8):
+        x = torch.randn(batch, 3, 8, 8)
+        expected = step(twin, optimizers[1], x)
+        with lazyviz.lazy(backend="inductor") as graph:
+            loss = step(model, optimizers[0], x)
+        report = graph.evaluate()
+        assert report.share == 1.0 and not report.fallbacks
+        torch.testing.assert_close(loss, expected)
+        for ours, theirs in zip(model.parameters(), twin.parameters()):
+            torch.testing.assert_close(ours, theirs)
+            torch.testing.assert_close(ours.grad, theirs.grad)
+            assert ours.grad.stride() == theirs.grad.stride() and ours.stride() == theirs.stride()
+    assert report.cache_hit
+    assert set(laid_out) == {2}
 
 
 def test_several_draws_are_eagers_whatever_uses_them(inductor):
