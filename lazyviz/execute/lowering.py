@@ -211,7 +211,7 @@ def _random(graph: fx.Graph, node: Node, content: fx.Node, args: tuple[Any, ...]
 
 
 def is_to_be_row_major(gradient: Value) -> bool:
-    """Whether a convolution's gradient is a weight's, recorded row by row, and channels last is another layout."""
+    """Whether a convolution's gradient is a weight's, recorded row by row, not channels last as well."""
     if gradient.index != 1:
         return False
     _, channels, *window = gradient.meta.shape
@@ -227,8 +227,8 @@ def _like_row_major(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-# An operator that Inductor does not look into: in the midst of an optimizer's update it would read each element
-# several times, a few at once.
+# Inductor does not look into it: in the midst of an optimizer's update it would read each element several
+# times, a few at once.
 torch.library.define("lazyviz::row_major", "(Tensor tensor) -> Tensor")
 torch.library.impl("lazyviz::row_major", "CompositeExplicitAutograd", _row_major)
 torch.library.register_fake("lazyviz::row_major", _like_row_major)
