@@ -60,7 +60,7 @@ PARTS: Mapping[str, Part] = {
     "totals-gpt2": Part("lazy totals of a training step of GPT-2, eager backend", 240, 60),
     "fused": Part("a loop of tiny operators, compiled", 90, 60, threads=1),
     "compiled-resnet": Part("a compiled training step of ResNet beside torch.compile", 300, 60),
-    "compiled-gpt2": Part("a compiled training step of GPT-2 beside torch.compile", 420, 60),
+    "compiled-gpt2": Part("a compiled training step of GPT-2 beside torch.compile", 720, 60),
     "memory": Part("peak memory while evaluating", 300, 40),
     "linear": Part("cost from 1,000 to 1,000,000 operators", 240, 40, threads=1),
     "cuda_graphs": Part("CUDA Graph replay", 120, 60),
