@@ -152,6 +152,7 @@ class LazyGraph(Choices, Shown):
     # --- running ------------------------------------------------------------------
 
     def _unfinished(self) -> list[TrackedNode]:
+        """Its nodes that have not run, in program order."""
         pending = list(tape.pending)
         if pending == self.ir.nodes:  # as is usual, and sooner seen than what each of them is
             return pending

@@ -219,12 +219,12 @@ def is_to_be_row_major(gradient: Value) -> bool:
     return channels > 1 and size > 1 and gradient.meta.stride[1] == size
 
 
-def _row_major(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor)
-
-
 def _like_row_major(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _row_major(tensor: torch.Tensor) -> torch.Tensor:
+    return _like_row_major(tensor).copy_(tensor)
 
 
 # Inductor does not look into it: in the midst of an optimizer's update it would read each element several

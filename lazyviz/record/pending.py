@@ -274,7 +274,7 @@ class Pending:
         return dict.fromkeys([value for node in nodes for value in node.inputs])
 
     def watch(self, graph: Graph) -> None:
-        """Its values are to point to the user's tensors, until nothing is recorded or pending."""
+        """Have the graph's values point to the user's tensors until nothing is recorded or pending."""
         self._watched.add(weakref.ref(graph, self._watched.discard))
 
     def _let_go(self) -> None:
