@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,29 +13,15 @@ from . import ltc, programs
 from .device import device_seconds
 from .figures import Figure, Settings
 from .programs import Program
-from .timing import Turn, interleaved, lazily, medians, now, ratio, settle, timed
+from .timing import Turn, interleaved, lazily, medians, ratio, timed
 
 DEVICE_BOUND = 5  # on a GPU the criterion holds where device time is that many times recording time
-
 
 LOOP = 10  # steps one after another
 
 
-def in_a_loop(name: str, once: Callable[[], Any]) -> Turn:
-    """A turn of ``LOOP`` steps with nothing between them, as users train: seconds of each on average."""
-
-    def turn() -> dict[str, float]:
-        settle()
-        begin = time.perf_counter()
-        for _ in range(LOOP):
-            once()
-        return {name: (now() - begin) / LOOP}
-
-    return turn
-
-
 def loops(program: Program, settings: Settings, rounds: int) -> Iterator[Figure]:
-    """The same without a collection before each step; what becomes of each one's graph is in it."""
+    """Steps with nothing collected between them, as users train; each one's graph goes in the next."""
     step = program.on(settings.device).training_step()
 
     def lazily_once() -> None:
@@ -44,10 +29,18 @@ def loops(program: Program, settings: Settings, rounds: int) -> Iterator[Figure]
             step()
         graph.evaluate()
 
-    eager = in_a_loop("eager", program.on(settings.device).training_step())
-    times = interleaved([eager, in_a_loop("lazyviz", lazily_once)], rounds)
+    def repeated(once: Callable[[], Any]) -> Callable[[], None]:
+        def loop() -> None:
+            for _ in range(LOOP):
+                once()
+
+        return loop
+
+    eager = timed("eager loop", repeated(program.on(settings.device).training_step()))
+    times = interleaved([eager, timed("lazy loop", repeated(lazily_once))], rounds)
+    detail = {**medians(times), "steps": LOOP}
     yield Figure(
-        "lazy loop / eager loop", program.name, ratio(times, "lazyviz", "eager"), detail=medians(times)
+        "lazy loop / eager loop", program.name, ratio(times, "lazy loop", "eager loop"), detail=detail
     )
 
 
