@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 watch = Watch(tape)
 # Graphs with pending nodes, by id of the ir.Graph; weak, since a graph nobody can reach need not run.
 graphs: weakref.WeakValueDictionary[int, LazyGraph] = weakref.WeakValueDictionary()
+latest: weakref.ref[LazyGraph] | None = None  # of the last block
 forbidden = contextvars.ContextVar("lazyviz_forbid_sync", default=False)
 metrics = Metrics()
 projection_errors: deque[float] = deque(maxlen=1000)

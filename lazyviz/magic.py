@@ -44,6 +44,7 @@ from .batching import SplitError
 from .cell import compile_cell, without_us
 from .execute.backend import backend_names
 from .execute.clusters import NoWorkersError
+from .graph.sync_points import listed
 from .plan.collector import paused
 from .plan.devices import PROFILES, cuda_devices
 from .plan.explain import summary
@@ -422,9 +423,7 @@ def _status(graph: session.LazyGraph) -> str:
     lines = [f"{len(graph.nodes)} ops recorded, {graph.pending} pending"]
     if graph.state not in ("pending", "done"):
         lines[0] += f", {graph.state}"
-    for sync in graph.sync_points:
-        where = f" at {sync.source}" if sync.source is not None else ""
-        lines.append(f"  sync point: {sync.cause}{where} ({sync.ops} ops, {sync.seconds:.3f} s)")
+    lines += [f"  {line}" for line in listed(graph.sync_points)]
     if graph.report is not None:
         lines.append(f"last run: {graph.report}")
     return "\n".join(lines)

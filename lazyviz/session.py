@@ -10,6 +10,7 @@ import functools
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -17,14 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _compiled, absence, evaluation
+from . import absence, evaluation
 from .batching import NamedBatch
 from .batching import SplitError as SplitError
 from .choices import Choices
+from .diagnostics import metrics as metrics
+from .diagnostics import why as why
 from .execute import sweeps
-from .execute.backend import backend_counters, compiled_programs, find_backend
+from .execute.backend import find_backend
 from .execute.clusters import is_cluster
-from .execute.replay import replays
 from .execute.report import Report as Report
 from .execute.split import SplitRun
 from .graph.ir import Graph, Node, SyncPoint
@@ -33,7 +35,7 @@ from .plan.devices import devices as devices
 from .plan.split import check_split
 from .recomputing import Recompute, check_combination, levers, recompute_option
 from .recomputing import RecomputeError as RecomputeError
-from .record import acceleration, half_done
+from .record import half_done
 from .record.host_copies import give_back
 from .record.names import name_tensors, variables_of
 from .record.order import closure
@@ -305,6 +307,7 @@ def lazy(
         named.begin(tape, graph.ir)
     graph.ir.whole, graph.ir.independent_rng = tuple(whole), independent_rng
     evaluation.graphs[id(graph.ir)] = graph
+    evaluation.latest = weakref.ref(graph)
     tape.watch(graph.ir)
     if outer[0] is None:
         if Lost.something and tape.pending:
@@ -428,47 +431,6 @@ def forbid_sync() -> Iterator[None]:
         yield
     finally:
         evaluation.forbidden.reset(token)
-
-
-def why() -> str:
-    """What caused the last evaluation, and what the caches (shapes, replays, compiled) last did not know."""
-    miss = tape.shapes.last_miss or "none yet"
-    compiled = evaluation.compile_reasons[-1] if evaluation.compile_reasons else "none yet"
-    new = replays.last_miss or "none yet"
-    return (
-        f"last evaluation: {evaluation.last_cause}\nlast shape cache miss: {miss}\n"
-        f"last evaluation op by op: {new}\n"
-        f"last compilation: {compiled}"
-    )
-
-
-def metrics() -> dict[str, Any]:
-    """Timings (count, total, percentiles in seconds) and counters of this process.
-
-    ``"projected peak errors"`` are those of the last evaluated graphs: projected over measured, less 1.
-    ``"compiled modules"`` are those that lazyviz was installed with and uses (none: it runs in Python alone).
-    ``"replays"`` counts evaluations by generated code, ``"replays not known"`` those of what was new.
-    ``"compiles"`` and ``"compiled segments met again"`` are misses and hits of backends that compile,
-    ``"compile reasons"`` what was new (the last 100), ``"compiled programs"`` how many each of them keeps.
-    ``"backend counters"`` are what backends count themselves: ``"cudagraphs"`` its captures and replays.
-    """
-    result = evaluation.metrics.summary()
-    result["projected peak errors"] = list(evaluation.projection_errors)
-    result["compiled recorder"] = acceleration.active
-    result["compiled modules"] = sorted(_compiled.loaded)
-    result["shape cache hits"] = tape.shapes.hits + acceleration.shape_cache_hits()
-    result["shape cache misses"] = tape.shapes.misses
-    result["ops pending"] = len(tape.pending)
-    result["replays"], result["replays not known"] = replays.hits, replays.misses
-    result["replays generated"], result["replays dropped"] = replays.generated, replays.dropped
-    result["replayed stretches known"] = len(replays)
-    result["compile reasons"] = list(evaluation.compile_reasons)
-    result["compiled programs"] = compiled_programs()
-    result["backend counters"] = backend_counters()
-    counters = ("ops recorded", "ops run", "graphs", "compiles", "compiled segments met again")
-    for counter in (*counters, "syncs", "bytes read at syncs"):
-        result.setdefault(counter, 0)
-    return result
 
 
 def cell_boundary() -> None:

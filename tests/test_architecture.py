@@ -59,6 +59,7 @@ MAY_IMPORT = {
     "batching": {"_torch", "record", "graph", "plan", "execute", "session"},  # another
     "choices": {"batching", "recomputing", "record", "graph", "plan", "execute"},  # another
     "recomputing": {"record", "graph", "plan", "session"},  # another
+    "diagnostics": {"_compiled", "evaluation", "record", "graph", "execute"},  # another
     "showing": {"graph", "plan", "view"},  # another
     "evaluation": {
         "_torch_cuda",

@@ -365,7 +365,29 @@ def test_status_names_the_sync_points(run):
     run("%%lazy\ny = w + torch.rand(3)\nv = float(y[0])")
     run("%lazy status")
     assert "sync point" in run.output
-    assert "at line 3" in run.output
+    assert "item, cell [3], line 3 (ran 3 ops" in run.output
+
+
+def test_equal_sync_points_are_one_line_of_status_explain_and_why(run):
+    run("%%lazy\nfor _ in range(300):\n    v = torch.rand(3).sum().item()\nw = v + torch.ones(2)")
+    assert len(run["_lazy"].sync_points) == 300
+    for verb in ("status", "explain", "why"):
+        run(f"%lazy {verb}")
+        lines = [line for line in run.output.splitlines() if "sync point" in line.lower()]
+        assert len(lines) == 1, verb
+        assert "item, cell [2], line 3, x 300 (ran " in lines[0]
+        assert lines[0].endswith(": v = torch.rand(3).sum().item()")
+
+
+def test_a_source_names_the_cell_that_it_is_in(run):
+    run("def helper(t):\n    return t.tolist()")
+    run("%%lazy\nq = torch.rand(3) + 1\nhelper(q)")
+    graph = run["_lazy"]
+    assert [str(node.source) for node in graph.nodes] == ["cell [3], line 2"] * 2
+    (point,) = graph.sync_points
+    assert str(point.source) == point.source.short == "cell [2], line 2"
+    assert (point.source.line, point.source.text) == (2, "return t.tolist()")
+    assert "at cell [3], line 2" in graph.plan().explain()
 
 
 def test_reset_forgets_what_is_pending(run):
@@ -380,10 +402,12 @@ def test_plan_and_explain_name_what_would_lower_the_peak_with_the_cell_s_own_nam
     run("net = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4000)); x = torch.ones(64, 8)")
     assert run("%%lazy\nout = net(x)\nloss = out.square().mean()\nloss.backward()").success
     run("%lazy plan")
-    assert "Cheapest remedies:" in run.output and "1. del out after its last use at line" in run.output
+    assert (
+        "Cheapest remedies:" in run.output and "1. del out after its last use at cell [5], line" in run.output
+    )
     assert "Alive" not in run.output
     run("%lazy explain")
-    assert "1. del out after its last use at line" in run.output
+    assert "1. del out after its last use at cell [5], line" in run.output
     assert "kept by out" in run.output and "made by line:" in run.output
     assert run["_lazy"].pending == len(run["_lazy"].nodes)
 

@@ -16,7 +16,7 @@ import functools
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -34,19 +34,44 @@ Role = Literal["parameter", "gradient", "optimizer", "buffer", "input"]
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """One line of the user's code."""
+    """One line of code, as a rule of the user's; ``cell`` is the number of the notebook's cell it is in."""
 
     file: str
     line: int
     text: str
+    cell: int | None = field(default=None, compare=False)  # a cell that is run again is the same code
 
     @property
     def in_cell(self) -> bool:
         """Whether the line is a notebook cell's, whose file name (IPython's) says nothing to the user."""
-        return self.file.startswith("<") or f"{os.sep}ipykernel_" in self.file
+        return self.cell is not None or self.file.startswith("<") or f"{os.sep}ipykernel_" in self.file
 
     def __str__(self) -> str:
+        """``"cell [7], line 3"``, or the whole path with the line."""
+        if self.cell is not None:
+            return f"cell [{self.cell}], line {self.line}"
         return f"line {self.line}" if self.in_cell else f"{self.file}:{self.line}"
+
+    @property
+    def short(self) -> str:
+        """``"cell [7], line 3"``, ``"train.py:4"``, or ``"transformers/trainer.py:1893"`` of a library."""
+        if self.in_cell:
+            return str(self)
+        _, installed, path = self.file.replace(os.sep, "/").rpartition("-packages/")  # site-, dist-
+        return f"{path if installed else os.path.basename(self.file)}:{self.line}"
+
+
+def places(source: SourceLine | None, reader: SourceLine | None) -> list[str]:
+    """The user's line, and that of the library which read the value for it."""
+    return [
+        *([source.short] if source is not None else []),
+        *([f"in {reader.short}"] if reader is not None else []),
+    ]
+
+
+def at(source: SourceLine | None, reader: SourceLine | None) -> str:
+    """``" at train.py:4, in transformers/trainer.py:1893"``, as far as it is known."""
+    return f" at {', '.join(found)}" if (found := places(source, reader)) else ""
 
 
 class TensorMeta:
@@ -286,6 +311,7 @@ class Node:
 class SyncPoint:
     """A place where recording had to evaluate.
 
+    ``source`` is the user's line, ``reader`` that of the library which read the value for it, if one did.
     ``ops`` is the number of nodes that ran, ``seconds`` how long they took, ``bytes``
     the size of the tensor that was read.  ``index`` is the number of nodes recorded
     before it.
@@ -296,7 +322,8 @@ class SyncPoint:
     ops: int
     seconds: float
     bytes: int
-    index: int
+    index: int = 0
+    reader: SourceLine | None = None
 
 
 class Graph:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..graph.sync_points import listed
 from .alive import CATEGORIES, Allocation, Moment
 from .remedies import Remedy, cheapest
 from .units import format_bytes, format_range
@@ -54,6 +55,7 @@ def explain(plan: Plan) -> str:
             f"The tensors are those recorded on {plan.recorded_device}; {plan.device} may choose "
             "other kernels that save other tensors."
         )
+    lines += [f"{line[0].upper()}{line[1:]}" for line in listed(plan._graph.sync_points)]
     return "\n".join(lines)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from ..graph.ir import Node, SourceLine
 
 
@@ -20,8 +18,8 @@ def where(node: Node) -> str:
 
 
 def line_text(source: SourceLine) -> str:
-    """``"line 3"`` of a cell, ``"train.py:3"`` of a file: what the user can look up."""
-    return str(source) if source.in_cell else f"{os.path.basename(source.file)}:{source.line}"
+    """``"cell [7], line 3"``, ``"train.py:3"`` of a file: what the user can look up."""
+    return source.short
 
 
 def line_with_text(source: SourceLine) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from .. import _torch, _torch_cuda
-from ..graph.ir import Graph, SyncPoint
+from ..graph.ir import Graph, SyncPoint, at
 from .order import closure
 from .rng import Generators
 from .scopes import Scopes
@@ -130,9 +130,10 @@ class Pending:
             AbsentDeviceError: only a GPU that is not here could compute it.
         """
         nodes = closure(needed)
-        line = self.scopes.sources.find(sys._getframe(1))[0]
+        sources, frame = self.scopes.sources, sys._getframe(1)
+        line, reader = sources.find(frame)[0], sources.reader(frame)
         if needs_absent(nodes):
-            where = f" at {line}: {line.text}" if line else ""
+            where = at(line, reader) + (f": {line.text}" if line else "")
             text = (
                 f"{cause}{where} needs a value that only the planned GPU could compute, which is not on this "
                 "machine"
@@ -147,15 +148,14 @@ class Pending:
                 )
             raise AbsentDeviceError(text)
         if self.graph is not None and not self.allow_sync:
-            where = f" at line {line.line}: {line.text}" if line else ""
+            where = at(line, reader) + (f": {line.text}" if line else "")
             raise SyncError(f"{cause} needs {len(nodes)} pending ops to run{where}; syncs are forbidden here")
         start = time.perf_counter()
         if nodes:
-            self.evaluate(nodes, f"{cause} at {line}" if line else cause)
+            self.evaluate(nodes, cause + at(line, reader))
         if self.graph is not None:
-            point = SyncPoint(
-                cause, line, len(nodes), time.perf_counter() - start, nbytes, len(self.graph.nodes)
-            )
+            seconds, index = time.perf_counter() - start, len(self.graph.nodes)
+            point = SyncPoint(cause, line, len(nodes), seconds, nbytes, index, reader)
             self.graph.sync_points.append(point)
 
     def evaluate(self, nodes: Sequence[TrackedNode], cause: str) -> None:

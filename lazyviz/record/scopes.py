@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -17,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .. import _torch
 from ..graph.ir import Graph, Phase, Role, SourceLine
+from .cells import cell_number
 from .patches import CodePatch
 from .storage import TrackedNode, TrackedValue
 
@@ -34,6 +36,13 @@ _PHASES: dict[str, Phase] = {
     os.path.join(_TORCH, "nn", "parameter.py"): "other",
     os.path.join(_TORCH, "autograd", "__init__.py"): "backward",
 }
+# Library code that says nothing of who reads a value: the way to a dispatch mode, Python's own modules.
+_STDLIB = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
+_SITE = tuple({sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib")})
+_ON_THE_WAY = tuple(
+    os.path.join(_TORCH, *parts)
+    for parts in (("_compile.py",), ("_dynamo", ""), ("_ops.py",), ("_tensor.py",), ("_tensor_str.py",))
+) + tuple(os.path.join(_TORCH, "utils", name) for name in ("_python_dispatch.py", "_contextlib.py"))
 
 
 ValueFinder = Callable[[torch.Tensor], TrackedValue | None]  # what recording knows of a tensor, if anything
@@ -48,6 +57,14 @@ def is_user_file(filename: str) -> bool:
     if filename.startswith("<"):
         return filename.startswith("<ipython-input")
     return not filename.startswith(_LIBRARIES) and "site-packages" not in filename
+
+
+@functools.lru_cache(maxsize=1000)
+def _is_reader(filename: str) -> bool:
+    """Whether it is a library's file, and worth naming where a value is read."""
+    if filename.startswith(("<", _PACKAGE, *_ON_THE_WAY)):
+        return False
+    return filename.startswith(_SITE) or not filename.startswith(_STDLIB)
 
 
 def _kind(filename: str) -> bool | Phase:
@@ -96,6 +113,21 @@ class SourceFinder:
                     return place.line, place.phase or phase
             frame = frame.f_back
         return None, phase
+
+    def reader(self, frame: FrameType | None) -> SourceLine | None:
+        """The innermost line of a library, if any, between ``frame`` and the user's line above."""
+        kinds = self._kinds
+        while frame is not None:
+            code = frame.f_code
+            kind = kinds.get(id(code))
+            if kind is None:
+                kind = self._learn(code)
+            if kind is True or (kind is ENTRY and id(frame) in self._above):
+                return None
+            if _is_reader(code.co_filename):
+                return self._line(frame, code)
+            frame = frame.f_back
+        return None
 
     def place(self, frame: FrameType | None) -> Place:
         """The user's line above ``frame``, with the lines that led to it."""
@@ -150,8 +182,9 @@ class SourceFinder:
         key = (id(code), frame.f_lasti)
         line = self._lines.get(key)
         if line is None:
-            text = linecache.getline(code.co_filename, frame.f_lineno).strip()
-            line = self._lines[key] = SourceLine(code.co_filename, frame.f_lineno, text)
+            file = code.co_filename
+            text = linecache.getline(file, frame.f_lineno).strip()
+            line = self._lines[key] = SourceLine(file, frame.f_lineno, text, cell_number(file))
         return line
 
     def forget_old(self) -> None:

@@ -14,14 +14,15 @@ Kind = Literal["root", "lane", "step", "module", "op", "input", "output", "sync"
 class Box:
     """One box of the picture: an op, a group of boxes, a tensor from outside, or a sync point.
 
-    ``ops`` counts the ops inside (hidden views included), ``nbytes`` is the size of what they
-    allocate.  ``repeats`` is how many equal members a fold stands for, else 1.  ``edges`` of a
-    group join its children; ``order`` are pairs that only fix an order.
+    ``ops`` and ``syncs`` count the ops (hidden views included) and sync points inside, ``nbytes`` is the
+    size of what they allocate.  ``repeats`` is how many equal members a fold stands for, else 1.  ``edges``
+    of a group join its children; ``order`` are pairs that only fix an order.
     """
 
     __slots__ = (
         "children", "depth", "edges", "entry", "exit", "first", "id", "key", "kind", "label", "nbytes",
-        "node", "ops", "order", "parent", "phase", "position", "repeats", "shape_hash", "sync", "values",
+        "node", "ops", "order", "parent", "phase", "position", "repeats", "shape_hash", "sync",
+        "syncs", "values",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, label: str, phase: str, parent: Box | None, key: object = None) -> None:
@@ -39,6 +40,7 @@ class Box:
         self.sync: SyncPoint | None = None
         self.first = -1  # program position of the first op inside
         self.ops = 0
+        self.syncs = 0
         self.nbytes = 0
         self.repeats = 1
         self.shape_hash = 0

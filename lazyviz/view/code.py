@@ -11,11 +11,12 @@ import linecache
 import os
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..graph.ir import Graph, Node, SourceLine
+from ..graph.sync_points import sites
 from ..plan.units import format_bytes
 from .boxes import Box, named
 from .details import seconds_text
@@ -64,12 +65,12 @@ class Code:
                         key = source.file, source.line
                         sources.setdefault(key, source)
                         self.gradients[key].append(node)
-        self._drop_outside()
-        for sync in graph.sync_points:
-            if sync.source is not None:
-                key = sync.source.file, sync.source.line
-                sources.setdefault(key, sync.source)
-                self._syncs[key].append(f"{sync.cause}: ran {plural(sync.ops, 'op')}")
+        self._drop_outside(sources)
+        for site in sites(graph.sync_points):
+            if site.source is not None:
+                key = site.source.file, site.source.line
+                sources.setdefault(key, site.source)
+                self._syncs[key].append(f"{replace(site, source=None)}: ran {plural(site.ops, 'op')}")
         self._sources = sources = {
             key: source
             for key, source in sources.items()
@@ -82,12 +83,12 @@ class Code:
             if not storage.external and 0 <= storage.created < len(self._made):
                 self._made[storage.created] += storage.nbytes
 
-    def _drop_outside(self) -> None:
+    def _drop_outside(self, sources: Mapping[Key, SourceLine]) -> None:
         """Forget the lines around the block itself: those that called all there is, and made none of it."""
         own = {(node.source.file, node.source.line) for node in self._graph.nodes if node.source is not None}
         some = sum(node.source is not None for node in self._graph.nodes)
         for key, nodes in list(self.ops.items()):
-            if key not in own and len(nodes) == some and not _in_cell(key[0]):
+            if key not in own and len(nodes) == some and not sources[key].in_cell:
                 del self.ops[key]
                 self.gradients.pop(key, None)
 
@@ -204,10 +205,6 @@ def _key(node: Node) -> Key | None:
     return (node.source.file, node.source.line) if node.source is not None else None
 
 
-def _in_cell(file: str) -> bool:
-    return SourceLine(file, 0, "").in_cell
-
-
 def _sections(sources: dict[Key, SourceLine], cell: str) -> list[Section]:
     lines: dict[str, dict[int, str]] = defaultdict(dict)
     for (file, line), source in sources.items():
@@ -224,7 +221,10 @@ def _sections(sources: dict[Key, SourceLine], cell: str) -> list[Section]:
             continue
         in_cell = next(iter(sources[file, line] for line in known)).in_cell
         label = os.path.basename(file)
-        if in_cell:
+        number = next((sources[file, line].cell for line in known), None)
+        if number is not None:
+            label = f"cell [{number}]"
+        elif in_cell:
             label = "another cell" if cell.strip() else "the cell"
             others += 1
             label += f" ({others})" if others > 1 else ""

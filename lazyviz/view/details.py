@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -25,8 +24,10 @@ def source_json(source: SourceLine | None) -> dict[str, Any] | None:
     """A source line for the page; of the file only its name, which is what the user knows it by."""
     if source is None:
         return None
-    file = os.path.basename(source.file)
-    if "ipykernel" in source.file or source.file.startswith("<ipython-input"):
+    file = source.short.rpartition(":")[0]
+    if source.cell is not None:
+        file = f"cell [{source.cell}]"
+    elif source.in_cell:
         file = "this notebook"
     return {"file": file, "line": source.line, "text": source.text.strip()}
 
@@ -54,6 +55,7 @@ def describe(scene: Scene, box: Box) -> dict[str, Any]:
         result["source"] = source_json(sync.source)
         result["facts"] = [
             ["cause", sync.cause],
+            *([["read by", sync.reader.short]] if sync.reader is not None else []),
             ["ran", plural(sync.ops, "op")],
             ["took", f"{sync.seconds:.3g} s"],
             ["read", format_bytes(sync.bytes)],

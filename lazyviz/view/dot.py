@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import graphviz
 
-from ..graph.ir import Graph
+from ..graph.ir import Graph, places
 from .boxes import Box, op_name
 from .hierarchy import build_hierarchy
 from .scene import PHASE_TITLES, value_text, values_text
@@ -66,7 +66,7 @@ def _add(dot: graphviz.Digraph, box: Box) -> None:
         text = _label(op_name(box.node), values_text(box.node.outputs))
         dot.node(box.id, text, color=PHASE_COLORS[box.phase])
     elif box.sync is not None:
-        where = f"line {box.sync.source.line}" if box.sync.source is not None else ""
-        dot.node(box.id, _label(f"sync point: {box.sync.cause}", where), color="#c0352b", style="dashed")
+        lines = [f"sync point: {box.sync.cause}", *places(box.sync.source, box.sync.reader)]
+        dot.node(box.id, _label(*lines), color="#c0352b", style="dashed")
     else:
         dot.node(box.id, _label(box.label, values_text(box.values)), shape="oval")

@@ -190,7 +190,8 @@ def _op_words(node: Node, texts: dict[object, str]) -> str:
 def _line_words(source: SourceLine, texts: dict[object, str]) -> str:
     key = id(source)
     if key not in texts:
-        texts[key] = f"{source.text}\n{os.path.basename(source.file)}" if not source.in_cell else source.text
+        where = f"cell [{source.cell}]" if source.cell is not None else ""
+        texts[key] = f"{source.text}\n{where if source.in_cell else os.path.basename(source.file)}".strip()
     return texts[key]
 
 

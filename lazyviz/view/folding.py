@@ -126,6 +126,7 @@ def count(box: Box) -> None:
     """Set what a group's children add up to."""
     box.ops = sum(child.ops for child in box.children)
     box.nbytes = sum(child.nbytes for child in box.children)
+    box.syncs = sum(child.syncs for child in box.children)
     box.first = min((child.first for child in box.children if child.first >= 0), default=-1)
 
 

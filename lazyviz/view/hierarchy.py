@@ -15,6 +15,7 @@ import itertools
 
 from ..graph.ir import Graph, Node, SyncPoint, Value
 from ..plan.collector import paused
+from ..plan.words import line_text
 from .boxes import Box, Hierarchy, Kind, op_name
 from .flow import Reads, crowded_lanes, data_flow, hidden_views, lanes_of, steps_of, updates
 from .folding import chunk, count, fold_repeats, join, path_label, show_one_step
@@ -141,7 +142,7 @@ def _path(node: Node, update: tuple[object, str] | None, by_line: bool) -> list[
             before = part
     if not keys and by_line and node.source is not None:
         source = node.source
-        label = source.text.strip() or f"line {source.line}"
+        label = source.text.strip() or line_text(source)
         keys.append((("line", source.file, source.line), "module", label))
     return keys
 
@@ -169,7 +170,8 @@ def _simplify(root: Box) -> None:
             box.shape_hash = hash((node.op, shapes))
             continue
         if box.sync is not None:
-            box.shape_hash = hash(("sync", box.position))
+            box.syncs = 1
+            box.shape_hash = hash(("sync", box.sync.cause, box.sync.source, box.sync.reader))
             continue
         if box.kind == "module" and len(box.children) == 1 and box.children[0].is_group:
             only = box.children[0]

@@ -272,7 +272,7 @@ def _label(allocation: AllocationLike) -> str:
     if allocation.node is not None:
         parts.append(op_name(allocation.node))
     elif allocation.source is not None:
-        parts.append(f"line {allocation.source.line}")
+        parts.append(line_text(allocation.source))
     return " · ".join(parts) or str(allocation.category)
 
 

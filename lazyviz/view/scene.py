@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ..graph.ir import Graph, Node, SourceLine, Storage, Value
+from ..graph.ir import Graph, Node, SourceLine, Storage, Value, places
 from ..plan.alive import Moment
 from ..plan.devices import Device, DeviceProfile
 from ..plan.split import SplitPlan
@@ -270,15 +270,15 @@ class Scene:
         if box.values:
             return values_text(box.values)
         if box.sync is not None:
-            source = box.sync.source
-            where = f"line {source.line} · " if source is not None else ""
-            return f"{where}ran {plural(box.sync.ops, 'op')}"
+            where = places(box.sync.source, box.sync.reader)
+            return " · ".join([*where, f"ran {plural(box.sync.ops, 'op')}"])
         if box.kind == "lane":
             return self._lane_subtitle(box)
         drawn = [child for child in box.children if child.kind != "input"]
         if len(drawn) == 1 and drawn[0].node is not None:
             return f"{op_name(drawn[0].node)} · {format_bytes(box.nbytes)}"
-        return f"{plural(box.ops, 'op')} · {format_bytes(box.nbytes)}"
+        parts = [plural(box.ops, "op"), format_bytes(box.nbytes)] if box.ops else []
+        return " · ".join(parts + ([plural(box.syncs, "sync point")] if box.syncs else []))
 
     def _lane_subtitle(self, lane: Box) -> str:
         text = plural(lane.ops, "op")

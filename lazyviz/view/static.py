@@ -15,6 +15,7 @@ import uuid
 from typing import Any
 
 from ..graph.ir import Graph
+from ..graph.sync_points import sites
 from ..plan.units import format_bytes
 from .arrange import Arrangement, Frame, arrange, curve
 from .batch import batch_lines
@@ -196,14 +197,15 @@ def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str
         color = _MUTED if not scene.plan.split.blocked_by else _VERDICT_COLORS["too-big"]
         parts.append(_text(MARGIN, top, shorten(line, WIDTH - 2 * MARGIN, 12.5), fill=color, size=12.5))
         top += 18
-    for sync in scene.graph.sync_points[:4]:
-        where = f", line {sync.source.line}: {sync.source.text.strip()}" if sync.source is not None else ""
-        text = shorten(f"sync point: {sync.cause}{where}", WIDTH - 2 * MARGIN - 14, 12)
+    syncs = sites(scene.graph.sync_points)
+    for site in syncs[:4]:
+        where = f": {site.text}" if site.text else ""
+        text = shorten(f"sync point: {site}{where}", WIDTH - 2 * MARGIN - 14, 12)
         parts.append(f'<circle cx="{MARGIN + 4:.1f}" cy="{top - 4:.1f}" r="4" fill="#c0352b"/>')
         parts.append(_text(MARGIN + 14, top, text, size=12, fill="#9b2c22"))
         top += 17
-    if len(scene.graph.sync_points) > 4:
-        parts.append(_text(MARGIN + 14, top, f"and {len(scene.graph.sync_points) - 4} more", fill=_MUTED))
+    if len(syncs) > 4:
+        parts.append(_text(MARGIN + 14, top, f"and at {len(syncs) - 4} more lines", fill=_MUTED))
         top += 17
     return parts, top + 4
 

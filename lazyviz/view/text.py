@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from ..graph.ir import Graph
+from ..graph.sync_points import listed
 from ..plan.units import format_bytes
+from ..plan.words import line_text, line_with_text
 from .batch import batch_lines
 from .boxes import Box
 from .memory import needed_for, verdict
-from .scene import PHASE_TITLES, PlanLike, Scene, plural
+from .scene import PHASE_TITLES, PlanLike, Scene
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _LISTED = 6
@@ -22,11 +24,7 @@ def render_text(graph: Graph, plan: PlanLike, *, width: int = 100, scene: Scene 
     width = max(width, 48)
     scene = scene or Scene(graph, plan)
     lines = [scene.summary()]
-    for sync in graph.sync_points:
-        where = f" at line {sync.source.line}: {sync.source.text.strip()}" if sync.source is not None else ""
-        lines.append(
-            f"  sync point: {sync.cause}{where} (ran {plural(sync.ops, 'op')} in {sync.seconds:.3g} s)"
-        )
+    lines += [f"  {line}" for line in listed(graph.sync_points, width=width - 2)]
     if not graph.nodes:
         return "\n".join(_cut(line, width) for line in [*lines, "Nothing was recorded: no PyTorch op ran."])
     for lane in _steps_and_lanes(scene):
@@ -80,7 +78,7 @@ def _memory(plan: PlanLike, width: int) -> list[str]:
     lines = [f"Memory over the run, peak {format_bytes(plan.peak_bytes)}:", f"  {bars}"]
     peak = plan.peak_node
     if peak is not None:
-        source = f", line {peak.source.line}: {peak.source.text.strip()}" if peak.source is not None else ""
+        source = f", {line_with_text(peak.source)}" if peak.source is not None else ""
         lines.append(f"  peak at {peak.name} ({peak.module or peak.phase}){source}")
     lines.append(f"  plain eager PyTorch would peak at {format_bytes(plan.eager_peak_bytes)}")
     lines.append("Alive at the peak:")
@@ -92,7 +90,7 @@ def _memory(plan: PlanLike, width: int) -> list[str]:
     for allocation in plan.alive_at_peak[:_LISTED]:
         name = getattr(allocation, "name", "") or allocation.module or "(outside of a module)"
         made = f", {allocation.node.name}" if allocation.node is not None else ""
-        line = f", line {allocation.source.line}" if allocation.source is not None else ""
+        line = f", {line_text(allocation.source)}" if allocation.source is not None else ""
         lines.append(f"  {format_bytes(allocation.nbytes):>10}  {allocation.category}: {name}{made}{line}")
     lines += batch_lines(plan)
     if parts := needed_for(plan):

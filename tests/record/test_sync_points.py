@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import io
 import pickle
+import sys
+import time
 
 import numpy as np
 import pytest
 import torch
 
 import lazyviz
+from lazyviz.graph.ir import SourceLine, SyncPoint
+from lazyviz.graph.sync_points import listed, sites
 
 READS = {
     "item": lambda t: t.sum().item(),
@@ -197,3 +202,86 @@ def test_functions_that_run_python_on_each_element_wait_and_are_waited_for(insid
         block.__exit__(None, None, None)
     lazyviz.sync()
     assert [t.tolist() for t in found] == [t.tolist() for t in expected]
+
+
+# --- what is said of them -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A library that is installed, and reads a value for its caller."""
+    folder = tmp_path / "site-packages" / "fitting"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "trainer.py").write_text("def train(loss):\n    copied = loss * 1\n    return copied.item()\n")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    yield importlib.import_module("fitting.trainer")
+    for name in ("fitting", "fitting.trainer"):
+        sys.modules.pop(name, None)
+
+
+def test_a_sync_point_names_the_library_s_line_that_read_the_value_beside_the_user_s(library):
+    with lazyviz.lazy() as graph:
+        for _ in range(3):
+            library.train(torch.rand(2).sum() + 1)
+    point = graph.sync_points[0]
+    assert point.source.text == "library.train(torch.rand(2).sum() + 1)"
+    assert (point.reader.short, point.reader.text) == ("fitting/trainer.py:3", "return copied.item()")
+    (site,) = sites(graph.sync_points)
+    line = point.source.line
+    assert str(site) == f"item, test_sync_points.py:{line}, in fitting/trainer.py:3, x 3"
+    assert str(site) in graph.text() and str(site) in graph.plan().explain()
+    assert f"item at test_sync_points.py:{line}, in fitting/trainer.py:3" in lazyviz.why()
+
+
+def test_pytorch_s_own_line_is_named_where_it_reads_for_the_user():
+    w = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.LBFGS([w], max_iter=2)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = w.square().sum()
+        loss.backward()
+        return loss
+
+    with lazyviz.lazy() as graph:
+        optimizer.step(closure)
+    readers = {point.reader.short.partition(":")[0] for point in graph.sync_points}
+    assert readers == {"torch/optim/lbfgs.py"}
+
+
+@pytest.mark.parametrize(
+    "read", [lambda t: t.item(), lambda t: 2.0 in t.view(1), copy.deepcopy, float, print]
+)
+def test_what_the_user_reads_himself_has_no_other_reader(read):
+    with lazyviz.lazy() as graph:
+        read(torch.rand(3).sum())
+    assert graph.sync_points and all(point.reader is None for point in graph.sync_points)
+
+
+def test_a_refused_sync_names_both_lines(library):
+    with pytest.raises(lazyviz.SyncError, match=r"test_sync_points.py:\d+, in fitting/trainer.py:3"):
+        with lazyviz.lazy(allow_sync=False):
+            library.train(torch.rand(2).sum())
+
+
+def test_a_sync_point_can_be_made_of_its_first_fields_alone():
+    point = SyncPoint("item", SourceLine("train.py", 4, "x.item()"), 3, 0.5, 4)
+    assert str(sites([point] * 300)[0]) == "item, train.py:4, x 300"
+    assert str(point.source) == "train.py:4"
+
+
+def test_thousands_of_sync_points_are_told_at_once():
+    line = SourceLine("train.py", 4, "x.item()")
+    points = [SyncPoint("item", line, 3, 0.5, 4, at) for at in range(100_000)]
+    start = time.perf_counter()
+    (site,) = sites(points)
+    assert time.perf_counter() - start < 2
+    assert (site.count, site.ops) == (100_000, 300_000)
+
+
+def test_many_places_are_listed_up_to_a_number():
+    points = [SyncPoint("item", SourceLine("train.py", at, ""), 1, 0.5, 4, at) for at in range(30)]
+    lines = listed(points + points)
+    assert len(lines) == 21
+    assert lines[-1] == "and 20 more sync points, at 10 other lines"

@@ -21,8 +21,10 @@ from lazyviz.graph.ir import Graph
 from lazyviz.plan.planner import make_plan
 from lazyviz.plan.words import line_text
 from lazyviz.view import convert, export
+from lazyviz.view.code import Code
 from lazyviz.view.dot import to_dot
 from lazyviz.view.export import save
+from lazyviz.view.hierarchy import build_hierarchy
 from lazyviz.view.memory import memory_json, verdict
 from lazyviz.view.scene import Scene
 from lazyviz.view.static import WIDTH, render_svg, static_bundle
@@ -112,8 +114,46 @@ def test_sync_points_are_named_with_cause_and_line(write):
     program(write.aten.sin.default, [program.outside()])
     program.sync("item", 9)
     plan = make_plan(program.graph)
-    assert any("item, line 9" in word for word in texts(render_svg(program.graph, plan)))
-    assert "sync point: item at line 9: print(loss.item())" in render_text(program.graph, plan)
+    assert any("item, cell.py:9: print" in word for word in texts(render_svg(program.graph, plan)))
+    assert "sync point: item, cell.py:9 (ran 3 ops in 0.25 s): print(loss.item())" in render_text(
+        program.graph, plan
+    )
+
+
+def test_equal_sync_points_are_one_line(write):
+    program = write.Program()
+    program(write.aten.sin.default, [program.outside()])
+    for _ in range(300):
+        program.sync("item", 4)
+    program.sync("tolist", 5)
+    plan = make_plan(program.graph)
+    lines = [line for line in render_text(program.graph, plan).splitlines() if "sync point:" in line]
+    assert lines == [
+        "  sync point: item, cell.py:4, x 300 (ran 900 ops in 75 s): print(loss.item())",
+        "  sync point: tolist, cell.py:5 (ran 3 ops in 0.25 s): print(loss.item())",
+    ]
+    drawn = [word for word in texts(render_svg(program.graph, plan)) if "sync point:" in word]
+    assert len(drawn) == 2 and "x 300" in drawn[0]
+    assert plan.explain().count("Sync point:") == 2
+    (fact,) = [
+        fact
+        for fact in Code(program.graph).facts_json(plan)["lines"].values()
+        if "x 300" in fact.get("sync", "")
+    ]
+    assert fact["sync"] == "item, x 300: ran 900 ops"
+
+
+def test_a_loop_with_a_sync_point_in_each_pass_is_folded_like_one_without(write):
+    program = write.Program()
+    x = program.outside()
+    for _ in range(20):
+        y = program(write.aten.sin.default, [x])
+        program(write.aten.cos.default, [y])
+        program.sync("item", 4)
+    hierarchy = build_hierarchy(program.graph)
+    folds = [box for box in hierarchy.boxes.values() if box.repeats == 20]
+    assert [box.syncs for box in folds] == [20]
+    assert "20 sync points" in render_text(program.graph, make_plan(program.graph))
 
 
 def test_the_text_names_ops_modules_peak_and_verdict(step, plan):

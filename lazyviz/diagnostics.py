@@ -1,0 +1,64 @@
+"""What a process that records and evaluates can be asked: why something ran, and how often and how long.
+
+A part of :mod:`.session`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _compiled, evaluation
+from .execute.backend import backend_counters, compiled_programs
+from .execute.replay import replays
+from .graph.sync_points import listed
+from .record import acceleration
+from .record.recorder import tape
+
+
+def why() -> str:
+    """What caused the last evaluation, the last block's sync points, and what caches last did not know.
+
+    The caches are those of shapes, of replays and of compiled programs.
+    """
+    miss = tape.shapes.last_miss or "none yet"
+    compiled = evaluation.compile_reasons[-1] if evaluation.compile_reasons else "none yet"
+    new = replays.last_miss or "none yet"
+    graph = evaluation.latest() if evaluation.latest is not None else None
+    return "\n".join(
+        [
+            f"last evaluation: {evaluation.last_cause}",
+            *[f"  {line}" for line in listed(graph.sync_points if graph is not None else ())],
+            f"last shape cache miss: {miss}",
+            f"last evaluation op by op: {new}",
+            f"last compilation: {compiled}",
+        ]
+    )
+
+
+def metrics() -> dict[str, Any]:
+    """Timings (count, total, percentiles in seconds) and counters of this process.
+
+    ``"projected peak errors"`` are those of the last evaluated graphs: projected over measured, less 1.
+    ``"compiled modules"`` are those that lazyviz was installed with and uses (none: it runs in Python alone).
+    ``"replays"`` counts evaluations by generated code, ``"replays not known"`` those of what was new.
+    ``"compiles"`` and ``"compiled segments met again"`` are misses and hits of backends that compile,
+    ``"compile reasons"`` what was new (the last 100), ``"compiled programs"`` how many each of them keeps.
+    ``"backend counters"`` are what backends count themselves: ``"cudagraphs"`` its captures and replays.
+    """
+    result = evaluation.metrics.summary()
+    result["projected peak errors"] = list(evaluation.projection_errors)
+    result["compiled recorder"] = acceleration.active
+    result["compiled modules"] = sorted(_compiled.loaded)
+    result["shape cache hits"] = tape.shapes.hits + acceleration.shape_cache_hits()
+    result["shape cache misses"] = tape.shapes.misses
+    result["ops pending"] = len(tape.pending)
+    result["replays"], result["replays not known"] = replays.hits, replays.misses
+    result["replays generated"], result["replays dropped"] = replays.generated, replays.dropped
+    result["replayed stretches known"] = len(replays)
+    result["compile reasons"] = list(evaluation.compile_reasons)
+    result["compiled programs"] = compiled_programs()
+    result["backend counters"] = backend_counters()
+    counters = ("ops recorded", "ops run", "graphs", "compiles", "compiled segments met again")
+    for counter in (*counters, "syncs", "bytes read at syncs"):
+        result.setdefault(counter, 0)
+    return result

@@ -1,0 +1,74 @@
+"""Sync points as people read them: equal ones together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .ir import SourceLine, SyncPoint, places
+
+MOST_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSite:
+    """The sync points of one cause at one place; ``ops``, ``seconds`` and ``bytes`` are of all of them."""
+
+    cause: str
+    source: SourceLine | None
+    reader: SourceLine | None
+    count: int
+    ops: int
+    seconds: float
+    bytes: int
+
+    @property
+    def text(self) -> str:
+        """The user's line itself, without indentation; "" where it is not known."""
+        return self.source.text.strip() if self.source is not None else ""
+
+    def __str__(self) -> str:
+        """``"item, train.py:4, in transformers/trainer.py:1893, x 300"``."""
+        times = [f"x {self.count:,}"] if self.count > 1 else []
+        return ", ".join([self.cause, *places(self.source, self.reader), *times])
+
+    @property
+    def cost(self) -> str:
+        """``"ran 1,800 ops in 0.06 s"``."""
+        return f"ran {self.ops:,} op{'' if self.ops == 1 else 's'} in {self.seconds:.3g} s"
+
+
+def sites(points: Iterable[SyncPoint]) -> list[SyncSite]:
+    """Where ``points`` are, each place once, in the order in which they were first met."""
+    found: dict[tuple[str, SourceLine | None, SourceLine | None], list[SyncPoint]] = {}
+    for point in points:
+        found.setdefault((point.cause, point.source, point.reader), []).append(point)
+    return [
+        SyncSite(
+            *key,
+            len(same),
+            sum([point.ops for point in same]),
+            sum([point.seconds for point in same]),
+            sum([point.bytes for point in same]),
+        )
+        for key, same in found.items()
+    ]
+
+
+def listed(points: Iterable[SyncPoint], most: int = MOST_LISTED, width: int = 0) -> list[str]:
+    """A line for each place, at most ``most``, with what it took; and how many places are left.
+
+    Of lines wider than ``width`` (0: as wide as they are) the user's code is shortened.
+    """
+    found = sites(points)
+    lines = []
+    for site in found[:most]:
+        line, text = f"sync point: {site} ({site.cost})", site.text
+        if width and len(line) + 2 + len(text) > width:
+            room = width - len(line) - 3
+            text = f"{text[:room]}…" if room > 0 else ""
+        lines.append(f"{line}: {text}" if text else line)
+    if len(found) > most:
+        rest = sum(site.count for site in found[most:])
+        lines.append(f"and {rest:,} more sync points, at {len(found) - most:,} other lines")
+    return lines
