@@ -23,6 +23,7 @@ from .session import is_lazy as is_lazy
 from .session import lazy as lazy
 from .session import lazy_function as lazy_function
 from .session import metrics as metrics
+from .session import reset as reset
 from .session import sync as sync
 from .session import to_eager as to_eager
 from .session import to_lazy as to_lazy

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 
+from ._tracebacks import shorten
+
 linalg_eigh = torch.ops.aten._linalg_eigh.default
 linalg_eigvals = torch.ops.aten._linalg_eigvals.default
 linalg_svd = torch.ops.aten._linalg_svd.default
@@ -126,6 +128,10 @@ _SNAPSHOT = "PythonTLSSnapshot"
 
 def _before_composite(go_on: Callable[..., Any], kernel: Callable[..., Any]) -> Callable[..., Any]:
     def before(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        return kernel(CompositeCall(go_on, keys), *args, **kwargs)
+        try:
+            return kernel(CompositeCall(go_on, keys), *args, **kwargs)
+        except BaseException as error:
+            shorten(error)
+            raise
 
     return before

@@ -123,11 +123,8 @@ def runnable() -> list[TrackedNode]:
     return closure(half_done.runnable(node for node in tape.pending if node not in planned))
 
 
-def finish(cause: str) -> None:
-    """Run what is pending as far as this machine can, and forget what can only be planned."""
-    with tape.lock:
-        if nodes := runnable():
-            tape.evaluate(nodes, cause)
+def forget() -> None:
+    """Forget what is pending: what can only be planned, and what has failed."""
     if tape.pending:
         give_back(tape)
         tape.forget_all()

@@ -8,8 +8,10 @@ import os
 from types import CodeType, TracebackType
 from typing import Any
 
-import torch
 from IPython.core.error import UsageError
+
+from ._tracebacks import frames, without_ours
+from .record.cells import cell_number
 
 _NO_AWAIT = (
     "%%lazy does not record top-level `await` (line {line} of the cell): "
@@ -18,8 +20,6 @@ _NO_AWAIT = (
 
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
-_TO_A_MODE = (os.path.join(_TORCH, "_compile.py"), os.path.join(_TORCH, "_dynamo") + os.sep)
 _OURS = (__file__, os.path.join(_PACKAGE, "magic.py"))
 
 
@@ -83,21 +83,18 @@ def _first_await(tree: ast.Module) -> int | str:
 
 
 def without_us(traceback: TracebackType | None) -> TracebackType | None:
-    """The frames of ``traceback`` below the magic and above the recorder."""
-    frames: list[TracebackType] = []
-    while traceback is not None:
-        filename = traceback.tb_frame.f_code.co_filename
-        if filename in _OURS:
-            frames.clear()
-        elif filename.startswith(_PACKAGE):
-            # What a dispatch mode costs on the way to the recorder is ours too.
-            while frames and frames[-1].tb_frame.f_code.co_filename.startswith(_TO_A_MODE):
-                frames.pop()
-            break
-        else:
-            frames.append(traceback)
-        traceback = traceback.tb_next
+    """The frames of ``traceback`` that are the user's and libraries', in the cell and below.
+
+    Of an error that no line of the cell has raised it is the line that called the magic.
+    """
+    entries = frames(traceback)
+    magics = [at for at, entry in enumerate(entries) if entry.tb_frame.f_code.co_filename in _OURS]
+    below = without_ours(entries[magics[-1] + 1 :] if magics else entries)
+    if not below:
+        below = [entry for entry in entries if cell_number(entry.tb_frame.f_code.co_filename) is not None][
+            -1:
+        ]
     rebuilt = None
-    for frame in reversed(frames):
-        rebuilt = TracebackType(rebuilt, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    for entry in reversed(below):
+        rebuilt = TracebackType(rebuilt, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return rebuilt

@@ -5,14 +5,49 @@ A part of :mod:`.session`.
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from . import _compiled, evaluation
+from .evaluate_all import failed_nodes, what_failed
 from .execute.backend import backend_counters, compiled_programs
 from .execute.replay import replays
 from .graph.sync_points import listed
 from .record import acceleration
 from .record.recorder import tape
+
+if TYPE_CHECKING:
+    from .session import LazyGraph
+
+
+def status_of(graph: LazyGraph, where: str = "") -> str:
+    """What has been recorded in a graph, what of it is pending or has failed, and its sync points."""
+    lines = [f"{where}{len(graph.nodes):,} ops recorded, {graph.pending:,} pending"]
+    if graph.state not in ("pending", "done"):
+        lines[0] += f", {graph.state}"
+    lines += [f"  {line}" for line in listed(graph.sync_points)]
+    lines += [f"  failed: {what_failed(node)}" for node in failed_nodes(graph.nodes)]
+    if graph.report is not None:
+        lines.append(f"{'  ' if where else ''}last run: {graph.report}")
+    return "\n".join(lines)
+
+
+def status_of_all(latest: LazyGraph | None) -> str:
+    """What is pending of all graphs, and of which cells they are; the latest one is told of in any case."""
+    pending = Counter([node.graph for node in tape.pending])
+    total = f"{len(tape.pending):,} op{'' if len(tape.pending) == 1 else 's'} pending"
+    lines = [f"{total} in {len(pending)} graph{'' if len(pending) == 1 else 's'}"]
+    for ir, count in pending.items():
+        graph = evaluation.graphs.get(id(ir))
+        if graph is not None:
+            lines.append(status_of(graph, f"{ir.where}: "))
+        else:  # only tensors that it makes or writes have been kept
+            lines.append(f"{ir.where}: {count:,} pending of {len(ir):,} ops recorded")
+            own = [node for node in tape.pending if node.graph is ir]
+            lines += [f"  failed: {what_failed(node)}" for node in failed_nodes(own)]
+    if latest is not None and latest.ir not in pending:
+        lines.append(status_of(latest, f"{latest.ir.where}: "))
+    return "\n".join(lines)
 
 
 def why() -> str:

@@ -14,8 +14,8 @@ import ast
 import keyword
 import warnings
 import weakref
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import CodeType
 from typing import Any
 
@@ -40,17 +40,16 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from . import absence, session
-from .batching import SplitError
 from .cell import compile_cell, without_us
+from .diagnostics import status_of, status_of_all
+from .evaluate_all import REFUSED, evaluate_graphs, run_all
 from .execute.backend import backend_names
-from .execute.clusters import NoWorkersError
-from .graph.sync_points import listed
 from .plan.collector import paused
 from .plan.devices import PROFILES, cuda_devices
 from .plan.explain import summary
-from .plan.memory import Plan
-from .recomputing import RecomputeError, recompute_option
+from .recomputing import recompute_option
 from .record.pending import AbsentDeviceError
+from .record.recorder import tape
 
 OPTIONS = (
     "--as",
@@ -67,8 +66,6 @@ OPTIONS = (
 VERBS = ("status", "evaluate", "plan", "explain", "why", "reset", "devices")
 
 _LATEST = "_lazy"
-# What an evaluation is refused with before anything runs: a sentence for the user, no traceback.
-_REFUSED = (AbsentDeviceError, SplitError, RecomputeError, NoWorkersError)
 _NO_GRAPH = "There is no lazy graph yet: run a %%lazy cell first."
 
 
@@ -179,9 +176,8 @@ class LazyMagics(Magics):
         self._bind(graph, options.name)
         try:
             if options.now and graph.pending:
-                graph.evaluate(backend=options.backend)
-        except _REFUSED as error:
-            raise UsageError(f"%%lazy --now: {error}") from None
+                with self._errors_at_the_cell(), _refusals_as_sentences("%%lazy --now"):
+                    graph.evaluate(backend=options.backend)
         finally:
             # Also after a failed evaluation: the picture says what is done and what is not.
             self._show(graph, options.no_widget)
@@ -283,9 +279,10 @@ class LazyMagics(Magics):
     def lazy_line(self, line: str) -> None:
         """What is pending, what it would take, and running it.
 
-        ``%lazy VERB`` works on the latest graph, ``%lazy VERB NAME`` on the one called NAME:
+        ``%lazy VERB`` works on the latest graph, ``%lazy VERB NAME`` on the one called NAME; without a name
+        ``status`` tells of all that are pending, and ``evaluate`` runs them:
 
-        * ``status``    ops recorded and pending, sync points
+        * ``status``    ops recorded and pending, sync points, what has failed
         * ``evaluate``  run what is pending (NAME may also be a tensor: what it needs)
         * ``plan``      peak memory, what would lower it, and whether it fits
         * ``explain``   the plan in full: what is alive at the peak, by category, module and line, and why
@@ -309,6 +306,10 @@ class LazyMagics(Magics):
         elif verb == "reset":
             session.reset()
             print("Everything pending was forgotten.")
+        elif verb == "evaluate" and not names and tape.pending:
+            self._evaluate_everything()
+        elif verb == "status" and not names and tape.pending:
+            print(status_of_all(self.shell.user_ns.get(_LATEST)))
         else:
             self._on_graph(verb, names[0] if names else None)
 
@@ -320,17 +321,39 @@ class LazyMagics(Magics):
             raise UsageError(f"%lazy {verb}: there is no variable {name!r}.")
         target = namespace[name or _LATEST]
         if verb == "evaluate" and isinstance(target, (torch.Tensor, session.LazyGraph)):
-            print(_evaluated(target))
+            with self._errors_at_the_cell(), _refusals_as_sentences():
+                print(_evaluated(target))
         elif not isinstance(target, session.LazyGraph):
             raise UsageError(
                 f"%lazy {verb}: {name or _LATEST} is no lazy graph but a {type(target).__name__}."
             )
         elif verb == "status":
-            print(_status(target))
+            print(status_of(target))
         elif verb == "plan":
-            print(_summary(target.plan()))
+            print("\n".join(summary(target.plan())))
         else:
             print(target.plan().explain())
+
+    def _evaluate_everything(self) -> None:
+        with self._errors_at_the_cell():
+            reports, refused = evaluate_graphs("%lazy evaluate")
+        several = len(reports) > 1
+        for graph, report in reports:
+            print(f"{graph.ir.where if graph is not None else 'the rest'}: {report}" if several else report)
+        sentences = "\n".join(str(reason) for reason in refused)
+        if refused and not all(isinstance(reason, AbsentDeviceError) and reports for reason in refused):
+            raise UsageError(f"%lazy evaluate: {sentences}")
+        if sentences:
+            print(sentences)
+
+    @contextmanager
+    def _errors_at_the_cell(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, (UsageError, *REFUSED)):
+                self._begin_traceback_in_cell(error)
+            raise
 
     # --- around cells ---------------------------------------------------------------------
 
@@ -419,27 +442,18 @@ def _has_frontend(shell: InteractiveShell) -> bool:
     return hasattr(shell, "kernel")
 
 
-def _status(graph: session.LazyGraph) -> str:
-    lines = [f"{len(graph.nodes)} ops recorded, {graph.pending} pending"]
-    if graph.state not in ("pending", "done"):
-        lines[0] += f", {graph.state}"
-    lines += [f"  {line}" for line in listed(graph.sync_points)]
-    if graph.report is not None:
-        lines.append(f"last run: {graph.report}")
-    return "\n".join(lines)
-
-
-def _summary(plan: Plan) -> str:
-    return "\n".join(summary(plan))
-
-
 def _evaluated(target: torch.Tensor | session.LazyGraph) -> str:
+    if isinstance(target, torch.Tensor):
+        return str(session.evaluate(target))
+    return str(target.evaluate()) if target.pending else "Nothing is pending."
+
+
+@contextmanager
+def _refusals_as_sentences(what: str = "%lazy evaluate") -> Iterator[None]:
     try:
-        if isinstance(target, torch.Tensor):
-            return str(session.evaluate(target))
-        return str(target.evaluate()) if target.pending else "Nothing is pending."
-    except _REFUSED as error:
-        raise UsageError(f"%lazy evaluate: {error}") from None
+        yield
+    except REFUSED as error:
+        raise UsageError(f"{what}: {error}") from None
 
 
 # --- loading and unloading ------------------------------------------------------------------
@@ -469,8 +483,10 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
     if magics is None:
         return
     try:
-        absence.finish("unloading lazyviz")
+        with tape.lock:
+            run_all("unloading lazyviz")
     finally:
+        absence.forget()
         ipython.events.unregister("pre_run_cell", magics.before_cell)
         ipython.events.unregister("post_run_cell", magics.after_cell)
         matchers = ipython.Completer.custom_matchers

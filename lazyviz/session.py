@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import absence, evaluation
+from ._tracebacks import shorten_block, shortened
 from .batching import NamedBatch
 from .batching import SplitError as SplitError
 from .choices import Choices
 from .diagnostics import metrics as metrics
 from .diagnostics import why as why
+from .evaluate_all import run_all
 from .execute import sweeps
 from .execute.backend import find_backend
 from .execute.clusters import is_cluster
@@ -160,6 +162,7 @@ class LazyGraph(Choices, Shown):
             return pending
         return sweeps.unfinished(self.nodes)
 
+    @shortened
     def evaluate(
         self,
         *tensors: torch.Tensor,
@@ -308,6 +311,7 @@ def lazy(
     graph.ir.whole, graph.ir.independent_rng = tuple(whole), independent_rng
     evaluation.graphs[id(graph.ir)] = graph
     evaluation.latest = weakref.ref(graph)
+    graph.ir.place, graph.ir.is_cell = tape.scopes.sources.find(sys._getframe(2))[0], bool(code)
     tape.watch(graph.ir)
     if outer[0] is None:
         if Lost.something and tape.pending:
@@ -331,6 +335,9 @@ def lazy(
             Patient() if outer[0] is None else absence.NOTHING,
         ):
             yield graph
+    except BaseException as error:
+        shorten_block(error)
+        raise
     finally:
         name_tensors(
             tape, names if names is not None else variables_of(sys._getframe(1)), copied=names is None
@@ -376,25 +383,32 @@ def lazy_function(function: Callable[..., Any]) -> Callable[..., tuple[Any, Lazy
     return wrapper
 
 
+@shortened
 def evaluate(*tensors: torch.Tensor) -> Report:
     """Run what ``tensors`` need, in whatever graphs; without arguments, everything pending.
 
-    What was recorded for a card that is not on this machine stays pending then.
+    What was recorded for a card that is not on this machine stays pending then.  An op that fails stops
+    what needs it; its error is raised once all else has run.  It stays pending and is tried again, but an
+    error that is known already is only named in ``report.left``.
 
     Raises:
         lazyviz.AbsentDeviceError: one of ``tensors`` needs such a card.
+        Exception: what a kernel raised, with the line that recorded it.
         RuntimeError: a compiled segment that failed has left memory half written; the rest has run.
     """
     with tape.lock:
         if not tensors:
             tape.forget_unreachable(tape.reachable())
-        nodes = closure(evaluation.needed(tensors)) if tensors else absence.runnable()
-        report = evaluation.run(nodes, evaluation.called("lazyviz.evaluate()"))
-        if not tensors and (error := half_done.left(tape.pending)) is not None:
+        cause = evaluation.called("lazyviz.evaluate()")
+        if tensors:
+            return evaluation.run(closure(evaluation.needed(tensors)), cause)
+        report = run_all(cause)
+        if (error := half_done.left(tape.pending)) is not None:
             raise RuntimeError(error)
         return report
 
 
+@shortened
 def sync() -> Report:
     """Run every pending graph, as far as this machine can."""
     return evaluate()
@@ -415,6 +429,7 @@ def to_lazy(tensor: torch.Tensor) -> torch.Tensor:
         return torch.ops.aten.alias.default(tensor)
 
 
+@shortened
 def to_eager(tensor: torch.Tensor) -> torch.Tensor:
     """Evaluate what ``tensor`` needs and return it, now an ordinary tensor."""
     if needed := evaluation.needed([tensor]):

@@ -19,17 +19,19 @@ MAY_IMPORT = {
     "_torch_cuda": {"_torch"},
     "_torch_cuda_graphs": set(),  # around the capture of CUDA Graphs: for that backend alone
     "_torch_random": set(),  # on generators: for recording alone
-    "_torch_composites": set(),  # functions made of others: likewise
+    "_torch_composites": {"_tracebacks"},  # functions made of others: likewise
+    "_tracebacks": set(),  # what errors show: for all that user code calls
     "_torch_compile": set(),  # around `torch.compile`: for recording, and for the backend that compiles
     "_torch_functional": set(),  # makes programs functional, for the backend that hands them to JAX
     "_torchax": set(),  # torchax's table, without what importing it does to the process
     "_cudnn": set(),  # sizes: record makes tensors of them, the plan their range
     "_compiled": set(),  # finds the modules that are compiled on installation
     "metrics": set(),
-    "cell": set(),
+    "cell": {"_tracebacks", "record"},
     "record": {
         "_compiled",
         "_torch",
+        "_tracebacks",
         "_torch_compile",
         "_torch_cuda",
         "_torch_random",
@@ -59,7 +61,25 @@ MAY_IMPORT = {
     "batching": {"_torch", "record", "graph", "plan", "execute", "session"},  # another
     "choices": {"batching", "recomputing", "record", "graph", "plan", "execute"},  # another
     "recomputing": {"record", "graph", "plan", "session"},  # another
-    "diagnostics": {"_compiled", "evaluation", "record", "graph", "execute"},  # another
+    "diagnostics": {
+        "_compiled",
+        "evaluate_all",
+        "evaluation",
+        "record",
+        "graph",
+        "execute",
+        "session",
+    },  # another
+    "evaluate_all": {
+        "absence",
+        "batching",
+        "evaluation",
+        "recomputing",
+        "record",
+        "plan",
+        "execute",
+        "session",
+    },  # another
     "showing": {"graph", "plan", "view"},  # another
     "evaluation": {
         "_torch_cuda",

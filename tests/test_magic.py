@@ -390,6 +390,85 @@ def test_a_source_names_the_cell_that_it_is_in(run):
     assert "at cell [3], line 2" in graph.plan().explain()
 
 
+def test_evaluate_runs_all_that_is_pending_and_status_counts_it(run):
+    run("%%lazy\na = torch.rand(3) + 1")
+    run("import lazyviz\nwith lazyviz.lazy() as block:\n    b = torch.rand(3) * 2")
+    run("%%lazy --as last\nc = torch.rand(3).sum()")
+    run("%lazy status")
+    assert run.output.startswith("6 ops pending in 3 graphs")
+    for line in (
+        "cell [2]: 2 pending of 2 ops",
+        "cell [3], line 2: 2 ops recorded",
+        "cell [4]: 2 ops recorded",
+    ):
+        assert line in run.output
+    run("%lazy status last")
+    assert "2 ops recorded, 2 pending" in run.output and "cell [2]" not in run.output
+    run("%lazy evaluate")
+    ran = re.findall(r"^(cell \[3\], line 2|cell \[4\]|the rest): (\d) ops in", run.output, re.MULTILINE)
+    assert [where for where, _ in ran] == ["cell [3], line 2", "cell [4]", "the rest"]
+    assert sum(int(count) for _, count in ran) == 6
+    assert session.metrics()["ops pending"] == 0
+    assert [type(run[name]) for name in "abc"] == [torch.Tensor] * 3
+
+
+def test_evaluate_with_a_name_runs_that_graph_alone(run):
+    run("%%lazy --as first\na = torch.rand(3)")
+    run("%%lazy\nb = torch.rand(3)")
+    run("%lazy evaluate first")
+    assert not lazyviz.is_lazy(run["a"]) and lazyviz.is_lazy(run["b"])
+
+
+FAILS = "%%lazy\nbad = torch.ones(3)[torch.randint(1, (1,)) + 5]\nworse = bad + 1"
+
+
+def test_a_failed_op_names_its_cell_and_fails_no_other_evaluation(run):
+    run("%%lazy\ngood = torch.rand(3) + 1")
+    run(FAILS)
+    result = run("%lazy evaluate")
+    assert isinstance(result.error_in_exec, IndexError)
+    assert "was recorded at cell [3], line 2: bad = " in run.output and "%lazy reset" in run.output
+    assert "run_line_magic" in run.output and "magic.py" not in run.output
+    assert not lazyviz.is_lazy(run["good"])
+    run("%%lazy\nloss = torch.rand(3).sum() * 0")
+    assert run("print(loss)").success
+    run("%%lazy\nother = torch.rand(3)")
+    assert run("%lazy evaluate").success
+    assert "failed before, and again: index_" in run.output and "at cell [3], line 2" in run.output
+    run("%lazy status")
+    assert "failed: index_" in run.output
+    assert isinstance(run("print(worse)").error_in_exec, IndexError)
+    assert run("%lazy reset").success and run("%lazy evaluate").success
+    assert "Nothing is pending" in run.output
+
+
+@pytest.mark.parametrize("mode", ["Plain", "Context", "Verbose", "Minimal"])
+@pytest.mark.parametrize("cell", ["print(worse)", "%lazy evaluate", "%%lazy --now\nw = worse * 2"])
+def test_every_mode_of_tracebacks_shows_the_user_s_line_and_at_most_one_frame_of_ours(run, mode, cell):
+    run(f"%xmode {mode}")
+    run(FAILS)
+    result = run(cell)
+    assert isinstance(result.error_in_exec, IndexError)
+    files = set(re.findall(r"lazyviz/[a-z_/]+\.pyx?", run.output))
+    assert len(files) <= 1
+    assert "out of bounds" in run.output
+    if mode != "Minimal":
+        assert "Cell In[4], line 1" in run.output or 'In[4]", line 1' in run.output
+    run.shell.run_line_magic("xmode", "Context")
+
+
+def test_frames_of_the_user_s_modules_stay_in_the_traceback(run):
+    run(
+        "from torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.inner = nn.Linear(3, 4)\n    def forward(self, x):\n        return self.inner(x)"
+    )
+    run("%%lazy\nNet()(torch.rand(2, 5))")
+    assert "----> 2 Net()(torch.rand(2, 5))" in run.output
+    assert "----> 7     return self.inner(x)" in run.output
+    assert "torch/nn/modules/linear.py" in run.output
+    assert not re.findall(r"lazyviz/[a-z_/]+\.pyx?", run.output)
+
+
 def test_reset_forgets_what_is_pending(run):
     run("%%lazy\ny = torch.ones(3)")
     run("%lazy reset")

@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int, TrackedNode], None]
 
 
+STAYS = (
+    "It stays pending, as does what needs it: %lazy reset, or lazyviz.reset(), forgets all that is pending."
+)
+
+
 class Interrupted(RuntimeError):
     """Evaluation was cancelled between two ops; finished ops are finished, the others pending."""
 
@@ -269,4 +274,4 @@ def name_line(error: Exception, node: TrackedNode) -> None:
             f"it is the gradient of {node.forward.op} at {node.forward.source}: {node.forward.source.text}"
         )
     if lines and error.args and isinstance(error.args[0], str) and lines[0] not in error.args[0]:
-        error.args = ("\n".join([error.args[0], *lines]), *error.args[1:])
+        error.args = ("\n".join([error.args[0], *lines, STAYS]), *error.args[1:])

@@ -95,7 +95,8 @@ class Report:
     they ran, with the most bytes that the run's tensors took while it did; of a run in pieces the first
     two, as the plan's timeline.
 
-    ``first_nan`` and ``first_inf`` are known where ``summaries`` were asked for.
+    ``first_nan`` and ``first_inf`` are known where ``summaries`` were asked for.  ``left`` says, of an
+    evaluation of everything, which ops have failed before, did so again and are pending still.
     """
 
     ops_run: int
@@ -114,6 +115,7 @@ class Report:
     fallbacks: tuple[str, ...] = ()
     first_nan: NonFinite | None = None
     first_inf: NonFinite | None = None
+    left: tuple[str, ...] = ()
 
     @property
     def first_nonfinite(self) -> NonFinite | None:
@@ -147,7 +149,8 @@ class Report:
         if peak and self.comparison:
             peak += f" ({self.comparison})"
         again = f", {self.recomputed} of them twice" if self.recomputed else ""
-        return f"{self.ops_run} ops{again} in {self.seconds:.3f} s with {self.backend}{peak} ({self.cause})"
+        text = f"{self.ops_run} ops{again} in {self.seconds:.3f} s with {self.backend}{peak} ({self.cause})"
+        return "\n".join([text, *[f"  failed before, and again: {what}" for what in self.left]])
 
 
 def difference(projected: Peak, measured: Peak, peak_bytes: int) -> dict[str, int]:

@@ -350,6 +350,17 @@ class Graph:
         self.outermost = id(self)  # tells the blocks that are nested in one from others
         self.elsewhere: set[str] = set()  # names of threads whose ops ran meanwhile, unrecorded
         self.in_parts: set[str] = set()  # layers recorded as ops where that card has a kernel
+        self.place: SourceLine | None = None  # where the block was opened
+        self.is_cell = False  # the block is all of a cell
+
+    @property
+    def where(self) -> str:
+        """``"cell [7]"`` of a whole cell, else the line where the block was opened."""
+        if self.place is None:
+            return "a block"
+        return (
+            f"cell [{self.place.cell}]" if self.is_cell and self.place.cell is not None else self.place.short
+        )
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)

@@ -19,6 +19,14 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp, memcpy, memmove
 
 
+cdef extern from *:
+    """
+    /* Errors show the user's frames, none of a module that has no source beside it. */
+    #ifndef LAZYVIZ_FULL_TRACEBACK
+    #define PyTraceBack_Here(frame) ((void) (frame))
+    #endif
+    """
+
 cdef extern from "Python.h":
     ctypedef struct PyMemberDef:
         Py_ssize_t offset

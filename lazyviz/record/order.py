@@ -54,12 +54,12 @@ def closure(targets: Iterable[TrackedNode]) -> list[TrackedNode]:
         stack += [
             other
             for other in (*producers, *node.after)
-            if other is not None and other.state != "done" and not _goes_on_after(other, node)
+            if other is not None and other.state != "done" and not goes_on_without(other, node)
         ]
     return sorted(found, key=_sequence)
 
 
-def _goes_on_after(other: TrackedNode, node: TrackedNode) -> bool:
+def goes_on_without(other: TrackedNode, node: TrackedNode) -> bool:
     """Whether ``other`` has failed, and ``node`` comes after it in a way that does not need it.
 
     As a draw and in no other way: eager PyTorch goes on after the error, so does the generator.  Or as what

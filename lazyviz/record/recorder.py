@@ -17,6 +17,7 @@ import torch
 
 from .. import _torch, _torch_compile, _torch_cuda
 from .._torch import OpOverload
+from .._tracebacks import shorten
 from ..graph.ir import TensorMeta
 from . import at_once, autograd_nodes, constants, guard
 from .order import order
@@ -46,28 +47,34 @@ class RecorderMode(_torch.TorchDispatchMode):
         return False  # or each op would pass two wrappers: `skip_code` below asks the same of Dynamo
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for cls in types:
-            if cls is not LazyTensor and _torch.dispatches_itself(cls):
-                if issubclass(cls, _torch.TRACING_TENSORS):
-                    return func(*args, **(kwargs or {}))  # export and compile run through their own modes
-                return NotImplemented  # another subclass unwraps itself first
-        if tape.viewed is not None:
-            tape.view_is_made()
-        if _torch.active_dispatch_modes():  # ours is off the stack in here: these are tracers, all below it
-            return guard.dispatch_traced(tape, func, args, kwargs or {})
-        if type(func) is not OpOverload:
-            return at_once.dispatch_opaque(tape, func, args, kwargs or {})
-        if args and type(args[0]) in _NUMBERS and str(func._schema.arguments[0].type) == "Tensor":
-            # A constant of a TorchScript program: its interpreter's tensors that are numbers arrive as such.
-            args = (torch.tensor(args[0]), *args[1:])
-        if tape.graph is None or tape.pauses:
-            return guard.dispatch(tape, func, args, kwargs or {})
-        if tape.owner != threading.get_ident() and not tape.in_autograd():
-            tape.graph.elsewhere.add(threading.current_thread().name)
-            return guard.dispatch(tape, func, args, kwargs or {})
-        if tape.absent is not None:
-            return tape.absent.record(self, func, args, kwargs or {})
-        return tape.record(func, args, kwargs or {})
+        try:
+            for cls in types:
+                if cls is not LazyTensor and _torch.dispatches_itself(cls):
+                    if issubclass(cls, _torch.TRACING_TENSORS):
+                        return func(*args, **(kwargs or {}))  # export and compile run through their own modes
+                    return NotImplemented  # another subclass unwraps itself first
+            if tape.viewed is not None:
+                tape.view_is_made()
+            if (
+                _torch.active_dispatch_modes()
+            ):  # ours is off the stack in here: these are tracers, all below it
+                return guard.dispatch_traced(tape, func, args, kwargs or {})
+            if type(func) is not OpOverload:
+                return at_once.dispatch_opaque(tape, func, args, kwargs or {})
+            if args and type(args[0]) in _NUMBERS and str(func._schema.arguments[0].type) == "Tensor":
+                # A constant of a TorchScript program: tensors of its interpreter that are numbers arrive so.
+                args = (torch.tensor(args[0]), *args[1:])
+            if tape.graph is None or tape.pauses:
+                return guard.dispatch(tape, func, args, kwargs or {})
+            if tape.owner != threading.get_ident() and not tape.in_autograd():
+                tape.graph.elsewhere.add(threading.current_thread().name)
+                return guard.dispatch(tape, func, args, kwargs or {})
+            if tape.absent is not None:
+                return tape.absent.record(self, func, args, kwargs or {})
+            return tape.record(func, args, kwargs or {})
+        except BaseException as error:
+            shorten(error)
+            raise
 
 
 _torch_compile.skip_code(RecorderMode.__torch_dispatch__.__code__, recursive=True)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from .. import _torch, _torch_cuda
+from .._tracebacks import shorten, shortened
 from . import absent, at_once, constants
 from .guard import is_out_of_reach, nodes_before_access, tensors_in
 from .host_copies import host_copy
@@ -125,6 +126,7 @@ class SyncPatches:
         dispatches = cause in ("set_", "resize_")
 
         @functools.wraps(original)
+        @shortened
         def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             tape = patches.tape
             if tape.pending:
@@ -198,6 +200,7 @@ class SyncPatches:
     def _cuda_array_interface(self) -> property:
         original = torch.Tensor.__cuda_array_interface__
 
+        @shortened
         def get(tensor: torch.Tensor) -> Any:
             self.before_read(tensor, "__cuda_array_interface__")
             return original.fget(tensor)  # type: ignore[attr-defined]
@@ -222,6 +225,7 @@ class SyncPatches:
         tape, original = self.tape, READERS[name]
 
         @functools.wraps(original)
+        @shortened
         def method(generator: torch.Generator, *args: Any) -> Any:
             if tape.running == threading.get_ident():  # a compiler keeps the state for the time it takes
                 return original(generator, *args)
@@ -249,10 +253,15 @@ class SyncPatches:
                 caller = sys._getframe(1).f_globals.get("__name__")
                 if tape.graph is not None and not tape.pauses and caller in _HAND_BACK_STATES:
                     return rng_state(generator)
-                tape.sync("get_rng_state", [draw])
+                try:
+                    tape.sync("get_rng_state", [draw])
+                except BaseException as error:
+                    shorten(error)
+                    raise
             return get_state(*args, **kwargs)
 
         @functools.wraps(set_state)
+        @shortened
         def set_rng_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             if is_pending(new_state):
                 node = new_state._lazyviz.node  # type: ignore[attr-defined]
@@ -274,6 +283,7 @@ class SyncPatches:
         make_iterator, next_batch = loader.__iter__, iterator.__next__
 
         @functools.wraps(make_iterator)
+        @shortened
         def __iter__(self: Any) -> Any:
             if self.num_workers and tape.pending:
                 # Workers are forked: what they read must be there. Elsewhere a dataset's own reads tell.
@@ -298,6 +308,7 @@ class SyncPatches:
         tape = self.tape
         make_subclass = torch.Tensor._make_subclass
 
+        @shortened
         def _make_subclass(cls: type, data: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             self.before_read(data, "_make_subclass")
             return make_subclass(cls, data, *args, **kwargs)
@@ -305,6 +316,7 @@ class SyncPatches:
         self._patches.set(torch.Tensor, "_make_subclass", staticmethod(_make_subclass))
         construct = torch.Tensor.__new__
 
+        @shortened
         def new_tensor(cls: Any, *args: Any, **kwargs: Any) -> Any:
             if cls is torch.Tensor:
                 return construct(cls, *args, **kwargs)
@@ -326,6 +338,7 @@ class SyncPatches:
         swap = torch.utils.swap_tensors
 
         @functools.wraps(swap)
+        @shortened
         def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
             tape.swap(swap, t1, t2)
 
@@ -391,12 +404,13 @@ class SyncPatches:
                 with tape.paused(), _torch.no_dispatch_modes():
                     return _original(*args, **kwargs)
 
-            self._patches.set(torch.jit, name, functools.wraps(original)(traced))
+            self._patches.set(torch.jit, name, functools.wraps(original)(shortened(traced)))
 
     def _at_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
         tape = self.tape
 
         @functools.wraps(original)
+        @shortened
         def function(*args: Any, **kwargs: Any) -> Any:
             if tape.graph is not None and not tape.pauses:
                 tensors = list(tensors_in((*args, *kwargs.values())))
@@ -413,6 +427,7 @@ class SyncPatches:
         """``original`` once the tensors it reads have their values: all, those in lists, or lengths only."""
 
         @functools.wraps(original)
+        @shortened
         def function(*args: Any, **kwargs: Any) -> Any:
             if self.tape.pending:
                 items = [
@@ -446,4 +461,4 @@ class SyncPatches:
                     tape.sync(f"torch.cuda.{_name}", list(tape.pending))
                 return _original(*args, **kwargs)
 
-            self._patches.set(torch.cuda, name, functools.wraps(original)(function))
+            self._patches.set(torch.cuda, name, functools.wraps(original)(shortened(function)))

@@ -1,0 +1,97 @@
+"""What an error's traceback shows: the user's frames, and those of libraries, with one of ours.
+
+An op that fails is met deep inside of an evaluation, which says nothing to a user.  Whatever user code
+calls of ours therefore cuts the frames below its own before an error leaves it.  The links between the
+entries are changed, not the entries: causes, contexts and the user's frames stay, for debuggers, too.
+With ``LAZYVIZ_FULL_TRACEBACK=1`` in the environment all frames are shown.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+# How PyTorch comes to a dispatch mode, and we to a kernel.
+_BETWEEN = tuple(os.path.join(_TORCH, *parts) for parts in (("_compile.py",), ("_dynamo", ""), ("_ops.py",)))
+_FULL = os.environ.get("LAZYVIZ_FULL_TRACEBACK", "") not in ("", "0")
+
+
+def frames(traceback: TracebackType | None) -> list[TracebackType]:
+    """Its entries, outermost first."""
+    found = []
+    while traceback is not None:
+        found.append(traceback)
+        traceback = traceback.tb_next
+    return found
+
+
+def is_ours(entry: TracebackType) -> bool:
+    return entry.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+
+
+def without_ours(entries: Iterable[TracebackType]) -> list[TracebackType]:
+    """The entries of user code and libraries, without what leads from them to us and from us to a kernel."""
+    kept: list[TracebackType] = []
+    after_ours = False
+    for entry in entries:
+        if is_ours(entry):
+            while kept and _is_between(kept[-1]):
+                kept.pop()
+            after_ours = True
+        elif not (after_ours and _is_between(entry)):
+            kept.append(entry)
+            after_ours = False
+    return kept
+
+
+def _is_between(entry: TracebackType) -> bool:
+    return entry.tb_frame.f_code.co_filename.startswith(_BETWEEN)
+
+
+def shorten(error: BaseException) -> None:
+    """Cut our frames below the one that has caught ``error`` and will raise it again."""
+    entries = frames(error.__traceback__)
+    if entries and not _FULL:
+        _join([entries[0], *without_ours(entries[1:])])
+
+
+def shorten_block(error: BaseException) -> None:
+    """Leave of our frames the innermost, as an error leaves a block of the user's."""
+    entries = frames(error.__traceback__)
+    while entries and is_ours(entries[0]):  # the block's own generator
+        del entries[0]
+    if not entries or _FULL:
+        return
+    last = next((entry for entry in reversed(entries) if is_ours(entry)), None)
+    if last is not None:
+        at = entries.index(last)
+        _join([*without_ours(entries[:at]), last, *without_ours([last, *entries[at + 1 :]])])
+
+
+def _join(entries: list[TracebackType]) -> None:
+    for entry, following in zip(entries, [*entries[1:], None]):
+        entry.tb_next = following
+
+
+def shortened(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, which user code calls, with errors that show no frames of ours but one."""
+
+    @functools.wraps(function)
+    def evaluates_what_is_pending(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            shorten(error)
+            raise
+
+    return evaluates_what_is_pending

@@ -1,0 +1,171 @@
+"""Running everything that is pending: an op that fails stops what needs it, and nothing else.
+
+A part of :mod:`.session`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from . import absence, evaluation
+from .batching import SplitError
+from .execute.clusters import NoWorkersError
+from .execute.report import Report
+from .plan.words import line_with_text
+from .recomputing import RecomputeError
+from .record.half_done import is_half_done
+from .record.order import closure, goes_on_without
+from .record.pending import AbsentDeviceError
+from .record.recorder import tape
+from .record.storage import TrackedNode
+
+if TYPE_CHECKING:
+    from .session import LazyGraph
+
+REFUSED = (AbsentDeviceError, SplitError, RecomputeError, NoWorkersError)
+"""What an evaluation is refused with before anything runs: a sentence for the user."""
+
+
+def failed_nodes(nodes: Iterable[TrackedNode] | None = None) -> list[TrackedNode]:
+    """Those of ``nodes``, or of all that is pending, that have failed and may run again."""
+    found = tape.pending if nodes is None else nodes
+    return [node for node in found if node.state == "failed" and not is_half_done(node)]
+
+
+def what_failed(node: TrackedNode) -> str:
+    """``"index_3 at cell [8], line 4: b = a[i]: index 6 is out of bounds"``."""
+    where = f" at {line_with_text(node.source)}" if node.source is not None else ""
+    return f"{node.name}{where}: {(node.error or 'failed').partition(chr(10))[0]}"
+
+
+def run_all(cause: str, apart: Iterable[TrackedNode] = ()) -> Report:
+    """Run all that is pending and can run here, but nodes ``apart``.
+
+    What has failed before is tried again at last; if it fails as it did, the report has it in ``left``.
+
+    Raises:
+        Exception: the first error that is new, once all else has run.
+    """
+    reports: list[Report] = []
+    apart = set(apart)
+    before = {node: node.error for node in failed_nodes() if node not in apart}
+    skipped = {*before, *apart}
+    error = _run(lambda: _without(absence.runnable(), skipped), cause, reports, skipped)
+    for node in before:
+        if node not in tape.pending:
+            continue
+        skipped.discard(node)
+        again = _run(lambda: _without(closure([node]), skipped), cause, reports, skipped)  # noqa: B023
+        if node not in tape.pending:
+            again = _run(lambda: _without(absence.runnable(), skipped), cause, reports, skipped) or again
+        elif node.error == before[node]:
+            again = None
+        error = error or again
+    failed = failed_nodes()
+    for lazy in {id(node.graph): evaluation.graphs.get(id(node.graph)) for node in failed}.values():
+        if lazy is not None:
+            lazy._changed("failed")
+    if error is not None:
+        raise error
+    return _merged(reports, tuple(what_failed(node) for node in failed))
+
+
+def pending_graphs() -> list[LazyGraph]:
+    """The graphs with ops that have not run and that somebody can evaluate, in the order of recording."""
+    irs = {id(node.graph): None for node in tape.pending}
+    return [evaluation.graphs[key] for key in irs if key in evaluation.graphs]
+
+
+def evaluate_graphs(cause: str) -> tuple[list[tuple[LazyGraph | None, Report]], list[Exception]]:
+    """Evaluate each pending graph as its block was told to, and then whatever else is pending.
+
+    Returns the reports, and what graphs were refused with.
+
+    Raises:
+        Exception: the first error of an op that is new, once all else has run.
+    """
+    reports: list[tuple[LazyGraph | None, Report]] = []
+    refused: list[Exception] = []
+    error: Exception | None = None
+    apart: set[TrackedNode] = set()
+    with tape.lock:
+        tape.forget_unreachable(tape.reachable())
+        for graph in pending_graphs():
+            before = {node: node.error for node in failed_nodes(graph.nodes)}
+            if not graph.pending or (before and not _with_options(graph)):
+                continue  # what needs none of the failed ones runs below
+            try:
+                reports.append((graph, graph.evaluate()))
+            except REFUSED as reason:
+                refused.append(reason)
+                apart.update(node for node in graph.nodes if node.state != "done")
+            except Exception as failure:
+                new = [node for node in failed_nodes(graph.nodes) if before.get(node) != node.error]
+                if not new and not before:
+                    raise
+                error = error or (failure if new else None)
+                if _with_options(graph):  # whose rest must not run as a whole
+                    apart.update(node for node in graph.nodes if node.state != "done")
+        if any(node not in apart for node in absence.runnable()):
+            try:
+                reports.append((None, run_all(cause, apart)))
+            except Exception as failure:
+                error = error or failure
+    if error is not None:
+        raise error
+    return reports, refused
+
+
+def _with_options(graph: LazyGraph) -> bool:
+    return graph.split not in ("off", 1) or graph.recompute != "off"
+
+
+def _run(
+    nodes: Callable[[], Sequence[TrackedNode]], cause: str, reports: list[Report], failed: set[TrackedNode]
+) -> Exception | None:
+    """Run ``nodes``, and again what is left of them while one of them fails; the first error."""
+    first: Exception | None = None
+    while True:
+        chosen = nodes()
+        if not chosen and reports:
+            return first
+        try:
+            reports.append(evaluation.run(chosen, cause))
+            return first
+        except Exception as error:
+            new = [node for node in failed_nodes(chosen) if node not in failed]
+            if not new:  # not an op's
+                raise
+            failed.update(new)
+            first = first or error
+
+
+def _without(nodes: Iterable[TrackedNode], failed: set[TrackedNode]) -> list[TrackedNode]:
+    """Those of ``nodes``, in program order, that need none that has failed."""
+    stuck = set(failed)
+    kept = []
+    for node in nodes:
+        needed = (*(value.node for value in node.inputs), *node.after)
+        if node in stuck or any(
+            other in stuck and not goes_on_without(other, node) for other in needed if other is not None
+        ):
+            stuck.add(node)
+        else:
+            kept.append(node)
+    return kept
+
+
+def _merged(reports: Sequence[Report], left: tuple[str, ...]) -> Report:
+    last = reports[-1]
+    if len(reports) == 1:
+        return replace(last, left=left) if left else last
+    peaks = [report.peak_bytes for report in reports if report.peak_bytes is not None]
+    return replace(
+        last,
+        ops_run=sum(report.ops_run for report in reports),
+        seconds=sum(report.seconds for report in reports),
+        peak_bytes=max(peaks, default=None),
+        left=left,
+    )
