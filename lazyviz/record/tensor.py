@@ -44,6 +44,13 @@ class LazyTensor(torch.Tensor):
         see_history(self)
         return describe(self._lazyviz)
 
+    def __getattr__(self, name: str) -> Any:
+        """Asked only for what is not there: the error names the class that the tensor has once it is real."""
+        cls = self.__dict__.get("_lazyviz_class")
+        if cls is None:
+            cls = torch.nn.Parameter if "_is_param" in self.__dict__ else torch.Tensor
+        raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
     @property
     def _is_param(self) -> bool:
         """How ``nn.Parameter`` marks a tensor that it cannot give its class."""
@@ -80,6 +87,11 @@ class LazyTensor(torch.Tensor):
         if args or kwargs or not self.is_cuda:
             return super().type(*args, **kwargs)
         return f"torch.cuda.{_LEGACY_TYPE(torch.empty((), dtype=self.dtype)).removeprefix('torch.')}"
+
+
+# PyTorch's messages and other people's name the class of what they were given: it is a tensor to the user.
+LazyTensor.__name__ = LazyTensor.__qualname__ = torch.Tensor.__name__
+LazyTensor.__module__ = torch.Tensor.__module__
 
 
 def describe(value: TrackedValue) -> str:

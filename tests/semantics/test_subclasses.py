@@ -48,7 +48,7 @@ class Scaled(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         args, kwargs = tree_map_only(Scaled, lambda s: s.inner * s.factor, (args, kwargs or {}))
         return tree_map(
-            lambda t: Scaled(t, 1.0) if type(t) in (torch.Tensor,) or type(t).__name__ == "LazyTensor" else t,
+            lambda t: Scaled(t, 1.0) if type(t).__name__ == "Tensor" else t,
             func(*args, **kwargs),
         )
 

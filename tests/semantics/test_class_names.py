@@ -1,0 +1,106 @@
+"""Messages that name the class of a tensor name the one that it has once it is real."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..both_ways import both
+
+
+class Reads(nn.Module):
+    """Asks its input for what no tensor has."""
+
+    def forward(self, x):
+        return x.nope
+
+
+class ReturnsText(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return "text"
+
+
+PROGRAMS = {
+    "add": lambda x: torch.add(x * 2, "x"),
+    "add of text": lambda x: x * 2 + "a",
+    "matmul of a list": lambda x: x * 2 @ [1],
+    "comparison with text": lambda x: (x * 2 > 0) < "a",
+    "view as a tensor": lambda x: (x * 2).view(x * 3),
+    "reshape": lambda x: (x * 2).reshape("x"),
+    "cat of a tensor": lambda x: torch.cat(x * 2),
+    "stack of a tensor": lambda x: torch.stack(x * 2, x * 3),
+    "einsum": lambda x: torch.einsum(x * 2, "i"),
+    "split": lambda x: torch.split(x * 2, x * 3),
+    "squeeze": lambda x: torch.squeeze(x * 2, x * 3),
+    "sizes": lambda x: torch.zeros(x * 2),
+    "stride of a convolution": lambda x: F.conv2d(x * 2, x * 3, stride=x * 4),
+    "probability of dropout": lambda x: F.dropout(x * 2, x * 3),
+    "generator": lambda x: torch.randn(2, generator=x * 2),
+    "out": lambda x: torch.add(x * 2, 1, out="a"),
+    "dtype": lambda x: (x * 2).to(dtype=x * 3),
+    "unknown keyword": lambda x: (x * 2).sum(foo=x * 3),
+    "where": lambda x: torch.where(x * 2 > 0, "a", x * 3),
+    "text as an index": lambda x: (x * 2)["a"],
+    "index of a list": lambda x: [1, 2][x * 2],
+    "range": lambda x: range(x * 2),
+    "call": lambda x: (x * 2)(),
+    "length of a number": lambda x: len((x * 2).sum()),
+    "contained text": lambda x: "a" in x * 2,
+    "formatted": lambda x: "%d" % (x * 2),
+    "unknown attribute": lambda x: (x * 2).nope,
+    "unknown attribute of a parameter": lambda x: nn.Parameter(x * 2).nope,
+    "unknown attribute in a module": lambda x: Reads()(x * 2),
+    "a tensor for a gradient": lambda x: setattr(x * 2, "grad", 3),
+    "features of a layer": lambda x: nn.Linear(x * 2, 2),
+    "a tensor for a module": lambda x: nn.Sequential(x * 2),
+    "a tensor for a list of modules": lambda x: nn.ModuleList([x * 2]),
+    "a tensor for a parameter": lambda x: setattr(nn.Linear(3, 3), "weight", x * 2),
+    "a parameter with history": lambda x: nn.Linear(3, 3).register_parameter("x", nn.Parameter(x * 2) * 2),
+    "a tensor for parameters": lambda x: torch.optim.SGD(x * 2, lr=0.1),
+    "a number among parameters": lambda x: torch.optim.SGD([x.requires_grad_(), 3], lr=0.1),
+    "a tensor for a state": lambda x: nn.Linear(2, 2).load_state_dict(x * 2),
+    "legacy constructor": lambda x: torch.Tensor(x * 2, 3),
+    "tensor from text and a tensor": lambda x: torch.tensor([x * 2, "a"]),
+    "tensor from a dictionary": lambda x: torch.as_tensor({"a": x * 2}),
+    "new": lambda x: (x * 2).new("a"),
+    "gradient of a number": lambda x: torch.autograd.grad(3, x * 2),
+    "gradient with respect to text": lambda x: torch.autograd.grad(x * 2, "a"),
+    "gradient of a function that returns text": lambda x: torch.func.grad(lambda x: "a")(x * 2),
+    "a function's gradient that is text": lambda x: (
+        ReturnsText.apply((x * 2).requires_grad_()).sum().backward()
+    ),
+    "attention": lambda x: F.scaled_dot_product_attention(x * 2, x * 3, "v"),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_errors_name_the_class_that_eager_names(program):
+    both(program, lambda: torch.ones(3), syncs=None, orders=("at once",))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: str(type(x * 2)),
+        lambda x: type(x * 2).__name__,
+        lambda x: torch.typename(x * 2),
+        lambda x: f"received ({type(x * 2).__qualname__}, int)",
+    ],
+)
+def test_the_class_of_a_pending_tensor_is_called_tensor(program):
+    both(program, lambda: torch.ones(3), orders=("at once",))
+
+
+def test_what_is_not_there_can_be_asked_for():
+    def program(x):
+        y = x * 2
+        return hasattr(y, "nope"), getattr(y, "nope", 3), hasattr(nn.Parameter(y), "nope")
+
+    both(program, lambda: torch.ones(3), orders=("at once",))
