@@ -23,6 +23,7 @@ from .storage import FORGOTTEN, Shadow, TrackedNode, TrackedStorage, TrackedValu
 
 LARGEST_NBYTES = 4 * 2**20  # of all that one read may look at and compute
 MOST_NODES = 1000  # that one read may compute
+LARGEST_CHECKED_NBYTES = 2**16  # of the arguments of an op that is tried on what is known of them
 KEPT_NBYTES = 4096  # of a storage that is kept for the next read although nothing wrote to it
 
 # What decides the shape of a result that depends on data, where it is not every argument.
@@ -93,6 +94,27 @@ def foresee(
         return shapes.describe(info, compute(op, args, kwargs, tensors), absent)
     except Exception:  # the op's own error, which running it raises at this line
         return None
+
+
+def refuses(
+    shapes: ShapeCache, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], values: Sequence[Any]
+) -> bool:
+    """Whether the kernel refuses what its integers are known to hold; the rest is made up."""
+    deciding = [value for value in values if not value.dtype.is_floating_point]
+    if not deciding or sum(value.nbytes for value in values) > LARGEST_CHECKED_NBYTES:
+        return False
+    tensors = known(shapes, deciding)
+    if tensors is None:
+        return False
+    for value in values:
+        if value not in tensors:
+            meta = value.meta
+            tensors[value] = torch.zeros(meta.shape, dtype=meta.dtype, device=_computed_on(meta.device))
+    try:
+        compute(op, args, kwargs, tensors)
+    except Exception:  # which running it raises at this line
+        return True
+    return False
 
 
 class _Walk:

@@ -62,6 +62,30 @@ def without_rule(name: str, arguments: dict[str, Any]) -> Result:
     return left.new_empty(shape, dtype=arguments.get("out_dtype") or left.dtype)
 
 
+def as_answered(result: Result, answer: Result, inputs: Sequence[int]) -> Result:
+    """``result`` of a shape rule with the metadata of the kernel's ``answer``, but for what is an input's.
+
+    Args:
+        inputs: the addresses of the fake inputs' storages.
+    """
+    if isinstance(result, torch.Tensor):
+        if result.layout != torch.strided or _torch.storage_address(result) in inputs:
+            return result
+        return like_answered(result, answer)
+    if not isinstance(result, (tuple, list)) or len(result) != len(answer):
+        return result
+    return type(result)([as_answered(fake, real, inputs) for fake, real in zip(result, answer)])
+
+
+def like_answered(fake: Any, real: Any) -> Any:
+    """``fake``, or a fake tensor with the metadata of ``real`` if it has another."""
+    if fake is None or not isinstance(real, torch.Tensor) or real.layout != torch.strided:
+        return fake
+    if (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype):
+        return fake
+    return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
+
+
 def storage_nbytes(name: str, arguments: dict[str, Any], position: int, tensor: torch.Tensor) -> int:
     """Bytes of the storage that the kernel leaves output number ``position`` on."""
     nbytes = tensor.untyped_storage().nbytes()
@@ -171,11 +195,17 @@ def _format_of(argument: str) -> Callable[[dict[str, Any], Result], Result]:
 
 
 def _suggested(tensor: torch.Tensor) -> torch.memory_format:
-    """``Tensor::suggest_memory_format``: what the strides look like."""
+    """``Tensor::suggest_memory_format``: what the strides look like (``is_channels_last_strides_2d``)."""
     memory_format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
-    if memory_format is None or tensor.is_contiguous():
+    if memory_format is None or not tensor.numel() or not tensor.stride(1):
         return torch.contiguous_format
-    return memory_format if tensor.is_contiguous(memory_format=memory_format) else torch.contiguous_format
+    least = 0
+    for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        step, size = tensor.stride(dim), tensor.size(dim)
+        if step < least or (dim == 0 and least == tensor.stride(1)):
+            return torch.contiguous_format
+        least = step * size
+    return memory_format
 
 
 def _in_order(*names: str) -> Callable[[dict[str, Any], Result], Result]:
@@ -219,10 +249,12 @@ def _view(arguments: dict[str, Any], result: Result) -> Result:
 
 def _layer_norm(arguments: dict[str, Any], result: Result) -> Result:
     """Where weights are wider than the input, so are the statistics that are kept."""
-    source, weight = arguments["input"], arguments.get("weight")
-    if weight is None or weight.dtype == source.dtype or source.device.type != "cpu":
+    source = arguments["input"]
+    given = [arguments.get(name) for name in ("weight", "bias")]
+    parameter = next((item for item in given if item is not None), None)
+    if parameter is None or parameter.dtype == source.dtype or source.device.type != "cpu":
         return result
-    return (result[0], *[tensor.to(weight.dtype) for tensor in result[1:]])
+    return (result[0], *[tensor.to(parameter.dtype) for tensor in result[1:]])
 
 
 def _batch_norm(arguments: dict[str, Any], result: Result) -> Result:
@@ -234,6 +266,21 @@ def _batch_norm(arguments: dict[str, Any], result: Result) -> Result:
     if not wider or source.device.type != "cpu":
         return result
     return (result[0], *[tensor.to(torch.float32) for tensor in result[1:]])
+
+
+def _margin_loss(arguments: dict[str, Any], result: Result) -> Result:
+    """The loss of one sample is a number, though the target may have a dimension (LossMulti.h)."""
+    source, losses = arguments["self"], result
+    if isinstance(result, tuple):
+        losses = result[0]
+    if losses.dim() != 1 or source.dim() > 1:
+        return result
+    loss = losses.new_empty(())
+    return loss if losses is result else (loss, *result[1:])
+
+
+def _sort(arguments: dict[str, Any], result: Result) -> Result:
+    return tuple([_like({"self": arguments["self"]}, item) for item in result])
 
 
 def _mkldnn_rnn_backward(arguments: dict[str, Any], result: Result) -> Result:
@@ -319,11 +366,19 @@ _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     "native_group_norm_backward": _contiguous,
     **{f"_fft_{kinds}": _fourier for kinds in ("c2c", "c2r", "r2c")},
     "_log_softmax_backward_data": _contiguous,
+    **dict.fromkeys(("col2im", "im2col", "log_sigmoid_forward"), _contiguous),
     **{f"{name}_loss_backward": _contiguous for name in ("mse", "smooth_l1", "huber")},
-    "native_batch_norm": _batch_norm,
+    "native_group_norm": _layer_norm,
+    **dict.fromkeys(
+        ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"), _batch_norm
+    ),
     "native_batch_norm_backward": _format_of("input"),
     "batch_norm_backward": _format_of("input"),
-    "max_unpool2d": _format_of("self"),
+    **dict.fromkeys(("channel_shuffle", "max_unpool2d"), _format_of("self")),
+    "sort": _sort,
+    "_conj_physical": _empty_like("self"),
+    "floor_divide": _in_order("self", "other"),
+    **dict.fromkeys(("multi_margin_loss", "multilabel_margin_loss_forward"), _margin_loss),
     "hardswish_backward": _in_order("grad_output", "self"),
     "hardtanh_backward": _in_order("grad_output", "self"),
     "logit_backward": _in_order("grad_output", "self"),

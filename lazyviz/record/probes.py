@@ -8,7 +8,7 @@ the same way, and holds zeros or ones.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,30 @@ class DataDependent(Exception):
 LARGEST_NBYTES = 256 * 2**20
 """Inputs above this are not probed."""
 _LARGEST_DOUBTFUL_NBYTES = 4 * 2**20  # of inputs and outputs, where only the dtypes are unusual
+_LARGEST_UNCOMMON_NBYTES = 2**16  # likewise, where only the operator is
+# What most programs are made of: their rules are known to agree with their kernels, but for what
+# `unlike_its_rule` names, and are not held against these anew for each shape.  In-place variants included.
+_COMMON_NAMES = """
+_local_scalar_dense _log_softmax _log_softmax_backward_data
+_safe_softmax _scaled_dot_product_flash_attention_for_cpu
+_scaled_dot_product_flash_attention_for_cpu_backward _softmax _softmax_backward_data _to_copy
+_unsafe_view abs add addcdiv addcmul addmm all amax amin any arange argmax avg_pool2d
+avg_pool2d_backward baddbmm bernoulli bitwise_and bitwise_not bitwise_or bmm cat clamp clamp_max
+clamp_min clone constant_pad_nd convolution convolution_backward copy cos cumsum div elu embedding
+embedding_dense_backward empty empty_like eq exp expm1 fill full full_like gather ge gelu
+gelu_backward gt index index_select le leaky_relu lerp linalg_vector_norm log log1p log2
+logical_and logical_not logical_or lt masked_fill max max_pool2d_with_indices
+max_pool2d_with_indices_backward maximum mean min minimum mkldnn_rnn_layer
+mkldnn_rnn_layer_backward mm mul native_batch_norm native_batch_norm_backward native_dropout
+native_dropout_backward native_group_norm native_group_norm_backward native_layer_norm
+native_layer_norm_backward ne neg new_empty new_empty_strided new_full new_ones new_zeros
+nll_loss_backward nll_loss_forward normal ones ones_like pow rand rand_like randint randint_like
+randn randn_like random reciprocal relu repeat rsqrt rsub scalar_tensor scatter select_backward
+sigmoid sigmoid_backward sign silu silu_backward sin slice_backward softplus sort split sqrt stack
+std sub sum tanh tanh_backward threshold_backward topk tril triu unbind uniform
+upsample_bilinear2d upsample_nearest2d var where zero zeros zeros_like
+"""
+_COMMON = frozenset(_COMMON_NAMES.split())
 _COMMON_DTYPES = frozenset((torch.float32, torch.float64))
 # They want one dtype of all, which shape rules do not check.
 _SAME_DTYPE = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution"}
@@ -34,6 +58,7 @@ _SAME_DTYPE = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv", "dot", 
 _PIVOTED = {"linalg_ldl_solve", "linalg_lu_solve", "lu_solve"}
 # They check what their arguments hold in words that are the same for zeros and for ones.
 CHECK_CONTENT = {"segment_reduce", "_segment_reduce_backward"}
+_OURS = ("aten", "torch_nn")  # PyTorch's own kernels
 _FOR_INTEGERS = ("bitwise_", "__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__")
 
 
@@ -45,8 +70,14 @@ def sharing(values: Sequence[Any]) -> tuple[int, ...]:
     return tuple([storages.index(storage) for storage in storages])
 
 
-def answer(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], fill: int = 0) -> Any:
-    """What the kernel returns for probes that hold ``fill``; random ones leave their generator alone."""
+def answer(
+    op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], fill: tuple[int, int] = (0, 0)
+) -> Any:
+    """What the kernel returns for probes that hold ``fill``; random ones leave their generator alone.
+
+    Args:
+        fill: what integers and booleans hold, and all other dtypes.
+    """
     name = op._schema.name.rpartition("::")[2]
     memory: dict[Any, torch.UntypedStorage] = {}
     probes: dict[int, torch.Tensor] = {}
@@ -54,8 +85,9 @@ def answer(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], fill: 
         meta: TensorMeta = value.meta
         if value.storage not in memory:
             elements = value.storage.nbytes // meta.dtype.itemsize
-            pivots = name in _PIVOTED and not (meta.dtype.is_floating_point or meta.dtype.is_complex)
-            content = torch.full((elements,), fill or int(pivots), dtype=meta.dtype, device=meta.device)
+            numbers = meta.dtype.is_floating_point or meta.dtype.is_complex
+            held = fill[numbers] or int(name in _PIVOTED and not numbers)
+            content = torch.full((elements,), held, dtype=meta.dtype, device=meta.device)
             memory[value.storage] = _torch.TensorBase.untyped_storage(content)
         probe = torch.empty(0, dtype=meta.dtype, device=meta.device)
         _torch.TensorBase.set_(probe, memory[value.storage], meta.offset, meta.shape, meta.stride)
@@ -78,28 +110,52 @@ def refusal(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> Ex
     return refused[0] if refused else None
 
 
-def refuses_any(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> bool:
-    """Whether the kernel refuses zeros and ones in the same words, so probably whatever there is."""
-    return len({(type(error), str(error)) for error in _refusals(op, args, kwargs, inputs)}) == 1
+def trial(
+    op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]
+) -> tuple[Any | None, Exception | None]:
+    """What the kernel returns for zeros or for ones, and what it raises for any content; None if not known.
+
+    Integers often say where to look, and ones may be too large for that: floating ones with zeros then tell.
+    """
+    refused: list[Exception] = []
+    for found in _answers(op, args, kwargs, inputs, ((0, 0), (1, 1), (0, 1))):
+        if not isinstance(found, Exception):
+            return found, None
+        if isinstance(found, NotImplementedError) or str(found) in map(str, refused):
+            return None, found
+        refused.append(found)
+    return None, None
 
 
 def _refusals(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> list[Exception]:
-    """What the kernel raises for zeros and for ones; nothing if it takes either.
+    """What the kernel raises for zeros and for ones; nothing if it takes either."""
+    answers = list(_answers(op, args, kwargs, inputs))
+    return answers if all(isinstance(found, Exception) for found in answers) else []
+
+
+def _answers(
+    op: OpOverload,
+    args: Any,
+    kwargs: Any,
+    inputs: Sequence[Any],
+    fills: Sequence[tuple[int, int]] = ((0, 0), (1, 1)),
+) -> Iterator[Any]:
+    """What the kernel returns for the first of ``fills`` that it takes; the exceptions for those before.
 
     A kernel that is not PyTorch's own may do anything: it is called only for the user.
     """
-    if op.namespace != "aten" or _nbytes(inputs) > LARGEST_NBYTES or nowhere(inputs, kwargs):
-        return []
-    refused: list[Exception] = []
-    with torch.no_grad(), _torch.kernels_only(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for fill in (0, 1):
+    if op.namespace not in _OURS or _nbytes(inputs) > LARGEST_NBYTES or nowhere(inputs, kwargs):
+        return
+    for fill in fills:
+        with torch.no_grad(), _torch.kernels_only(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             try:
-                answer(op, args, kwargs, inputs, fill)
-                return []
+                found = answer(op, args, kwargs, inputs, fill)
             except Exception as error:
-                refused.append(error.with_traceback(None))  # its frames would keep the user's tensors
-    return refused
+                found = error.with_traceback(None)  # its frames would keep the user's tensors
+        yield found
+        if not isinstance(found, Exception):
+            return
 
 
 def unlike_its_rule(name: str, mutates: bool, arguments: dict[str, Any], inputs: Sequence[Any]) -> bool:
@@ -108,6 +164,8 @@ def unlike_its_rule(name: str, mutates: bool, arguments: dict[str, Any], inputs:
         return any(step < 0 for step in arguments["stride"])
     if name == "embedding":
         return arguments["indices"].dtype not in (torch.int64, torch.int32)
+    if name in _CHECK_MORE and _CHECK_MORE[name](arguments):
+        return True
     if len(inputs) > 1 and name in _SAME_DTYPE and len({value.meta.dtype for value in inputs}) > 1:
         return True
     if name.startswith(_FOR_INTEGERS) and any(value.meta.dtype.is_floating_point for value in inputs):
@@ -115,21 +173,93 @@ def unlike_its_rule(name: str, mutates: bool, arguments: dict[str, Any], inputs:
     return mutates and (bool(sharing(inputs)) or any(_overlaps_itself(value.meta) for value in inputs))
 
 
-def doubtful(inputs: Sequence[Any], result: Any) -> bool:
-    """Whether the kernel may lack these dtypes, or refuse empty tensors, and is cheap to ask."""
+def _does_not_expand(arguments: dict[str, Any]) -> bool:
+    """Whether the first operand of ``addmm`` is not one to expand to what it is added to."""
+    left = arguments["self"].shape
+    right = (*arguments["mat1"].shape[:1], *arguments["mat2"].shape[1:])
+    return len(left) > 2 or any(
+        size not in (1, wanted) for size, wanted in zip(reversed(left), reversed(right))
+    )
+
+
+def _no_vectors(arguments: dict[str, Any]) -> bool:
+    """Whether what a normalization has for each channel is no vector."""
+    names = ("weight", "bias", "running_mean", "running_var")
+    return any(arguments.get(name) is not None and arguments[name].dim() != 1 for name in names)
+
+
+def _no_groups(arguments: dict[str, Any]) -> bool:
+    """Whether sizes given to ``native_group_norm`` are not those of its input."""
+    source, channels = arguments["input"], arguments["C"]
+    weights = [arguments[name] for name in ("weight", "bias") if arguments.get(name) is not None]
+    return (
+        source.numel() != arguments["N"] * channels * arguments["HxW"]
+        or not (source.is_contiguous() or source.dim() in (4, 5))
+        or any(weight.numel() != channels for weight in weights)
+        or _no_vectors(arguments)
+    )
+
+
+def _pads_too_much(arguments: dict[str, Any]) -> bool:
+    """Whether a transposed convolution pads its output by as much as it moves."""
+    return arguments["transposed"] and any(
+        padding >= step and padding >= apart
+        for padding, step, apart in zip(
+            arguments["output_padding"], arguments["stride"], arguments["dilation"]
+        )
+    )
+
+
+def _no_numbers(arguments: dict[str, Any]) -> bool:
+    return arguments.get("dtype") is torch.bool
+
+
+_CHECK_MORE: dict[str, Callable[[dict[str, Any]], bool]] = {
+    **dict.fromkeys(("addmm", "addmm_"), _does_not_expand),
+    **dict.fromkeys(("arange", "linspace", "logspace", "range"), _no_numbers),
+    **dict.fromkeys(
+        ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"), _no_vectors
+    ),
+    "native_group_norm": _no_groups,
+    "_softmax_backward_data": lambda arguments: arguments["grad_output"].shape != arguments["output"].shape,
+    "convolution": _pads_too_much,
+    # Of a result that was computed in place by a number below zero, the gradient is not known.
+    "leaky_relu_backward": lambda arguments: arguments["self_is_result"] and arguments["negative_slope"] < 0,
+    "elu_backward": lambda arguments: arguments["is_result"] and arguments["alpha"] < 0,
+    "softshrink": lambda arguments: arguments.get("lambd", 0.5) < 0,
+    "softshrink_": lambda arguments: arguments.get("lambd", 0.5) < 0,
+}
+"""What the kernels of common operators check, and their rules do not."""
+CHECKED_NUMBERS = {"leaky_relu_backward", "elu_backward", "softshrink", "softshrink_backward"}
+"""Operators by element that do not take every number."""
+
+
+def doubtful(name: str, inputs: Sequence[Any], result: Any) -> bool:
+    """Whether it is cheap to ask the kernel, and the rule of a rare operator may be wrong.
+
+    The kernel may also lack these dtypes, or refuse empty tensors, or lay them out in its own way.
+    """
     dtypes = {value.meta.dtype for value in inputs}
-    if len(dtypes) <= 1 and dtypes <= _COMMON_DTYPES and all(value.meta.nbytes for value in inputs):
+    if len(dtypes) > 1 or not dtypes <= _COMMON_DTYPES or any(not value.meta.nbytes for value in inputs):
+        return are_small(inputs, result)
+    if any(not item.numel() for item in _results(result)):
+        return are_small(inputs, result)
+    if name.removesuffix("_") in _COMMON or name.startswith(("_foreach", "_fused")):
         return False
-    return are_small(inputs, result)
+    return are_small(inputs, result, _LARGEST_UNCOMMON_NBYTES)
 
 
-def are_small(inputs: Sequence[Any], result: Any) -> bool:
+def are_small(inputs: Sequence[Any], result: Any, limit: int = _LARGEST_DOUBTFUL_NBYTES) -> bool:
     """Whether it is cheap to ask the kernel."""
     if any(value.meta.device.type == "meta" for value in inputs) or nowhere(inputs, {}):
         return False
+    made = sum(item.numel() * item.element_size() for item in _results(result))
+    return _nbytes(inputs) + made <= limit
+
+
+def _results(result: Any) -> list[torch.Tensor]:
     results = result if isinstance(result, (list, tuple)) else [result]
-    made = sum(item.numel() * item.element_size() for item in results if isinstance(item, torch.Tensor))
-    return _nbytes(inputs) + made <= _LARGEST_DOUBTFUL_NBYTES
+    return [item for item in results if isinstance(item, torch.Tensor)]
 
 
 def nowhere(inputs: Sequence[Any], kwargs: Any) -> bool:

@@ -134,6 +134,8 @@ class Tape(Outside):
             return self.record(
                 op, guard.replaced(args, guard.with_memory), guard.replaced(kwargs, guard.with_memory)
             )
+        if info.checks_content and constants.refuses(shapes, op, new_args, new_kwargs, values):
+            return self.run_now(op, info, args, kwargs, f"{op} does not take these arguments")
         written: Sequence[TrackedStorage] = ()
         if info.mutates:
             written = [self._storage_of(tensor) for tensor in guard.written_tensors(info, args, kwargs)]

@@ -57,6 +57,8 @@ _HIDDEN_WRITES: dict[str, tuple[tuple[str, ...], str | None]] = {
 _ASK_THE_KERNEL = {"mkldnn_rnn_layer"}
 # They leave an `out=` of as many elements as it is, whatever its shape.
 _FILL = {"arange", "range", "linspace", "logspace"}
+# Ops that check what their integers hold, constants of the program as a rule: an error is its line's.
+_CHECKED_CONTENT = {"_embedding_bag", "_embedding_bag_forward_only"}
 # Ops that make quantized tensors, whose kind a shape rule does not show.
 _QUANTIZING = ("quantize_per_", "_make_per_", "_empty_affine", "_empty_per_channel")
 
@@ -65,8 +67,8 @@ class OpInfo:
     """What does not change between calls of one operator."""
 
     __slots__ = (
-        "adds", "argument_names", "by_type", "counts_writes", "draws", "fills_dtype", "generator",
-        "hidden_condition", "hidden_writes",
+        "adds", "argument_names", "by_type", "checks_content", "counts_writes", "draws", "fills_dtype",
+        "generator", "hidden_condition", "hidden_writes",
         "is_view", "op", "lifts", "metadata_only", "metadata_write", "mutable_kwargs",
         "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "profiles", "resizes",
         "returned",
@@ -116,8 +118,12 @@ class OpInfo:
         self.draws = torch.Tag.nondeterministic_seeded in tags
         self.generator = names.index("generator") if "generator" in names else None
         self.by_type: frozenset[type] = frozenset()  # numbers of these types need no place in the cache's key
-        if self.name.startswith(_NEED_FLOATS) or self.name == "pow":
-            pass  # sizes, and integers to negative integer powers, which are an error
+        if (
+            self.name.startswith(_NEED_FLOATS)
+            or self.name == "pow"
+            or self.name.removesuffix("_") in probes.CHECKED_NUMBERS
+        ):
+            pass  # sizes, integers to negative integer powers, which are an error, and others that may be
         elif works_by_element(op) or self.name.startswith("_foreach"):
             # An int that is no operand is part of the program: ``round(decimals=2)``.
             counts = any(str(argument.type) == "int" for argument in schema.arguments)
@@ -143,8 +149,10 @@ class OpInfo:
         self.resizes = self.name in ("resize_", "resize_as_")
         self.profiles = op.namespace == "profiler"  # marks in a profiler's trace
         self.of_parts = _torch.leaves_autograd_to_its_parts(op)
+        self.checks_content = self.name in _CHECKED_CONTENT
         self.special = (
             self.metadata_only
+            or self.checks_content
             or self.lifts
             or self.zeros
             or self.adds
@@ -315,12 +323,17 @@ class ShapeCache:
         elif (
             not info.is_view
             and info.name not in probes.CHECK_CONTENT
-            and probes.doubtful(inputs, result)
-            and probes.refuses_any(op, args, kwargs, inputs)
+            and (
+                probes.doubtful(info.name, inputs, result)
+                or (info.draws and probes.are_small(inputs, result))
+            )
         ):
-            raise DataDependent(f"{op} may not take these arguments")  # the kernel tells, at this line
-        elif info.draws and probes.are_small(inputs, result) and probes.refuses_any(op, args, kwargs, inputs):
-            raise DataDependent(f"{op} may not draw this")
+            answered, refused = probes.trial(op, args, kwargs, inputs)
+            if refused is not None:
+                raise DataDependent(f"{op} may not take these arguments")  # the kernel tells, at this line
+            if answered is not None and not info.mutates:
+                with self._fake_mode, _torch.no_function_modes():
+                    result = layouts.as_answered(result, answered, addresses)
         probes.check_dimension(info.name, arguments.get("dim"), inputs, result)
         if info.name in _ASK_THE_KERNEL:
             result = self._ask_the_kernel(op, args, kwargs, inputs, result)
@@ -403,12 +416,7 @@ class ShapeCache:
         with _torch.kernels_only():  # in the user's grad mode: it decides what is kept for backward
             actual = probes.answer(op, args, kwargs, inputs)
         with self._fake_mode, _torch.no_function_modes():
-            return [
-                fake
-                if fake is None or real is None or _key(fake) == _key(real)
-                else torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
-                for fake, real in zip(inferred, actual)
-            ]
+            return [layouts.like_answered(fake, real) for fake, real in zip(inferred, actual)]
 
     def _grown(
         self,
