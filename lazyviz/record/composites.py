@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from .. import _torch, _torch_composites
-from . import acceleration, placed_gradients
+from . import acceleration, placed_gradients, sparse
 from .plain import Original, is_plain
 from .recorder import Tape
 
@@ -56,6 +56,7 @@ class CompositeKernels:
                     "quantile": functools.partial(self._quantile, "quantile"),
                     _SPLIT: self._tensor_split,
                     **placed_gradients.KERNELS,
+                    **sparse.kernels(self._tape),
                 },
                 acceleration.override_composite(),
             )
@@ -70,7 +71,7 @@ class CompositeKernels:
     def _quantile(
         self, name: str, original: Original, tensor: torch.Tensor, q: torch.Tensor, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
-        if is_plain(original, q):
+        if is_plain(original, q) and q.dtype == tensor.dtype and not q.is_complex():
             self._before_read(q, f"{name} checks its q")
             with self._tape.paused():
                 inside = bool(((q >= 0) & (q <= 1)).all())

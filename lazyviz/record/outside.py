@@ -23,7 +23,11 @@ from .tensor import LazyTensor, is_pending, make_pending, make_real
 
 
 class NotDeferrable(Exception):
-    """An argument that no node can take; the message says why."""
+    """An argument that no node can take; the message says why, ``sparse`` whether it has no strides."""
+
+    def __init__(self, reason: str, *, sparse: bool) -> None:
+        super().__init__(reason)
+        self.sparse = sparse
 
 
 class Placeholder(Exception):
@@ -51,7 +55,8 @@ class Outside(Pending):
         if _torch.is_zero_tensor(tensor):
             raise ZeroTensor
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
-            raise NotDeferrable(f"a {tensor.layout} tensor cannot be deferred")
+            sparse = str(tensor.layout).startswith("torch.sparse")
+            raise NotDeferrable(f"a {tensor.layout} tensor cannot be deferred", sparse=sparse)
         graph = self.graph
         assert graph is not None
         address = _torch.storage_address(tensor)

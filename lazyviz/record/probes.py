@@ -20,7 +20,11 @@ from .rng import Generators, state_of
 
 
 class DataDependent(Exception):
-    """The op's result cannot be described without running it."""
+    """The op's result cannot be described without running it; ``sparse``: because it has no strides."""
+
+    def __init__(self, reason: str, *, sparse: bool = False) -> None:
+        super().__init__(reason)
+        self.sparse = sparse
 
 
 LARGEST_NBYTES = 256 * 2**20
@@ -57,7 +61,7 @@ _SAME_DTYPE = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv", "dot", 
 # LAPACK counts rows from 1, and reads and writes where unchecked pivots say.
 _PIVOTED = {"linalg_ldl_solve", "linalg_lu_solve", "lu_solve"}
 # They check what their arguments hold in words that are the same for zeros and for ones.
-CHECK_CONTENT = {"segment_reduce", "_segment_reduce_backward"}
+CHECK_CONTENT = {"segment_reduce", "_segment_reduce_backward", "_validate_compressed_sparse_indices"}
 _OURS = ("aten", "torch_nn")  # PyTorch's own kernels
 _FOR_INTEGERS = ("bitwise_", "__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__")
 

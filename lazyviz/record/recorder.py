@@ -125,7 +125,7 @@ class Tape(Outside):
                 key.append(name)
                 new_kwargs[name] = self._translate(item, by_type, values, tensors, key)
         except NotDeferrable as reason:
-            return self.run_now(op, info, args, kwargs, str(reason))
+            return self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
         except Placeholder:
             return guard.dispatch(self, op, args, kwargs)
         except ZeroTensor:
@@ -166,7 +166,7 @@ class Tape(Outside):
             except DataDependent as reason:
                 inferred = constants.foresee(shapes, op, info, new_args, new_kwargs, values)
                 if inferred is None:
-                    return self.run_now(op, info, args, kwargs, str(reason))
+                    return self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
             else:
                 shapes.remember(cache_key, inferred)
             shapes.misses += 1
@@ -331,12 +331,22 @@ class Tape(Outside):
 
     # --- sync points --------------------------------------------------------------
 
-    def run_now(self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, cause: str) -> Any:
+    def run_now(
+        self,
+        op: OpOverload,
+        info: OpInfo,
+        args: Any,
+        kwargs: Any,
+        cause: str,
+        *,
+        of_sparse: bool = False,
+    ) -> Any:
         """Evaluate what the call needs, then make the call itself on real tensors."""
         needed, nbytes = guard.needed_nodes(self, info, args, kwargs)
         if self.absent is not None and (answer := self.absent.answer(needed)) is not None:
             return answer.value
-        self.sync(cause, needed, nbytes, a_number=info.returns_numbers)
+        if needed or not of_sparse:  # a sparse tensor is made at once, which is no sync point by itself
+            self.sync(cause, needed, nbytes, a_number=info.returns_numbers)
         written = list(guard.written_tensors(info, args, kwargs))
         before = [at_once.memory_of(tensor) for tensor in written]
         for tensor in written:

@@ -59,6 +59,7 @@ _ASK_THE_KERNEL = {"mkldnn_rnn_layer"}
 _FILL = {"arange", "range", "linspace", "logspace"}
 # Ops that check what their integers hold, constants of the program as a rule: an error is its line's.
 _CHECKED_CONTENT = {"_embedding_bag", "_embedding_bag_forward_only"}
+_MAKE_SPARSE = {"sparse_compressed_tensor", "_sparse_compressed_tensor_with_dims", "sparse_coo_tensor"}
 # Ops that make quantized tensors, whose kind a shape rule does not show.
 _QUANTIZING = ("quantize_per_", "_make_per_", "_empty_affine", "_empty_per_channel")
 
@@ -272,6 +273,8 @@ class ShapeCache:
         """
         if info.set_like:
             raise DataDependent(f"{info.name} exchanges memory")
+        if info.name in _MAKE_SPARSE:  # the rules would check what indices hold
+            raise DataDependent(f"{op} (its sparse result cannot be deferred)", sparse=True)
         if info.name.startswith(_QUANTIZING):
             raise DataDependent(f"{info.name} makes a quantized tensor")
         own = cudnn_rnn.RULES.get(info.name) if probes.nowhere(inputs, kwargs) else None
@@ -372,7 +375,8 @@ class ShapeCache:
                 raise DataDependent(f"{op} returns {type(item).__name__}")
             if item.layout != torch.strided:
                 layout = str(item.layout).removeprefix("torch.")
-                raise DataDependent(f"{op} (its {layout} result cannot be deferred)")
+                sparse = layout.startswith("sparse")
+                raise DataDependent(f"{op} (its {layout} result cannot be deferred)", sparse=sparse)
             meta = self.meta_of(item)
             source, itself = None, False
             address = _torch.storage_address(item)

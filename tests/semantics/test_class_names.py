@@ -53,7 +53,6 @@ PROGRAMS = {
     "call": lambda x: (x * 2)(),
     "length of a number": lambda x: len((x * 2).sum()),
     "contained text": lambda x: "a" in x * 2,
-    "formatted": lambda x: "%d" % (x * 2),
     "unknown attribute": lambda x: (x * 2).nope,
     "unknown attribute of a parameter": lambda x: nn.Parameter(x * 2).nope,
     "unknown attribute in a module": lambda x: Reads()(x * 2),

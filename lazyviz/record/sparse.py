@@ -1,0 +1,53 @@
+"""Sparse tensors are made at once, of values that are there: a constructor is one sync point at most.
+
+ATen's constructors are functions made of others, which look at indices in memory, past the dispatcher:
+for the size that nobody has given, and where invariants are to be checked.  They get a kernel that has
+what they read evaluated first, in the way of :mod:`lazyviz.record.composites`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from .at_once import note_region
+from .guard import nodes_before_access, tensors_in
+from .plain import Original
+from .recorder import Tape
+
+_COMPRESSED = {"csr": "crow_col", "csc": "ccol_row", "bsr": "crow_col", "bsc": "ccol_row"}
+CONSTRUCTORS = (
+    "sparse_coo_tensor.indices",
+    "sparse_coo_tensor.indices_size",
+    "_sparse_coo_tensor_unsafe",
+    "_validate_sparse_coo_tensor_args",
+    "_sparse_compressed_tensor_unsafe",
+    "_validate_sparse_compressed_tensor_args",
+    *(
+        f"sparse_{kind}_tensor.{parts}_value{size}"
+        for kind, parts in _COMPRESSED.items()
+        for size in ("", "_size")
+    ),
+    *(f"_sparse_{kind}_tensor_unsafe" for kind in _COMPRESSED),
+    *(f"_validate_sparse_{kind}_tensor_args" for kind in _COMPRESSED),
+)
+
+
+def kernels(tape: Tape) -> dict[str, Callable[..., Any]]:
+    """The constructors' kernels, by the names of the operators."""
+    return {name: functools.partial(_construct, tape, name.partition(".")[0]) for name in CONSTRUCTORS}
+
+
+def _construct(tape: Tape, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+    if not original.is_next:
+        return original(*args, **kwargs)
+    tensors = list(tensors_in((*args, *kwargs.values())))
+    needed = [node for tensor in tensors for node in nodes_before_access(tape, tensor, write=False)]
+    if needed:
+        with tape.lock:
+            tape.sync(name, needed, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+    with tape.paused():
+        result = original(*args, **kwargs)
+    note_region(tape, name, tensors, result)
+    return result

@@ -1,0 +1,169 @@
+"""Sparse tensors are made at once: as in eager mode, with and without a check of what they hold."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from ..both_ways import both
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # which PyTorch warns of once
+
+CHECKS = {
+    "unchecked": lambda program, *args: program(*args),
+    "unchecked by argument": lambda program, *args: program(*args, check_invariants=False),
+    "checked by argument": lambda program, *args: program(*args, check_invariants=True),
+    "checked in a context": lambda program, *args: _in_context(program, *args),
+}
+
+
+def _in_context(program, *args):
+    with torch.sparse.check_sparse_tensor_invariants():
+        return program(*args)
+
+
+def tensors():
+    """Indices and values of a matrix by coordinates, then compressed, then in blocks."""
+    return (
+        torch.tensor([[0, 1, 1], [2, 0, 2]]),
+        torch.tensor([3.0, 4.0, 5.0]),
+        torch.tensor([0, 1, 2]),
+        torch.tensor([1, 0]),
+        torch.tensor([1.0, 2.0]),
+        torch.arange(8.0).reshape(2, 2, 2),
+    )
+
+
+def batched(compressed, plain, **options):
+    plain = torch.stack([plain, plain.flip(0)])
+    compressed = torch.stack([compressed, compressed])
+    return torch.sparse_csr_tensor(compressed, plain, torch.ones(2, 2) * 2, (2, 2, 2), **options)
+
+
+def weights(indices, values, **options):
+    values = (values * 2).requires_grad_()
+    (torch.sparse_coo_tensor(indices * 1, values, (2, 3), **options).to_dense() * 3).sum().backward()
+    return values.grad
+
+
+CONSTRUCTORS = {
+    "lists": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2), **o),
+    "lists without a size": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor(
+        [[0, 1], [1, 0]], [1, 2], **o
+    ),
+    "compressed lists": lambda i, v, c, p, w, b, **o: torch.sparse_csr_tensor(
+        (0, 1, 2), (1, 0), (1, 2), size=(2, 2), **o
+    ),
+    "coo": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor(i * 1, v * 2, (2, 3), **o),
+    "coo without a size": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor(i * 1, v * 2, **o),
+    "coo of real tensors": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor(i, v, **o),
+    "coo of indices made by ops": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor(
+        torch.stack([i[0].flip(0), i[1] + 0]), v.cumsum(0), **o
+    ),
+    "coalesced": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor(
+        i * 1, v * 2, (2, 3), is_coalesced=True, **o
+    ),
+    "with dense dimensions": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor(
+        i * 1, torch.ones(3, 4) * 2, (2, 3, 4), **o
+    ),
+    "another dtype": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor(
+        i * 1, v * 2, (2, 3), dtype=torch.float64, **o
+    ),
+    "nothing": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor(size=(2, 3), **o),
+    "no elements": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor(
+        i[:, :0] * 1, v[:0] * 2, (2, 3), **o
+    ),
+    "no elements, no size": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor(
+        i[:, :0] * 1, v[:0] * 2, **o
+    ),
+    "csr": lambda i, v, c, p, w, b, **o: torch.sparse_csr_tensor(c * 1, p * 1, w * 2, (2, 2), **o),
+    "csr without a size": lambda i, v, c, p, w, b, **o: torch.sparse_csr_tensor(c * 1, p * 1, w * 2, **o),
+    "csc": lambda i, v, c, p, w, b, **o: torch.sparse_csc_tensor(c * 1, p * 1, w * 2, (2, 2), **o),
+    "csc without a size": lambda i, v, c, p, w, b, **o: torch.sparse_csc_tensor(c * 1, p * 1, w * 2, **o),
+    "bsr": lambda i, v, c, p, w, b, **o: torch.sparse_bsr_tensor(c * 1, p * 1, b * 2, (4, 4), **o),
+    "bsr without a size": lambda i, v, c, p, w, b, **o: torch.sparse_bsr_tensor(c * 1, p * 1, b * 2, **o),
+    "bsc": lambda i, v, c, p, w, b, **o: torch.sparse_bsc_tensor(c * 1, p * 1, b * 2, (4, 4), **o),
+    "bsc without a size": lambda i, v, c, p, w, b, **o: torch.sparse_bsc_tensor(c * 1, p * 1, b * 2, **o),
+    "compressed": lambda i, v, c, p, w, b, **o: torch.sparse_compressed_tensor(
+        c * 1, p * 1, w * 2, (2, 2), layout=torch.sparse_csr, **o
+    ),
+    "compressed without a size": lambda i, v, c, p, w, b, **o: torch.sparse_compressed_tensor(
+        c * 1, p * 1, w * 2, layout=torch.sparse_csc, **o
+    ),
+    "batched": lambda i, v, c, p, w, b, **o: batched(c, p, **o),
+    "gradient of the values": lambda i, v, c, p, w, b, **o: weights(i, v, **o),
+}
+WRONG = {
+    "an index beyond the size": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor(
+        i * 5, v * 1, (2, 3), **o
+    ),
+    "an index below zero": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor(i - 1, v * 1, (2, 3), **o),
+    "an index below zero, no size": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor(i - 1, v * 1, **o),
+    "floating indices": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor(i / 2, v * 1, (2, 3), **o),
+    "fewer values": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor(i * 1, v[:2] * 1, (2, 3), **o),
+    "not coalesced": lambda i, v, c, p, w, b, **o: torch.sparse_coo_tensor(
+        i.flip(1), v * 1, (2, 3), is_coalesced=True, **o
+    ),
+    "too few rows": lambda i, v, c, p, w, b, **o: torch.sparse_csr_tensor(
+        c[:2] * 1, p * 1, w * 1, (2, 2), **o
+    ),
+    "a wrong count": lambda i, v, c, p, w, b, **o: torch.sparse_csr_tensor(c + 1, p * 1, w * 1, (2, 2), **o),
+    "a column beyond the size": lambda i, v, c, p, w, b, **o: torch.sparse_csr_tensor(
+        c * 1, p * 7, w * 1, (2, 2), **o
+    ),
+    "a row beyond the size": lambda i, v, c, p, w, b, **o: torch.sparse_csc_tensor(
+        c * 1, p * 7, w * 1, (2, 2), **o
+    ),
+    "blocks that do not fit": lambda i, v, c, p, w, b, **o: torch.sparse_bsr_tensor(
+        c * 1, p * 1, b * 1, (5, 4), **o
+    ),
+}
+USES = {
+    "arithmetic": lambda a: (a * 2 + a).coalesce().to_dense(),
+    "product": lambda a: torch.sparse.mm(a, torch.ones(3, 2) * 2),
+    "transposed": lambda a: a.t(),
+    "joined": lambda a: torch.cat([a, a]),
+    "summed": lambda a: torch.sparse.sum(a),
+    "indices": lambda a: a._indices() + 1,
+    "mask": lambda a: (torch.ones(2, 3) * 2).sparse_mask(a.coalesce()),
+    "compressed": lambda a: a.to_sparse_csr(),
+    "compressed values": lambda a: a.to_sparse_csr().values() * 2,
+    "copied": lambda a: copy.deepcopy(a),
+    "zeros like": lambda a: torch.zeros_like(a),
+    "softmax": lambda a: torch.sparse.softmax(a, 1),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+@pytest.mark.parametrize("program", CONSTRUCTORS.values(), ids=CONSTRUCTORS)
+def test_constructors(program, check):
+    both(lambda *args: check(program, *args), tensors, syncs=None, orders=("at once",))
+
+
+@pytest.mark.parametrize("check", ["checked by argument", "checked in a context"])
+@pytest.mark.parametrize("program", WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_found_at_its_line(program, check):
+    both(lambda *args: CHECKS[check](program, *args), tensors, syncs=None, orders=("at once",))
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_uses(use):
+    def program(indices, values):
+        return use(torch.sparse_coo_tensor(indices * 1, values * 2, (2, 3)))
+
+    both(program, lambda: tensors()[:2], syncs=None, orders=("at once",))
+
+
+def test_a_sparse_tensor_is_one_sync_point_where_its_values_are_read():
+    def program(indices, values):
+        sparse = torch.sparse_coo_tensor(indices, values * 2, (2, 3))
+        return (sparse + sparse).coalesce() * 3
+
+    graph = both(program, lambda: tensors()[:2], syncs={"sparse_coo_tensor"}, orders=("at once",))
+    assert len(graph.sync_points) == 1
+
+
+def test_a_sparse_tensor_of_what_is_there_is_no_sync_point():
+    both(lambda: torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0]).to_sparse_csr(), orders=("at once",))
