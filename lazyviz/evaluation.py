@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .session import LazyGraph
 
 watch = Watch(tape)
+watch.rehearse()
 # Graphs with pending nodes, by id of the ir.Graph; weak, since a graph nobody can reach need not run.
 graphs: weakref.WeakValueDictionary[int, LazyGraph] = weakref.WeakValueDictionary()
 latest: weakref.ref[LazyGraph] | None = None  # of the last block

@@ -1,11 +1,7 @@
-"""Recording training steps that come again: beside Lazy Tensor Core, ``make_fx`` and eager PyTorch.
-
-Also what the first recording of each costs, when its shapes are not known yet.
-"""
+"""Recording training steps that come again: beside Lazy Tensor Core, ``make_fx`` and eager PyTorch."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,10 +46,8 @@ def compare(program: Program, settings: Settings, with_ltc: bool) -> Iterator[Fi
     step = program.on(settings.device).training_step()
     eager = program.on(settings.device).training_step()
     ours = lazily(step)
-    begin = time.perf_counter()
     with lazyviz.lazy() as graph:
         step()
-    first = time.perf_counter() - begin
     ops = len(graph.nodes)
     graph.evaluate()
     del graph
@@ -89,9 +83,6 @@ def compare(program: Program, settings: Settings, with_ltc: bool) -> Iterator[Fi
     )
     microseconds = 1e6 * detail["lazyviz record, s"] / ops
     yield Figure("warm record", program.name, microseconds, unit="us an op", detail=detail)
-    yield Figure(
-        "first record of the program", program.name, 1e6 * first / ops, unit="us an op", detail={"ops": ops}
-    )
     lazyviz.session.reset()
 
 

@@ -230,7 +230,7 @@ cdef object slow, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, st
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
 cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active
-cdef object engine_is_sole_owner, slow_record, take, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
+cdef object learn, info_of, engine_is_sole_owner, slow_record, take, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
 cdef dict infos, entries, above
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
@@ -271,7 +271,7 @@ def connect(**parts):
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
     global cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
-    global TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
+    global learn, info_of, TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
     global node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
     slow = parts["slow"]
     LazyTensor, Tensor, Parameter = parts["LazyTensor"], parts["Tensor"], parts["Parameter"]
@@ -296,6 +296,7 @@ def connect(**parts):
     above = sources._above
     slow_record = tape.record
     infos, entries = shapes.infos, shapes.entries
+    learn, info_of = shapes.learn, shapes.info
     ENTRY, MISSING = parts["ENTRY"], parts["MISSING"]
     MOST_FRAMES, NO_SEQUENCE = parts["MOST_FRAMES"], parts["NO_SEQUENCE"]
     snapshot_key, key_set_offset = parts["snapshot_key"], parts["key_set_offset"]
@@ -655,8 +656,13 @@ cdef object inferred_for(Op op, bint grad_mode, tuple args, dict kwargs, list va
     key = key_of(op, dtype, grad_mode, args, kwargs, values)
     found = PyDict_GetItem(entries, key)
     if found is NULL:
-        return None
-    inferred = <object> found
+        inferred = learn(op.info, args, kwargs, values, key)
+        if inferred is None:
+            return None
+        global hit_count
+        hit_count -= 1  # it is going to be taken for one
+    else:
+        inferred = <object> found
     if answer is not NULL:
         remember(answer, words, key, inferred)
     return inferred
@@ -710,9 +716,7 @@ cdef object record(object func, tuple args, object kwargs):
     graph = get(tape, T_graph)
     found = PyDict_GetItem(ops, <size_t> <void *> func)
     if found is NULL:
-        info = infos.get(<size_t> <void *> func)
-        if info is None:
-            return MISS
+        info = infos.get(<size_t> <void *> func) or info_of(func)
         op = ops[<size_t> <void *> func] = Op(info)
         if take is not None and op.ordinary:
             take(func)

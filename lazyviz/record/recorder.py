@@ -169,8 +169,7 @@ class Tape(Outside):
                     return self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
             else:
                 shapes.remember(cache_key, inferred)
-            shapes.misses += 1
-            shapes.last_miss = f"{op} of {', '.join(str(value.meta) for value in values) or 'no tensors'}"
+            shapes.missed(op, values)
         else:
             shapes.hits += 1
         if inferred.on_meta:

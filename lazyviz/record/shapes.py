@@ -17,7 +17,10 @@ import torch
 from .. import _torch, _torch_cuda
 from .._torch import OpOverload
 from ..graph.ir import TensorMeta, works_by_element
-from . import cudnn_rnn, layouts, probes
+from . import cudnn_rnn, known_shapes, layouts, probes
+from .answers import Inferred as Inferred
+from .answers import Output
+from .answers import OutputSpec as OutputSpec
 from .probes import DataDependent as DataDependent
 
 MOST_ENTRIES = 100_000  # of the cache; it starts anew when full, as with ever new sizes
@@ -176,52 +179,6 @@ def _output_mask(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return args[position] if position < len(args) else kwargs.get("output_mask", ())
 
 
-class OutputSpec:
-    """One output: on fresh memory (``source`` None), a view of input ``source``, or that input itself."""
-
-    __slots__ = ("fresh", "itself", "meta", "nbytes", "source")
-
-    def __init__(self, meta: TensorMeta, source: int | None, itself: bool, fresh: int, nbytes: int) -> None:
-        self.meta = meta
-        self.source = source  # position among the call's tensor inputs
-        self.itself = itself
-        self.fresh = fresh  # outputs with the same number share one new storage
-        self.nbytes = nbytes  # of that storage
-
-
-Output = OutputSpec | int | None  # sizes, beside tensors, are numbers that metadata tells
-
-
-class Inferred:
-    """The cached answer for one call."""
-
-    __slots__ = ("container", "dtype", "on_meta", "outputs", "restructured", "special", "to_cpu")
-
-    def __init__(
-        self,
-        info: OpInfo,
-        container: Callable[[list[Any]], Any] | None,
-        outputs: list[Output],
-        restructured: list[tuple[int, TensorMeta]],
-        from_cpu: bool,
-    ) -> None:
-        self.container = (
-            container  # makes the tuple or list the op returns, None for a bare tensor or nothing
-        )
-        self.outputs = outputs
-        self.restructured = restructured  # inputs whose metadata the op changes in place
-        meta = next((spec.meta for spec in outputs if isinstance(spec, OutputSpec)), None)
-        self.on_meta = meta is not None and meta.device.type == "meta"
-        self.to_cpu = (
-            info.name in ("_to_copy", "copy_")
-            and not from_cpu
-            and meta is not None
-            and meta.device.type == "cpu"
-        )
-        self.dtype = meta.dtype if info.fills_dtype and meta is not None else None
-        self.special = self.to_cpu or self.dtype is not None or bool(restructured)
-
-
 class ShapeCache:
     """Infers and remembers.  One per process; metadata is interned here."""
 
@@ -232,7 +189,7 @@ class ShapeCache:
         self.hits = 0
         self.misses = 0
         self.inferring = False  # torch's own shape rules are running, on tensors of ours that hold nothing
-        self.last_miss = ""  # the last call that had to be asked for, in words
+        self._missed: tuple[OpOverload, list[Any]] | None = None
         self._fake_mode = _torch.FakeTensorMode()
         self._fake_mode.cache_enabled = False  # ours stands before it, and it forgets offsets of empty views
 
@@ -245,14 +202,42 @@ class ShapeCache:
     def meta_of(self, tensor: torch.Tensor, device: torch.device | None = None) -> TensorMeta:
         flags = int(tensor.is_conj()) | int(tensor.is_neg()) << 1
         place = device or tensor.device
-        key = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, place, flags)
+        return self.meta(tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, place, flags)
+
+    def meta(
+        self, shape: Any, stride: Any, offset: Any, dtype: torch.dtype, device: torch.device, flags: int = 0
+    ) -> TensorMeta:
+        """The one object for this metadata."""
+        key = (shape, stride, offset, dtype, device, flags)
         meta = self.metas.get(key)
         if meta is None:
-            shape, stride, offset, dtype, device, flags = key
             meta = self.metas[key] = TensorMeta(
                 tuple(shape), tuple(stride), int(offset), dtype, device, flags
             )
         return meta
+
+    @property
+    def last_miss(self) -> str:
+        """The last call that was not in the cache, in words."""
+        if self._missed is None:
+            return ""
+        op, metas = self._missed
+        return f"{op} of {', '.join(map(str, metas)) or 'no tensors'}"
+
+    def missed(self, op: OpOverload, values: list[Any]) -> None:
+        """Count a call that was not in the cache."""
+        self.misses += 1
+        self._missed = op, [value.meta for value in values]
+
+    def learn(
+        self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any], key: Any
+    ) -> Inferred | None:
+        """Keep, under ``key``, what is known of a call without asking; for the compiled recorder."""
+        known = known_shapes.find(self, info.op, info, args, kwargs, values)
+        if known is not None:
+            self.remember(key, known)
+            self.missed(info.op, values)
+        return known
 
     def remember(self, key: Any, inferred: Inferred) -> None:
         """Keep an answer."""
@@ -264,7 +249,7 @@ class ShapeCache:
     def infer(
         self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]
     ) -> Inferred:
-        """Ask FakeTensor.  ``args`` hold Values for tensors; ``inputs`` are those, in order.
+        """Know it, or ask FakeTensor.  ``args`` hold Values for tensors; ``inputs`` are those, in order.
 
         Raises:
             DataDependent: the result's shape or a decision in the op needs tensor data, or
@@ -277,6 +262,13 @@ class ShapeCache:
             raise DataDependent(f"{op} (its sparse result cannot be deferred)", sparse=True)
         if info.name.startswith(_QUANTIZING):
             raise DataDependent(f"{info.name} makes a quantized tensor")
+        known = known_shapes.find(self, op, info, args, kwargs, inputs)
+        return known if known is not None else self._ask(op, info, args, kwargs, inputs)
+
+    def _ask(
+        self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]
+    ) -> Inferred:
+        """Ask FakeTensor, and correct it."""
         own = cudnn_rnn.RULES.get(info.name) if probes.nowhere(inputs, kwargs) else None
         self.inferring = True
         try:

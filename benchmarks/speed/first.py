@@ -1,0 +1,71 @@
+"""The first recording of a training step in a process that has recorded nothing: what a notebook's cell is.
+
+Each is measured in a process of its own, several times: model, batch and optimizer are there, and no shape is
+known, no module imported and no patch in place that a block needs.  Timed is the whole ``with`` block.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from .figures import Figure, Settings, say
+
+CASES = ("mlp", "gpt2", "resnet")
+
+# Run in the fresh process: which program, the device, and PyTorch's threads.
+ONCE = """
+import gc, json, sys, time
+sys.path.insert(0, sys.argv[4])
+from speed import programs
+import lazyviz
+
+programs.prepare(sys.argv[2], int(sys.argv[3]))
+program = getattr(programs, sys.argv[1])()
+step = program.on(sys.argv[2]).training_step()
+gc.collect()
+modules = set(sys.modules)
+begin, cpu = time.perf_counter(), time.thread_time()
+with lazyviz.lazy() as graph:
+    opened = time.perf_counter()
+    step()
+    done = time.perf_counter()
+end, cpu_end = time.perf_counter(), time.thread_time()
+print(json.dumps({
+    "name": program.name,
+    "ops": len(graph.nodes),
+    "record": end - begin,
+    "processor": cpu_end - cpu,
+    "open": opened - begin,
+    "close": end - done,
+    "misses": lazyviz.metrics()["shape cache misses"],
+    "imported": sorted(set(sys.modules) - modules),
+}))
+"""
+
+
+def measure(settings: Settings) -> Iterator[Figure]:
+    folder = str(Path(__file__).parent.parent)
+    for case in CASES:
+        command = [sys.executable, "-c", ONCE, case, settings.device, str(settings.threads or 1), folder]
+        found = []
+        for _ in range(settings.rounds):
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            found.append(json.loads(done.stdout.splitlines()[-1]))
+        first = found[0]
+        say(f"     {first['name']}")
+        detail = {
+            "ops": first["ops"],
+            "shape cache misses": first["misses"],
+            "imported": len(first["imported"]),
+            **{
+                f"{name}, s": statistics.median(each[name] for each in found)
+                for name in ("record", "processor", "open", "close")
+            },
+        }
+        microseconds = 1e6 * detail["record, s"] / first["ops"]
+        yield Figure("first record", first["name"], microseconds, "<= 60", unit="us an op", detail=detail)

@@ -1,0 +1,103 @@
+"""What is known of an op without asking PyTorch is what PyTorch says, errors included."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import OpInfo, op_db
+from torch.utils._pytree import tree_leaves
+
+import lazyviz
+from lazyviz.record import known_shapes
+from lazyviz.record.answers import Inferred, OutputSpec
+
+DTYPES = (torch.float32, torch.float64, torch.int64)
+
+
+def described(inferred: Inferred) -> Any:
+    """All that an answer says, for a comparison."""
+    outputs = [
+        (spec.meta, spec.source, spec.itself, spec.fresh, None if spec.source is not None else spec.nbytes)
+        if isinstance(spec, OutputSpec)
+        else spec
+        for spec in inferred.outputs
+    ]
+    kept = (inferred.on_meta, inferred.to_cpu, inferred.dtype, inferred.special, inferred.restructured)
+    return inferred.container, outputs, kept
+
+
+@pytest.fixture
+def wrong(monkeypatch) -> list[str]:
+    """Filled, while ops are recorded, with what is known of them otherwise than PyTorch says."""
+    found: list[str] = []
+    find = known_shapes.find
+
+    def comparing(shapes: Any, op: Any, info: Any, args: Any, kwargs: Any, inputs: Any) -> Any:
+        known = find(shapes, op, info, args, kwargs, inputs)
+        if known is None:
+            return None
+        call = f"{op}({args}, {kwargs}) of {[(value.meta, value.meta.stride) for value in inputs]}"
+        try:
+            asked = shapes._ask(op, info, args, kwargs, inputs)
+        except Exception as error:
+            found.append(f"{call} is refused: {error}")
+            raise
+        if described(known) != described(asked):
+            found.append(f"{call}: {described(known)} known, {described(asked)} by PyTorch")
+        return asked
+
+    monkeypatch.setattr(known_shapes, "find", comparing)
+    return found
+
+
+def cases(entry: OpInfo, dtype: torch.dtype, everything: bool) -> Iterator[Any]:
+    torch.manual_seed(0)
+    differentiable = dtype.is_floating_point and entry.supports_autograd
+    for sample in itertools.islice(
+        entry.sample_inputs("cpu", dtype, requires_grad=differentiable), 40 if everything else 2
+    ):
+        yield sample
+        tensors = [t for t in tree_leaves((sample.input, sample.args)) if isinstance(t, torch.Tensor)]
+        if all(tensor.layout == torch.strided for tensor in tensors):
+            yield sample.noncontiguous()
+    if everything and dtype == torch.float32 and entry.error_inputs_func is not None:
+        for wrong in entry.error_inputs("cpu"):
+            yield wrong.sample_input
+
+
+def record(entry: OpInfo, sample: Any) -> None:
+    with lazyviz.lazy():
+        output = entry(sample.input, *sample.args, **sample.kwargs)
+        outputs = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
+        leaves = [
+            t for t in tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(t, torch.Tensor)
+        ]
+        leaves = [t for t in leaves if t.requires_grad]
+        for like in (
+            torch.ones_like,
+            lambda t: torch.ones(t.shape[::-1], dtype=t.dtype).permute(*range(t.dim() - 1, -1, -1)),
+        ):
+            if outputs and leaves:
+                torch.autograd.grad(
+                    outputs, leaves, [like(t) for t in outputs], allow_unused=True, retain_graph=True
+                )
+
+
+@pytest.mark.filterwarnings("ignore")  # what the entries themselves are warned of
+@pytest.mark.parametrize("entry", op_db, ids=lambda entry: entry.formatted_name)
+def test_what_is_known_is_what_pytorch_says(entry, wrong, everything):
+    for dtype in DTYPES if everything else DTYPES[:1]:
+        if dtype not in entry.dtypes:
+            continue
+        for sample in cases(entry, dtype, everything):
+            with torch.random.fork_rng():
+                try:
+                    record(entry, sample)
+                except Exception:
+                    pass  # it is refused, as in eager mode
+                lazyviz.session.reset()
+    assert not wrong
