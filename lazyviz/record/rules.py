@@ -33,14 +33,17 @@ def made(call: Call) -> Made:
         if not (call.name in _FLOAT_TO_FLOAT or call.name in _TO_BOOL) or not works_by_element(call.op):
             return None
         rule = _by_element
-    if not _are_common(call.inputs):
+    if not _are_common(call.inputs) or not (call.inputs or rule is _filled):
         return None
     arguments = call.arguments
     if arguments.get("device") not in (None, _CPU) or arguments.get("pin_memory"):
         return None
     if arguments.get("layout") not in (None, torch.strided):
         return None
-    return rule(call)
+    try:
+        return rule(call)
+    except (LookupError, TypeError, AttributeError):
+        return None  # arguments that nobody thought of: a default, or one that PyTorch will refuse
 
 
 def writes_its_first(call: Call) -> bool:
