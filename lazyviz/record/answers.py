@@ -48,7 +48,7 @@ class Inferred:
         meta = next((spec.meta for spec in outputs if isinstance(spec, OutputSpec)), None)
         self.on_meta = meta is not None and meta.device.type == "meta"
         self.to_cpu = (
-            info.name in ("_to_copy", "copy_")
+            info.name in ("_to_copy", "copy_", "to")
             and not from_cpu
             and meta is not None
             and meta.device.type == "cpu"

@@ -296,7 +296,11 @@ def view_without_memory(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence
             tensors[id(value)] = with_flags(
                 elements.as_strided(meta.shape, meta.stride, meta.offset), meta.flags
             )
-        op(*substitute(args, tensors), **substitute(kwargs, tensors))
+        args, kwargs = substitute(args, tensors), substitute(kwargs, tensors)
+        # `Tensor.to`, whole as in inference mode, names a device, to which nothing can be copied from here.
+        nowhere = torch.device("meta")
+        args = [nowhere if isinstance(item, torch.device) else item for item in args]
+        op(*args, **(kwargs | {"device": nowhere} if kwargs.get("device") is not None else kwargs))
 
 
 def substitute(item: Any, tensors: dict[int, torch.Tensor]) -> Any:

@@ -37,6 +37,32 @@ def test_a_model_in_each_mode(name, training):
     both(program, model_and_data)
 
 
+CONVERSIONS = {
+    "to a device": lambda x: x.to("cpu"),
+    "to a device by name": lambda x: x.to(device="cpu"),
+    "to a device and a dtype": lambda x: x.to(torch.device("cpu"), torch.float64),
+    "to a device, copied": lambda x: x.to("cpu", copy=True),
+    "to a dtype": lambda x: x.to(torch.float16),
+    "to the like of another": lambda x: x.to(torch.zeros(1, dtype=torch.int64)),
+    "to a memory format": lambda x: x.to(memory_format=torch.channels_last),
+    "cpu": lambda x: x.cpu(),
+    "double": lambda x: x.double(),
+    "type_as": lambda x: x.type_as(torch.zeros(1, dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+@pytest.mark.parametrize("inside", [False, True])
+def test_conversions_are_deferred_in_inference_mode(name, inside):
+    def program(x):
+        before = x * 2
+        with torch.inference_mode():
+            source = before * 3 if inside else before
+            return before, source, CONVERSIONS[name](source), CONVERSIONS[name](x)
+
+    both(program, lambda: torch.randn(2, 3, 4, 4))
+
+
 def test_modes_switched_by_calls_and_restored_by_errors():
     def program(x):
         seen = []
