@@ -21,8 +21,8 @@ test: ## set up, then lint, types, Python, notebook, JavaScript and browser test
 	@$(PYTHON) scripts/environment.py test
 	@$(IN_VENV) scripts/check.py
 
-test-all: ## the same with every conformance sample; writes docs/conformance.md
-	@$(PYTHON) scripts/environment.py test
+test-all: ## the same with every conformance sample and library; writes docs/conformance.md, docs/libraries.md
+	@$(PYTHON) scripts/environment.py test-all
 	@$(IN_VENV) scripts/check.py --all
 
 lint: ## only the linters and the type checkers

@@ -37,9 +37,10 @@ class Check:
 
 
 NPM = ("scripts/js_build.py", "npm", "run", "--silent")
-BROWSER, CONFORMANCE = "tests/browser", "tests/conformance"
+BROWSER, CONFORMANCE, LIBRARIES = "tests/browser", "tests/conformance", "tests/libraries"
 BESIDE = ("tests/graph", "tests/plan", "tests/view")
 EVERYTHING = ("--all", "--scores=docs/conformance.md", "--scores=out/conformance.json")
+EVERY_LIBRARY = ("--all", "--library-table=docs/libraries.md")
 
 CHECKS = (
     Check("ruff check", ("-m", "ruff", "check", "."), lint=True),
@@ -54,10 +55,11 @@ CHECKS = (
     Check("browser tests", ("-m", "pytest", BROWSER, "-m", "not takes_times"), beside=True),
     Check(
         "Python tests",
-        ("-m", "pytest", *(f"--ignore={path}" for path in (BROWSER, CONFORMANCE, *BESIDE))),
+        ("-m", "pytest", *(f"--ignore={path}" for path in (BROWSER, CONFORMANCE, LIBRARIES, *BESIDE))),
         stream=True,
         more=("--all",),
     ),
+    Check("programs of other libraries", ("-m", "pytest", LIBRARIES), more=EVERY_LIBRARY),
     Check("JavaScript tests", (*NPM, "test")),
     Check(
         "browser tests that take times",
@@ -72,7 +74,7 @@ def main(args: list[str]) -> int:
     """Run the checks; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=["lint"], help="only the linters and type checkers")
-    parser.add_argument("--all", action="store_true", help="every conformance sample; takes about an hour")
+    parser.add_argument("--all", action="store_true", help="every sample and library; takes over an hour")
     options = parser.parse_args(args)
     only = options.only
     checks = [check for check in CHECKS if check.lint or only is None]

@@ -1,6 +1,6 @@
-"""Makes ``.venv`` ready for `make demo`, `make test` or `make bench`; quick when it already is.
+"""Makes ``.venv`` ready for a target of the Makefile; quick when it already is.
 
-    python3 scripts/environment.py demo|test|bench
+    python3 scripts/environment.py demo|test|test-all|bench
 
 Needs Python 3.10 or newer and pip, nothing else: only the standard library is imported.
 A step whose inputs have not changed since it last succeeded is skipped (stamps in ``.venv``).
@@ -25,7 +25,9 @@ from steps import OUT, ROOT, StepFailed, run, say
 
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-EXTRAS = {"demo": "demo", "test": "dev", "bench": "bench"}
+EXTRAS = {"demo": "demo", "test": "dev", "test-all": "dev,libraries", "bench": "bench"}
+# What installs everything that a target needs, too.
+INCLUDED_IN = {"demo": ("test", "test-all"), "test": ("test-all",)}
 TORCH = "2.13.0"
 # PyTorch's documented index of CPU builds, asked only when pip's own sources have none.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -163,7 +165,7 @@ def install_lazyviz(target: str, constraints: list[str | Path]) -> None:
     # The install compiles the sources.
     value = digest(*(ROOT / name for name in files), *(ROOT / name for name in accelerator_build.SOURCES))
     done = [name for name in EXTRAS if is_stamped(name, value)]
-    if target in done or (target == "demo" and "test" in done):  # test installs everything that demo does
+    if not {target, *INCLUDED_IN.get(target, ())}.isdisjoint(done):
         return
     pip(f"lazyviz and what `make {target}` needs", "-e", f".[{EXTRAS[target]}]", *constraints)
     put_stamp(target, value)
@@ -209,7 +211,7 @@ def main(target: str) -> int:
         constraints = install_torch()
         build_widget()
         install_lazyviz(target, constraints)
-        if target == "test":
+        if target in ("test", "test-all"):
             install_chromium()
     except StepFailed as error:
         say(f"make {target}: {error}")
@@ -221,6 +223,6 @@ def main(target: str) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] not in (["demo"], ["test"], ["bench"]):
+    if len(sys.argv) != 2 or sys.argv[1] not in EXTRAS:
         sys.exit(__doc__)
     sys.exit(main(sys.argv[1]))

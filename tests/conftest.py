@@ -15,6 +15,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--scores", action="append", default=[], metavar="FILE", help="write the score table (.md or .json)"
     )
+    group.addoption("--day", metavar="DATE", help="the libraries of that day (YYYY-MM-DD), not of today")
+    group.addoption("--library-table", metavar="FILE", help="write the table of libraries (.md)")
 
 
 @pytest.fixture(autouse=True, scope="session")
