@@ -36,6 +36,7 @@ from .metrics import Metrics
 from .plan import collector
 from .plan.alive import categorize
 from .plan.projection import Peak, project
+from .record import warned
 from .record.guard import nodes_before_access
 from .record.order import closure
 from .record.pending import RunLock, SyncError
@@ -65,6 +66,7 @@ def needed(tensors: Sequence[torch.Tensor]) -> list[TrackedNode]:
     return [node for tensor in tensors for node in nodes_before_access(tape, tensor, write=False)]
 
 
+@warned.in_python
 def run(
     nodes: Sequence[TrackedNode],
     cause: str,

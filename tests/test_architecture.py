@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "_torch_random": set(),  # on generators: for recording alone
     "_torch_composites": {"_tracebacks"},  # functions made of others: likewise
     "_tracebacks": set(),  # what errors show: for all that user code calls
+    "_torch_memory": {"_torch"},  # who gets at it past the dispatcher: likewise
     "_torch_compile": set(),  # around `torch.compile`: for recording, and for the backend that compiles
     "_torch_functional": set(),  # makes programs functional, for the backend that hands them to JAX
     "_torchax": set(),  # torchax's table, without what importing it does to the process
@@ -36,6 +37,7 @@ MAY_IMPORT = {
         "_torch_cuda",
         "_torch_random",
         "_torch_composites",
+        "_torch_memory",
         "_cudnn",
         "record",
         "graph.ir",

@@ -23,6 +23,7 @@ from lazyviz import (
     _torch_compile,
     _torch_composites,
     _torch_cuda,
+    _torch_memory,
     _torch_random,
 )
 from lazyviz.record import acceleration, patches, rng
@@ -41,6 +42,12 @@ def wrapper(shape=(2, 3), dtype=torch.float32):
     return _torch.make_wrapper_subclass(
         Wrapper, shape, stride, 0, None, dtype, torch.strided, torch.device("cpu")
     )
+
+
+def test_an_address_that_a_pending_tensor_does_not_have_is_refused():
+    tensor = _torch_memory.make_wrapper(Wrapper, (2, 3), (3, 1), 0, torch.float32, torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        tensor.data_ptr()
 
 
 def test_methods_of_generators_can_be_replaced_and_put_back():
@@ -66,6 +73,7 @@ PRIVATE = (
     "_kernels.py",
     "_torch_calls.py",
     "_torch_functional.py",
+    "_torch_memory.py",
 )
 
 

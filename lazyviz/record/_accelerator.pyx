@@ -419,7 +419,7 @@ cdef PyObject *make_wrapper_in_python(
     PyObject *cls, PyObject *shape, PyObject *stride, int64_t offset, PyObject *dtype, PyObject *device
 ) except NULL:
     made = make_wrapper(
-        <object> cls, <object> shape, <object> stride, offset, None, <object> dtype, strided, <object> device
+        <object> cls, <object> shape, <object> stride, offset, <object> dtype, <object> device
     )
     Py_INCREF(made)
     return <PyObject *> made

@@ -308,9 +308,21 @@ const std::unordered_map<std::string, Composite::Test> TESTS = {
 
 Kernel* detach = nullptr;
 
+// Called with a pending tensor whose memory is about to be read or written past the dispatcher.
+PyObject* before_access = nullptr;
+thread_local bool at_access = false;
+
 // A pending tensor.  Autograd detaches the results that it saves by this method, past the dispatcher.
 struct Pending final : c10::TensorImpl {
   using c10::TensorImpl::TensorImpl;
+
+  // What code in C++ asks before it takes a tensor's address, and hardly ever else: a pending tensor becomes real now.
+  bool has_storage() const override {
+    if (C10_UNLIKELY(before_access != nullptr && numel_ != 0 && key_set_.has(DispatchKey::Python) && !at_access)) {
+      make_real();
+    }
+    return static_cast<bool>(storage_);
+  }
 
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(
       const c10::VariableVersion& version, bool allow_metadata_change) const override {
@@ -325,9 +337,23 @@ struct Pending final : c10::TensorImpl {
   }
 
  private:
+  void make_real() const {
+    struct Entered {
+      Entered() { at_access = true; }
+      ~Entered() { at_access = false; }
+    } entered;
+    Gil gil;
+    THPObjectPtr tensor(checked(THPVariable_Wrap(self())));
+    THPObjectPtr nothing(checked(PyObject_CallOneArg(before_access, tensor.get())));
+  }
+
+  at::Tensor self() const {
+    return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(const_cast<Pending*>(this)));
+  }
+
   c10::intrusive_ptr<c10::TensorImpl> recorded(const c10::VariableVersion& version, bool allow_metadata_change) const {
     if (detach == nullptr || !is_ours() || c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python)) return {};
-    Stack stack{at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(const_cast<Pending*>(this)))};
+    Stack stack{self()};
     if (!detach->recorded(&stack)) return {};
     auto made = stack[0].toTensor().getIntrusivePtr();
     if (!made->is_inference()) {
@@ -359,6 +385,8 @@ PyObject* make_wrapper(PyObject* cls, PyObject* shape, PyObject* stride, int64_t
   const size_t nbytes = at::detail::computeStorageNbytes(size, strides, type.itemsize(), offset);
   c10::Storage storage(c10::Storage::use_byte_size_t{}, nbytes, c10::GetAllocator(c10::kMeta), /*resizable=*/true);
   storage.set_data_ptr_noswap(at::DataPtr{nullptr, place});
+  // Where it cannot become real (forgotten, on an absent card) whoever takes the address gets an error, not null.
+  storage.unsafeGetStorageImpl()->set_throw_on_mutable_data_ptr();
   at::Tensor tensor;
   {
     at::AutoDispatchBelowADInplaceOrView guard;
@@ -548,6 +576,22 @@ PyObject* override_composite(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* make_wrapper(PyObject*, PyObject* args) {
+  PyObject *cls, *shape, *stride, *dtype, *device;
+  Py_ssize_t offset;
+  if (!PyArg_ParseTuple(args, "O!O!O!nOO", &PyType_Type, &cls, &PyTuple_Type, &shape, &PyTuple_Type, &stride, &offset, &dtype, &device)) {
+    return nullptr;
+  }
+  return make_wrapper(cls, shape, stride, offset, dtype, device);
+}
+
+PyObject* watch_access(PyObject*, PyObject* function) {
+  PyObject* old = before_access;
+  before_access = function == Py_None ? nullptr : Py_NewRef(function);
+  Py_XDECREF(old);
+  Py_RETURN_NONE;
+}
+
 PyObject* use(PyObject*, PyObject* on) {
   active = PyObject_IsTrue(on) == 1;
   Py_RETURN_NONE;
@@ -561,6 +605,10 @@ PyMethodDef METHODS[] = {
     {"override_composite", override_composite, METH_VARARGS,
      "override_composite(name, kernel): `kernel(keys, ...)` is called for the calls of the composite that are special, "
      "as long as what is returned exists; None: nothing is known of it."},
+    {"make_wrapper", static_cast<PyCFunction>(make_wrapper), METH_VARARGS,
+     "make_wrapper(cls, shape, stride, offset, dtype, device): a strided pending tensor of class `cls`."},
+    {"watch_access", watch_access, METH_O,
+     "watch_access(function): called with each pending tensor whose memory C++ code is about to use; None: nobody is."},
     {"use", use, METH_O, "use(on): whether ops are offered at all."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import _compiled, _torch, _torch_cuda
+from .. import _compiled, _torch, _torch_cuda, _torch_memory
 from .._torch import OpOverload
 from ..graph.ir import Graph, SourceLine, TensorMeta
 from . import autograd_nodes, patches, scopes
@@ -21,7 +21,7 @@ from .probes import sharing
 from .recorder import RecorderMode, tape
 from .shapes import Inferred, OutputSpec
 from .storage import Lost, TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
-from .tensor import LazyTensor, wrap
+from .tensor import LazyTensor, Wrappers, wrap
 
 IN_PYTHON = (
     RecorderMode.__torch_dispatch__,
@@ -80,7 +80,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, Any, Any, Any]:
         sequence_number=_torch.sequence_number,
         is_calling=autograd_nodes.is_calling,
         default_generator=torch.default_generator,
-        make_wrapper=_torch.make_wrapper_subclass,
+        make_wrapper=_torch_memory.make_wrapper,
         strided=torch.strided,
         dtype=torch.dtype,
         layout=torch.layout,
@@ -114,6 +114,17 @@ def override_composite() -> Callable[[str, Callable[..., Any]], Any] | None:
     return _dispatcher.override_composite if active and _dispatcher is not None else None
 
 
+def watches_access() -> bool:
+    """Whether :func:`watch_access` can tell; else such code gets an error of PyTorch's."""
+    return active and _dispatcher is not None
+
+
+def watch_access(before: Callable[[torch.Tensor], None]) -> None:
+    """``before`` is called with a pending tensor whose memory C++ code is about to use past every op."""
+    if _dispatcher is not None:
+        _dispatcher.watch_access(before)
+
+
 def show(graph: Graph) -> None:
     """Let the garbage collector see what the compiled recorder kept from it: ``graph`` has no owner now."""
     if _module is not None:
@@ -129,8 +140,12 @@ def use(compiled: bool) -> bool:
     scopes.Root.content_of = staticmethod(content_of)
     patches.Patches.exchange = staticmethod(exchange)
     active = compiled and _ways is not None
+    make_wrapper = _torch_memory.make_wrapper
     if _dispatcher is not None:
         _dispatcher.use(active)
+        if active:
+            make_wrapper = _dispatcher.make_wrapper
+    Wrappers.make = staticmethod(make_wrapper)
     return active
 
 

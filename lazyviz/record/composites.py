@@ -20,14 +20,40 @@ from typing import Any
 import torch
 
 from .. import _torch, _torch_composites
-from . import acceleration, placed_gradients, sparse
+from . import acceleration, at_once, placed_gradients, sparse
+from .guard import tensors_in
 from .plain import Original, is_plain
 from .recorder import Tape
+from .sync import RAW_ACCESS
 
 _bmm = torch.ops.aten.bmm
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
 _SPLIT = "tensor_split.tensor_indices_or_sections"
+
+# Not made of others alone: they read and write memory themselves, of plain tensors too.
+_ON_RAW_MEMORY = (
+    "_pack_padded_sequence_backward",
+    "_rowwise_prune",
+    "_saturate_weight_to_fp16",
+    "_sobol_engine_draw",
+    "_sobol_engine_ff_",
+    "_sobol_engine_initialize_state_",
+    "_sobol_engine_scramble_",
+    "choose_qparams_optimized",
+    "fbgemm_linear_fp16_weight",
+    "fbgemm_linear_fp16_weight_fp32_activation",
+    "fbgemm_linear_int8_weight",
+    "fbgemm_linear_int8_weight_fp32_activation",
+    "fbgemm_linear_quantize_weight",
+    "fbgemm_pack_gemm_matrix_fp16",
+    "fbgemm_pack_quantized_matrix",
+    "fbgemm_pack_quantized_matrix.KN",
+    "quantized_gru_cell",
+    "quantized_lstm_cell",
+    "quantized_rnn_relu_cell",
+    "quantized_rnn_tanh_cell",
+)
 
 
 class CompositeKernels:
@@ -55,6 +81,7 @@ class CompositeKernels:
                     "nanquantile": functools.partial(self._quantile, "nanquantile"),
                     "quantile": functools.partial(self._quantile, "quantile"),
                     _SPLIT: self._tensor_split,
+                    **{name: functools.partial(self._at_once, name) for name in _ON_RAW_MEMORY},
                     **placed_gradients.KERNELS,
                     **sparse.kernels(self._tape),
                 },
@@ -65,6 +92,21 @@ class CompositeKernels:
         if self._remove is not None:
             self._remove()
             self._remove = None
+
+    # --- memory past the dispatcher --------------------------------------------------
+
+    def _at_once(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+        tensors = list(tensors_in((*args, *kwargs.values())))
+        if not original.is_next:
+            return original(*args, **kwargs)
+        tape = self._tape
+        for tensor in tensors:
+            self._before_read(tensor, RAW_ACCESS)
+            tape.forget_shadow(tensor)
+        with tape.paused():
+            result = original(*args, **kwargs)
+        at_once.note_region(tape, name, tensors, result)
+        return result
 
     # --- a check of values ----------------------------------------------------------
 

@@ -18,6 +18,7 @@ import torch
 
 from .. import _torch, _torch_cuda
 from .._torch import OpOverload
+from . import warned
 from .shapes import Inferred, OpInfo, ShapeCache
 from .storage import FORGOTTEN, Shadow, TrackedNode, TrackedStorage, TrackedValue
 
@@ -48,12 +49,19 @@ def known(shapes: ShapeCache, values: Sequence[TrackedValue]) -> Tensors | None:
     walk = _Walk(shapes)
     if not walk.reach(values):
         return None
+    return _silently_computed(walk, values) if walk.has_nodes else _computed(walk, values)
+
+
+def _computed(walk: _Walk, values: Sequence[TrackedValue]) -> Tensors | None:
     with torch.no_grad(), _torch.kernels_only():
         try:
             return walk.compute(values)
         except Exception:  # the error is the graph's to raise, with its line
             walk.give_up()
             return None
+
+
+_silently_computed = warned.nowhere(_computed)  # the nodes warn when they run
 
 
 def compute(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Tensors) -> Any:
@@ -91,7 +99,7 @@ def foresee(
                 meta = value.meta
                 tensors[value] = torch.empty(meta.shape, dtype=meta.dtype, device=_computed_on(meta.device))
         absent = next((value.device for value in values if value.device in _STAND_INS), None)
-        return shapes.describe(info, compute(op, args, kwargs, tensors), absent)
+        return shapes.describe(info, warned.nowhere(compute)(op, args, kwargs, tensors), absent)
     except Exception:  # the op's own error, which running it raises at this line
         return None
 
@@ -127,6 +135,10 @@ class _Walk:
         self._written: set[TrackedStorage] = set()
         self._tensors: Tensors = {}
         self._budget = LARGEST_NBYTES
+
+    @property
+    def has_nodes(self) -> bool:
+        return bool(self._nodes)
 
     # --- what is needed -------------------------------------------------------------
 

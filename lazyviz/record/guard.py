@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from .recorder import Tape
 
 
-def tensors_in(items: Any) -> Iterator[torch.Tensor]:
-    """Every tensor among a call's arguments, lists included."""
+def tensors_in(items: Any, around: tuple[int, ...] = ()) -> Iterator[torch.Tensor]:
+    """Every tensor among a call's arguments, lists included; ``around`` are the ids of those it is in."""
     for item in items:
         if isinstance(item, torch.Tensor):
             yield item
-        elif isinstance(item, (list, tuple)):
-            yield from tensors_in(item)
+        elif isinstance(item, (list, tuple)) and id(item) not in around:
+            yield from tensors_in(item, (*around, id(item)))
 
 
 def written_tensors(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
@@ -243,6 +243,15 @@ def replaced(item: Any, replacement: Callable[[torch.Tensor], torch.Tensor]) -> 
     if isinstance(item, (list, tuple)):
         return type(item)([replaced(entry, replacement) for entry in item])
     return replacement(item) if isinstance(item, torch.Tensor) else item
+
+
+def lazy_bits(tensor: torch.Tensor) -> list[OpOverload]:
+    """The views that set the conjugate and negative bits which ``tensor`` has."""
+    views = {
+        torch.ops.aten._conj.default: tensor.is_conj(),
+        torch.ops.aten._neg_view.default: tensor.is_neg(),
+    }
+    return [view for view, has in views.items() if has]
 
 
 def with_memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import _torch, _torch_memory
 from . import constants
 from .pending import Pending, release
 from .storage import (
@@ -66,7 +66,7 @@ class Outside(Pending):
             storage = TrackedStorage(memory.nbytes(), tensor.device, graph, external=True)
             storage.address = address
             if tensor.is_cuda:
-                storage.place = memory.data_ptr()  # which waits for nothing
+                storage.place = _torch_memory.storage_data_ptr(memory)  # which waits for nothing
             storage.foreign = shared_with_others(tensor)
             storage.role, storage.name = self.scopes.role_of(tensor)
             if not storage.foreign:  # of that a snapshot is read, and its address may pass to other memory

@@ -7,7 +7,6 @@ the same way, and holds zeros or ones.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -63,7 +62,22 @@ _PIVOTED = {"linalg_ldl_solve", "linalg_lu_solve", "lu_solve"}
 # They check what their arguments hold in words that are the same for zeros and for ones.
 CHECK_CONTENT = {"segment_reduce", "_segment_reduce_backward", "_validate_compressed_sparse_indices"}
 _OURS = ("aten", "torch_nn")  # PyTorch's own kernels
+_MASKS = (torch.bool, torch.uint8)
 _FOR_INTEGERS = ("bitwise_", "__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__")
+
+
+def gradients_taken(op: OpOverload) -> list[str]:
+    """The gradients that the backward of an op of several inputs takes: without any it gives none."""
+    schema = op._schema
+    if len(schema.returns) == 1 or not schema.name.endswith("_backward"):
+        return []
+    if any(str(ret.type) != "Tensor" for ret in schema.returns):
+        return []
+    return [
+        argument.name
+        for argument in schema.arguments
+        if argument.name.startswith("grad_") and "Tensor" in str(argument.type)
+    ]
 
 
 def sharing(values: Sequence[Any]) -> tuple[int, ...]:
@@ -109,8 +123,13 @@ def answer(
 
 
 def refusal(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> Exception | None:
-    """What the kernel raises for zeros and for ones alike, so not for their sake; None if it takes either."""
+    """What the kernel raises for zeros and for ones alike, so not for their sake; None if it takes either.
+
+    Where there is a mask and its words differ they are of the content: one of ones chooses more than one of zeros.
+    """
     refused = _refusals(op, args, kwargs, inputs)
+    if any(value.meta.dtype in _MASKS for value in inputs) and len(set(map(str, refused))) > 1:
+        return None
     return refused[0] if refused else None
 
 
@@ -151,8 +170,7 @@ def _answers(
     if op.namespace not in _OURS or _nbytes(inputs) > LARGEST_NBYTES or nowhere(inputs, kwargs):
         return
     for fill in fills:
-        with torch.no_grad(), _torch.kernels_only(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.no_grad(), _torch.kernels_only():
             try:
                 found = answer(op, args, kwargs, inputs, fill)
             except Exception as error:
@@ -310,6 +328,17 @@ def substitute(item: Any, tensors: dict[int, torch.Tensor]) -> Any:
     if isinstance(item, (list, tuple)):
         return type(item)([substitute(entry, tensors) for entry in item])
     return tensors.get(id(item), item)
+
+
+def fake(meta: TensorMeta, storage_nbytes: int) -> torch.Tensor:
+    """A fake tensor with ``meta``'s metadata on a storage of the true size."""
+    elements = storage_nbytes // meta.dtype.itemsize
+    if meta.offset == 0 and meta.storage_nbytes == storage_nbytes and meta.nbytes == storage_nbytes:
+        fake = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
+    else:
+        fake = torch.empty(elements, dtype=meta.dtype, device=meta.device)
+        fake = fake.as_strided(meta.shape, meta.stride, meta.offset)
+    return with_flags(fake, meta.flags)
 
 
 def with_flags(tensor: torch.Tensor, flags: int) -> torch.Tensor:

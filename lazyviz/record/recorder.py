@@ -61,7 +61,12 @@ class RecorderMode(_torch.TorchDispatchMode):
                 return guard.dispatch_traced(tape, func, args, kwargs or {})
             if type(func) is not OpOverload:
                 return at_once.dispatch_opaque(tape, func, args, kwargs or {})
-            if args and type(args[0]) in _NUMBERS and str(func._schema.arguments[0].type) == "Tensor":
+            if (
+                args
+                and type(args[0]) in _NUMBERS
+                and func.namespace == "aten"  # prims take numbers for tensors
+                and str(func._schema.arguments[0].type) == "Tensor"
+            ):
                 # A constant of a TorchScript program: tensors of its interpreter that are numbers arrive so.
                 args = (torch.tensor(args[0]), *args[1:])
             if tape.graph is None or tape.pauses:
@@ -108,6 +113,8 @@ class Tape(Outside):
                 and args[0].shape == torch.Size(getattr(args[1], "shape", args[1]))
             ):
                 return args[0]
+            if info.shows_bits and (bits := guard.lazy_bits(args[1])):
+                return self._with_bits(op, args, kwargs, bits)
             if info.of_parts and guard.is_differentiated((*args, *kwargs.values())):
                 return self.run_now(
                     op, info, args, kwargs, f"{op} has no gradient but that of its kernel's ops"
@@ -204,6 +211,20 @@ class Tape(Outside):
         if TrackedStorage.held_bytes > self.held_bytes_limit:
             self.sync("dropped inputs kept by the graph exceed the byte budget", list(self.pending))
         return result
+
+    def _with_bits(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], bits: Sequence[OpOverload]
+    ) -> Any:
+        """Zeros laid out like ``args[1]``, with its bits: autograd will set them, past every op."""
+        plain = args[1]
+        for view in bits:
+            plain = self.record(view, (plain,), {})
+            self.view_is_made()
+        zeros = self.record(op, (args[0], plain, *args[2:]), kwargs)
+        for view in bits:
+            zeros = self.record(view, (zeros,), {})
+            self.view_is_made()
+        return zeros
 
     def _sums_in_place(self, args: tuple[Any, ...]) -> bool:
         """Whether the engine would add two gradients of one tensor in the memory of the first.

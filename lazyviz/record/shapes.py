@@ -7,7 +7,6 @@ depend on.  What depends on tensor data is never cached: it raises :class:`DataD
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NoReturn
@@ -17,7 +16,7 @@ import torch
 from .. import _torch, _torch_cuda
 from .._torch import OpOverload
 from ..graph.ir import TensorMeta, works_by_element
-from . import cudnn_rnn, known_shapes, layouts, probes
+from . import cudnn_rnn, known_shapes, layouts, probes, warned
 from .answers import Inferred as Inferred
 from .answers import Output
 from .answers import OutputSpec as OutputSpec
@@ -72,13 +71,13 @@ class OpInfo:
 
     __slots__ = (
         "adds", "argument_names", "by_type", "checks_content", "counts_writes", "draws", "fills_dtype",
-        "generator", "hidden_condition", "hidden_writes",
+        "generator", "gradients", "hidden_condition", "hidden_writes",
         "is_view", "op", "lifts", "metadata_only", "metadata_write", "mutable_kwargs",
         "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "profiles", "resizes",
         "returned",
         "returns_numbers",
         "returns_tensors",
-        "special", "set_like", "uncertain", "zeros",
+        "shows_bits", "special", "set_like", "uncertain", "zeros",
     )  # fmt: skip
 
     def __init__(self, op: OpOverload) -> None:
@@ -119,6 +118,7 @@ class OpInfo:
             and not self.mutates
             and all(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns)
         )
+        self.gradients = probes.gradients_taken(op)
         self.draws = torch.Tag.nondeterministic_seeded in tags
         self.generator = names.index("generator") if "generator" in names else None
         self.by_type: frozenset[type] = frozenset()  # numbers of these types need no place in the cache's key
@@ -151,6 +151,7 @@ class OpInfo:
         self.zeros = self.name == "_efficientzerotensor"
         self.adds = op is torch.ops.aten.add.Tensor
         self.resizes = self.name in ("resize_", "resize_as_")
+        self.shows_bits = self.name == "_new_zeros_with_same_feature_meta"
         self.profiles = op.namespace == "profiler"  # marks in a profiler's trace
         self.of_parts = _torch.leaves_autograd_to_its_parts(op)
         self.checks_content = self.name in _CHECKED_CONTENT
@@ -161,6 +162,7 @@ class OpInfo:
             or self.zeros
             or self.adds
             or self.resizes
+            or self.shows_bits
             or self.of_parts
             or self.profiles
         )
@@ -260,11 +262,16 @@ class ShapeCache:
             raise DataDependent(f"{info.name} exchanges memory")
         if info.name in _MAKE_SPARSE:  # the rules would check what indices hold
             raise DataDependent(f"{op} (its sparse result cannot be deferred)", sparse=True)
+        if info.gradients:
+            given = dict(zip(info.argument_names, args)) | kwargs
+            if all(given.get(name) is None for name in info.gradients):
+                return Inferred(info, tuple, [None] * len(op._schema.returns), [], True)
         if info.name.startswith(_QUANTIZING):
             raise DataDependent(f"{info.name} makes a quantized tensor")
         known = known_shapes.find(self, op, info, args, kwargs, inputs)
         return known if known is not None else self._ask(op, info, args, kwargs, inputs)
 
+    @warned.nowhere
     def _ask(
         self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]
     ) -> Inferred:
@@ -281,7 +288,7 @@ class ShapeCache:
                 _torch.quiet_shape_rules(),
                 _torch_cuda.cuda_guards() if _torch_cuda.STAND_INS else nullcontext(),
             ):
-                fakes = {id(value): _fake(value.meta, value.storage.nbytes) for value in inputs}
+                fakes = {id(value): probes.fake(value.meta, value.storage.nbytes) for value in inputs}
                 before = [fakes[id(value)] for value in inputs]
                 metas = [_key(fake) for fake in before]
                 addresses = [_torch.storage_address(fake) for fake in before]
@@ -427,8 +434,7 @@ class ShapeCache:
         """``restructured`` with the strides that the kernel gives an ``out=`` which has to grow."""
         actual = None
         if op.namespace == "aten" and probes.are_small(inputs, result):
-            with torch.no_grad(), _torch.kernels_only(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with torch.no_grad(), _torch.kernels_only():
                 try:
                     actual = probes.answer(op, args, kwargs, inputs)
                 except Exception:
@@ -450,10 +456,14 @@ class ShapeCache:
                 raise
             with torch.no_grad(), _torch.kernels_only():
                 try:
-                    actual = probes.answer(op, args, kwargs, inputs)
+                    actual, other = (
+                        probes.answer(op, args, kwargs, inputs, fill) for fill in ((0, 0), (1, 1))
+                    )
                 except Exception:
-                    actual = None
+                    actual = other = None
             if not isinstance(actual, torch.Tensor) or actual.layout != torch.strided or actual.is_nested:
+                raise
+            if other.shape != actual.shape:  # an old mask, of uint8
                 raise
         with self._fake_mode, _torch.no_function_modes():
             return torch.empty_strided(
@@ -478,14 +488,3 @@ class ShapeCache:
 
 def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
-
-
-def _fake(meta: TensorMeta, storage_nbytes: int) -> torch.Tensor:
-    """A fake tensor with ``meta``'s metadata on a storage of the true size."""
-    elements = storage_nbytes // meta.dtype.itemsize
-    if meta.offset == 0 and meta.storage_nbytes == storage_nbytes and meta.nbytes == storage_nbytes:
-        fake = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
-    else:
-        fake = torch.empty(elements, dtype=meta.dtype, device=meta.device)
-        fake = fake.as_strided(meta.shape, meta.stride, meta.offset)
-    return probes.with_flags(fake, meta.flags)

@@ -255,7 +255,7 @@ def same_bytes(snapshot: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.contiguous()  # a dimension of size 1 may still have any stride
+    flat = tensor.resolve_conj().resolve_neg().contiguous()  # a dimension of size 1 may still have any stride
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 
 

@@ -18,10 +18,11 @@ import torch
 
 from .. import _torch, _torch_cuda
 from .._tracebacks import shorten, shortened
-from . import absent, at_once, constants
-from .guard import is_out_of_reach, nodes_before_access, tensors_in
+from . import absent, acceleration, at_once, constants
+from .guard import is_out_of_reach, nodes_before_access, refuse_forgotten, tensors_in
 from .host_copies import host_copy
 from .patches import Patches
+from .raw_memory import patch_storages
 from .recorder import Tape
 from .rng import READERS, rng_state
 from .tensor import describe, is_pending, see_history, take_class
@@ -54,10 +55,11 @@ _READERS = {
 }
 
 
+RAW_ACCESS = "raw memory access"
 # Who gets the memory itself may write it later, where nothing of ours sees it: readers run first.
 _HANDED_OUT = {
     "set_", "resize_", "apply_", "map_", "map2_", "numpy", "data_ptr", "storage access", "share_memory_",
-    "DLPack", "__cuda_array_interface__",
+    "DLPack", "__cuda_array_interface__", RAW_ACCESS,
 }  # fmt: skip
 
 
@@ -79,6 +81,7 @@ class SyncPatches:
     def install(self) -> None:
         if self.installed:
             return
+        acceleration.watch_access(self._before_access)
         if self._patches.again():
             return
         for name, reader in self._generator_readers.items():
@@ -94,6 +97,7 @@ class SyncPatches:
         self._patch_randomness()
         resize = at_once.watched_resize(self.tape, torch.UntypedStorage.resize_)
         self._patches.set(torch.UntypedStorage, "resize_", resize)
+        patch_storages(self.tape, self._patches)
         self._patch_loaders()
         self._patch_subclasses()
         self._patch_native_readers()
@@ -112,6 +116,12 @@ class SyncPatches:
         if needed:
             with tape.lock:
                 tape.sync(cause, needed, tensor.numel() * tensor.element_size())
+
+    def _before_access(self, tensor: torch.Tensor) -> None:
+        """Code in C++ takes a pending tensor's address, and may write there or hand it out."""
+        self.before_read(tensor, RAW_ACCESS)
+        if not self.tape.shapes.inferring and self.tape.running != threading.get_ident():
+            refuse_forgotten((tensor,))
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """What ``tensor`` holds, if that can be told without evaluating anything."""
@@ -195,7 +205,7 @@ class SyncPatches:
         def set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
             tape.rebind(tensor, data)
 
-        return property(get, set_data)
+        return property(get, set_data, _torch.TensorBase.data.__delete__)  # type: ignore[attr-defined]
 
     def _cuda_array_interface(self) -> property:
         original = torch.Tensor.__cuda_array_interface__

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _torch_cuda
+from .. import _torch, _torch_cuda, _torch_memory
 from ..graph.ir import TensorMeta
 from .storage import FORGOTTEN, TensorRef, TrackedValue
 
-_strided = torch.strided
 _device_below = _torch.TensorBase.device.__get__
 _LEGACY_TYPE = _torch.TensorBase.type
 _STAND_INS = _torch_cuda.STAND_INS
@@ -111,6 +110,12 @@ def see_history(tensor: torch.Tensor) -> None:
         tensor.grad_fn  # noqa: B018
 
 
+class Wrappers:
+    """What makes tensors without memory; :mod:`.acceleration` has a compiled form of it."""
+
+    make = staticmethod(_torch_memory.make_wrapper)
+
+
 def memoryless(meta: TensorMeta, like: torch.Tensor | None = None) -> LazyTensor:
     """A LazyTensor with ``meta``'s metadata, not yet tied to a value.
 
@@ -120,11 +125,13 @@ def memoryless(meta: TensorMeta, like: torch.Tensor | None = None) -> LazyTensor
         with _torch.inference_mode(like.is_inference()):
             return memoryless(meta)
     absent = _STAND_INS.get(meta.device)
-    tensor = _torch.make_wrapper_subclass(
-        LazyTensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, _strided, absent or meta.device
-    )
     if absent is not None:
+        tensor = _torch_memory.make_wrapper(
+            LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, absent
+        )
         _torch_cuda.mark(tensor)
+    else:
+        tensor = Wrappers.make(LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, meta.device)
     if meta.flags:
         _torch.set_conj(tensor, bool(meta.flags & 1))
         _torch.set_neg(tensor, bool(meta.flags & 2))
