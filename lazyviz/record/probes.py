@@ -125,7 +125,7 @@ def answer(
 def refusal(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> Exception | None:
     """What the kernel raises for zeros and for ones alike, so not for their sake; None if it takes either.
 
-    Where there is a mask and its words differ they are of the content: one of ones chooses more than one of zeros.
+    Where the words about a mask differ they are of what it holds: one of ones chooses more than one of zeros.
     """
     refused = _refusals(op, args, kwargs, inputs)
     if any(value.meta.dtype in _MASKS for value in inputs) and len(set(map(str, refused))) > 1:
