@@ -6,7 +6,10 @@ A part of :mod:`.session`: tensors and names become values of the record, a numb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import difflib
+import dis
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from types import CodeType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -45,6 +48,7 @@ class NamedBatch:
         self.names: dict[str, int] = {}
         self.tensors: list[tuple[torch.Tensor, int]] = []
         self._variables = variables
+        self.missing: list[str] = []  # names that no tensor had when the block ended
         if isinstance(given, (list, tuple)) and given and all(isinstance(entry, str) for entry in given):
             given = ",".join(given)
         if isinstance(given, str):
@@ -93,6 +97,8 @@ class NamedBatch:
             value = tape.value_of(tensor)
             if value is not None and value.node is not None and value.node.graph is graph:
                 graph.batch[value] = dimension(tensor, dim, name)
+        variables = self._variables() if self.names else {}
+        self.missing = [name for name in self.names if not isinstance(variables.get(name), torch.Tensor)]
         used = {value for node in graph.nodes for value in (*node.inputs, *node.outputs)}
         graph.batch = {value: dim for value, dim in graph.batch.items() if value in used}
 
@@ -124,6 +130,46 @@ def parse_names(text: str) -> dict[str, int]:
         if not name.isidentifier() or (dim and not dim.lstrip("-").isdigit()):
             raise ValueError(f"the batch is given as NAME or NAME:DIM, separated by commas, not {text!r}")
         names[name] = int(dim or 0)
+    return names
+
+
+def unknown_names(names: Iterable[str], variables: Mapping[str, Any], bound: Container[str]) -> str:
+    """What is wrong with names of a batch that no tensor has and the block does not bind; "" if nothing."""
+    for name in names:
+        if name in bound or isinstance(variables.get(name), torch.Tensor):
+            continue
+        if name in variables:
+            return f"{name!r} is no tensor but a {type(variables[name]).__name__}"
+        tensors = [each for each, value in list(variables.items()) if isinstance(value, torch.Tensor)]
+        close = difflib.get_close_matches(name, [each for each in tensors if not each.startswith("_")], 3)
+        return f"there is no variable {name!r}" + (f"; did you mean {' or '.join(close)}?" if close else "")
+    return ""
+
+
+class _Anything(frozenset[str]):
+    """The names bound by code that can bind any."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+_BIND_ANYTHING = frozenset({"exec", "globals", "get_ipython"})
+_STORE = frozenset({"STORE_NAME", "STORE_GLOBAL", "STORE_FAST", "STORE_DEREF"})
+
+
+def bound_names(code: CodeType) -> Container[str]:
+    """The variables that running ``code`` may bind in its own scope, or as globals from functions in it."""
+    names: set[str] = set(code.co_varnames + code.co_cellvars + code.co_freevars)
+    codes = [code]
+    for each in codes:  # grows while it is read
+        if not _BIND_ANYTHING.isdisjoint(each.co_names):
+            return _Anything()
+        for instruction in dis.get_instructions(each):
+            if instruction.opname == "IMPORT_STAR" or "import_star" in instruction.argrepr.lower():
+                return _Anything()
+            if instruction.opname in _STORE and (each is code or instruction.opname == "STORE_GLOBAL"):
+                names.add(str(instruction.argval))
+        codes += [constant for constant in each.co_consts if isinstance(constant, CodeType)]
     return names
 
 

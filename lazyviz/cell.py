@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ast
 import inspect
+import linecache
 import os
+import re
+from collections.abc import Sequence
 from types import CodeType, TracebackType
 from typing import Any
 
 from IPython.core.error import UsageError
 
 from ._tracebacks import frames, without_ours
-from .record.cells import cell_number
+from .record.cells import CellText, cell_number
+from .record.recorder import tape
 
 _NO_AWAIT = (
     "%%lazy does not record top-level `await` (line {line} of the cell): "
@@ -43,10 +47,15 @@ def compile_cell(shell: Any, raw_cell: str, line: str, cell: str) -> tuple[CodeT
         raw, before = f"%%lazy {line}\n{text}", 1
     # transform_cell takes blank lines away from the top.
     before += cell[: len(cell) - len(cell.lstrip())].count("\n")
-    # Comment lines stand for what precedes the code, so that line numbers are the cell's.
-    header = "".join(f"# {above}\n" for above in raw.split("\n")[:before])
-    code = header + shell.transform_cell(cell)
-    filename = shell.compile.cache(code, shell.displayhook.prompt_count, raw_code=raw)
+    lines = raw.split("\n")
+    code = "".join(f"# {above}\n" for above in lines[:before]) + _with_line_numbers(
+        shell, cell, lines, before
+    )
+    number = shell.displayhook.prompt_count
+    filename = shell.compile.cache(code, number, raw_code=raw)
+    tape.scopes.sources.cell = CellText(filename, number, lines, before)
+    if _MAGIC.match(cell.lstrip("\n")):  # tracebacks show the magic as it was typed
+        linecache.cache[filename] = len(raw), None, [f"{each}\n" for each in lines], filename
     # Parsed and compiled by the shell's own compiler: `from __future__` of earlier cells holds.
     tree = shell.transform_ast(shell.compile.ast_parse(code, filename))
     _refuse_await(tree, filename)
@@ -55,6 +64,40 @@ def compile_cell(shell: Any, raw_cell: str, line: str, cell: str) -> tuple[CodeT
         last = ast.Expression(tree.body.pop().value)
     body = shell.compile(tree, filename, "exec")
     return body, None if last is None else shell.compile(last, filename, "eval")
+
+
+_PYTHON_MAGICS = frozenset({"capture", "memit", "prun", "time", "timeit"})
+"""Cell magics that run the lines below them as Python."""
+_MAGIC = re.compile(r"%%(\w+)[ \t]*(.*)\n?")
+
+
+def _with_line_numbers(shell: Any, text: str, lines: Sequence[str], before: int) -> str:
+    """The code of ``text``, which ``before`` of the cell's ``lines`` precede, for Python.
+
+    A cell magic in it is given comments for the lines above, too, so that it counts as the cell does.
+    """
+    text = text.lstrip("\n")
+    found = _MAGIC.match(text)
+    if found is None or found[1] not in _PYTHON_MAGICS:
+        return str(shell.transform_cell(text))
+    body = text[found.end() :]
+    below = before + 1 + (len(body) - len(body.lstrip("\n")))
+    if (inner := _MAGIC.match(body.lstrip("\n"))) and inner[1] in _PYTHON_MAGICS:
+        body = _with_line_numbers(shell, body, lines, below)
+    header = "".join(f"# {above}\n" for above in lines[:below])
+    given = header + body.lstrip("\n")
+    return f"get_ipython().run_cell_magic({found[1]!r}, {found[2]!r}, {given!r})\n"
+
+
+def text_below_magics(raw: str) -> int:
+    """How many lines of a cell are those of magics that run the rest as Python, from the top."""
+    above = 0
+    for line in raw.split("\n"):
+        found = _MAGIC.match(line)
+        if line.strip() and (found is None or found[1] not in _PYTHON_MAGICS):
+            break
+        above += 1
+    return above if raw.lstrip("\n").startswith("%%") else 0
 
 
 def _refuse_await(tree: ast.Module, filename: str) -> None:

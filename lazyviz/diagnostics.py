@@ -13,6 +13,9 @@ from .evaluate_all import failed_nodes, what_failed
 from .execute.backend import backend_counters, compiled_programs
 from .execute.replay import replays
 from .graph.sync_points import listed
+from .plan.batch_analysis import Blocker
+from .plan.explain import verdict
+from .plan.split import describe
 from .record import acceleration
 from .record.recorder import tape
 
@@ -48,6 +51,30 @@ def status_of_all(latest: LazyGraph | None) -> str:
     if latest is not None and latest.ir not in pending:
         lines.append(status_of(latest, f"{latest.ir.where}: "))
     return "\n".join(lines)
+
+
+def unmet(graph: LazyGraph, names: str | None = None) -> list[str]:
+    """What a block was asked for and cannot be done, in a sentence each: a budget, a split, a batch.
+
+    ``names``: the option that names the batch.
+    """
+    if graph.batch is not None and graph.batch.missing:
+        return [f"--batch {names}: the cell has given {', '.join(graph.batch.missing)} no tensor."]
+    if not graph.nodes or (graph.split in ("off", 1) and graph.recompute == "off"):
+        return []
+    plan = graph.plan()
+    if plan.split.blocked_by and graph.split not in ("off", 1):
+        rest = len(plan.split.blocked_by) - 1
+        more = f" {rest:,} more op{'s forbid' if rest > 1 else ' forbids'} it, too." if rest else ""
+        text = describe(Blocker(plan.split.blocked_by[0], plan.split.reasons[0])).rstrip(".")
+        return [f"The batch cannot be split as asked for: {text}.{more}"]
+    if plan.recompute.reason:
+        how = "its peak is then the lowest that was found" if graph.recompute == "auto" else "it is refused"
+        return [f"The budget cannot be met: {plan.recompute.reason}. When it is evaluated, {how}."]
+    if plan.fits is False and "auto" in (graph.split, graph.recompute):
+        how = f"Even in {plan.split.pieces:,} pieces of the batch" if plan.split.pieces > 1 else "Even so"
+        return [f"The budget cannot be met: {how.lower()}, {verdict(plan)[0].lower()}{verdict(plan)[1:]}"]
+    return []
 
 
 def why() -> str:

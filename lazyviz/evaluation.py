@@ -261,6 +261,7 @@ def run(
             recomputed=again.count if again is not None else 0,
             share=share / len(nodes) if nodes and outcome is None else 1.0,
             projected_bytes=projected,
+            projected_total_bytes=None if projected is None or projection is None else projection[0].total,
             difference=above,
             timeline=timelines.get(id(own), []),
             first_nan=seen.first.get("nan") if seen is not None else None,
@@ -318,7 +319,7 @@ def _projection_of(graph: LazyGraph, pieces: int, nodes: Sequence[TrackedNode]) 
     nbytes = plan.tensor_peak_bytes if plan.recorded_device.type == "cpu" else plan.peak_bytes
     scratch = plan.peak_bytes - plan.tensor_peak_bytes if plan.recorded_device.type != "cpu" else 0
     sizes = {name: size for name, size in plan.by_category.items() if size}
-    return Peak(plan.recorded_device, nbytes, sizes, scratch), categories
+    return Peak(plan.recorded_device, nbytes, sizes, scratch, plan.peak_bytes), categories
 
 
 def _cuda_devices(nodes: Sequence[TrackedNode]) -> list[int]:

@@ -10,8 +10,6 @@ lines, with ``%%lazy`` as line 1.
 
 from __future__ import annotations
 
-import ast
-import keyword
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
@@ -40,30 +38,16 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from . import absence, session
-from .cell import compile_cell, without_us
-from .diagnostics import status_of, status_of_all
+from .cell import compile_cell, text_below_magics, without_us
+from .diagnostics import status_of, status_of_all, unmet
 from .evaluate_all import REFUSED, evaluate_graphs, run_all
-from .execute.backend import backend_names
+from .magic_options import OPTIONS as OPTIONS
+from .magic_options import VERBS, assumed, check, check_batch, option_choices, split_option, unquoted
 from .plan.collector import paused
-from .plan.devices import PROFILES, cuda_devices
 from .plan.explain import summary
-from .recomputing import recompute_option
+from .record.cells import CellText
 from .record.pending import AbsentDeviceError
 from .record.recorder import tape
-
-OPTIONS = (
-    "--as",
-    "--assume",
-    "--backend",
-    "--batch",
-    "--device",
-    "--no-sync",
-    "--no-widget",
-    "--now",
-    "--recompute",
-    "--split",
-)
-VERBS = ("status", "evaluate", "plan", "explain", "why", "reset", "devices")
 
 _LATEST = "_lazy"
 _NO_GRAPH = "There is no lazy graph yet: run a %%lazy cell first."
@@ -77,7 +61,7 @@ class LazyMagics(Magics):
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        self._raw_cell = ""
+        self._raw_cells: list[str] = []  # those that run now: a magic may run one inside another
         self._cell_id: str | None = None
         self._widgets: dict[str, Any] = {}  # the last one of each cell
         # An exception of a cell, while IPython has yet to show it.
@@ -135,21 +119,22 @@ class LazyMagics(Magics):
         ``%lazy evaluate`` is called.
         """
         options = parse_argstring(self.lazy_cell, line)
-        self._check(options)
-        assume = _assumed(options.assume)
+        check(options)
+        assume = assumed(options.assume)
         try:
-            body, last = compile_cell(self.shell, self._raw_cell, line, cell)
+            body, last = compile_cell(self.shell, self._raw_cell_of(cell), line, cell)
         except SyntaxError:
             self._show_syntax_error_alone()
             raise
+        check_batch(options.batch, self.shell.user_ns, body)
         with ExitStack() as recording:
             try:
                 graph = recording.enter_context(
                     session.lazy(
                         device=options.device,
                         batch=options.batch,
-                        split=_split(options.split),
-                        recompute=_unquoted(options.recompute),
+                        split=split_option(options.split),
+                        recompute=unquoted(options.recompute),
                         backend=options.backend,
                         allow_sync=not options.no_sync,
                         assume=assume,
@@ -181,20 +166,9 @@ class LazyMagics(Magics):
         finally:
             # Also after a failed evaluation: the picture says what is done and what is not.
             self._show(graph, options.no_widget)
+        for sentence in unmet(graph, options.batch):
+            print(sentence)
         return result
-
-    def _check(self, options: Any) -> None:
-        """Refuse bad and unsupported options before anything of the cell runs."""
-        name = options.name
-        if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
-            raise UsageError(f"%%lazy: --as needs the name of a variable, got {name!r}.")
-        if options.split not in ("off", "auto") and not (options.split.isdigit() and int(options.split)):
-            raise UsageError(f"%%lazy: --split takes off, auto or a number, got {options.split!r}.")
-        try:
-            recompute_option(_unquoted(options.recompute))
-            absence.resolved(options.device)
-        except ValueError as error:
-            raise UsageError(f"%%lazy: {error}") from None
 
     # --- running the cell -------------------------------------------------------------
 
@@ -358,11 +332,23 @@ class LazyMagics(Magics):
     # --- around cells ---------------------------------------------------------------------
 
     def before_cell(self, info: Any) -> None:
-        self._raw_cell = info.raw_cell or ""
-        self._cell_id = getattr(info, "cell_id", None)
+        raw = info.raw_cell or ""
+        self._raw_cells.append(raw)
+        if len(self._raw_cells) == 1:
+            self._cell_id = getattr(info, "cell_id", None)
+            if above := text_below_magics(raw):
+                number, lines = self.shell.displayhook.prompt_count, raw.rstrip().split("\n")
+                tape.scopes.sources.cell = CellText(f"<ipython-input-{number}>", number, lines, above, above)
+
+    def _raw_cell_of(self, text: str) -> str:
+        """The outermost cell that runs now and ends with ``text``; "": none does."""
+        return next((raw for raw in self._raw_cells if raw.rstrip().endswith(text.rstrip())), "")
 
     def after_cell(self, result: Any = None) -> None:
-        self._raw_cell = ""
+        del self._raw_cells[-1:]
+        if self._raw_cells:  # a cell that a magic has run inside another
+            return
+        tape.scopes.sources.cell = None
         if self._raised is not None:
             # It has been shown; raised again elsewhere it is an exception like any other.
             vars(self._raised).pop("_render_traceback_", None)
@@ -382,7 +368,7 @@ class LazyMagics(Magics):
         choices: Iterable[str] = ()
         ours = len(words) > 1 and words[0] in ("%%lazy", "%lazy")
         if ours and words[0] == "%%lazy":
-            choices = self._option_choices(words)
+            choices = option_choices(words)
         elif ours and len(words) == 2:
             choices = VERBS
         elif ours and len(words) == 3:
@@ -401,40 +387,6 @@ class LazyMagics(Magics):
             "matched_fragment": token,
             "ordered": True,
         }
-
-    def _option_choices(self, words: list[str]) -> Iterable[str]:
-        previous = words[-2]
-        if previous == "--device":
-            return ["cpu", *(gpu.name for gpu in cuda_devices()[0]), *PROFILES]
-        if previous == "--backend":
-            return backend_names()
-        if previous in ("--split", "--recompute"):
-            return ["off", "auto"]
-        if previous in ("--as", "--assume", "--batch"):
-            return []
-        return [option for option in OPTIONS if option not in words[:-1] or option == "--assume"]
-
-
-def _unquoted(option: str) -> str:
-    return option.strip("'\"")
-
-
-def _split(option: str) -> int | str:
-    return int(option) if option.isdigit() else option
-
-
-def _assumed(options: Iterable[str]) -> dict[int, Any]:
-    """``--assume LINE=VALUE``, as a mapping."""
-    assume = {}
-    for option in options:
-        line, _, value = option.partition("=")
-        try:
-            assume[int(line)] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            raise UsageError(
-                f"%%lazy: --assume takes LINE=VALUE, a line of the cell and a number, got {option!r}."
-            ) from None
-    return assume
 
 
 def _has_frontend(shell: InteractiveShell) -> bool:

@@ -20,7 +20,7 @@ import torch
 
 from . import absence, evaluation
 from ._tracebacks import shorten_block, shortened
-from .batching import NamedBatch
+from .batching import NamedBatch, bound_names, unknown_names
 from .batching import SplitError as SplitError
 from .choices import Choices
 from .diagnostics import metrics as metrics
@@ -288,6 +288,10 @@ def lazy(
     split = "off" if split is None else split
     check_split(split)
     named = None if batch is None else NamedBatch(batch, _lookup(names, sys._getframe(2)))
+    if named is not None and names is None:
+        variables, bound = _lookup(names, sys._getframe(2))(), bound_names(sys._getframe(2).f_code)
+        if reason := unknown_names(named.names, variables, bound):
+            raise ValueError(f"batch: {reason}")
     if named is None and split not in ("off", 1):
         raise ValueError("a split needs to know the batch: name its tensors (--batch, batch=)")
     if named is None and cluster:

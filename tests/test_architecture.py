@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "_compiled": set(),  # finds the modules that are compiled on installation
     "metrics": set(),
     "cell": {"_tracebacks", "record"},
+    "magic_options": {"absence", "batching", "recomputing", "plan", "execute"},
     "record": {
         "_compiled",
         "_torch",
@@ -69,6 +70,7 @@ MAY_IMPORT = {
         "evaluation",
         "record",
         "graph",
+        "plan",
         "execute",
         "session",
     },  # another

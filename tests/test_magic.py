@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import lazyviz
-from lazyviz import magic, session
+from lazyviz import diagnostics, magic, session
 
 
 class Cells:
@@ -127,6 +127,68 @@ def test_the_magic_can_be_called_from_code(run):
     run.shell.run_cell_magic("lazy", "--as g", "y = torch.ones(3)\n")
     assert run["g"].pending == 1
     assert run["g"].nodes[0].source.line == 2  # as if %%lazy stood above it
+
+
+def lines_of(run):
+    return [(str(node.source), node.source.text) for node in run["_lazy"].nodes]
+
+
+@pytest.mark.parametrize(
+    ("above", "below"),
+    [
+        ("%%lazy\n%%time\n", ""),
+        ("%%lazy --as g\n\n%%time\n\n", ""),
+        ("%%time\n%%lazy\n", ""),
+        ("%%lazy\n%%capture out\n", ""),
+        ("%%capture out\n%%lazy\n", ""),
+        ("%%lazy\n%%timeit -n 1 -r 1\n", ""),
+        ("%%timeit -n 1 -r 1\n%%lazy\n", ""),
+        ("%%lazy\n%%capture\n%%time\n", ""),
+        ("%%lazy\n%%prun -q\n", ""),
+    ],
+)
+def test_other_cell_magics_around_the_code_keep_its_line_numbers(run, above, below):
+    run(f"{above}y = torch.rand(3)\nv = y + 1")
+    first = above.count("\n") + 1
+    assert lines_of(run) == [
+        (f"cell [2], line {first}", "y = torch.rand(3)"),
+        (f"cell [2], line {first + 1}", "v = y + 1"),
+    ]
+
+
+def test_a_sync_point_below_another_magic_is_at_its_line(run):
+    run("%%lazy\n%%time\ny = torch.rand(3)\nv = y.tolist()")
+    (point,) = run["_lazy"].sync_points
+    assert (str(point.source), point.source.text) == ("cell [2], line 4", "v = y.tolist()")
+
+
+def test_what_a_line_magic_runs_is_at_its_own_line(run):
+    run("%%lazy\n%%time\ny = torch.rand(3)\n\n%time v = y + 1")
+    assert [line for line, _ in lines_of(run)] == ["cell [2], line 3", "cell [2], line 5"]
+
+
+def test_a_function_defined_below_another_magic_has_its_lines(run):
+    run("%%lazy\n%%time\ndef f(t):\n    return t + 1\nv = f(torch.rand(3))")
+    assert lines_of(run)[1] == ("cell [2], line 4", "return t + 1")
+
+
+def test_a_block_below_a_magic_has_the_cell_s_lines(run):
+    run("import lazyviz")
+    run("%%time\nwith lazyviz.lazy() as g:\n    y = torch.rand(3)")
+    assert [str(node.source) for node in run["g"].nodes] == ["cell [3], line 3"]
+
+
+def test_an_error_below_another_magic_shows_the_magic_as_it_was_typed(run):
+    run("%%lazy\n%%time\n1 / 0")
+    assert "----> 2 %%time" in run.output and "ZeroDivisionError" in run.output
+    assert "# %%lazy" not in run.output
+
+
+def test_magics_that_run_no_python_get_their_text_as_it_is(run):
+    seen = []
+    run.shell.register_magic_function(lambda line, cell: seen.append((line, cell)), "cell", "notes")
+    run("%%lazy\n%%notes a b\nfirst\nsecond")
+    assert seen == [("a b", "first\nsecond\n")]
 
 
 # --- a cell that fails ------------------------------------------------------------------------
@@ -266,12 +328,88 @@ def test_no_sync_makes_a_sync_point_an_error_at_its_line(run):
     ],
 )
 def test_a_bad_option_is_one_line_and_the_cell_does_not_run(run, options, word):
+    run("x = torch.ones(2)")
     result = run(f"%%lazy {options}\nran = True")
     assert isinstance(result.error_in_exec, UsageError)
     assert word in run.output
     assert len(run.output.strip().splitlines()) == 1
     assert "ran" not in run
     assert "_lazy" not in run
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ("imges,labels", "there is no variable 'imges'; did you mean images?"),
+        ("images,label", "there is no variable 'label'; did you mean labels?"),
+        ("nothing_like_it", "there is no variable 'nothing_like_it'"),
+        ("number", "'number' is no tensor but a int"),
+        ("net", "'net' is no tensor but a Linear"),
+    ],
+)
+def test_an_unknown_name_of_the_batch_is_one_line_and_the_cell_does_not_run(run, names, words):
+    run("images, labels, number = torch.rand(4, 2), torch.rand(4), 3\nnet = torch.nn.Linear(2, 1)")
+    result = run(f"%%lazy --batch {names}\nran = True")
+    assert isinstance(result.error_in_exec, UsageError)
+    assert run.output.strip() == f"UsageError: %%lazy --batch: {words}"
+    assert "ran" not in run
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "x = torch.rand(6, 2)",
+        "for x in [torch.rand(6, 2)]: pass",
+        "(x := torch.rand(6, 2))\nx = x",
+        "def load():\n    global x\n    x = torch.rand(6, 2)\nload()",
+        "exec('x = torch.rand(6, 2)')",
+        "%time x = torch.rand(6, 2)",
+    ],
+)
+def test_a_batch_can_be_made_by_the_cell_itself(run, body):
+    assert run(f"%%lazy --batch x\n{body}\ny = (x * 2).sum()").success
+    assert run["_lazy"].plan().batch_size == 6
+
+
+def test_a_batch_that_the_cell_could_have_made_and_has_not_is_said(run):
+    run("%%lazy --batch x\nif torch is None:\n    x = torch.rand(6, 2)\ny = torch.rand(2)")
+    assert "--batch x: the cell has given x no tensor." in run.output
+
+
+def test_a_budget_that_cannot_be_met_is_said_by_the_cell_in_a_sentence(run):
+    run("net = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))")
+    run("x = torch.rand(64, 8)")
+    assert run("%%lazy --recompute 1KiB\nnet(x).sum().backward()").success
+    (said,) = [line for line in run.output.splitlines() if line.startswith("The budget cannot be met: ")]
+    assert "1.00 KiB are not enough" in said
+    assert run["_lazy"].pending
+    run("%lazy reset")
+    run("net.zero_grad()")
+    run("%%lazy --recompute 1GiB\nnet(x).sum().backward()")
+    assert "budget" not in run.output
+
+
+def test_a_split_that_cannot_be_is_said_by_the_cell_in_a_sentence(run):
+    run("x = torch.randn(6, 3)")
+    for split in ("2", "auto"):
+        assert run(f"%%lazy --batch x --split {split}\ny = x.softmax(0)").success
+        assert "The batch cannot be split as asked for: " in run.output
+        assert "softmax runs along the batch" in run.output
+    run("%%lazy --batch x --split auto\ny = x * 2")
+    assert "cannot" not in run.output
+
+
+def test_a_batch_that_fits_in_no_number_of_pieces_is_said_by_the_cell(run):
+    run("import lazyviz\nfrom lazyviz import DeviceProfile, diagnostics\nx = torch.randn(256, 64)")
+    run("net = torch.nn.Linear(64, 64)")
+    run(
+        "with lazyviz.lazy(device=DeviceProfile('tiny', 30_000), batch='x', split='auto') as g:\n"
+        "    net(x).sum().backward()"
+    )
+    (said,) = diagnostics.unmet(run["g"])
+    assert said.startswith(
+        "The budget cannot be met: even in 256 pieces of the batch, it does not fit: tiny has"
+    )
 
 
 def test_a_profile_can_be_planned_for(run):

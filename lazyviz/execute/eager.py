@@ -23,7 +23,7 @@ from .. import _torch
 from ..plan.again import statistics
 from ..record.recorder import Tape
 from ..record.rng import state_of
-from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
+from ..record.storage import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue
 from ..record.tensor import make_real
 from . import straight_line
 from .memory import ResidentMemory
@@ -256,6 +256,8 @@ def _real(item: Any) -> Any:
     if isinstance(item, TrackedValue):
         real = item.real
         if real is None:
+            if item.node is not None and item.node.error == FORGOTTEN:
+                raise RuntimeError(FORGOTTEN)
             raise RuntimeError(f"internal error: {item!r} was freed before its last use")
         return real
     cls = type(item)

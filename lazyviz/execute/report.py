@@ -84,7 +84,8 @@ class Report:
     ``seconds`` is wall time; ``peak_bytes`` the measured peak of tensor memory (CUDA: the
     allocator's counter; CPU: the real sizes of the storages the run held; of pieces that ran on workers,
     what this process held; ``None`` with a compiled backend there).  ``projected_bytes``
-    is what was foreseen of it (``None``: not asked, at sync points, which are to be quick), and
+    is what was foreseen of it (``None``: not asked, at sync points, which are to be quick),
+    ``projected_total_bytes`` the same with kernels' scratch memory, which on the CPU no run can measure, and
     ``difference`` says per category by how many bytes the measured peak is higher; ``"other"`` is
     what the run's own tensors do not explain.  ``share`` is the share of ops that the named
     backend itself ran, ``recomputed`` how many ops ran again to save memory.  Of a compiled backend,
@@ -110,6 +111,7 @@ class Report:
     cache_hit: bool = False
     cache_miss_reason: str | None = None
     projected_bytes: int | None = None
+    projected_total_bytes: int | None = None
     difference: Mapping[str, int] = field(default_factory=dict)
     timeline: Sequence[tuple[int, int]] = field(default=(), repr=False, hash=False)
     fallbacks: tuple[str, ...] = ()
@@ -135,17 +137,27 @@ class Report:
         """The projected peak beside the measured one, in words; "" if it was not projected."""
         if self.error is None or self.projected_bytes is None:
             return ""
+        with_scratch = ""
+        if self._tensors_alone:
+            with_scratch = f"; {format_bytes(self.projected_total_bytes or 0)} with kernels' scratch memory"
         if not self.difference:
-            return "as projected"
-        text = f"projected {format_bytes(self.projected_bytes)}, {self.error:+.1%}"
+            return f"as projected{with_scratch}"
+        text = f"projected {format_bytes(self.projected_bytes)}, {self.error:+.1%}{with_scratch}"
         parts = sorted(self.difference.items(), key=lambda item: -abs(item[1]))
         named = [
             f"{name} {'+' if size > 0 else '-'}{format_bytes(abs(size))}" for name, size in parts[:3] if size
         ]
         return f"{text}: {', '.join(named)}"
 
+    @property
+    def _tensors_alone(self) -> bool:
+        """Whether more was projected than a run can measure."""
+        return (self.projected_total_bytes or 0) > (self.projected_bytes or 0)
+
     def __str__(self) -> str:
         peak = "" if self.peak_bytes is None else f", peak {format_bytes(self.peak_bytes)}"
+        if peak and self._tensors_alone:
+            peak += " of tensors"
         if peak and self.comparison:
             peak += f" ({self.comparison})"
         again = f", {self.recomputed} of them twice" if self.recomputed else ""

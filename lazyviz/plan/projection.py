@@ -20,12 +20,16 @@ from .scratch import scratch
 
 
 class Peak(NamedTuple):
-    """The most that a run held on ``device``, and what for; ``scratch``: what kernels took beside tensors."""
+    """The most that a run held on ``device``, and what for; ``scratch``: what kernels took beside tensors.
+
+    ``total`` is the peak with scratch memory, too, which ``nbytes`` leaves out where no run can count it.
+    """
 
     device: torch.device
     nbytes: int
     by_category: Mapping[Category, int]
     scratch: int = 0
+    total: int = 0
 
 
 class Categories(Mapping[Storage, Category]):
@@ -87,16 +91,13 @@ def project(
         storage = span.storage.origin
         if storage.nbytes and storage.device == device:
             held.append((storage, storage.nbytes, start, count if span.kept or storage in later else stop))
-    extra = [0] * count
-    if device.type == "cuda":
-        needs = {
-            graph.nodes[at]: need.nbytes
-            for graph in graphs
-            for at, need in scratch(graph, device, device.type).items()
-        }
-        extra = [needs.get(node, 0) for node in nodes]
+    needs = {
+        graph.nodes[at]: need.nbytes
+        for graph in graphs
+        for at, need in scratch(graph, device, device.type).items()
+    }
     categories = Categories(known)
-    return highest(device, held, extra, categories), categories
+    return highest(device, held, [needs.get(node, 0) for node in nodes], categories), categories
 
 
 def _known(graphs: Sequence[Graph]) -> dict[Storage, Lifetime]:
@@ -157,17 +158,23 @@ def highest(
     extra: Sequence[int],
     categories: Mapping[Storage, Category],
 ) -> Peak:
-    """The peak of a run on ``device`` that holds ``held``, with ``extra`` during each of its steps."""
+    """The peak of a run on ``device`` that holds ``held``, with ``extra`` for kernels in each step."""
     changes = [0] * (len(extra) + 1)
     for _, nbytes, start, stop in held:
         changes[start] += nbytes
         changes[stop] -= nbytes
     del changes[len(extra)]
-    levels = list(map(add, accumulate(changes), extra))
+    tensors = list(accumulate(changes))
+    with_scratch = list(map(add, tensors, extra))
+    if device.type != "cuda":
+        levels, extra = tensors, ()
+    else:
+        levels = with_scratch
     peak = max(levels, default=0)
     at = levels.index(peak) if peak else 0
     alive = [(storage, nbytes) for storage, nbytes, start, stop in held if start <= at < stop]
-    return Peak(device, peak, by_category(alive, categories), extra[at] if extra else 0)
+    beside = extra[at] if extra else 0
+    return Peak(device, peak, by_category(alive, categories), beside, max(with_scratch, default=0))
 
 
 def by_category(

@@ -136,10 +136,8 @@ class Choice:
             twin = again.twins.get(key) if again is not None else None
             storage = program.storages[key if twin is None else twin]
             held.append((storage, program.sizes[key], max(start, 0), stop))
-        extra = [0] * len(program.steps)
-        if device.type == "cuda":
-            order = again.order if again is not None else range(len(program.steps))
-            extra = [trace.needs.get(position, 0) for position in order]
+        order = again.order if again is not None else range(len(program.steps))
+        extra = [trace.needs.get(position, 0) for position in order]
         return highest(device, held, extra, categories), categories
 
 

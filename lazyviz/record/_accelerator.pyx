@@ -1151,7 +1151,7 @@ cdef Spot *spot_of(object frame) except NULL:
     Py_XDECREF(spot.phase)
     spot.code, spot.instruction = <PyObject *> code, instruction
     spot.line, spot.phase = <PyObject *> line, <PyObject *> phase
-    spot.outermost = code.co_name == "<module>"
+    spot.outermost = kind is True and code.co_name == "<module>"  # not a library's that is being imported
     return spot
 
 

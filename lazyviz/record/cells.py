@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any
+from collections.abc import Sequence
+from types import CodeType
+from typing import Any, NamedTuple
 
 _NUMBER = re.compile(r"\[(\d+)\]")
 _OF_A_TERMINAL = re.compile(r"<ipython-input-(\d+)-")
@@ -23,3 +25,27 @@ def cell_number(filename: str) -> int | None:
     label = shell.compile.format_code_name(filename) if shell is not None else None
     found = _NUMBER.search(label[1]) if label else _OF_A_TERMINAL.match(filename)
     return int(found[1]) if found else None
+
+
+_OF_A_MAGIC = ("<timed exec>", "<timed eval>", "<magic-timeit>", "<string>")
+"""What ``%%time``, ``%%timeit`` and ``%%prun`` call the code that they run."""
+
+
+class CellText(NamedTuple):
+    """The cell that runs: line ``n`` of code that a magic in it runs is its line ``n + shift``.
+
+    ``above`` are the lines that precede that code; what a line magic runs is all on the first.
+    """
+
+    file: str
+    number: int | None
+    lines: Sequence[str]
+    above: int
+    shift: int = 0
+
+    def has(self, code: CodeType) -> bool:
+        """Whether ``code`` is that of a magic, and lines of it are the cell's."""
+        if code.co_filename not in _OF_A_MAGIC:
+            return False
+        last = max((line for _, _, line in code.co_lines() if line is not None), default=0)
+        return last + self.shift > self.above

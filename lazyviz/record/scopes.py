@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .. import _torch
 from ..graph.ir import Graph, Phase, Role, SourceLine
-from .cells import cell_number
+from .cells import CellText, cell_number
 from .patches import CodePatch
 from .storage import TrackedNode, TrackedValue
 
@@ -93,6 +93,8 @@ class SourceFinder:
         self._codes: list[CodeType] = []
         # By id of a running frame: the place above it, so that no op below looks for it again.
         self._above: dict[int, Place] = {}
+        self.cell: CellText | None = None  # the one that runs, if it is known
+        self._of_magics: dict[int, CellText] = {}  # by id of code that a magic in a cell runs
         self.block: CodeType | None = None  # the code that opened the outermost block: callers end there
 
     def find(self, frame: FrameType | None) -> tuple[SourceLine | None, Phase | None]:
@@ -156,7 +158,7 @@ class SourceFinder:
                 break
             elif kind and line is None and kind is not ENTRY:
                 phase = kind
-            if code is self.block or code.co_name == "<module>":
+            if code is self.block or (kind is True and code.co_name == "<module>"):
                 break
             frame = frame.f_back
         return Place(line, phase, tuple(callers))
@@ -174,7 +176,10 @@ class SourceFinder:
         self._above.pop(id(frame), None)
 
     def _learn(self, code: CodeType) -> bool | str:
-        kind = self._kinds[id(code)] = _kind(code.co_filename)
+        kind = _kind(code.co_filename)
+        if kind is False and self.cell is not None and self.cell.has(code):
+            self._of_magics[id(code)], kind = self.cell, True
+        self._kinds[id(code)] = kind
         self._codes.append(code)
         return kind
 
@@ -182,10 +187,21 @@ class SourceFinder:
         key = (id(code), frame.f_lasti)
         line = self._lines.get(key)
         if line is None:
-            file = code.co_filename
-            text = linecache.getline(file, frame.f_lineno).strip()
-            line = self._lines[key] = SourceLine(file, frame.f_lineno, text, cell_number(file))
+            file, number, cell = code.co_filename, frame.f_lineno, self._of_magics.get(id(code))
+            if cell is not None:
+                number += cell.shift
+                text = cell.lines[number - 1].strip() if number <= len(cell.lines) else ""
+                line = SourceLine(cell.file, number, text, cell.number)
+            else:
+                line = SourceLine(file, number, linecache.getline(file, number).strip(), self._number(file))
+            self._lines[key] = line
         return line
+
+    def _number(self, file: str) -> int | None:
+        """Of the cell in ``file``; a magic may have run it as if it came after the cell that it is in."""
+        number = cell_number(file)
+        running = self.cell.number if self.cell is not None else None
+        return number if number is None or running is None else min(number, running)
 
     def forget_old(self) -> None:
         """Drop what is remembered once it is much: a cell that is run again has new code objects."""
@@ -193,6 +209,7 @@ class SourceFinder:
             self._kinds.clear()
             self._codes.clear()
             self._lines.clear()
+            self._of_magics.clear()
 
 
 class Scopes:

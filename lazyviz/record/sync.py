@@ -357,7 +357,7 @@ class SyncPatches:
         new_parameter = torch.nn.Parameter.__new__
 
         def __new_parameter__(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
-            wanted = requires_grad and data is not None and is_pending(data)
+            wanted = requires_grad and isinstance(data, torch.Tensor) and is_pending(data)
             if wanted and not (data.is_floating_point() or data.is_complex()):
                 # In the words for ordinary tensors; those for subclasses are others.
                 raise RuntimeError("Only Tensors of floating point and complex dtype can require gradients")

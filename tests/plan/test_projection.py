@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz.plan.units import format_bytes
 
 
 def assert_as_projected(report):
@@ -128,3 +129,44 @@ def test_random_programs_of_several_cells_evaluated_in_any_order_and_in_parts(se
                 assert_as_projected(report)
                 reports += 1
     assert reports
+
+
+MODELS = {
+    "linear": lambda: (nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)), torch.randn(16, 64)),
+    "convolution": lambda: (
+        nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 10)
+        ),
+        torch.randn(64, 1, 8, 8),
+    ),
+    "attention": lambda: (
+        nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0),
+        torch.randn(4, 16, 32),
+    ),
+    "resizing": lambda: (
+        nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(3, 4, 3)),
+        torch.randn(2, 3, 16, 16),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_report_says_what_the_plan_says_with_and_without_scratch_memory(name):
+    model, x = MODELS[name]()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):  # and again, replayed
+        with lazyviz.lazy() as graph:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+        plan = graph.plan()
+        report = graph.evaluate()
+        assert_as_projected(report)
+        assert report.projected_bytes == plan.tensor_peak_bytes
+        assert report.projected_total_bytes == plan.peak_bytes
+        if plan.peak_bytes > plan.tensor_peak_bytes:
+            assert f"peak {format_bytes(plan.tensor_peak_bytes)} of tensors (as projected; " in str(report)
+            assert f"{format_bytes(plan.peak_bytes)} with kernels' scratch memory)" in str(report)
+        else:
+            assert f"peak {format_bytes(plan.peak_bytes)} (as projected)" in str(report)
+        del loss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import traceback
 import warnings
 
@@ -412,3 +413,34 @@ def test_a_draw_that_failed_and_is_gone_is_not_heard_of_again():
     torch.manual_seed(3)
     assert torch.equal(state, torch.get_rng_state())
     lazyviz.sync()
+
+
+MISTAKES = {
+    "a tensor for a list": lambda x: torch.cat(x),
+    "nothing added": lambda x: x + None,
+    "text": lambda x: "a" + x,
+    "a list": lambda x: [].__add__(x),
+    "a product": lambda x: x @ 3,
+    "arguments": lambda x: torch.clamp(x, min="a"),
+    "one argument of three": lambda x: torch.where(x > 0, "a", x),
+    "a stride": lambda x: torch.nn.functional.conv2d(x, x, stride=x),
+    "a call": lambda x: x(),
+    "an attribute": lambda x: x.nothing,
+    "a path": lambda x: os.stat(x),
+    "keywords": lambda x: dict(**x),
+    "a parameter": lambda x: torch.nn.Parameter([x]),
+    "a block": lambda x: x.__enter__(),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_errors_worded_by_the_type_s_name_say_tensor(name):
+    def words(x):
+        with pytest.raises((TypeError, AttributeError, RuntimeError)) as caught:
+            MISTAKES[name](x)
+        return type(caught.value), str(caught.value)
+
+    expected = words(torch.ones(2, 2))
+    with lazyviz.lazy():
+        found = words(torch.rand(2, 2))
+    assert found == expected and "Lazy" not in found[1]

@@ -1,0 +1,91 @@
+"""The options of ``%%lazy``: what they may be, and what TAB offers."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+from collections.abc import Iterable, Mapping
+from types import CodeType
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from . import absence
+from .batching import bound_names, parse_names, unknown_names
+from .execute.backend import backend_names
+from .plan.devices import PROFILES, cuda_devices
+from .recomputing import recompute_option
+
+OPTIONS = (
+    "--as",
+    "--assume",
+    "--backend",
+    "--batch",
+    "--device",
+    "--no-sync",
+    "--no-widget",
+    "--now",
+    "--recompute",
+    "--split",
+)
+VERBS = ("status", "evaluate", "plan", "explain", "why", "reset", "devices")
+
+
+def check(options: Any) -> None:
+    """Refuse bad and unsupported options before anything of the cell runs."""
+    name = options.name
+    if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
+        raise UsageError(f"%%lazy: --as needs the name of a variable, got {name!r}.")
+    if options.split not in ("off", "auto") and not (options.split.isdigit() and int(options.split)):
+        raise UsageError(f"%%lazy: --split takes off, auto or a number, got {options.split!r}.")
+    try:
+        recompute_option(unquoted(options.recompute))
+        absence.resolved(options.device)
+    except ValueError as error:
+        raise UsageError(f"%%lazy: {error}") from None
+
+
+def check_batch(given: str | None, variables: Mapping[str, Any], code: CodeType) -> None:
+    """``UsageError`` for a name in ``--batch`` that no tensor has, and to which the cell gives none."""
+    try:
+        names = parse_names(given) if given is not None else {}
+        if reason := unknown_names(names, variables, bound_names(code)):
+            raise ValueError(reason)
+    except ValueError as error:
+        raise UsageError(f"%%lazy --batch: {error}") from None
+
+
+def option_choices(words: list[str]) -> Iterable[str]:
+    """What TAB offers after ``words`` of a ``%%lazy`` line."""
+    previous = words[-2]
+    if previous == "--device":
+        return ["cpu", *(gpu.name for gpu in cuda_devices()[0]), *PROFILES]
+    if previous == "--backend":
+        return backend_names()
+    if previous in ("--split", "--recompute"):
+        return ["off", "auto"]
+    if previous in ("--as", "--assume", "--batch"):
+        return []
+    return [option for option in OPTIONS if option not in words[:-1] or option == "--assume"]
+
+
+def unquoted(option: str) -> str:
+    return option.strip("'\"")
+
+
+def split_option(option: str) -> int | str:
+    return int(option) if option.isdigit() else option
+
+
+def assumed(options: Iterable[str]) -> dict[int, Any]:
+    """``--assume LINE=VALUE``, as a mapping."""
+    assume = {}
+    for option in options:
+        line, _, value = option.partition("=")
+        try:
+            assume[int(line)] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            raise UsageError(
+                f"%%lazy: --assume takes LINE=VALUE, a line of the cell and a number, got {option!r}."
+            ) from None
+    return assume
