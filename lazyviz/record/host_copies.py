@@ -86,7 +86,7 @@ def give_back(tape: Pending) -> None:
     copies: dict[Any, torch.Tensor] = {}
     for value in moved:
         copy = _copy(tape, value, undo=True)
-        if copy is not None:
+        if copy is not None and not copy.is_meta:
             copies[value] = copy
     for value, copy in copies.items():
         tensor = moved[value]

@@ -7,8 +7,9 @@ the same way, and holds zeros or ones.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +17,9 @@ from .. import _torch, _torch_cuda
 from .._torch import OpOverload
 from ..graph.ir import TensorMeta
 from .rng import Generators, state_of
+
+if TYPE_CHECKING:
+    from .shapes import OpInfo
 
 
 class DataDependent(Exception):
@@ -53,6 +57,7 @@ std sub sum tanh tanh_backward threshold_backward topk tril triu unbind uniform
 upsample_bilinear2d upsample_nearest2d var where zero zeros zeros_like
 """
 _COMMON = frozenset(_COMMON_NAMES.split())
+_EVERYWHERE = frozenset((torch.float32, torch.float64, torch.int32, torch.int64, torch.bool))
 _COMMON_DTYPES = frozenset((torch.float32, torch.float64))
 # They want one dtype of all, which shape rules do not check.
 _SAME_DTYPE = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution"}
@@ -96,6 +101,9 @@ def answer(
     Args:
         fill: what integers and booleans hold, and all other dtypes.
     """
+    if nowhere(inputs, kwargs):
+        kwargs = {name: _cpu_for(item) for name, item in kwargs.items()}
+        args = tuple([_cpu_for(item) for item in args])
     name = op._schema.name.rpartition("::")[2]
     memory: dict[Any, torch.UntypedStorage] = {}
     probes: dict[int, torch.Tensor] = {}
@@ -105,15 +113,16 @@ def answer(
             elements = value.storage.nbytes // meta.dtype.itemsize
             numbers = meta.dtype.is_floating_point or meta.dtype.is_complex
             held = fill[numbers] or int(name in _PIVOTED and not numbers)
-            content = torch.full((elements,), held, dtype=meta.dtype, device=meta.device)
+            place = _cpu_for(meta.device)
+            content = torch.full((elements,), held, dtype=meta.dtype, device=place)
             memory[value.storage] = _torch.TensorBase.untyped_storage(content)
-        probe = torch.empty(0, dtype=meta.dtype, device=meta.device)
+        probe = torch.empty(0, dtype=meta.dtype, device=_cpu_for(meta.device))
         _torch.TensorBase.set_(probe, memory[value.storage], meta.offset, meta.shape, meta.stride)
         probes[id(value)] = with_flags(probe, meta.flags)
     states: list[tuple[torch.Generator, torch.Tensor]] = []
     if torch.Tag.nondeterministic_seeded in op.tags:
         own = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.Generator)]
-        device = inputs[0].meta.device if inputs else torch.device("cpu")
+        device = _cpu_for(inputs[0].meta.device) if inputs else torch.device("cpu")
         states = [(generator, state_of(generator)) for generator in own or [Generators.default(device)]]
     try:
         return op(*substitute(args, probes), **substitute(kwargs, probes))
@@ -122,15 +131,76 @@ def answer(
             generator.set_state(state)
 
 
-def refusal(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> Exception | None:
+def ask(
+    op: OpOverload,
+    info: OpInfo,
+    args: Any,
+    kwargs: Any,
+    inputs: Sequence[Any],
+    arguments: dict[str, Any],
+    result: Any,
+) -> Any | None:
+    """What the kernel returns where its shape rule may be wrong and it is cheap to ask; else None.
+
+    Args:
+        arguments: the call's arguments by name, with fake tensors.
+        result: what the rule says.
+
+    Raises:
+        DataDependent: the kernel may not take these arguments.
+        Exception: it refuses them whatever they hold.
+    """
+    if unlike_its_rule(info.name, info.mutates, arguments, inputs):
+        planned = info.mutates and nowhere(inputs, kwargs)
+        refused = refusal(op, args, kwargs, inputs, of_dtypes=not planned)
+        if refused is not None:
+            raise refused.with_traceback(None) from None
+    elif info.is_view or info.name in CHECK_CONTENT:
+        return None
+    elif nowhere(inputs, kwargs):
+        if _may_be_refused(op, inputs, result):
+            refuse_planned(op, args, kwargs, inputs, of_dtypes=False)
+    elif doubtful(info.name, inputs, result) or (info.draws and are_small(inputs, result)):
+        answered, refused = trial(op, args, kwargs, inputs)
+        if refused is not None:
+            raise DataDependent(f"{op} may not take these arguments")  # the kernel tells, at this line
+        return None if info.mutates else answered
+    return None
+
+
+def _may_be_refused(op: OpOverload, inputs: Sequence[Any], result: Any) -> bool:
+    """Whether a GPU's kernel would refuse what the CPU's does: both have one for these dtypes."""
+    return (
+        not op._schema.name.startswith("aten::_")
+        and all(value.dtype in _EVERYWHERE for value in inputs)
+        and are_small(inputs, result, _LARGEST_UNCOMMON_NBYTES)
+    )
+
+
+def refuse_planned(
+    op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], *, of_dtypes: bool = True
+) -> None:
+    """Raise what a GPU that is not here would refuse these arguments with, whatever they hold."""
+    if nowhere(inputs, kwargs):
+        refused = refusal(op, args, kwargs, inputs, of_dtypes=of_dtypes)
+        if refused is not None and "CPU" not in str(refused):
+            raise refused from None
+
+
+def refusal(
+    op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], *, of_dtypes: bool = True
+) -> Exception | None:
     """What the kernel raises for zeros and for ones alike, so not for their sake; None if it takes either.
 
     Where the words about a mask differ they are of what it holds: one of ones chooses more than one of zeros.
+    Without ``of_dtypes`` also None where it is the CPU's kernel that lacks a dtype, and a GPU's is asked for.
     """
     refused = _refusals(op, args, kwargs, inputs)
     if any(value.meta.dtype in _MASKS for value in inputs) and len(set(map(str, refused))) > 1:
         return None
-    return refused[0] if refused else None
+    if not refused or (not of_dtypes and any(isinstance(error, NotImplementedError) for error in refused)):
+        return None
+    return refused[0]
 
 
 def trial(
@@ -165,16 +235,22 @@ def _answers(
 ) -> Iterator[Any]:
     """What the kernel returns for the first of ``fills`` that it takes; the exceptions for those before.
 
-    A kernel that is not PyTorch's own may do anything: it is called only for the user.
+    A kernel that is not PyTorch's own may do anything: it is called only for the user.  For that of a
+    GPU which is not here the CPU's answers, with other words for the tensors.
     """
-    if op.namespace not in _OURS or _nbytes(inputs) > LARGEST_NBYTES or nowhere(inputs, kwargs):
+    if op.namespace not in _OURS or _nbytes(inputs) > LARGEST_NBYTES:
         return
+    absent = nowhere(inputs, kwargs)
     for fill in fills:
         with torch.no_grad(), _torch.kernels_only():
             try:
                 found = answer(op, args, kwargs, inputs, fill)
             except Exception as error:
                 found = error.with_traceback(None)  # its frames would keep the user's tensors
+        if absent and isinstance(found, Exception):
+            if isinstance(found, NotImplementedError) and "not implemented for" not in str(found):
+                return  # the CPU has no such kernel
+            found = type(found)(*[_of_gpu(item) for item in found.args])
         yield found
         if not isinstance(found, Exception):
             return
@@ -273,7 +349,7 @@ def doubtful(name: str, inputs: Sequence[Any], result: Any) -> bool:
 
 def are_small(inputs: Sequence[Any], result: Any, limit: int = _LARGEST_DOUBTFUL_NBYTES) -> bool:
     """Whether it is cheap to ask the kernel."""
-    if any(value.meta.device.type == "meta" for value in inputs) or nowhere(inputs, {}):
+    if any(value.meta.device.type == "meta" for value in inputs):
         return False
     made = sum(item.numel() * item.element_size() for item in _results(result))
     return _nbytes(inputs) + made <= limit
@@ -290,6 +366,31 @@ def nowhere(inputs: Sequence[Any], kwargs: Any) -> bool:
     return bool(absent) and (
         kwargs.get("device") in absent or any(value.meta.device in absent for value in inputs)
     )
+
+
+def as_of_kernel(error: Exception) -> Exception:
+    """What a shape rule raised, without the classes that only shape rules have."""
+    ours = type(error).__module__.startswith(("torch._subclasses", "torch._refs", "torch._prims", "torch.fx"))
+    return RuntimeError(str(error)) if ours else error
+
+
+def _cpu_for(item: Any) -> Any:
+    """The CPU for a device that is not here, and no generator for one of its own."""
+    if isinstance(item, torch.device):
+        return torch.device("cpu") if item in _torch_cuda.STAND_INS else item
+    if isinstance(item, torch.Generator):
+        return None if item.device in _torch_cuda.STAND_INS else item
+    return item
+
+
+def _of_gpu(text: Any) -> Any:
+    """An error of the CPU's kernel in the words of a GPU's."""
+    if not isinstance(text, str):
+        return text
+    text = re.sub(r"\btorch\.(\w+Tensor)\b", r"torch.cuda.\1", text)
+    text = re.sub(r"\bCPU(\w+Type)\b", r"CUDA\1", text)
+    text = re.sub(r'^"(\w+)_cpu" not', r'"\1_cuda" not', text)
+    return text.replace("expected m1 and m2", "expected mat1 and mat2")
 
 
 def check_dimension(name: str, dim: Any, inputs: Sequence[Any], result: Any) -> None:

@@ -19,11 +19,10 @@ from .. import _torch, _torch_compile, _torch_cuda
 from .._torch import OpOverload
 from .._tracebacks import shorten
 from ..graph.ir import TensorMeta
-from . import at_once, autograd_nodes, constants, guard
+from . import at_once, autograd_nodes, constants, guard, probes
 from .order import order
 from .outside import NotDeferrable, Outside, Placeholder, ZeroTensor
 from .pending import release
-from .probes import sharing
 from .rng import Generators
 from .shapes import DataDependent, Inferred, OpInfo, OutputSpec
 from .storage import (
@@ -149,7 +148,7 @@ class Tape(Outside):
             if any(storage.foreign for storage in written):
                 return self.run_now(op, info, args, kwargs, "write to memory shared with others")
             if len(values) > 1:
-                key.append(sharing(values))  # the kernel may refuse to write what it reads
+                key.append(probes.sharing(values))  # the kernel may refuse to write what it reads
         if info.needs_storage:
             key += [value.storage.nbytes for value in values]
         cache_key = tuple(key)
@@ -171,6 +170,8 @@ class Tape(Outside):
             try:
                 inferred = shapes.infer(op, info, new_args, new_kwargs, values)
             except DataDependent as reason:
+                if self.absent is not None:
+                    probes.refuse_planned(op, new_args, new_kwargs, values)
                 inferred = constants.foresee(shapes, op, info, new_args, new_kwargs, values)
                 if inferred is None:
                     return self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)

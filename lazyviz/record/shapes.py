@@ -309,31 +309,16 @@ class ShapeCache:
             if info.counts_writes:
                 raise DataDependent(f"{op} may stop halfway through its list") from error
             result = None
-            if probes.nowhere(inputs, kwargs):
+            if not info.is_view and probes.nowhere(inputs, kwargs):
                 with torch.no_grad(), self._fake_mode, _torch.no_function_modes():
                     result = layouts.without_rule(info.name, arguments)
             if result is None:
                 result = self._overruled(op, info, args, kwargs, inputs, error)
         finally:
             self.inferring = False
-        if own is not None:
-            pass  # there is no kernel to ask
-        elif probes.unlike_its_rule(info.name, info.mutates, arguments, inputs):
-            refused = probes.refusal(op, args, kwargs, inputs)
-            if refused is not None:
-                raise refused.with_traceback(None) from None
-        elif (
-            not info.is_view
-            and info.name not in probes.CHECK_CONTENT
-            and (
-                probes.doubtful(info.name, inputs, result)
-                or (info.draws and probes.are_small(inputs, result))
-            )
-        ):
-            answered, refused = probes.trial(op, args, kwargs, inputs)
-            if refused is not None:
-                raise DataDependent(f"{op} may not take these arguments")  # the kernel tells, at this line
-            if answered is not None and not info.mutates:
+        if own is None:  # or there is no kernel to ask
+            answered = probes.ask(op, info, args, kwargs, inputs, arguments, result)
+            if answered is not None:
                 with self._fake_mode, _torch.no_function_modes():
                     result = layouts.as_answered(result, answered, addresses)
         probes.check_dimension(info.name, arguments.get("dim"), inputs, result)
@@ -474,11 +459,11 @@ class ShapeCache:
         self, op: OpOverload, args: Any, kwargs: Any, inputs: list[Any], error: Exception
     ) -> NoReturn:
         """Shape rules word errors in their own way: let the kernel itself refuse tensors of these shapes."""
-        if probes.nowhere(inputs, kwargs):
-            raise error
         refused = probes.refusal(op, args, kwargs, inputs)
         if refused is not None:
             raise refused.with_traceback(None) from None
+        if probes.nowhere(inputs, kwargs):
+            raise probes.as_of_kernel(error)
         if op.namespace != "aten":
             raise DataDependent(f"no shape rule for {op}") from error
         if sum(value.storage.nbytes for value in inputs) > probes.LARGEST_NBYTES:

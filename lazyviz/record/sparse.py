@@ -39,6 +39,13 @@ def kernels(tape: Tape) -> dict[str, Callable[..., Any]]:
     return {name: functools.partial(_construct, tape, name.partition(".")[0]) for name in CONSTRUCTORS}
 
 
+def _cause(name: str) -> str:
+    if name.startswith("_validate"):
+        return f"{name} reads indices"
+    kind = next((kind for kind in ("coo", *_COMPRESSED) if kind in name), None)
+    return f"{name} (its {f'sparse_{kind}' if kind else 'sparse'} result cannot be deferred)"
+
+
 def _construct(tape: Tape, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
     if not original.is_next:
         return original(*args, **kwargs)
@@ -46,7 +53,7 @@ def _construct(tape: Tape, name: str, original: Original, *args: Any, **kwargs: 
     needed = [node for tensor in tensors for node in nodes_before_access(tape, tensor, write=False)]
     if needed:
         with tape.lock:
-            tape.sync(name, needed, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+            tape.sync(_cause(name), needed, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
     with tape.paused():
         result = original(*args, **kwargs)
     note_region(tape, name, tensors, result)
