@@ -89,7 +89,7 @@ def shortened(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def evaluates_what_is_pending(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return function(*args, **kwargs)
+            return function(*args, **kwargs)  # an op that was pending has failed, or may not run
         except BaseException as error:
             shorten(error)
             raise

@@ -313,7 +313,9 @@ class LazyMagics(Magics):
             reports, refused = evaluate_graphs("%lazy evaluate")
         several = len(reports) > 1
         for graph, report in reports:
-            print(f"{graph.ir.where if graph is not None else 'the rest'}: {report}" if several else report)
+            where = graph.ir.where if graph is not None else "the rest"
+            text = f"{where}: {report}" if several else str(report)
+            print(text if report.ops_run or not several else text.partition("\n")[2])  # what is left
         sentences = "\n".join(str(reason) for reason in refused)
         if refused and not all(isinstance(reason, AbsentDeviceError) and reports for reason in refused):
             raise UsageError(f"%lazy evaluate: {sentences}")

@@ -98,6 +98,7 @@ export class Body {
         this.act(action);
       },
     });
+    this.toolbar.listSyncs(this.data.syncs);
     this.details = new DetailsPanel({ go, ask: this.send });
     this.graph = new GraphView(this.scene, {
       choose: (id, open) => {

@@ -1,7 +1,8 @@
 // Title, state and verdict; the buttons of the picture.
 
 import { html } from "./dom";
-import type { Batch, Memory, State } from "./types";
+import { withSyncs } from "./sync-list";
+import type { Batch, Memory, State, Syncs } from "./types";
 
 const STATES: Record<State, string> = {
   pending: "not run yet",
@@ -89,6 +90,11 @@ export class Toolbar {
     this.chip.title = memory.verdictTitle;
     const other = batch && batch.size !== batch.recorded ? ` · for ${batch.size.toLocaleString("en")} samples` : "";
     this.chip.replaceChildren(html("span", { class: "lz-dot", "aria-hidden": "true" }), memory.verdictText + other);
+  }
+
+  /** The summary opens the list of sync points. */
+  listSyncs(syncs: Syncs | undefined): void {
+    this.element.querySelector(".lz-summary-row")?.replaceChildren(withSyncs(this.summary, syncs));
   }
 
   showSummary(summary: string): void {

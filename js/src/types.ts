@@ -100,6 +100,12 @@ export interface Devices {
   note: string;
 }
 
+/** The sync points, equal ones as one line, with what they ran. */
+export interface Syncs {
+  title: string;
+  lines: string[];
+}
+
 export interface SceneData {
   title: string;
   root: string;
@@ -110,6 +116,7 @@ export interface SceneData {
   devices: Devices | null;
   views: boolean;
   code?: CodeMessage | null; // null: long, to be asked for
+  syncs?: Syncs;
 }
 
 export interface Source {

@@ -3,7 +3,7 @@ import { resolve } from "node:path";
 import { beforeEach, describe, expect, it, vi } from "vitest";
 import { shorten } from "../src/dom";
 import { bytesText } from "../src/memory-chart";
-import type { Batch, GroupData, Memory, SceneData } from "../src/types";
+import type { Batch, GroupData, Memory, SceneData, Syncs } from "../src/types";
 import type { Model } from "../src/model";
 import { render } from "../src/widget";
 
@@ -71,7 +71,7 @@ function groupsOf(ids: string[]): GroupData[] {
   return picture.groups.filter((group) => ids.includes(group.id));
 }
 
-function start(batch: Batch | null = null): { model: FakeModel; root: HTMLElement; stop: () => void } {
+function start(batch: Batch | null = null, syncs?: Syncs): { model: FakeModel; root: HTMLElement; stop: () => void } {
   const lanes = groupsOf([picture.root]).flatMap((group) => group.boxes.map((box) => box.id));
   const scene: SceneData = {
     title: "<b>step</b>",
@@ -82,6 +82,7 @@ function start(batch: Batch | null = null): { model: FakeModel; root: HTMLElemen
     batch,
     devices: batch && { chosen: "given", version: "0.0", groups: [["As the block was given", [["given", "cpu · 30 B"]]]], note: "" },
     views: false,
+    ...(syncs ? { syncs } : {}),
   };
   const model = new FakeModel({
     scene,
@@ -121,6 +122,15 @@ beforeEach(() => {
 });
 
 describe("the widget", () => {
+  it("lists equal sync points as one line, and nothing where there is none", () => {
+    const lines = ["item, train.py:4, x 300 (ran 900 ops in 0.1 s): <b>", "tolist, cell [7], line 3 (ran 1 op in 0.1 s)"];
+    const { root } = start(null, { title: "301 sync points", lines });
+    const list = root.querySelector('[data-panel="syncs"]');
+    expect(list?.querySelector("summary")?.title).toBe("List the 301 sync points");
+    expect([...(list?.querySelectorAll("li") ?? [])].map((item) => item.textContent)).toEqual(lines);
+    expect(start(null, { title: "no sync point", lines: [] }).root.querySelector('[data-panel="syncs"]')).toBeNull();
+  });
+
   it("has the hooks that tests and style sheets rely on", () => {
     const { root } = start();
     expect(root.dataset["state"]).toBe("pending");

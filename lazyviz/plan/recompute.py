@@ -313,7 +313,7 @@ class Recomputation:
         if self.whole <= budget:
             return Choice(self.trace, None, self.whole, RecomputePlan(budget_bytes=budget))
         if self.least >= self.whole:
-            reason = self._too_much(budget, "no activation could be computed again for less memory")
+            reason = self._too_much(budget, "no activation could be computed again for less memory,")
             plan = RecomputePlan(budget_bytes=budget, least_bytes=self.whole, reason=reason)
             return Choice(self.trace, None, self.whole, plan)
         if self.least > budget:

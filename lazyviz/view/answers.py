@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..graph.ir import Graph
+from ..graph.sync_points import listed
 from .batch import batch_json
 from .boxes import Box, chain
 from .details import describe, describe_moment
 from .lookups import Lookups
 from .memory import memory_json, range_json
 from .plans import Planned, Targets, plans_of
-from .scene import Scene
+from .scene import Scene, plural
 
 FIRST_BYTES = 40_000  # about how much JSON the first picture may take, chart not counted
 MESSAGE_BYTES = 80_000  # about how much JSON one message of groups may take
@@ -99,6 +100,10 @@ class Answers:
             "devices": self._devices() if scene.graph.nodes else None,
             "views": self._views,
             "code": self._lookups.first_code(),
+            "syncs": {
+                "title": plural(len(scene.graph.sync_points), "sync point"),
+                "lines": [line.removeprefix("sync point: ") for line in listed(scene.graph.sync_points)],
+            },
         }
 
     def _group(self, box: Box) -> dict[str, Any]:

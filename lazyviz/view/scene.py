@@ -270,8 +270,9 @@ class Scene:
         if box.values:
             return values_text(box.values)
         if box.sync is not None:
-            where = places(box.sync.source, box.sync.reader)
-            return " · ".join([*where, f"ran {plural(box.sync.ops, 'op')}"])
+            source, reader = box.sync.source, box.sync.reader
+            line = [str(source) if source.in_cell else f"line {source.line}"] if source is not None else []
+            return " · ".join([*line, *places(None, reader), f"ran {plural(box.sync.ops, 'op')}"])
         if box.kind == "lane":
             return self._lane_subtitle(box)
         drawn = [child for child in box.children if child.kind != "input"]

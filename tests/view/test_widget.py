@@ -594,3 +594,13 @@ def test_expanding_all_comes_in_small_messages_of_which_the_last_says_that_it_is
     assert len(made.sent) > 1
     assert [message.get("more", False) for message in made.sent] == [True] * (len(made.sent) - 1) + [False]
     assert [group for message in made.sent for group in message["groups"]] == whole["groups"]
+
+
+def test_the_page_is_told_of_equal_sync_points_in_one_line():
+    with lazyviz.lazy() as graph:
+        for _ in range(30):
+            torch.rand(3).sum().item()
+    syncs = graph.widget().scene["syncs"]
+    assert syncs["title"] == "30 sync points"
+    (line,) = syncs["lines"]
+    assert line.startswith("item, test_widget.py:") and ", x 30 (ran " in line
