@@ -452,3 +452,5 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
             manager.magics[kind].pop("lazy", None)
         ipython.user_ns.pop(_LATEST, None)
         session.cell_boundary()
+        if not _loaded:
+            session.unload()

@@ -458,6 +458,11 @@ def cell_boundary() -> None:
     evaluation.watch.leave()
 
 
+def unload() -> None:
+    """Leave PyTorch as it was before lazyviz was imported, if nothing is pending."""
+    evaluation.watch.unload()
+
+
 def reset() -> None:
     """Forget everything pending, unevaluated; tensors that were pending stay without a value.
 

@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "_torch_cuda": {"_torch"},
     "_torch_cuda_graphs": set(),  # around the capture of CUDA Graphs: for that backend alone
     "_torch_random": set(),  # on generators: for recording alone
+    "_torch_owners": set(),  # on who owns a storage's memory: for recording alone
     "_torch_composites": {"_tracebacks"},  # functions made of others: likewise
     "_tracebacks": set(),  # what errors show: for all that user code calls
     "_torch_memory": {"_torch"},  # who gets at it past the dispatcher: likewise
@@ -36,6 +37,7 @@ MAY_IMPORT = {
         "_tracebacks",
         "_torch_compile",
         "_torch_cuda",
+        "_torch_owners",
         "_torch_random",
         "_torch_composites",
         "_torch_memory",

@@ -11,6 +11,7 @@ import time
 import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,6 +25,7 @@ from lazyviz import (
     _torch_composites,
     _torch_cuda,
     _torch_memory,
+    _torch_owners,
     _torch_random,
 )
 from lazyviz.record import acceleration, patches, rng
@@ -69,6 +71,7 @@ PRIVATE = (
     "_torch_cuda.py",
     "_torch_cuda_graphs.py",
     "_torch_composites.py",
+    "_torch_owners.py",
     "_torch_random.py",
     "_kernels.py",
     "_torch_calls.py",
@@ -262,6 +265,75 @@ def test_generators_keep_their_identity_through_the_dispatcher():
         _torch_random.generator_identity(torch.default_generator),
         _torch_random.generator_identity(own),
     ]
+
+
+def memory_of(tensor):
+    return _torch_owners.memory_of(_torch_owners.storage_address(tensor))
+
+
+def test_a_storage_tells_how_its_memory_will_be_freed(tmp_path):
+    file = tmp_path / "numbers"
+    file.write_bytes(bytes(64))
+    array, buffer = np.zeros(4), bytearray(16)
+    private = torch.from_file(str(file), shared=False, size=4)
+    shared = torch.from_file(str(file), shared=True, size=4)
+    part = torch.empty(0).set_(private.untyped_storage()[4:12])
+    assert memory_of(torch.ones(3)).deleter == _torch_owners.OWN
+    assert memory_of(part).data == private.data_ptr() + 4
+    assert _torch_owners.whole_of(memory_of(part)) == _torch_owners.storage_address(private)
+    assert _torch_owners.whole_of(memory_of(private)) is None
+    for tensor, keeper in (
+        (torch.from_numpy(array), array),
+        (torch.frombuffer(buffer, dtype=torch.uint8), buffer),
+    ):
+        assert _torch_owners.is_kept_by_python(memory_of(tensor))
+        assert _torch_owners.keeper(memory_of(tensor)) is keeper
+    for tensor in (private, shared, torch.ones(2), torch.from_dlpack(torch.ones(2))):
+        assert not _torch_owners.is_kept_by_python(memory_of(tensor))
+    assert _torch_owners.is_private_mapping(memory_of(private))
+    assert not _torch_owners.is_private_mapping(memory_of(shared))
+    assert not _torch_owners.is_private_mapping(memory_of(torch.ones(2).share_memory_()))
+    assert _torch_owners.shared_file(shared.untyped_storage()) == str(file)
+    assert _torch_owners.shared_file(private.untyped_storage()) is None
+
+
+def test_what_nobody_else_has_is_referred_to_alone():
+    array = np.zeros(4)
+    tensor = torch.from_numpy(array)
+    memory = memory_of(tensor)
+    kept = _torch_owners.keeper(memory)
+    assert sys.getrefcount(kept) == _torch_owners.ALONE + 1
+    del array
+    assert sys.getrefcount(kept) == _torch_owners.ALONE
+
+
+def test_memory_that_was_given_to_numpy_is_not_ordinary():
+    given, other = torch.ones(3), torch.ones(3)
+    assert _torch_owners.is_resizable(given) and _torch_owners.is_ordinary(given)
+    given.numpy()
+    assert not _torch_owners.is_resizable(given) and not _torch_owners.is_ordinary(given)
+    assert _torch_owners.is_ordinary(other)
+    assert not _torch_owners.is_ordinary(torch.ones(3).share_memory_())  # resizable as before
+    assert [
+        _torch_owners.address_of(tensor)
+        for tensor in (given, torch.ones(2, 2).to_sparse(), torch.ones(2, device="meta"))
+    ] == [given.untyped_storage()._cdata, None, None]
+
+
+def test_a_weak_reference_to_the_c_tensor_does_not_keep_it():
+    tensor = torch.ones(3)
+    array = tensor.detach().numpy()
+    reference = _torch_owners.WeakTensor(array.base)
+    assert not reference.expired()
+    del array
+    assert reference.expired()
+    assert _torch_owners.use_count(tensor) == 1
+
+
+def test_every_reference_that_an_object_has_is_found():
+    tensor = torch.ones(3)
+    found = _torch_owners.referents_of([[tensor, tensor], {"key": tensor}, [1]])
+    assert sum(item is tensor for item in found) == 3
 
 
 def test_refreshed_modes_are_found_again_after_an_inference_mode_hid_them():

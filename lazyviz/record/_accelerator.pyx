@@ -229,7 +229,7 @@ cdef class Maker:
 cdef object slow, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
-cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active
+cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active
 cdef object learn, info_of, engine_is_sole_owner, slow_record, take, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
 cdef dict infos, entries, above
 cdef long hit_count = 0
@@ -253,7 +253,7 @@ cdef Py_ssize_t M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
 cdef Py_ssize_t O_meta, O_source, O_itself, O_fresh, O_nbytes
 cdef Py_ssize_t I_container, I_outputs, I_on_meta, I_special, I_to_cpu, I_restructured, I_dtype
 cdef Py_ssize_t L_line, R_value, G_nodes, G_storages, G_inputs, G_calls, G_lost, T_held_bytes_limit
-cdef Py_ssize_t T_graph, T_pauses, T_absent, T_viewed, T_owner, T_summing, T_pending, T_outside, T_storages, T_batch, T_met
+cdef Py_ssize_t T_graph, T_pauses, T_absent, T_viewed, T_owner, T_summing, T_pending, T_outside, T_storages, T_batch, T_met, T_exported
 cdef Py_ssize_t C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
 cdef object OutputSpec
 
@@ -269,7 +269,7 @@ def connect(**parts):
     global slow, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
-    global cpu, alias, memory_of, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
+    global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global learn, info_of, TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
     global node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
@@ -288,6 +288,7 @@ def connect(**parts):
     add_, increment_version = parts["add_"], parts["increment_version"]
     forward_mode_active, engine_is_sole_owner = parts["forward_mode_active"], parts["engine_is_sole_owner"]
     cpu, alias, memory_of, is_given = parts["cpu"], parts["alias"], parts["memory_of"], parts["is_given"]
+    is_ordinary = parts["is_ordinary"]
     TrackedValue, Dtype, Layout, MemoryFormat = type(parts["value"]), parts["dtype"], parts["layout"], parts["memory_format"]
     is_calling, default_generator = parts["is_calling"], parts["default_generator"]
     tape = parts["tape"]
@@ -328,7 +329,7 @@ def _find_slots(parts):
     global M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
     global O_meta, O_source, O_itself, O_fresh, O_nbytes, I_container, I_outputs, I_on_meta, I_special, R_value, L_line
     global I_to_cpu, I_restructured, I_dtype, G_nodes, G_storages, G_inputs, G_calls, G_lost, T_held_bytes_limit
-    global T_graph, T_pauses, T_absent, T_viewed, T_owner, T_summing, T_pending, T_outside, T_storages, T_batch, T_met
+    global T_graph, T_pauses, T_absent, T_viewed, T_owner, T_summing, T_pending, T_outside, T_storages, T_batch, T_met, T_exported
     global C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
     node = type(parts["node"])
     N_index, N_op, N_args = offset(node, "index"), offset(node, "op"), offset(node, "args")
@@ -372,6 +373,7 @@ def _find_slots(parts):
     T_pending, T_outside = offset(pending, "pending"), offset(pending, "outside")
     T_held_bytes_limit = offset(pending, "held_bytes_limit")
     T_storages, T_batch, T_met = offset(pending, "storages"), offset(pending, "batch"), offset(pending, "met")
+    T_exported = offset(pending, "exported")
     scope = type(scopes)
     C_root, C_module, C_callers = offset(scope, "root"), offset(scope, "module"), offset(scope, "_callers")
     C_entered, C_by_sequence = offset(scope, "_entered"), offset(scope, "by_sequence")
@@ -443,9 +445,8 @@ cdef int64_t fixed_nbytes_in_python(PyObject *asked) noexcept:
         return -1
     if is_zero(tensor) or tensor.is_quantized or tensor.is_nested:
         return -1
-    memory = memory_of(tensor)
-    nbytes = memory.nbytes()
-    return nbytes if not nbytes or memory.resizable() else -1
+    nbytes = memory_of(tensor).nbytes()
+    return nbytes if not nbytes or is_ordinary(tensor) else -1
 
 
 cdef int calling_node_in_python(uint64_t *sequence) noexcept:
@@ -929,10 +930,10 @@ cdef object outside(object tensor, Op op):
         tensor.layout is not strided or is_zero(tensor) or tensor.is_quantized or tensor.is_nested
     ):
         return MISS
-    if op.is_view and (nbytes < 0 or found is not NULL) and tape.is_foreign(tensor):
+    if op.is_view and found is not NULL and tape.is_foreign(tensor):
         return MISS
     value = meet(tensor, nbytes)
-    return value if get(get(value, V_storage), S_foreign) is False else MISS
+    return value if value is not MISS and get(get(value, V_storage), S_foreign) is False else MISS
 
 
 cdef object meet(object tensor, int64_t nbytes):
@@ -941,10 +942,12 @@ cdef object meet(object tensor, int64_t nbytes):
     ``nbytes``: see `fixed_nbytes` in `_dispatch.cpp`.
     """
     cdef dict known = get(tape, T_storages)
+    address = quick.storage_address(<PyObject *> tensor)
+    if nbytes < 0 and address not in known:  # whose memory that is has to be asked
+        return MISS
     if nbytes < 0 or get(tape, T_batch) is not None:
         return tape.from_outside(tensor)
-    address = quick.storage_address(<PyObject *> tensor)
-    if address in known:
+    if address in known or address in <dict> get(tape, T_exported):
         return tape.from_outside(tensor)
     graph = get(tape, T_graph)
     storage = storages_.make()

@@ -447,7 +447,8 @@ int64_t fixed_nbytes(PyObject* tensor) {
   if (is_symbolic(asked) || asked.key_set().has_any(SPECIAL)) return -1;
   const c10::StorageImpl* storage = asked.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   const int64_t nbytes = storage->sym_nbytes().maybe_as_int().value_or(-1);
-  return nbytes == 0 || storage->resizable() ? nbytes : -1;
+  const bool own = storage->resizable() && storage->data_ptr().get_deleter() == c10::GetAllocator(c10::kCPU)->raw_deleter();
+  return nbytes == 0 || own ? nbytes : -1;
 }
 
 // Whether a node of autograd calls, and its sequence number.

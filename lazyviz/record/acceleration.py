@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import _compiled, _torch, _torch_cuda, _torch_memory
+from .. import _compiled, _torch, _torch_cuda, _torch_memory, _torch_owners
 from .._torch import OpOverload
 from ..graph.ir import Graph, SourceLine, TensorMeta
 from . import autograd_nodes, patches, scopes
@@ -88,6 +88,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, Any, Any, Any]:
         cpu=device,
         alias=_torch.alias,
         memory_of=_torch.TensorBase.untyped_storage,
+        is_ordinary=_torch_owners.is_ordinary,
         is_given=is_given,
         add_=torch.ops.aten.add_.Tensor,
         increment_version=torch.autograd.graph.increment_version,

@@ -20,7 +20,7 @@ from .. import _torch
 from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
 from .guard import evaluate_arguments, replaced, tensors_in
 from .names import tensors_under
-from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue, shared_with_others
+from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue
 
 if TYPE_CHECKING:
     from .recorder import Tape
@@ -220,7 +220,7 @@ def _made(tape: Tape, read: Iterable[torch.Tensor], results: Iterable[torch.Tens
         if address in known:
             continue
         known.add(address)
-        if nbytes and _known(tape, address) is None and not shared_with_others(tensor):
+        if nbytes and _known(tape, address) is None and not tape.is_shared(tensor):
             yield tensor, address, nbytes, _meta(tape, tensor, nbytes)
 
 
@@ -247,7 +247,7 @@ def _value_of(tape: Tape, tensor: torch.Tensor) -> TrackedValue | None:
     if storage is None:
         storage = TrackedStorage(nbytes, tensor.device, graph, external=True)
         storage.role, storage.name = tape.scopes.role_of(tensor)
-        storage.foreign = shared_with_others(tensor)
+        storage.foreign = tape.is_shared(tensor)
         if not storage.foreign:
             tape.met[address] = storage
     value = TrackedValue(_meta(tape, tensor, nbytes), storage, None)

@@ -77,7 +77,7 @@ def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> lis
     else:
         found = tape.storages.get(_torch.storage_address(tensor))
         if found is None:
-            return needed
+            return tape.owed_to_overlapping(tensor)
         storage = found
     if storage.writer is not None:
         needed.append(storage.writer)

@@ -9,6 +9,7 @@ import torch
 
 from .. import _torch, _torch_memory
 from . import constants
+from .outsiders import UNKNOWN, Unexamined
 from .pending import Pending, release
 from .storage import (
     TensorRef,
@@ -16,7 +17,6 @@ from .storage import (
     TrackedValue,
     let_go,
     same_bytes,
-    shared_with_others,
     snapshot_of,
 )
 from .tensor import LazyTensor, is_pending, make_pending, make_real
@@ -50,7 +50,7 @@ class Outside(Pending):
             and value.tensor is not None
             and value.tensor() is tensor
             and value.storage.address == _torch.storage_address(tensor)  # whatever has exchanged its memory
-        ) and (not value.storage.foreign or same_bytes(value.real, tensor)):
+        ) and (not value.storage.foreign or (same_bytes(value.real, tensor) and self.is_shared(tensor))):
             return value
         if _torch.is_zero_tensor(tensor):
             raise ZeroTensor
@@ -67,8 +67,14 @@ class Outside(Pending):
             storage.address = address
             if tensor.is_cuda:
                 storage.place = _torch_memory.storage_data_ptr(memory)  # which waits for nothing
-            storage.foreign = shared_with_others(tensor)
             storage.role, storage.name = self.scopes.role_of(tensor)
+            holder = self.outsiders.holder(tensor)
+            if holder is UNKNOWN and (storage.role is not None or tensor.requires_grad):
+                graph.storages.pop()
+                raise Unexamined
+            storage.foreign = holder is not None  # of what is only read a copy does, if that is not known
+            if storage.foreign and (owed := self.owed_to_overlapping(tensor)):
+                self.sync("use of memory that is another storage's, too", owed)
             if not storage.foreign:  # of that a snapshot is read, and its address may pass to other memory
                 self.storages[address] = storage
                 earlier = self.met.get(address)
@@ -91,11 +97,21 @@ class Outside(Pending):
             graph.batch[value] = dim
         return value
 
+    def is_shared(self, tensor: torch.Tensor) -> bool:
+        """Whether somebody besides PyTorch may show the tensor's memory."""
+        return tensor.layout == torch.strided and self.outsiders.holder(tensor) is not None
+
     def is_foreign(self, tensor: torch.Tensor) -> bool:
+        """Whether a view of a real tensor is to be made at once, since only a copy of it is recorded."""
         value = self.outside.get(id(tensor))
         if value is not None and value.tensor is not None and value.tensor() is tensor:
             return value.storage.foreign
-        return tensor.layout == torch.strided and shared_with_others(tensor)
+        if tensor.layout != torch.strided or _torch.storage_address(tensor) in self.storages:
+            return False
+        holder = self.outsiders.holder(tensor)
+        if holder is UNKNOWN and (tensor.requires_grad or self.scopes.role_of(tensor)[0] is not None):
+            raise Unexamined
+        return holder is not None
 
     def forget_outside(self, tensor: torch.Tensor) -> TrackedValue | None:
         """Before ``tensor``'s metadata may change: what was recorded shows its old form."""

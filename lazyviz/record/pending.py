@@ -15,6 +15,7 @@ import torch
 from .. import _torch, _torch_cuda
 from ..graph.ir import Graph, SyncPoint, at
 from .order import closure
+from .outsiders import Outsiders
 from .rng import Generators
 from .scopes import Scopes
 from .shapes import ShapeCache
@@ -85,8 +86,8 @@ class Pending:
 
     # Of these the compiled recorder asks at every op.
     __slots__ = (
-        "__dict__", "__weakref__", "absent", "batch", "graph", "held_bytes_limit", "met", "outside", "owner",
-        "pauses", "pending", "storages", "summing", "viewed",
+        "__dict__", "__weakref__", "absent", "batch", "exported", "graph", "held_bytes_limit", "met",
+        "outside", "owner", "pauses", "pending", "storages", "summing", "viewed",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -95,6 +96,7 @@ class Pending:
         self.pauses = 0
         self.viewed: TensorRef | None = None  # the tensor of which a view is being made
         self.allow_sync = True
+        self.step_at_once: str | None = None  # why the optimizer's step that is being taken is not recorded
         self.batch: Callable[[torch.Tensor], int | None] | None = None  # the dimension with a batch's samples
         self.summing: Any = None  # the mark of the autograd node whose results the engine adds to others now
         self.shapes = ShapeCache()
@@ -106,6 +108,10 @@ class Pending:
         self.pending: dict[TrackedNode, None] = {}  # in program order
         self.outside: dict[int, TrackedValue] = {}  # by id of the real tensor
         self.storages: dict[int, TrackedStorage] = {}  # by address of the real storage
+        # By address: who was given the memory while we looked; see `Outsiders`.
+        self.exported: dict[int, list[tuple[Any, str]]] = {}
+        self.outsiders = Outsiders(self)
+        self.scopes.meet, self.scopes.stepped = self.outsiders.meet, self.end_step
         self.met: dict[int, TrackedStorage] = {}  # likewise, of what sync points made real: who it was
         self._watched: set[weakref.ref[Graph]] = set()  # whose values point to tensors
         self._views: list[TrackedNode] = []  # pending ones recorded outside of a block
@@ -198,6 +204,32 @@ class Pending:
             storage = self.storages.get(_torch.storage_address(tensor))
             if storage is not None:
                 storage.shadow = None
+
+    def forget_storage(self, address: int, *, but_if_foreign: bool | None = None) -> list[TrackedNode]:
+        """Have real memory met anew: who shows it has changed.  Returns what has to run before it is used.
+
+        ``but_if_foreign``: nothing is forgotten where the record has it so already.
+        """
+        storage = self.storages.get(address)
+        if storage is not None and but_if_foreign is False:
+            return []
+        for key, value in list(self.outside.items()):
+            if value.storage.address == address and value.storage.foreign is not but_if_foreign:
+                del self.outside[key]
+                release(value)
+        if storage is None:
+            return []
+        del self.storages[address]
+        accesses = [*storage.readers, *([storage.writer] if storage.writer is not None else [])]
+        return [node for node in accesses if node.state != "done"]
+
+    def owed_to_overlapping(self, tensor: torch.Tensor) -> list[TrackedNode]:
+        """Pending nodes on memory that is a part of ``tensor``'s, though their storages are others."""
+        nodes: list[TrackedNode] = []
+        for address in self.outsiders.overlapped(tensor):
+            if (storage := self.storages.get(address)) is not None:
+                nodes += [*storage.readers, *([storage.writer] if storage.writer is not None else [])]
+        return [node for node in nodes if node.state != "done"]
 
     def _drop_unseen_views(self) -> None:
         """Views taken outside of a block that nobody holds any more need not run."""
@@ -318,6 +350,18 @@ class Pending:
             self._withdraw(node)
         self.generators.settle()
         self.settle()
+
+    def begin_step(self, cause: str) -> None:
+        """An optimizer has come to a write that cannot wait: the rest of its step is taken at once."""
+        self.sync(cause, list(self.pending))
+        self.pauses += 1
+        self.step_at_once = cause
+
+    def end_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer's step is over."""
+        if self.step_at_once is not None:
+            self.pauses -= 1
+            self.step_at_once = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from ..graph.ir import TensorMeta
 from . import at_once, autograd_nodes, constants, guard, probes
 from .order import order
 from .outside import NotDeferrable, Outside, Placeholder, ZeroTensor
+from .outsiders import Unexamined, cure_of
 from .pending import release
 from .rng import Generators
 from .shapes import DataDependent, Inferred, OpInfo, OutputSpec
@@ -87,6 +88,12 @@ _torch_compile.skip_code(RecorderMode.__torch_dispatch__.__code__, recursive=Tru
 class Tape(Outside):
     """Everything pending in this process, and the graph being recorded, if any."""
 
+    def end_step(self, optimizer: torch.optim.Optimizer) -> None:
+        cause = self.step_at_once
+        super().end_step(optimizer)
+        if cause is not None and self.graph is not None:
+            at_once.note_region(self, cause, optimizer.param_groups, [*optimizer.state.values()])
+
     # --- recording ----------------------------------------------------------------
 
     def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -118,13 +125,13 @@ class Tape(Outside):
                 return self.run_now(
                     op, info, args, kwargs, f"{op} has no gradient but that of its kernel's ops"
                 )
-        if info.is_view and type(args[0]) is not LazyTensor and self.is_foreign(args[0]):
-            return op(*args, **kwargs)  # what others write later shows in views, but not in a snapshot
         values: list[TrackedValue] = []
         tensors: list[torch.Tensor] = []
         key: list[Any] = [info, torch.get_default_dtype(), torch.is_grad_enabled()]
         by_type = info.by_type
         try:
+            if info.is_view and type(args[0]) is not LazyTensor and self.is_foreign(args[0]):
+                return op(*args, **kwargs)  # what others write later shows in views, but not in a snapshot
             new_args = tuple([self._translate(item, by_type, values, tensors, key) for item in args])
             new_kwargs = {}
             for name, item in kwargs.items():
@@ -132,6 +139,9 @@ class Tape(Outside):
                 new_kwargs[name] = self._translate(item, by_type, values, tensors, key)
         except NotDeferrable as reason:
             return self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
+        except Unexamined:
+            self.outsiders.examine(list(guard.tensors_in((*args, *kwargs.values()))))
+            return self.record(op, args, kwargs)
         except Placeholder:
             return guard.dispatch(self, op, args, kwargs)
         except ZeroTensor:
@@ -146,7 +156,7 @@ class Tape(Outside):
         if info.mutates:
             written = [self._storage_of(tensor) for tensor in guard.written_tensors(info, args, kwargs)]
             if any(storage.foreign for storage in written):
-                return self.run_now(op, info, args, kwargs, "write to memory shared with others")
+                return self._write_shared(op, info, args, kwargs)
             if len(values) > 1:
                 key.append(probes.sharing(values))  # the kernel may refuse to write what it reads
         if info.needs_storage:
@@ -378,6 +388,26 @@ class Tape(Outside):
             guard.count_writes(info, args, kwargs)
         at_once.note_operator(self, cause, op, args, kwargs, result, written, before)
         return result
+
+    def _write_shared(self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any) -> Any:
+        """A write to memory that others may show: at once, unless a closer look finds nobody."""
+        operands = list(guard.tensors_in((*args, *kwargs.values())))
+        shown = [tensor for tensor in guard.written_tensors(info, args, kwargs) if not is_pending(tensor)]
+        if self.outsiders.could_tell(shown):
+            self.outsiders.examine(operands)
+            return self.record(op, args, kwargs)
+        for tensor in shown:
+            holder = self.outsiders.holder(tensor)
+            if holder is not None:
+                name = self._storage_of(tensor).name or "a tensor"
+                cause = f"write to {name}, whose memory {holder} shows; {cure_of(holder)}"
+                if self.scopes.steps and not self.in_autograd():
+                    self.begin_step(cause)
+                    return guard.dispatch(self, op, args, kwargs)
+                return self.run_now(op, info, args, kwargs, cause)
+        for tensor in shown:  # nobody has it any more
+            self.forget_outside(tensor)
+        return self.record(op, args, kwargs)
 
     def record_view(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A view of a pending tensor taken outside of a block: recorded, not evaluated.

@@ -237,6 +237,10 @@ class Scopes:
         self._entered: list[tuple[str, str]] = []  # root and path of modules called since the last node
         self._stack: list[tuple[str, str, Phase, tuple[SourceLine, ...]]] = []
         self._paths: dict[int, str] = {}
+        self.met: set[int] = set()  # the outermost modules that were called in this block, by identity
+        self.meet: Callable[[torch.nn.Module], None] = lambda module: None  # what hears of the first call
+        self.steps: list[Any] = []  # optimizers whose step is being taken, the outermost first
+        self.stepped: Callable[[Any], None] = lambda optimizer: None  # what hears of the end of the outermost
         self._learnt: Root | None = None  # the last: modules may be part of several roots
         self._roots: dict[int, str] = {}  # by id of a parameter or buffer: class of the outermost module
         # By id of a tensor: its module and its name there, its role and its full name.  Of an optimizer's
@@ -318,6 +322,9 @@ class Scopes:
         """The outermost module is called, from the line that ``callers`` led to."""
         self.root = type(module).__name__
         self._paths = self._learn(module)
+        if id(module) not in self.met:
+            self.met.add(id(module))
+            self.meet(module)
         self._callers = callers
 
     def path_of_stranger(self, module: torch.nn.Module) -> str:
@@ -461,6 +468,7 @@ class ScopePatches:
 
     def install(self) -> None:
         scopes, way = self.scopes, ScopePatches.module_call_of
+        scopes.met.clear()
         if self._announced is None or self._way is not way:
             self._way, self._announced = way, lambda original: _by(way(scopes, original))
         if not self._call:
@@ -476,19 +484,33 @@ class ScopePatches:
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.scopes.learn_state(optimizer, self._find)
+        if any(other is optimizer for other in self.scopes.steps):  # its last step has failed
+            self._end_steps()
         self._phases.append(self.scopes.phase)
         self.scopes.phase = "optimizer"
+        self.scopes.steps.append(optimizer)
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._phases:
             self.scopes.phase = self._phases.pop()
+            self.scopes.steps.pop()
+            if not self.scopes.steps:
+                self.scopes.stepped(optimizer)
         self.scopes.learn_state(optimizer, self._find)
+
+    def _end_steps(self) -> None:
+        """Nobody tells of the end of a step that fails."""
+        if self.scopes.steps:
+            self.scopes.phase = self._phases[0]
+            self.scopes.stepped(self.scopes.steps[0])
+            self.scopes.steps.clear()
+        self._phases.clear()
 
     def remove(self) -> None:
         self._call.restore()
         for handle, _ in self._hooks:
             handle.remove()
-        self._phases.clear()
+        self._end_steps()
         self.scopes.phase = "other"
         self.scopes.forget_calls()
         self.scopes.forget_dead()

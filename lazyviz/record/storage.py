@@ -239,14 +239,6 @@ class TrackedNode(Node):
         self.kwargs = {name: outside(item) for name, item in self.kwargs.items()}
 
 
-def shared_with_others(tensor: torch.Tensor) -> bool:
-    """Whether NumPy, another process or a file may write the tensor's memory."""
-    if tensor.device.type != "cpu":
-        return False
-    memory = _torch.TensorBase.untyped_storage(tensor)
-    return memory.nbytes() > 0 and not memory.resizable()
-
-
 def same_bytes(snapshot: torch.Tensor, tensor: torch.Tensor) -> bool:
     """Whether memory that others can write still holds what was read first."""
     if snapshot.shape != tensor.shape or snapshot.dtype != tensor.dtype:

@@ -19,8 +19,10 @@ import torch
 from .. import _torch, _torch_cuda
 from .._tracebacks import shorten, shortened
 from . import absent, acceleration, at_once, constants
+from .exports import FUNCTIONS, METHODS, ExportPatches, hand_out
 from .guard import is_out_of_reach, nodes_before_access, refuse_forgotten, tensors_in
 from .host_copies import host_copy
+from .outsiders import DLPACK
 from .patches import Patches
 from .raw_memory import patch_storages
 from .recorder import Tape
@@ -72,6 +74,8 @@ class SyncPatches:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self._patches = Patches()
+        self._exports = ExportPatches(tape.outsiders)
+        self._exports.install(numpy=False)
         self._generator_readers = {name: self._generator_reader(name) for name in READERS}
 
     @property
@@ -82,6 +86,8 @@ class SyncPatches:
         if self.installed:
             return
         acceleration.watch_access(self._before_access)
+        self._exports.install(numpy=False)
+        self._exports.remove()
         if self._patches.again():
             return
         for name, reader in self._generator_readers.items():
@@ -106,6 +112,16 @@ class SyncPatches:
 
     def remove(self) -> None:
         self._patches.restore()
+        if self.tape.outsiders.lasts():
+            self._exports.install(numpy=True)
+        else:
+            self.tape.outsiders.begin_gap()
+
+    def unload(self) -> None:
+        """Nothing is watched any more."""
+        if not self.installed:
+            self._exports.remove(dlpack=True)
+            self.tape.outsiders.begin_gap()
 
     def before_read(self, tensor: torch.Tensor, cause: str) -> None:
         """Evaluate what reading ``tensor``'s memory needs."""
@@ -134,6 +150,8 @@ class SyncPatches:
     def _reader(self, original: Callable[..., Any], cause: str) -> Callable[..., Any]:
         patches = self
         dispatches = cause in ("set_", "resize_")
+        who = METHODS.get(original.__name__)
+        give = original if who is None else functools.partial(hand_out, patches.tape.outsiders, original, who)
 
         @functools.wraps(original)
         @shortened
@@ -164,9 +182,11 @@ class SyncPatches:
                 if type(tensor) is not cls:  # now a Parameter, say, with a method of its own
                     return getattr(tensor, original.__name__)(*args, **kwargs)
             if tape.graph is None or dispatches:
-                return original(tensor, *args, **kwargs)
+                return give(tensor, *args, **kwargs)
             with tape.paused():
-                result = original(tensor, *args, **kwargs)
+                result = give(tensor, *args, **kwargs)
+            if cause == "share_memory_" and (place := at_once.memory_of(tensor)) is not None:
+                tape.forget_storage(place[0])
             if cause == "deepcopy":
                 at_once.note_copies(tape, result)
             return result
@@ -386,8 +406,11 @@ class SyncPatches:
         """Functions whose C++ code reads or fills memory past the dispatcher."""
         for owner, name in ((torch, "ctc_loss"), (_torch.VF, "_pad_packed_sequence")):
             self._patches.set(owner, name, self._at_once(getattr(owner, name)))  # they fill fresh tensors
-        for owner, name in ((torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack")):
-            self._patches.set(owner, name, self._after_reading(getattr(owner, name), "DLPack"))
+        for owner, name in FUNCTIONS:
+            original = getattr(owner, name)
+            give = functools.partial(hand_out, self.tape.outsiders, original, DLPACK)
+            give = functools.wraps(original)(give)  # type: ignore[assignment]
+            self._patches.set(owner, name, self._after_reading(give, "DLPack"))
         constructors: list[tuple[Any, str]] = [
             (torch, "tensor"),
             (torch, "as_tensor"),

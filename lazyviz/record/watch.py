@@ -63,6 +63,7 @@ class Watch:
         if not self._patches and not self._patches.again():
             self._watch_guards()
         self._scopes.install()
+        self._tape.outsiders.begin_block()
         _torch_cuda.support_foreach(LazyTensor)
 
     def rehearse(self) -> None:
@@ -265,6 +266,11 @@ class Watch:
         self.release()
         if not self._reads.installed:
             self._composites.remove()
+
+    def unload(self) -> None:
+        """Leave PyTorch as it was before lazyviz was imported, if nothing is recorded or pending."""
+        self.leave()
+        self._reads.unload()
 
     def _remove(self) -> None:
         if self._reads.installed:

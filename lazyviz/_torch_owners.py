@@ -1,0 +1,223 @@
+"""Private torch APIs on how a storage owns its memory, and on who else refers to it.
+
+Beside :mod:`lazyviz._torch`, for :mod:`lazyviz.record.outsiders`.  ``tests/test_torch_private.py`` checks
+each entry.  PyTorch has no public way to ask who owns a storage's memory: the function that will free it
+tells, and what that function is given, which are words of the C++ object.  Where they are is found by
+looking for known ones; where that fails, all memory that cannot be resized counts as shared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+numpy: ModuleType | None
+try:
+    import numpy
+except ImportError:  # without it no array can show a tensor's memory
+    numpy = None
+
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+_MOST_WORDS = 16
+_TensorBase: Any = torch._C.TensorBase
+
+# To the C++ tensor, not to Python's object: no weak reference that `swap_tensors` would refuse.
+WeakTensor: Any = torch._C._WeakTensorRef  # type: ignore[attr-defined]
+storage_address = torch._C._storage_address  # type: ignore[attr-defined]
+
+
+class Memory(NamedTuple):
+    """Where a storage's memory is, which function frees it, and what that is given."""
+
+    data: int
+    deleter: int
+    context: int
+
+
+def _words(address: int, count: int) -> list[int]:
+    return list((ctypes.c_size_t * count).from_address(address))
+
+
+def _find_memory() -> int | None:
+    """Offset of data, deleter and context in a ``StorageImpl``: the CPU's own allocator is given the data."""
+    probes = [torch.UntypedStorage(64), torch.UntypedStorage(4096)]
+    found: set[int] | None = None
+    for probe in probes:
+        words = _words(probe._cdata, _MOST_WORDS)
+        data = probe.data_ptr()
+        here = {
+            at
+            for at in range(_MOST_WORDS - 2)
+            if words[at] == data == words[at + 2] and words[at + 1] != data
+        }
+        found = here if found is None else found & here
+    return found.pop() * _WORD if found is not None and len(found) == 1 else None
+
+
+_MEMORY_OFFSET = _find_memory()
+
+
+def memory_of(storage: int) -> Memory | None:
+    """What the storage at an address says of its memory; ``None``: there is no telling."""
+    return None if _MEMORY_OFFSET is None else Memory(*_words(storage + _MEMORY_OFFSET, 3))
+
+
+def _deleter(storage: torch.UntypedStorage) -> int | None:
+    memory = memory_of(storage._cdata)
+    return None if memory is None else memory.deleter
+
+
+# Frees what the CPU's own allocator has given, which files are read into, too.
+OWN = _deleter(torch.UntypedStorage(64))
+# Lets go of another storage that this one is a part of, as safetensors and `torch.load(mmap=True)` cut files.
+_PART = _deleter(torch.UntypedStorage(64)[0:8])
+# A function object of C++ with what it refers to: an object of Python, if it is one of those below.
+_CLOSURE = _deleter(torch.frombuffer(bytearray(8), dtype=torch.uint8).untyped_storage())
+_CLOSURE_WORDS = 5  # the data, two of what it refers to, its manager, its caller
+
+
+def _find_keepers() -> set[tuple[int, ...]]:
+    """The code of the closures by which tensors keep a Python object, whose memory they show."""
+    kept: list[Any] = [bytearray(8)]
+    tensors = [torch.frombuffer(kept[0], dtype=torch.uint8)]
+    if numpy is not None:
+        kept.append(numpy.zeros(8, numpy.uint8))
+        tensors.append(torch.from_numpy(kept[1]))
+    found = set()
+    for keeper, tensor in zip(kept, tensors):
+        memory = memory_of(storage_address(tensor))
+        if memory is not None and memory.deleter == _CLOSURE:
+            words = _words(memory.context, _CLOSURE_WORDS)
+            if words[1] == id(keeper):
+                found.add(tuple(words[3:]))
+    return found
+
+
+_KEEPERS = _find_keepers()
+
+
+def whole_of(memory: Memory) -> int | None:
+    """The address of the storage that ``memory`` is a part of, if it is one."""
+    return memory.context if memory.deleter == _PART else None
+
+
+def is_kept_by_python(memory: Memory) -> bool:
+    """Whether ``memory`` is that of a Python object, such as a NumPy array."""
+    return (
+        bool(_KEEPERS)
+        and memory.deleter == _CLOSURE
+        and tuple(_words(memory.context, _CLOSURE_WORDS)[3:]) in _KEEPERS
+    )
+
+
+def keeper(memory: Memory) -> Any:
+    """The Python object whose memory it is; only where :func:`is_kept_by_python`."""
+    return ctypes.cast(_words(memory.context, 2)[1], ctypes.py_object).value
+
+
+def _references_of_one() -> int:
+    """What ``sys.getrefcount`` says of an object that a tensor keeps and a variable has been given."""
+    tensor = torch.frombuffer(bytearray(8), dtype=torch.uint8)
+    memory = memory_of(storage_address(tensor))
+    if memory is None or not is_kept_by_python(memory):
+        return 0
+    found = keeper(memory)
+    return sys.getrefcount(found)
+
+
+ALONE = _references_of_one()
+"""``sys.getrefcount(variable)`` of an object that ``variable`` and one other refer to."""
+
+
+def _mapping_deleter() -> int | None:
+    """What lets go of a file in memory: that of a mapping of this one."""
+    try:
+        return _deleter(torch.UntypedStorage.from_file(__file__, False, 64))  # type: ignore[arg-type]
+    except RuntimeError:  # in an archive
+        return None
+
+
+_MAPPED = _mapping_deleter()
+
+
+def is_private_mapping(memory: Memory) -> bool:
+    """Whether it is a mapped file's, of which nobody else sees what is written to it.
+
+    PyTorch tells a shared mapping's name, but nothing of a private one that a block of shared memory would
+    not say, too; the operating system knows.  Where it cannot be asked nothing is known.
+    """
+    if memory.deleter != _MAPPED:
+        return False
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                place, rights = line.split(maxsplit=2)[:2]
+                start, end = (int(number, 16) for number in place.split("-"))
+                if start <= memory.data < end:
+                    return rights.endswith("p")
+    except OSError:
+        pass
+    return False
+
+
+def shared_file(storage: torch.UntypedStorage) -> str | None:
+    """The file that others see what is written to the storage in, if there is one."""
+    return storage._get_filename() or None
+
+
+def _find_flag() -> int | None:
+    """Offset of the byte that says whether a storage can be resized: what making an array changes."""
+    if numpy is None or torch._C._len_torch_dispatch_stack():
+        return None
+    probe = torch.empty(2, device="cpu")
+    address = storage_address(probe)
+    before = bytes((ctypes.c_char * (_MOST_WORDS * _WORD)).from_address(address))
+    array = probe.numpy()
+    after = bytes((ctypes.c_char * (_MOST_WORDS * _WORD)).from_address(address))
+    changed = [at for at in range(len(before)) if (before[at], after[at]) == (1, 0)]
+    del array
+    return changed[0] if len(changed) == 1 else None
+
+
+_FLAG_OFFSET = _find_flag()
+
+
+def is_resizable(tensor: torch.Tensor) -> bool:
+    """``tensor.untyped_storage().resizable()``, without the Python object that stays with the storage."""
+    if _FLAG_OFFSET is None:
+        return _TensorBase.untyped_storage(tensor).resizable()
+    return bool(ctypes.c_ubyte.from_address(storage_address(tensor) + _FLAG_OFFSET).value)
+
+
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether the memory is the CPU allocator's, and PyTorch has never given it to NumPy."""
+    memory = memory_of(storage_address(tensor))
+    return (memory is None or memory.deleter == OWN) and is_resizable(tensor)
+
+
+def use_count(tensor: torch.Tensor) -> int:
+    """References of C++ to the tensor, Python's one included."""
+    return tensor._use_count()  # type: ignore[attr-defined]
+
+
+def address_of(tensor: torch.Tensor) -> int | None:
+    """Identity of the storage of an ordinary tensor on the CPU; ``None`` for any other kind."""
+    if _TensorBase.layout.__get__(tensor) is not torch.strided:
+        return None
+    if _TensorBase.device.__get__(tensor).type != "cpu":
+        return None
+    try:
+        return int(storage_address(tensor))
+    except RuntimeError:  # nested, quantized per channel, ...
+        return None
+
+
+def referents_of(objects: Iterable[Any]) -> list[Any]:
+    """What each of ``objects`` refers to, as far as the garbage collector knows: once for each reference."""
+    return gc.get_referents(*objects)

@@ -1,0 +1,77 @@
+"""Memory that is handed out to NumPy and DLPack is noted, with a reference of its own.
+
+An array keeps the tensor object alive of which it was made, which tells nothing where the user has that
+tensor, too.  So while exports are noted, arrays are made of another tensor on the same memory, which nobody
+else has.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _torch, _torch_owners
+from .outsiders import DLPACK, NUMPY, Outsiders
+from .patches import Patches
+
+METHODS = {"numpy": NUMPY, "__dlpack__": DLPACK}
+FUNCTIONS = ((torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"))
+
+
+def hand_out(
+    outsiders: Outsiders, original: Callable[..., Any], who: str, tensor: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """``original(tensor, ...)``, which gives the memory of an ordinary tensor to others."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or _torch_owners.address_of(tensor) is None:
+        return original(tensor, *args, **kwargs)
+    # One that requires gradients is refused, or detached by the function itself.
+    given = tensor if tensor.requires_grad else _torch.alias(tensor)
+    traced = _torch_owners.is_ordinary(given)
+    result = original(given, *args, **kwargs)
+    if who is NUMPY:
+        base = result
+        while isinstance(base, _torch_owners.numpy.ndarray):  # type: ignore[union-attr]
+            base = base.base
+        if isinstance(base, torch.Tensor):
+            outsiders.note_export(base, who, traced=traced)
+    elif given is not tensor:
+        outsiders.note_export(given, who, traced=False)
+    return result
+
+
+class ExportPatches:
+    """Notes exports while nothing is recorded or pending.
+
+    Those by DLPack always: an export leaves no trace that could be found later.  An array does, so arrays are
+    noted only as long as what is known of some memory depends on it.
+    """
+
+    def __init__(self, outsiders: Outsiders) -> None:
+        self._outsiders = outsiders
+        self._dlpack = Patches()
+        self._numpy = Patches()
+
+    def install(self, *, numpy: bool) -> None:
+        if not self._dlpack and not self._dlpack.again():
+            self._dlpack.set(torch.Tensor, "__dlpack__", self._noting(torch.Tensor.__dlpack__, DLPACK))
+            for owner, name in FUNCTIONS:
+                self._dlpack.set(owner, name, self._noting(getattr(owner, name), DLPACK))
+        if numpy and not self._numpy and not self._numpy.again():
+            self._numpy.set(torch.Tensor, "numpy", self._noting(torch.Tensor.numpy, NUMPY))
+
+    def remove(self, *, dlpack: bool = False) -> None:
+        self._numpy.restore()
+        if dlpack:
+            self._dlpack.restore()
+
+    def _noting(self, original: Callable[..., Any], who: str) -> Callable[..., Any]:
+        outsiders = self._outsiders
+
+        @functools.wraps(original)
+        def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            return hand_out(outsiders, original, who, tensor, *args, **kwargs)
+
+        return method
