@@ -451,6 +451,4 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
         for kind in ("line", "cell"):
             manager.magics[kind].pop("lazy", None)
         ipython.user_ns.pop(_LATEST, None)
-        session.cell_boundary()
-        if not _loaded:
-            session.unload()
+        session.unload()

@@ -460,6 +460,7 @@ def cell_boundary() -> None:
 
 def unload() -> None:
     """Leave PyTorch as it was before lazyviz was imported, if nothing is pending."""
+    cell_boundary()
     evaluation.watch.unload()
 
 

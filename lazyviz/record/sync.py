@@ -18,7 +18,7 @@ import torch
 
 from .. import _torch, _torch_cuda
 from .._tracebacks import shorten, shortened
-from . import absent, acceleration, at_once, constants
+from . import absent, acceleration, at_once, constants, copies
 from .exports import FUNCTIONS, METHODS, ExportPatches, hand_out
 from .guard import is_out_of_reach, nodes_before_access, refuse_forgotten, tensors_in
 from .host_copies import host_copy
@@ -100,6 +100,7 @@ class SyncPatches:
                 self._patches.set(cls, "__repr__", self._repr(cls.__repr__))
         for name in ("__cuda_array_interface__", "data"):
             self._patches.set(torch.Tensor, name, getattr(self, f"_{name.strip('_')}")())
+        self._patches.set(torch.Tensor, "__copy__", copies.copier(self.tape))  # else it is pickled
         self._patch_randomness()
         resize = at_once.watched_resize(self.tape, torch.UntypedStorage.resize_)
         self._patches.set(torch.UntypedStorage, "resize_", resize)
@@ -175,6 +176,10 @@ class SyncPatches:
                     constant := patches.known(tensor)
                 ) is not None:
                     return original(constant, *args, **kwargs)
+                if cause == "deepcopy" and args:
+                    made = copies.deep_copy(tape, original, tensor, args[0])
+                    if made is not None:
+                        return made
                 patches.before_read(tensor, cause)
                 if cause in _OTHERS:
                     for other in tensors_in(args):

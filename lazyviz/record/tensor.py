@@ -176,15 +176,24 @@ def take_class(tensor: torch.Tensor, cls: type[torch.Tensor]) -> None:
         tensor._is_param = True
 
 
-def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
-    """Turn the user's pending ``tensor`` into an ordinary one on ``real``'s memory."""
+def class_of(tensor: torch.Tensor) -> type[torch.Tensor]:
+    """The class of ``tensor``; of a pending one that which it will have."""
+    if type(tensor) is not LazyTensor:
+        return type(tensor)
     attributes = tensor.__dict__
-    cls = attributes.get("_lazyviz_class")
+    cls: type[torch.Tensor] | None = attributes.get("_lazyviz_class")
     if cls is None:
         # nn.Parameter marks wrapper subclasses with `_is_param` instead of giving them its class.
         # Others put the mark on tensors with history, which stay what they are.
         marked = "_is_param" in attributes and tensor.is_leaf
         cls = torch.nn.Parameter if marked else torch.Tensor
+    return cls
+
+
+def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
+    """Turn the user's pending ``tensor`` into an ordinary one on ``real``'s memory."""
+    attributes = tensor.__dict__
+    cls = class_of(tensor)
     if _STAND_INS:  # it may have been planned
         with _torch_cuda.as_on_cpu(tensor):
             _torch.become_real(tensor, real, cls)

@@ -30,7 +30,6 @@ SYNC_POINTS: dict[str, dict[str, str]] = {
     },
     "nn.Transformer": {
         "_nested_tensor_from_mask_left_aligned": "its fast path is taken where the mask is left-aligned",
-        "deepcopy": "its layers are deep copies of one, see the semantics of deepcopy",
     },
 }
 REPRESENTATIVE = 4  # inputs of each mode that run without --all, spread over the list

@@ -253,7 +253,6 @@ SYNC = {
     "storage": (lambda t: t.untyped_storage(), "storage access"),
     "pickle": (lambda t: pickle.dumps(t), "pickle"),
     "save": (lambda t: torch.save(t, io.BytesIO()), None),
-    "deepcopy": (lambda t: copy.deepcopy(t), "deepcopy"),
     "equal": (lambda t: torch.equal(t, t + 1), "equal"),
     "allclose": (lambda t: torch.allclose(t, t + 1), None),
     "nonzero": (lambda t: t.nonzero(), "the result of aten.nonzero.default depends on data"),
