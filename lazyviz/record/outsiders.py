@@ -9,7 +9,7 @@ Whether somebody has an array is known from references.  An array made by ``Tens
 object alive, so all tensor objects on a storage are looked for, and all that refers to them; what neither
 containers nor variables account for may be an array.  A tensor made from an array keeps that array alive; if
 that is the only reference to it, nobody else has it.  What cannot be told counts as shared.  What a program
-does with an address (``data_ptr``, ctypes, extensions) cannot be known.
+does with an address (``data_ptr``, extensions in C++) cannot be known.
 """
 
 from __future__ import annotations
