@@ -42,6 +42,16 @@ def hand_out(
     return result
 
 
+def noting(outsiders: Outsiders, original: Callable[..., Any], who: str) -> Callable[..., Any]:
+    """``original``, which gives ``who`` the memory of its first argument, noted."""
+
+    @functools.wraps(original)
+    def function(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return hand_out(outsiders, original, who, tensor, *args, **kwargs)
+
+    return function
+
+
 class ExportPatches:
     """Notes exports while nothing is recorded or pending.
 
@@ -56,22 +66,19 @@ class ExportPatches:
 
     def install(self, *, numpy: bool) -> None:
         if not self._dlpack and not self._dlpack.again():
-            self._dlpack.set(torch.Tensor, "__dlpack__", self._noting(torch.Tensor.__dlpack__, DLPACK))
+            self._dlpack.set(
+                torch.Tensor, "__dlpack__", noting(self._outsiders, torch.Tensor.__dlpack__, DLPACK)
+            )
             for owner, name in FUNCTIONS:
-                self._dlpack.set(owner, name, self._noting(getattr(owner, name), DLPACK))
+                self._dlpack.set(owner, name, noting(self._outsiders, getattr(owner, name), DLPACK))
         if numpy and not self._numpy and not self._numpy.again():
-            self._numpy.set(torch.Tensor, "numpy", self._noting(torch.Tensor.numpy, NUMPY))
+            self._numpy.set(torch.Tensor, "numpy", noting(self._outsiders, torch.Tensor.numpy, NUMPY))
 
-    def remove(self, *, dlpack: bool = False) -> None:
+    def begin_block(self) -> None:
+        """While something is recorded or pending its own patches note arrays."""
+        self.install(numpy=False)
         self._numpy.restore()
-        if dlpack:
-            self._dlpack.restore()
 
-    def _noting(self, original: Callable[..., Any], who: str) -> Callable[..., Any]:
-        outsiders = self._outsiders
-
-        @functools.wraps(original)
-        def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            return hand_out(outsiders, original, who, tensor, *args, **kwargs)
-
-        return method
+    def remove(self) -> None:
+        self._numpy.restore()
+        self._dlpack.restore()

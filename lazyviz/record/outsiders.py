@@ -79,10 +79,10 @@ class Verdict:
     __slots__ = ("end", "holder", "looks", "memory", "start", "ties")
 
     def __init__(self, tensor: torch.Tensor, holder: str | None, ties: Sequence[Any], looks: int = 0) -> None:
-        memory = _torch.TensorBase.untyped_storage(tensor)
+        place = memory_of(_torch.storage_address(tensor))
         self.memory = _torch.MemoryRef(tensor)
-        self.start = memory.data_ptr()
-        self.end = self.start + memory.nbytes()
+        self.start = place.data if place is not None else 0
+        self.end = self.start + _torch.TensorBase.untyped_storage(tensor).nbytes()
         self.holder = holder
         self.ties = ties
         self.looks = looks

@@ -19,7 +19,7 @@ import torch
 from .. import _torch, _torch_cuda
 from .._tracebacks import shorten, shortened
 from . import absent, acceleration, at_once, constants, copies
-from .exports import FUNCTIONS, METHODS, ExportPatches, hand_out
+from .exports import FUNCTIONS, METHODS, ExportPatches, hand_out, noting
 from .guard import is_out_of_reach, nodes_before_access, refuse_forgotten, tensors_in
 from .host_copies import host_copy
 from .outsiders import DLPACK
@@ -86,8 +86,7 @@ class SyncPatches:
         if self.installed:
             return
         acceleration.watch_access(self._before_access)
-        self._exports.install(numpy=False)
-        self._exports.remove()
+        self._exports.begin_block()
         if self._patches.again():
             return
         for name, reader in self._generator_readers.items():
@@ -121,7 +120,7 @@ class SyncPatches:
     def unload(self) -> None:
         """Nothing is watched any more."""
         if not self.installed:
-            self._exports.remove(dlpack=True)
+            self._exports.remove()
             self.tape.outsiders.begin_gap()
 
     def before_read(self, tensor: torch.Tensor, cause: str) -> None:
@@ -412,9 +411,7 @@ class SyncPatches:
         for owner, name in ((torch, "ctc_loss"), (_torch.VF, "_pad_packed_sequence")):
             self._patches.set(owner, name, self._at_once(getattr(owner, name)))  # they fill fresh tensors
         for owner, name in FUNCTIONS:
-            original = getattr(owner, name)
-            give = functools.partial(hand_out, self.tape.outsiders, original, DLPACK)
-            give = functools.wraps(original)(give)  # type: ignore[assignment]
+            give = noting(self.tape.outsiders, getattr(owner, name), DLPACK)
             self._patches.set(owner, name, self._after_reading(give, "DLPack"))
         constructors: list[tuple[Any, str]] = [
             (torch, "tensor"),

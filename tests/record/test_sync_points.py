@@ -250,9 +250,7 @@ def test_pytorch_s_own_line_is_named_where_it_reads_for_the_user():
     assert readers == {"torch/optim/lbfgs.py"}
 
 
-@pytest.mark.parametrize(
-    "read", [lambda t: t.item(), lambda t: 2.0 in t.view(1), pickle.dumps, float, print]
-)
+@pytest.mark.parametrize("read", [lambda t: t.item(), lambda t: 2.0 in t.view(1), pickle.dumps, float, print])
 def test_what_the_user_reads_himself_has_no_other_reader(read):
     with lazyviz.lazy() as graph:
         read(torch.rand(3).sum())
