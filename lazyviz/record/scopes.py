@@ -13,13 +13,12 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from .. import _torch
 from ..graph.ir import Graph, Phase, Role, SourceLine
 from .cells import CellText, cell_number
 from .patches import CodePatch
+from .steps import OptimizerSteps
 from .storage import TrackedNode, TrackedValue
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -459,12 +458,10 @@ class ScopePatches:
 
     def __init__(self, scopes: Scopes, find: ValueFinder) -> None:
         self.scopes = scopes
-        self._find = find
+        self._steps = OptimizerSteps(scopes, find)
         self._call = CodePatch(_torch.module_call)
         self._announced: Callable[[FunctionType], FunctionType] | None = None
         self._way: Any = None  # of which that is
-        self._hooks: list[tuple[RemovableHandle, Callable[..., None]]] = []
-        self._phases: list[Phase] = []
 
     def install(self) -> None:
         scopes, way = self.scopes, ScopePatches.module_call_of
@@ -473,44 +470,11 @@ class ScopePatches:
             self._way, self._announced = way, lambda original: _by(way(scopes, original))
         if not self._call:
             self._call.set(self._announced)
-        for handle, hook in self._hooks:
-            hooks: Any = handle.hooks_dict_ref()
-            hooks[handle.id] = hook  # as it was registered, under the same number
-        if not self._hooks:
-            self._hooks = [
-                (register_optimizer_step_pre_hook(self._before), self._before),
-                (register_optimizer_step_post_hook(self._after), self._after),
-            ]
-
-    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.scopes.learn_state(optimizer, self._find)
-        if any(other is optimizer for other in self.scopes.steps):  # its last step has failed
-            self._end_steps()
-        self._phases.append(self.scopes.phase)
-        self.scopes.phase = "optimizer"
-        self.scopes.steps.append(optimizer)
-
-    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._phases:
-            self.scopes.phase = self._phases.pop()
-            self.scopes.steps.pop()
-            if not self.scopes.steps:
-                self.scopes.stepped(optimizer)
-        self.scopes.learn_state(optimizer, self._find)
-
-    def _end_steps(self) -> None:
-        """Nobody tells of the end of a step that fails."""
-        if self.scopes.steps:
-            self.scopes.phase = self._phases[0]
-            self.scopes.stepped(self.scopes.steps[0])
-            self.scopes.steps.clear()
-        self._phases.clear()
+        self._steps.install()
 
     def remove(self) -> None:
         self._call.restore()
-        for handle, _ in self._hooks:
-            handle.remove()
-        self._end_steps()
+        self._steps.remove()
         self.scopes.phase = "other"
         self.scopes.forget_calls()
         self.scopes.forget_dead()

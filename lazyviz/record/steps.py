@@ -1,0 +1,62 @@
+"""Optimizers' steps, announced by the global hooks that ``torch.optim`` offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+if TYPE_CHECKING:
+    from ..graph.ir import Phase
+    from .scopes import Scopes, ValueFinder
+
+
+class OptimizerSteps:
+    """Tells ``scopes`` of the optimizers whose steps are being taken, and of their state."""
+
+    def __init__(self, scopes: Scopes, find: ValueFinder) -> None:
+        self.scopes = scopes
+        self._find = find
+        self._hooks: list[tuple[RemovableHandle, Callable[..., None]]] = []
+        self._phases: list[Phase] = []
+
+    def install(self) -> None:
+        for handle, hook in self._hooks:
+            hooks: Any = handle.hooks_dict_ref()
+            hooks[handle.id] = hook  # as it was registered, under the same number
+        if not self._hooks:
+            self._hooks = [
+                (register_optimizer_step_pre_hook(self._before), self._before),
+                (register_optimizer_step_post_hook(self._after), self._after),
+            ]
+
+    def remove(self) -> None:
+        for handle, _ in self._hooks:
+            handle.remove()
+        self._end()
+
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.scopes.learn_state(optimizer, self._find)
+        if any(other is optimizer for other in self.scopes.steps):  # its last step has failed
+            self._end()
+        self._phases.append(self.scopes.phase)
+        self.scopes.phase = "optimizer"
+        self.scopes.steps.append(optimizer)
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._phases:
+            self.scopes.phase = self._phases.pop()
+            self.scopes.steps.pop()
+            if not self.scopes.steps:
+                self.scopes.stepped(optimizer)
+        self.scopes.learn_state(optimizer, self._find)
+
+    def _end(self) -> None:
+        """Nobody tells of the end of a step that fails."""
+        if self.scopes.steps:
+            self.scopes.phase = self._phases[0]
+            self.scopes.stepped(self.scopes.steps[0])
+            self.scopes.steps.clear()
+        self._phases.clear()
