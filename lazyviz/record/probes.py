@@ -309,7 +309,8 @@ def _pads_too_much(arguments: dict[str, Any]) -> bool:
 
 
 def _no_numbers(arguments: dict[str, Any]) -> bool:
-    return arguments.get("dtype") is torch.bool
+    dtype = arguments.get("dtype")
+    return dtype is not None and (dtype is torch.bool or dtype.is_complex)
 
 
 _CHECK_MORE: dict[str, Callable[[dict[str, Any]], bool]] = {
@@ -321,6 +322,9 @@ _CHECK_MORE: dict[str, Callable[[dict[str, Any]], bool]] = {
     "native_group_norm": _no_groups,
     "_softmax_backward_data": lambda arguments: arguments["grad_output"].shape != arguments["output"].shape,
     "convolution": _pads_too_much,
+    "slice_scatter": lambda arguments: (
+        arguments.get("step", 1) <= 0 or arguments["src"].dim() != arguments["self"].dim()
+    ),
     # Of a result that was computed in place by a number below zero, the gradient is not known.
     "leaky_relu_backward": lambda arguments: arguments["self_is_result"] and arguments["negative_slope"] < 0,
     "elu_backward": lambda arguments: arguments["is_result"] and arguments["alpha"] < 0,

@@ -12,6 +12,11 @@ PROGRAMS = {
     "window of integers": lambda x: torch.hann_window(5, dtype=torch.int64),
     "another window of integers": lambda x: torch.kaiser_window(5, dtype=torch.int64),
     "range of booleans": lambda x: torch.arange(0, 2, dtype=torch.bool),
+    "range of complex numbers": lambda x: torch.arange(0, 2, dtype=torch.complex64),
+    "slice_scatter of a large tensor": lambda x: torch.slice_scatter(torch.ones(200, 200), x[0]),
+    "slice_scatter of a large tensor by no step": lambda x: torch.slice_scatter(
+        torch.ones(200, 200), torch.ones(200, 200), step=0
+    ),
     "steps of booleans": lambda x: torch.linspace(0, 1, 3, dtype=torch.bool),
     "powers of booleans": lambda x: torch.logspace(0, 1, 3, dtype=torch.bool),
     "gradient of a leaky relu in place": lambda x: F.leaky_relu_(x.requires_grad_() * 2, -2).sum().backward(),
