@@ -271,7 +271,10 @@ class Scene:
             return values_text(box.values)
         if box.sync is not None:
             source, reader = box.sync.source, box.sync.reader
-            line = [str(source) if source.in_cell else f"line {source.line}"] if source is not None else []
+            own = self.graph.place.cell if self.graph.place is not None else None
+            line = []
+            if source is not None:  # a box is narrow: of its own cell, or of a file, the line alone
+                line = [f"line {source.line}" if source.cell == own or not source.in_cell else str(source)]
             return " · ".join([*line, *places(None, reader), f"ran {plural(box.sync.ops, 'op')}"])
         if box.kind == "lane":
             return self._lane_subtitle(box)

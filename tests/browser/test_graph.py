@@ -103,6 +103,7 @@ def test_words_are_never_smaller_than_nine_pixels_and_shorten_in_the_middle(page
 def test_sync_points_are_barriers_across_their_lane_with_cause_and_line(page, show):
     show("syncs", width=1100)
     barriers = page.locator('[data-node][data-kind="sync"]')
+    barriers.first.wait_for()
     assert barriers.count() == 3
     lane = page.locator('[data-lane="forward"] .lz-frame').bounding_box()
     line = page.locator('[data-kind="sync"] .lz-barrier').first.bounding_box()
@@ -324,3 +325,13 @@ def test_boxes_say_that_their_sizes_are_the_recorded_ones_when_another_batch_is_
     page.locator('[data-action="batch-recorded"]').click()
     stage.settle()
     assert "as recorded" not in page.locator(".lz-colour-key").inner_text()
+
+
+def test_equal_sync_points_are_one_line_of_a_list_that_the_summary_opens(page, show):
+    show("syncs", width=1100)
+    items = page.locator('[data-panel="syncs"] li')
+    items.first.wait_for(state="attached")
+    assert items.count() == 3 and not items.first.is_visible()
+    page.locator('[data-panel="syncs"] summary').click()
+    assert items.nth(1).is_visible()
+    assert "item, pictures.py:" in items.nth(1).text_content()
