@@ -11,6 +11,9 @@ from ._torch import make_wrapper_subclass
 # A read of an address is an error where there is no memory yet, as for PyTorch's own fake tensors: not null.
 _refuse_addresses = torch._C._set_throw_on_mutable_data_ptr
 
+EXPORTS = (torch._C._to_dlpack,)  # C functions that hand out an argument's memory
+# `torch.FloatTensor` and its like, which read tensors in lists.
+LEGACY_TYPES = tuple(sorted(torch._tensor_classes, key=str))
 FILE_WRITER = torch._C.PyTorchFileWriter  # writes the storages that `torch.save` finds
 # `UntypedStorage.data_ptr` without our patch.
 storage_data_ptr = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]

@@ -32,7 +32,10 @@
 #include <torch/csrc/utils/torch_dispatch_mode.h>
 #include <torch/library.h>
 
+#include <array>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 namespace {
 
@@ -513,6 +516,72 @@ const Quick QUICK = {
     has_layout,
 };
 
+// --- functions that read memory, whoever holds them ----------------------------------------
+
+constexpr size_t MOST_FUNCTIONS = 8;
+constexpr int KINDS = METH_VARARGS | METH_KEYWORDS | METH_FASTCALL | METH_NOARGS | METH_O;
+
+// Called with the number of the function, its positional arguments and those by name (or None).
+PyObject* before_call = nullptr;
+std::vector<std::pair<PyMethodDef*, PyCFunctionWithKeywords>> watched_functions;
+std::vector<PyTypeObject*> watched_types;
+newfunc original_new = nullptr;
+
+bool announced(size_t number, PyObject* args, PyObject* kwargs) {
+  THPObjectPtr nothing(
+      PyObject_CallFunction(before_call, "nOO", static_cast<Py_ssize_t>(number), args, kwargs == nullptr ? Py_None : kwargs));
+  return nothing.get() != nullptr;
+}
+
+template <size_t N>
+PyObject* call_watched(PyObject* self, PyObject* args, PyObject* kwargs) {
+  const PyCFunctionWithKeywords original = watched_functions[N].second;
+  return announced(N, args, kwargs) ? original(self, args, kwargs) : nullptr;
+}
+
+template <size_t... N>
+std::array<PyCFunctionWithKeywords, sizeof...(N)> watchers(std::index_sequence<N...>) {
+  return {call_watched<N>...};
+}
+
+PyObject* new_watched(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  const newfunc original = original_new;
+  return announced(MOST_FUNCTIONS, args, kwargs) ? original(type, args, kwargs) : nullptr;
+}
+
+PyObject* watch_calls(PyObject*, PyObject* args) {
+  static const auto CALLED = watchers(std::make_index_sequence<MOST_FUNCTIONS>());
+  PyObject *functions, *types, *before;
+  if (!PyArg_ParseTuple(args, "O!O!O", &PyTuple_Type, &functions, &PyTuple_Type, &types, &before)) return nullptr;
+  for (const auto& [definition, original] : watched_functions) {
+    definition->ml_meth = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(original));
+  }
+  for (PyTypeObject* type : watched_types) type->tp_new = original_new;
+  watched_types.clear();
+  Py_CLEAR(before_call);
+  if (before == Py_None) Py_RETURN_NONE;
+  before_call = Py_NewRef(before);
+  watched_functions.clear();
+  for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(functions); ++at) {
+    PyObject* function = PyTuple_GET_ITEM(functions, at);
+    if (!PyCFunction_Check(function) || watched_functions.size() == MOST_FUNCTIONS) continue;
+    PyMethodDef* definition = reinterpret_cast<PyCFunctionObject*>(function)->m_ml;
+    if ((definition->ml_flags & KINDS) != (METH_VARARGS | METH_KEYWORDS)) continue;
+    const PyCFunctionWithKeywords called = CALLED[watched_functions.size()];
+    watched_functions.emplace_back(
+        definition, reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void (*)()>(definition->ml_meth)));
+    definition->ml_meth = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(called));
+  }
+  for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(types); ++at) {
+    auto* type = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(types, at));
+    if (original_new == nullptr) original_new = type->tp_new;
+    if (type->tp_new != original_new) continue;  // they have it in common
+    type->tp_new = new_watched;
+    watched_types.push_back(type);
+  }
+  Py_RETURN_NONE;
+}
+
 // --- for Python --------------------------------------------------------------------------
 
 constexpr const char* READY = "lazyviz.ready";
@@ -610,6 +679,9 @@ PyMethodDef METHODS[] = {
      "make_wrapper(cls, shape, stride, offset, dtype, device): a strided pending tensor of class `cls`."},
     {"watch_access", watch_access, METH_O,
      "watch_access(function): called with each pending tensor whose memory C++ code is about to use; None: nobody is."},
+    {"watch_calls", watch_calls, METH_VARARGS,
+     "watch_calls(functions, types, before): `before(number, args, kwargs)` is called before these builtin functions of "
+     "PyTorch, and its legacy types, whoever holds them; None: as they were."},
     {"use", use, METH_O, "use(on): whether ops are offered at all."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -126,6 +126,15 @@ def watch_access(before: Callable[[torch.Tensor], None]) -> None:
         _dispatcher.watch_access(before)
 
 
+def watch_calls(before: Callable[[int, Any, Any], None] | None) -> None:
+    """``before`` is called before C functions that read memory, whoever holds them; None: no longer.
+
+    It gets the function's place among ``EXPORTS``, or for a legacy type a number above, and the arguments.
+    """
+    if _dispatcher is not None:
+        _dispatcher.watch_calls(_torch_memory.EXPORTS, _torch_memory.LEGACY_TYPES, before)
+
+
 def show(graph: Graph) -> None:
     """Let the garbage collector see what the compiled recorder kept from it: ``graph`` has no owner now."""
     if _module is not None:

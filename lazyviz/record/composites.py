@@ -23,8 +23,8 @@ from .. import _torch, _torch_composites
 from . import acceleration, at_once, placed_gradients, sparse
 from .guard import tensors_in
 from .plain import Original, is_plain
+from .raw_memory import RAW_ACCESS
 from .recorder import Tape
-from .sync import RAW_ACCESS
 
 _bmm = torch.ops.aten.bmm
 _unsafe_view = torch.ops.aten._unsafe_view.default

@@ -1,4 +1,4 @@
-"""Storages whose memory is read or written past every op: what is pending there runs first."""
+"""Memory that is read or written past every op: what is pending there runs first."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any
 import torch
 
 from .. import _torch_memory
+from . import acceleration
+from .guard import refuse_forgotten, tensors_in
 from .order import closure
 from .patches import Patches
 from .pending import needs_absent
 from .recorder import Tape
 
+RAW_ACCESS = "raw memory access"
 # The rest of a storage's methods call ops, or look at its size alone.
 _METHODS = (
     "_byteswap",
@@ -26,6 +29,37 @@ _METHODS = (
     "_write_file",
     "data_ptr",
 )
+
+
+class Addresses:
+    """C++ code that takes tensors' addresses, whoever called it; only the compiled modules can tell."""
+
+    def __init__(self, tape: Tape, before_read: Callable[[torch.Tensor, str], None]) -> None:
+        self._tape = tape
+        self._before_read = before_read
+
+    def begin(self) -> None:
+        acceleration.watch_access(self._before_access)
+        acceleration.watch_calls(self._before_call)
+
+    def end(self) -> None:
+        """Functions are as they were; a tensor that is pending still asks."""
+        acceleration.watch_calls(None)
+
+    def _before_access(self, tensor: torch.Tensor) -> None:
+        """A pending tensor's address is taken: to read, to write or to hand it out."""
+        self._before_read(tensor, RAW_ACCESS)
+        if not self._tape.shapes.inferring and self._tape.running != threading.get_ident():
+            refuse_forgotten((tensor,))
+
+    def _before_call(self, number: int, args: Any, kwargs: Any) -> None:
+        """A C function reads its argument's memory, or that of tensors in lists."""
+        if self._tape.pending:
+            items = [*args, *(kwargs or {}).values()]
+            if number >= len(_torch_memory.EXPORTS):
+                items = [item for item in items if isinstance(item, (list, tuple))]
+            for tensor in tensors_in(items):
+                self._before_read(tensor, RAW_ACCESS)
 
 
 def patch_storages(tape: Tape, patches: Patches) -> None:

@@ -18,13 +18,13 @@ import torch
 
 from .. import _torch, _torch_cuda
 from .._tracebacks import shorten, shortened
-from . import absent, acceleration, at_once, constants, copies
+from . import absent, at_once, constants, copies
 from .exports import FUNCTIONS, METHODS, ExportPatches, hand_out, noting
-from .guard import is_out_of_reach, nodes_before_access, refuse_forgotten, tensors_in
+from .guard import is_out_of_reach, nodes_before_access, tensors_in
 from .host_copies import host_copy
 from .outsiders import DLPACK
 from .patches import Patches
-from .raw_memory import patch_storages
+from .raw_memory import RAW_ACCESS, Addresses, patch_storages
 from .recorder import Tape
 from .rng import READERS, rng_state
 from .tensor import describe, is_pending, see_history, take_class
@@ -57,7 +57,6 @@ _READERS = {
 }
 
 
-RAW_ACCESS = "raw memory access"
 # Who gets the memory itself may write it later, where nothing of ours sees it: readers run first.
 _HANDED_OUT = {
     "set_", "resize_", "apply_", "map_", "map2_", "numpy", "data_ptr", "storage access", "share_memory_",
@@ -74,6 +73,7 @@ class SyncPatches:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self._patches = Patches()
+        self._addresses = Addresses(tape, self.before_read)
         self._exports = ExportPatches(tape.outsiders)
         self._exports.install(numpy=False)
         self._generator_readers = {name: self._generator_reader(name) for name in READERS}
@@ -85,7 +85,7 @@ class SyncPatches:
     def install(self) -> None:
         if self.installed:
             return
-        acceleration.watch_access(self._before_access)
+        self._addresses.begin()
         self._exports.begin_block()
         if self._patches.again():
             return
@@ -111,6 +111,7 @@ class SyncPatches:
         self._patch_cuda()
 
     def remove(self) -> None:
+        self._addresses.end()
         self._patches.restore()
         if self.tape.outsiders.lasts():
             self._exports.install(numpy=True)
@@ -132,12 +133,6 @@ class SyncPatches:
         if needed:
             with tape.lock:
                 tape.sync(cause, needed, tensor.numel() * tensor.element_size())
-
-    def _before_access(self, tensor: torch.Tensor) -> None:
-        """Code in C++ takes a pending tensor's address, and may write there or hand it out."""
-        self.before_read(tensor, RAW_ACCESS)
-        if not self.tape.shapes.inferring and self.tape.running != threading.get_ident():
-            refuse_forgotten((tensor,))
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """What ``tensor`` holds, if that can be told without evaluating anything."""
@@ -352,10 +347,12 @@ class SyncPatches:
 
         @shortened
         def new_tensor(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if cls is torch.Tensor:
+            whole = cls is not torch.Tensor
+            for item in (*args, *kwargs.values()):
+                for tensor in tensors_in((item,) if whole or isinstance(item, (list, tuple)) else ()):
+                    self.before_read(tensor, f"{cls.__name__}()")
+            if not whole:
                 return construct(cls, *args, **kwargs)
-            for tensor in tensors_in((*args, *kwargs.values())):
-                self.before_read(tensor, f"{cls.__name__}()")
             with _torch.excluding_python():  # it takes only a tensor that has no class yet
                 return construct(cls, *args, **kwargs)
 
@@ -416,6 +413,8 @@ class SyncPatches:
         constructors: list[tuple[Any, str]] = [
             (torch, "tensor"),
             (torch, "as_tensor"),
+            (torch, "asarray"),
+            (torch.Tensor, "new"),
             (torch.Tensor, "new_tensor"),
         ]
         for owner, name in constructors:

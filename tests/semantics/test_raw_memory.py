@@ -13,13 +13,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import distributions, nn
-from torch.utils.dlpack import from_dlpack, to_dlpack  # before lazyviz can know of it
+from torch import (
+    FloatTensor,
+    distributions,
+    nn,
+)  # before lazyviz can know of them
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 import lazyviz
 from lazyviz.record import acceleration
 
 from ..alike import assert_alike
+from ..bits import difference
 
 PROGRAMS = []
 NO_MEMORY = "data is not allocated yet|Cannot access data pointer"
@@ -604,6 +609,38 @@ def test_a_forgotten_tensor_has_no_address():
     lazyviz.session.reset()
     with pytest.raises(RuntimeError, match=r"forgotten|Cannot access data pointer"):
         to_dlpack(t)
+
+
+READS = {
+    "capsule": lambda x: from_dlpack(to_dlpack(x)).clone(),
+    "legacy type": lambda x: FloatTensor([x, 2.0]),
+    "tensor": lambda x: torch.tensor([x, 2.0]),
+    "as_tensor": lambda x: torch.as_tensor([[x], [2.0]]),
+    "asarray": lambda x: torch.asarray([x, 2.0]),
+    "Tensor": lambda x: torch.Tensor([x, 2.0]),
+    "new": lambda x: x.new([x, 2.0]),
+    "storage": lambda x: x.untyped_storage()[0:4].tolist(),
+}
+
+
+@compiled
+@pytest.mark.parametrize("name", READS)
+def test_a_real_tensor_that_is_owed_a_write_is_read_with_it(name):
+    x = torch.tensor(1.0)
+    with lazyviz.lazy():
+        x.add_(1)
+        actual = READS[name](x)
+    lazyviz.sync()
+    assert difference(READS[name](torch.tensor(2.0)), actual) is None
+
+
+@compiled
+def test_what_reads_a_tensor_runs_before_a_capsule_is_written():
+    x = torch.ones(3)
+    with lazyviz.lazy():
+        y = x * 2
+        from_dlpack(to_dlpack(x)).add_(1)
+    assert (y.tolist(), x.tolist()) == ([2, 2, 2], [2, 2, 2])
 
 
 def test_taking_part_in_training_takes_no_address():
