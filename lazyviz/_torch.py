@@ -243,21 +243,22 @@ def excluding_python() -> Any:
 _enter_forced, _leave_forced = _ForceDispatchKeyGuard.__enter__, _ForceDispatchKeyGuard.__exit__
 
 
-@contextmanager
-def seeing_lazy_bits() -> Iterator[None]:
+class seeing_lazy_bits:
     """Context in which kernels see conjugate and negative bits, as they do in eager mode.
 
     A handler of a dispatch mode is called with them out of sight, for what it got has none;
     but a kernel may make such tensors itself, and would then compute with their opposites.
     """
-    guard = _ForceDispatchKeyGuard(
-        _dispatch_tls_local_include_set(), _dispatch_tls_local_exclude_set() - _LAZY_TENSORS
-    )
-    _enter_forced(guard)
-    try:
-        yield
-    finally:
-        _leave_forced(guard, None, None, None)
+
+    __slots__ = ("_guard",)
+
+    def __enter__(self) -> None:
+        left_out = _dispatch_tls_local_exclude_set() - _LAZY_TENSORS
+        self._guard = _ForceDispatchKeyGuard(_dispatch_tls_local_include_set(), left_out)
+        _enter_forced(self._guard)
+
+    def __exit__(self, *error: object) -> None:
+        _leave_forced(self._guard, None, None, None)
 
 
 no_dispatch_modes = _disable_current_modes  # TorchScript's tracer is to see none

@@ -98,5 +98,3 @@ def _same(one: Any, other: Any) -> bool:
 
 # For the compiled form of `_torch.kernels_only`: the keys that are left out in it, and those that are not.
 LEVEL_KEYS = _torch._BELOW_EVERYTHING.raw_repr(), _torch._LAZY_TENSORS.raw_repr()
-# The number of modes that see ops before autograd, as tracers have: that form leaves them where they are.
-modes_before_autograd = torch._ops._len_torch_dispatch_stack_pre_dispatch

@@ -23,7 +23,7 @@ from .execute import eager, replay, sweeps
 from .execute.backend import Backend, find_backend
 from .execute.clusters import is_cluster
 from .execute.forecast import learn
-from .execute.memory import Memory, ResidentMemory
+from .execute.memory import Memory, ResidentMemory, Timelines
 from .execute.progress import Run
 from .execute.recompute import RecomputeRun
 from .execute.repeats import repeats, run_again
@@ -283,23 +283,97 @@ def run(
                 metrics.add("compile", compiled.seconds)
         if report.error is not None:
             projection_errors.append(report.error)
-        for lazy in touched:
-            if lazy.split_run is not None and lazy.split_run.complete:
-                lazy.split_run = None
-            lazy.report = report
-            lazy.live = None
-            if seen is not None:
+        if seen is not None:
+            for lazy in touched:
                 lazy.note_nonfinite(seen.first)
-            lazy.note_timeline(timelines.get(id(lazy.ir), ()))
-            if not (len(lazy.nodes) > done and lazy.pending) and lazy.ir is not tape.graph:
-                graphs.pop(id(lazy.ir), None)
-            lazy._changed(outcome)
+        _tell(touched, report, timelines, outcome)
         watch.release()
         if on_progress is not None:
             learn(nodes)
     if graph is not None:
         graph.report = report
     return report
+
+
+def _tell(touched: Sequence[LazyGraph], report: Report, timelines: Timelines, outcome: str | None) -> None:
+    """Tell the graphs what came of a run of some of their nodes."""
+    for lazy in touched:
+        if lazy.split_run is not None and lazy.split_run.complete:
+            lazy.split_run = None
+        lazy.report = report
+        lazy.live = None
+        lazy.note_timeline(timelines.get(id(lazy.ir), ()))
+        if lazy.ir is not tape.graph and not (len(lazy.nodes) > report.ops_run and lazy.has_pending):
+            graphs.pop(id(lazy.ir), None)
+        lazy._changed(outcome)
+
+
+@warned.in_python
+def run_for_values(nodes: Sequence[TrackedNode], cause: str) -> bool:
+    """:func:`run` for a sync point where there is nothing to it but to run ``nodes``; False: there is more.
+
+    A program may read a value after every op, and pays each time for what is asked here.
+    """
+    global last_cause
+    errors, irs = sweeps.begin(nodes)
+    if not nodes or errors or _torch_cuda.STAND_INS or torch.cuda.is_available():
+        return False
+    known = list(graphs.values())
+    touched = [lazy for lazy in known if lazy.ir in irs]
+    if [lazy for lazy in known if lazy.split_run is not None] or [
+        lazy for lazy in touched if lazy.summaries or lazy.watched
+    ]:
+        return False
+    stretch = replay.replays.look_at(tape, nodes, False)
+    found = replay.replays.find(stretch) if stretch is not None else None
+    new = replay.replays.not_looked_at if stretch is None else None
+    resident = ResidentMemory(nodes if found is None else ())
+    memory: Memory = found.memory if found is not None else resident
+    live = Run(nodes, memory)
+    for lazy in touched:
+        lazy.error, lazy.live = None, live
+        lazy._changed("running")
+    outcome: str | None = None
+    start = time.perf_counter()
+    try:
+        if found is not None:
+            found.run(tape, timed=True)
+        else:
+            eager.run(tape, nodes, resident, timed=True)
+    except KeyboardInterrupt:
+        outcome = "interrupted"
+        raise
+    except BaseException as error:
+        outcome = "failed"
+        for lazy in touched:
+            lazy.error = error
+        raise
+    finally:
+        seconds = time.perf_counter() - start
+        done = len(nodes) if outcome is None else sum(node.state == "done" for node in nodes)
+        peak = None
+        if outcome is None:
+            peak = memory.peak
+            if stretch is not None and found is None:
+                with collector.paused():
+                    new = replay.replays.learn(stretch, resident, None)
+        timelines = memory.timelines()
+        report = Report(
+            done,
+            seconds,
+            peak,
+            "eager",
+            cause,
+            timeline=timelines.get(id(nodes[-1].graph), []),
+            cache_hit=found is not None,
+            cache_miss_reason=new,
+        )
+        last_cause = f"{cause}: {done} ops in {seconds:.3f} s"
+        metrics.add("evaluate", seconds)
+        metrics.count("ops run", done)
+        _tell(touched, report, timelines, outcome)
+        watch.release()
+    return True
 
 
 def begun_split(nodes: Sequence[TrackedNode]) -> SplitRun | None:
@@ -366,7 +440,7 @@ def _run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
         pending = closure({*nodes, *(node for node in current.nodes if node.state != "done")})
         backend = current.backend if is_cluster(find_backend(current.backend)) else "eager"
         run(pending, cause, split=current.split, recompute=current.recompute, backend=backend)
-    else:
+    elif not run_for_values(nodes, cause):
         run(nodes, cause)
 
 

@@ -76,6 +76,7 @@ class LazyGraph(Choices, Shown):
         self.title = "lazyviz"
         self.report: Report | None = None
         self.error: BaseException | None = None
+        self._done = 0  # so many nodes from the first are known to have run
         self._owned = Owned(graph)  # the last: attributes go in this order
 
     def __del__(self) -> None:
@@ -106,6 +107,16 @@ class LazyGraph(Choices, Shown):
         return sum(node.state != "done" for node in self.ir.nodes)
 
     @property
+    def has_pending(self) -> bool:
+        """Whether some op has not run: no node is looked at twice as long as there are such."""
+        nodes, at = self.ir.nodes, self._done
+        while at < len(nodes) and nodes[at].state == "done":
+            at += 1
+        self._done = at
+        # A recomputing run that ends early may leave nodes pending that had run.
+        return at < len(nodes) or bool(sweeps.unfinished(self.nodes))
+
+    @property
     def sync_points(self) -> Sequence[SyncPoint]:
         return self.ir.sync_points
 
@@ -114,7 +125,7 @@ class LazyGraph(Choices, Shown):
         """``pending``, ``running``, ``done``, ``failed`` or ``interrupted``."""
         if self._state is not None:
             return self._state
-        return "pending" if self.pending else "done"
+        return "pending" if self.has_pending else "done"
 
     # --- planning -----------------------------------------------------------------
 

@@ -15,6 +15,7 @@ PACKAGE = Path(lazyviz.__file__).parent
 MAY_IMPORT = {
     "_torch": set(),
     "_torch_calls": {"_torch"},  # what a recorded operator is called by: for execution alone
+    "_torch_level": {"_torch"},  # where recorded kernels run
     "_kernels": set(),  # private APIs like `_torch`'s, on what kernels choose: for the plan alone
     "_torch_cuda": {"_torch"},
     "_torch_cuda_graphs": set(),  # around the capture of CUDA Graphs: for that backend alone
@@ -41,6 +42,7 @@ MAY_IMPORT = {
         "_torch_random",
         "_torch_composites",
         "_torch_memory",
+        "_torch_level",
         "_cudnn",
         "record",
         "graph.ir",
@@ -56,6 +58,7 @@ MAY_IMPORT = {
         "_torch_cuda",
         "_torch_cuda_graphs",
         "_torch_functional",
+        "_torch_level",
         "_torchax",
         "record",
         "graph",

@@ -75,6 +75,7 @@ PRIVATE = (
     "_torch_random.py",
     "_kernels.py",
     "_torch_calls.py",
+    "_torch_level.py",
     "_torch_functional.py",
     "_torch_memory.py",
 )

@@ -36,6 +36,18 @@ ROWS = (
     Row("recording, look-up and run of a training step / eager", "lazy total / eager", TOTALS),
     Row("the same in a loop, with nothing collected between steps", "lazy loop / eager loop", TOTALS),
     Row("the same under LTC / eager", "LTC total / eager", TOTALS),
+    Row(
+        "a training loop that reads its loss in each step / eager",
+        "a loop that reads its loss / eager",
+        ("reads",),
+    ),
+    Row(
+        "a step of 800 that read their loss / of 50",
+        "a step that reads its loss, of 800 / of 50",
+        ("reads",),
+    ),
+    Row("a read after every operator, us", "a read after every operator", ("reads",)),
+    Row("transformers' Trainer in one block / eager", "Trainer.train in one block / eager", ("reads",)),
     Row("the same compiled, a loop of tiny operators / eager", "inductor, lazy total / eager", ("fused",)),
     Row("the same loop under `torch.compile` / eager", "torch.compile / eager", ("fused",)),
     Row(

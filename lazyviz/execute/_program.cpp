@@ -388,7 +388,7 @@ bool become_real(PyObject* object, PyObject* attributes, const at::Tensor& tenso
   return is_parameter == 0 || (is_parameter > 0 && drop(attributes, names.is_parameter));
 }
 
-// What `replay.give` does; 0 if it is to be asked, -1 with an exception.
+// What `eager.give` does; 0 if it is to be asked, -1 with an exception.
 int give(PyObject* value, const at::Tensor& real) {
   if (!real.defined()) return 1;
   if (PyDict_GET_SIZE(classes.stand_ins) != 0 || real.layout() != at::kStrided) return 0;
@@ -406,6 +406,16 @@ int give(PyObject* value, const at::Tensor& real) {
   if (!become_real(object.get(), attributes.get(), tensor, real)) return -1;
   THPObjectPtr memory(memory_of(real));
   return memory && PyObject_SetAttr(value, names.memory, memory.get()) == 0 ? 1 : -1;
+}
+
+PyObject* give_one(PyObject*, PyObject* args) {
+  PyObject *value, *real;
+  if (!PyArg_ParseTuple(args, "OO", &value, &real)) return nullptr;
+  HANDLE_TH_ERRORS
+  if (!THPVariable_Check(real)) Py_RETURN_FALSE;
+  int given = give(value, THPVariable_Unpack(real));
+  return given < 0 ? nullptr : PyBool_FromLong(given);
+  END_HANDLE_TH_ERRORS
 }
 
 PyObject* connect(PyObject*, PyObject* args) {
@@ -778,6 +788,7 @@ PyType_Spec level_spec = {
     "lazyviz.execute._program.KernelsOnly", sizeof(KernelsOnly), 0, Py_TPFLAGS_DEFAULT, slots_of_level};
 
 PyMethodDef functions[] = {
+    {"give", give_one, METH_VARARGS, "See straight_line.give."},
     {"connect", connect, METH_VARARGS, "The classes of tensors, the stand-ins of planned cards, and dispatch keys."},
     {nullptr, nullptr, 0, nullptr},
 };

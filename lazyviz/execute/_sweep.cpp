@@ -354,24 +354,61 @@ struct Storages {
   }
 };
 
+// Whether more nodes need `object` than `count`; -1 with an exception.
+int is_needed_beyond(const Slot& uses, PyObject* object, long count) {
+  PyObject* number = uses.of(object);
+  if (number == nullptr) return -1;
+  long all = PyLong_AsLong(number);
+  return all == -1 && PyErr_Occurred() ? -1 : all > count;
+}
+
+// The numbers of those of `objects` that are needed beyond so many times each.
+bool needed_beyond(
+    const Slot& uses, const std::vector<PyObject*>& objects, const std::vector<long>& counts, std::vector<int>& found) {
+  for (size_t number = 0; number < objects.size(); number++) {
+    int is_needed = is_needed_beyond(uses, objects[number], counts[number]);
+    if (is_needed < 0) return false;
+    if (is_needed) found.push_back(static_cast<int>(number));
+  }
+  return true;
+}
+
 PyObject* storages_of(PyObject*, PyObject* args) {
-  PyObject* values;
+  PyObject *values, *wiring;
   Py_ssize_t made, at = 0;
-  if (!PyArg_ParseTuple(args, "O!n", &PyList_Type, &values, &made)) return nullptr;
+  if (!PyArg_ParseTuple(args, "O!nS", &PyList_Type, &values, &made, &wiring)) return nullptr;
   Storages all(PyList_GET_SIZE(values));
-  std::vector<int> outside;
+  std::vector<int> outside, later, beyond;
+  std::vector<int> place_of_value;
+  std::vector<PyObject*> all_values;
+  place_of_value.reserve(PyList_GET_SIZE(values));
+  all_values.reserve(PyList_GET_SIZE(values));
   bool is_done = each(values, [&](PyObject* value) {
     PyObject* memory = storage.of(value);
     if (memory == nullptr || !all.look_at(memory)) return false;
-    if (at++ >= made) outside.push_back(all.places.of(memory).first);
+    place_of_value.push_back(all.places.of(memory).first);
+    all_values.push_back(value);
+    if (at++ >= made) outside.push_back(place_of_value.back());
     return true;
   });
   if (!is_done) return nullptr;
+  std::vector<long> counts(all_values.size()), counts_of_storages(all.places.all().size());
+  auto* numbers = reinterpret_cast<const int*>(PyBytes_AS_STRING(wiring));
+  for (Py_ssize_t each = 0; each < PyBytes_GET_SIZE(wiring) / static_cast<Py_ssize_t>(sizeof(int)); each++) {
+    counts.at(numbers[each])++;
+    counts_of_storages[place_of_value[numbers[each]]]++;
+  }
+  if (!needed_beyond(uses_of_value, all_values, counts, later) ||
+      !needed_beyond(uses_of_storage, all.places.all(), counts_of_storages, beyond)) {
+    return nullptr;
+  }
   Reference storages(list_of(all.places.all())), places(tuple_of(outside)), told(bytes_of(all.told)),
-      roles(tuple_of(all.roles)), alive(tuple_of(all.alive)), continued(list_of(all.continued));
-  if (!storages || !places || !told || !roles || !alive || !continued) return nullptr;
+      roles(tuple_of(all.roles)), alive(tuple_of(all.alive)), continued(list_of(all.continued)),
+      needed(tuple_of(later)), kept(tuple_of(beyond));
+  if (!storages || !places || !told || !roles || !alive || !continued || !needed || !kept) return nullptr;
   return PyTuple_Pack(
-      6, storages.object, places.object, told.object, roles.object, alive.object, continued.object);
+      8, storages.object, places.object, told.object, roles.object, alive.object, continued.object, needed.object,
+      kept.object);
 }
 
 // Forgets what `node` has written of what shadows would hold.
@@ -436,6 +473,28 @@ PyObject* note_unused(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+bool count_down(const Slot& uses, PyObject* object) {
+  PyObject* number = uses.of(object);
+  if (number == nullptr) return false;
+  long count = PyLong_AsLong(number);
+  if (count == -1 && PyErr_Occurred()) return false;
+  Reference less(PyLong_FromLong(count - 1));
+  return less && uses.set(object, less.object);
+}
+
+PyObject* note_used(PyObject*, PyObject* nodes) {
+  bool is_done = each(nodes, [](PyObject* node) {
+    PyObject* given = inputs.of(node);
+    return given != nullptr && each(given, [](PyObject* value) {
+      if (!count_down(uses_of_value, value)) return false;
+      PyObject* memory = storage.of(value);
+      return memory != nullptr && count_down(uses_of_storage, memory);
+    });
+  });
+  if (!is_done) return nullptr;
+  Py_RETURN_NONE;
+}
+
 PyObject* begin(PyObject*, PyObject* nodes) {
   Reference errors(PyDict_New()), graphs(PyDict_New());
   if (!errors || !graphs) return nullptr;
@@ -488,6 +547,7 @@ PyMethodDef functions[] = {
     {"storages_of", storages_of, METH_VARARGS, "See sweeps.storages_of."},
     {"note_done", note_done, METH_VARARGS, "See sweeps.note_done."},
     {"note_unused", note_unused, METH_VARARGS, "See sweeps.note_unused."},
+    {"note_used", note_used, METH_O, "See sweeps.note_used."},
     {"unlink_tensors", unlink_tensors, METH_VARARGS, "See pending.unlink_tensors."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -13,13 +13,13 @@ import _signal  # type: ignore[import-not-found]  # what `signal` wraps, which l
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch
+from .. import _torch, _torch_level
 from ..plan.again import statistics
 from ..record.recorder import Tape
 from ..record.rng import state_of
@@ -74,7 +74,8 @@ def run(
             is ``failed`` and may be evaluated again.
     """
     total = len(nodes)
-    with kernel_level(tape, nodes) as interrupted, again or nullcontext(), ExitStack() as inference:
+    touched = nodes if again is None else None
+    with kernel_level(tape, nodes, touched) as interrupted, again or nullcontext(), ExitStack() as inference:
         for done, node in enumerate(nodes, 1):
             check_interrupts(interrupted, cancelled, f"after {done - 1} of {total} ops")
             if again is not None:
@@ -114,25 +115,66 @@ def _cuda_event() -> Any:
     return event
 
 
-@contextmanager
-def kernel_level(tape: Tape, nodes: Sequence[TrackedNode]) -> Iterator[list[int]]:
-    """Context in which recorded calls run where they were recorded; yields the interrupts that arrive."""
-    grad_mode, outside = torch.is_grad_enabled(), tape.running
-    # Each node runs in the mode of its record.
-    mode = _torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
-    with _deferred_interrupts() as arrived, mode:
-        tape.running = threading.get_ident()
+class kernel_level:
+    """Context in which recorded calls run where they were recorded; yields the interrupts that arrive.
+
+    ``drawing``: the nodes, at least those that draw random numbers; ``ran``: all of them, if their run
+    touches nothing else.  Every sync point enters one.
+    """
+
+    __slots__ = (
+        "_arrived", "_drawing", "_grad_mode", "_handler", "_inference", "_level", "_outside", "_ran",
+        "_states", "_tape",
+    )  # fmt: skip
+
+    def __init__(
+        self, tape: Tape, drawing: Iterable[TrackedNode], ran: Sequence[TrackedNode] | None = None
+    ) -> None:
+        self._tape, self._drawing, self._ran = tape, drawing, ran
+
+    def __enter__(self) -> list[int]:
+        tape = self._tape
+        self._arrived: list[int] = []
+        self._level: AbstractContextManager[None] | None = None
+        self._inference: AbstractContextManager[None] | None = None
+        self._states: list[Any] = []
+        self._grad_mode, self._outside = torch.is_grad_enabled(), tape.running
+        self._handler = _defer_interrupts(self._arrived)
         try:
-            with straight_line.kernels_only():
-                states = tape.generators.save(nodes)
-                try:
-                    yield arrived
-                finally:
-                    torch.set_grad_enabled(grad_mode)
-                    tape.generators.restore(states)
+            if torch.is_inference_mode_enabled():  # each node runs in the mode of its record
+                self._inference = _torch.inference_mode(False)
+                self._inference.__enter__()
+            tape.running = threading.get_ident()
+            level = _torch_level.kernels_only()
+            level.__enter__()
+            self._level = level
+            self._states = tape.generators.save(self._drawing)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self._arrived
+
+    def __exit__(self, kind: Any, *error: object) -> None:
+        tape = self._tape
+        try:
+            torch.set_grad_enabled(self._grad_mode)
+            if self._states:
+                tape.generators.restore(self._states)
         finally:
-            tape.running = outside
-            tape.settle()
+            try:
+                if self._level is not None:
+                    self._level.__exit__(None, None, None)
+            finally:
+                tape.running = self._outside
+                try:
+                    tape.settle(self._ran)
+                finally:
+                    if self._inference is not None:
+                        self._inference.__exit__(None, None, None)
+                    if self._handler is not None:
+                        _signal.signal(_signal.SIGINT, self._handler)
+        if kind is None and self._arrived:  # it came during the last op: everything is done, but they did
+            signal.raise_signal(signal.SIGINT)
 
 
 def check_interrupts(arrived: list[int], cancelled: Callable[[], bool] | None, where: str) -> None:
@@ -142,24 +184,18 @@ def check_interrupts(arrived: list[int], cancelled: Callable[[], bool] | None, w
         raise Interrupted(f"cancelled {where}")
 
 
-@contextmanager
-def _deferred_interrupts() -> Iterator[list[int]]:
-    """Collect SIGINT; raised in the middle of a node, an in-place op could run twice."""
-    arrived: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield arrived
-        return
+def _defer_interrupts(arrived: list[int]) -> Any:
+    """Collect SIGINT in ``arrived``; raised in the middle of a node, an in-place op could run twice.
+
+    Returns the handler that was there before; ``None``: it is there still.
+    """
+    if threading.get_ident() != threading.main_thread().ident:
+        return None
     before = _signal.getsignal(_signal.SIGINT)
     if not callable(before):  # not set from Python, or ignored: not ours to touch
-        yield arrived
-        return
+        return None
     _signal.signal(_signal.SIGINT, lambda number, frame: arrived.append(number))
-    try:
-        yield arrived
-    finally:
-        _signal.signal(_signal.SIGINT, before)
-    if arrived:  # it came during the last op: everything is done, but the user did interrupt
-        signal.raise_signal(signal.SIGINT)
+    return before
 
 
 def recorded_modes(node: TrackedNode) -> ExitStack:
@@ -172,10 +208,14 @@ def recorded_modes(node: TrackedNode) -> ExitStack:
     return stack
 
 
+_PLAIN = frozenset({int, float, bool, type(None)})
+
+
 def call(node: TrackedNode) -> list[Any]:
     """The results of ``node``'s kernel on its inputs, which have to be there."""
     draws = node.draws
-    args, kwargs = _real(node.args), {name: _real(item) for name, item in node.kwargs.items()}
+    args = [item if type(item) in _PLAIN else _real(item) for item in node.args]
+    kwargs = {name: _real(item) for name, item in node.kwargs.items()} if node.kwargs else {}
     if node.again:
         args, kwargs = _without_statistics(node, args, kwargs)
     if draws is not None:
@@ -230,14 +270,22 @@ def deliver(results: Mapping[TrackedValue, torch.Tensor], memory: ResidentMemory
             memory.made(storage, real)
         if value.uses:
             value.real = real
-        tensor = value.tensor() if value.tensor is not None else None
-        if tensor is not None and "_lazyviz" in tensor.__dict__:
-            make_real(tensor, real)
-            if real.layout is torch.strided:
-                value.memory = _torch.MemoryRef(real)
+        if value.tensor is not None:
+            give(value, real)
     for storage in fresh:
         if not storage.uses and not storage.live:
             memory.freed(storage)
+
+
+def give(value: TrackedValue, real: torch.Tensor | None) -> None:
+    """Make the user's tensor real, if it is still there; a kernel may leave out a result."""
+    if real is None or straight_line.give(value, real):
+        return
+    tensor = value.tensor() if value.tensor is not None else None
+    if tensor is not None and "_lazyviz" in tensor.__dict__:
+        make_real(tensor, real)
+        if real.layout is torch.strided:
+            value.memory = _torch.MemoryRef(real)
 
 
 def consumed(node: TrackedNode, memory: ResidentMemory) -> None:

@@ -18,8 +18,8 @@ from ..record.recorder import Tape
 from ..record.rng import DrawSequence, state_of
 from ..record.storage import HALF_DONE, TrackedNode
 from .backend import Backend, Compiled, Refused, Segment
-from .eager import Progress, check_interrupts, kernel_level, recorded_modes
-from .replay import finish, give, replays
+from .eager import Progress, check_interrupts, give, kernel_level, recorded_modes
+from .replay import finish, replays
 from .results import refuse_other_metadata
 from .stretch import Key, Stretch
 

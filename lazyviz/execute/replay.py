@@ -14,18 +14,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 
-import torch
-
 from .. import _torch
 from ..graph.ir import Storage
 from ..plan.alive import Category
 from ..plan.collector import paused
 from ..plan.projection import Peak
 from ..record.recorder import Tape
-from ..record.storage import TrackedNode, TrackedValue
-from ..record.tensor import make_real
+from ..record.storage import TrackedNode
 from . import sweeps
-from .eager import check_interrupts, kernel_level, name_line
+from .eager import check_interrupts, give, kernel_level, name_line
 from .likeness import Sketch, sketch, what_is_new
 from .lines import Code, name_of
 from .memory import KnownMemory, Levels, Memory, ResidentMemory
@@ -195,7 +192,7 @@ class Replay:
     ) -> None:
         """Run it; as :func:`lazyviz.execute.eager.run`, which see for the arguments and what it raises."""
         nodes = self.stretch.nodes
-        with kernel_level(tape, [nodes[at] for at in self.stretch.draws]) as arrived:
+        with kernel_level(tape, [nodes[at] for at in self.stretch.draws], nodes) as arrived:
             check_interrupts(arrived, cancelled, f"after 0 of {len(nodes)} ops")
             mode = _torch.inference_mode(True) if nodes[0].inference_mode else nullcontext()
             with mode:
@@ -288,15 +285,6 @@ class _Watch:
             raise
 
 
-def give(value: TrackedValue, real: torch.Tensor | None) -> None:
-    """Make the user's tensor real, if it is still there; a kernel may leave out a result."""
-    tensor = value.tensor() if value.tensor is not None else None
-    if tensor is not None and real is not None and "_lazyviz" in tensor.__dict__:
-        make_real(tensor, real)
-        if real.layout is torch.strided:
-            value.memory = _torch.MemoryRef(real)
-
-
 def finish(tape: Tape, stretch: Stretch, ran: Sequence[TrackedNode], times: array[float] | None) -> None:
     """Note that the nodes in ``ran`` have run: what is pending, what is needed, how long they took."""
     sweeps.note_done(ran, times)
@@ -310,10 +298,7 @@ def finish(tape: Tape, stretch: Stretch, ran: Sequence[TrackedNode], times: arra
         if not several:
             tape.pending.clear()
     else:
-        for node in ran:
-            for value in node.inputs:
-                value.uses -= 1
-                value.storage.uses -= 1
+        sweeps.note_used(ran)
         for value in (*outside, *stretch.later):
             if not value.uses:
                 value.real = None

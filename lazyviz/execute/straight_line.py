@@ -11,12 +11,11 @@ from outside, numbers, generators, and whose tensors its results are.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from .. import _compiled, _torch, _torch_calls
+from .. import _compiled, _torch_calls, _torch_level
 from .._torch_cuda import STAND_INS
 from ..record.rng import state_of
 from ..record.storage import TrackedValue
@@ -90,21 +89,20 @@ def _argument(item: Any, numbers: Mapping[TrackedValue, int]) -> tuple[int, Any]
     return _CONSTANT, item
 
 
-def kernels_only() -> AbstractContextManager[None]:
-    """As :func:`lazyviz._torch.kernels_only`, at less cost."""
-    if active and not _torch_calls.modes_before_autograd():
-        level: AbstractContextManager[None] = _module.KernelsOnly()
-        return level
-    return _torch.kernels_only()
+def give(value: TrackedValue, real: torch.Tensor) -> bool:
+    """What :func:`lazyviz.execute.eager.give` does, if compiled code can do it; False: it is to be done."""
+    return bool(_give(value, real)) if active else False
 
 
 def use(compiled: bool) -> bool:
     """Let C++ run what is generated from now on, or Python; returns what came of it."""
     global active
     active = compiled and _module is not None
+    _torch_level.compiled = _module.KernelsOnly if active else None
     return active
 
 
 if (_module := _compiled.load("execute._program", "execute/_program.cpp")) is not None:
     _module.connect(torch.Tensor, torch.nn.Parameter, STAND_INS, *_torch_calls.LEVEL_KEYS)
+_give: Any = _module.give if _module is not None else None
 active = use(True)

@@ -304,19 +304,14 @@ class Steps:
         stretch.users = [values[number] for number in users]
         stretch.scalars, stretch.draws = scalars, draws
 
-        later = self._needed_later(tape, stretch)
-        for at in draws:
-            if nodes[at].op is rng_state:  # the generator's own record may need it
-                later.update(nodes[at].outputs)
-
         turns: list[Any] = []
         if len(graphs) > 1:
             turns += [graphs.index(node.graph) for node in nodes]
         if more:
             # `p.data = result` has made one more value of a result.
             turns += [(at, *[value.index for value in node.outputs]) for at, node in enumerate(nodes)]
-        memory, places = self._memory(stretch, made, later, turns)
-        beyond = [number for number, value in enumerate(values) if value in later] if later else []
+        stretch.whole = len(nodes) == len(tape.pending)
+        memory, places, beyond = self._memory(stretch, made, wiring, turns)
         stretch.later = [values[number] for number in beyond if number < made]
         outside, forms = stretch.outside, self._forms
         stretch.key = Key(
@@ -339,20 +334,15 @@ class Steps:
         return stretch
 
     @staticmethod
-    def _needed_later(tape: Tape, stretch: Stretch) -> set[TrackedValue]:
-        """What pending nodes beyond the stretch need."""
-        stretch.whole = len(stretch.nodes) == len(tape.pending)
-        if stretch.whole:
-            return set()
-        inside = set(stretch.nodes)
-        return {value for node in tape.pending if node not in inside for value in node.inputs}
-
-    @staticmethod
     def _memory(
-        stretch: Stretch, made: int, later: set[TrackedValue], turns: list[Any]
-    ) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-        """What is told of storages that have anything to be told of, and those that outside values are on."""
-        storages, places, told, roles, live, continued = sweeps.storages_of(stretch.values, made)
+        stretch: Stretch, made: int, wiring: bytes, turns: list[Any]
+    ) -> tuple[tuple[Any, ...], tuple[int, ...], Sequence[int]]:
+        """What is told of storages that have anything to be told of, and those that outside values are on.
+
+        And the numbers of the values that are needed later.
+        """
+        found = sweeps.storages_of(stretch.values, made, wiring)
+        storages, places, told, roles, live, continued, later, kept = found
         stretch.storages, stretch.live = storages, live
         if continued:
             origins: dict[Any, int] = {}
@@ -361,9 +351,16 @@ class Steps:
                     first = origins.setdefault(storage.origin, place)
                     if first != place or storage.continues is not None:
                         turns.append(("continues", place, first))
-        kept = {value.storage for value in later}
-        beyond = [place for place, storage in enumerate(storages) if storage in kept] if kept else []
-        return (told, roles, *beyond), places
+        if stretch.whole:
+            later = kept = ()
+        nodes = stretch.nodes
+        states = [value for at in stretch.draws if nodes[at].op is rng_state for value in nodes[at].outputs]
+        if states:  # the generator's own record may need them
+            numbers = stretch.numbers
+            later = tuple(sorted({*later, *[numbers[value] for value in states]}))
+            on = {value.storage for value in states}
+            kept = tuple(sorted({*kept, *[place for place, each in enumerate(storages) if each in on]}))
+        return (told, roles, *kept), places, later
 
 
 sweeps.connect(Step)

@@ -6,6 +6,7 @@ A replay looks at no node by itself but for this: a good part of what it takes b
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -41,7 +42,8 @@ class Storages(NamedTuple):
     ``places`` are the numbers of those that the values from outside are on.  Of each of which there is
     anything to be told, ``told`` has three ints (its number, whether the user has tensors on it, and whether
     it was never dropped), and ``roles`` its role.  ``live`` are the numbers of those with tensors,
-    ``continued`` those from outside that are the memory of an earlier one.
+    ``continued`` those from outside that are the memory of an earlier one.  ``later`` are the numbers of the
+    values that pending nodes beyond the stretch need, ``beyond`` the numbers of such storages.
     """
 
     storages: list[TrackedStorage]
@@ -50,6 +52,8 @@ class Storages(NamedTuple):
     roles: tuple[str | None, ...]
     live: tuple[int, ...]
     continued: list[TrackedStorage]
+    later: tuple[int, ...]
+    beyond: tuple[int, ...]
 
 
 class InPython:
@@ -103,8 +107,8 @@ class InPython:
         )
 
     @staticmethod
-    def storages_of(values: Sequence[TrackedValue], made: int) -> Storages:
-        """The storages that ``values`` are on, as :class:`Survey` has them."""
+    def storages_of(values: Sequence[TrackedValue], made: int, wiring: bytes) -> Storages:
+        """The storages that ``values`` are on, as :class:`Survey` has them, with the ``wiring``."""
         storages = list(dict.fromkeys([value.storage for value in values]))
         places = {storage: place for place, storage in enumerate(storages)}
         told = array("i")
@@ -120,7 +124,15 @@ class InPython:
                 if storage.external and storage.continues is not None:
                     continued.append(storage)
         outside = tuple([places[value.storage] for value in values[made:]])
-        return Storages(storages, outside, told.tobytes(), tuple(roles), tuple(live), continued)
+        counts = Counter(memoryview(wiring).cast("i"))
+        later = tuple([number for number, value in enumerate(values) if value.uses > counts[number]])
+        inside: Counter[TrackedStorage] = Counter()
+        for number, count in counts.items():
+            inside[values[number].storage] += count
+        beyond = tuple([place for place, each in enumerate(storages) if each.uses > inside[each]])
+        return Storages(
+            storages, outside, told.tobytes(), tuple(roles), tuple(live), continued, later, beyond
+        )
 
     @staticmethod
     def note_done(nodes: Iterable[TrackedNode], times: array[float] | None) -> None:
@@ -146,17 +158,25 @@ class InPython:
         for storage in storages:
             storage.uses = 0
 
+    @staticmethod
+    def note_used(nodes: Iterable[TrackedNode]) -> None:
+        """They have run, and need their inputs no longer."""
+        for node in nodes:
+            for value in node.inputs:
+                value.uses -= 1
+                value.storage.uses -= 1
+
     unlink_tensors = staticmethod(unlink_tensors)
 
 
 def use(compiled: bool) -> bool:
     """Let C++ do it from now on, or Python; returns what came of it."""
-    global active, unfinished, begin, survey, storages_of, note_done, note_unused
+    global active, unfinished, begin, survey, storages_of, note_done, note_unused, note_used
     active = compiled and _module is not None
     chosen: Any = _module if active else InPython
     unfinished, begin = chosen.unfinished, chosen.begin
     survey, storages_of = chosen.survey, chosen.storages_of
-    note_done, note_unused = chosen.note_done, chosen.note_unused
+    note_done, note_unused, note_used = chosen.note_done, chosen.note_unused, chosen.note_used
     tape.unlink_tensors = chosen.unlink_tensors
     return active
 
@@ -170,6 +190,6 @@ def connect(step: type) -> None:
 
 unfinished, begin = InPython.unfinished, InPython.begin
 survey, storages_of = InPython.survey, InPython.storages_of
-note_done, note_unused = InPython.note_done, InPython.note_unused
+note_done, note_unused, note_used = InPython.note_done, InPython.note_unused, InPython.note_used
 _module = _compiled.load("execute._sweep", "execute/_sweep.cpp")
 active = False  # until it is connected

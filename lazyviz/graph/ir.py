@@ -149,6 +149,7 @@ class Storage:
     """
 
     __slots__ = (
+        "_origin",
         "continues",
         "created",
         "device",
@@ -174,6 +175,7 @@ class Storage:
         self.dropped: int | None = None
         self.dropped_in: tuple[Graph, int] | None = None
         self.continues: Storage | None = None
+        self._origin: Storage | None = None  # of one that continues another, once somebody has asked
         self.role: Role | None = None
         self.name = ""
         self.place = 0
@@ -182,10 +184,15 @@ class Storage:
     @property
     def origin(self) -> Storage:
         """The first storage recorded for this memory: itself, unless a sync point came between."""
-        storage = self
-        while storage.continues is not None:
-            storage = storage.continues
-        return storage
+        if self.continues is None:
+            return self
+        if self._origin is None:
+            # A loop that reads its loss meets its parameters anew in each round: a long way, taken once.
+            storage = self.continues
+            while storage.continues is not None and storage._origin is None:
+                storage = storage.continues
+            self._origin = storage._origin or storage
+        return self._origin
 
     def __repr__(self) -> str:
         return f"<Storage {self.id} {self.name or ''} {self.nbytes} B {self.device}>"

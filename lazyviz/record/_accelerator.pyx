@@ -235,7 +235,7 @@ cdef dict infos, entries, above
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
-cdef object ENTRY, MISSING, ref_cls
+cdef object ENTRY, MISSING, ref_cls, goes_on_without, sequence_of, nowhere, known_number
 cdef int MOST_FRAMES
 cdef uint64_t NO_SEQUENCE
 cdef uint64_t snapshot_key
@@ -270,10 +270,13 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
+    global goes_on_without, sequence_of, nowhere, known_number
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global learn, info_of, TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
     global node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
     slow = parts["slow"]
+    goes_on_without, sequence_of, nowhere = parts["goes_on_without"], parts["sequence_of"], parts["NOWHERE"]
+    known_number = parts["known_number"]
     LazyTensor, Tensor, Parameter = parts["LazyTensor"], parts["Tensor"], parts["Parameter"]
     OpOverload, OutputSpec = parts["OpOverload"], parts["OutputSpec"]
     TensorRef, TrackedStorage, Lost = parts["TensorRef"], parts["TrackedStorage"], parts["Lost"]
@@ -390,7 +393,7 @@ cdef class Op:
     cdef object info, positions
     cdef Py_ssize_t last
     cdef frozenset by_type
-    cdef bint ordinary, adds, is_view, mutates, hidden, needs_storage, counts_writes, draws, draws_by_default
+    cdef bint reads_number, ordinary, adds, is_view, mutates, hidden, needs_storage, counts_writes, draws, draws_by_default
     cdef Py_ssize_t generator
 
     def __init__(self, info):
@@ -402,6 +405,7 @@ cdef class Op:
             or info.returns_numbers
             or (info.adds and (info.metadata_only or info.lifts or info.zeros or info.resizes or info.of_parts))
         )
+        self.reads_number = info.name == "_local_scalar_dense"
         self.is_view = info.is_view
         self.mutates = info.mutates
         self.positions = tuple(info.mutable_positions)
@@ -724,7 +728,7 @@ cdef object record(object func, tuple args, object kwargs):
     else:
         op = <Op> found
     if not op.ordinary:
-        return MISS
+        return number_of(args[0]) if op.reads_number and len(args) == 1 and not kwargs else MISS
     if args:
         cls = type(args[0])
         if cls is float or cls is int or cls is bool or cls is complex:
@@ -840,6 +844,30 @@ cdef object record(object func, tuple args, object kwargs):
     return result
 
 
+cdef object number_of(object tensor):
+    """The number that a tensor holds, where that is known at once; else it is left to the recorder."""
+    cdef PyObject *found
+    if get(tape, T_owner) != PyThread_get_thread_ident() or get(tape, T_viewed) is not None:
+        return MISS
+    if type(tensor) is LazyTensor:
+        value = tensor._lazyviz
+    else:
+        found = PyDict_GetItem(get(tape, T_outside), <size_t> <void *> tensor)
+        if found is NULL:
+            return MISS
+        value = <object> found
+        ref = get(value, V_tensor)
+        if ref is None or ref() is not tensor or get(value, V_real) is None:
+            return MISS
+        storage = get(value, V_storage)
+        if get(storage, S_foreign) is not False:
+            return MISS
+        if <size_t> get(storage, S_address) != quick.storage_address(<PyObject *> tensor):
+            return MISS
+    result = known_number(shapes, value)
+    return MISS if result is None else result
+
+
 cdef bint is_on_cpu(object inferred) except -1:
     """Whether the first result is."""
     for spec in get(inferred, I_outputs):
@@ -936,20 +964,8 @@ cdef object outside(object tensor, Op op):
     return value if value is not MISS and get(get(value, V_storage), S_foreign) is False else MISS
 
 
-cdef object meet(object tensor, int64_t nbytes):
-    """``lazyviz.record.outside.Outside.from_outside`` for plain memory on the CPU that is new to the record.
-
-    ``nbytes``: see `fixed_nbytes` in `_dispatch.cpp`.
-    """
-    cdef dict known = get(tape, T_storages)
-    address = quick.storage_address(<PyObject *> tensor)
-    if nbytes < 0 and address not in known:  # whose memory that is has to be asked
-        return MISS
-    if nbytes < 0 or get(tape, T_batch) is not None:
-        return tape.from_outside(tensor)
-    if address in known or address in <dict> get(tape, T_exported):
-        return tape.from_outside(tensor)
-    graph = get(tape, T_graph)
+cdef tuple new_outside(object tensor, object graph, object address, int64_t nbytes):
+    """The storage of plain memory on the CPU that is new to the record, and its name."""
     storage = storages_.make()
     put(storage, S_id, next(storage_numbers))
     put(storage, S_nbytes, nbytes)
@@ -963,10 +979,37 @@ cdef object meet(object tensor, int64_t nbytes):
     role, name = role_of(tensor)
     put(storage, S_role, role)
     put(storage, S_name, name)
-    known[address] = storage
     earlier = (<dict> get(tape, T_met)).get(address)
     if earlier is not None and earlier.live:
         storage.continues = earlier
+    return storage, name
+
+
+cdef object meet(object tensor, int64_t nbytes):
+    """``lazyviz.record.outside.Outside.from_outside`` for plain memory on the CPU.
+
+    ``nbytes``: see `fixed_nbytes` in `_dispatch.cpp`.
+    """
+    cdef dict known = get(tape, T_storages)
+    address = quick.storage_address(<PyObject *> tensor)
+    cdef PyObject *found = PyDict_GetItem(known, address)
+    if nbytes < 0 and found is NULL:  # whose memory that is has to be asked
+        return MISS
+    if nbytes < 0 or get(tape, T_batch) is not None:
+        return tape.from_outside(tensor)
+    graph = get(tape, T_graph)
+    if found is not NULL:
+        storage = <object> found
+        if get(storage, S_foreign) is not False:
+            return tape.from_outside(tensor)
+        if get(storage, S_nbytes) < nbytes:
+            put(storage, S_nbytes, nbytes)
+        name = get(storage, S_name)
+    else:
+        if address in <dict> get(tape, T_exported):
+            return tape.from_outside(tensor)
+        storage, name = new_outside(tensor, graph, address, nbytes)
+        known[address] = storage
     value = values_.make()
     meta = meta_of(tensor)
     put(value, V_id, next(value_numbers))
@@ -1060,6 +1103,78 @@ cdef void order(object node, list values, list written):
         put(node, N_writes, hidden(writes))
     if after is not None:
         put(node, N_after, hidden(after))
+
+
+def closure(targets):
+    """``lazyviz.record.order.closure``."""
+    cdef set found = set()
+    cdef list stack = [node for node in targets if get(node, N_state) != "done"]
+    cdef list ordered
+    while stack:
+        node = stack.pop()
+        if node in found:
+            continue
+        found.add(node)
+        for value in get(node, N_inputs):
+            other = get(value, V_node)
+            if other is not None and needs(node, other):
+                stack.append(other)
+        for other in get(node, N_after):
+            if needs(node, other):
+                stack.append(other)
+    ordered = list(found)
+    if len(ordered) > 1:
+        ordered.sort(key=sequence_of)
+    return ordered
+
+
+cdef bint needs(object node, object other) except -1:
+    """Whether ``other``, which comes before ``node``, has to run first."""
+    state = get(other, N_state)
+    if state == "done":
+        return False
+    return state != "failed" or not goes_on_without(other, node)
+
+
+def settle_after(_, ran):
+    """``lazyviz.record.pending.Pending.settle_after``."""
+    cdef dict outside_ = get(tape, T_outside)
+    cdef dict known = get(tape, T_storages)
+    cdef PyObject *found
+    held = TrackedStorage.held
+    recording = get(tape, T_graph) is not None
+    for node in ran:
+        for values in (get(node, N_inputs), get(node, N_outputs)):
+            for value in values:
+                storage = get(value, V_storage)
+                real = get(value, V_real)
+                if real is not None:
+                    if get(value, V_uses) and get(storage, S_foreign) is False:
+                        address = storage_address(real)
+                        if known.setdefault(address, storage) is storage:
+                            put(storage, S_address, address)
+                elif get(value, V_node) is None:
+                    ref = get(value, V_tensor)
+                    tensor = None if ref is None else ref()
+                    if tensor is not None:
+                        found = PyDict_GetItem(outside_, <size_t> <void *> tensor)
+                        if found == <PyObject *> value:
+                            del outside_[<size_t> <void *> tensor]
+                if not get(storage, S_uses):
+                    leave(storage, known, recording)
+                if get(storage, S_external) is True and (held or not get(storage, S_live)):
+                    storage.count_held()
+
+
+cdef object leave(object storage, dict known, bint recording):
+    """``lazyviz.record.pending.Pending._leave``."""
+    address = get(storage, S_address)
+    cdef PyObject *found = PyDict_GetItem(known, address)
+    if found == <PyObject *> storage:
+        del known[address]
+        if recording and get(storage, S_live):
+            (<dict> get(tape, T_met))[address] = storage
+        put(storage, S_address, nowhere)
 
 
 # --- where it comes from ------------------------------------------------------------

@@ -56,7 +56,7 @@ struct Kind {
 
 Kind nodes{"op", {"graph"}, {"after", "forward"}, {"args", "kwargs", "inputs", "outputs", "writes", "draws"}};
 Kind values{"meta", {"tensor"}, {"node"}, {"storage"}};
-Kind storages{"nbytes", {"graph"}, {"writer", "readers", "continues", "replaced_by", "shadow"}, {}};
+Kind storages{"nbytes", {"graph"}, {"writer", "readers", "continues", "replaced_by", "shadow", "_origin"}, {}};
 Kind draws{"generator", {}, {"last"}, {"_state"}};
 PyTypeObject *shadow_type, *reference_type;
 

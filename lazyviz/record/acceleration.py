@@ -14,9 +14,11 @@ import torch
 from .. import _compiled, _torch, _torch_cuda, _torch_memory, _torch_owners
 from .._torch import OpOverload
 from ..graph.ir import Graph, SourceLine, TensorMeta
-from . import autograd_nodes, patches, scopes
+from . import autograd_nodes, order, patches, scopes
 from .constants import is_given
+from .constants import number as known_number
 from .guard import count_writes, written_tensors
+from .pending import NOWHERE, Pending
 from .probes import sharing
 from .recorder import RecorderMode, tape
 from .shapes import Inferred, OutputSpec
@@ -28,8 +30,10 @@ IN_PYTHON = (
     scopes.ScopePatches.module_call_of,
     scopes.content_of,
     patches.exchange,
+    order.Search.closure,
+    Pending.settle_after,
 )
-_ways: tuple[Any, Any, Any, Any] | None = None
+_ways: tuple[Any, ...] | None = None
 
 
 def _take(op: OpOverload) -> None:
@@ -38,7 +42,7 @@ def _take(op: OpOverload) -> None:
         _dispatcher.take(op._schema.name, op._schema.overload_name, op)
 
 
-def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, Any, Any, Any]:
+def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
     """What :func:`use` puts in place of the functions in Python."""
     graph = Graph()
     device = torch.device("cpu")
@@ -98,11 +102,22 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, Any, Any, Any]:
         snapshot_key=_torch.SNAPSHOT_KEY,
         key_set_offset=_torch.KEY_SET_OFFSET,
         ENTRY=scopes.ENTRY,
+        NOWHERE=NOWHERE,
+        known_number=known_number,
+        goes_on_without=order.goes_on_without,
+        sequence_of=order.sequence_of,
         MISSING=patches.MISSING,
         MOST_FRAMES=scopes.MOST_FRAMES,
         NO_SEQUENCE=scopes.NO_SEQUENCE,
     )
-    return dispatch, accelerator.module_call_of, accelerator.content_of, accelerator.exchange
+    return (
+        dispatch,
+        accelerator.module_call_of,
+        accelerator.content_of,
+        accelerator.exchange,
+        accelerator.closure,
+        accelerator.settle_after,
+    )
 
 
 def shape_cache_hits() -> int:
@@ -144,11 +159,14 @@ def show(graph: Graph) -> None:
 def use(compiled: bool) -> bool:
     """Record by the compiled module, or in Python, from the next block on; returns what came of it."""
     global active
-    dispatch, module_call_of, content_of, exchange = _ways if compiled and _ways is not None else IN_PYTHON
+    ways = _ways if compiled and _ways is not None else IN_PYTHON
+    dispatch, module_call_of, content_of, exchange, closure, settle_after = ways
     RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
     scopes.ScopePatches.module_call_of = staticmethod(module_call_of)
     scopes.Root.content_of = staticmethod(content_of)
     patches.Patches.exchange = staticmethod(exchange)
+    order.Search.closure = staticmethod(closure)
+    Pending.settle_after = settle_after  # type: ignore[method-assign]
     active = compiled and _ways is not None
     make_wrapper = _torch_memory.make_wrapper
     if _dispatcher is not None:

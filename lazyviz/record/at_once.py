@@ -190,7 +190,7 @@ def _outputs(tape: Tape, node: TrackedNode, made: Iterable[_Made]) -> list[Track
         if address is not None:
             tape.met[address] = storage
             tape.storages.pop(address, None)  # of memory that is gone
-            tape.outside[id(tensor)] = value
+            tape.made[id(tensor)] = value
     return outputs
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _torch_cuda
+from .. import _torch, _torch_cuda, _torch_level
 from .._torch import OpOverload
 from . import warned
 from .shapes import Inferred, OpInfo, ShapeCache
@@ -29,6 +29,8 @@ KEPT_NBYTES = 4096  # of a storage that is kept for the next read although nothi
 
 # What decides the shape of a result that depends on data, where it is not every argument.
 _DECIDING = {"index": "indices", "masked_select": "mask", "repeat_interleave": "repeats"}
+
+_QUIET = frozenset({"add_", "div_", "fill_", "mul_", "sub_", "zero_"})  # operators that give no warnings
 
 _STAND_INS = _torch_cuda.STAND_INS
 _CHECK_GRADIENTS = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
@@ -46,6 +48,8 @@ def is_given(tensor: torch.Tensor) -> bool:
 
 def known(shapes: ShapeCache, values: Sequence[TrackedValue]) -> Tensors | None:
     """What each of ``values`` holds at this point of the program, or None if only running tells."""
+    if (told := _told(values)) is not None:
+        return told
     walk = _Walk(shapes)
     if not walk.reach(values):
         return None
@@ -53,7 +57,7 @@ def known(shapes: ShapeCache, values: Sequence[TrackedValue]) -> Tensors | None:
 
 
 def _computed(walk: _Walk, values: Sequence[TrackedValue]) -> Tensors | None:
-    with torch.no_grad(), _torch.kernels_only():
+    with _torch_level.NoGrad(), _torch_level.kernels_only():
         try:
             return walk.compute(values)
         except Exception:  # the error is the graph's to raise, with its line
@@ -64,9 +68,60 @@ def _computed(walk: _Walk, values: Sequence[TrackedValue]) -> Tensors | None:
 _silently_computed = warned.nowhere(_computed)  # the nodes warn when they run
 
 
+def _told(values: Sequence[TrackedValue]) -> Tensors | None:
+    """What they hold, if each was computed before and nothing has been written since."""
+    told: Tensors = {}
+    for value in values:
+        shadow, writer = value.storage.shadow, value.storage.writer
+        if shadow is None or shadow.lost or value not in shadow.tensors:
+            return None
+        if writer is not None and not writer.folded and writer.state != "done":
+            return None
+        told[value] = shadow.tensors[value]
+    return told
+
+
+def number(shapes: ShapeCache, value: TrackedValue) -> Any:
+    """The number that ``value`` holds, where no more than one write in place has come since it was told last.
+
+    ``None``: ask :func:`known`, of which this is the way that an optimizer's step counters take in each step.
+    """
+    storage = value.storage
+    shadow, node = storage.shadow, storage.writer
+    if shadow is None or shadow.lost or shadow.tensors.get(value) is None:
+        return None
+    with _torch_level.NoGrad(), _torch_level.kernels_only():
+        if node is not None and not node.folded and node.state != "done":
+            if not _is_one_step(shapes, node, shadow):
+                return None
+            try:
+                node.op(*_substitute(node.args, shadow.tensors.__getitem__), **node.kwargs)
+            except Exception:
+                storage.shadow = Shadow(lost=True)
+                return None
+            node.folded = True
+        return shadow.tensors[value].item()
+
+
+def _is_one_step(shapes: ShapeCache, node: TrackedNode, shadow: Shadow) -> bool:
+    """Whether ``node`` does nothing but write to what ``shadow`` holds, and all before it has run ahead."""
+    return (
+        node.state == "pending"
+        and shapes.info(node.op).name in _QUIET
+        and not node.missed
+        and node.draws is None
+        and not node.kwargs
+        and len(node.inputs) == len(node.outputs) == len(node.writes) == 1
+        and node.outputs[0] is node.inputs[0]
+        and node.inputs[0].node is not node
+        and node.inputs[0] in shadow.tensors
+        and all(other.folded or other.state == "done" for other in node.after)
+    )
+
+
 def compute(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Tensors) -> Any:
     """The op on what is known of its arguments."""
-    with torch.no_grad(), _torch.kernels_only():
+    with _torch_level.NoGrad(), _torch_level.kernels_only():
         return op(*_substitute(args, tensors.__getitem__), **_substitute(kwargs, tensors.__getitem__))
 
 

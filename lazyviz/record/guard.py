@@ -179,7 +179,7 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
             for tensor in written_tensors(info, args, kwargs):
                 tape.forget_shadow(tensor)
                 if info.set_like or info.metadata_write:
-                    tape.outside.pop(id(tensor), None)  # it showed other memory, or the same in another way
+                    tape.forget_place(tensor)  # it showed other memory, or the same in another way
     refuse_forgotten((*args, *kwargs.values()))
     result = call(op, info, args, kwargs)
     for storage in anew:

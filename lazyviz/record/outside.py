@@ -115,24 +115,31 @@ class Outside(Pending):
 
     def forget_outside(self, tensor: torch.Tensor) -> TrackedValue | None:
         """Before ``tensor``'s metadata may change: what was recorded shows its old form."""
-        value = self.outside.pop(id(tensor), None)
+        value = self.forget_place(tensor)
         if value is not None:
             release(value)
         return value
+
+    def forget_place(self, tensor: torch.Tensor) -> TrackedValue | None:
+        """``tensor`` shows other memory from now on; the value that it was, if it was recorded as outside."""
+        made = self.made.pop(id(tensor), None)
+        return self.outside.pop(id(tensor), made)
 
     def value_of(self, tensor: torch.Tensor) -> TrackedValue | None:
         """The value recorded for a tensor, pending or from outside."""
         value = tensor.__dict__.get("_lazyviz")
         if value is None:
-            value = self.outside.get(id(tensor))
-            if value is None or value.tensor is None or value.tensor() is not tensor:
-                return None  # the id of one that has died since
+            for values in (self.outside, self.made):
+                value = values.get(id(tensor))
+                if value is not None and value.tensor is not None and value.tensor() is tensor:
+                    return value
+            return None  # or the id of one that has died since
         return value
 
     def rebind(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
         """``tensor.data = data`` where either is pending: recorded, keeping ``tensor``'s identity."""
         old = self.value_of(tensor)
-        self.outside.pop(id(tensor), None)
+        self.forget_place(tensor)
         if type(data) is not LazyTensor:
             if old is not None and type(tensor) is LazyTensor:
                 make_real(tensor, data)
@@ -159,7 +166,7 @@ class Outside(Pending):
         self.view_is_made()
         values = [self.value_of(one), self.value_of(other)]
         for tensor, value in zip((one, other), values):
-            self.outside.pop(id(tensor), None)
+            self.forget_place(tensor)
             let_go(tensor)
             if value is not None:
                 value.tensor = None
@@ -172,4 +179,4 @@ class Outside(Pending):
                 if value is not None:
                     TensorRef(tensor, value)
                     if not is_pending(tensor):
-                        self.outside[id(tensor)] = value
+                        (self.outside if value.node is None else self.made)[id(tensor)] = value

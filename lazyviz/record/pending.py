@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 HELD_BYTES_LIMIT = 4 * 2**30
 """Bytes of dropped outside tensors a pending graph may keep alive before it is evaluated."""
+NOWHERE = 1  # no storage's address
 MOST_LOST_GRAPHS = 16  # that are kept for nothing but an owed write of a known value
 
 
@@ -113,6 +114,8 @@ class Pending:
         self.outsiders = Outsiders(self)
         self.scopes.meet, self.scopes.stepped = self.outsiders.meet, self.end_step
         self.met: dict[int, TrackedStorage] = {}  # likewise, of what sync points made real: who it was
+        self.made: dict[int, TrackedValue] = {}  # by id of the tensor: made at once, by this block
+        self._many_outside = self._many_made = 200  # of these, when next to look for dead ones
         self._watched: set[weakref.ref[Graph]] = set()  # whose values point to tensors
         self._views: list[TrackedNode] = []  # pending ones recorded outside of a block
         self.held_bytes_limit = HELD_BYTES_LIMIT
@@ -257,45 +260,103 @@ class Pending:
         self.overdue = []
         self.settle()
 
-    def settle(self) -> None:
-        """After an evaluation: forget real memory that nothing pending touches any more."""
-        TrackedStorage.held_bytes = 0
+    def settle(self, ran: Sequence[TrackedNode] | None = None) -> None:
+        """After an evaluation: forget real memory that nothing pending touches any more.
+
+        With ``ran``, the nodes that were to run, at a cost that depends on these and not on what is pending.
+        """
         if self._views:
             self._drop_unseen_views()
-        made = {}
+        if TrackedStorage.unused:
+            self._forget_unused()
         if self.graph is None:
             self.met.clear()
-        else:
-            self.met.update((a, storage) for a, storage in self.storages.items() if storage.live)
-            made = {
-                key: value
-                for key, value in self.outside.items()
-                if value.node is not None and value.tensor is not None
-            }
+            self.made.clear()
+            if ran is None:  # the block has ended: no op is being recorded that would read them
+                for value in self.outside.values():
+                    if not value.uses:
+                        value.real = None
         if not self.pending:
-            self.outside = made  # at once, by this block
-            self.storages.clear()
+            if self.graph is not None:
+                self.met.update((a, storage) for a, storage in self.storages.items() if storage.live)
+            self._forget_memory()
             if self.graph is None:
                 self.scopes.forget_forward()
                 self.scopes.sources.forget_old()
                 self._let_go()
-            return
-        self.storages = {a: storage for a, storage in self.storages.items() if storage.has_pending_access}
-        read = self._read_by_pending()
-        inputs: set[TrackedStorage] = set()
-        for value in read:
+        elif ran is not None:
+            Pending.settle_after(self, ran)
+        else:
+            self._settle_all()
+        self._forget_dead()
+
+    def _forget_memory(self) -> None:
+        self.outside.clear()
+        self.storages.clear()
+        TrackedStorage.held.clear()
+        TrackedStorage.held_bytes = 0
+
+    def settle_after(self, ran: Iterable[TrackedNode]) -> None:
+        """The part of :meth:`settle` for memory that the nodes in ``ran`` touch: no other has changed."""
+        for node in ran:
+            for value in (*node.inputs, *node.outputs):
+                storage = value.storage
+                if value.real is None:
+                    tensor = value.tensor() if value.node is None and value.tensor is not None else None
+                    if tensor is not None and self.outside.get(id(tensor)) is value:
+                        del self.outside[id(tensor)]
+                elif value.uses and not storage.foreign:
+                    self._place(storage, _torch.storage_address(value.real))
+                if not storage.uses:
+                    self._leave(storage)
+                if storage.external:
+                    storage.count_held()
+
+    def _forget_dead(self) -> None:
+        """Drop what is known of outside tensors that have died, now and then."""
+        if len(self.outside) > self._many_outside:
+            self.outside = {key: value for key, value in self.outside.items() if value.real is not None}
+            self._many_outside = 2 * len(self.outside) + 200
+        if len(self.made) > self._many_made:
+            self.made = {key: value for key, value in self.made.items() if value.tensor is not None}
+            self._many_made = 2 * len(self.made) + 200
+
+    def _settle_all(self) -> None:
+        storages = [storage for storage in self.storages.values() if not storage.has_pending_access]
+        for storage in storages:
+            self._leave(storage)
+        TrackedStorage.held.clear()
+        TrackedStorage.held_bytes = 0
+        for value in self._read_by_pending():
             storage, real = value.storage, value.real
-            inputs.add(storage)
+            storage.count_held()
             if real is not None and not storage.foreign:
-                self.storages.setdefault(_torch.storage_address(real), storage)
+                self._place(storage, _torch.storage_address(real))
         self.outside = {key: value for key, value in self.outside.items() if value.real is not None}
-        self.outside |= made
-        for value in self.outside.values():  # an op to come may write it through the same value
-            storage = value.storage
-            if storage.address and not storage.foreign:
-                self.storages.setdefault(storage.address, storage)
-        # From the nodes: an address of foreign memory can have come to belong to other memory since.
-        TrackedStorage.held_bytes = sum([s.nbytes for s in inputs if s.external and not s.live])
+
+    def _place(self, storage: TrackedStorage, address: int) -> None:
+        """Pending nodes read ``storage``, which is at ``address``."""
+        if self.storages.setdefault(address, storage) is storage:
+            storage.address = address
+
+    def _leave(self, storage: TrackedStorage) -> None:
+        """Nothing pending touches ``storage``: who meets its memory does so for the first time, or again."""
+        address = storage.address
+        if self.storages.get(address) is storage:
+            del self.storages[address]
+            if self.graph is not None and storage.live:
+                self.met[address] = storage
+            storage.address = NOWHERE  # values of it that no node has read yet are not to be read now
+
+    def _forget_unused(self) -> None:
+        """Let go of outside tensors that no node has read, and nobody has any more."""
+        values = TrackedStorage.unused[:]
+        del TrackedStorage.unused[: len(values)]
+        for value in values:
+            if not value.uses:
+                value.real = None
+                if not value.storage.uses:
+                    self._leave(value.storage)
 
     def _read_by_pending(self) -> Iterable[TrackedValue]:
         """The values that pending nodes read, as far as they are real or outside; each once."""

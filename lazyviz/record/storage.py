@@ -59,6 +59,8 @@ class TrackedStorage(Storage):
 
     recording: ClassVar[Graph | None] = None  # the innermost block that is open
     held_bytes: ClassVar[int] = 0  # outside memory that only pending nodes keep alive
+    held: ClassVar[dict[TrackedStorage, int]] = {}  # of which storages that is, and how much
+    unused: ClassVar[list[TrackedValue]] = []  # outside tensors that died before any node read them
 
     def __init__(self, nbytes: int, device: torch.device, graph: Graph, *, external: bool) -> None:
         super().__init__(nbytes, device, external=external, created=-1 if external else len(graph.nodes))
@@ -70,8 +72,18 @@ class TrackedStorage(Storage):
         self.foreign = False
         self.replaced_by: TrackedStorage | None = None
         self.shadow: Shadow | None = None
-        self.address = 0  # of an external storage: identity of the C++ storage
+        self.address = 0  # of one that pending nodes find real: identity of the C++ storage
         graph.storages.append(self)
+
+    def count_held(self) -> None:
+        """Count its bytes in ``held_bytes`` if pending nodes alone keep it alive, else no longer."""
+        held = TrackedStorage.held
+        counts = self.external and not self.live and self.uses > 0
+        if counts or held:
+            TrackedStorage.held_bytes -= held.pop(self, 0)
+        if counts:
+            held[self] = self.nbytes
+            TrackedStorage.held_bytes += self.nbytes
 
     @property
     def has_pending_write(self) -> bool:
@@ -145,6 +157,8 @@ def on_tensor_death(ref: TensorRef) -> None:
     value = ref.value
     if value.tensor is ref:
         value.tensor = None
+    if value.real is not None and not value.uses and value.node is None:
+        TrackedStorage.unused.append(value)
     storage = value.storage
     while storage.replaced_by is not None:
         storage = storage.replaced_by
@@ -152,8 +166,8 @@ def on_tensor_death(ref: TensorRef) -> None:
     if storage.live == 0:
         Lost.something = True
         note_drop(storage)
-        if storage.external and value.uses:
-            TrackedStorage.held_bytes += storage.nbytes
+        if storage.external and storage.uses:
+            storage.count_held()
         if storage.graph.lost and Lost.look is not None:
             Lost.look()
 

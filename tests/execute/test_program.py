@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz import _torch_level
 from lazyviz.execute import straight_line
 from lazyviz.execute.lines import NOWHERE
 from lazyviz.execute.replay import replays
@@ -550,12 +551,12 @@ def test_the_level_of_kernels_is_the_same_as_in_python(around):
         found = []
         for compiled in (PYTHON, COMPILED):
             straight_line.use(compiled)
-            with straight_line.kernels_only():
+            with _torch_level.kernels_only():
                 found.append(level())
-                with straight_line.kernels_only():
+                with _torch_level.kernels_only():
                     found.append(level())
             assert level() == before and lazyviz._torch.dispatch_modes() == modes
-            with pytest.raises(ZeroDivisionError), straight_line.kernels_only():
+            with pytest.raises(ZeroDivisionError), _torch_level.kernels_only():
                 _ = 1 // 0
             assert level() == before
     assert len(set(found)) == 1

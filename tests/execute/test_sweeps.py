@@ -46,8 +46,8 @@ def test_both_find_the_same():
     assert len(found.steps) == len(nodes) and len(found.values) > found.made > len(found.users) > 0
     assert found.draws and not found.more
     assert found.graphs == [graph.ir for graph in kept[-2:]]
-    storages = Storages(*IN_CPP.storages_of(found.values, found.made))
-    assert storages == InPython.storages_of(found.values, found.made)
+    storages = Storages(*IN_CPP.storages_of(found.values, found.made, found.wiring))
+    assert storages == InPython.storages_of(found.values, found.made, found.wiring)
     assert len(storages.places) == len(found.values) - found.made
     assert len(storages.storages) > len(storages.roles) >= len(storages.live) > 0
     nodes[2].error = nodes[4].error = "it failed"
@@ -67,11 +67,44 @@ def test_both_find_results_beyond_those_of_the_op_and_memory_met_again():
     nodes = list(tape.pending)
     found = surveyed(IN_CPP, nodes)
     assert found == surveyed(InPython, nodes)
-    storages = Storages(*IN_CPP.storages_of(found.values, found.made))
-    assert storages == InPython.storages_of(found.values, found.made)
+    storages = Storages(*IN_CPP.storages_of(found.values, found.made, found.wiring))
+    assert storages == InPython.storages_of(found.values, found.made, found.wiring)
     assert found.more and storages.continued
     graph.evaluate()
     assert torch.equal(w, (y + 1) * y)
+
+
+def test_both_know_what_nodes_beyond_a_stretch_need():
+    with lazyviz.lazy():
+        x = torch.ones(3)
+        y = x * 2
+        z = y + y[0]
+        beyond = y - 1
+        other = y[1:] - 1
+    nodes = [node for node in tape.pending if node not in (beyond._lazyviz.node, *closure_of(other))]
+    nodes += [x._lazyviz.node, y._lazyviz.node]
+    nodes = sorted(set(nodes), key=lambda node: node.sequence)
+    for sweep in (IN_CPP, InPython):
+        found = surveyed(sweep, nodes)
+        storages = Storages(*sweep.storages_of(found.values, found.made, found.wiring))
+        assert [found.values[number] for number in storages.later] == [y._lazyviz]
+        assert [storages.storages[place] for place in storages.beyond] == [y._lazyviz.storage]
+    uses = []
+    for sweep in (IN_CPP, InPython):
+        sweep.note_used(nodes)
+        uses.append([(value.uses, value.storage.uses) for value in found.values])
+        for node in nodes:
+            for value in node.inputs:
+                value.uses += 1
+                value.storage.uses += 1
+    assert uses[0] == uses[1]
+    assert y._lazyviz.uses == 4 and uses[0][found.values.index(y._lazyviz)] == (2, 3)
+    assert torch.equal(z, torch.full((3,), 4.0)) and torch.equal(other, torch.ones(2))
+    tape.forget_all()
+
+
+def closure_of(tensor):
+    return [tensor._lazyviz.node, *[value.node for value in tensor._lazyviz.node.inputs]]
 
 
 def test_a_step_that_is_not_known_is_named_by_its_answer():
@@ -92,7 +125,7 @@ def test_both_leave_the_same():
         kept = training()
         nodes = list(tape.pending)
         found = surveyed(sweep, nodes)
-        storages = Storages(*sweep.storages_of(found.values, found.made)).storages
+        storages = Storages(*sweep.storages_of(found.values, found.made, found.wiring)).storages
         assert any(node.after for node in nodes) or any(value.uses for value in found.values)
         nodes[0].outputs[0].storage.shadow = shadow = object()
         nodes[0].writes, nodes[0].folded = [nodes[0].outputs[0].storage], False

@@ -1,0 +1,38 @@
+"""The level at which recorded kernels run, entered at little cost: each read of a value does.
+
+``tests/test_torch_private.py`` checks what is relied on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+
+from . import _torch
+
+# The number of modes that see ops before autograd, as tracers have: the compiled form leaves them there.
+modes_before_autograd: Callable[[], int] = torch._ops._len_torch_dispatch_stack_pre_dispatch
+compiled: Callable[[], AbstractContextManager[None]] | None = None  # `_torch.kernels_only`, compiled
+_set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled  # the public one is a context as well
+
+
+def kernels_only() -> AbstractContextManager[None]:
+    """As :func:`lazyviz._torch.kernels_only`, at less cost where there is compiled code for it."""
+    if compiled is not None and not modes_before_autograd():
+        return compiled()
+    return _torch.kernels_only()
+
+
+class NoGrad:
+    """``torch.no_grad()``, at less cost: a plain context, which decorates nothing."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = torch.is_grad_enabled()
+        _set_grad_enabled(False)
+
+    def __exit__(self, *error: object) -> None:
+        _set_grad_enabled(self._before)

@@ -1,0 +1,223 @@
+"""What a read costs in a long block depends on what it evaluates, not on the block."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+from lazyviz._torch import MemoryRef
+from lazyviz.execute import sweeps
+from lazyviz.record import acceleration
+from lazyviz.record.recorder import tape
+
+PACKAGE = str(Path(lazyviz.__file__).parent)
+
+
+@pytest.fixture(params=["compiled", "in Python"])
+def either_way(request):
+    compiled = request.param == "compiled"
+    if compiled and not acceleration.active:
+        pytest.skip("lazyviz was installed without it")
+    acceleration.use(compiled)
+    sweeps.use(compiled)
+    yield compiled
+    acceleration.use(True)
+    sweeps.use(True)
+
+
+@pytest.fixture
+def in_python():
+    acceleration.use(False)
+    sweeps.use(False)
+    yield
+    acceleration.use(True)
+    sweeps.use(True)
+
+
+def steps_of(kind):
+    """A function to be called again and again in one block, each of whose calls reads something."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(6, 4)
+    kept = []
+
+    def train():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    def read_each():
+        y = x * 2
+        first = y.tolist()
+        return first, (y + 1).sum().item()
+
+    def leave_most():  # what nobody reads stays pending
+        kept.append((x + len(kept)).exp())
+        return (x * 2).sum().item()
+
+    def at_once():  # what ran at once, and stays
+        kept.append(x[x > 0])
+        return kept[-1].sum().item()
+
+    def draw():
+        kept.append(torch.rand(3))
+        return torch.rand(2).tolist()
+
+    return {
+        "train": train,
+        "read each": read_each,
+        "leave most": leave_most,
+        "at once": at_once,
+        "draw": draw,
+    }[kind]
+
+
+def lines_of(function):
+    """How many lines of lazyviz are run by a call, each pass of a loop counted."""
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+KINDS = ("train", "read each", "leave most", "at once", "draw")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_reads_does_as_much_late_in_a_block_as_early(kind, in_python):
+    step = steps_of(kind)
+    with lazyviz.lazy() as graph:
+        for _ in range(20):
+            step()
+        early = statistics.median([lines_of(step) for _ in range(9)])
+        for _ in range(250):
+            step()
+        late = statistics.median([lines_of(step) for _ in range(9)])
+    assert len(graph.sync_points) >= 288
+    assert late <= 1.1 * early
+
+
+@pytest.mark.takes_times
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_reads_takes_as_long_late_in_a_block_as_early(kind):
+    step = steps_of(kind)
+
+    def seconds(count):
+        times = []
+        for _ in range(count):
+            begin = time.process_time()
+            step()
+            times.append(time.process_time() - begin)
+        return statistics.median(times)
+
+    with lazyviz.lazy():
+        seconds(50)
+        early = seconds(100)
+        seconds(1000)
+        late = seconds(100)
+    assert late < 1.5 * early
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_block_with_reads_reads_what_eager_reads(kind, either_way):
+    eager = steps_of(kind)
+    expected = [eager() for _ in range(40)]
+    step = steps_of(kind)
+    with lazyviz.lazy():
+        assert [step() for _ in range(40)] == expected
+    lazyviz.sync()
+
+
+def test_memory_met_by_what_ran_at_once_is_known_again_after_a_read(either_way):
+    def program(lazily):
+        x = torch.zeros(4)
+        flat = x.view(2, 2)
+        waits = torch.ones(2) * 2  # something else stays pending
+        read = (x + 1).sum()
+        seen = [flat.nonzero().tolist()]  # meets the memory through another tensor, and records nothing
+        seen.append(read.item())  # nothing pending touches the memory any more
+        flat.add_(3)
+        if lazily:
+            assert tape.pending
+        seen.append(x.tolist())  # owed a write through `flat`
+        x.mul_(2)
+        seen.append(flat.tolist())
+        return seen, waits
+
+    expected, _ = program(False)
+    with lazyviz.lazy():
+        seen, waits = program(True)
+    assert seen == expected
+    assert waits.tolist() == [2, 2]
+
+
+def test_what_a_read_was_the_last_to_need_is_freed_while_others_stay_pending(either_way):
+    memories = []
+    with lazyviz.lazy():
+        waits = torch.ones(2) * 2
+        for _ in range(300):
+            batch = torch.from_numpy(torch.rand(64).numpy()).clone()
+            memories.append(MemoryRef(batch))
+            (batch * 2).sum().item()
+            batch.nonzero()  # met, and read by no node
+            del batch
+            (waits[0] + 1).item()
+        assert [memory.storage() for memory in memories[:-1]] == [None] * 299
+        waits = waits + 1
+        assert tape.pending
+        assert len(tape.outside) < 500  # those of dead tensors go now and then
+
+
+def test_a_block_knows_what_ran_at_once_until_it_ends(either_way):
+    x = torch.tensor([1.0, 0.0, 2.0])
+    with lazyviz.lazy() as graph:
+        found = x[x > 0]
+        waits = found * 2
+        for _ in range(3):
+            (found + 1).sum().item()
+        value = tape.value_of(found)
+        assert value is not None and value.storage.origin.created >= 0
+        assert not tape.pending or waits is not None
+    assert not tape.made
+    assert graph.evaluate() is not None
+    assert waits.tolist() == [2, 4]
+
+
+def test_bytes_that_only_pending_ops_keep_are_counted_down_by_reads(either_way):
+    from lazyviz.record.storage import TrackedStorage
+
+    with lazyviz.lazy():
+        waits = torch.ones(3) * 2
+        first, second = torch.from_numpy(torch.ones(10).numpy()).clone(), torch.ones(3)
+        first, second = first + 1, second + 1
+        held = TrackedStorage.held_bytes
+        first.tolist()
+        assert TrackedStorage.held_bytes <= held
+        lazyviz.evaluate(second)
+        assert tape.pending
+        assert TrackedStorage.held_bytes == 0
+        waits = waits * 2
+    lazyviz.sync()
+    assert not TrackedStorage.held and waits.tolist() == [4, 4, 4]
