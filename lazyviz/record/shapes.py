@@ -262,10 +262,6 @@ class ShapeCache:
             raise DataDependent(f"{info.name} exchanges memory")
         if info.name in _MAKE_SPARSE:  # the rules would check what indices hold
             raise DataDependent(f"{op} (its sparse result cannot be deferred)", sparse=True)
-        if info.gradients:
-            given = dict(zip(info.argument_names, args)) | kwargs
-            if all(given.get(name) is None for name in info.gradients):
-                return Inferred(info, tuple, [None] * len(op._schema.returns), [], True)
         if info.name.startswith(_QUANTIZING):
             raise DataDependent(f"{info.name} makes a quantized tensor")
         known = known_shapes.find(self, op, info, args, kwargs, inputs)
