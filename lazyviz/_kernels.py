@@ -6,8 +6,12 @@ Beside :mod:`lazyviz._torch`, for the plan alone.  ``tests/test_torch_private.py
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
+from functools import lru_cache
 
 import torch
+
+from ._torch import kernels_only
 
 _ONE = torch.empty(1)
 
@@ -44,3 +48,47 @@ def conv_backend(
     name = str(backend.name)
     # The Python binding has no name for this one value of the C++ enumeration.
     return "MkldnnTranspose" if name == "???" and transposed else name
+
+
+class Instructions(IntEnum):
+    """The instruction sets that oneDNN has kernels of its own for on x86, each with those before it."""
+
+    UNKNOWN = 0
+    SSE41 = 1
+    AVX2 = 2
+    AVX512 = 3
+    AVX512_BF16 = 4
+    AMX = 5
+
+
+@lru_cache(1)
+def onednn_instructions() -> Instructions:
+    """The instruction set that oneDNN uses in this process.
+
+    The processor's, unless the system or ``ONEDNN_MAX_CPU_ISA`` withholds it; that of ATen's own kernels
+    (``get_cpu_capability``) is another question.  oneDNN does not export its answer, but the layouts that
+    it chooses for small weights differ: their size tells.
+    """
+    known = {4: Instructions.SSE41, 8: Instructions.AVX2, 16: Instructions.AVX512}
+    blocks = {32: Instructions.AMX, 64: Instructions.AVX512_BF16}
+    ops = torch.ops.mkldnn
+    with kernels_only():
+        try:
+            weight = ops._reorder_convolution_weight(
+                torch.zeros(4, 4, 3, 3, device="cpu", dtype=torch.float32)
+            )
+            found = known.get(ops._nbytes(weight) // (4 * 9 * 4), Instructions.UNKNOWN)
+            if found is Instructions.AVX512:
+                weight = torch.zeros(17, 3, device="cpu", dtype=torch.bfloat16)
+                # 17 x 3 elements in blocks of 32 or 64 outputs by 32 inputs; as they are without such kernels
+                size = ops._nbytes(ops._reorder_linear_weight(weight, 64)) // weight.itemsize
+                found = blocks.get(size // 32, found)
+        except (AttributeError, RuntimeError):  # a build without oneDNN
+            return Instructions.UNKNOWN
+    return found
+
+
+def multiplies_bfloat16_in_onednn() -> bool:
+    """Whether ATen gives products of bfloat16 matrices to oneDNN (``mkldnn_bf16_device_check``)."""
+    mkldnn = torch.backends.mkldnn
+    return mkldnn.is_available() and mkldnn.enabled and torch.ops.mkldnn._is_mkldnn_bf16_supported()

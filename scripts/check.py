@@ -34,6 +34,7 @@ class Check:
     alone: bool = False
     more: tuple[str, ...] = ()  # arguments of `make test-all`
     env: dict[str, str] = field(default_factory=dict)
+    only_all: bool = False  # a step of `make test-all` alone
 
 
 NPM = ("scripts/js_build.py", "npm", "run", "--silent")
@@ -41,6 +42,27 @@ BROWSER, CONFORMANCE, LIBRARIES = "tests/browser", "tests/conformance", "tests/l
 BESIDE = ("tests/graph", "tests/plan", "tests/view")
 EVERYTHING = ("--all", "--scores=docs/conformance.md", "--scores=out/conformance.json")
 EVERY_LIBRARY = ("--all", "--library-table=docs/libraries.md")
+
+# What kernels take while they run depends on the processor: each is asked to do as lesser ones would.
+ONE_PROCESSOR = (
+    "tests/plan/test_scratch.py",
+    "tests/plan/test_precision.py",
+    "tests/execute/test_memory_limit.py",
+)
+PROCESSORS = tuple(
+    Check(
+        f"plans: oneDNN {most or 'all'}, ATen {kernels or 'all'}, threads {threads}",
+        ("-m", "pytest", *ONE_PROCESSOR),
+        beside=True,
+        only_all=True,
+        env={"OMP_NUM_THREADS": threads}
+        | ({"ONEDNN_MAX_CPU_ISA": most} if most else {})
+        | ({"ATEN_CPU_CAPABILITY": kernels} if kernels else {}),
+    )
+    for most in ("", "SSE41", "AVX2", "AVX512_CORE", "AVX512_CORE_BF16")
+    for kernels in ("", "default", "avx2", "avx512")
+    for threads in ("1", "2")
+)
 
 CHECKS = (
     Check("ruff check", ("-m", "ruff", "check", "."), lint=True),
@@ -60,6 +82,7 @@ CHECKS = (
         more=("--all",),
     ),
     Check("programs of other libraries", ("-m", "pytest", LIBRARIES), more=EVERY_LIBRARY),
+    *PROCESSORS,
     Check("JavaScript tests", (*NPM, "test")),
     Check(
         "browser tests that take times",
@@ -78,6 +101,7 @@ def main(args: list[str]) -> int:
     options = parser.parse_args(args)
     only = options.only
     checks = [check for check in CHECKS if check.lint or only is None]
+    checks = [check for check in checks if options.all or not check.only_all]
     name = "make lint" if only else "make test-all" if options.all else "make test"
     if importlib.util.find_spec("lazyviz") is None:
         say(f"lazyviz is not installed in {sys.prefix}; use `{name}`, which sets everything up")

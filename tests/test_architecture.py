@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "_torch": set(),
     "_torch_calls": {"_torch"},  # what a recorded operator is called by: for execution alone
     "_torch_level": {"_torch"},  # where recorded kernels run
-    "_kernels": set(),  # private APIs like `_torch`'s, on what kernels choose: for the plan alone
+    "_kernels": {"_torch"},  # private APIs too, on what kernels choose: for the plan alone
     "_torch_cuda": {"_torch"},
     "_torch_cuda_graphs": set(),  # around the capture of CUDA Graphs: for that backend alone
     "_torch_random": set(),  # on generators: for recording alone

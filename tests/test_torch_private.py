@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import operator
+import os
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -28,6 +30,7 @@ from lazyviz import (
     _torch_owners,
     _torch_random,
 )
+from lazyviz._kernels import Instructions
 from lazyviz.record import acceleration, patches, rng
 
 
@@ -700,3 +703,20 @@ def test_marks_of_a_profiler_are_these_operators():
     with Note(), torch.profiler.record_function("a part"):
         pass
     assert tuple(seen) == _torch.PROFILER_MARKS
+
+
+def test_the_layouts_of_small_weights_tell_onednn_s_instruction_set():
+    code = "from lazyviz._kernels import onednn_instructions as asked; print(asked().name)"
+    found = []
+    for most in ("SSE41", "AVX2", "AVX512_CORE", "AVX512_CORE_BF16", "ALL"):
+        env = {**os.environ, "ONEDNN_MAX_CPU_ISA": most}
+        answer = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+        found.append(Instructions[answer.stdout.strip()])
+    assert found == sorted(found)
+    offered = torch.cpu.get_capabilities()
+    if offered["architecture"] == "x86_64" and offered["avx2"]:
+        assert found[:2] == [Instructions.SSE41, Instructions.AVX2]
+        if offered.get("avx512_vl"):
+            assert found[2] is Instructions.AVX512
+        if offered.get("avx512_bf16"):
+            assert found[3] is Instructions.AVX512_BF16

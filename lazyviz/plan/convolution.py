@@ -6,11 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
-
-from .._kernels import conv_backend
+from .._kernels import Instructions, conv_backend, onednn_instructions
 from .events import NOTHING, Events, Need
-from .onednn import Conv, backward_data, backward_weights, columns_of, forward, transpose
+from .onednn import PAGE, Conv, backward_data, backward_weights, columns_of, forward, transpose
 
 
 class _Tensor(NamedTuple):
@@ -57,23 +55,19 @@ def _operand(meta: Any) -> _Tensor:
     return _Tensor(shape, stride, meta.nbytes)
 
 
-def block_of_channels() -> int:
-    """Channels of a block of oneDNN's layouts: the floats of a vector register."""
-    return 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
-
-
 def forward_need(image: Any, weight: Any, bias: bool, rest: Sequence[Any], threads: int) -> Need:
     """What ``aten::convolution`` needs on the CPU beyond its result; operands are metadata."""
     case = _case(image, weight, rest, threads)
     if case is None:
         return NOTHING
     conv, backend, operand, kernel = case
-    if not backend.startswith("Mkldnn"):
-        return _slow(conv, backend, operand.copied(False) + kernel.copied(False), forward=True)
     last = operand.channels_last or kernel.channels_last
+    if not backend.startswith("Mkldnn"):
+        copies = sum(tensor.copied(last and backend in _IN_TWO_DIMENSIONS) for tensor in (operand, kernel))
+        return _slow(conv, backend, copies, forward=True)
     run = Events()
-    copies = (operand.copied(last), kernel.copied(last))
-    run.take(*copies)
+    copies = operand.copied(last) + kernel.copied(last)
+    run.take(copies)
     transposed = rest[3]
     if transposed:
         transpose(run, conv, bias=bias, direct=last)
@@ -82,7 +76,8 @@ def forward_need(image: Any, weight: Any, bias: bool, rest: Sequence[Any], threa
         inner = forward(conv, bias=bias, direct=last)
         run.peak = [max(a, now + b) for a, now, b in zip(run.peak, run.now, inner.peak)]
         results = conv.dst()
-    return _sure(run.need(results), conv, last)
+    verified = _verified(conv, last) and (not transposed or conv.strided)
+    return _sure(run.need(results), conv, verified, copies)
 
 
 def backward_need(
@@ -93,12 +88,14 @@ def backward_need(
     if case is None:
         return NOTHING
     conv, backend, operand, kernel = case
-    if not backend.startswith("Mkldnn"):
-        copies = sum(tensor.copied(False) for tensor in (_operand(gradient), operand, kernel))
-        return _slow(conv, backend, copies, needed=mask[0] or mask[1])
     last = operand.channels_last or kernel.channels_last
+    if not backend.startswith("Mkldnn"):
+        kept = last and backend in _IN_TWO_DIMENSIONS
+        copies = sum(tensor.copied(kept) for tensor in (_operand(gradient), operand, kernel))
+        return _slow(conv, backend, copies, needed=mask[1] or (mask[0] and backend != "Slow2d"))
     run = Events()
-    run.take(*(tensor.copied(last) for tensor in (_operand(gradient), operand, kernel)))
+    copies = sum(tensor.copied(last) for tensor in (_operand(gradient), operand, kernel))
+    run.take(copies)
     transposed = rest[3]
     results = 0
     if mask[0]:
@@ -115,15 +112,53 @@ def backward_need(
         results += conv.weights() + (conv.out_channels * conv.itemsize if mask[2] and not transposed else 0)
     elif mask[2] and not transposed:
         results += conv.out_channels * conv.itemsize
-    return _sure(run.need(results), conv, last)
+    verified = _verified(conv, last) and _verified_backward(conv, mask[2], mask[1]) and not transposed
+    return _sure(run.need(results), conv, verified, copies)
 
 
-def _sure(need: Need, conv: Conv, direct: bool) -> Need:
-    """A wider range where oneDNN has more kernels to choose from than these rules know."""
-    grouped = conv.groups > 1 and not conv.depthwise
-    if conv.itemsize == 4 and conv.block == 16 and not grouped and not (direct and conv.channels == 1):
-        return need
-    return Need(need.nbytes, 0, 2 * need.high + conv.src() + conv.dst())
+def _sure(need: Need, conv: Conv, verified: bool, copies: int) -> Need:
+    """What the rules were verified for is to the byte (or has their range); elsewhere it is an estimate."""
+    return need if verified else Need(need.nbytes, 0, max(need.high * 5 // 4, _most(conv) + copies))
+
+
+def _verified(conv: Conv, direct: bool) -> bool:
+    """Whether the rules hold: in a thousand convolutions with AVX-512 what they say is what was allocated.
+
+    oneDNN has more kernels than they know, for other processors' registers and for half precision,
+    channels last, groups, dilation, long strides, a result of one pixel.
+    """
+    if onednn_instructions() < Instructions.AVX512 or conv.itemsize != 4 or direct:
+        return False
+    if max(conv.dilation) > 1 or max(conv.stride) > 2 or math.prod(conv.out_image) == 1:
+        return False
+    if conv.groups > 1:
+        return conv.depthwise and math.prod(conv.kernel) > 1
+    return len(conv.kernel) == 2 or not (conv.strided or conv.channels < conv.block or conv.pointwise)
+
+
+def _verified_backward(conv: Conv, bias: bool, weight: bool) -> bool:
+    """Besides: rows that come out even, and sums of weights' gradients in whole blocks for each thread."""
+    if conv.strided and conv.image[-1] % conv.stride[-1]:
+        return False
+    if not weight or conv.threads == 1:
+        return True
+    blocks = -(-conv.out_channels // conv.block)
+    return not (bias and blocks % conv.threads) and (conv.groups > 1 or not 3 < conv.channels < conv.block)
+
+
+def _most(conv: Conv) -> int:
+    """A bound of what any of oneDNN's kernels takes for itself, the widest of them AMX's.
+
+    Image and result in blocks of channels, twice; weights so, and each thread's sums of them in float32;
+    for each thread a block of columns, and pages of its own.  No convolution that was tried came near.
+    """
+    block = 64 if onednn_instructions() >= Instructions.AMX and conv.itemsize < 4 else 16
+    wide = -(-4 // conv.itemsize)
+    weights = conv.weights(block, block)
+    if conv.depthwise:
+        weights = conv.groups * block * block * math.prod(conv.kernel) * conv.itemsize
+    each = max(weights * wide, conv.weights() * 4) + columns_of(conv) + 16 * PAGE
+    return 2 * (conv.src(16) + conv.dst(16) + weights) + (conv.threads + 1) * each
 
 
 def _case(
@@ -174,9 +209,13 @@ def _case(
         out = kernel.shape[0]
     conv = Conv(
         operand.shape[0], channels, images[0], out, images[1], taps, stride, padding, dilation, groups,
-        image.dtype.itemsize, threads, block_of_channels(),
+        image.dtype.itemsize, threads, 16 if onednn_instructions() >= Instructions.AVX512 else 8,
     )  # fmt: skip
     return conv, backend, operand, kernel
+
+
+# ATen's own kernels that know channels last.
+_IN_TWO_DIMENSIONS = ("Slow2d", "SlowTranspose2d")
 
 
 def _slow(conv: Conv, backend: str, copies: int, *, forward: bool = False, needed: bool = True) -> Need:
@@ -195,6 +234,9 @@ def _slow(conv: Conv, backend: str, copies: int, *, forward: bool = False, neede
     if conv.groups > 1:
         # Slices of image, weights and results, one group each, and what puts them together.
         parts = conv.src() + conv.dst() + conv.weights()
-        return Need(copies + columns + parts, 0, copies + columns + 2 * parts)
-    exact = backend in ("Slow2d", "SlowTranspose2d")
-    return Need(columns + copies, columns + copies if exact else 0, (columns + copies) * (1 if exact else 2))
+        return Need(copies + columns + parts, 0, 2 * (copies + columns) + 4 * parts)
+    known = columns + copies
+    fixed = backend == "Slow2d" or (backend == "SlowTranspose2d" and forward)
+    if fixed and conv.itemsize > 2:  # halves are summed in float32
+        return Need(known, known, known)
+    return Need(known, 0, 2 * known + 4 * (conv.src() + conv.dst() + conv.weights()))

@@ -154,7 +154,7 @@ def _reduced_image(conv: Conv) -> int:
 
 def columns_of(conv: Conv) -> int:
     """Bytes of one sample's image as columns of one group; 0 where the image is its own columns."""
-    if conv.pointwise or (math.prod(conv.kernel) == 1 and not conv.strided and not any(conv.padding)):
+    if math.prod(conv.kernel) == 1 and not conv.strided and not any(conv.padding):
         return 0
     inside = conv.channels // conv.groups
     return inside * math.prod(conv.kernel) * math.prod(conv.out_image) * conv.itemsize

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from .._kernels import Instructions, onednn_instructions
 from ..graph.ir import Graph, Node, Storage, TensorMeta, Value
 from . import scratch_images, scratch_linalg
 from .convolution import backward_need, forward_need
@@ -346,7 +347,8 @@ def _and_products(size: int, half: int, query: TensorMeta) -> Need:
 def _recurrent(node: Node, threads: int) -> Need:
     """Both biases summed, weights in oneDNN's order, all steps' gates (mkldnn/RNN.cpp, rnn_utils.cpp).
 
-    What is derived is to the byte; what oneDNN adds (pages, addresses of blocks) was seen in the events.
+    What is derived is to the byte with AVX-512; what oneDNN adds (pages, addresses of blocks) was seen in
+    the events.
     """
     image, hidden = node.args[0].meta, node.args[5].meta
     train = node.outputs[-1].nbytes > 0  # a workspace for the backward
@@ -358,13 +360,16 @@ def _recurrent(node: Node, threads: int) -> Need:
         weights = (inside + size) * _leading_dimension(gates) * item
         space = steps * batch * _leading_dimension(gates) * item + 2 * batch * size * item
         known = gates * item + weights + space
-        return Need(known + 12856, known, known + 4 * PAGE + batch * size * item)
+        state = batch * size * item
+        return Need(known + 12856, known - PAGE - state, known + 4 * PAGE + state)
     weights = (inside + size) * 4 * _rounded(size, 32) * item
     # Each step's states and cells, of the layer and before it, then one step's gates: ``set_offsets``.
     states = 2 * (steps + 1) * batch * _leading_dimension(max(inside, size)) * item
     cells = 2 * (steps + 1) * batch * size * item
     space = _rounded(_rounded(states, PAGE) + cells, PAGE) + batch * _leading_dimension(gates) * item
     known = gates * item + weights + space
+    if onednn_instructions() < Instructions.AVX512:  # other blocks of weights, other rows of states
+        return Need(known + 12856, known // 2, 2 * known + 64 * 1024)
     return Need(known + 12856, known - PAGE, known + 64 * 1024 + space // 5)
 
 

@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from .._kernels import Instructions, multiplies_bfloat16_in_onednn, onednn_instructions
 from ..graph.ir import Node, TensorMeta, Value
 from .events import NOTHING, Events, Need
 from .scratch_rules import Rule, argument, exactly, on
@@ -122,7 +123,7 @@ def _bilinear(node: Node, threads: int) -> Need:
 def _matrix_product(node: Node, threads: int) -> Need:
     """Operands without a BLAS leading dimension are copied (``addmm_impl_cpu_``, LinearAlgebra.cpp)."""
     left, right = [value.meta for value in node.args if isinstance(value, Value)][-2:]
-    if left.dtype is torch.bfloat16 and _in_onednn():
+    if left.dtype is torch.bfloat16 and multiplies_bfloat16_in_onednn():
         return _in_blocks(left, right, threads)
     if len(left.shape) != 2 or len(right.shape) != 2:
         return NOTHING
@@ -136,35 +137,40 @@ def _leading(meta: TensorMeta) -> bool:
     return (col == 1 and row >= max(1, cols)) or (row == 1 and col >= max(1, rows)) or rows == cols == 1
 
 
-def _in_onednn() -> bool:
-    """``mkldnn_bf16_device_check`` (mkldnn/Utils.h), on x86."""
-    return torch.backends.mkldnn.is_available() and "AVX512" in torch.backends.cpu.get_cpu_capability()
-
-
 def _in_blocks(left: TensorMeta, right: TensorMeta, threads: int) -> Need:
     """oneDNN's product of bfloat16: a thread's block of the right operand, packed, and of sums in float32.
 
     The scratchpad is that of ``init_scratchpad`` (oneDNN, x64/matmul/brgemm_matmul_utils.cpp), the sizes
-    of blocks were seen in the allocator's events of 170 products on a processor with AVX512_BF16 and
-    oneDNN 3.12: 64 columns, 512 steps (1024 of more than 1024), rows in equal parts of at most 256.  A left
-    operand in the other order is packed, too.  An estimate elsewhere (other registers, AMX's tiles).
+    of blocks were seen in the allocator's events of 170 products with each of the three instruction sets
+    and oneDNN 3.12.  All are estimates: it divides the work among threads by its own reckoning.
     """
     *batch, rows, steps = left.shape
     columns = right.shape[-1] if len(right.shape) > 1 else 1
     count = math.prod(batch)
     if count * rows * steps * columns <= 16**3:  # ATen does these itself (mkldnn/Matmul.cpp)
         return NOTHING
-    at_once = min(-(-steps // 32) * 32, 512 if steps <= 1024 else 1024)
-    tasks = count * -(-columns // 64)
-    parts = max(-(-threads // tasks), -(-rows // 256))
-    height = max(-(-rows // parts), min(rows, 16))
+    instructions = onednn_instructions()
+    other_order = left.stride[-1] != 1 and rows > 1
     pad = 128  # of each entry: common/memory_tracking.hpp
-    packed = at_once * 64 * 2 + height * min(columns, 64) * 4 + 5 * pad
-    size = threads * packed + 3 * pad
-    if left.stride[-1] != 1 and rows > 1:
-        aside = at_once + 32 if at_once % 512 == 0 else at_once  # rows that do not share a cache set
-        size += threads * height * aside * 2 + pad
-    return Need(size, 0, 2 * size + threads * height * steps * 2 + left.nbytes + right.nbytes)
+    deep = -(-steps // 32) * 32
+    if instructions < Instructions.AVX512_BF16:  # the sums of all of the result
+        size = count * rows * columns * 4 + pad
+    elif instructions is Instructions.AMX:  # all steps of a block of columns, and a page for the tiles
+        size = threads * (deep * min(-(-columns // 64) * 64, 128) * 2 + 4096 + 5 * pad) + 3 * pad
+        if other_order:
+            size += threads * min(rows, 256) * deep * 2
+    else:  # 64 columns, 512 steps (1024 of more than 1024), rows in equal parts of at most 256
+        at_once = min(deep, 512 if steps <= 1024 else 1024)
+        tasks = count * -(-columns // 64)
+        parts = max(-(-threads // tasks), -(-rows // 256))
+        height = max(-(-rows // parts), min(rows, 16))
+        size = threads * (at_once * 64 * 2 + height * min(columns, 64) * 4 + 5 * pad) + 3 * pad
+        if other_order:
+            aside = at_once + 32 if at_once % 512 == 0 else at_once  # rows that do not share a cache set
+            size += threads * height * aside * 2 + pad
+    packed = (count * rows * (deep + 32) + count * deep * -(-columns // 64) * 64) * 2
+    sums = count * rows * max(columns, 64) * 4
+    return Need(size, 0, 2 * size + packed + sums + threads * (deep * 64 * 2 + 16 * 1024))
 
 
 def _transposing(meta: TensorMeta) -> int:

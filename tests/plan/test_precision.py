@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
+from lazyviz._kernels import multiplies_bfloat16_in_onednn
 
 CARD = "RTX-3060"
 
@@ -114,12 +115,14 @@ def plan_of(make, shape, device, *, autocast):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_autocast_on_networks_with_norms_peaks_as_foreseen(name, device, tolerance):
     make, shape = NETWORKS[name]
-    (foreseen,) = [
-        each.peak_bytes
-        for each in plan_of(make, shape, device, autocast=False).remedies
-        if each.kind == "autocast"
-    ]
+    plan = plan_of(make, shape, device, autocast=False)
+    offered = [each.peak_bytes for each in plan.remedies if each.kind == "autocast"]
     actual = plan_of(make, shape, device, autocast=True).peak_bytes
+    if device == "cpu" and not multiplies_bfloat16_in_onednn() and not offered:
+        # Such a processor unfolds images in bfloat16 into columns: it brings nothing, and is not offered.
+        assert actual > (1 - tolerance) * plan.peak_bytes
+        return
+    (foreseen,) = offered
     assert foreseen == pytest.approx(actual, rel=tolerance, abs=0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -13,15 +13,16 @@ from torch import nn
 
 import lazyviz
 from lazyviz import session
+from lazyviz._kernels import Instructions, onednn_instructions
 from lazyviz.plan.events import Need
 
 from .profiler import allocated_by
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")  # the profiler's own business
 
-# The rules for oneDNN's layouts were derived where it has registers of 16 floats.
-WIDE = platform.machine() == "x86_64" and "AVX512" in torch.backends.cpu.get_cpu_capability()
-needs_avx512 = pytest.mark.skipif(not WIDE, reason="oneDNN takes other layouts on this processor")
+# The rules for oneDNN's kernels were verified with registers of 16 floats; elsewhere there is a range.
+INSTRUCTIONS = onednn_instructions()
+VERIFIED = INSTRUCTIONS >= Instructions.AVX512
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +51,14 @@ def planned(call: Callable[[], Any]) -> Need:
 def check(call: Callable[[], Any]) -> None:
     bytes_ = measured(call)
     assert planned(call) == Need(bytes_, bytes_, bytes_)
+
+
+def check_claim(call: Callable[[], Any], *, verified: bool = VERIFIED) -> None:
+    """Exact where the rules were verified with the instruction set, inside the range elsewhere."""
+    need, seen = planned(call), measured(call)
+    assert need.low <= seen <= need.high, (need, seen)
+    if verified:
+        assert need.nbytes == seen
 
 
 def convolution(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, transposed=False):
@@ -90,27 +99,24 @@ CONVOLUTIONS = [
 ]
 
 
-@needs_avx512
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_convolution_s_copies_are_counted_to_the_byte(case, bias):
     shape, weight, stride, padding, groups = case
     x, w = torch.randn(shape), torch.randn(weight)
     b = torch.randn(weight[0]) if bias else None
-    check(lambda: convolution(x, w, b, stride, padding, 1, groups))
+    check_claim(lambda: convolution(x, w, b, stride, padding, 1, groups))
 
 
-@needs_avx512
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
 @pytest.mark.parametrize("mask", [(True, True, True), (False, True, False)], ids=str)
 def test_a_convolution_s_gradients_copies_are_counted_to_the_byte(case, mask):
     shape, weight, stride, padding, groups = case
     x, w = torch.randn(shape), torch.randn(weight)
     gradient = torch.randn_like(convolution(x, w, None, stride, padding, 1, groups))
-    check(lambda: backward(gradient, x, w, stride, padding, 1, groups, mask))
+    check_claim(lambda: backward(gradient, x, w, stride, padding, 1, groups, mask))
 
 
-@needs_avx512
 @pytest.mark.parametrize("stride", [1, 2])
 def test_channels_last_convolutions_and_gradients_out_of_order_are_counted_too(stride):
     x, w = torch.randn(3, 32, 14, 14), torch.randn(48, 32, 3, 3)
@@ -119,13 +125,73 @@ def test_channels_last_convolutions_and_gradients_out_of_order_are_counted_too(s
     assert need.low <= measured(lambda: convolution(last, w_last, None, stride, 1)) <= need.high
     gradient = torch.randn_like(convolution(x, w, None, stride, 1))
     turned = gradient.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
-    check(lambda: backward(turned, x, w, stride, 1, mask=(True, True, False)))
+    check_claim(lambda: backward(turned, x, w, stride, 1, mask=(True, True, False)))
 
 
-@needs_avx512
 def test_a_transposed_convolution_is_the_gradient_of_another():
     x, w, b = torch.randn(3, 24, 8, 8), torch.randn(24, 16, 2, 2), torch.randn(16)
-    check(lambda: convolution(x, w, b, 2, transposed=True))
+    check_claim(lambda: convolution(x, w, b, 2, transposed=True))
+
+
+def test_what_was_verified_is_claimed_to_the_byte_and_the_rest_is_not():
+    x, w = torch.randn(3, 48, 18, 18), torch.randn(80, 48, 3, 3)
+    assert planned(lambda: convolution(x, w, None, 1, 1)).exact == VERIFIED
+    gradient = torch.randn(3, 80, 18, 18)
+    assert planned(lambda: backward(gradient, x, w, 1, 1, mask=(True, False, False))).exact == VERIFIED
+    assert not planned(lambda: convolution(x, w, None, 1, 2, 2)).exact  # dilated
+
+
+def anything(number: random.Random) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Some convolution and its gradients: of 1 to 3 dimensions, groups, halves, channels last, transposed."""
+    dims = number.choice([1, 2, 2, 2, 3])
+    kernel, step = number.choice([1, 3, 3, 5]), number.choice([1, 1, 2])
+    stretch, padding = number.choice([1, 1, 2]), number.choice([0, kernel // 2])
+    size = 2 * kernel + number.choice([1, 3, 6, 20 if dims < 3 else 1])
+    groups = number.choice([1, 1, 1, 2, 4])
+    channels, out = (groups * number.choice([1, 2, 5, 8, 16, 24]) for _ in range(2))
+    dtype = number.choice([torch.float32, torch.float32, torch.bfloat16, torch.float64])
+    layout = [None, None, torch.channels_last, torch.channels_last_3d][dims]
+    transposed, batch = number.random() < 0.2, number.choice([1, 2, 5, 8])
+    x = torch.randn(batch, channels, *[size] * dims).to(dtype)
+    shape = (channels, out // groups) if transposed else (out, channels // groups)
+    w = torch.randn(*shape, *[kernel] * dims).to(dtype)
+    if layout and number.random() < 0.3:
+        x, w = x.to(memory_format=layout), w.to(memory_format=layout)
+    bias = torch.randn(out).to(dtype) if number.random() < 0.5 else None
+    options = [[value] * dims for value in (step, padding, stretch)]
+    rest = (*options, transposed, [0] * dims, groups)
+    gradient = torch.randn_like(torch.ops.aten.convolution(x, w, bias, *rest))
+    mask = number.choice([[True, True, True], [False, True, True], [True, False, False]])
+    return (
+        lambda: torch.ops.aten.convolution(x, w, bias, *rest),
+        lambda: torch.ops.aten.convolution_backward(gradient, x, w, [out], *rest, mask),
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_convolution_is_inside_of_what_is_said_of_it(threads):
+    torch.set_num_threads(threads)
+    number = random.Random(threads)
+    for _ in range(25):
+        for call in anything(number):
+            need, seen = planned(call), measured(call)
+            assert need.low <= seen <= need.high, (need, seen)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_product_in_bfloat16_is_inside_of_what_is_said_of_it(threads):
+    torch.set_num_threads(threads)
+    number = random.Random(threads)
+    sizes = [1, 2, 7, 16, 33, 64, 100, 256, 300, 700]
+    for _ in range(25):
+        rows, steps, columns = (number.choice(sizes) for _ in range(3))
+        x, w = torch.randn(rows, steps).bfloat16(), torch.randn(steps, columns).bfloat16()
+        if number.random() < 0.3:
+            x = x.t().contiguous().t()
+        if number.random() < 0.5:
+            w = w.t().contiguous().t()
+        need, seen = planned(lambda x=x, w=w: torch.mm(x, w)), measured(lambda x=x, w=w: torch.mm(x, w))
+        assert need.low <= seen <= need.high, (need, seen, rows, steps, columns)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -233,17 +299,17 @@ def test_the_table_s_entries_are_what_the_allocator_sees(name):
         assert planned(call).nbytes == pytest.approx(measured(call), abs=16)
 
 
-@needs_avx512
 @pytest.mark.parametrize("shape", [(512, 256, 128), (300, 600, 33), (40, 1500, 700), (3, 64, 64)], ids=str)
 def test_products_in_bfloat16_pack_a_block_for_each_thread(shape):
     rows, steps, columns = shape
     x = torch.randn(rows, steps).bfloat16()
     weight, bias = torch.randn(columns, steps).bfloat16(), torch.randn(columns).bfloat16()
     need, seen = planned(lambda: F.linear(x, weight, bias)), measured(lambda: F.linear(x, weight, bias))
-    assert need.nbytes == pytest.approx(seen, rel=0.01) and need.low < seen <= need.high
+    assert need.low <= seen <= need.high
+    if INSTRUCTIONS is Instructions.AVX512_BF16:
+        assert need.nbytes == pytest.approx(seen, rel=0.01)
 
 
-@needs_avx512
 @pytest.mark.parametrize("shape", [(50, 4, 32, 64), (100, 8, 64, 256), (12, 20, 300, 128)], ids=str)
 def test_a_recurrent_layer_keeps_every_step_s_states_while_it_runs(shape):
     steps, batch, inside, size = shape
@@ -251,7 +317,9 @@ def test_a_recurrent_layer_keeps_every_step_s_states_while_it_runs(shape):
     with torch.no_grad():
         need = planned(lambda: layer(x))
         seen = measured(lambda: layer(x)) - 2 * 4 * batch * size  # the first states, dropped by then
-    assert need.nbytes == pytest.approx(seen, rel=0.01) and need.low < seen < need.high
+    assert need.low < seen < need.high
+    if VERIFIED:
+        assert need.nbytes == pytest.approx(seen, rel=0.01)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 10.0])
