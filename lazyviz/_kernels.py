@@ -91,4 +91,4 @@ def onednn_instructions() -> Instructions:
 def multiplies_bfloat16_in_onednn() -> bool:
     """Whether ATen gives products of bfloat16 matrices to oneDNN (``mkldnn_bf16_device_check``)."""
     mkldnn = torch.backends.mkldnn
-    return mkldnn.is_available() and mkldnn.enabled and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return bool(mkldnn.is_available() and mkldnn.enabled and torch.ops.mkldnn._is_mkldnn_bf16_supported())
