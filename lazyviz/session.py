@@ -79,7 +79,9 @@ class LazyGraph(Choices, Shown):
         self._done = 0  # so many nodes from the first are known to have run
         self._owned = Owned(graph)  # the last: attributes go in this order
 
-    def __del__(self) -> None:
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_ending():
+            return  # modules have lost their names by then
         self.ir.lost = True
         if Lost.look is not None and tape.pending and sweeps.unfinished(self.nodes):
             Lost.look()

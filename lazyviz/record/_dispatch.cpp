@@ -482,7 +482,7 @@ PyObject* alias(PyObject* tensor) {
 int is_given(PyObject* tensor) {
   const at::Tensor& asked = unpack(tensor);
   return asked.device().is_cpu() && !asked.requires_grad() &&
-      (asked.numel() == 1 || !(asked.is_floating_point() || asked.is_complex()));
+      (asked.numel() <= 1 || !(asked.is_floating_point() || asked.is_complex()));
 }
 
 bool are(c10::IntArrayRef numbers, PyObject* tuple) {

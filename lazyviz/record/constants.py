@@ -42,7 +42,7 @@ def is_given(tensor: torch.Tensor) -> bool:
     return (
         tensor.device.type == "cpu"
         and not tensor.requires_grad
-        and (tensor.numel() == 1 or not (tensor.is_floating_point() or tensor.is_complex()))
+        and (tensor.numel() <= 1 or not (tensor.is_floating_point() or tensor.is_complex()))
     )
 
 

@@ -9,7 +9,9 @@ as it is where that module is missing.
 
 from __future__ import annotations
 
+import sys
 import weakref
+from collections.abc import Callable
 
 from .. import _compiled
 from ..graph.ir import Graph
@@ -29,7 +31,9 @@ class Owned:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
 
-    def __del__(self) -> None:
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_ending():
+            return  # modules have lost their names by then
         holder = [self.graph]
         del self.graph
         if not _release(holder):

@@ -7,6 +7,7 @@ tensors that only recording and execution need; planning and drawing never see t
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -153,7 +154,9 @@ class TensorRef(weakref.ref):
         value.storage.dropped = None  # another tensor on it may have been dropped before
 
 
-def on_tensor_death(ref: TensorRef) -> None:
+def on_tensor_death(ref: TensorRef, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+    if is_ending():
+        return  # modules have lost their names by then
     value = ref.value
     if value.tensor is ref:
         value.tensor = None

@@ -10,6 +10,8 @@ import torch
 
 import lazyviz
 
+from ..both_ways import both
+
 
 def test_a_view_of_an_outside_tensor_sees_what_is_written_through_another():
     counts = torch.zeros(4, dtype=torch.long)
@@ -56,6 +58,15 @@ def test_shapes_that_depend_on_known_content_are_no_sync_points():
     assert kept.tolist() == [5, 2, 7] and unique.tolist() == [0, 1] and counts.tolist() == [2, 1]
     assert torch.equal(result, x[[0, 1, 3]] * 2)
     assert torch.equal(masked, x[[0, 1, 3]] * 3)
+
+
+def test_tensors_without_elements_hold_nothing_that_only_running_tells():
+    def program(x):
+        sizes = torch.tensor(torch.Size([]))  # of the default dtype, not of integers
+        return int(sizes.prod()), sizes.sum().item(), bool((sizes > 0).any()), x * 2
+
+    graph = both(program, lambda: torch.randn(3))
+    assert not graph.sync_points
 
 
 def test_data_is_not_told_ahead():

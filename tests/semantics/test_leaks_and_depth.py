@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import time
 import weakref
 
@@ -302,3 +305,19 @@ def test_a_dropped_graph_is_forgotten_in_a_script_too():
     del graph, y, big
     assert reference() is None
     assert lazyviz.metrics()["ops pending"] == 0
+
+
+@pytest.mark.parametrize("recorder", ["compiled", "in Python"])
+def test_a_script_that_ends_with_something_pending_ends_without_a_word(recorder):
+    script = """
+import torch, lazyviz
+torch.nn.kept = lambda: None  # a module that outlives this script, and through it all of the script's names
+with lazyviz.lazy() as graph:
+    x = torch.ones(3) * 2
+    y = x + torch.rand(3)
+x.add_(1)
+"""
+    env = {**os.environ, "LAZYVIZ_PURE_PYTHON": "" if recorder == "compiled" else "1"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
