@@ -40,7 +40,6 @@ ALWAYS = ("transformers_trainer", "transformers_generate")  # `make test` has tr
 LOADING = "data loaders work eagerly, and what they fetch or draw was pending"
 SAVED = "weights are written to a file"
 COPIED = "a deep copy"
-SHARED = "the memory belongs to a file or an array"
 DAYS = 7  # in so many days in a row every library has its turn
 
 

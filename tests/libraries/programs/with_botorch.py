@@ -13,7 +13,7 @@ from botorch.sampling import SobolQMCNormalSampler
 from botorch.utils.sampling import draw_sobol_samples
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from ..catalog import SHARED, program
+from ..catalog import program
 
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.double)
 
@@ -29,7 +29,6 @@ def surrogate() -> tuple[SingleTaskGP, torch.Tensor]:
         "item": "whether data is scaled, a prior's parameters are in range, a matrix could be decomposed",
         "numpy": "SciPy optimizes",
         "equal": "whether inputs are those of the training",
-        "write to memory shared with others": SHARED,
     }
 )
 def a_surrogate_is_fitted() -> Any:

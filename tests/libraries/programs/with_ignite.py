@@ -11,7 +11,7 @@ from ignite.metrics import Accuracy, ConfusionMatrix, Fbeta, Loss, RunningAverag
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..catalog import COPIED, LOADING, program
+from ..catalog import LOADING, program
 
 
 def loader(count: int = 32) -> DataLoader:
@@ -50,7 +50,6 @@ def supervised_training_with_metrics() -> Any:
 @program(
     {
         "random_": LOADING,
-        "deepcopy": COPIED,
         "item": "the program reads the loss, to stop early",
     }
 )

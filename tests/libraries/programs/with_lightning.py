@@ -115,7 +115,6 @@ def steps_by_hand() -> Any:
         "random_": LOADING,
         "get_rng_state": "the state of the generators is kept around the first validation",
         "item": "whether the measured loss is finite and better",
-        "deepcopy": COPIED,
         "storage access": COPIED,
         "pickle": SAVED,
     }
@@ -129,7 +128,6 @@ def stopped_early_with_the_best_checkpoint() -> Any:
     {
         "random_": LOADING,
         "get_rng_state": "the state of the generators is kept around the first validation",
-        "deepcopy": COPIED,
     }
 )
 def averaged_weights() -> Any:

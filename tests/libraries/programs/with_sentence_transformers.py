@@ -11,7 +11,7 @@ import tokenizers
 import transformers
 from sentence_transformers.sentence_transformer import losses, modules
 
-from ..catalog import SAVED, SHARED, program
+from ..catalog import SAVED, program
 
 WORDS = [
     "the",
@@ -63,7 +63,6 @@ def model(folder: str) -> sentence_transformers.SentenceTransformer:
     {
         "storage access": SAVED,
         "item": "whether the loss is a number, at each step",
-        "write to memory shared with others": SHARED,
         "numpy": "embeddings are arrays",
     }
 )
@@ -115,7 +114,6 @@ def embeddings_and_their_similarities() -> Any:
     {
         "storage access": SAVED,
         "item": "whether the loss is a number, at each step",
-        "write to memory shared with others": SHARED,
     }
 )
 def a_ranking_loss_with_negatives_of_the_batch() -> Any:

@@ -16,7 +16,7 @@ from torchmetrics.classification import (
     MulticlassF1Score,
 )
 
-from ..catalog import COPIED, program
+from ..catalog import program
 
 
 def measured(metrics: dict[str, Any], batches: list[tuple[torch.Tensor, ...]]) -> Any:
@@ -29,7 +29,6 @@ def measured(metrics: dict[str, Any], batches: list[tuple[torch.Tensor, ...]]) -
 
 @program(
     {
-        "deepcopy": COPIED,
         "the result of aten.bincount.default depends on data": "counts of as many classes as there are",
         "the result of aten.nonzero.default depends on data": "where scores change, for a curve",
         "the result of aten.index.Tensor depends on data": "classes of which there is a value",
@@ -52,7 +51,6 @@ def classification_over_batches() -> Any:
 
 @program(
     {
-        "deepcopy": COPIED,
         "the result of aten.bincount.default depends on data": "counts of as many classes as there are",
     }
 )
@@ -69,7 +67,6 @@ def classification_without_validation() -> Any:
 
 @program(
     {
-        "deepcopy": COPIED,
         "item": "whether variances are tiny; a truth value as an index",
         "the result of aten._unique2.default depends on data": "ties among ranks",
     }

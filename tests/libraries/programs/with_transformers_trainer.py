@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch.utils.data import Dataset
 
-from ..catalog import LOADING, SAVED, SHARED, program
+from ..catalog import LOADING, SAVED, program
 
 WORDS, LENGTH = 61, 12
 
@@ -138,7 +138,6 @@ def accumulated_gradients_label_smoothing_and_a_cosine() -> Any:
         "data_ptr": "which weights share memory, before they are saved",
         "stack": LOADING,
         "item": "whether the loss is a number",
-        "write to memory shared with others": SHARED,
         "numpy": "the losses of the evaluation",
     }
 )
@@ -155,7 +154,6 @@ def a_saved_model_is_trained_further() -> Any:
         "data_ptr": "which weights share memory, before they are saved",
         "stack": LOADING,
         "item": "whether the loss is a number",
-        "write to memory shared with others": SHARED,
         "set_ exchanges memory": "weights are given the memory that was read from a file",
         "set_": "optimizer state is given the memory that was read from a file",
     }
