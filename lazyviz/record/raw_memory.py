@@ -28,6 +28,7 @@ _METHODS = (
     "_swap_data_ptr_",
     "_write_file",
     "data_ptr",
+    "resize_",
 )
 
 
