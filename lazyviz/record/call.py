@@ -14,11 +14,12 @@ Shape = tuple[int, ...]
 
 
 class New(NamedTuple):
-    """A result on memory of its own, of which it takes all; dense."""
+    """A dense result on memory of its own: of its size, or of more bytes if its kernel leaves it more."""
 
     shape: Shape
     stride: Shape
     dtype: torch.dtype
+    nbytes: int = 0
 
 
 Made = list[New | None] | None

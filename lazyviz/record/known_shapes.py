@@ -11,7 +11,7 @@ import torch
 
 from .. import _torch
 from .._torch import OpOverload
-from . import probes, rules
+from . import foreach, probes, rules
 from .answers import Inferred, Output, OutputSpec
 from .call import Call
 
@@ -36,7 +36,10 @@ def find(
         return _view(shapes, op, info, args, kwargs, inputs)
     call = Call(op, info.name, dict(zip(info.argument_names, args)) | kwargs, inputs)
     outputs: list[Output] = []
-    if info.mutable_positions:
+    if info.counts_writes:
+        if info.mutable_positions != [0] or info.returned or not foreach.writes(call):
+            return None
+    elif info.mutable_positions:
         if info.mutable_positions != [0] or info.returned != [(0, 0)] or info.hidden_writes:
             return None
         if not inputs or not rules.writes_its_first(call):
@@ -53,9 +56,11 @@ def find(
                 outputs.append(None)
                 continue
             meta = shapes.meta(result.shape, result.stride, 0, result.dtype, _CPU)
-            outputs.append(OutputSpec(meta, None, False, fresh, meta.nbytes))
+            outputs.append(OutputSpec(meta, None, False, fresh, max(meta.nbytes, result.nbytes)))
             fresh += 1
-    container = tuple if len(info.op._schema.returns) > 1 else None
+    container: Any = tuple if len(info.op._schema.returns) > 1 else None
+    if info.name in foreach.MAKE:
+        container = list
     return Inferred(info, container, outputs, [], True)
 
 

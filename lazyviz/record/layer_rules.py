@@ -8,6 +8,8 @@ import torch
 
 from ..graph.ir import TensorMeta
 from .call import (
+    COMMON,
+    FLOATS,
     INTEGERS,
     Call,
     Made,
@@ -80,6 +82,8 @@ def _softmax(call: Call) -> Made:
     rank = len(metas[0].shape)
     if (dtype := one_dtype(metas)) is None or arguments.get("half_to_float"):
         return None
+    if call.name == "_safe_softmax" and (arguments.get("dtype") is not None or not is_plain(*metas)):
+        return None
     if any(meta.shape != metas[0].shape for meta in metas) or not -rank <= arguments["dim"] < rank:
         return None
     if arguments.get("input_dtype", dtype) != dtype:
@@ -91,8 +95,13 @@ def _cat(call: Call) -> Made:
     metas = [value.meta for value in call.inputs]
     dim, shape = call.arguments.get("dim", 0), metas[0].shape
     rank = len(shape)
-    if (dtype := one_dtype(metas)) is None or not is_plain(*metas) or type(dim) is not int:
+    if (dtype := one_dtype(metas, COMMON)) is None or not is_plain(*metas) or type(dim) is not int:
         return None
+    if call.name == "stack":
+        if not -rank - 1 <= dim <= rank or any(meta.shape != shape for meta in metas):
+            return None
+        dim %= rank + 1
+        return [new((*shape[:dim], len(metas), *shape[dim:]), dtype)]
     if not -rank <= dim < rank or any(len(meta.shape) != rank for meta in metas):
         return None
     dim %= rank
@@ -100,6 +109,20 @@ def _cat(call: Call) -> Made:
     if any((meta.shape[:dim], meta.shape[dim + 1 :]) != rest for meta in metas):
         return None
     return [new((*rest[0], sum(meta.shape[dim] for meta in metas), *rest[1]), dtype)]
+
+
+def _along(call: Call) -> Made:
+    """``cumsum``, ``tril`` and ``triu``: of the shape of their operand."""
+    source = call.meta("self")
+    rank = len(source.shape)
+    if one_dtype([source], (*FLOATS, torch.int64)) is None or not is_plain(source):
+        return None
+    if call.name == "cumsum":
+        if call.arguments.get("dtype") is not None or not -rank <= call.arguments["dim"] < rank:
+            return None
+    elif rank < 2:
+        return None
+    return [new(source.shape, source.dtype)]
 
 
 # --- normalization --------------------------------------------------------------------
@@ -265,6 +288,21 @@ def _max_pool(call: Call) -> Made:
 # --- losses and embeddings ------------------------------------------------------------
 
 
+def _mse_loss(call: Call) -> Made:
+    """The squares are computed into the memory of their mean, or sum."""
+    source, target = call.meta("self"), call.meta("target")
+    metas = [value.meta for value in call.inputs]
+    reduction = call.arguments.get("reduction", 1)
+    if (dtype := one_dtype(metas)) is None or not is_plain(*metas) or source.shape != target.shape:
+        return None
+    if reduction not in (0, 1, 2):
+        return None
+    shape = source.shape if reduction == 0 else ()
+    if call.name == "mse_loss":
+        return [New(shape, contiguous(shape), dtype, source.nbytes)]
+    return [new(source.shape, dtype)] if call.meta("grad_output").shape == shape else None
+
+
 def _nll_loss(call: Call) -> Made:
     arguments, scores, target = call.arguments, call.meta("self"), call.meta("target")
     if len(scores.shape) != 2 or target.shape != scores.shape[:1] or target.dtype != torch.int64:
@@ -316,9 +354,11 @@ def _select_backward(call: Call) -> Made:
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), _product),
     **dict.fromkeys(("sum", "mean"), _reduction),
-    **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),
+    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), _softmax),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax),
-    "cat": _cat,
+    **dict.fromkeys(("cat", "stack"), _cat),
+    **dict.fromkeys(("cumsum", "tril", "triu"), _along),
+    **dict.fromkeys(("mse_loss", "mse_loss_backward"), _mse_loss),
     **dict.fromkeys(("native_batch_norm", "native_batch_norm_backward"), _batch_norm),
     **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward"), _layer_norm),
     **dict.fromkeys(("convolution", "convolution_backward"), _convolution),

@@ -18,7 +18,7 @@ import torch
 
 from .._torch import OpOverload
 from ..graph.ir import works_by_element
-from . import layer_rules
+from . import foreach, layer_rules
 from .call import COMMON, FLOATS, INTEGERS, Call, Made, New, Rule, are_sizes, broadcast, new, one_dtype
 from .iterator import output_stride
 from .probes import sharing
@@ -33,7 +33,7 @@ def made(call: Call) -> Made:
         if not (call.name in _FLOAT_TO_FLOAT or call.name in _TO_BOOL) or not works_by_element(call.op):
             return None
         rule = _by_element
-    if not _are_common(call.inputs) or not (call.inputs or rule is _filled):
+    if not _are_common(call.inputs) or not (call.inputs or rule in (_filled, _range, _scalar)):
         return None
     arguments = call.arguments
     if arguments.get("device") not in (None, _CPU) or arguments.get("pin_memory"):
@@ -81,7 +81,8 @@ _FLOAT_TO_FLOAT = {
     "rsqrt", "reciprocal", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "sigmoid",
     "erf", "erfc", "floor", "ceil", "trunc", "sign", "relu", "gelu", "gelu_backward", "silu", "silu_backward",
     "mish", "tanh_backward", "sigmoid_backward", "threshold_backward", "pow", "maximum", "minimum", "lerp",
-    "addcmul", "addcdiv", "where", "atan2", "clamp_min", "clamp_max",
+    "addcmul", "addcdiv", "where", "atan2", "clamp_min", "clamp_max", "sgn", "leaky_relu", "elu", "softplus",
+    "hardsigmoid", "hardswish",
 }  # fmt: skip
 _TO_BOOL = {"eq", "ne", "lt", "le", "gt", "ge"}
 _OF_INTEGERS = {"add", "sub", "mul", *_TO_BOOL}
@@ -148,7 +149,12 @@ def _copies(call: Call) -> bool:
     return one_dtype([target, source]) is not None and broadcast([target.shape, source.shape]) == target.shape
 
 
+def _clamps(call: Call) -> bool:
+    return _hardtanh(call) is not None
+
+
 _WRITES: dict[str, Callable[[Call], bool]] = {
+    "hardtanh_": _clamps,
     "fill_": _fills,
     "zero_": _fills,
     "bernoulli_": _draws,
@@ -169,6 +175,8 @@ def _like(call: Call) -> Made:
         return None
     value = arguments.get("fill_value", 0)
     dtype = arguments.get("dtype") or source.dtype
+    if source.dtype not in COMMON:
+        return None
     if type(value) not in (int, float) or dtype not in COMMON:
         return None
     if call.name == "full_like" and dtype not in FLOATS:
@@ -178,6 +186,28 @@ def _like(call: Call) -> Made:
     if wanted not in (None, torch.preserve_format) or not source.dense:
         return None
     return [New(source.shape, source.stride, dtype)]
+
+
+def _hardtanh(call: Call) -> Made:
+    """It is made like its operand."""
+    low, high = call.arguments.get("min_val", -1), call.arguments.get("max_val", 1)
+    return _like(call) if call.meta("self").dtype in FLOATS and low <= high else None
+
+
+def _range(call: Call) -> Made:
+    """``arange`` of whole numbers."""
+    arguments = call.arguments
+    start, end, step = arguments.get("start", 0), arguments["end"], arguments.get("step", 1)
+    dtype = arguments.get("dtype") or torch.int64
+    if not type(start) is type(end) is type(step) is int or step < 1 or end < start or call.inputs:
+        return None
+    return [new((-((start - end) // step),), dtype)] if dtype in (*FLOATS, *INTEGERS) else None
+
+
+def _scalar(call: Call) -> Made:
+    dtype = call.arguments.get("dtype") or torch.get_default_dtype()
+    fits = type(call.arguments["s"]) in (int, float) and dtype in FLOATS
+    return [new((), dtype)] if fits and not call.inputs else None
 
 
 def _filled(call: Call) -> Made:
@@ -200,6 +230,12 @@ def _filled(call: Call) -> Made:
 
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(("empty_like", "zeros_like", "ones_like", "full_like", "clone"), _like),
+    "_to_copy": _like,
+    "hardtanh": _hardtanh,
+    "hardtanh_backward": _by_element,
+    "arange": _range,
+    "scalar_tensor": _scalar,
+    **dict.fromkeys(foreach.MAKE, foreach.made),
     **dict.fromkeys(("empty", "zeros", "ones", "full"), _filled),
     **dict.fromkeys(("new_empty", "new_zeros", "new_ones", "new_full"), _filled),
     **layer_rules.RULES,

@@ -101,3 +101,35 @@ def test_what_is_known_is_what_pytorch_says(entry, wrong, everything):
                     pass  # it is refused, as in eager mode
                 lazyviz.session.reset()
     assert not wrong
+
+
+FOREACH = {
+    "add, list": lambda a, b, c: torch._foreach_add_(a, b, alpha=2),
+    "add, number": lambda a, b, c: torch._foreach_add_(a, 1),
+    "add, tensor": lambda a, b, c: torch._foreach_add_(a, torch.tensor(1.5)),
+    "mul": lambda a, b, c: torch._foreach_mul_(a, 0.5),
+    "div, numbers": lambda a, b, c: torch._foreach_div_(a, [1.0, 2.0, 3.0]),
+    "lerp": lambda a, b, c: torch._foreach_lerp_(a, b, 0.1),
+    "addcmul of one twice": lambda a, b, c: torch._foreach_addcmul_(a, b, b, 0.5),
+    "addcdiv": lambda a, b, c: torch._foreach_addcdiv_(a, b, c, [1.0, 2.0, 3.0]),
+    "what is written, too": lambda a, b, c: torch._foreach_add_(a, a),
+    "sqrt": lambda a, b, c: torch._foreach_sqrt(a),
+    "neg": lambda a, b, c: torch._foreach_neg_(a),
+    "made": lambda a, b, c: torch._foreach_mul(a, c),
+    "of another length": lambda a, b, c: torch._foreach_add_(a, b[:2]),
+    "of other shapes": lambda a, b, c: torch._foreach_add(a, b[::-1]),
+    "of another dtype": lambda a, b, c: torch._foreach_add(a, [each.double() for each in b]),
+    "transposed": lambda a, b, c: torch._foreach_mul(a, [each.t().contiguous().t() for each in b]),
+}
+
+
+@pytest.mark.parametrize("name", FOREACH)
+def test_what_is_known_of_lists_is_what_pytorch_says(name, wrong):
+    lists = [[torch.ones(2, 3), torch.ones(4, 1), torch.ones(1, 1)] for _ in range(3)]
+    try:
+        with lazyviz.lazy():
+            FOREACH[name](*lists)
+    except Exception:
+        pass  # it is refused, as in eager mode
+    lazyviz.session.reset()
+    assert not wrong
