@@ -95,8 +95,10 @@ def _cat(call: Call) -> Made:
     metas = [value.meta for value in call.inputs]
     dim, shape = call.arguments.get("dim", 0), metas[0].shape
     rank = len(shape)
-    if (dtype := one_dtype(metas, COMMON)) is None or not is_plain(*metas) or type(dim) is not int:
+    if (dtype := one_dtype(metas, COMMON)) is None or type(dim) is not int:
         return None
+    if not is_plain(*metas) and rank + (call.name == "stack") > 3:
+        return None  # channels may be last
     if call.name == "stack":
         if not -rank - 1 <= dim <= rank or any(meta.shape != shape for meta in metas):
             return None
@@ -115,14 +117,19 @@ def _along(call: Call) -> Made:
     """``cumsum``, ``tril`` and ``triu``: of the shape of their operand."""
     source = call.meta("self")
     rank = len(source.shape)
-    if one_dtype([source], (*FLOATS, torch.int64)) is None or not is_plain(source):
+    if source.dtype not in (*FLOATS, *INTEGERS, torch.bool) or not is_plain(source):
         return None
-    if call.name == "cumsum":
-        if call.arguments.get("dtype") is not None or not -rank <= call.arguments["dim"] < rank:
-            return None
-    elif rank < 2:
+    if call.name != "cumsum":
+        return [new(source.shape, source.dtype)] if rank > 1 else None
+    if call.arguments.get("dtype") is not None or not -rank <= call.arguments["dim"] < rank:
         return None
-    return [new(source.shape, source.dtype)]
+    return [new(source.shape, source.dtype if source.dtype in FLOATS else torch.int64)]
+
+
+def _whether(call: Call) -> Made:
+    """``all`` and ``any`` of a whole tensor."""
+    known = call.meta("self").dtype in (*FLOATS, *INTEGERS, torch.bool)
+    return [new((), torch.bool)] if known and len(call.arguments) == 1 else None
 
 
 # --- normalization --------------------------------------------------------------------
@@ -357,6 +364,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), _softmax),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax),
     **dict.fromkeys(("cat", "stack"), _cat),
+    **dict.fromkeys(("all", "any"), _whether),
     **dict.fromkeys(("cumsum", "tril", "triu"), _along),
     **dict.fromkeys(("mse_loss", "mse_loss_backward"), _mse_loss),
     **dict.fromkeys(("native_batch_norm", "native_batch_norm_backward"), _batch_norm),

@@ -1,8 +1,9 @@
 """Shape inference with a cache: what an op returns, from its arguments' metadata alone.
 
 FakeTensor knows every op but takes many times as long as a look-up, since many of its rules are
-Python references: it is asked where :mod:`.known_shapes` has no answer.  Programs repeat themselves, so its answers are kept, keyed by all they
-depend on.  What depends on tensor data is never cached: it raises :class:`DataDependent`.
+Python references: it is asked where :mod:`.known_shapes` has no answer.  Programs repeat themselves,
+so answers are kept, keyed by all they depend on.  What depends on tensor data is never cached: it
+raises :class:`DataDependent`.
 """
 
 from __future__ import annotations
