@@ -1,4 +1,4 @@
-"""What ``torch._foreach_*`` functions return: an operator by element for each tensor of a list."""
+"""What functions over lists of tensors (``foreach``) return: an operator by element for each place in a list."""
 
 from __future__ import annotations
 
