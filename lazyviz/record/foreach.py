@@ -1,4 +1,4 @@
-"""What functions over lists of tensors (``foreach``) return: an operator by element for each place in a list."""
+"""What functions over lists of tensors (``foreach``) return: an operator by element at each place."""
 
 from __future__ import annotations
 
