@@ -46,10 +46,18 @@ def scratch(graph: Graph, device: torch.device, kind: str) -> dict[int, Need]:
             continue
         if not any(value.meta.device == device for value in (*node.outputs, *node.inputs)):
             continue
+        if node.at_once and _has_sparse_operand(node.args):
+            continue  # another kernel than the one the rule is of
         need = rule(node, threads)
         if need.high:
             found[node.index] = need
     return found
+
+
+def _has_sparse_operand(args: tuple[Any, ...]) -> bool:
+    """Whether a tensor without strides is among the arguments: the record has its layout in its place."""
+    items = [item for entry in args for item in (entry if isinstance(entry, (list, tuple)) else [entry])]
+    return any(isinstance(item, torch.layout) for item in items)
 
 
 def in_lower_precision(node: Node, lower: Container[int]) -> int | None:

@@ -226,7 +226,7 @@ cdef class Maker:
 
 # --- what is asked of the rest of lazyviz; filled by :func:`connect` -------------------
 
-cdef object slow, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
+cdef object slow, Unexamined, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
 cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active
@@ -266,7 +266,7 @@ def connect(**parts):
     Raises:
         ImportError: a class has not the slots that this module was written for.
     """
-    global slow, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
+    global slow, Unexamined, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
@@ -274,7 +274,7 @@ def connect(**parts):
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global learn, info_of, TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
     global node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
-    slow = parts["slow"]
+    slow, Unexamined = parts["slow"], parts["Unexamined"]
     goes_on_without, sequence_of, nowhere = parts["goes_on_without"], parts["sequence_of"], parts["NOWHERE"]
     known_number = parts["known_number"]
     LazyTensor, Tensor, Parameter = parts["LazyTensor"], parts["Tensor"], parts["Parameter"]
@@ -958,9 +958,12 @@ cdef object outside(object tensor, Op op):
         tensor.layout is not strided or is_zero(tensor) or tensor.is_quantized or tensor.is_nested
     ):
         return MISS
-    if op.is_view and found is not NULL and tape.is_foreign(tensor):
+    try:
+        if op.is_view and found is not NULL and tape.is_foreign(tensor):
+            return MISS
+        value = meet(tensor, nbytes)
+    except Unexamined:  # which Python's recorder sees to
         return MISS
-    value = meet(tensor, nbytes)
     return value if value is not MISS and get(get(value, V_storage), S_foreign) is False else MISS
 
 

@@ -18,6 +18,7 @@ from . import autograd_nodes, order, patches, scopes
 from .constants import is_given
 from .constants import number as known_number
 from .guard import count_writes, written_tensors
+from .outsiders import Unexamined
 from .pending import NOWHERE, Pending
 from .probes import sharing
 from .recorder import RecorderMode, tape
@@ -53,6 +54,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         take=_take,
         mode=RecorderMode,
         slow=IN_PYTHON[0],
+        Unexamined=Unexamined,
         tape=tape,
         node=TrackedNode(graph, torch.ops.aten.add.Tensor, (), {}),
         value=TrackedValue(meta, storage, None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import torch
 
@@ -49,6 +50,20 @@ def test_a_pretrained_model_is_trained_without_a_sync_point(checkpoint, dtype, i
         train(model, ids())
     assert graph.sync_points == [] and graph.pending == len(graph.nodes)
     assert model.lm_head.weight is model.transformer.wte.weight
+    graph.evaluate()
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+
+
+def test_weights_read_by_numpy_in_the_block_that_loaded_them_are_trained(checkpoint):
+    expected = loaded(checkpoint)
+    train(expected, ids())
+    with lazyviz.lazy() as graph:
+        model = loaded(checkpoint)
+        histograms = [numpy.histogram(weight.detach().numpy()) for weight in model.parameters()]
+        synced = len(graph.sync_points)
+        train(model, ids())
+    assert synced == len(histograms) == len(graph.sync_points)
     graph.evaluate()
     for name, tensor in expected.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor), name
