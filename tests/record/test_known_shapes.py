@@ -98,7 +98,7 @@ def test_a_first_block_imports_nothing(optimizer):
     assert imported == []
 
 
-def test_importing_lazyviz_leaves_pytorch_as_it_was():
+def test_importing_lazyviz_changes_nothing_but_how_exports_are_made():
     source = """
     import torch
     from torch import nn
@@ -107,7 +107,7 @@ def test_importing_lazyviz_leaves_pytorch_as_it_was():
     import lazyviz
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes
     changed = [name for name, item in before.items() if vars(torch.Tensor).get(name) is not item]
-    assert not changed, changed
+    assert changed == ["__dlpack__"], changed  # which leaves no trace that could be found later
     assert nn.Module.__call__ is call and torch.export.export is export
     assert not modes()
     """
