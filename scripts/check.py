@@ -47,6 +47,7 @@ EVERY_LIBRARY = ("--all", "--library-table=docs/libraries.md")
 ONE_PROCESSOR = (
     "tests/plan/test_scratch.py",
     "tests/plan/test_precision.py",
+    "tests/plan/test_remedies.py",
     "tests/execute/test_memory_limit.py",
 )
 PROCESSORS = tuple(

@@ -147,10 +147,15 @@ class _Autocast:
         self._position = 0
         self._before: list[Step] = []
         self._after: list[Step] = []
+        self._casts_back: list[Step] = []  # of what this node of autograd returns: they run after all of it
+        function: Node | None = None
         steps: list[Step] = []
         last_forward = max(index for index, step in enumerate(program.steps) if step.node.phase == "forward")
         for index, step in enumerate(program.steps):
             self._position, self._before, self._after = index, [], []
+            if step.node.forward is not function:
+                steps += self._casts_back
+                function, self._casts_back = step.node.forward, []
             if any(key in self._alias for key in step.uses):
                 uses = dict.fromkeys(self._alias.get(key, key) for key in step.uses)
                 step = step._replace(uses=tuple(uses))
@@ -162,7 +167,7 @@ class _Autocast:
             if index == last_forward and self._weights:
                 # The cache goes when the block is left.
                 steps.append(Step(step.node, tuple(self._weights.values()), ()))
-        self.program.steps = steps
+        self.program.steps = [*steps, *self._casts_back]
 
     def _key(self, value: Value) -> Key:
         key = self._keys.get(value.storage, -1)
@@ -250,10 +255,11 @@ class _Autocast:
                     made = self.program.key(key, self.program.sizes[key] // 2)
                     makes[makes.index(key)] = made
                     uses = tuple(made if use == key else use for use in uses)
-                    self._after.append(Step(node, (made, key), (key,)))
+                    self._casts_back.append(Step(node, (made, key), (key,)))
         step = Step(node, uses, tuple(makes))
         self._type(step, low)
-        if forward is not None and not low and swapped and self._last.get(forward.index) == self._position:
+        in_full = forward is not None and (forward.index in self._attention or not _lower(forward))
+        if forward and in_full and not low and swapped and self._last.get(forward.index) == self._position:
             self._cast_gradient(node, forward, swapped)
         return self._sized(step, every=low and forward is not None and _lower(forward))
 
@@ -275,7 +281,7 @@ class _Autocast:
             key = self._key(value)
             if key in step.makes:
                 self.program.sizes[key] //= 2
-            elif any(key in after.makes for after in self._after):
+            elif any(key in cast.makes for cast in self._casts_back):
                 continue  # cast back
             self._low.add(value.id)
 

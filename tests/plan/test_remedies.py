@@ -14,6 +14,8 @@ from lazyviz.plan.planner import make_plan
 from lazyviz.plan.remedies import KINDS, cheapest
 from lazyviz.plan.replay import program_of
 
+from .foreseen import check_autocast, unfolds_in_bfloat16
+
 
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
@@ -323,16 +325,15 @@ def autocast_step(name, enabled):
 
 
 @pytest.mark.parametrize(
-    # A copy of an input may live a step longer than was foreseen, beside the scratch memory of a product.
     # In the encoder attention is not one kernel: it converts to float32 and back in between.
     ("name", "tolerance"),
-    [("perceptron", 0), ("attention", 0.03), ("both", 0), ("convolution", 0), ("encoder", 0.1)],
+    [("perceptron", 0), ("attention", 0.01), ("both", 0), ("convolution", 0), ("encoder", 0.1)],
 )
 def test_autocast_peaks_as_foreseen(name, tolerance):
-    foreseen = remedy_of(autocast_step(name, enabled=False), "autocast")
-    actual = autocast_step(name, enabled=True)
-    assert foreseen.peak_bytes == pytest.approx(actual.peak_bytes, rel=tolerance)
-    assert foreseen.estimate and foreseen.cost.numerics
+    may_cost = name == "convolution" and unfolds_in_bfloat16("cpu")
+    check_autocast(
+        autocast_step(name, enabled=False), autocast_step(name, enabled=True), tolerance, may_cost=may_cost
+    )
 
 
 def test_autocast_is_not_offered_to_what_uses_it_already():

@@ -1,0 +1,28 @@
+"""What a remedy was said to bring, beside what the change brought."""
+
+from __future__ import annotations
+
+import pytest
+
+from lazyviz._kernels import multiplies_bfloat16_in_onednn
+from lazyviz.plan.memory import Plan
+
+
+def check_autocast(plan: Plan, actual: Plan, tolerance: float, *, may_cost: bool) -> None:
+    """``actual``, recorded with autocast, peaks as foreseen.
+
+    ``may_cost``: it is not offered where what it takes (casts; on some processors scratch memory, since
+    without instructions for bfloat16 images are unfolded, and products summed in float32) is what it saves.
+    """
+    offered = [each for each in plan.remedies if each.kind == "autocast"]
+    if not offered and may_cost:
+        assert actual.peak_bytes > (1 - tolerance) * plan.peak_bytes
+        return
+    (foreseen,) = offered
+    assert foreseen.peak_bytes == pytest.approx(actual.peak_bytes, rel=tolerance, abs=0)
+    assert foreseen.estimate and foreseen.cost.numerics
+
+
+def unfolds_in_bfloat16(device: str) -> bool:
+    """Whether convolutions in bfloat16 are not oneDNN's."""
+    return device == "cpu" and not multiplies_bfloat16_in_onednn()
