@@ -30,6 +30,14 @@ from ._torch import KEY_SET_OFFSET, OpOverload
 
 cuda_is_present: Callable[[], bool] = torch.cuda.is_available
 """Whether this process can run on CUDA; ``torch.cuda.is_available`` itself answers for the planned card."""
+_BUILT_WITH_CUDA = torch.backends.cuda.is_built()
+
+
+def may_have_cuda() -> bool:
+    """As :func:`cuda_is_present`, at no cost where PyTorch is built without CUDA."""
+    return _BUILT_WITH_CUDA and cuda_is_present()
+
+
 # What waits for the GPU, or asks for its memory, is a sync point of the user's while ops are pending.
 synchronize: Callable[..., None] = torch.cuda.synchronize
 max_memory_allocated: Callable[..., int] = torch.cuda.max_memory_allocated

@@ -316,7 +316,7 @@ def run_for_values(nodes: Sequence[TrackedNode], cause: str) -> bool:
     """
     global last_cause
     errors, irs = sweeps.begin(nodes)
-    if not nodes or errors or _torch_cuda.STAND_INS or torch.cuda.is_available():
+    if not nodes or errors or _torch_cuda.STAND_INS or _torch_cuda.may_have_cuda():
         return False
     known = list(graphs.values())
     touched = [lazy for lazy in known if lazy.ir in irs]

@@ -31,7 +31,7 @@ from lazyviz import (
     _torch_random,
 )
 from lazyviz._kernels import Instructions
-from lazyviz.record import acceleration, patches, rng
+from lazyviz.record import acceleration, constants, patches, rng
 
 
 class Wrapper(torch.Tensor):
@@ -670,6 +670,8 @@ def test_the_quickest_call_of_an_operator_is_the_same_call():
         # `x.mul(2)` is mul.Tensor, and nothing else than the operator itself is mul.Scalar.
         assert quickest(aten.mul.Tensor, [x, 2.0], {}) is torch._C.TensorBase.mul
         assert quickest(aten.mul.Scalar, [x, 2.0], {}) is aten.mul.Scalar._op
+        for op, method in constants._METHODS.items():
+            assert quickest(op, [x, 2.0], {}) is quickest(op, [x, 3], {}) is method
         assert quickest(aten.sum.dim_IntList, [x, [0], True], {}) is torch._C.TensorBase.sum
         assert quickest(aten._unsafe_view.default, [x, [12]], {}) is aten._unsafe_view.default._op
     real = torch.arange(6.0).reshape(2, 3)

@@ -174,6 +174,26 @@ IValue converted(const c10::FunctionSchema& schema, size_t position, PyObject* i
   return torch::jit::argumentToIValue(schema, position, item);
 }
 
+// The same for one that is most often a float.
+IValue converted_number(const c10::FunctionSchema& schema, size_t position, PyObject* item) {
+  if (PyFloat_CheckExact(item)) {
+    double value = PyFloat_AS_DOUBLE(item);
+    switch (schema.arguments()[position].real_type()->kind()) {
+      case c10::TypeKind::NumberType:
+      case c10::TypeKind::FloatType:
+        return value;
+      case c10::TypeKind::TensorType: {
+        at::Tensor tensor = at::scalar_to_tensor(value);
+        tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+        return tensor;
+      }
+      default:
+        break;
+    }
+  }
+  return converted(schema, position, item);
+}
+
 // Whether no result shows the memory of the argument at `position`, which is a number.
 bool is_only_read(const c10::OperatorHandle& op, size_t position) {
   return position > 0 && op.hasTag(at::Tag::pointwise) &&
@@ -494,6 +514,7 @@ class Run {
   // Whether all nodes have run; if not, either an exception is set or an interrupt has arrived.
   bool all() {
     if (!is_parsed || !take_tensors() || !begin()) return false;
+    convert_scalars();
     bool is_whole = each_node();
     interpreter.take();
     return is_whole;
@@ -572,6 +593,27 @@ class Run {
     return PyList_SetSlice(tensors, 0, PyList_GET_SIZE(tensors), nullptr) == 0;
   }
 
+  // The numbers that differ from run to run, while the interpreter is ours anyhow.  One that cannot be converted
+  // is left to its node, whose error it is.
+  void convert_scalars() {
+    numbers.resize(PyList_GET_SIZE(scalars));
+    if (numbers.empty()) return;
+    for (const Node& node : lines.nodes) {
+      size_t position = 0;
+      for (const Argument& argument : node.arguments.of(lines.arguments)) {
+        if (argument.kind == Kind::Scalar && static_cast<size_t>(argument.number) < numbers.size()) {
+          try {
+            PyObject* item = PyList_GET_ITEM(scalars, argument.number);
+            numbers[argument.number] = converted_number(node.op.schema(), position, item);
+          } catch (const std::exception&) {
+            PyErr_Clear();
+          }
+        }
+        position++;
+      }
+    }
+  }
+
   bool one(const Node& node) {
     PyObject* draw = nullptr;
     if (node.draw != NONE) {
@@ -648,6 +690,11 @@ class Run {
         return;
       }
       case Kind::Scalar: {
+        size_t at = argument.number;
+        if (at < numbers.size() && !numbers[at].isNone()) {
+          stack.push_back(std::exchange(numbers[at], IValue()));
+          return;
+        }
         interpreter.take();
         PyObject* item = PyList_GetItem(scalars, argument.number);
         if (item == nullptr) throw python_error();
@@ -713,6 +760,7 @@ class Run {
   const Program& program;
   const Lines& lines;
   std::vector<at::Tensor> slots;
+  std::vector<IValue> numbers;  // the scalars, converted; None once it was used
   Stack stack;
   bool is_parsed = false;
   PyObject *tensors, *scalars, *draws, *users, *later, *arrived, *times, *done;

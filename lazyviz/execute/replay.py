@@ -306,7 +306,8 @@ def finish(tape: Tape, stretch: Stretch, ran: Sequence[TrackedNode], times: arra
         for node in ran:
             tape.finished(node)
         return
+    drop = tape.pending.pop
     for node in ran if tape.pending else ():
-        tape.pending.pop(node, None)
+        drop(node, None)
     if tape.graph is not None:
         tape.made_real(value for value in stretch.users if value.node and value.node.state == "done")

@@ -55,10 +55,13 @@ class SourceLine:
     @property
     def short(self) -> str:
         """``"cell [7], line 3"``, ``"train.py:4"``, or ``"transformers/trainer.py:1893"`` of a library."""
-        if self.in_cell:
-            return str(self)
-        _, installed, path = self.file.replace(os.sep, "/").rpartition("-packages/")  # site-, dist-
-        return f"{path if installed else os.path.basename(self.file)}:{self.line}"
+        return str(self) if self.in_cell else f"{_short_name(self.file)}:{self.line}"
+
+
+@functools.lru_cache(maxsize=1000)
+def _short_name(file: str) -> str:
+    _, installed, path = file.replace(os.sep, "/").rpartition("-packages/")  # site-, dist-
+    return path if installed else os.path.basename(file)
 
 
 def places(source: SourceLine | None, reader: SourceLine | None) -> list[str]:

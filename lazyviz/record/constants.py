@@ -32,6 +32,14 @@ _DECIDING = {"index": "indices", "masked_select": "mask", "repeat_interleave": "
 
 _QUIET = frozenset({"add_", "div_", "fill_", "mul_", "sub_", "zero_"})  # operators that give no warnings
 
+# As methods some are called at a fraction of the cost; what these call is the same.
+_METHODS: dict[OpOverload, Callable[..., Any]] = {
+    torch.ops.aten.add_.Tensor: _torch.TensorBase.add_,
+    torch.ops.aten.sub_.Tensor: _torch.TensorBase.sub_,
+    torch.ops.aten.mul_.Tensor: _torch.TensorBase.mul_,
+    torch.ops.aten.div_.Tensor: _torch.TensorBase.div_,
+}
+
 _STAND_INS = _torch_cuda.STAND_INS
 _CHECK_GRADIENTS = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 Tensors = dict[TrackedValue, torch.Tensor]
@@ -90,12 +98,16 @@ def number(shapes: ShapeCache, value: TrackedValue) -> Any:
     shadow, node = storage.shadow, storage.writer
     if shadow is None or shadow.lost or shadow.tensors.get(value) is None:
         return None
-    with _torch_level.NoGrad(), _torch_level.kernels_only():
+    with _torch_level.kernels_only():  # which are below autograd
         if node is not None and not node.folded and node.state != "done":
             if not _is_one_step(shapes, node, shadow):
                 return None
             try:
-                node.op(*_substitute(node.args, shadow.tensors.__getitem__), **node.kwargs)
+                method = _METHODS.get(node.op)
+                if method is not None and type(node.args[1]) in (int, float):
+                    method(shadow.tensors[node.inputs[0]], node.args[1])
+                else:
+                    node.op(*_substitute(node.args, shadow.tensors.__getitem__))
             except Exception:
                 storage.shadow = Shadow(lost=True)
                 return None

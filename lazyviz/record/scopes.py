@@ -345,6 +345,9 @@ class Scopes:
             for key, tensor in state.items() if isinstance(state, dict) else ():
                 if isinstance(tensor, torch.Tensor):
                     full = f"{name}.{key}" if name else key
+                    known = self._parameters.get(id(tensor))
+                    if known is not None and known[3] == full and known[0]() is tensor:
+                        continue  # as in every step but the first: it was met under that name
                     value = find(tensor)
                     if value is not None:
                         value.storage.role, value.storage.name = "optimizer", full

@@ -21,6 +21,7 @@ class OptimizerSteps:
         self._find = find
         self._hooks: list[tuple[RemovableHandle, Callable[..., None]]] = []
         self._phases: list[Phase] = []
+        self._named: list[int] = []  # what there was at the beginning of the last step
 
     def install(self) -> None:
         for handle, hook in self._hooks:
@@ -39,6 +40,7 @@ class OptimizerSteps:
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.scopes.learn_state(optimizer, self._find)
+        self._named = _contents(optimizer)
         if any(other is optimizer for other in self.scopes.steps):  # its last step has failed
             self._end()
         self._phases.append(self.scopes.phase)
@@ -51,7 +53,8 @@ class OptimizerSteps:
             self.scopes.steps.pop()
             if not self.scopes.steps:
                 self.scopes.stepped(optimizer)
-        self.scopes.learn_state(optimizer, self._find)
+        if self._named != _contents(optimizer):  # as in the first step
+            self.scopes.learn_state(optimizer, self._find)
 
     def _end(self) -> None:
         """Nobody tells of the end of a step that fails."""
@@ -60,3 +63,12 @@ class OptimizerSteps:
             self.scopes.stepped(self.scopes.steps[0])
             self.scopes.steps.clear()
         self._phases.clear()
+
+
+def _contents(optimizer: Any) -> list[int]:
+    """The identities of what ``optimizer`` keeps, in order."""
+    found: list[int] = []
+    for state in optimizer.state.values():
+        if isinstance(state, dict):
+            found += map(id, state.values())
+    return found

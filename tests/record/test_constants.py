@@ -111,6 +111,29 @@ def test_a_write_beside_the_record_is_seen():
         assert (count + 1).item() == 6
 
 
+@pytest.mark.parametrize("first", [7, 7.5, torch.tensor(2, dtype=torch.uint8), torch.tensor(1.5).bfloat16()])
+@pytest.mark.parametrize("operand", [3, 0.1, -2, 1e300, 300])
+def test_a_counter_that_is_written_and_read_in_each_step_is_told_as_in_eager(first, operand):
+    def steps():
+        seen = []
+        for write in ("add_", "sub_", "mul_", "div_"):
+            count = torch.as_tensor(first).clone()
+            for _ in range(3):
+                try:
+                    getattr(count, write)(operand)
+                except RuntimeError as error:
+                    seen.append(str(error))
+                seen.append(count.item())
+        return seen
+
+    expected = steps()
+    with lazyviz.lazy() as graph:
+        assert repr(steps()) == repr(expected)
+    if not any(isinstance(item, str) for item in expected):  # else it is tried at once
+        assert not graph.sync_points
+    graph.evaluate()
+
+
 def test_an_unknown_write_ends_what_is_known_and_a_known_one_begins_it_again():
     count, data = torch.zeros((), dtype=torch.long), torch.randn(4)
     with lazyviz.lazy() as graph:

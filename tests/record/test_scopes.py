@@ -132,6 +132,47 @@ def test_optimizer_state_is_named_after_its_parameter():
     assert "0.weight.step" in roles
 
 
+class Averages(torch.optim.Optimizer):
+    """Keeps a new tensor in each step."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            before = self.state[parameter].get("average", 0)
+            self.state[parameter]["average"] = before * 0.5 + parameter.grad
+
+
+def test_state_that_a_step_has_exchanged_is_named_when_it_ends():
+    model = nn.Sequential(nn.Linear(4, 3))
+    optimizer = Averages(model.parameters())
+    with lazyviz.lazy() as graph:
+        for _ in range(3):
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+            value = optimizer.state[model[0].weight]["average"]._lazyviz
+            assert (value.storage.role, value.storage.name) == ("optimizer", "0.weight.average")
+            model[0].weight.grad.sum().item()
+    graph.evaluate()
+
+
+def test_optimizer_state_goes_by_the_name_that_is_learnt_of_its_parameter_later():
+    model = nn.Sequential(nn.Linear(4, 3))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    with lazyviz.lazy() as nameless:
+        optimizer.step()
+    nameless.evaluate()
+    with lazyviz.lazy() as graph:
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+    names = {storage.name for storage in graph.ir.storages if storage.role == "optimizer"}
+    assert {"0.weight.exp_avg", "0.bias.exp_avg_sq"} <= names
+    graph.evaluate()
+
+
 def doubled(x):
     return x * 2
 
