@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 
 from . import absence
 from .batching import bound_names, parse_names, unknown_names
-from .execute.backend import backend_names
+from .execute.backend import backend_names, find_backend
 from .plan.devices import PROFILES, cuda_devices
 from .recomputing import recompute_option
 
@@ -41,6 +41,7 @@ def check(options: Any) -> None:
     try:
         recompute_option(unquoted(options.recompute))
         absence.resolved(options.device)
+        find_backend(options.backend)
     except ValueError as error:
         raise UsageError(f"%%lazy: {error}") from None
 

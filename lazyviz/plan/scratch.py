@@ -172,7 +172,7 @@ def _batch_norm_backward(node: Node, threads: int) -> Need:
     """The image's gradient, made twice on the fast path; else a sum a channel (Normalization.cpp)."""
     gradient, image = node.args[0].meta, node.args[1].meta
     if any(test(gradient) and test(image) for test in (contiguous, channels_last)):
-        return exactly(image.nbytes if node.args[-1][0] else 0)
+        return exactly(image.nbytes if argument(node, 9, "output_mask")[0] else 0)
     return exactly(image.shape[1] * max(image.dtype.itemsize, 4))
 
 

@@ -32,8 +32,8 @@ SYNC_POINTS: dict[str, dict[str, str]] = {
     "LBFGS": {"item": "its line search compares losses and directional derivatives in Python"},
     "SparseAdam": {
         "a torch.sparse_coo tensor cannot be deferred": "a sparse gradient has as many entries as data says",
-        "aten._sparse_coo_tensor_with_dims_and_tensors.default "
-        "(its sparse_coo result cannot be deferred)": "it makes one",
+        "sparse_coo_tensor (its sparse_coo result cannot be deferred)": "the embedding's backward makes one",
+        "_sparse_coo_tensor_unsafe (its sparse_coo result cannot be deferred)": "its step makes one",
     },
 }
 REPRESENTATIVE = 9  # option sets of each optimizer that run without --all
