@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import lazyviz
+
 from ..both_ways import both
 
 
@@ -103,3 +105,21 @@ def test_what_is_not_there_can_be_asked_for():
         return hasattr(y, "nope"), getattr(y, "nope", 3), hasattr(nn.Parameter(y), "nope")
 
     both(program, lambda: torch.ones(3), orders=("at once",))
+
+
+def test_code_that_asks_for_the_exact_class_takes_its_path_for_subclasses_with_the_same_result():
+    def program():
+        torch.manual_seed(0)
+        layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 2))
+        out = layer(torch.ones(2, 3))
+        torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")
+        return layer, out
+
+    expected_layer, expected = program()
+    with lazyviz.lazy() as graph:
+        layer, out = program()
+        loss = out.sum()
+        assert isinstance(loss, torch.Tensor) and type(loss) is not torch.Tensor
+    graph.evaluate()
+    assert type(loss) is torch.Tensor and type(layer.weight) is torch.nn.Parameter
+    assert torch.equal(out, expected) and torch.equal(layer.weight, expected_layer.weight)
