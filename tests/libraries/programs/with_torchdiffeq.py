@@ -48,7 +48,6 @@ def euler_and_midpoint() -> Any:
 @program(
     {
         "item": "whether a step is accepted, and how long the next one is",
-        "the result of aten._unique2.default depends on data": "times at which the solution jumps",
     }
 )
 def adaptive_steps() -> Any:
@@ -58,7 +57,6 @@ def adaptive_steps() -> Any:
 @program(
     {
         "item": "whether a step is accepted, and how long the next one is",
-        "the result of aten._unique2.default depends on data": "times at which the solution jumps",
     }
 )
 def adaptive_steps_with_the_adjoint() -> Any:
@@ -77,7 +75,6 @@ def adams_with_the_adjoint() -> Any:
 @program(
     {
         "item": "whether a step is accepted, and how long the next one is",
-        "the result of aten._unique2.default depends on data": "times at which the solution jumps",
     }
 )
 def until_an_event() -> Any:
