@@ -55,9 +55,7 @@ class RecorderMode(_torch.TorchDispatchMode):
                     return NotImplemented  # another subclass unwraps itself first
             if tape.viewed is not None:
                 tape.view_is_made()
-            if (
-                _torch.active_dispatch_modes()
-            ):  # ours is off the stack in here: these are tracers, all below it
+            if _torch.active_dispatch_modes():  # ours is off the stack here: tracers, all below it
                 return guard.dispatch_traced(tape, func, args, kwargs or {})
             if type(func) is not OpOverload:
                 return at_once.dispatch_opaque(tape, func, args, kwargs or {})
