@@ -1,6 +1,7 @@
 """Compiles the modules that lazyviz records and replays faster with, and works without.
 
 python scripts/accelerator_build.py     # needs setuptools, Cython, a C and C++ compiler, and PyTorch
+python scripts/accelerator_build.py --check    # compiles nothing; g++'s warnings of our C++ are errors
 
 The one in Cython needs no PyTorch.  Those in C++ are compiled against the PyTorch of this Python's
 environment and serve no other version of it; where it is missing they are left out.
@@ -14,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -157,6 +159,28 @@ def build_all() -> tuple[list[Path], list[str]]:
     reasons += [item for item in made if isinstance(item, str)]
     return [item for item in made if isinstance(item, Path)], reasons
 
+
+# Python's own structures are made to be initialized in part.
+STRICT = ("-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
+
+
+def check_warnings() -> list[str]:
+    """What the compiler has to say about our own C++, of PyTorch's and Python's headers nothing."""
+    torch = find_torch()
+    outside = [*torch.include, sysconfig.get_paths()["include"]]
+    compiler = os.environ.get("CXX", "g++")
+    said = []
+    for source in CPP:
+        command = [compiler, "-std=c++20", *STRICT, *(f"-isystem{path}" for path in outside)]
+        command += ['-DLAZYVIZ_SOURCE=""', '-DLAZYVIZ_TORCH=""', str(ROOT / source)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            said.append(done.stderr)
+    return said
+
+
+if __name__ == "__main__" and "--check" in sys.argv[1:]:
+    sys.exit("\n".join(check_warnings()) or None)
 
 if __name__ == "__main__":
     files, missing = build_all()

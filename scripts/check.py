@@ -41,6 +41,7 @@ NPM = ("scripts/js_build.py", "npm", "run", "--silent")
 BROWSER, CONFORMANCE, LIBRARIES = "tests/browser", "tests/conformance", "tests/libraries"
 BESIDE = ("tests/graph", "tests/plan", "tests/view")
 EVERYTHING = ("--all", "--scores=docs/conformance.md", "--scores=out/conformance.json")
+EVERY_FAULT = ("--all", "--fault-table=docs/faults.md")
 EVERY_LIBRARY = ("--all", "--library-table=docs/libraries.md")
 
 # What kernels take while they run depends on the processor: each is asked to do as lesser ones would.
@@ -69,6 +70,7 @@ CHECKS = (
     Check("ruff check", ("-m", "ruff", "check", "."), lint=True),
     Check("ruff format", ("-m", "ruff", "format", "--check", "."), lint=True),
     Check("mypy", ("-m", "mypy"), lint=True),
+    Check("warnings of the C++ modules", ("scripts/accelerator_build.py", "--check"), only_all=True),
     Check("eslint", (*NPM, "lint"), lint=True),
     Check("tsc", (*NPM, "typecheck"), lint=True),
     Check("conformance", ("-m", "pytest", CONFORMANCE), beside=True, more=EVERYTHING),
@@ -80,7 +82,7 @@ CHECKS = (
         "Python tests",
         ("-m", "pytest", *(f"--ignore={path}" for path in (BROWSER, CONFORMANCE, LIBRARIES, *BESIDE))),
         stream=True,
-        more=("--all",),
+        more=EVERY_FAULT,
     ),
     Check("programs of other libraries", ("-m", "pytest", LIBRARIES), more=EVERY_LIBRARY),
     *PROCESSORS,

@@ -262,6 +262,8 @@ def _cell(cell: str, lines: dict[str, dict[int, str]]) -> tuple[str, Section]:
 
 
 def _around(file: str, known: dict[int, str], *, whole: bool) -> list[tuple[int, str]]:
+    if not any(known.values()):  # not known, or not to be told
+        return [(line, "") for line in sorted(known)]
     text = linecache.getlines(file)
     near = {line + by for line in known for by in range(-AROUND, AROUND + 1)}
     whole = whole and len(text) <= WHOLE_CELL

@@ -12,12 +12,13 @@ from .boxes import Box, op_name
 from .hierarchy import build_hierarchy
 from .scene import PHASE_TITLES, value_text, values_text
 from .static import PHASE_COLORS
+from .visible import visible
 
 
 def _label(*lines: str) -> str:
     """Lines for a DOT label, with backslashes and record characters as themselves."""
     # graphviz.escape makes backslashes literal; "\n" here is DOT's own line break.
-    return graphviz.nohtml("\\n".join(graphviz.escape(line) for line in lines))
+    return graphviz.nohtml("\\n".join(graphviz.escape(visible(line)) for line in lines))
 
 
 def to_dot(graph: Graph) -> graphviz.Digraph:

@@ -21,6 +21,8 @@ from .snapshot import memory_snapshot
 from .static import render_svg, static_bundle
 from .text import render_text
 from .timeline_json import trace_events
+from .visible import visible, visible_in
+from .whole_files import write_whole
 from .widget import Controller
 
 DOT_SECONDS = 60.0
@@ -50,36 +52,41 @@ def save(
     trace events, ``model-explorer`` is that tool's JSON, ``pickle`` PyTorch's memory snapshot, with
     ``eager`` of eager PyTorch's timeline instead of our run's.  ``drawn``: boxes made earlier.
 
+    A file that is there already is replaced once the new one is whole, and stays as it was if that fails.
+
     Raises:
+        OSError: the file cannot be written.
         ValueError: an unknown format.
         RuntimeError: nothing is installed that makes a ``pdf`` or ``png``, or it failed or took too long.
     """
     path = Path(path)
     kind = (format or path.suffix.removeprefix(".")).lower()
+    made: str | bytes
     if kind == "svg":
-        path.write_text(render_svg(graph, plan, title=title, state=state), encoding="utf-8")
+        made = render_svg(graph, plan, title=title, state=state)
     elif kind == "html" and pictured is not None:
-        path.write_text(interactive_page(pictured, Scene(graph, plan, drawn=drawn)), encoding="utf-8")
+        made = interactive_page(pictured, Scene(graph, plan, drawn=drawn))
     elif kind == "html":
-        path.write_text(_page(graph, plan, title, state), encoding="utf-8")
+        made = _page(graph, plan, title, state)
     elif kind == "dot":
-        path.write_text(to_dot(graph).source, encoding="utf-8")
+        made = to_dot(graph).source
     elif kind in ("pdf", "png"):
         svg = render_svg(graph, plan, title=title, state=state, scene=Scene(graph, plan, drawn=drawn))
-        path.write_bytes(convert(svg, kind) or _laid_out(graph, kind, dot_seconds))
+        made = convert(svg, kind) or _laid_out(graph, kind, dot_seconds)
     elif kind in ("json", "perfetto", "chrome"):
-        path.write_text(json.dumps(trace_events(graph.nodes, plan, title=title)), encoding="utf-8")
+        made = json.dumps(visible_in(trace_events(graph.nodes, plan, title=title)))
     elif kind == "model-explorer":
-        path.write_text(json.dumps(model_explorer(graph, plan, title=title)), encoding="utf-8")
+        made = json.dumps(visible_in(model_explorer(graph, plan, title=title)))
     elif kind == "pickle":
-        path.write_bytes(pickle.dumps(memory_snapshot(plan, eager=eager), protocol=4))
+        made = pickle.dumps(visible_in(memory_snapshot(plan, eager=eager)), protocol=4)
     else:
         raise ValueError(f"unknown format {kind!r}; these formats work: {', '.join(FORMATS)}")
+    write_whole(path, made if isinstance(made, bytes) else made.encode())
 
 
 def _page(graph: Graph, plan: PlanLike, title: str, state: str) -> str:
     image = static_bundle(graph, plan, title=title, state=state)["text/html"]
-    text = html.escape(render_text(graph, plan))
+    text, title = html.escape(render_text(graph, plan)), visible(title)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         '<meta name="viewport" content="width=device-width"><style>'

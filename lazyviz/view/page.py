@@ -21,6 +21,7 @@ from .boxes import Box
 from .find import Index
 from .scene import Scene
 from .static import static_bundle
+from .visible import visible, visible_in
 from .widget import Controller, bundle, first_traits
 
 PART = 500  # ids in one part
@@ -99,8 +100,8 @@ def interactive_page(controller: Controller, scene: Scene) -> str:
         return list(messages)
 
     parts = dict(_parts(shown, first_traits(controller, answers), ask))
-    title = html.escape(controller.title)
-    described = html.escape(f"{controller.title}: {shown.summary()}")
+    title = html.escape(visible(controller.title))
+    described = html.escape(visible(f"{controller.title}: {shown.summary()}"))
     fallback = static_bundle(
         controller.graph, shown.plan, title=controller.title, state=controller.state, scene=shown
     )["text/html"]
@@ -205,5 +206,5 @@ def _search(scene: Scene) -> dict[str, Any]:
 
 
 def _packed(value: Any) -> str:
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str)
+    text = json.dumps(visible_in(value), separators=(",", ":"), ensure_ascii=False, default=str)
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from .._tracebacks import report_ignored
 from ..graph.ir import Graph, Node
 from ..plan.devices import memory_in_use
 from ..plan.units import format_bytes
@@ -159,6 +160,8 @@ class Running:
         more: dict[str, Any] = {} if nodes is None else {"nodes": nodes}
         try:
             report = self._controller.evaluate(cancel=self.cancelled, **more)
+        except SystemExit:  # the process ends: the page hears no more of it
+            return
         except BaseException as raised:
             # Everything is shown in the widget; a thread has nobody to raise to.
             error = raised
@@ -210,7 +213,10 @@ class Running:
 
     def _tell(self) -> None:
         for follower in list(self._followers):
-            follower.run_changed()
+            try:
+                follower.run_changed()
+            except Exception as error:  # another one, and the run, go on
+                report_ignored("a widget that follows a lazyviz graph", error)
 
     def _watch(self) -> None:
         self._over.set()

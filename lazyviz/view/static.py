@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import html
 import itertools
-import re
 import uuid
 from typing import Any
 
@@ -25,6 +24,7 @@ from .letters import shortened
 from .memory import memory_json
 from .scene import PlanLike, Scene, plural
 from .text import render_text
+from .visible import visible
 
 WIDTH = 900.0
 MARGIN = 20.0
@@ -67,8 +67,7 @@ def shorten(text: str, room: float, size: float, *, mono: bool = False, bold: bo
 
 def _escape(text: object) -> str:
     # Characters that XML 1.0 does not allow would make the whole picture unreadable.
-    clean = re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", str(text))
-    return html.escape(clean, quote=True)
+    return html.escape(visible(str(text)), quote=True)
 
 
 def _text(

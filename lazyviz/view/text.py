@@ -10,6 +10,7 @@ from .batch import batch_lines
 from .boxes import Box
 from .memory import needed_for, verdict
 from .scene import PHASE_TITLES, PlanLike, Scene
+from .visible import visible
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _LISTED = 6
@@ -30,7 +31,7 @@ def render_text(graph: Graph, plan: PlanLike, *, width: int = 100, scene: Scene 
     for lane in _steps_and_lanes(scene):
         lines += ["", *_lane(lane, scene, width)]
     lines += ["", *_memory(plan, width)]
-    return "\n".join(_cut(line, width) for line in lines)
+    return "\n".join(_cut(visible(line), width) for line in lines)
 
 
 def _steps_and_lanes(scene: Scene) -> list[Box]:

@@ -1,6 +1,7 @@
 """The widget, Python's side: sends groups as they are opened, runs the graph when asked.
 
-The page sends messages ``{"action": name, "id": id}``; everything else in them is ignored.
+The page sends messages ``{"action": name, "id": id}``; everything else in them is ignored, and a trait that
+it sets is put back.
 It is sent the first picture and the state as traits, and groups, details and search hits as
 messages, so that neither a page nor a saved notebook ever holds the whole graph.  Running it is
 :mod:`.running`'s business.
@@ -23,8 +24,15 @@ from .answers import Answers, Pictured
 from .choices import choices_json, choose, failure_json, findings_json, nodes_up_to, report_text
 from .running import Runnable, running_of
 from .scene import Scene
+from .visible import visible_in
 
 STATIC = Path(__file__).parent.parent / "static"
+MOST_OPEN = 64
+"""Widgets that can be used at a time: ipywidgets keeps each until it is closed, and with it its graph."""
+LONGEST_ID = 10_000  # characters of what a message is about
+
+_open: dict[int, LazyWidget] = {}  # by id, the one used longest ago first
+_lock = threading.RLock()  # the collector may close a widget while another one takes it
 
 _log = logging.getLogger(__name__)
 
@@ -100,22 +108,48 @@ class LazyWidget(anywidget.AnyWidget):
         )
         self.on_msg(self._hear)
         self._running.follow(self)
+        self._used()
+
+    def _used(self) -> None:
+        """This one is in use; where too many are open, those used longest ago are closed.
+
+        Their outputs show the static picture, and displaying a graph again makes it another widget.
+        """
+        with _lock:
+            _open.pop(id(self), None)
+            _open[id(self)] = self
+            spare = [widget for widget in _open.values() if widget is not self and widget.state != "running"]
+            old = spare[: max(len(_open) - MOST_OPEN, 0)]
+        for widget in old:
+            widget.close()
+
+    def set_state(self, sync_data: Any) -> None:
+        """What the page sets is not taken, and put back: what it may do it asks for by messages."""
+        self.send_state([name for name in self.keys if name in sync_data])
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         """The widget alone: where it cannot live, the picture in the output before it says it all."""
+        self._used()
         bundle = super()._repr_mimebundle_(**options)
         data = bundle[0] if isinstance(bundle, tuple) else bundle
         if data is not None and "text/plain" in data:
             data["text/plain"] = ""
         return bundle
 
+    def send(self, content: Any, buffers: Any = None) -> None:
+        super().send(visible_in(content), buffers)
+
+    def get_state(self, *arguments: Any, **options: Any) -> Any:
+        return visible_in(super().get_state(*arguments, **options))
+
     def _redraw(self) -> None:
         self.scene = self._answers.first_picture()
 
     def _hear(self, _: Any, content: Any, buffers: Any) -> None:
-        if not isinstance(content, dict):
+        action, id = (content.get("action"), content.get("id")) if isinstance(content, dict) else (None, None)
+        if not isinstance(action, str) or (isinstance(id, str) and len(id) > LONGEST_ID):
             return
-        action, id = str(content.get("action")), content.get("id")
+        self._used()
         if self._orders(action, id if isinstance(id, str) else ""):
             return
         if not self._answers.answer(action, id if isinstance(id, str) else ""):
@@ -198,5 +232,9 @@ class LazyWidget(anywidget.AnyWidget):
                         box.update(zip(("state", "seconds", "alarm"), boxes[box["id"]]))
 
     def close(self) -> None:
+        with _lock:
+            _open.pop(id(self), None)
         self._running.leave(self)
+        if self.comm is not None:
+            self.layout.close()  # a widget of its own, which ipywidgets would keep
         super().close()

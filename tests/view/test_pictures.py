@@ -271,7 +271,7 @@ def test_the_picture_shows_a_verdict_with_a_range_in_full(step, plan):
     assert words in texts(render_svg(step, near))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cut():
     """Two graphs in which a batch was named: one that can be cut, and one that cannot."""
     torch.manual_seed(0)

@@ -1,0 +1,40 @@
+"""Text from the user's program as it may stand in any file or message: nothing in it that cannot be seen.
+
+Names of modules, variables and files may hold anything: zeros, halves of letters, which no encoding takes,
+and marks that turn the direction of writing around.  They are written as Python writes them, ``\\x00``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufffe\uffff]"
+)
+
+
+def visible(text: str) -> str:
+    """``text`` with control characters, lone surrogates and marks of direction written out."""
+    if text.isprintable():
+        return text
+    return _UNSEEN.sub(_written_out, text.replace("\r\n", "\n"))
+
+
+def _written_out(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
+
+
+def visible_in(value: Any) -> Any:
+    """JSON with all of its texts, keys included, made :func:`visible`; what needs no change is the same."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, dict):
+        changed = {visible_in(key): visible_in(item) for key, item in value.items()}
+        same = all(a is b and value[a] is changed[b] for a, b in zip(value, changed))
+        return value if same else changed
+    if isinstance(value, (list, tuple)):
+        items = [visible_in(item) for item in value]
+        return value if all(a is b for a, b in zip(value, items)) else items
+    return value
