@@ -22,7 +22,11 @@ class LostWorkerError(RuntimeError):
 
 @runtime_checkable
 class Cluster(Protocol):
-    """Worker processes, each with a device of its own.  Workers and jobs are what the cluster calls them."""
+    """Worker processes, each with a device of its own.  Workers and jobs are what the cluster calls them.
+
+    Workers are trusted: they compute what a program goes on with.  An attribute ``patience`` says after how
+    many seconds without an answer one is given up (default: 1800).
+    """
 
     def workers(self, cuda: bool, /) -> Sequence[Any]:
         """The workers that can be had, with a GPU each if ``cuda``.

@@ -9,7 +9,7 @@ in a run in this process, nothing the user holds is touched before a pass is com
 
 from __future__ import annotations
 
-import pickle
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +19,7 @@ import torch
 
 from ..plan.placement import Piece
 from ..record.storage import TrackedNode
+from . import wire
 from . import worker as remote
 from .clusters import Cluster as Cluster
 from .clusters import IPyParallelBackend as IPyParallelBackend
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.05
 """How often a run that waits for workers looks for an interrupt."""
+
+PATIENCE = 1800.0
+"""Seconds after which a worker that has not answered is given up, unless its cluster has a ``patience``."""
 
 MOST_LOSSES = 3
 """A piece that cost this many workers is halved, if it can be, before it is given to another."""
@@ -75,6 +79,9 @@ class _PassElsewhere:
         self.unfit: set[Any] = set()  # and those that could not hold it
         self.jobs: dict[Any, tuple[Any, Piece | None]] = {}  # job: its worker and piece; none: the program
         self.ended: dict[int, Done] = {}  # by first sample: pieces whose turn to be added has not come
+        self.silent: set[Any] = set()  # workers that were given up; they may still come back
+        self.begun: dict[Any, float] = {}  # when each job was given out
+        self.patience = float(getattr(cluster, "patience", PATIENCE))
         self.losses: Counter[int] = Counter()
         self.reason = "there was none"  # why the last one is gone
 
@@ -91,9 +98,10 @@ class _PassElsewhere:
                     raise NoWorkersError(_NOBODY.format(reason=self.reason))
                 for job in self.cluster.finished(list(self.jobs), POLL_SECONDS):
                     self._take(job)
+                self._give_up()
                 self._add_up()
         finally:
-            for worker in self.asked:
+            for worker in self.asked | self.silent:
                 try:
                     self.cluster.submit(worker, remote.forget, self.token)
                 except LostWorkerError:
@@ -119,11 +127,11 @@ class _PassElsewhere:
                 state = self.owner._draws.state(node)
                 draws[number] = Drawing(cuda, bytes(state.tolist()))
         work = PassWork(remote.portable(program.steps), whole, draws, remote.settings())
-        return pickle.dumps(work, protocol=5)
+        return wire.dumps(work)
 
     def _piece(self, piece: Piece) -> bytes:
         parts = {part: part.of(self._real(part.key), piece) for part in self.parts}
-        return pickle.dumps(PieceWork(piece, pack(parts), self.program.changes(piece)), protocol=5)
+        return wire.dumps(PieceWork(piece, pack(parts), self.program.changes(piece)))
 
     def _real(self, key: int) -> torch.Tensor:
         value = self.program.values[key]
@@ -150,7 +158,8 @@ class _PassElsewhere:
                 continue
             self.idle.remove(worker)
             try:
-                self.jobs[self.cluster.submit(worker, *call)] = (worker, piece)
+                job = self.cluster.submit(worker, *call)
+                self.jobs[job], self.begun[job] = (worker, piece), time.monotonic()
             except LostWorkerError as error:
                 return self._lost(worker, piece, error)
             self.asked.add(worker)
@@ -159,7 +168,7 @@ class _PassElsewhere:
         """``job`` has ended, in one way or another."""
         worker, piece = self.jobs.pop(job)
         try:
-            result = pickle.loads(self.cluster.result(job))
+            result = wire.loads(self.cluster.result(job))
         except LostWorkerError as error:
             self._lost(worker, piece, error)
             return
@@ -169,6 +178,16 @@ class _PassElsewhere:
         self.idle.append(worker)
         if piece is not None:
             self.ended[piece.start] = result
+
+    def _give_up(self) -> None:
+        """Workers that have not answered for too long are lost, and get nothing more to do."""
+        now = time.monotonic()
+        for job, (worker, piece) in list(self.jobs.items()):
+            if now - self.begun[job] > self.patience:
+                del self.jobs[job]
+                self.unfit.add(worker)
+                self.silent.add(worker)
+                self._lost(worker, piece, LostWorkerError(f"no answer within {self.patience:g} seconds"))
 
     def _lost(self, worker: Any, piece: Piece | None, error: LostWorkerError) -> None:
         """``worker`` is gone: others, that may have come in its place, have its piece to run."""

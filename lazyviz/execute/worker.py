@@ -1,12 +1,11 @@
 """What a worker does: it keeps the program of a pass with the tensors that all pieces share, and runs pieces.
 
-Everything comes and goes as bytes, so that a cluster has to carry nothing else.  A worker has lazyviz
-and PyTorch, not the user's code.
+Everything comes and goes as bytes (:mod:`.wire`), so that a cluster has to carry nothing else.  A worker
+has lazyviz and PyTorch, not the user's code.
 """
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,7 @@ from .. import _torch
 from ..graph.ir import TensorMeta
 from ..plan.placement import Piece
 from ..record.rng import state_of
+from . import wire
 from .draws import Draw
 from .packed import Packed, pack, unpack
 from .piece import ONEDNN_FAILED, Changes, Part, PieceRun, Step, out_of_memory
@@ -216,9 +216,9 @@ _prepared: dict[str, _Prepared] = {}
 
 
 def prepare(token: str, device: str, work: bytes) -> bytes:
-    """Keep a pickled :class:`PassWork` under ``token``; gives a pickled :class:`Failed` or ``None``."""
+    """Keep a :class:`PassWork` under ``token``; gives a :class:`Failed` or ``None``; both as messages."""
     try:
-        own: PassWork = pickle.loads(work)
+        own: PassWork = wire.loads(work)
         prepared = _Prepared([], {}, own.draws, own.settings, torch.device(device))
         prepared.steps = _received(own.steps, prepared.place)
         with _as_sent(own.settings, prepared.device):
@@ -226,7 +226,7 @@ def prepare(token: str, device: str, work: bytes) -> bytes:
         _prepared[token] = prepared
     except Exception as error:
         return _failed(None, error)
-    return pickle.dumps(None)
+    return wire.dumps(None)
 
 
 def forget(token: str) -> None:
@@ -235,11 +235,11 @@ def forget(token: str) -> None:
 
 
 def run_piece(token: str, work: bytes) -> bytes:
-    """Run a :class:`PieceWork` of the pass ``token``; gives :class:`Done` or :class:`Failed`; all pickled."""
+    """Run a :class:`PieceWork` of pass ``token``; gives :class:`Done` or :class:`Failed`, as messages."""
     number: int | None = None
     try:
         prepared = _prepared[token]
-        own: PieceWork = pickle.loads(work)
+        own: PieceWork = wire.loads(work)
         seconds = []
         collected: dict[int, Packed] = {}
         with _as_sent(prepared.settings, prepared.device), ExitStack() as stack:
@@ -254,7 +254,7 @@ def run_piece(token: str, work: bytes) -> bytes:
                 run.free(step.frees)
                 seconds.append(time.perf_counter() - start)
             run.env.clear()
-        return pickle.dumps(Done(_joined(collected.values()), seconds), protocol=5)
+        return wire.dumps(Done(_joined(collected.values()), seconds))
     except Exception as error:
         if ONEDNN_FAILED in str(error) and token in _prepared:  # as a run in one process goes on
             _prepared[token].without_onednn = True
@@ -280,10 +280,10 @@ def _failed(step: int | None, error: Exception) -> bytes:
     plain = error.with_traceback(None)
     plain.__cause__ = plain.__context__ = None
     try:
-        pickle.loads(pickle.dumps(plain))
+        wire.loads(wire.dumps(plain))
     except Exception:
         plain = RuntimeError(f"{type(error).__name__}: {error}")
-    return pickle.dumps(Failed(step, plain, memory))
+    return wire.dumps(Failed(step, plain, memory))
 
 
 class _PieceOnWorker(PieceRun):
