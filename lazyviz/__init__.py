@@ -12,6 +12,8 @@ from .magic import unload_ipython_extension as unload_ipython_extension
 from .plan.devices import DeviceProfile as DeviceProfile
 from .record.pending import AbsentDeviceError as AbsentDeviceError
 from .record.pending import SyncError as SyncError
+from .self_check import Diagnosis as Diagnosis
+from .self_check import doctor as doctor
 from .session import LazyGraph as LazyGraph
 from .session import RecomputeError as RecomputeError
 from .session import Report as Report

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 _PACKAGE = Path(__file__).parent
+_COMMAND = "pip install --force-reinstall --no-deps --no-cache-dir lazyviz"
+_CHECKOUT = "python scripts/accelerator_build.py"
 loaded: list[str] = []  # their names
 
 
@@ -33,18 +35,25 @@ def load(name: str, source: str) -> Any:
     except ModuleNotFoundError:
         return None
     except ImportError as error:
-        warnings.warn(f"lazyviz's compiled {name} cannot be loaded ({error}); install again", stacklevel=2)
+        _warn(name, f"cannot be loaded ({error})")
         return None
     file = _PACKAGE / source
     if file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() != module.SOURCE:
-        warnings.warn(f"lazyviz's compiled {name} is older than its source; install again", stacklevel=2)
+        _warn(name, "is older than its source")
         return None
     made_for = getattr(module, "TORCH", torch.__version__)
     if made_for != torch.__version__:
-        warnings.warn(
-            f"lazyviz's compiled {name} is for PyTorch {made_for}, not {torch.__version__}; install again",
-            stacklevel=2,
-        )
+        _warn(name, f"is for PyTorch {made_for}, not {torch.__version__}")
         return None
     loaded.append(name)
     return module
+
+
+def _warn(name: str, why: str) -> None:
+    """Say that the module is not used, and by what command it is made anew."""
+    is_checkout = (_PACKAGE.parent / "scripts" / "accelerator_build.py").exists()
+    warnings.warn(
+        f"lazyviz's compiled {name} {why}; Python does its work, more slowly. "
+        f"To make it anew, install again: {_CHECKOUT if is_checkout else _COMMAND}",
+        stacklevel=3,
+    )

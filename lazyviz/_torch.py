@@ -46,12 +46,16 @@ from torch.nn.parameter import (  # type: ignore[attr-defined]
     UninitializedTensorMixin as UninitializedTensorMixin,
 )
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ._torch_modes import active_dispatch_modes as active_dispatch_modes
+from ._torch_modes import dispatch_modes as dispatch_modes
+from ._torch_modes import drop_stray_keys as drop_stray_keys
+from ._torch_modes import has_mode as has_mode
+from ._torch_modes import insert_mode_at_bottom as insert_mode_at_bottom
+from ._torch_modes import refresh_modes as refresh_modes
+from ._torch_modes import remove_mode as remove_mode
+from ._torch_modes import stray_keys as stray_keys
 
 
 def is_defined_in_python(op: OpOverload) -> bool:
@@ -286,61 +290,6 @@ dispatch_rule = simple_registry.find_torch_dispatch_rule
 mkldnn = torch.backends.mkldnn.m  # type: ignore[attr-defined]
 # What `nn.Module.__call__` is, as PyTorch made it.
 module_call = torch.nn.Module._wrapped_call_impl
-
-active_dispatch_modes = torch._C._len_torch_dispatch_stack  # their number on this thread's stack
-
-
-def dispatch_modes() -> list[Any]:
-    """The dispatch modes on this thread's stack."""
-    return _get_current_dispatch_mode_stack()
-
-
-def insert_mode_at_bottom(mode: TorchDispatchMode) -> None:
-    """Put ``mode`` below the user's modes; leaving a ``with`` pops the top whoever it is.
-
-    Once: the autograd engine puts a thread's modes back by itself when a node fails.
-    """
-    above = [other for other in _pop_all() if other is not mode] if active_dispatch_modes() else []
-    _push_mode(mode)
-    for other in reversed(above):
-        _push_mode(other)
-
-
-def remove_mode(mode: TorchDispatchMode) -> bool:
-    """Take ``mode`` off this thread's stack wherever it is; False if it is not there."""
-    above = _pop_all()
-    kept = [other for other in above if other is not mode]
-    for other in reversed(kept):
-        _push_mode(other)
-    return len(kept) != len(above)
-
-
-def has_mode(mode: TorchDispatchMode) -> bool:
-    """Whether ``mode`` is on this thread's stack."""
-    depth = active_dispatch_modes()
-    return depth > 0 and any(torch._C._get_dispatch_stack_at(at) is mode for at in range(depth))
-
-
-def refresh_modes() -> None:
-    """Make PyTorch look at this thread's modes again.
-
-    Leaving an inference mode brings back the dispatch keys that were active when it was
-    entered, whether or not modes came or went in between; with a stale set modes are
-    passed by, or looked for where there are none.
-    """
-    above = _pop_all() or [TorchDispatchMode()]
-    for mode in reversed(above):
-        _push_mode(mode)
-    if type(above[0]) is TorchDispatchMode:
-        _pop_mode()
-
-
-def _pop_all() -> list[Any]:
-    popped = []
-    while active_dispatch_modes():
-        popped.append(_pop_mode())
-    return popped
-
 
 # What is below `torch.inference_mode` and around compiled functions restores, when it is left, the
 # dispatch keys that were active when it was entered: see `refresh_modes`.

@@ -9,7 +9,6 @@ its arguments, so each is tried: a dispatch mode sees which operator is called, 
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 
 from . import _torch
 from ._torch import OpOverload
+from ._transaction import no_warnings
 
 # PyTorch's own functions and methods in C, below what `torch` and `torch.Tensor` let others patch.
 _PLACES: tuple[Any, ...] = (torch._C.TensorBase, torch._C._VariableFunctions, torch._C._nn)
@@ -44,14 +44,13 @@ def proving() -> Iterator[Callable[[OpOverload, Sequence[Any], Mapping[str, Any]
     type, of any device, none of which requires a gradient.
     """
     with (
-        warnings.catch_warnings(),  # of functions that are tried and not taken
+        no_warnings(),  # of functions that are tried and not taken
         _torch.no_dispatch_modes(),
         torch._C.DisableTorchFunction(),
         _torch.below_autograd(),
         _Catch(),
         torch.no_grad(),
     ):
-        warnings.simplefilter("ignore")
         yield _quickest
 
 

@@ -93,9 +93,9 @@ Quick = Callable[[str, Callable[..., Any]], Any]
 
 
 def override_composites(
-    kernels: Mapping[str, Callable[..., Any]], quick: Quick | None = None
-) -> Callable[[], None]:
-    """Put ``kernels`` before those of composites of ATen; returns what takes them away.
+    kernels: Mapping[str, Callable[..., Any]], undo: list[Callable[[], object]], quick: Quick | None = None
+) -> None:
+    """Put ``kernels`` before those of composites of ATen; notes in ``undo``, first, what takes them away.
 
     They are called with a :class:`CompositeCall` and the arguments, where a dispatch mode is
     active or a tensor is a wrapper subclass (``PythonTLSSnapshot`` is a key of such calls alone).
@@ -103,20 +103,14 @@ def override_composites(
     """
     library = torch.library.Library("aten", "IMPL")
     overrides: list[Any] = []
+    undo += [library._destroy, overrides.clear]
     for name, kernel in kernels.items():
         base, _, overload = name.partition(".")
         handle = getattr(getattr(torch.ops.aten, base), overload or "default")._handle
         before = _before_composite(handle.redispatch_boxed, kernel)
-        override = quick(name, _with_key_set(before)) if quick is not None else None
-        if override is None:
+        overrides.append(quick(name, _with_key_set(before)) if quick is not None else None)
+        if overrides[-1] is None:
             library.impl(name, before, _SNAPSHOT, with_keyset=True)
-        overrides.append(override)
-
-    def remove() -> None:
-        overrides.clear()
-        library._destroy()
-
-    return remove
 
 
 def _with_key_set(before: Callable[..., Any]) -> Callable[..., Any]:

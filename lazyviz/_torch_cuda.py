@@ -12,7 +12,6 @@ import ctypes
 import functools
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +26,7 @@ from torch.optim.optimizer import _foreach_supported_types
 from torch.utils import _foreach_utils
 
 from ._torch import KEY_SET_OFFSET, OpOverload
+from ._transaction import no_warnings
 
 cuda_is_present: Callable[[], bool] = torch.cuda.is_available
 """Whether this process can run on CUDA; ``torch.cuda.is_available`` itself answers for the planned card."""
@@ -96,14 +96,13 @@ def has_autocast(name: str) -> bool:
     )
 
 
-def override(kernels: Mapping[str, Callable[..., Any]], key: str) -> Callable[[], None]:
-    """Replace ATen's kernels for a dispatch key; returns what puts them back."""
+def override(kernels: Mapping[str, Callable[..., Any]], key: str, undo: list[Callable[[], object]]) -> None:
+    """Replace ATen's kernels for a dispatch key; notes in ``undo``, first, what puts them back."""
     library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():  # "overriding a previously registered kernel" is what is wanted
-        warnings.simplefilter("ignore")
+    undo.append(library._destroy)
+    with no_warnings():  # "overriding a previously registered kernel" is what is wanted
         for name, kernel in kernels.items():
             library.impl(name, kernel, key)
-    return library._destroy
 
 
 def operator_named(name: str) -> Any:
@@ -112,17 +111,17 @@ def operator_named(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, base), overload or "default")
 
 
-def run_as_one(names: Iterable[str]) -> Callable[[], None]:
-    """Have autograd's own formulas for operators used on planned tensors; returns what puts it back.
+def run_as_one(names: Iterable[str], undo: list[Callable[[], object]]) -> None:
+    """Have autograd's own formulas for operators used on planned tensors; ``undo`` puts it back.
 
     Where a device has no kernel for an operator that can be made of others, it is, and its formula is
     passed by.  A CUDA build has these kernels; here one has to be named, which planned tensors do not reach.
     ``torch.library`` would not let us.
     """
     library: Any = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
+    undo.append(library.reset)
     for name in names:  # the user's own meta tensors do reach it
         library.impl(name, "Meta", getattr(torch.ops.aten, name).default.decompose, False)
-    return library.reset
 
 
 # --- tensors ------------------------------------------------------------------------
@@ -202,6 +201,11 @@ def support_foreach(cls: type[torch.Tensor]) -> None:
     for types in _FOREACH_TYPES:
         if cls not in types:
             types.append(cls)
+
+
+def supports_foreach(cls: type[torch.Tensor]) -> bool:
+    """Whether :func:`support_foreach` holds for ``cls``."""
+    return any(cls in types for types in _FOREACH_TYPES)
 
 
 def withdraw_foreach(cls: type[torch.Tensor]) -> None:

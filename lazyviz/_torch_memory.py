@@ -14,7 +14,20 @@ _refuse_addresses = torch._C._set_throw_on_mutable_data_ptr
 EXPORTS = (torch._C._to_dlpack,)  # C functions that hand out an argument's memory
 # `torch.FloatTensor` and its like, which read tensors in lists.
 LEGACY_TYPES = tuple(sorted(torch._tensor_classes, key=str))
+# Methods by which C++ code that makes a tensor, or an index, of a list reads the numbers in it.
+NUMBERS = ("__index__", "__int__", "__float__", "__bool__", "__complex__")
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 FILE_WRITER = torch._C.PyTorchFileWriter  # writes the storages that `torch.save` finds
+# TorchScript's files: the memory of a module's tensors is written, and of those that `__getstate__` makes.
+SCRIPT_WRITERS = (
+    *((torch._C.ScriptModule, name) for name in dir(torch._C.ScriptModule) if "save" in name),
+    *((torch._C.ScriptFunction, name) for name in dir(torch._C.ScriptFunction) if "save" in name),
+    (torch._C.ScriptModuleSerializer, "serialize"),
+    (torch._C, "_pickle_save"),
+)
+# Readers give memory to tensors that an op has made.
+_READ = ("import_ir_module", "_load_for_", "_load_jit_", "_load_mobile_", "_pickle_load_obj")
+SCRIPT_READERS = tuple((torch._C, name) for name in dir(torch._C) if any(part in name for part in _READ))
 # `UntypedStorage.data_ptr` without our patch.
 storage_data_ptr = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
 
@@ -33,6 +46,20 @@ def make_wrapper(
     return tensor
 
 
+def past_modes() -> bool:
+    """Whether what is called now passes every dispatch mode: C++ code is reading a number for itself."""
+    return _is_excluded(torch._C.DispatchKey.Python)
+
+
+calling_overrides = torch._C._EnableTorchFunction
+"""Context: ``__torch_function__`` of an argument is called, where only that of subclasses is not."""
+
+
 def plain_overrides() -> bool:
-    """Whether ``__torch_function__`` of an argument is called, and no mode's before it."""
-    return torch._C._is_torch_function_enabled() and not torch._C._len_torch_function_stack()
+    """Whether ``__torch_function__`` of an argument can be called, and no mode's would be before it."""
+    return not torch._C._is_torch_function_all_disabled() and not torch._C._len_torch_function_stack()
+
+
+def overrides_are_called() -> bool:
+    """Whether ``__torch_function__`` of an argument is called."""
+    return torch._C._is_torch_function_enabled()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -30,6 +30,9 @@ _TensorBase: Any = torch._C.TensorBase
 # To the C++ tensor, not to Python's object: no weak reference that `swap_tensors` would refuse.
 WeakTensor: Any = torch._C._WeakTensorRef  # type: ignore[attr-defined]
 storage_address = torch._C._storage_address  # type: ignore[attr-defined]
+
+
+_OWN_REFERENCES = 3  # to a Python storage in a function that has just asked for it
 
 
 class Memory(NamedTuple):
@@ -204,6 +207,13 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
 def use_count(tensor: torch.Tensor) -> int:
     """References of C++ to the tensor, Python's one included."""
     return tensor._use_count()  # type: ignore[attr-defined]
+
+
+def are_alone(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether nothing but these tensors, which are on one storage, refers to it."""
+    memory = _TensorBase.untyped_storage(tensors[0])
+    others = torch._C._storage_Use_Count(memory._cdata) - 1 - len(tensors)
+    return others == 0 and sys.getrefcount(memory) == _OWN_REFERENCES
 
 
 def address_of(tensor: torch.Tensor) -> int | None:

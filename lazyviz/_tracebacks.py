@@ -95,3 +95,14 @@ def shortened(function: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return evaluates_what_is_pending
+
+
+def report_ignored(what: str, error: BaseException) -> None:
+    """Have ``sys.unraisablehook`` report ``error``, which is to stop nothing, as one that ``what`` raised."""
+
+    class Ignored:
+        def __del__(self) -> None:  # Python has no other way to that hook
+            raise error
+
+    Ignored.__del__.__qualname__ = what
+    Ignored()

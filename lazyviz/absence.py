@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from . import _torch_cuda
+from ._transaction import Transaction
 from .graph.ir import Graph
 from .plan.devices import DeviceProfile, card_number, cuda_devices, resolve, unknown_card
 from .plan.lifetimes import allocated, lifetimes
@@ -50,15 +50,12 @@ def resolved(device: Any) -> tuple[Any, Card | None]:
     )
 
 
-NOTHING = nullcontext()
-
-
-def recording_for(
+def cards(
     tape: Tape, card: Card | None, graph: Graph, assume: Mapping[int, Any] | None, device: Any
-) -> AbstractContextManager[None]:
-    """Context in which PyTorch answers for ``card``, which ``device`` names.
+) -> Transaction | None:
+    """The context in which PyTorch answers for ``card``, which ``device`` names.
 
-    Nothing happens if none is given, or an outer block has it already.
+    ``None`` if no card is given, or an outer block has it already.
 
     Raises:
         RuntimeError: an outer block is for another card.
@@ -67,38 +64,40 @@ def recording_for(
         raise RuntimeError(
             f"a block for {card.planned} inside one for {tape.absent.card.planned}: one absent card at a time"
         )
-    return (
-        NOTHING if card is None or tape.absent is not None else _planning(tape, card, graph, assume, device)
-    )
+    return None if card is None or tape.absent is not None else _Cards(tape, card, graph, assume, device)
 
 
-@contextmanager
-def _planning(
-    tape: Tape, card: Card, graph: Graph, assume: Mapping[int, Any] | None, target: Any
-) -> Iterator[None]:
-    """:func:`recording_for` a card, in the outermost block."""
+class _Cards(Transaction):
+    """:func:`cards`, of the outermost block that has any."""
 
-    def memory(device: torch.device, since: int) -> tuple[int, int]:
-        """Bytes of eager PyTorch's tensors on ``device`` now, and at most since node ``since``."""
-        spans = [span for span in lifetimes(graph) if span.storage.device == device]
-        levels = allocated(spans, len(graph.nodes), eager=True)
-        now = sum(span.storage.nbytes for span in spans if span.storage.dropped is None)
-        return now, max([now, *levels[since:]])
+    def __init__(
+        self, tape: Tape, card: Card, graph: Graph, assume: Mapping[int, Any] | None, target: Any
+    ) -> None:
+        def memory(device: torch.device, since: int) -> tuple[int, int]:
+            """Bytes of eager PyTorch's tensors on ``device`` now, and at most since node ``since``."""
+            spans = [span for span in lifetimes(graph) if span.storage.device == device]
+            levels = allocated(spans, len(graph.nodes), eager=True)
+            now = sum(span.storage.nbytes for span in spans if span.storage.dropped is None)
+            return now, max([now, *levels[since:]])
 
-    def reserved(device: torch.device) -> int:
-        """Bytes that the caching allocator would hold for them."""
-        plan = make_plan(graph, device=target).devices.get(str(device))
-        held = plan.reserve(True) if plan is not None else None
-        return held[0] if held is not None else 0
+        def reserved(device: torch.device) -> int:
+            """Bytes that the caching allocator would hold for them."""
+            plan = make_plan(graph, device=target).devices.get(str(device))
+            held = plan.reserve(True) if plan is not None else None
+            return held[0] if held is not None else 0
 
-    graph.card = card.planned
-    cards = tape.absent = AbsentCards(tape, card, memory, reserved, assume or {})
-    try:
-        cards.install()
-        yield
-    finally:
-        tape.absent = None
-        cards.remove()
+        graph.card = card.planned
+        self._tape = tape
+        self._cards = AbsentCards(tape, card, memory, reserved, assume or {})
+
+    def begin(self) -> None:
+        self.undo_by(self._cards.remove)
+        self.undo_by(self._forget)
+        self._tape.absent = self._cards
+        self._cards.install()
+
+    def _forget(self) -> None:
+        self._tape.absent = None
 
 
 def refuse(nodes: Sequence[TrackedNode], device: Any) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import cast
 
+from ._tracebacks import report_ignored
 from .batching import NamedBatch
 from .execute.backend import EXTRAS, backend_names, find_backend, is_loaded, missing, offered
 from .execute.clusters import is_cluster
@@ -89,7 +90,10 @@ class Choices:
             self._notify()
 
     def subscribe(self, callback: Listener) -> None:
-        """Have ``callback`` called, on whatever thread, when the state or a choice changes."""
+        """Have ``callback`` called, on whatever thread, when the state or a choice changes.
+
+        What it raises is reported by ``sys.unraisablehook`` and stops nothing.
+        """
         self._listeners.append(callback)
 
     def unsubscribe(self, callback: Listener) -> None:
@@ -104,11 +108,18 @@ class Choices:
 
     def _notify(self) -> None:
         for callback in list(self._listeners):
-            callback()
+            try:
+                callback()
+            except (
+                Exception,
+                SystemExit,
+            ) as error:  # the others, and the run, go on
+                report_ignored("a listener of a lazyviz graph", error)
 
     def _changed(self, state: str | None = None) -> None:
         self._state = state
-        self._notify()
+        if self._listeners:
+            self._notify()
 
     def choose(
         self, *, backend: str | None = None, split: int | str | None = None, summaries: bool | None = None

@@ -91,6 +91,8 @@ def evaluate_graphs(cause: str) -> tuple[list[tuple[LazyGraph | None, Report]], 
     error: Exception | None = None
     apart: set[TrackedNode] = set()
     with tape.lock:
+        if tape.pending:
+            tape.refuse_nested()
         tape.forget_unreachable(tape.reachable())
         for graph in pending_graphs():
             before = {node: node.error for node in failed_nodes(graph.nodes)}

@@ -13,29 +13,28 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _torch_cuda, absence, batching, recomputing
+from . import _torch_cuda, absence
+from ._signals import Deferred
+from ._transaction import complete
 from .execute import eager, replay, sweeps
-from .execute.backend import Backend, find_backend
+from .execute.backend import find_backend
 from .execute.clusters import is_cluster
 from .execute.forecast import learn
 from .execute.memory import Memory, ResidentMemory, Timelines
 from .execute.progress import Run
-from .execute.recompute import RecomputeRun
-from .execute.repeats import repeats, run_again
 from .execute.report import Report, difference
-from .execute.segments import Outcome, run_with_backend
 from .execute.split import SplitRun
-from .execute.summaries import Summaries
+from .execute.stretch import Stretch
 from .graph.ir import Graph
 from .metrics import Metrics
 from .plan import collector
-from .plan.alive import categorize
-from .plan.projection import Peak, project
 from .record import warned
 from .record.guard import nodes_before_access
 from .record.order import closure
@@ -43,6 +42,7 @@ from .record.pending import RunLock, SyncError
 from .record.recorder import tape
 from .record.storage import FORGOTTEN, HALF_DONE, Lost, TrackedNode
 from .record.watch import Watch
+from .ways import Projection, Way, Wishes
 
 if TYPE_CHECKING:
     from .session import LazyGraph
@@ -58,254 +58,181 @@ projection_errors: deque[float] = deque(maxlen=1000)
 compile_reasons: deque[str] = deque(maxlen=100)  # what was new about what had to be compiled
 last_cause = "nothing has been evaluated yet"
 
-Projection = replay.Projection
-
 
 def needed(tensors: Sequence[torch.Tensor]) -> list[TrackedNode]:
     """The nodes that must run before ``tensors`` can be read."""
     return [node for tensor in tensors for node in nodes_before_access(tape, tensor, write=False)]
 
 
+class under_way:
+    """Context of a run: nothing that is called in its midst begins another one.
+
+    Signals wait until it is over, or for a place between two nodes: what their handlers raise cannot
+    come between a kernel and its being noted, nor between a state and its end.
+    """
+
+    __slots__ = ("_signals",)
+
+    def __init__(self, nodes: Sequence[TrackedNode]) -> None:
+        if nodes:
+            tape.refuse_nested()
+        self._signals = Deferred()
+
+    def __enter__(self) -> Deferred:
+        arrived = self._signals.__enter__()
+        tape.under_way = threading.get_ident()
+        return arrived
+
+    def __exit__(self, *error: object) -> None:
+        """May be called again: once more by whoever has entered it, if that was in vain."""
+        if self._signals.leave is not None:
+            self._signals.leave()
+        tape.under_way = 0
+        self._signals.__exit__()
+
+
 @warned.in_python
-def run(
-    nodes: Sequence[TrackedNode],
-    cause: str,
-    *,
-    backend: str = "eager",
-    progress: Callable[[Any], None] | None = None,
-    cancel: threading.Event | None = None,
-    graph: LazyGraph | None = None,
-    split: int | str = "off",
-    recompute: int | str = "off",
-    summaries: bool | None = None,
-    timings: bool | None = None,
-    verify: bool = False,
-) -> Report:
+def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
     """Run ``nodes`` (closed under dependencies, in program order) and tell the graphs they belong to.
 
-    With ``graph``, at the user's word, the peak is projected before (of a run in this process).  ``split``
-    is of the batch of that graph; what an interrupted split run was to do is done first.  ``recompute`` is
-    the budget in bytes that activations are dropped and computed again for.
+    The ``options`` are those of :class:`.ways.Wishes`.  With ``graph``, at the user's word, the peak is
+    projected before (of a run in this process).  ``split`` is of the batch of that graph; what an interrupted
+    split run was to do is done first.  ``recompute`` is the budget in bytes that activations are dropped and
+    computed again for.
     """
-    global last_cause
-    runner = find_backend(backend)
-    cluster = runner if is_cluster(runner) else None
-    if cluster is not None and split == "off":
-        split = "auto"  # pieces are what such a backend is for
+    wishes = Wishes(**options)
     if begun := begun_split(nodes):
         nodes = closure({*nodes, *(node for node in begun.nodes if node.state != "done")})
-    errors, irs = sweeps.begin(nodes)
-    for error in errors:
-        if error.startswith((FORGOTTEN, HALF_DONE)):
-            raise RuntimeError(error)
-    absence.refuse(nodes, graph.device if graph is not None else None)
-    touched = [graphs[id(ir)] for ir in irs if id(ir) in graphs]
-    projection: Projection | None = None
-    split_run = begun
-    if split_run is None and split != "off":
-        owner = graph if graph is not None else touched[-1] if touched else None
-        if owner is not None and not (recompute != "off" and recomputing.instead_of_split(owner)):
-            split_run = batching.split_run(tape, owner, nodes, split, cluster)
-        if split_run is not None and owner is not None:
-            owner.split_run = split_run
-    choice = None
-    if recompute != "off" and split_run is None and backend == "eager":
-        owner = graph if graph is not None else touched[-1] if touched else None
-        choice = recomputing.choose_run(owner, nodes, recompute, tape.pending) if owner is not None else None
-    if summaries is None:
-        summaries = any(lazy.summaries for lazy in touched)
-    cuda = _cuda_devices(nodes)
-    stretch = found = code = None
-    new: str | None = None  # why the stretch was not recognised
-    compiler = cast(Backend | None, runner) if cluster is None else None
-    # What compiled code holds while it runs only a device's own counter knows.
-    hidden = compiler is not None and split_run is None and not cuda
-    if compiler is not None and split_run is None and not summaries and nodes:
-        stretch = repeats.look_at(tape, nodes, compiler)
-        code = repeats.find(stretch, compiler) if stretch is not None else None
-    elif runner is None and split_run is None and choice is None and not summaries and not (cuda and timings):
-        stretch = replay.replays.look_at(tape, nodes, graph is not None)
-        found = replay.replays.find(stretch) if stretch is not None else None
-        new = replay.replays.not_looked_at if stretch is None else None
-    if cluster is not None or graph is None or not nodes or hidden or code is not None:
-        pass
-    elif found is not None and found.projection is not None:
-        projection = found.projection
-    elif choice is not None:
-        projection = choice.projected()
-    elif split_run is not None and begun is None:
-        projection = _projection_of(graph, len(split_run.pieces), nodes)
-    elif split_run is None:
-        running = list({id(node.graph): node.graph for node in nodes}.values())
-        with collector.paused():
-            projection = project(running, nodes, tape.pending)
-    start = time.perf_counter()
-    for index in cuda:
-        torch.cuda.reset_peak_memory_stats(index)
-    resident = ResidentMemory(nodes if found is None and code is None else ())
-    memory: Memory = found.memory if found is not None else resident
-    again = None
-    if choice is not None and choice.again is not None:
-        again = RecomputeRun(tape, choice.trace, choice.again, resident)
-
-    live = Run(nodes, memory, split_run)
-    seen = Summaries() if summaries else None
-    marks: list[tuple[TrackedNode, Any, Any]] | None = [] if cuda and timings else None
-    timed = not cuda if timings is None else (timings and not cuda)
-
-    def on_node(done: int, total: int, node: TrackedNode) -> None:
-        live.step(done, total, node)
-        if progress is not None:
-            progress(live.now())
-
-    def compiles(what: str | None) -> None:
-        live.compiles(what)
-        if progress is not None and what is not None:
-            progress(live.now())
-
-    for lazy in touched:
-        lazy.error = None
-        lazy.live = live
-        lazy._changed("running")
-    outcome: str | None = None
-    share = 0
-    compiled: Outcome | None = None
+    graph, context = wishes.graph, under_way(nodes)
     try:
-        watched = any(lazy.watched for lazy in touched)
-        on_progress = on_node if progress is not None else live.step if watched else None
-        cancelled = cancel.is_set if cancel is not None else None
-        if split_run is not None:
-            split_run.run(
-                resident,
-                progress=on_progress,
-                cancelled=cancelled,
-                cluster=cluster,
-                seen=seen,
-                timed=timed,
-            )
-            left = [node for node in nodes if node.state != "done"]
-            eager.run(tape, left, resident, progress=on_progress, cancelled=cancelled, timed=timed, seen=seen)
-            share = len(nodes) if cluster is None else len(split_run.spread)
-        elif compiler is None:
-            if found is not None:
-                found.run(tape, progress=on_progress, cancelled=cancelled, timed=timed)
-            else:
-                eager.run(
-                    tape,
-                    nodes,
-                    resident,
-                    progress=on_progress,
-                    cancelled=cancelled,
-                    timed=timed,
-                    again=again,
-                    seen=seen,
-                    marks=marks,
-                )
-            share = len(nodes) if cluster is None else 0
-        elif (
-            code is not None
-            and stretch is not None
-            and run_again(tape, stretch, code, progress=on_progress, cancelled=cancelled)
-        ):
-            compiled = Outcome(hits=1)
-            compiled.ran(len(nodes), code)
-            share = compiled.share
-        else:
-            compiled = run_with_backend(
-                tape,
-                nodes,
-                compiler,
-                resident,
-                progress=on_progress,
-                cancelled=cancelled,
-                verify=verify,
-                seen=seen,
-                compiles=compiles if on_progress is not None else None,
-                stretch=stretch,
-            )
-            share = compiled.share
-        for index in cuda:
-            _torch_cuda.synchronize(index)
-        for node, begin, end in marks or ():
-            node.seconds = begin.elapsed_time(end) / 1000
-    except (KeyboardInterrupt, eager.Interrupted):
-        outcome = "interrupted"
-        raise
-    except BaseException as error:
-        outcome = "failed"
-        for lazy in touched:
-            lazy.error = error
-        raise
+        with context as arrived:
+            errors, irs = sweeps.begin(nodes)
+            for error in errors:
+                if error.startswith((FORGOTTEN, HALF_DONE)):
+                    raise RuntimeError(error)
+            absence.refuse(nodes, graph.device if graph is not None else None)
+            touched = [graphs[id(ir)] for ir in irs if id(ir) in graphs]
+            way = Way.choose(nodes, wishes, touched, begun)
+            way.project()
+            report = _execute(way, cause, arrived)
     finally:
-        seconds = time.perf_counter() - start
-        done = len(nodes) if outcome is None else sum(node.state == "done" for node in nodes)
-        peak: int | None = None
-        projected: int | None = None
-        above: dict[str, int] = {}
-        if outcome is None and not hidden:
-            peak, projected, above = _measured(memory, cuda, projection)
-            if stretch is not None and found is None and compiler is None:
-                with collector.paused():
-                    new = replay.replays.learn(stretch, resident, projection)
-            elif found is not None and found.projection is None:
-                found.learn(projection)
-        own = graph.ir if graph is not None else nodes[-1].graph if nodes else None
-        timelines = {} if hidden else memory.timelines()
-        report = Report(
-            done,
-            seconds,
-            peak,
-            backend,
-            cause,
-            pieces=len(split_run.pieces) if split_run is not None else 1,
-            recomputed=again.count if again is not None else 0,
-            share=share / len(nodes) if nodes and outcome is None else 1.0,
-            projected_bytes=projected,
-            projected_total_bytes=None if projected is None or projection is None else projection[0].total,
-            difference=above,
-            timeline=timelines.get(id(own), []),
-            first_nan=seen.first.get("nan") if seen is not None else None,
-            first_inf=seen.first.get("inf") if seen is not None else None,
-            cache_hit=found is not None
-            or (compiled is not None and compiled.hits > 0 and not compiled.misses),
-            cache_miss_reason="; ".join(compiled.missed) if compiled is not None and compiled.missed else new,
-            fallbacks=tuple(compiled.fallbacks) if compiled is not None else (),
-        )
-        last_cause = f"{cause}: {done} ops in {seconds:.3f} s"
-        metrics.add("evaluate", seconds)
-        metrics.count("ops run", done)
-        if compiled is not None:
-            metrics.count("compiles", compiled.misses)
-            metrics.count("compiled segments met again", compiled.hits)
-            metrics.count("ops that a backend left to eager", done - compiled.share)
-            compile_reasons.extend(compiled.missed)
-            if compiled.misses:
-                metrics.add("compile", compiled.seconds)
-        if report.error is not None:
-            projection_errors.append(report.error)
-        if seen is not None:
-            for lazy in touched:
-                lazy.note_nonfinite(seen.first)
-        _tell(touched, report, timelines, outcome)
-        watch.release()
-        if on_progress is not None:
-            learn(nodes)
+        context.__exit__()
     if graph is not None:
         graph.report = report
     return report
 
 
-def _tell(touched: Sequence[LazyGraph], report: Report, timelines: Timelines, outcome: str | None) -> None:
-    """Tell the graphs what came of a run of some of their nodes."""
+def _execute(way: Way, cause: str, arrived: Deferred) -> Report:
+    """Run the nodes in the ``way`` that was chosen; whatever comes of it, the graphs are told."""
+    reports: list[Report] = []
+    outcome: str | None = None
+    start = time.perf_counter()
+    try:
+        for lazy in way.touched:
+            lazy.error, lazy.live = None, way.live
+            lazy._changed("running")
+        way.execute()
+    except BaseException as error:
+        outcome = _outcome(error, arrived)
+        if outcome == "failed":
+            for lazy in way.touched:
+                lazy.error = error
+        raise
+    finally:
+        seconds = time.perf_counter() - start
+        complete(partial(_end, way, cause, outcome, seconds, reports))
+    return reports[0]
+
+
+def _end(way: Way, cause: str, outcome: str | None, seconds: float, reports: list[Report]) -> None:
+    """The run is over; may be called again where it was stopped."""
+    try:
+        if not reports:
+            reports[:] = map(partial.__call__, (partial(_report, way, cause, outcome, seconds),))
+    finally:
+        tape.under_way = 0  # whoever is told may read what has been computed, and go on
+        timelines = {} if way.is_hidden else way.memory.timelines()
+        _tell(way.touched, reports[0] if reports else None, timelines, outcome)
+        watch.release()
+    if way.is_followed:
+        learn(way.nodes)
+
+
+def _outcome(error: BaseException, arrived: Deferred) -> str:
+    """What a run came to that ``error`` has ended."""
+    kinds = (KeyboardInterrupt, eager.Interrupted, SystemExit)
+    stopped = isinstance(error, kinds) or error is arrived.raised
+    return "interrupted" if stopped else "failed"
+
+
+def _report(way: Way, cause: str, outcome: str | None, seconds: float) -> Report:
+    """What the run did, which is counted, too."""
+    global last_cause
+    nodes, compiled, projection, seen = way.nodes, way.compiled, way.projection, way.seen
+    done = len(nodes) if outcome is None else sum(node.state == "done" for node in nodes)
+    peak: int | None = None
+    projected: int | None = None
+    above: dict[str, int] = {}
+    if outcome is None and not way.is_hidden:
+        peak, projected, above = _measured(way.memory, way.cuda, projection)
+        way.learn()
+    graph = way.wishes.graph
+    own = graph.ir if graph is not None else nodes[-1].graph if nodes else None
+    timelines = {} if way.is_hidden else way.memory.timelines()
+    report = Report(
+        done,
+        seconds,
+        peak,
+        way.wishes.backend,
+        cause,
+        pieces=len(way.split_run.pieces) if way.split_run is not None else 1,
+        recomputed=way.again.count if way.again is not None else 0,
+        share=way.share / len(nodes) if nodes and outcome is None else 1.0,
+        projected_bytes=projected,
+        projected_total_bytes=None if projected is None or projection is None else projection[0].total,
+        difference=above,
+        timeline=timelines.get(id(own), []),
+        first_nan=seen.first.get("nan") if seen is not None else None,
+        first_inf=seen.first.get("inf") if seen is not None else None,
+        cache_hit=way.found is not None
+        or (compiled is not None and compiled.hits > 0 and not compiled.misses),
+        cache_miss_reason="; ".join(compiled.missed) if compiled is not None and compiled.missed else way.new,
+        fallbacks=tuple(compiled.fallbacks) if compiled is not None else (),
+    )
+    last_cause = f"{cause}: {done} ops in {seconds:.3f} s"
+    metrics.add("evaluate", seconds)
+    metrics.count("ops run", done)
+    if compiled is not None:
+        metrics.count("compiles", compiled.misses)
+        metrics.count("compiled segments met again", compiled.hits)
+        metrics.count("ops that a backend left to eager", done - compiled.share)
+        compile_reasons.extend(compiled.missed)
+        if compiled.misses:
+            metrics.add("compile", compiled.seconds)
+    if report.error is not None:
+        projection_errors.append(report.error)
+    if seen is not None:
+        for lazy in way.touched:
+            lazy.note_nonfinite(seen.first)
+    return report
+
+
+def _tell(
+    touched: Sequence[LazyGraph], report: Report | None, timelines: Timelines, outcome: str | None
+) -> None:
+    """Tell the graphs what came of a run of some of their nodes: all is in its place before anyone hears."""
     for lazy in touched:
         if lazy.split_run is not None and lazy.split_run.complete:
             lazy.split_run = None
+        lazy.live, lazy._state = None, outcome
+        if report is None:
+            continue
         lazy.report = report
-        lazy.live = None
         lazy.note_timeline(timelines.get(id(lazy.ir), ()))
         if lazy.ir is not tape.graph and not (len(lazy.nodes) > report.ops_run and lazy.has_pending):
             graphs.pop(id(lazy.ir), None)
-        lazy._changed(outcome)
+    for lazy in touched:
+        lazy._notify()
 
 
 @warned.in_python
@@ -314,21 +241,50 @@ def run_for_values(nodes: Sequence[TrackedNode], cause: str) -> bool:
 
     A program may read a value after every op, and pays each time for what is asked here.
     """
-    global last_cause
     errors, irs = sweeps.begin(nodes)
     if not nodes or errors or _torch_cuda.STAND_INS or _torch_cuda.may_have_cuda():
         return False
-    known = list(graphs.values())
-    touched = [lazy for lazy in known if lazy.ir in irs]
-    if [lazy for lazy in known if lazy.split_run is not None] or [
-        lazy for lazy in touched if lazy.summaries or lazy.watched
-    ]:
-        return False
-    stretch = replay.replays.look_at(tape, nodes, False)
-    found = replay.replays.find(stretch) if stretch is not None else None
-    new = replay.replays.not_looked_at if stretch is None else None
-    resident = ResidentMemory(nodes if found is None else ())
-    memory: Memory = found.memory if found is not None else resident
+    touched = []
+    for reference in graphs.valuerefs():  # `values` guards its iteration, which takes as long again
+        lazy = reference()
+        if lazy is None:
+            continue
+        if lazy.split_run is not None:
+            return False
+        if lazy.ir in irs:
+            if lazy.summaries or lazy.watched:
+                return False
+            touched.append(lazy)
+    context = under_way(nodes)
+    try:
+        arrived = context.__enter__()
+        stretch = replay.replays.look_at(tape, nodes, False)
+        found = replay.replays.find(stretch) if stretch is not None else None
+        new = replay.replays.not_looked_at if stretch is None else None
+        _run_for_values(nodes, cause, touched, stretch, found, new, arrived)
+    finally:
+        try:
+            context.__exit__()
+        finally:
+            context.__exit__()
+    return True
+
+
+def _run_for_values(
+    nodes: Sequence[TrackedNode],
+    cause: str,
+    touched: Sequence[LazyGraph],
+    stretch: Stretch | None,
+    found: replay.Replay | None,
+    new: str | None,
+    arrived: Deferred,
+) -> None:
+    resident: ResidentMemory | None = None
+    memory: Memory
+    if found is not None:
+        memory = found.memory
+    else:
+        memory = resident = ResidentMemory(nodes)
     live = Run(nodes, memory)
     for lazy in touched:
         lazy.error, lazy.live = None, live
@@ -338,42 +294,46 @@ def run_for_values(nodes: Sequence[TrackedNode], cause: str) -> bool:
     try:
         if found is not None:
             found.run(tape, timed=True)
-        else:
+        elif resident is not None:
             eager.run(tape, nodes, resident, timed=True)
-    except KeyboardInterrupt:
-        outcome = "interrupted"
-        raise
     except BaseException as error:
-        outcome = "failed"
-        for lazy in touched:
-            lazy.error = error
+        outcome = _outcome(error, arrived)
+        if outcome == "failed":
+            for lazy in touched:
+                lazy.error = error
         raise
     finally:
         seconds = time.perf_counter() - start
-        done = len(nodes) if outcome is None else sum(node.state == "done" for node in nodes)
-        peak = None
-        if outcome is None:
-            peak = memory.peak
-            if stretch is not None and found is None:
-                with collector.paused():
-                    new = replay.replays.learn(stretch, resident, None)
-        timelines = memory.timelines()
-        report = Report(
-            done,
-            seconds,
-            peak,
-            "eager",
-            cause,
-            timeline=timelines.get(id(nodes[-1].graph), []),
-            cache_hit=found is not None,
-            cache_miss_reason=new,
-        )
-        last_cause = f"{cause}: {done} ops in {seconds:.3f} s"
-        metrics.add("evaluate", seconds)
-        metrics.count("ops run", done)
-        _tell(touched, report, timelines, outcome)
-        watch.release()
-    return True
+
+        def end() -> None:
+            global last_cause
+            nonlocal new
+            done = len(nodes) if outcome is None else sum(node.state == "done" for node in nodes)
+            peak = None
+            if outcome is None:
+                peak = memory.peak
+                if stretch is not None and resident is not None:
+                    with collector.paused():
+                        new = replay.replays.learn(stretch, resident, None)
+            timelines = memory.timelines()
+            report = Report.brief(
+                ops_run=done,
+                seconds=seconds,
+                peak_bytes=peak,
+                backend="eager",
+                cause=cause,
+                timeline=timelines.get(id(nodes[-1].graph), []),
+                cache_hit=found is not None,
+                cache_miss_reason=new,
+            )
+            last_cause = f"{cause}: {done} ops in {seconds:.3f} s"
+            metrics.add("evaluate", seconds)
+            metrics.count("ops run", done)
+            tape.under_way = 0
+            _tell(touched, report, timelines, outcome)
+            watch.release()
+
+        complete(end)
 
 
 def begun_split(nodes: Sequence[TrackedNode]) -> SplitRun | None:
@@ -382,25 +342,6 @@ def begun_split(nodes: Sequence[TrackedNode]) -> SplitRun | None:
         if lazy.split_run is not None and not set(nodes).isdisjoint(lazy.split_run.nodes):
             return lazy.split_run
     return None
-
-
-def _projection_of(graph: LazyGraph, pieces: int, nodes: Sequence[TrackedNode]) -> Projection | None:
-    """What a run of the whole graph in pieces would peak at; ``None`` for one of a part."""
-    if len(nodes) != len(graph.nodes):
-        return None
-    plan = graph.plan(device=graph.device, split=pieces)
-    categories = {span.storage.origin: categorize(span) for span in plan._lifetimes.values()}
-    nbytes = plan.tensor_peak_bytes if plan.recorded_device.type == "cpu" else plan.peak_bytes
-    scratch = plan.peak_bytes - plan.tensor_peak_bytes if plan.recorded_device.type != "cpu" else 0
-    sizes = {name: size for name, size in plan.by_category.items() if size}
-    return Peak(plan.recorded_device, nbytes, sizes, scratch, plan.peak_bytes), categories
-
-
-def _cuda_devices(nodes: Sequence[TrackedNode]) -> list[int]:
-    if not torch.cuda.is_available():
-        return []
-    devices = {value.device for node in nodes for value in node.outputs}
-    return sorted({device.index or 0 for device in devices if device.type == "cuda"})
 
 
 def _measured(
@@ -460,6 +401,25 @@ def catch_up() -> None:
     with tape.lock:
         nodes, tape.overdue = tape.overdue, []
         run(closure(nodes), "writes of known values")
+
+
+def is_running_here() -> bool:
+    """Whether a run has called this code: by a kernel, a listener, a finalizer or a signal handler."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename == __file__ and frame.f_code.co_name in ("run", "run_for_values"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def end_abandoned() -> None:
+    """A run of this thread that was not left is over: its frames are gone."""
+    if not is_running_here():
+        if tape.under_way == threading.get_ident():
+            tape.under_way = 0
+        if (left := Deferred.current.get(threading.get_ident())) is not None:
+            left.__exit__()
 
 
 def _forget_in_child() -> None:

@@ -261,7 +261,7 @@ class LazyMagics(Magics):
         * ``plan``      peak memory, what would lower it, and whether it fits
         * ``explain``   the plan in full: what is alive at the peak, by category, module and line, and why
         * ``why``       what caused the last evaluation
-        * ``reset``     forget everything pending, unevaluated
+        * ``reset``     forget everything pending, unevaluated, and restore PyTorch from any state
         * ``devices``   the devices of this machine and the known profiles
         """
         verb, _, rest = line.strip().partition(" ")

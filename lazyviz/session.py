@@ -9,19 +9,17 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import absence, evaluation
-from ._tracebacks import shorten_block, shortened
-from .batching import NamedBatch, bound_names, unknown_names
+from . import evaluation
+from ._tracebacks import shortened
+from ._transaction import Transaction, complete
+from .batching import NamedBatch
 from .batching import SplitError as SplitError
+from .block import LazyBlock, Options, close_all
 from .choices import Choices
 from .diagnostics import metrics as metrics
 from .diagnostics import why as why
@@ -32,19 +30,16 @@ from .execute.clusters import is_cluster
 from .execute.report import Report as Report
 from .execute.split import SplitRun
 from .graph.ir import Graph, Node, SyncPoint
-from .plan.collector import Patient
 from .plan.devices import devices as devices
-from .plan.split import check_split
-from .recomputing import Recompute, check_combination, levers, recompute_option
+from .recomputing import Recompute, levers
 from .recomputing import RecomputeError as RecomputeError
 from .record import half_done
 from .record.host_copies import give_back
-from .record.names import name_tensors, variables_of
 from .record.order import closure
-from .record.ownership import Owned, release_held
-from .record.pending import HELD_BYTES_LIMIT
+from .record.ownership import Owned
+from .record.pending import HELD_BYTES_LIMIT, RunLock
 from .record.recorder import tape
-from .record.storage import Lost, TrackedNode, TrackedStorage
+from .record.storage import Lost, TrackedNode
 from .record.tensor import is_pending
 from .showing import Shown
 
@@ -80,8 +75,8 @@ class LazyGraph(Choices, Shown):
         self._owned = Owned(graph)  # the last: attributes go in this order
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if is_ending():
-            return  # modules have lost their names by then
+        if is_ending() or "ir" not in vars(self):
+            return  # modules have lost their names by then, or making it was interrupted
         self.ir.lost = True
         if Lost.look is not None and tape.pending and sweeps.unfinished(self.nodes):
             Lost.look()
@@ -206,7 +201,8 @@ class LazyGraph(Choices, Shown):
                 least one each.
             recompute: stay below that many bytes (or a size as ``"2 GiB"``) by dropping activations and
                 computing them again, with ``"auto"`` below what the device has free; default: as the block.
-            progress: called after each op with a :class:`lazyviz.execute.progress.Progress`.
+            progress: called after each op with a :class:`lazyviz.execute.progress.Progress`; what it raises
+                stops the run there, and evaluating again goes on.
             cancel: set it to stop between two ops, or while a backend compiles.
             verify: compare what a compiled backend's new segments compute with the recorded ops' results on
                 copies of their inputs; where they differ by more than rounding these stand, and
@@ -253,7 +249,6 @@ class LazyGraph(Choices, Shown):
 # --- the public functions -------------------------------------------------------------
 
 
-@contextmanager
 def lazy(
     device: Any = None,
     batch: Any = None,
@@ -268,7 +263,7 @@ def lazy(
     whole: Sequence[str] = (),
     independent_rng: bool = False,
     recompute: Any = "off",
-) -> Iterator[LazyGraph]:
+) -> LazyBlock:
     """Record the PyTorch ops of a block instead of running them.
 
     Args:
@@ -295,97 +290,26 @@ def lazy(
 
     Raises:
         ValueError: an option this version does not support, an unknown device or backend.
-        RuntimeError: another thread is recording, or an outer block is for another absent card.
+        RuntimeError: another thread or task is recording, or an outer block is for another absent card; or
+            the block has been entered before.
     """
-    cluster = is_cluster(find_backend(backend))
-    split = "off" if split is None else split
-    check_split(split)
-    named = None if batch is None else NamedBatch(batch, _lookup(names, sys._getframe(2)))
-    if named is not None and names is None:
-        variables, bound = _lookup(names, sys._getframe(2))(), bound_names(sys._getframe(2).f_code)
-        if reason := unknown_names(named.names, variables, bound):
-            raise ValueError(f"batch: {reason}")
-    if named is None and split not in ("off", 1):
-        raise ValueError("a split needs to know the batch: name its tensors (--batch, batch=)")
-    if named is None and cluster:
-        raise ValueError(f"{backend!r} runs pieces of the batch: name its tensors (--batch, batch=)")
-    if cluster and split == "off":
-        split = "auto"  # pieces are what it is for
-    if split not in ("off", 1) and backend != "eager" and not cluster:
-        raise ValueError(f"a split batch runs with the backend 'eager', not {backend!r}")
-    recompute = recompute_option(recompute)
-    check_combination(recompute, split, backend)
-    device, card = absence.resolved(device)
-    if tape.graph is not None and tape.owner != threading.get_ident():
-        raise RuntimeError("another thread is recording; one lazy block at a time")
-    tape.lock.wait()  # a run on another thread ends first
-    outer = (tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit, tape.batch)
-    graph = LazyGraph(
-        Graph(), device=device, backend=backend, code=code, batch=named, split=split, recompute=recompute
+    return LazyBlock(
+        LazyGraph,
+        Options(
+            device=device,
+            batch=batch,
+            split=split,
+            backend=backend,
+            allow_sync=allow_sync,
+            assume=assume,
+            held_bytes_limit=held_bytes_limit,
+            code=code,
+            names=names,
+            whole=whole,
+            independent_rng=independent_rng,
+            recompute=recompute,
+        ),
     )
-    if named is not None:
-        named.begin(tape, graph.ir)
-    graph.ir.whole, graph.ir.independent_rng = tuple(whole), independent_rng
-    evaluation.graphs[id(graph.ir)] = graph
-    evaluation.latest = weakref.ref(graph)
-    graph.ir.place, graph.ir.is_cell = tape.scopes.sources.find(sys._getframe(2))[0], bool(code)
-    tape.watch(graph.ir)
-    if outer[0] is None:
-        if Lost.something and tape.pending:
-            tape.forget_lost()
-        if tape.overdue:
-            evaluation.catch_up()
-        release_held()
-        evaluation.watch.begin_recording()
-        tape.scopes.sources.block = sys._getframe(2).f_code
-    if outer[0] is not None:
-        outer[0].nested.append((len(outer[0].nodes), graph.ir))
-        graph.ir.outermost = outer[0].outermost
-    TrackedStorage.recording = graph.ir
-    tape.graph, tape.owner = graph.ir, threading.get_ident()
-    tape.allow_sync, tape.held_bytes_limit = allow_sync, held_bytes_limit
-    tape.batch = named.dim if named is not None else None
-    start = time.perf_counter()
-    try:
-        with (
-            absence.recording_for(tape, card, graph.ir, assume, device),
-            Patient() if outer[0] is None else absence.NOTHING,
-        ):
-            yield graph
-    except BaseException as error:
-        shorten_block(error)
-        raise
-    finally:
-        name_tensors(
-            tape, names if names is not None else variables_of(sys._getframe(1)), copied=names is None
-        )
-        if named is not None:
-            named.resolve(tape, graph.ir)
-        tape.graph, tape.owner, tape.allow_sync, tape.held_bytes_limit, tape.batch = outer
-        TrackedStorage.recording = outer[0]
-        if outer[0] is None:
-            tape.scopes.hand_over(graph.ir)
-        own = graph._unfinished()
-        if own != list(tape.pending) and (earlier := len(closure(own)) - len(own)):
-            # The plan is of this cell's ops alone: say what else its evaluation will run.
-            graph.title += f", after {earlier:,} pending ops of earlier cells"
-        if own:
-            # A sync point inside, after which nothing was pending, took it out.
-            evaluation.graphs[id(graph.ir)] = graph
-        else:
-            evaluation.graphs.pop(id(graph.ir), None)
-        evaluation.metrics.add("record", time.perf_counter() - start)
-        evaluation.metrics.count("graphs")
-        evaluation.metrics.count("ops recorded", len(graph.ir))
-        tape.settle()
-        if tape.graph is None:
-            tape.scopes.sources.block = None
-            evaluation.watch.end_recording()
-
-
-def _lookup(names: Mapping[str, Any] | None, frame: FrameType) -> Callable[[], Mapping[str, Any]]:
-    """The variables as they are whenever asked: ``names``, or those of the block's own frame."""
-    return (lambda: names) if names is not None else (lambda: {**frame.f_globals, **frame.f_locals})
 
 
 def lazy_function(function: Callable[..., Any]) -> Callable[..., tuple[Any, LazyGraph]]:
@@ -415,6 +339,8 @@ def evaluate(*tensors: torch.Tensor) -> Report:
     """
     with tape.lock:
         if not tensors:
+            if tape.pending:
+                tape.refuse_nested()
             tape.forget_unreachable(tape.reachable())
         cause = evaluation.called("lazyviz.evaluate()")
         if tensors:
@@ -455,18 +381,21 @@ def to_eager(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-@contextmanager
-def forbid_sync() -> Iterator[None]:
+class forbid_sync(Transaction):
     """Make every sync point in the block a :class:`SyncError` that names its cause."""
-    token = evaluation.forbidden.set(True)
-    try:
-        yield
-    finally:
-        evaluation.forbidden.reset(token)
+
+    def _recreate_cm(self) -> forbid_sync:
+        return forbid_sync()
+
+    def begin(self) -> None:
+        before = evaluation.forbidden.get()
+        self.undo_by(lambda: evaluation.forbidden.set(before))
+        evaluation.forbidden.set(True)
 
 
 def cell_boundary() -> None:
     """Between two cells: forget what nobody can see; leave PyTorch as it was if nothing is pending."""
+    tape.refuse_nested()
     tape.forget_unreachable(tape.reachable())
     evaluation.watch.leave()
 
@@ -478,11 +407,23 @@ def unload() -> None:
 
 
 def reset() -> None:
-    """Forget everything pending, unevaluated; tensors that were pending stay without a value.
+    """Forget everything pending, unevaluated, and leave PyTorch as it was, whatever state it is in.
 
-    What was moved to a planned card that is not on this machine is what it was before, on the CPU.
+    Tensors that were pending stay without a value.  What was moved to a planned card that is not on this
+    machine is what it was before, on the CPU.  Blocks that are open are so no longer.
     """
+    if evaluation.is_running_here():
+        tape.refuse_nested()
+    complete(_reset)
+
+
+def _reset() -> None:
+    close_all()
+    if tape.lock.is_lost or (tape.lock.is_mine and not evaluation.is_running_here()):
+        tape.lock, tape.running = RunLock(), 0
+    evaluation.end_abandoned()
+    evaluation.watch.reset()
     give_back(tape)
     tape.forget_all()
     evaluation.graphs.clear()
-    evaluation.watch.leave()
+    evaluation.watch.restore()

@@ -55,17 +55,36 @@ class Shown:
 
         return to_fx(self.ir)
 
-    def save(self, path: str | Path, format: str | None = None, *, eager: bool = False) -> None:
+    def save(
+        self, path: str | Path, format: str | None = None, *, eager: bool = False, paths: bool = True
+    ) -> None:
         """Write a picture or the timeline of the graph; the suffix of ``path`` says which kind.
+
+        A file that is there is replaced once the new one is whole; if that fails it stays as it was.
 
         Args:
             format: instead of the suffix, or which ``.json``: ``"perfetto"``, ``"model-explorer"``.
             eager: a ``.pickle`` (PyTorch's memory snapshot) of eager PyTorch's timeline, not our run's.
+            paths: False leaves out the user's code, and of its files all but their names; otherwise pages
+                hold lines of code, of a cell all of it, and timelines also the full paths of files.
+
+        Raises:
+            OSError: the file cannot be written.
+            ValueError: an unknown format.
+            RuntimeError: nothing is installed that makes a ``.pdf`` or ``.png``, or it failed.
         """
         from .view.export import save
 
-        shown: dict[str, Any] = {"title": self.title, "state": self.state, "pictured": self}
-        save(self.ir, self.plan(), path, format, eager=eager, drawn=self._drawn, **shown)
+        shown: dict[str, Any] = {"title": self.title, "state": self.state}
+        if paths:
+            shown |= {"drawn": self._drawn, "pictured": self}
+            save(self.ir, self.plan(), path, format, eager=eager, **shown)
+            return
+        from .view.without_paths import WithoutPaths, without_paths
+
+        with without_paths(self.ir) as told:
+            pictured: Any = WithoutPaths(self, told)
+            save(self.ir, self.plan(), path, format, eager=eager, pictured=pictured, **shown)
 
     @paused()
     def widget(self, scene: Scene | None = None) -> Any:

@@ -511,7 +511,7 @@ class Run {
         &users, &PyList_Type, &later, &PyList_Type, &arrived, &times, &done);
   }
 
-  // Whether all nodes have run; if not, either an exception is set or an interrupt has arrived.
+  // Whether all nodes have run; if not, an exception is set.
   bool all() {
     if (!is_parsed || !take_tensors() || !begin()) return false;
     convert_scalars();
@@ -528,6 +528,9 @@ class Run {
     ends.clear();
     return bytes && THPObjectPtr(PyObject_CallMethod(times, "frombytes", "O", bytes.get()));
   }
+
+  // Whether the kernel of the node at hand has run, though what is to be noted of it has not been.
+  bool has_run = false;
 
   // The values that are there, by the names that the Python code has for them.
   PyObject* variables() const {
@@ -550,6 +553,10 @@ class Run {
     return !PyErr_Occurred();
   }
 
+  Py_ssize_t count() const {  // of the nodes that have run
+    return PySequence_Size(times) - 1 + static_cast<Py_ssize_t>(ends.size());
+  }
+
   static double seconds(Clock::time_point time) {
     return std::chrono::duration<double>(time.time_since_epoch()).count();
   }
@@ -562,6 +569,8 @@ class Run {
       if (!one(node)) return false;
       now = Clock::now();
       ends.push_back(since + seconds(now));
+      has_run = false;
+      for (int32_t slot : node.gone.of(lines.slots)) slots[slot].reset();
       if (done != Py_None && !tell()) return false;
     }
     return true;
@@ -573,7 +582,10 @@ class Run {
       looked = now;
       if (PyErr_CheckSignals() != 0) return true;
     }
-    return PyList_GET_SIZE(arrived) != 0;  // which only this thread adds to
+    if (PyList_GET_SIZE(arrived) == 0) return false;  // a word that others write only once
+    interpreter.take();
+    THPObjectPtr where(PyUnicode_FromFormat("after %zd of %zu ops", count(), lines.nodes.size()));
+    return !where || !THPObjectPtr(PyObject_CallMethod(arrived, "handle", "O", where.get()));
   }
 
   bool take_tensors() {
@@ -622,6 +634,7 @@ class Run {
       if (draw == nullptr || !set_state(draw)) return false;
     }
     if (!call(node)) return false;
+    has_run = true;
     if (draw != nullptr) {
       interpreter.take();
       if (!note_state(draw)) return false;
@@ -629,7 +642,6 @@ class Run {
     for (const Result& result : node.results.of(lines.results)) {
       if (!hand_over(result)) return false;
     }
-    for (int32_t slot : node.gone.of(lines.slots)) slots[slot].reset();
     return true;
   }
 
@@ -792,7 +804,7 @@ PyObject* run(PyObject* self, PyObject* args, PyObject*) {
   if (is_whole) Py_RETURN_NONE;
   THPObjectPtr variables(run.variables());
   if (!variables) return nullptr;
-  return PyTuple_Pack(2, error.get(), variables.get());
+  return PyTuple_Pack(3, error.get(), variables.get(), run.has_run ? Py_True : Py_False);
   END_HANDLE_TH_ERRORS
 }
 

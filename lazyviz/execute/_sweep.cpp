@@ -76,9 +76,9 @@ struct Slot {
 Slot again{"again"}, error{"error"}, inference_mode{"inference_mode"}, entry{"entry"}, phase{"phase"}, graph{"graph"},
     given_args{"args"}, given_kwargs{"kwargs"}, outputs{"outputs"}, inputs{"inputs"}, state{"state"},
     seconds{"seconds"}, after{"after"}, writes{"writes"}, folded{"folded"};
-Slot maker{"node"}, tensor{"tensor"}, storage{"storage"}, uses_of_value{"uses"};
+Slot maker{"node"}, tensor{"tensor"}, storage{"storage"}, uses_of_value{"uses"}, meta{"meta"}, real{"real"};
 Slot live{"live"}, role{"role"}, dropped{"dropped"}, external{"external"}, uses_of_storage{"uses"},
-    continues{"continues"}, shadow{"shadow"};
+    continues{"continues"}, shadow{"shadow"}, nbytes_of_storage{"nbytes"};
 Slot special_step{"special"}, results_of_step{"results"}, draws_of_step{"draws"}, args_of_step{"args"},
     kwargs_of_step{"kwargs"};
 
@@ -92,10 +92,11 @@ PyObject* connect(PyObject*, PyObject* args) {
                      &inputs, &state, &seconds, &after, &writes, &folded}) {
     if (!slot->find(node)) return nullptr;
   }
-  for (Slot* slot : {&maker, &tensor, &storage, &uses_of_value}) {
+  for (Slot* slot : {&maker, &tensor, &storage, &uses_of_value, &meta, &real}) {
     if (!slot->find(value)) return nullptr;
   }
-  for (Slot* slot : {&live, &role, &dropped, &external, &uses_of_storage, &continues, &shadow}) {
+  for (Slot* slot :
+       {&live, &role, &dropped, &external, &uses_of_storage, &continues, &shadow, &nbytes_of_storage}) {
     if (!slot->find(memory)) return nullptr;
   }
   for (Slot* slot : {&special_step, &results_of_step, &draws_of_step, &args_of_step, &kwargs_of_step}) {
@@ -373,42 +374,167 @@ bool needed_beyond(
   return true;
 }
 
+// The storages of a stretch's values, by number, and what is needed beyond it.
+struct Memory : Storages {
+  explicit Memory(Py_ssize_t values) : Storages(values) { place_of_value.reserve(values); }
+  std::vector<int> place_of_value, outside, later, beyond;
+
+  bool look_at_all(const std::vector<PyObject*>& values, size_t made, const int* wiring, size_t uses) {
+    for (PyObject* value : values) {
+      PyObject* memory = storage.of(value);
+      if (memory == nullptr || !look_at(memory)) return false;
+      if (place_of_value.size() >= made) outside.push_back(places.of(memory).first);
+      place_of_value.push_back(places.of(memory).first);
+    }
+    std::vector<long> counts(values.size()), counts_of_storages(places.all().size());
+    for (size_t each = 0; each < uses; each++) {
+      counts.at(wiring[each])++;
+      counts_of_storages[place_of_value[wiring[each]]]++;
+    }
+    return needed_beyond(uses_of_value, values, counts, later) &&
+        needed_beyond(uses_of_storage, places.all(), counts_of_storages, beyond);
+  }
+};
+
 PyObject* storages_of(PyObject*, PyObject* args) {
   PyObject *values, *wiring;
-  Py_ssize_t made, at = 0;
+  Py_ssize_t made;
   if (!PyArg_ParseTuple(args, "O!nS", &PyList_Type, &values, &made, &wiring)) return nullptr;
-  Storages all(PyList_GET_SIZE(values));
-  std::vector<int> outside, later, beyond;
-  std::vector<int> place_of_value;
-  std::vector<PyObject*> all_values;
-  place_of_value.reserve(PyList_GET_SIZE(values));
-  all_values.reserve(PyList_GET_SIZE(values));
-  bool is_done = each(values, [&](PyObject* value) {
-    PyObject* memory = storage.of(value);
-    if (memory == nullptr || !all.look_at(memory)) return false;
-    place_of_value.push_back(all.places.of(memory).first);
-    all_values.push_back(value);
-    if (at++ >= made) outside.push_back(place_of_value.back());
-    return true;
-  });
-  if (!is_done) return nullptr;
-  std::vector<long> counts(all_values.size()), counts_of_storages(all.places.all().size());
+  std::vector<PyObject*> items(PySequence_Fast_ITEMS(values), PySequence_Fast_ITEMS(values) + PyList_GET_SIZE(values));
+  Memory all(items.size());
   auto* numbers = reinterpret_cast<const int*>(PyBytes_AS_STRING(wiring));
-  for (Py_ssize_t each = 0; each < PyBytes_GET_SIZE(wiring) / static_cast<Py_ssize_t>(sizeof(int)); each++) {
-    counts.at(numbers[each])++;
-    counts_of_storages[place_of_value[numbers[each]]]++;
-  }
-  if (!needed_beyond(uses_of_value, all_values, counts, later) ||
-      !needed_beyond(uses_of_storage, all.places.all(), counts_of_storages, beyond)) {
-    return nullptr;
-  }
-  Reference storages(list_of(all.places.all())), places(tuple_of(outside)), told(bytes_of(all.told)),
+  if (!all.look_at_all(items, made, numbers, PyBytes_GET_SIZE(wiring) / sizeof(int))) return nullptr;
+  Reference storages(list_of(all.places.all())), places(tuple_of(all.outside)), told(bytes_of(all.told)),
       roles(tuple_of(all.roles)), alive(tuple_of(all.alive)), continued(list_of(all.continued)),
-      needed(tuple_of(later)), kept(tuple_of(beyond));
+      needed(tuple_of(all.later)), kept(tuple_of(all.beyond));
   if (!storages || !places || !told || !roles || !alive || !continued || !needed || !kept) return nullptr;
   return PyTuple_Pack(
       8, storages.object, places.object, told.object, roles.object, alive.object, continued.object, needed.object,
       kept.object);
+}
+
+// What a stretch's key consists of, as numbers and addresses.
+struct Words {
+  std::vector<int64_t> all;
+
+  void add(int64_t number) { all.push_back(number); }
+  void add(PyObject* object) { all.push_back(reinterpret_cast<int64_t>(object)); }
+  template <typename Item>
+  void add(const std::vector<Item>& items) {
+    add(static_cast<int64_t>(items.size()));
+    for (Item item : items) add(item);
+  }
+};
+
+// Which storages from outside are the memory of others.
+bool add_continued(Words& words, const Memory& memory) {
+  if (memory.continued.empty()) return true;
+  Reference origins(PyDict_New());  // the number of the first with each origin
+  if (!origins) return false;
+  for (size_t place = 0; place < memory.places.all().size(); place++) {
+    PyObject *one = memory.places.all()[place], *is_out = external.of(one), *before = continues.of(one);
+    if (!is_out || !before) return false;
+    if (is_out != Py_True) continue;
+    Reference origin(PyObject_GetAttrString(one, "origin")), number(PyLong_FromSize_t(place));
+    PyObject* first = origin && number ? PyDict_SetDefault(origins.object, origin.object, number.object) : nullptr;
+    if (first == nullptr) return false;
+    if (first != number.object || before != Py_None) {
+      words.add(static_cast<int64_t>(place));
+      words.add(static_cast<int64_t>(PyLong_AsLong(first)));
+    }
+  }
+  return true;
+}
+
+// The part of `words` that is of the values from outside; 0 where a form is not known, -1 with an exception.
+int add_outside(Words& words, const std::vector<PyObject*>& values, size_t made, const Memory& memory, PyObject* forms) {
+  for (size_t number = made; number < values.size(); number++) {
+    PyObject *its = meta.of(values[number]), *on = storage.of(values[number]);
+    PyObject* size = its && on ? nbytes_of_storage.of(on) : nullptr;
+    if (size == nullptr) return -1;
+    PyObject* form = PyDict_GetItemWithError(forms, its);
+    if (form == nullptr) return PyErr_Occurred() ? -1 : 0;
+    words.add(form);
+    words.add(static_cast<int64_t>(PyLong_AsLongLong(size)));
+  }
+  words.add(memory.outside);
+  return PyErr_Occurred() ? -1 : 1;
+}
+
+PyObject* glance(PyObject*, PyObject* args) {
+  PyObject *given, *known, *forms, *purpose;
+  Py_ssize_t pending;
+  if (!PyArg_ParseTuple(args, "OO!O!On", &given, &PyDict_Type, &known, &PyDict_Type, &forms, &purpose, &pending)) {
+    return nullptr;
+  }
+  Reference nodes(PySequence_Fast(given, "internal error: not a sequence"));
+  if (!nodes) return nullptr;
+  Survey all(known, PySequence_Fast_GET_SIZE(nodes.object));
+  if (!all.scalars) return nullptr;
+  if (!each(nodes.object, [&](PyObject* node) { return all.look_at(node); })) {
+    if (!all.is_odd && !PyErr_ExceptionMatches(PyExc_KeyError)) return nullptr;
+    PyErr_Clear();  // of an unknown step
+    Py_RETURN_NONE;
+  }
+  size_t made = all.numbers.all().size();
+  if (all.results != all.expected) Py_RETURN_NONE;
+  if (!each(nodes.object, [&](PyObject* node) { return all.look_at_inputs(node); })) return nullptr;
+  const std::vector<PyObject*>& values = all.numbers.all();
+  Memory memory(values.size());
+  if (!memory.look_at_all(values, made, all.wiring.data(), all.wiring.size())) return nullptr;
+  bool is_whole = pending == PySequence_Fast_GET_SIZE(nodes.object);
+  if (is_whole) {
+    memory.later.clear();
+    memory.beyond.clear();
+  }
+  Words words;
+  words.all.reserve(64 + 3 * all.steps.size() + all.wiring.size() + 4 * values.size());
+  words.add(purpose);
+  words.add(all.mode);
+  words.add(static_cast<int64_t>(is_whole));
+  words.add(static_cast<int64_t>(made));
+  words.add(all.steps);
+  words.add(all.phases);
+  words.add(all.wiring);
+  words.add(all.users);
+  words.add(memory.told);
+  words.add(memory.roles);
+  words.add(memory.later);
+  words.add(memory.beyond);
+  int is_known = add_outside(words, values, made, memory, forms);
+  if (is_known < 0 || !add_continued(words, memory)) return nullptr;
+  if (is_known == 0) Py_RETURN_NONE;
+  words.add(static_cast<int64_t>(-1));
+  if (all.graphs.size() > 1) {
+    if (!each(nodes.object, [&](PyObject* node) {
+          PyObject* whose = graph.of(node);
+          words.add(static_cast<int64_t>(std::find(all.graphs.begin(), all.graphs.end(), whose) - all.graphs.begin()));
+          return whose != nullptr;
+        })) {
+      return nullptr;
+    }
+  }
+  std::vector<PyObject*> users, later;
+  std::vector<int> kept;
+  for (int number : all.users) users.push_back(values[number]);
+  for (int number : memory.later) {
+    if (static_cast<size_t>(number) < made) {
+      later.push_back(values[number]);
+    } else {
+      kept.push_back(number - static_cast<int>(made));
+    }
+  }
+  Reference print(PyBytes_FromStringAndSize(
+      reinterpret_cast<const char*>(words.all.data()), words.all.size() * sizeof(int64_t))),
+      items(list_of(values)), outside(list_of({values.begin() + made, values.end()})), graphs(list_of(all.graphs)),
+      shown(list_of(users)), draws(tuple_of(all.draws)), storages(list_of(memory.places.all())),
+      alive(tuple_of(memory.alive)), needed(list_of(later)), stay(tuple_of(kept));
+  if (!print || !items || !outside || !graphs || !shown || !draws || !storages || !alive || !needed || !stay) {
+    return nullptr;
+  }
+  return PyTuple_Pack(
+      12, print.object, items.object, outside.object, graphs.object, shown.object, all.scalars.object, draws.object,
+      storages.object, alive.object, needed.object, stay.object, is_whole ? Py_True : Py_False);
 }
 
 // Forgets what `node` has written of what shadows would hold.
@@ -495,6 +621,48 @@ PyObject* note_used(PyObject*, PyObject* nodes) {
   Py_RETURN_NONE;
 }
 
+PyObject* take(PyObject*, PyObject* args) {
+  PyObject *values, *kept;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &values, &PyTuple_Type, &kept)) return nullptr;
+  Reference tensors(PyList_New(0));
+  if (!tensors) return nullptr;
+  bool is_done = each(values, [&](PyObject* value) {
+    PyObject* there = real.of(value);
+    if (there == Py_None) PyErr_SetString(PyExc_RuntimeError, "internal error: an input was freed before its last use");
+    return there != nullptr && there != Py_None && PyList_Append(tensors.object, there) == 0;
+  });
+  if (!is_done) return nullptr;
+  std::vector<bool> stays(PyList_GET_SIZE(values));
+  is_done = each(kept, [&](PyObject* number) {
+    stays.at(PyLong_AsSize_t(number)) = true;
+    return true;
+  });
+  for (size_t at = 0; is_done && at < stays.size(); at++) {
+    is_done = stays[at] || real.set(PyList_GET_ITEM(values, at), Py_None);
+  }
+  return is_done ? Py_NewRef(tensors.object) : nullptr;
+}
+
+PyObject* let_go(PyObject*, PyObject* args) {
+  PyObject *nodes, *outside, *later, *pending;
+  if (!PyArg_ParseTuple(
+          args, "OO!O!O!", &nodes, &PyList_Type, &outside, &PyList_Type, &later, &PyDict_Type, &pending)) {
+    return nullptr;
+  }
+  auto one = [](PyObject* value) {
+    int is_needed = is_needed_beyond(uses_of_value, value, 0);
+    return is_needed >= 0 && (is_needed || real.set(value, Py_None));
+  };
+  bool is_done = each(outside, one) && each(later, one) && each(nodes, [&](PyObject* node) {
+    if (PyDict_DelItem(pending, node) == 0) return true;
+    if (!PyErr_ExceptionMatches(PyExc_KeyError)) return false;
+    PyErr_Clear();
+    return true;
+  });
+  if (!is_done) return nullptr;
+  Py_RETURN_NONE;
+}
+
 PyObject* begin(PyObject*, PyObject* nodes) {
   Reference errors(PyDict_New()), graphs(PyDict_New());
   if (!errors || !graphs) return nullptr;
@@ -544,6 +712,9 @@ PyMethodDef functions[] = {
     {"unfinished", unfinished, METH_O, "See sweeps.unfinished."},
     {"begin", begin, METH_O, "See sweeps.begin."},
     {"survey", survey, METH_VARARGS, "See sweeps.survey."},
+    {"glance", glance, METH_VARARGS, "See sweeps.glance."},
+    {"take", take, METH_VARARGS, "See sweeps.take."},
+    {"let_go", let_go, METH_VARARGS, "See sweeps.let_go."},
     {"storages_of", storages_of, METH_VARARGS, "See sweeps.storages_of."},
     {"note_done", note_done, METH_VARARGS, "See sweeps.note_done."},
     {"note_unused", note_unused, METH_VARARGS, "See sweeps.note_unused."},

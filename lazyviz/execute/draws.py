@@ -90,15 +90,23 @@ class Draws:
             self.stop(node)
         return self._seeds[node]
 
-    def finish(self) -> None:
-        """All have run, or need not: each sequence is in the state after its last draw."""
-        for sequence, chain in self._chains.items():
-            last = chain[-1]
-            self.begin(last)
-            if self._next[sequence] < len(chain):
-                draw_whole(last)
-                self.end(last)
-            sequence.state = self._now[sequence]
+    def finish(self, node: TrackedNode) -> None:
+        """``node`` has run, or need not: after the last of them its sequence is in the state after that."""
+        sequence = node.draws
+        assert sequence is not None
+        chain = self._chains[sequence]
+        if node is not chain[-1]:
+            return
+        self.begin(node)
+        if self._next[sequence] < len(chain):
+            draw_whole(node)
+            self.end(node)
+        sequence.state = self._now[sequence]
+
+    def finish_all(self) -> None:
+        """All have run."""
+        for chain in self._chains.values():
+            self.finish(chain[-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,23 +9,25 @@ nodes loses nothing.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # what `signal` wraps, which looks for names of handlers
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch, _torch_level
+from .. import _torch, _torch_calls, _torch_level
+from .._signals import Deferred
+from .._transaction import complete
 from ..plan.again import statistics
 from ..record.recorder import Tape
 from ..record.rng import state_of
 from ..record.storage import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue
 from ..record.tensor import make_real
-from . import straight_line
+from . import exits, straight_line, sweeps
 from .memory import ResidentMemory
 
 if TYPE_CHECKING:
@@ -75,9 +77,9 @@ def run(
     """
     total = len(nodes)
     touched = nodes if again is None else None
-    with kernel_level(tape, nodes, touched) as interrupted, again or nullcontext(), ExitStack() as inference:
+    with kernel_level(tape, nodes, touched) as arrived, again or nullcontext(), ExitStack() as inference:
         for done, node in enumerate(nodes, 1):
-            check_interrupts(interrupted, cancelled, f"after {done - 1} of {total} ops")
+            check_interrupts(arrived, cancelled, f"after {done - 1} of {total} ops")
             if again is not None:
                 again.before(done - 1)
             if node.inference_mode != torch.is_inference_mode_enabled():
@@ -101,7 +103,7 @@ def run(
             else:
                 tape.finished(node)
             if progress is not None:
-                progress(done, total, node)
+                tell(arrived, progress, done, total, node)
 
 
 def spent_on(seen: Summaries | None) -> float:
@@ -116,31 +118,34 @@ def _cuda_event() -> Any:
 
 
 class kernel_level:
-    """Context in which recorded calls run where they were recorded; yields the interrupts that arrive.
+    """Context in which recorded calls run where they were recorded; yields the signals that arrive meanwhile.
 
     ``drawing``: the nodes, at least those that draw random numbers; ``ran``: all of them, if their run
     touches nothing else.  Every sync point enters one.
     """
 
     __slots__ = (
-        "_arrived", "_drawing", "_grad_mode", "_handler", "_inference", "_level", "_outside", "_ran",
-        "_states", "_tape",
+        "_arrived", "_drawing", "_grad_mode", "_inference", "_level", "_outer_level", "_outside", "_ran",
+        "_signals", "_states", "_tape",
     )  # fmt: skip
 
     def __init__(
-        self, tape: Tape, drawing: Iterable[TrackedNode], ran: Sequence[TrackedNode] | None = None
+        self, tape: Tape, drawing: Sequence[TrackedNode], ran: Sequence[TrackedNode] | None = None
     ) -> None:
         self._tape, self._drawing, self._ran = tape, drawing, ran
 
-    def __enter__(self) -> list[int]:
+    def __enter__(self) -> Deferred:
         tape = self._tape
-        self._arrived: list[int] = []
         self._level: AbstractContextManager[None] | None = None
         self._inference: AbstractContextManager[None] | None = None
         self._states: list[Any] = []
         self._grad_mode, self._outside = torch.is_grad_enabled(), tape.running
-        self._handler = _defer_interrupts(self._arrived)
+        self._signals = Deferred()
+        self._arrived = self._signals.__enter__()
+        self._outer_level, self._arrived.level = self._arrived.level, self.outside
+        self._arrived.leave = partial(self._leave, BaseException)
         try:
+            exits.enter(self._arrived)
             if torch.is_inference_mode_enabled():  # each node runs in the mode of its record
                 self._inference = _torch.inference_mode(False)
                 self._inference.__enter__()
@@ -148,22 +153,29 @@ class kernel_level:
             level = _torch_level.kernels_only()
             level.__enter__()
             self._level = level
-            self._states = tape.generators.save(self._drawing)
+            if self._drawing:
+                self._states = tape.generators.save(self._drawing)
         except BaseException:
             self.__exit__(None, None, None)
             raise
         return self._arrived
 
     def __exit__(self, kind: Any, *error: object) -> None:
+        complete(partial(self._leave, kind))
+
+    def _leave(self, kind: Any) -> None:
         tape = self._tape
         try:
             torch.set_grad_enabled(self._grad_mode)
+            if kind is not None:
+                self._note_done()
             if self._states:
                 tape.generators.restore(self._states)
         finally:
             try:
                 if self._level is not None:
                     self._level.__exit__(None, None, None)
+                    self._level = None
             finally:
                 tape.running = self._outside
                 try:
@@ -171,31 +183,63 @@ class kernel_level:
                 finally:
                     if self._inference is not None:
                         self._inference.__exit__(None, None, None)
-                    if self._handler is not None:
-                        _signal.signal(_signal.SIGINT, self._handler)
-        if kind is None and self._arrived:  # it came during the last op: everything is done, but they did
-            signal.raise_signal(signal.SIGINT)
+                        self._inference = None
+                    self._arrived.level, self._arrived.leave = self._outer_level, None
+                    exits.leave(self._arrived)
+                    self._signals.__exit__()
+
+    def _note_done(self) -> None:
+        """What has run is no longer pending, wherever an exception came between the two."""
+        for node in self._drawing if self._ran is None else self._ran:
+            if node.state == "done" and not node.again and node in self._tape.pending:
+                self._tape.finished(node)
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """The level around: user code that is called in the midst of a run finds PyTorch as it left it."""
+        tape = self._tape
+        grad_mode, inference, running = (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            tape.running,
+        )
+        wanted = self._inference is not None
+        mode = _torch.inference_mode(wanted) if inference is not wanted else nullcontext()
+        assert self._level is not None
+        self._level.__exit__(None, None, None)
+        tape.running = self._outside
+        torch.set_grad_enabled(self._grad_mode)
+        try:
+            with mode:
+                yield
+        finally:
+            self._level = _torch_level.kernels_only()
+            self._level.__enter__()
+            tape.running = running
+            torch.set_grad_enabled(grad_mode)
 
 
-def check_interrupts(arrived: list[int], cancelled: Callable[[], bool] | None, where: str) -> None:
+def check_interrupts(arrived: Deferred, cancelled: Callable[[], bool] | None, where: str) -> None:
+    """Between two nodes: call the handlers of signals that have arrived, which may raise.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted.
+        Interrupted: ``cancelled`` says so.
+    """
     if arrived:
-        raise KeyboardInterrupt(f"interrupted {where}")
+        arrived.handle(where)
     if cancelled is not None and cancelled():
         raise Interrupted(f"cancelled {where}")
 
 
-def _defer_interrupts(arrived: list[int]) -> Any:
-    """Collect SIGINT in ``arrived``; raised in the middle of a node, an in-place op could run twice.
-
-    Returns the handler that was there before; ``None``: it is there still.
-    """
-    if threading.get_ident() != threading.main_thread().ident:
-        return None
-    before = _signal.getsignal(_signal.SIGINT)
-    if not callable(before):  # not set from Python, or ignored: not ours to touch
-        return None
-    _signal.signal(_signal.SIGINT, lambda number, frame: arrived.append(number))
-    return before
+def tell(arrived: Deferred, progress: Progress, done: int, total: int, node: TrackedNode) -> None:
+    """Call ``progress``, which is the user's; what it raises stops the run between two nodes."""
+    try:
+        with arrived.level():
+            progress(done, total, node)
+    except BaseException as error:
+        arrived.raised = error
+        raise
 
 
 def recorded_modes(node: TrackedNode) -> ExitStack:
@@ -211,8 +255,28 @@ def recorded_modes(node: TrackedNode) -> ExitStack:
 _PLAIN = frozenset({int, float, bool, type(None)})
 
 
+_called = partial.__call__
+
+
+def together(*steps: partial[Any]) -> None:
+    """Call ``steps``, functions of C, one after another: nothing of Python's comes between two of them."""
+    deque(map(_called, steps), maxlen=0)
+
+
 def call(node: TrackedNode) -> list[Any]:
     """The results of ``node``'s kernel on its inputs, which have to be there."""
+    ran: list[Any] = []
+    _start(node, ran)
+    if node.draws is not None:
+        node.draws.state = state_of(node.draws.generator)
+    return _listed(ran[0])
+
+
+def _start(node: TrackedNode, ran: list[Any]) -> None:
+    """Run ``node``'s kernel; ``ran`` has its result as soon as it has run.
+
+    Nothing of Python's comes between the two, so neither does an exception from elsewhere.
+    """
     draws = node.draws
     args = [item if type(item) in _PLAIN else _real(item) for item in node.args]
     kwargs = {name: _real(item) for name, item in node.kwargs.items()} if node.kwargs else {}
@@ -220,9 +284,12 @@ def call(node: TrackedNode) -> list[Any]:
         args, kwargs = _without_statistics(node, args, kwargs)
     if draws is not None:
         draws.generator.set_state(draws.state)
-    result = node.op(*args, **kwargs)
-    if draws is not None:
-        draws.state = state_of(draws.generator)
+    kernel = partial(_torch_calls.plain(node.op), *args, **kwargs)
+    del args, kwargs
+    ran[:] = map(_called, (kernel,))
+
+
+def _listed(result: Any) -> list[Any]:
     return list(result) if isinstance(result, (list, tuple)) else [result]
 
 
@@ -239,24 +306,40 @@ def _without_statistics(
 
 
 def run_node(node: TrackedNode, memory: ResidentMemory, seen: Summaries | None = None) -> None:
+    ran: list[Any] = []
+    note = partial(_note, node, ran, memory, seen)
     try:
-        results = call(node)
-    except Exception as error:
-        node.state = "failed"
-        node.error = str(error)
-        name_line(error, node)
+        _start(node, ran)
+        complete(note)
+    except BaseException as error:
+        if ran:
+            complete(note)
+        elif isinstance(error, Exception):
+            node.state = "failed"
+            node.error = str(error)
+            name_line(error, node)
         raise
-    node.state = "done"
-    node.error = None
-    if seen is not None:
-        seen.node(node, results)
-    own = [value for value in node.outputs if value.node is node]  # an in-place op returns its argument
-    if node.writes:
-        for value in own:
-            memory.resized(value.storage, results[value.index])
-    # A kernel may leave out a gradient that nobody needs and that its shape rule has.
-    deliver({value: results[value.index] for value in own if results[value.index] is not None}, memory)
-    consumed(node, memory)
+
+
+def _note(node: TrackedNode, ran: list[Any], memory: ResidentMemory, seen: Summaries | None) -> None:
+    """``node``'s kernel has run, with the result in ``ran``; may be called again where it was stopped."""
+    if len(ran) == 1:
+        if node.draws is not None:
+            node.draws.state = state_of(node.draws.generator)
+        results = _listed(ran[0])
+        node.state = "done"
+        node.error = None
+        if seen is not None:
+            seen.node(node, results)
+        own = [value for value in node.outputs if value.node is node]  # an in-place op returns its argument
+        if node.writes:
+            for value in own:
+                memory.resized(value.storage, results[value.index])
+        # A kernel may leave out a gradient that nobody needs and that its shape rule has.
+        deliver({value: results[value.index] for value in own if results[value.index] is not None}, memory)
+        ran[1:] = map(sweeps.note_used, ((node,),))
+        ran[0] = None
+    free(node, memory)
 
 
 def deliver(results: Mapping[TrackedValue, torch.Tensor], memory: ResidentMemory) -> None:
@@ -290,10 +373,14 @@ def give(value: TrackedValue, real: torch.Tensor | None) -> None:
 
 def consumed(node: TrackedNode, memory: ResidentMemory) -> None:
     """``node`` has run: free what it was the last to need."""
+    sweeps.note_used((node,))
+    free(node, memory)
+
+
+def free(node: TrackedNode, memory: ResidentMemory) -> None:
+    """Free what nobody needs of the inputs of ``node``."""
     for value in node.inputs:
         storage = value.storage
-        value.uses -= 1
-        storage.uses -= 1
         if not value.uses:
             value.real = None
         if not storage.uses and not storage.live:

@@ -10,8 +10,8 @@ import torch
 from ..record.storage import TrackedNode, TrackedValue
 from .stretch import Step, Steps, Stretch
 
-Stopped = tuple[BaseException | None, Mapping[str, Any]]
-"""What stopped a run (``None``: an interrupt that arrived), and the local variables then."""
+Stopped = tuple[BaseException, Mapping[str, Any], bool]
+"""What stopped a run, the local variables then, and whether the kernel of the node at hand has run."""
 Code = Callable[..., Stopped | None]
 """Runs the stretch; see :func:`lazyviz.execute.straight_line.generate`."""
 Give = Callable[[TrackedValue, torch.Tensor], None]

@@ -225,8 +225,9 @@ class KnownMemory:
         nodes, marks = self._stretch.nodes[: self._finished], self._levels.marks
         if len(self._stretch.graphs) == 1:
             graph = nodes[0].graph
-            whole = len(graph.nodes) == len(self._stretch.nodes)
-            positions = range(len(nodes)) if whole else [node.index for node in nodes]
+            first, count = nodes[0].index, len(nodes)
+            in_a_row = nodes[-1].index - first == count - 1  # of one graph, in program order
+            positions = range(first, first + count) if in_a_row else [node.index for node in nodes]
             return {id(graph): Timeline(positions, marks)}
         result: dict[int, list[tuple[int, int]]] = {}
         for node, held in zip(nodes, marks):

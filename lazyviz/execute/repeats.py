@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 import torch
 
+from .._transaction import complete
 from ..record.recorder import Tape
 from ..record.rng import DrawSequence, state_of
 from ..record.storage import HALF_DONE, TrackedNode
 from .backend import Backend, Compiled, Refused, Segment
-from .eager import Progress, check_interrupts, give, kernel_level, recorded_modes
+from .eager import Progress, check_interrupts, give, kernel_level, recorded_modes, tell
 from .replay import finish, replays
 from .results import refuse_other_metadata
 from .stretch import Key, Stretch
@@ -113,17 +114,22 @@ def run_again(
         except BaseException as error:
             half_done(nodes, error)
             raise
-        for sequence in draws:
-            sequence.state = state_of(sequence.generator)
         del reals
-        for value, real in zip(stretch.users, results, strict=True):
-            give(value, real)
-        del results
-        for value in stretch.outside:
-            value.real = None
-        finish(tape, stretch, nodes, None)
+        stage: list[None] = []
+
+        def note() -> None:
+            for sequence in draws:
+                sequence.state = state_of(sequence.generator)
+            for value, real in zip(stretch.users, results, strict=True):
+                give(value, real)
+            for value in stretch.outside:
+                value.real = None
+            finish(tape, stretch, nodes, None, stage)
+
+        complete(note)
+        del note
         if progress is not None:
-            progress(len(nodes), len(nodes), nodes[-1])
+            tell(interrupted, progress, len(nodes), len(nodes), nodes[-1])
     return True
 
 

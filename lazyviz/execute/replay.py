@@ -11,27 +11,38 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from time import perf_counter
+from typing import Any
+
+import torch
 
 from .. import _torch
+from .._signals import Deferred
+from .._transaction import complete
 from ..graph.ir import Storage
 from ..plan.alive import Category
 from ..plan.collector import paused
 from ..plan.projection import Peak
 from ..record.recorder import Tape
+from ..record.rng import state_of
 from ..record.storage import TrackedNode
 from . import sweeps
-from .eager import check_interrupts, give, kernel_level, name_line
+from .eager import check_interrupts, give, kernel_level, name_line, tell
 from .likeness import Sketch, sketch, what_is_new
-from .lines import Code, name_of
+from .lines import Code, Stopped, name_of
 from .memory import KnownMemory, Levels, Memory, ResidentMemory
 from .straight_line import generate
 from .stretch import Key, Steps, Stretch
 
-LEAST_NODES = 4  # worth recognising
+LEAST_NODES = 1  # worth recognising
+FEW_NODES = 4  # fewer are worth it when they come again
+MOST_FEW = 10_000  # of such stretches that are remembered to have come
 MOST_NODES = 100_000  # of one stretch
 MOST_KEPT = 200_000  # nodes of all stretches that are kept
+MOST_WORDS = 8  # that one stretch goes by: equal strings may be others
 MOST_COMPARED = 16  # of those at the same line, and of the others, to say what is new about another
 
 Progress = Callable[[int, int, TrackedNode], None]
@@ -51,6 +62,8 @@ class Known:
     # What was projected of it and what it held of that, where both depend on nothing else.
     projected: Peak | None = None
     held: Peak | None = None
+    words: list[tuple[bytes, Key]] = field(default_factory=list)  # each with the key that keeps it valid
+    met: bool = False  # by its words, since it was last looked for what was not used
 
     def learn(self, stretch: Stretch, memory: Memory, projection: Projection | None) -> None:
         """What was projected of it, if that depends on nothing else."""
@@ -69,6 +82,8 @@ class Replays:
         self.not_looked_at = ""  # why the last nodes were nothing to recognise
         self._known: OrderedDict[Key, Known] = OrderedDict()
         self._latest: dict[Key, Key] = {}  # by program
+        self._by_words: dict[bytes, Known] = {}  # of those with code
+        self._few: set[bytes] = set()  # the words of stretches of few nodes that have come once
         self._kept = 0  # nodes
 
     def __len__(self) -> int:
@@ -80,8 +95,16 @@ class Replays:
             bound = f"fewer than {LEAST_NODES}" if len(nodes) < LEAST_NODES else f"more than {MOST_NODES:,}"
             self.not_looked_at = f"{bound} ops are not recognised"
             return None
+        glanced = self.steps.glance(tape, nodes, purpose)
+        if glanced is not None and (known := self._by_words.get(glanced.words)) is not None:  # type: ignore[arg-type]
+            glanced.key = known.key
+            return glanced
+        if len(nodes) < FEW_NODES and not self._have_come(tape, nodes, purpose, glanced):
+            self.not_looked_at = f"fewer than {FEW_NODES} ops are recognised when they come again"
+            return None
         stretch = self.steps.look_at(tape, nodes, purpose=purpose)
         if stretch.key is not None:
+            stretch.words = glanced.words if glanced is not None else None
             return stretch
         mixed = any(node.inference_mode is not nodes[0].inference_mode for node in nodes)
         self.not_looked_at = (
@@ -91,9 +114,31 @@ class Replays:
         )
         return None
 
+    def _have_come(
+        self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable, glanced: Stretch | None
+    ) -> bool:
+        """Whether these few nodes have come before; most that are read once never do again."""
+        if glanced is None and sweeps.active:
+            self.steps.look_at(tape, nodes, purpose=purpose)  # whose steps are known from now on
+            glanced = self.steps.glance(tape, nodes, purpose)
+        if glanced is None or glanced.words is None:
+            return False
+        if glanced.words in self._few:
+            return True
+        if len(self._few) >= MOST_FEW:
+            self._few.clear()
+        self._few.add(glanced.words)
+        return False
+
     def find(self, stretch: Stretch) -> Replay | None:
         """What runs the stretch, if it was met before."""
         assert stretch.key is not None
+        words = stretch.words
+        known = self._by_words.get(words) if words is not None else None
+        if known is not None and known.code is not None:
+            self.hits += 1
+            known.met = True
+            return Replay(stretch, known, known.code)
         known = self._known.get(stretch.key) or self._kept_otherwise(stretch)
         if known is None:
             self.misses += 1
@@ -104,6 +149,11 @@ class Replays:
             with paused():
                 known.code = generate(stretch, self.steps, give)
             self.generated += 1
+        if words is not None:
+            known.words.append((words, stretch.key))
+            self._by_words[words] = known
+            if len(known.words) > MOST_WORDS:
+                del self._by_words[known.words.pop(0)[0]]
         return Replay(stretch, known, known.code)
 
     def learn(self, stretch: Stretch, memory: ResidentMemory, projection: Projection | None) -> str:
@@ -144,6 +194,12 @@ class Replays:
         self._kept += known.size
         while self._kept > MOST_KEPT:
             oldest, dropped = self._known.popitem(last=False)
+            if dropped.met:
+                dropped.met = False
+                self._known[oldest] = dropped
+                continue
+            for words, _ in dropped.words:
+                del self._by_words[words]
             if self._latest.get(oldest.program) == oldest:
                 del self._latest[oldest.program]
             self._kept -= dropped.size
@@ -162,6 +218,8 @@ class Replays:
     def clear(self) -> None:
         """Forget them all."""
         self._known.clear()
+        self._by_words.clear()
+        self._few.clear()
         self._latest.clear()
         self._kept = 0
 
@@ -201,22 +259,21 @@ class Replay:
     def _run(
         self,
         tape: Tape,
-        arrived: list[int],
+        arrived: Deferred,
         progress: Progress | None,
         cancelled: Callable[[], bool] | None,
         timed: bool,
     ) -> None:
         stretch, nodes = self.stretch, self.stretch.nodes
-        outside = [value.real for value in stretch.outside]
-        if any(real is None for real in outside):
-            raise RuntimeError("internal error: an input was freed before its last use")
-        for value in stretch.outside:
-            value.real = None
-        for at in stretch.key.kept:  # type: ignore[union-attr]
-            stretch.outside[at].real = outside[at]
+        outside: list[torch.Tensor] = []
+        take = partial(sweeps.take, stretch.outside, stretch.kept)
+        before = None if sweeps.active else [value.real for value in stretch.outside]
         times = array("d", [perf_counter()])
-        watch = _Watch(nodes, times, self.memory, progress, cancelled) if progress or cancelled else None
-        stopped = self._code(
+        watch = (
+            _Watch(nodes, times, self.memory, arrived, progress, cancelled) if progress or cancelled else None
+        )
+        code = partial(
+            self._code,
             outside,
             stretch.scalars,
             [nodes[at].draws for at in stretch.draws],
@@ -226,31 +283,68 @@ class Replay:
             times,
             watch.done if watch is not None else None,
         )
+        ran: list[Stopped | None] = []  # what the code returns, as soon as it has run
+        note = partial(self._note, tape, times, timed, ran, [])
+        try:
+            outside.extend(chain.from_iterable(map(partial.__call__, (take,))))
+            ran[:] = map(partial.__call__, (code,))
+            complete(note)
+        except BaseException:
+            if ran:
+                complete(note)
+            else:
+                for value, real in zip(stretch.outside, before or outside):
+                    value.real = real
+            raise
+        if ran[0] is not None:
+            self._raise(arrived, len(times) - 1, *ran.pop()[::2])  # type: ignore[index]
+
+    def _raise(self, arrived: Deferred, finished: int, error: BaseException, has_run: bool) -> None:
+        """Raise what has stopped the code: the error of a kernel, or another."""
+        nodes = self.stretch.nodes
+        error = error.with_traceback(None)  # it holds the code's variables
+        of_a_kernel = error is not arrived.raised and not has_run and finished < len(nodes)
+        if of_a_kernel and isinstance(error, Exception):
+            failed = nodes[finished]
+            failed.state, failed.error = "failed", str(error)
+            name_line(error, failed)
+        try:
+            raise error
+        finally:  # this frame is in its traceback: nothing is to wait for the garbage collector
+            del error
+
+    def _note(
+        self,
+        tape: Tape,
+        times: array[float],
+        timed: bool,
+        ran: Sequence[Stopped | None],
+        stage: list[Any],
+    ) -> None:
+        """The code has run, or was stopped; may be called again where it was stopped itself."""
+        stretch, nodes, stopped = self.stretch, self.stretch.nodes, ran[0]
         if stopped is None:
-            finish(tape, stretch, nodes, times if timed else None)
+            finish(tape, stretch, nodes, times if timed else None, stage)
             return
+        _, variables, has_run = stopped
         finished = len(times) - 1
-        finish(tape, stretch, nodes[:finished], times if timed else None)
-        error, variables = stopped
+        if has_run:  # the kernel of one more
+            self._hand_over(nodes[finished], variables)
+            finished += 1
+        seconds = array("d", [*times, perf_counter()]) if timed else None
+        finish(tape, stretch, nodes[:finished], seconds, stage)
         for number, value in enumerate(stretch.values):  # what the nodes that are left need
             if value.uses and value.real is None:
                 value.real = variables.get(name_of(number))
         self.memory.stop(finished)
-        if error is None:
-            check_interrupts(arrived, cancelled, f"after {finished} of {len(nodes)} ops")
-            return
-        error = error.with_traceback(None)  # it holds the code's variables
-        if watch is None or watch.raised is not error:
-            failed = nodes[finished]
-            failed.state, failed.error = "failed", str(error)
-            if isinstance(error, Exception):
-                name_line(error, failed)
-        else:
-            watch.raised = None
-        try:
-            raise error
-        finally:  # this frame is in its traceback: nothing is to wait for the garbage collector
-            del error, stopped, variables
+
+    def _hand_over(self, node: TrackedNode, variables: Mapping[str, Any]) -> None:
+        """The kernel of ``node`` has run: what was not noted of it."""
+        if node.draws is not None:
+            node.draws.state = state_of(node.draws.generator)
+        for value in node.outputs:
+            if value.node is node and value.tensor is not None:
+                give(value, variables.get(name_of(self.stretch.numbers[value])))
 
 
 class _Watch:
@@ -261,12 +355,12 @@ class _Watch:
         nodes: Sequence[TrackedNode],
         times: array[float],
         memory: KnownMemory,
+        arrived: Deferred,
         progress: Progress | None,
         cancelled: Callable[[], bool] | None,
     ) -> None:
         self._nodes, self._times, self._memory = nodes, times, memory
-        self._progress, self._cancelled = progress, cancelled
-        self.raised: BaseException | None = None  # not by a kernel
+        self._arrived, self._progress, self._cancelled = arrived, progress, cancelled
 
     def done(self) -> None:
         times, nodes = self._times, self._nodes
@@ -277,16 +371,25 @@ class _Watch:
         try:
             if self._progress is not None:
                 node.seconds = times[count] - times[count - 1]
-                self._progress(count, len(nodes), node)
+                tell(self._arrived, self._progress, count, len(nodes), node)
             if count < len(nodes):
-                check_interrupts([], self._cancelled, f"after {count} of {len(nodes)} ops")
-        except BaseException as error:
-            self.raised = error
+                check_interrupts(self._arrived, self._cancelled, f"after {count} of {len(nodes)} ops")
+        except BaseException as error:  # not of a kernel
+            self._arrived.raised = error
             raise
 
 
-def finish(tape: Tape, stretch: Stretch, ran: Sequence[TrackedNode], times: array[float] | None) -> None:
-    """Note that the nodes in ``ran`` have run: what is pending, what is needed, how long they took."""
+def finish(
+    tape: Tape,
+    stretch: Stretch,
+    ran: Sequence[TrackedNode],
+    times: array[float] | None,
+    stage: list[None],
+) -> None:
+    """Note that the nodes in ``ran`` have run: what is pending, what is needed, how long they took.
+
+    May be called again where it was stopped, with the same ``stage``, where that is noted which is done once.
+    """
     sweeps.note_done(ran, times)
     graph = stretch.graphs[0]
     outside = stretch.outside
@@ -298,16 +401,13 @@ def finish(tape: Tape, stretch: Stretch, ran: Sequence[TrackedNode], times: arra
         if not several:
             tape.pending.clear()
     else:
-        sweeps.note_used(ran)
-        for value in (*outside, *stretch.later):
-            if not value.uses:
-                value.real = None
+        if not stage:
+            stage[:] = map(sweeps.note_used, (ran,))
+        sweeps.let_go((), outside, stretch.later, tape.pending)
     if several:
         for node in ran:
             tape.finished(node)
         return
-    drop = tape.pending.pop
-    for node in ran if tape.pending else ():
-        drop(node, None)
+    sweeps.let_go(ran, [], [], tape.pending)
     if tape.graph is not None:
         tape.made_real(value for value in stretch.users if value.node and value.node.state == "done")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from ..graph.ir import Node, SourceLine, Value
 from ..graph.summary import Summary, share_text
@@ -118,6 +118,15 @@ class Report:
     first_nan: NonFinite | None = None
     first_inf: NonFinite | None = None
     left: tuple[str, ...] = ()
+
+    @classmethod
+    def brief(cls, **known: Any) -> Report:
+        """A report of what is ``known``, by name: ``__init__`` would set each of the others by a call."""
+        report = cls.__new__(cls)
+        fields = report.__dict__
+        fields["difference"] = {}
+        fields.update(known)  # what is left is an attribute of the class
+        return report
 
     @property
     def first_nonfinite(self) -> NonFinite | None:

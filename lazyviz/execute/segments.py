@@ -7,25 +7,29 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from .. import _torch
+from .._signals import Deferred
+from .._transaction import complete
 from ..graph.ir import Storage
 from ..record.recorder import Tape
 from ..record.rng import DrawSequence, state_of
 from ..record.storage import TrackedNode, TrackedValue
-from . import verify
+from . import sweeps, verify
 from .backend import Backend, Compiled, Refused, Segment
 from .compiling import nothing_around, stoppable, told
 from .eager import (
     Progress,
     check_interrupts,
-    consumed,
     deliver,
+    free,
     kernel_level,
     recorded_modes,
     run_node,
+    tell,
 )
 from .lowering import views_of
 from .memory import ResidentMemory
@@ -141,13 +145,13 @@ class _Run:
         self.outcome = Outcome()
 
     def op_by_op(self, nodes: Sequence[TrackedNode]) -> None:
-        with kernel_level(self.tape, nodes) as interrupted:
+        with kernel_level(self.tape, nodes) as arrived:
             for node in nodes:
-                self._check(interrupted)
+                self._check(arrived)
                 self.memory.step(node)
                 with recorded_modes(node):
                     run_node(node, self.memory, self.seen)
-                self._finished([node])
+                self._finished([node], arrived)
 
     def segment(self, nodes: Sequence[TrackedNode]) -> None:
         segment = segment_of(nodes)
@@ -173,14 +177,14 @@ class _Run:
             if compiled.cache_miss_reason is not None:
                 self.outcome.note(self.outcome.missed, compiled.cache_miss_reason)
         try:
-            with kernel_level(self.tape, nodes) as interrupted, recorded_modes(nodes[0]):
-                self._check(interrupted)
+            with kernel_level(self.tape, nodes) as arrived, recorded_modes(nodes[0]):
+                self._check(arrived)
                 self.memory.step(nodes[-1])
                 self._execute(nodes, segment, compiled, reals)
                 self.outcome.ran(len(nodes), compiled)
                 if len(nodes) == self.total and isinstance(compiled, Compiled):
                     self.again = compiled.again
-                self._finished(nodes)
+                self._finished(nodes, arrived)
         except _NeverRan as failure:
             self.outcome.note(self.outcome.fallbacks, str(failure))
             self.op_by_op(nodes)
@@ -240,15 +244,27 @@ class _Run:
             sequence.state = state_of(sequence.generator)
         if check is not None:
             results = self._verified(segment, reals, results, check)
+        complete(partial(self._note, nodes, segment, results, []))
+
+    def _note(
+        self,
+        nodes: Sequence[TrackedNode],
+        segment: Segment,
+        results: Sequence[torch.Tensor],
+        stage: list[None],
+    ) -> None:
+        """The segment has run; may be called again where it was stopped."""
+        if not stage:
+            for node in nodes:
+                node.state, node.error = "done", None
+            outputs = [value for value in segment.outputs if isinstance(value, TrackedValue)]
+            if self.seen is not None:  # what stays inside the backend nobody sees
+                for value, real in zip(outputs, results):
+                    self.seen.whole(value, real)
+            deliver(dict(zip(outputs, results)), self.memory)
+            stage[:] = map(sweeps.note_used, (nodes,))
         for node in nodes:
-            node.state, node.error = "done", None
-        outputs = [value for value in segment.outputs if isinstance(value, TrackedValue)]
-        if self.seen is not None:  # what stays inside the backend nobody sees
-            for value, real in zip(outputs, results):
-                self.seen.whole(value, real)
-        deliver(dict(zip(outputs, results)), self.memory)
-        for node in nodes:
-            consumed(node, self.memory)
+            free(node, self.memory)
 
     def _expected(
         self, segment: Segment, reals: Sequence[torch.Tensor], draws: Iterable[DrawSequence]
@@ -316,15 +332,15 @@ class _Run:
         if forget is not None:
             forget(segment, why)
 
-    def _check(self, interrupted: list[int]) -> None:
-        check_interrupts(interrupted, self.cancelled, f"after {self.done} of {self.total} ops")
+    def _check(self, arrived: Deferred) -> None:
+        check_interrupts(arrived, self.cancelled, f"after {self.done} of {self.total} ops")
 
-    def _finished(self, nodes: Sequence[TrackedNode]) -> None:
+    def _finished(self, nodes: Sequence[TrackedNode], arrived: Deferred) -> None:
         for node in nodes:
             self.tape.finished(node)
         self.done += len(nodes)
         if self.progress is not None:
-            self.progress(self.done, self.total, nodes[-1])
+            tell(arrived, self.progress, self.done, self.total, nodes[-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -24,18 +25,20 @@ from ..plan.schedule import Pass, Schedule
 from ..plan.split import SHOWN
 from ..record.recorder import Tape
 from ..record.storage import TrackedNode, TrackedValue
-from . import distributed
+from . import distributed, sweeps
 from .clusters import Cluster
 from .draws import Draw, Draws
 from .eager import (
     check_interrupts,
-    consumed,
     deliver,
+    free,
     kernel_level,
     name_line,
     recorded_modes,
     run_node,
     spent_on,
+    tell,
+    together,
 )
 from .masks import Masks
 from .memory import ResidentMemory
@@ -83,11 +86,13 @@ class SplitRun:
         self.out_of_memory = 0  # how often a piece was halved
         self.complete = False
         self._level = self._next = 0  # the pass, and its piece at hand
+        self._begun = self._over = -1  # the last pass that was begun, and that was handed over
         self.piece = 0  # that the last op was run for, from 1; 0: for all
         self._draws = Draws(nodes)
         self._masks = Masks()
         self._sums: dict[TrackedValue, torch.Tensor] = {}
         self._added: dict[TrackedValue, int] = {}  # up to which sample each sum goes
+        self._divided: set[TrackedValue] = set()  # sums that are means already
         self._last = self._last_levels()
         self._programs = [compile_pass(each, analysis) for each in schedule.passes]
 
@@ -128,12 +133,13 @@ class SplitRun:
                     self._run_whole(node)
                 self._retire(level, before_pass=True)
                 if level < len(self.schedule.passes):
-                    self._run_pass(self.schedule.passes[level], self._programs[level])
+                    if self._over < level:
+                        self._run_pass(level)
                     self._retire(level, before_pass=False)
                 self._level += 1
             for node in cast("list[TrackedNode]", self.schedule.idle):
                 self._finish(node)
-            self._draws.finish()
+            self._draws.finish_all()
             self.complete = True
 
     # --- whole nodes ----------------------------------------------------------------
@@ -195,8 +201,11 @@ class SplitRun:
 
     def _finish(self, node: TrackedNode) -> None:
         if node.state != "done":
-            node.state, node.error = "done", None
-            consumed(node, self._memory)
+            if node.draws is not None:  # the generator, if nothing else draws
+                self._draws.finish(node)
+            node.error = None
+            together(partial(sweeps.note_used, (node,)), partial(setattr, node, "state", "done"))
+            free(node, self._memory)
             self.tape.finished(node)
             self._drop_mask(node)
 
@@ -209,18 +218,23 @@ class SplitRun:
         self._done += runs
         self.piece = piece
         if self._progress is not None:
-            self._progress(self._done, self.total, node)
+            tell(self._interrupted, self._progress, self._done, self.total, node)
 
     # --- pieces -----------------------------------------------------------------------
 
-    def _run_pass(self, work: Pass, program: PassProgram) -> None:
-        if self._cluster is not None:
-            distributed.run_pass(self, program, self._cluster)
-        else:
-            self._run_pieces(program)
-        self._next = 0
-        self._added.clear()
-        self._hand_over(work)
+    def _run_pass(self, level: int) -> None:
+        program = self._programs[level]
+        if self._begun < level:
+            self._next, self._added, self._divided, self._begun = 0, {}, set(), level
+        if self._next < len(self.pieces):
+            if self._cluster is not None:
+                distributed.run_pass(self, program, self._cluster)
+            else:
+                self._run_pieces(program)
+        self._hand_over(self.schedule.passes[level])
+        self._over = level
+        for each in self.schedule.passes[level].collected:
+            self._sums.pop(cast(TrackedValue, each.value), None)
 
     def _run_pieces(self, program: PassProgram) -> None:
         while self._next < len(self.pieces):
@@ -310,15 +324,15 @@ class SplitRun:
             else:
                 whole = torch.empty_strided(meta.shape, meta.stride, dtype=dtype, device=meta.device)
                 whole.copy_(part)
-            self._sums[value] = whole
+            add: partial[Any] = partial(self._sums.__setitem__, value, whole)
             self._memory.made(value.storage, whole)
         elif isinstance(placement, Partial) and placement.how == "any":
-            whole.logical_or_(part)
+            add = partial(whole.logical_or_, part)
         elif isinstance(placement, Partial) and placement.how == "all":
-            whole.logical_and_(part)
+            add = partial(whole.logical_and_, part)
         else:
-            whole.add_(part)
-        self._added[value] = piece.stop
+            add = partial(whole.add_, part)
+        together(add, partial(self._added.__setitem__, value, piece.stop))
         return whole is part
 
     def _add_product(self, value: TrackedValue, run: _PieceHere, step: Step) -> bool:
@@ -330,19 +344,19 @@ class SplitRun:
         if whole.dtype != value.dtype or self._added.get(value, 0) >= piece.stop:
             return False
         run.take(step)
-        whole.addmm_(*[run.read(item) for item in step.args])
-        self._added[value] = piece.stop
+        add = partial(whole.addmm_, *[run.read(item) for item in step.args])
+        together(add, partial(self._added.__setitem__, value, piece.stop))
         return True
 
     def _hand_over(self, work: Pass) -> None:
-        """All pieces have run: what was collected is whole."""
+        """All pieces have run: what was collected is whole.  May be called again where it was stopped."""
         results: dict[TrackedValue, torch.Tensor] = {}
         for each in work.collected:
             value = cast(TrackedValue, each.value)
-            whole = self._sums.pop(value)
+            whole = self._sums[value]
             if whole.dtype != value.dtype:
                 whole = whole.to(value.dtype)
-            results[value] = whole
+            results[value] = self._sums[value] = whole
         for value, whole in results.items():
             placement = self.analysis.placements[value]
             if isinstance(placement, Partial) and placement.mean_of is not None:
@@ -350,7 +364,8 @@ class SplitRun:
                 divisor = next(each for each in value.node.outputs if each.index == placement.mean_of)
                 by = results.get(divisor, divisor.real)
                 assert by is not None
-                results[value] = whole.div_(by)
+                if value not in self._divided:
+                    together(partial(whole.div_, by), partial(self._divided.add, value))
         if self.seen is not None:
             for value, whole in results.items():
                 if not isinstance(self.analysis.placements[value], Shard) or self._cluster is not None:

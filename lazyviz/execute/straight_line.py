@@ -31,11 +31,11 @@ def generate(stretch: Stretch, steps: Steps, give: Give) -> Code:
 
     Its arguments: ``tensors``, those from outside (the list is emptied); ``scalars``; ``draws``, for
     each random node its sequence; the values in ``users``, whose tensors ``give`` makes real, and in
-    ``later``, which keep their tensor for nodes to come; ``arrived``, a list that stops the run between two
-    nodes once it has something in it; ``times``, an array of doubles that has the time at which the run
-    begins, to which the end of each node is added; ``done``, called after each node then, or ``None``.
+    ``later``, which keep their tensor for nodes to come; ``arrived``, the signals, whose handlers are called
+    between two nodes; ``times``, an array of doubles that has the time at which the run begins, to which the
+    end of each node is added; ``done``, called after each node then, or ``None``.
 
-    It returns ``None``, or what stopped it (``None``: ``arrived``) and the local variables then.
+    It returns ``None``, or what stopped it and the local variables then.
     """
     if active:
         try:

@@ -157,11 +157,14 @@ class Stretch:
         draws: positions of the nodes that draw random numbers.
         graphs: what the nodes are of, in order.
         whole: nothing else is pending.
+        kept: the positions of those from outside that pending nodes beyond the stretch need.
+        words: what stands for the key as long as that is kept; ``None``: nothing does.
     """
 
     __slots__ = (
         "draws",
         "graphs",
+        "kept",
         "key",
         "later",
         "live",
@@ -172,6 +175,7 @@ class Stretch:
         "users",
         "values",
         "whole",
+        "words",
     )
 
     def __init__(self, nodes: Sequence[TrackedNode]) -> None:
@@ -186,7 +190,9 @@ class Stretch:
         self.scalars: list[Any] = []
         self.draws: Sequence[int] = ()
         self.graphs: list[Any] = []
+        self.kept: tuple[int, ...] = ()
         self.whole = False
+        self.words: bytes | None = None
 
     @property
     def numbers(self) -> dict[TrackedValue, int]:
@@ -285,6 +291,30 @@ class Steps:
             self._alike[key] = Step(node, args, kwargs, inputs, results, arguments)
         return self._alike[key]
 
+    def glance(self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable) -> Stretch | None:
+        """The structure of ``nodes`` as words, without its key; ``None``: only :meth:`look_at` tells."""
+        found = sweeps.glance(nodes, self._known, self._forms, purpose, len(tape.pending))
+        if found is None:
+            return None
+        stretch = Stretch(nodes)
+        (
+            stretch.words,
+            stretch.values,
+            stretch.outside,
+            stretch.graphs,
+            stretch.users,
+            stretch.scalars,
+            stretch.draws,
+            stretch.storages,
+            stretch.live,
+            stretch.later,
+            stretch.kept,
+            stretch.whole,
+        ) = found
+        if stretch.draws and any(nodes[at].op is rng_state for at in stretch.draws):
+            return None  # the generator's own record may need what it returns
+        return stretch
+
     def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], *, purpose: Hashable = None) -> Stretch:
         """The structure of ``nodes``, closed under dependencies and in program order.
 
@@ -313,6 +343,7 @@ class Steps:
         stretch.whole = len(nodes) == len(tape.pending)
         memory, places, beyond = self._memory(stretch, made, wiring, turns)
         stretch.later = [values[number] for number in beyond if number < made]
+        stretch.kept = tuple([number - made for number in beyond if number >= made])
         outside, forms = stretch.outside, self._forms
         stretch.key = Key(
             purpose,
@@ -323,7 +354,7 @@ class Steps:
             tuple([forms[value.meta] for value in outside]),
             places,
             tuple([value.storage.nbytes for value in outside]),
-            tuple([number - made for number in beyond if number >= made]),
+            stretch.kept,
             users,
             tuple([number for number in beyond if number < made]),
             memory,

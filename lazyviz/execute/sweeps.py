@@ -6,8 +6,9 @@ A replay looks at no node by itself but for this: a good part of what it takes b
 from __future__ import annotations
 
 from array import array
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from .. import _compiled
@@ -56,8 +57,70 @@ class Storages(NamedTuple):
     beyond: tuple[int, ...]
 
 
+class Glance(NamedTuple):
+    """What a run of a stretch takes if it is known by its ``words``, which stand for its key.
+
+    Equal words mean equal keys as long as somebody keeps what the words are addresses of: the key of one of
+    them does.  The rest is as in :class:`.stretch.Stretch`.
+    """
+
+    words: bytes
+    values: list[TrackedValue]
+    outside: list[TrackedValue]
+    graphs: list[Any]
+    users: list[TrackedValue]
+    scalars: list[Any]
+    draws: tuple[int, ...]
+    storages: list[TrackedStorage]
+    live: tuple[int, ...]
+    later: list[TrackedValue]
+    kept: tuple[int, ...]
+    whole: bool
+
+
 class InPython:
     """The sweeps in Python."""
+
+    @staticmethod
+    def glance(
+        nodes: Sequence[TrackedNode],
+        known: Mapping[Any, Any],
+        forms: Mapping[Any, Any],
+        purpose: Hashable,
+        pending: int,
+    ) -> Glance | None:
+        """A first look at ``nodes``, of so many ``pending`` ones; ``None``: there is none, take a closer one.
+
+        ``known`` are the steps by the shape cache's answer, ``forms`` those of metadata.
+        """
+        return None
+
+    @staticmethod
+    def take(values: Sequence[TrackedValue], kept: Sequence[int]) -> list[Any]:
+        """The tensors of ``values``, which they keep at the positions ``kept`` alone."""
+        tensors = [value.real for value in values]
+        for tensor in tensors:
+            if tensor is None:
+                raise RuntimeError("internal error: an input was freed before its last use")
+        for value in values:
+            value.real = None
+        for at in kept:
+            values[at].real = tensors[at]
+        return tensors
+
+    @staticmethod
+    def let_go(
+        nodes: Iterable[TrackedNode],
+        outside: Sequence[TrackedValue],
+        later: Sequence[TrackedValue],
+        pending: dict[TrackedNode, None],
+    ) -> None:
+        """``nodes`` have run and are no longer ``pending``; values that no node needs keep no tensor."""
+        for value in (*outside, *later):
+            if not value.uses:
+                value.real = None
+        for node in nodes if pending else ():
+            pending.pop(node, None)
 
     @staticmethod
     def unfinished(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
@@ -160,23 +223,41 @@ class InPython:
 
     @staticmethod
     def note_used(nodes: Iterable[TrackedNode]) -> None:
-        """They have run, and need their inputs no longer."""
+        """They have run, and need their inputs no longer.
+
+        All of it is noted or nothing, whatever exception comes from elsewhere.
+        """
+        counts: Counter[TrackedValue | TrackedStorage] = Counter()
         for node in nodes:
             for value in node.inputs:
-                value.uses -= 1
-                value.storage.uses -= 1
+                counts[value] += 1
+                counts[value.storage] += 1
+        left = [each.uses - count for each, count in counts.items()]
+        deque(map(setattr, counts, repeat("uses"), left), maxlen=0)
 
     unlink_tensors = staticmethod(unlink_tensors)
 
 
 def use(compiled: bool) -> bool:
     """Let C++ do it from now on, or Python; returns what came of it."""
-    global active, unfinished, begin, survey, storages_of, note_done, note_unused, note_used
+    global \
+        active, \
+        unfinished, \
+        begin, \
+        survey, \
+        storages_of, \
+        note_done, \
+        note_unused, \
+        note_used, \
+        glance, \
+        take, \
+        let_go
     active = compiled and _module is not None
     chosen: Any = _module if active else InPython
     unfinished, begin = chosen.unfinished, chosen.begin
     survey, storages_of = chosen.survey, chosen.storages_of
     note_done, note_unused, note_used = chosen.note_done, chosen.note_unused, chosen.note_used
+    glance, take, let_go = chosen.glance, chosen.take, chosen.let_go
     tape.unlink_tensors = chosen.unlink_tensors
     return active
 
@@ -188,6 +269,7 @@ def connect(step: type) -> None:
     use(True)
 
 
+glance, take, let_go = InPython.glance, InPython.take, InPython.let_go
 unfinished, begin = InPython.unfinished, InPython.begin
 survey, storages_of = InPython.survey, InPython.storages_of
 note_done, note_unused, note_used = InPython.note_done, InPython.note_unused, InPython.note_used

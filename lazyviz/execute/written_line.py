@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
@@ -78,52 +80,84 @@ class _Writer:
             "perf_counter": perf_counter,
             "set_grad_enabled": _torch_calls.set_grad_enabled,
             "state_of": state_of,
+            "stopped": self.stopped,
+            "partial": partial,
+            "chain": chain,
         }
+        self.results: list[Sequence[tuple[int, str]]] = []  # of each node: their positions and names
         self.constants: dict[Any, str] = {}
         self.text: list[str] = []
         self.alive: dict[str, None] = dict.fromkeys(name_of(self.numbers[v]) for v in stretch.outside)
 
     def function(self, nodes: list[Line]) -> Code:
         parts: list[Code] = []
+        left: list[list[str]] = []
+        self.total = len(nodes)
         for start in range(0, len(nodes), NODES_IN_ONE):
             given = list(self.alive)
             self.text = []
             for line in nodes[start : start + NODES_IN_ONE]:
                 self._write(line)
             parts.append(self._compiled(given))
-        return parts[0] if len(parts) == 1 else _one_after_another(parts)
+            left.append(list(self.alive))
+        return parts[0] if len(parts) == 1 else _one_after_another(parts, left)
 
     def _compiled(self, given: list[str]) -> Code:
         """A function of the lines so far, which is given these variables and leaves those that are alive."""
         text = [f"def replay({_PARAMETERS}):"]
         if given:
             text.append(f" {', '.join(given)}, = tensors")
-        text += [" tensors.clear()", " try:", *[f"  {line}" for line in self.text]]
-        text += [" except BaseException as error:", "  return error, locals()"]
+        text += [" ran = []", " try:", "  tensors.clear()", *[f"  {line}" for line in self.text]]
+        text += [" except BaseException as error:", "  return stopped(error, locals(), ran, len(times) - 1)"]
         if self.alive:
             text.append(f" tensors += {', '.join(self.alive)},")
         exec(compile("\n".join(text), "<lazyviz replay>", "exec"), self.names)
         code: Code = self.names.pop("replay")
         return code
 
+    def stopped(
+        self, error: BaseException, variables: dict[str, Any], ran: Sequence[Any], done: int
+    ) -> Stopped:
+        """What a function returns that was stopped after ``done`` nodes."""
+        if done >= len(self.results):
+            return error, variables, False
+        names = self.results[done]
+        if has_run := len(ran) == 2 and ran[1] == done:
+            result = ran[0] if isinstance(ran[0], (list, tuple)) else (ran[0],)
+            variables = {**variables, **{name: result[position] for position, name in names}}
+        else:
+            has_run = bool(names) and all(name in variables for _, name in names)
+        return error, variables, has_run
+
     def _write(self, line: Line) -> None:
         """What is written of one node."""
-        text, call, results = self.text, self._call(line), line.results
+        text, results = self.text, line.results
+        number = len(self.results)
         if line.grad_mode is not None:
             text.append(f"set_grad_enabled({line.grad_mode})")
-        text.append("if arrived: return None, locals()")
+        text.append(f"if arrived: arrived.handle('after {number} of {self.total} ops')")
         draw = f"draws[{line.draw}]"
         if line.draw != NOWHERE:
             text.append(f"{draw}.generator.set_state({draw}.state)")
         names = {result.position: name_of(result.number) for result in results}
+        self.results.append(tuple(names.items()))
         returns = line.node.op._schema.returns
+        one = len(returns) == 1 and str(returns[0].type) == "Tensor"
+        whole = 0 < len(names) == len(results) == len(returns) and str(returns[0].type) == "Tensor"
+        if line.node.writes or line.draw != NOWHERE:
+            # Where it ran twice it would do so to memory, or draw twice: nothing of Python's comes between
+            # the kernel and its being noted, so neither does an exception from elsewhere.
+            text.append(f"ran[:] = chain({self._mapped(line)}, ({number},))")
+            call = "ran[0]"
+        else:
+            call = self._call(line)
         if not results:
-            text.append(call)
-        elif len(names) == len(results) == len(returns) and str(returns[0].type) == "Tensor":
+            text += [call] if call != "ran[0]" else []
+        elif whole:
             text.append(f"{', '.join(names[at] for at in sorted(names))} = {call}")
         else:
             text.append(f"results = {call}")
-            if len(returns) == 1 and str(returns[0].type) == "Tensor":
+            if one:
                 text.append("results = (results,)")
             text += [f"{name_of(result.number)} = results[{result.position}]" for result in results]
             text.append("del results")
@@ -135,21 +169,33 @@ class _Writer:
                 text.append(f"later[{result.later}].real = {name}")
             if result.user != NOWHERE:
                 text.append(f"give(users[{result.user}], {name})")
+        text.append("times.append(perf_counter())")
+        if call == "ran[0]":
+            text.append("ran.clear()")
         self.alive.update(dict.fromkeys(name_of(result.number) for result in results))
         gone = [name_of(number) for number in line.gone]
         if gone:
             text.append(f"del {', '.join(gone)}")
             for name in gone:
                 del self.alive[name]
-        text += ["times.append(perf_counter())", "if done: done()"]
+        text.append("if done: done()")
 
     def _call(self, line: Line) -> str:
         """The expression that calls the kernel."""
+        args, kwargs = self._arguments(line)
+        return f"{self._constant(line.step.call)}({', '.join([*args, *kwargs])})"
+
+    def _mapped(self, line: Line) -> str:
+        """An iterator that calls the kernel when it is asked for its only item."""
+        args, kwargs = self._arguments(line)
+        kernel = f"partial({', '.join([self._constant(line.step.call), *args, *kwargs])})"
+        return f"map({self._constant(partial.__call__)}, ({kernel},))"
+
+    def _arguments(self, line: Line) -> tuple[list[str], list[str]]:
         varying = {place: f"scalars[{number}]" for place, number in line.scalars.items()}
-        parts = [varying.get(at) or self._argument(item) for at, item in enumerate(line.node.args)]
-        for name, item in line.node.kwargs.items():
-            parts.append(f"{name}={varying.get(name) or self._argument(item)}")
-        return f"{self._constant(line.step.call)}({', '.join(parts)})"
+        args = [varying.get(at) or self._argument(item) for at, item in enumerate(line.node.args)]
+        kwargs = line.node.kwargs.items()
+        return args, [f"{name}={varying.get(name) or self._argument(item)}" for name, item in kwargs]
 
     def _argument(self, item: Any) -> str:
         cls = type(item)
@@ -171,14 +217,21 @@ class _Writer:
         return self.constants[key]
 
 
-def _one_after_another(parts: list[Code]) -> Code:
-    """A function of several; each leaves the list of tensors as the next one takes it."""
+def _one_after_another(parts: list[Code], left: list[list[str]]) -> Code:
+    """A function of several; each leaves the list of tensors as the next one takes it, with these names."""
 
-    def replay(*arguments: Any) -> Stopped | None:
-        for part in parts:
-            stopped = part(*arguments)
-            if stopped is not None:
-                return stopped
+    def replay(tensors: list[torch.Tensor], *arguments: Any) -> Stopped | None:
+        names: list[str] = []
+        try:
+            for part, names_then in zip(parts, left):
+                stopped = part(tensors, *arguments)
+                if stopped is not None:
+                    return stopped
+                names = names_then
+        except BaseException as error:  # between two of them
+            if not names:
+                raise
+            return error, dict(zip(names, tensors)), False
         return None
 
     return replay

@@ -10,13 +10,14 @@ the recorder.  lazyviz works the same without this module; the tests run both wa
 
 from cpython.dict cimport PyDict_GetItem, PyDict_SetItem
 from cpython.list cimport PyList_AsTuple
-from cpython.mem cimport PyMem_Realloc
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int64_t, uint64_t
-from libc.string cimport memcmp, memcpy, memmove
+from libc.stdlib cimport qsort
+from libc.string cimport memcmp, memcpy, memmove, memset
 
 
 cdef extern from *:
@@ -95,6 +96,8 @@ ctypedef struct Quick:
     PyObject *(*alias)(PyObject *) except NULL
     int (*is_given)(PyObject *) noexcept
     int (*has_layout)(PyObject *, PyObject *, PyObject *, int64_t, PyObject *) noexcept
+    PyObject *(*number)(PyObject *) except NULL
+    int (*add_number)(PyObject *, PyObject *) except 0
 
 SOURCE = ""  # set by the build: a digest of this file, by which a stale build is known
 
@@ -228,14 +231,15 @@ cdef class Maker:
 
 cdef object slow, Unexamined, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
-cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
+cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, scopes, sources, shapes
 cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active
 cdef object learn, info_of, engine_is_sole_owner, slow_record, take, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
 cdef dict infos, entries, above
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
-cdef object ENTRY, MISSING, ref_cls, goes_on_without, sequence_of, nowhere, known_number
+cdef object ENTRY, MISSING, ref_cls, goes_on_without, nowhere, known_number, evaluate_number, number_in
+cdef object gradient_check
 cdef int MOST_FRAMES
 cdef uint64_t NO_SEQUENCE
 cdef uint64_t snapshot_key
@@ -246,14 +250,15 @@ cdef Py_ssize_t key_set_offset
 # Slots, by class and name.
 cdef Py_ssize_t N_index, N_op, N_args, N_kwargs, N_graph, N_sequence, N_inputs, N_outputs, N_entry, N_after, N_writes
 cdef Py_ssize_t N_module, N_root, N_source, N_callers, N_grad, N_inference, N_phase, N_forward, N_state
+cdef Py_ssize_t N_folded, N_missed, N_draws
 cdef Py_ssize_t V_id, V_meta, V_storage, V_node, V_index, V_symbolic, V_tensor, V_real, V_uses, V_name, V_given
 cdef Py_ssize_t S_id, S_nbytes, S_device, S_created, S_graph, S_writer, S_readers, S_live, S_uses, S_foreign
-cdef Py_ssize_t S_replaced, S_address, S_dropped, S_dropped_in, S_external, S_role, S_name
+cdef Py_ssize_t S_replaced, S_address, S_dropped, S_dropped_in, S_external, S_role, S_name, S_shadow
 cdef Py_ssize_t M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
 cdef Py_ssize_t O_meta, O_source, O_itself, O_fresh, O_nbytes
 cdef Py_ssize_t I_container, I_outputs, I_on_meta, I_special, I_to_cpu, I_restructured, I_dtype
 cdef Py_ssize_t L_line, R_value, G_nodes, G_storages, G_inputs, G_calls, G_lost, T_held_bytes_limit
-cdef Py_ssize_t T_graph, T_pauses, T_absent, T_viewed, T_owner, T_summing, T_pending, T_outside, T_storages, T_batch, T_met, T_exported
+cdef Py_ssize_t T_under_way, T_graph, T_pauses, T_absent, T_viewed, T_owner, T_summing, T_pending, T_outside, T_storages, T_batch, T_met, T_exported
 cdef Py_ssize_t C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
 cdef object OutputSpec
 
@@ -268,15 +273,16 @@ def connect(**parts):
     """
     global slow, Unexamined, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
-    global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, note_death, tape, scopes, sources, shapes
+    global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, scopes, sources, shapes
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
-    global goes_on_without, sequence_of, nowhere, known_number
+    global goes_on_without, nowhere, known_number, evaluate_number, number_in, gradient_check
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global learn, info_of, TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
     global node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
     slow, Unexamined = parts["slow"], parts["Unexamined"]
-    goes_on_without, sequence_of, nowhere = parts["goes_on_without"], parts["sequence_of"], parts["NOWHERE"]
-    known_number = parts["known_number"]
+    goes_on_without, nowhere = parts["goes_on_without"], parts["NOWHERE"]
+    known_number, gradient_check = parts["known_number"], parts["gradient_check"]
+    evaluate_number, number_in = parts["evaluate_number"], parts["number_in"]
     LazyTensor, Tensor, Parameter = parts["LazyTensor"], parts["Tensor"], parts["Parameter"]
     OpOverload, OutputSpec = parts["OpOverload"], parts["OutputSpec"]
     TensorRef, TrackedStorage, Lost = parts["TensorRef"], parts["TrackedStorage"], parts["Lost"]
@@ -287,7 +293,7 @@ def connect(**parts):
     engine_node, sequence_number = parts["engine_node"], parts["sequence_number"]
     make_wrapper, strided, is_zero = parts["make_wrapper"], parts["strided"], parts["is_zero"]
     written_tensors, count_writes = parts["written_tensors"], parts["count_writes"]
-    sharing, note_death = parts["sharing"], parts["note_death"]
+    sharing, extent, note_death = parts["sharing"], parts["extent"], parts["note_death"]
     add_, increment_version = parts["add_"], parts["increment_version"]
     forward_mode_active, engine_is_sole_owner = parts["forward_mode_active"], parts["engine_is_sole_owner"]
     cpu, alias, memory_of, is_given = parts["cpu"], parts["alias"], parts["memory_of"], parts["is_given"]
@@ -326,13 +332,14 @@ def connect(**parts):
 def _find_slots(parts):
     global N_index, N_op, N_args, N_kwargs, N_graph, N_sequence, N_inputs, N_outputs, N_entry, N_after, N_writes
     global N_module, N_root, N_source, N_callers, N_grad, N_inference, N_phase, N_forward, N_state
+    global N_folded, N_missed, N_draws, S_shadow
     global V_id, V_meta, V_storage, V_node, V_index, V_symbolic, V_tensor, V_real, V_uses
     global S_id, S_nbytes, S_device, S_created, S_graph, S_writer, S_readers, S_live, S_uses, S_foreign
     global S_replaced, S_address, S_dropped, S_dropped_in, S_external, S_role, S_name, V_name, V_given
     global M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
     global O_meta, O_source, O_itself, O_fresh, O_nbytes, I_container, I_outputs, I_on_meta, I_special, R_value, L_line
     global I_to_cpu, I_restructured, I_dtype, G_nodes, G_storages, G_inputs, G_calls, G_lost, T_held_bytes_limit
-    global T_graph, T_pauses, T_absent, T_viewed, T_owner, T_summing, T_pending, T_outside, T_storages, T_batch, T_met, T_exported
+    global T_under_way, T_graph, T_pauses, T_absent, T_viewed, T_owner, T_summing, T_pending, T_outside, T_storages, T_batch, T_met, T_exported
     global C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
     node = type(parts["node"])
     N_index, N_op, N_args = offset(node, "index"), offset(node, "op"), offset(node, "args")
@@ -342,6 +349,7 @@ def _find_slots(parts):
     N_root, N_source, N_callers = offset(node, "root"), offset(node, "source"), offset(node, "callers")
     N_grad, N_inference = offset(node, "grad_mode"), offset(node, "inference_mode")
     N_phase, N_forward, N_state = offset(node, "phase"), offset(node, "forward"), offset(node, "state")
+    N_folded, N_missed, N_draws = offset(node, "folded"), offset(node, "missed"), offset(node, "draws")
     value = type(parts["value"])
     V_id, V_meta, V_storage = offset(value, "id"), offset(value, "meta"), offset(value, "storage")
     V_node, V_index, V_symbolic = offset(value, "node"), offset(value, "index"), offset(value, "symbolic_shape")
@@ -355,6 +363,7 @@ def _find_slots(parts):
     S_replaced, S_address = offset(storage, "replaced_by"), offset(storage, "address")
     S_dropped, S_dropped_in = offset(storage, "dropped"), offset(storage, "dropped_in")
     S_external, S_role, S_name = offset(storage, "external"), offset(storage, "role"), offset(storage, "name")
+    S_shadow = offset(storage, "shadow")
     meta = parts["TensorMeta"]
     M_shape, M_stride, M_offset = offset(meta, "shape"), offset(meta, "stride"), offset(meta, "offset")
     M_dtype, M_device, M_flags = offset(meta, "dtype"), offset(meta, "device"), offset(meta, "flags")
@@ -376,7 +385,7 @@ def _find_slots(parts):
     T_pending, T_outside = offset(pending, "pending"), offset(pending, "outside")
     T_held_bytes_limit = offset(pending, "held_bytes_limit")
     T_storages, T_batch, T_met = offset(pending, "storages"), offset(pending, "batch"), offset(pending, "met")
-    T_exported = offset(pending, "exported")
+    T_exported, T_under_way = offset(pending, "exported"), offset(pending, "under_way")
     scope = type(scopes)
     C_root, C_module, C_callers = offset(scope, "root"), offset(scope, "module"), offset(scope, "_callers")
     C_entered, C_by_sequence = offset(scope, "_entered"), offset(scope, "by_sequence")
@@ -501,6 +510,11 @@ cdef int has_layout_in_python(
     )
 
 
+cdef PyObject *number_in_python(PyObject *tensor) except NULL:
+    Py_INCREF(None)
+    return <PyObject *> None  # `number_in` tells
+
+
 in_python.make_wrapper = make_wrapper_in_python
 in_python.implementation = implementation_in_python
 in_python.storage_address = storage_address_in_python
@@ -514,6 +528,8 @@ in_python.default_dtype = default_dtype_in_python
 in_python.alias = alias_in_python
 in_python.is_given = is_given_in_python
 in_python.has_layout = has_layout_in_python
+in_python.number = number_in_python
+in_python.add_number = NULL
 
 
 cdef dict no_kwargs = {}  # of all nodes that have none: nobody writes into a node's
@@ -629,6 +645,8 @@ cdef object add_to_key(list key, object item, Op op):
         key.append(cls)
         if cls not in op.by_type:
             key.append(item)
+        elif cls is not complex and not -127 <= item <= 127:  # LARGEST_COMMON
+            key.append(extent(item))
     elif cls is list or cls is tuple:
         key.append(len(item))
         for entry in item:
@@ -695,7 +713,10 @@ def dispatch(mode, func, types, args=(), kwargs=None):
 
 
 cdef int is_recording() noexcept:
-    return get(tape, T_graph) is not None and not get(tape, T_pauses) and get(tape, T_absent) is None
+    if get(tape, T_graph) is None or get(tape, T_pauses) or get(tape, T_absent) is not None:
+        return False
+    under_way = get(tape, T_under_way)  # Python's recorder waits for another thread's run
+    return not under_way or under_way == PyThread_get_thread_ident()
 
 
 cdef object record_call(object func, object args, object kwargs):
@@ -706,6 +727,14 @@ cdef object record_call(object func, object args, object kwargs):
 cdef void show_as_wrapper(object tensor, bint on):
     cdef uint64_t *keys = <uint64_t *> (quick.implementation(<PyObject *> tensor) + key_set_offset)
     keys[0] = keys[0] | snapshot_key if on else keys[0] & ~snapshot_key
+
+
+cdef object view_is_made():
+    """``lazyviz.record.pending.Pending.view_is_made``."""
+    tensor = get(tape, T_viewed)()
+    if type(tensor) is LazyTensor:
+        show_as_wrapper(tensor, True)
+    put(tape, T_viewed, None)
 
 
 cdef object record(object func, tuple args, object kwargs):
@@ -723,7 +752,7 @@ cdef object record(object func, tuple args, object kwargs):
     if found is NULL:
         info = infos.get(<size_t> <void *> func) or info_of(func)
         op = ops[<size_t> <void *> func] = Op(info)
-        if take is not None and op.ordinary:
+        if take is not None and (op.ordinary or op.reads_number):
             take(func)
     else:
         op = <Op> found
@@ -733,12 +762,8 @@ cdef object record(object func, tuple args, object kwargs):
         cls = type(args[0])
         if cls is float or cls is int or cls is bool or cls is complex:
             return MISS
-    viewed = get(tape, T_viewed)
-    if viewed is not None:
-        tensor = viewed()
-        if type(tensor) is LazyTensor:
-            show_as_wrapper(tensor, True)
-        put(tape, T_viewed, None)
+    if get(tape, T_viewed) is not None:
+        view_is_made()
     in_engine = quick.calling_node(&sequence)
     if not in_engine and get(tape, T_owner) != PyThread_get_thread_ident():
         return MISS
@@ -847,8 +872,10 @@ cdef object record(object func, tuple args, object kwargs):
 cdef object number_of(object tensor):
     """The number that a tensor holds, where that is known at once; else it is left to the recorder."""
     cdef PyObject *found
-    if get(tape, T_owner) != PyThread_get_thread_ident() or get(tape, T_viewed) is not None:
+    if get(tape, T_owner) != PyThread_get_thread_ident():
         return MISS
+    if get(tape, T_viewed) is not None:
+        view_is_made()
     if type(tensor) is LazyTensor:
         value = tensor._lazyviz
     else:
@@ -864,8 +891,115 @@ cdef object number_of(object tensor):
             return MISS
         if <size_t> get(storage, S_address) != quick.storage_address(<PyObject *> tensor):
             return MISS
-    result = known_number(shapes, value)
-    return MISS if result is None else result
+        found = PyDict_GetItem(get(tape, T_storages), get(storage, S_address))
+        if found != <PyObject *> storage:
+            return MISS
+    if get(get(value, V_storage), S_shadow) is not None:
+        result = counted(value)
+        if result is None:
+            result = known_number(shapes, value)
+        if result is not None:
+            return result
+    if not is_unknown_value(value):
+        return MISS  # a closer look may tell
+    evaluate_number(tape, value)
+    if type(tensor) is LazyTensor:
+        return MISS  # forgotten
+    result = taken(quick.number(<PyObject *> tensor))
+    return number_in(tensor) if result is None else result
+
+
+cdef object counted(object value):
+    """``lazyviz.record.constants.number`` of what a number was added to once at most, as to a step counter."""
+    cdef PyObject *known
+    storage = get(value, V_storage)
+    shadow = get(storage, S_shadow)
+    node = get(storage, S_writer)
+    if quick.add_number is NULL or shadow.lost:
+        return None
+    known = PyDict_GetItem(shadow.tensors, value)
+    if known is NULL:
+        return None
+    if node is not None and get(node, N_folded) is not True and get(node, N_state) != "done":
+        if not adds_a_number(node, value):
+            return None
+        try:
+            quick.add_number(known, <PyObject *> (<tuple> get(node, N_args))[1])
+        except Exception:
+            shadow.lost = True
+            return None
+        put(node, N_folded, True)
+    return taken(quick.number(known))
+
+
+cdef bint adds_a_number(object node, object value) except -1:
+    """Whether ``node`` does nothing but add a number to ``value``, and all before it has run ahead."""
+    cdef tuple args = get(node, N_args)
+    cdef list inputs = get(node, N_inputs), outputs = get(node, N_outputs)
+    if get(node, N_op) is not add_ or len(args) != 2 or type(args[1]) not in (int, float) or get(node, N_kwargs):
+        return False
+    if len(inputs) != 1 or len(outputs) != 1 or inputs[0] is not value or outputs[0] is not value:
+        return False
+    if get(node, N_state) != "pending" or get(node, N_missed) is True or get(node, N_draws) is not None:
+        return False
+    if get(value, V_node) is node or len(get(node, N_writes)) != 1:
+        return False
+    for other in get(node, N_after):
+        if get(other, N_folded) is not True and get(other, N_state) != "done":
+            return False
+    return True
+
+
+# Nodes that are looked at to find out whether a value is known: nearly always one of the first depends on data.
+cdef enum:
+    MOST_ASKED = 64
+
+
+cdef bint is_unknown_value(object value) except -1:
+    """Whether :class:`lazyviz.record.constants._Walk` would certainly not reach all that ``value`` depends on."""
+    cdef PyObject *stack[MOST_ASKED]  # nodes, which the record keeps
+    cdef int count = 0, at = 0
+    writer = get(get(value, V_storage), S_writer)
+    if writer is not None:
+        stack[0] = <PyObject *> writer
+        count = 1
+    if depends_on_data(value, stack, &count):
+        return True
+    while at < count:  # the nearest first
+        node = <object> stack[at]
+        at += 1
+        if get(node, N_folded) is True or get(node, N_state) == "done" or get(node, N_op) is gradient_check:
+            continue
+        if get(node, N_missed) is True or get(node, N_draws) is not None:
+            return True
+        for item in <list> get(node, N_inputs):
+            if depends_on_data(item, stack, &count):
+                return True
+    return False
+
+
+cdef bint depends_on_data(object value, PyObject **stack, int *count) except -1:
+    shadow = get(get(value, V_storage), S_shadow)
+    if shadow is not None:
+        if shadow.lost:
+            return True
+        if value in shadow.tensors:
+            return False
+    node = get(value, V_node)
+    if node is not None and get(node, N_state) != "done":
+        if count[0] < MOST_ASKED:
+            stack[count[0]] = <PyObject *> node
+            count[0] += 1
+        return False
+    return not get(value, V_given) or get(value, V_real) is None or bool(get(get(value, V_meta), M_flags))
+
+
+def is_unknown(values):
+    """``lazyviz.record.constants.Search.is_unknown``."""
+    for value in values:
+        if is_unknown_value(value):
+            return True
+    return False
 
 
 cdef bint is_on_cpu(object inferred) except -1:
@@ -911,6 +1045,8 @@ cdef object translate(object item, Op op, list values, list tensors, Words *word
         add_object(words, cls)
         if cls not in op.by_type:
             add_number(words, item, cls)
+        elif cls is not complex and not -127 <= item <= 127:
+            add(words, <size_t> <int64_t> extent(item))
         return item
     elif cls is list or cls is tuple:
         add_object(words, list)
@@ -1108,27 +1244,91 @@ cdef void order(object node, list values, list written):
         put(node, N_after, hidden(after))
 
 
+# A set of objects that somebody else keeps, in the order in which they came.
+cdef struct Found:
+    Py_ssize_t count, room  # a power of two
+    PyObject **items
+    PyObject **table  # twice the room; each item's place follows from its address
+
+
+cdef int make_room(Found *found) except -1:
+    cdef Py_ssize_t room = 2 * found.room if found.room else 64
+    cdef PyObject **items = <PyObject **> PyMem_Realloc(found.items, 3 * room * sizeof(PyObject *))
+    cdef Py_ssize_t at
+    if items == NULL:
+        raise MemoryError
+    found.items, found.table, found.room = items, items + room, room
+    memset(found.table, 0, 2 * room * sizeof(PyObject *))
+    for at in range(found.count):
+        place_in(found, items[at])[0] = items[at]
+    return 0
+
+
+cdef inline PyObject **place_in(Found *found, PyObject *item) noexcept:
+    cdef size_t at = (<size_t> item >> 4) * <size_t> 0x9E3779B97F4A7C15 >> 20
+    cdef size_t mask = 2 * found.room - 1
+    while found.table[at & mask] is not NULL and found.table[at & mask] is not item:
+        at += 1
+    return &found.table[at & mask]
+
+
+cdef int find(Found *found, object item) except -1:
+    cdef PyObject **place
+    if found.count == found.room:
+        make_room(found)
+    place = place_in(found, <PyObject *> item)
+    if place[0] is NULL:
+        place[0] = found.items[found.count] = <PyObject *> item
+        found.count += 1
+    return 0
+
+
+cdef struct Numbered:
+    unsigned long long number
+    PyObject *item
+
+
+cdef int by_number(const void *left, const void *right) noexcept nogil:
+    cdef unsigned long long one = (<Numbered *> left).number, other = (<Numbered *> right).number
+    return (one > other) - (one < other)
+
+
 def closure(targets):
     """``lazyviz.record.order.closure``."""
-    cdef set found = set()
-    cdef list stack = [node for node in targets if get(node, N_state) != "done"]
+    cdef Found found
+    cdef Numbered *numbered = NULL
+    cdef Py_ssize_t at = 0
     cdef list ordered
-    while stack:
-        node = stack.pop()
-        if node in found:
-            continue
-        found.add(node)
-        for value in get(node, N_inputs):
-            other = get(value, V_node)
-            if other is not None and needs(node, other):
-                stack.append(other)
-        for other in get(node, N_after):
-            if needs(node, other):
-                stack.append(other)
-    ordered = list(found)
-    if len(ordered) > 1:
-        ordered.sort(key=sequence_of)
-    return ordered
+    targets = list(targets)
+    memset(&found, 0, sizeof(found))
+    try:
+        for node in <list> targets:
+            if get(node, N_state) != "done":
+                find(&found, node)
+        while at < found.count:  # each looks at those before it, which the record keeps
+            node = <object> found.items[at]
+            at += 1
+            for value in <list> get(node, N_inputs):
+                other = get(value, V_node)
+                if other is not None and needs(node, other):
+                    find(&found, other)
+            for other in get(node, N_after):
+                if needs(node, other):
+                    find(&found, other)
+        numbered = <Numbered *> PyMem_Realloc(NULL, (found.count + 1) * sizeof(Numbered))
+        if numbered == NULL:
+            raise MemoryError
+        for at in range(found.count):
+            numbered[at].number = get(<object> found.items[at], N_sequence)
+            numbered[at].item = found.items[at]
+        qsort(numbered, found.count, sizeof(Numbered), by_number)
+        ordered = []
+        for at in range(found.count):
+            ordered.append(<object> numbered[at].item)
+        return ordered
+    finally:
+        PyMem_Free(found.items)
+        PyMem_Free(numbered)
 
 
 cdef bint needs(object node, object other) except -1:
@@ -1137,6 +1337,16 @@ cdef bint needs(object node, object other) except -1:
     if state == "done":
         return False
     return state != "failed" or not goes_on_without(other, node)
+
+
+def made_real(_, values):
+    """``lazyviz.record.pending.Pending.made_real``."""
+    cdef dict met = get(tape, T_met)
+    for value in values:
+        ref = get(value, V_tensor)
+        tensor = None if ref is None else ref()
+        if tensor is not None:
+            met[quick.storage_address(<PyObject *> tensor)] = get(value, V_storage)
 
 
 def settle_after(_, ran):
@@ -1153,7 +1363,7 @@ def settle_after(_, ran):
                 real = get(value, V_real)
                 if real is not None:
                     if get(value, V_uses) and get(storage, S_foreign) is False:
-                        address = storage_address(real)
+                        address = quick.storage_address(<PyObject *> real)
                         if known.setdefault(address, storage) is storage:
                             put(storage, S_address, address)
                 elif get(value, V_node) is None:
@@ -1359,6 +1569,25 @@ cdef tuple place_of(PyFrameObject *raw, bint with_callers):
     return line, phase, () if callers is None else shared(callers)
 
 
+def find_line(_, frame):
+    """``lazyviz.record.scopes.SourceFinder.find``."""
+    cdef Spot *spot
+    cdef PyObject *entered
+    phase = None
+    while frame is not None:
+        entered = PyDict_GetItem(above, <size_t> <void *> frame) if above else NULL
+        if entered is not NULL:
+            place = <tuple> entered
+            return place[0], place[1] or phase
+        spot = spot_of(frame)
+        if <object> spot.line is not None:
+            return <object> spot.line, phase
+        if <object> spot.phase is not None:
+            phase = <object> spot.phase
+        frame = frame.f_back
+    return None, phase
+
+
 cdef bint is_among(object line, object lines) except -1:
     """``line in lines``, of user's lines: equal ones have the same number, so that few need a look from Python."""
     for each in lines:
@@ -1438,7 +1667,8 @@ def exchange(tuple changes, bint back):
             entry = row
             value = entry[1] if back else entry[2]
             if value is MISSING:
-                delattr(owner, entry[0])
+                if PyDict_GetItem(namespace, entry[0]) is not NULL:
+                    delattr(owner, entry[0])
             else:
                 setattr(owner, entry[0], value)
     return True

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _torch, _torch_cuda
-from . import absent_entry, absent_layers, absent_memory
+from . import absent_entry, absent_errors, absent_layers, absent_memory
 from .absent_autocast import AutocastKernels
 from .absent_kernels import CudaKernels
 from .guard import nodes_before_access
@@ -237,6 +237,9 @@ class AbsentCards:
         # its cards are all alike; and cuDNN, which orders an RNN's weights, is part of every CUDA build
         replace(*_torch_cuda.CHECK_BALANCE, lambda device_ids: None)
         replace(torch.backends.cudnn, "is_available", lambda: True)
+        meshgrid: Any = getattr(_torch.VF, "meshgrid")  # noqa: B009
+        replace(_torch.VF, "meshgrid", absent_errors.meshgrid(meshgrid))
+        replace(torch.Tensor, "__setitem__", absent_errors.in_own_words(torch.Tensor.__setitem__))
         replace(*_torch_cuda.COMPATIBLE_TENSORS, _compatible_tensors)
         replace(*_torch_cuda.GROUP_TENSORS, _group_tensors)
 
@@ -332,10 +335,8 @@ def _shown(tape: Tape, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> str:
 def _deep_copy(tape: Tape, tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     """A copy is recorded like any other."""
     if not tensor.is_leaf:
-        raise RuntimeError(
-            "Only Tensors created explicitly by the user (graph leaves) "
-            "support the deepcopy protocol at the moment."
-        )
+        with tape.paused():
+            torch.Tensor.__deepcopy__(torch.ones(1, requires_grad=True) * 1, memo)  # in PyTorch's words
     if id(tensor) in memo:
         return memo[id(tensor)]
     copied = tensor.detach().clone(memory_format=torch.preserve_format)
@@ -360,7 +361,7 @@ def _list(tape: Tape, tensor: torch.Tensor) -> Any:
 
 READERS: dict[str, Callable[..., Any]] = {
     "print": _shown,
-    "format": _shown,
+    "format": absent_errors.formatted,
     "deepcopy": _deep_copy,
     "share_memory_": lambda tape, tensor: tensor,  # memory of a GPU is left as it is
     "tolist": _list,

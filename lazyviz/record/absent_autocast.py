@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import _torch_cuda
+from .._transaction import take_back
 from .guard import replaced, tensors_in
 from .patches import Patches
 from .tensor import is_pending
@@ -66,7 +67,7 @@ class AutocastKernels:
     def __init__(self) -> None:
         # By id of a parameter: the parameter and what it was cast to.
         self._casts: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
-        self._remove: Callable[[], None] | None = None
+        self._undo: list[Callable[[], object]] = []
 
     def install(self, patches: Patches) -> None:
         kernels: dict[str, Callable[..., Any]] = {"binary_cross_entropy": _refuse}
@@ -83,7 +84,7 @@ class AutocastKernels:
             }
         kernels["norm.Scalar"] = self._norm
         kernels["norm.ScalarOpt_dim"] = self._norm
-        self._remove = _torch_cuda.override(kernels, "AutocastCUDA")
+        _torch_cuda.override(kernels, "AutocastCUDA", self._undo)
         clear = torch.clear_autocast_cache
 
         def clear_autocast_cache() -> None:
@@ -93,9 +94,7 @@ class AutocastKernels:
         patches.set(torch, "clear_autocast_cache", clear_autocast_cache)
 
     def remove(self) -> None:
-        if self._remove is not None:
-            self._remove()
-            self._remove = None
+        take_back(self._undo)
         self._casts.clear()
 
     # --- casts ------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _torch_composites, _torch_cuda
+from .._transaction import take_back
 from . import absent_recurrence
 from .absent_attention import MATH, Call, choose, fused
 from .tensor import is_pending
@@ -28,7 +29,7 @@ class CudaKernels:
 
     def __init__(self, cards: AbsentCards) -> None:
         self._cards = cards
-        self._remove: Callable[[], None] | None = None
+        self._undo: list[Callable[[], object]] = []
         self.of: dict[Any, Callable[..., Any]] = {}  # by operator
 
     def install(self) -> None:
@@ -49,14 +50,11 @@ class CudaKernels:
             **absent_recurrence.kernels(self._cards),
         }
         self.of = {_torch_cuda.operator_named(name): kernel for name, kernel in kernels.items()}
-        self._remove = _torch_cuda.override(kernels, "CompositeImplicitAutograd")
-        self._make_of_others = _torch_cuda.run_as_one(["_fused_rms_norm"])
+        _torch_cuda.override(kernels, "CompositeImplicitAutograd", self._undo)
+        _torch_cuda.run_as_one(["_fused_rms_norm"], self._undo)
 
     def remove(self) -> None:
-        if self._remove is not None:
-            self._make_of_others()
-            self._remove()
-            self._remove = None
+        take_back(self._undo)
 
     # --- from device to device -------------------------------------------------------
 

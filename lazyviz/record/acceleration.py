@@ -14,14 +14,16 @@ import torch
 from .. import _compiled, _torch, _torch_cuda, _torch_memory, _torch_owners
 from .._torch import OpOverload
 from ..graph.ir import Graph, SourceLine, TensorMeta
-from . import autograd_nodes, order, patches, scopes
+from . import autograd_nodes, constants, order, patches, scopes
 from .constants import is_given
 from .constants import number as known_number
 from .guard import count_writes, written_tensors
 from .outsiders import Unexamined
 from .pending import NOWHERE, Pending
 from .probes import sharing
+from .reads import evaluate_number, number_in
 from .recorder import RecorderMode, tape
+from .scalars import extent
 from .shapes import Inferred, OutputSpec
 from .storage import Lost, TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
 from .tensor import LazyTensor, Wrappers, wrap
@@ -33,6 +35,9 @@ IN_PYTHON = (
     patches.exchange,
     order.Search.closure,
     Pending.settle_after,
+    Pending.made_real,
+    constants.Search.is_unknown,
+    scopes.SourceFinder.find,
 )
 _ways: tuple[Any, ...] | None = None
 
@@ -74,6 +79,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         stand_ins=_torch_cuda.STAND_INS,
         wrap=wrap,
         sharing=sharing,
+        extent=extent,
         written_tensors=written_tensors,
         count_writes=count_writes,
         note_death=on_tensor_death,
@@ -106,8 +112,10 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         ENTRY=scopes.ENTRY,
         NOWHERE=NOWHERE,
         known_number=known_number,
+        evaluate_number=evaluate_number,
+        number_in=number_in,
+        gradient_check=constants.CHECK_GRADIENTS,
         goes_on_without=order.goes_on_without,
-        sequence_of=order.sequence_of,
         MISSING=patches.MISSING,
         MOST_FRAMES=scopes.MOST_FRAMES,
         NO_SEQUENCE=scopes.NO_SEQUENCE,
@@ -119,6 +127,9 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         accelerator.exchange,
         accelerator.closure,
         accelerator.settle_after,
+        accelerator.made_real,
+        accelerator.is_unknown,
+        accelerator.find_line,
     )
 
 
@@ -162,13 +173,16 @@ def use(compiled: bool) -> bool:
     """Record by the compiled module, or in Python, from the next block on; returns what came of it."""
     global active
     ways = _ways if compiled and _ways is not None else IN_PYTHON
-    dispatch, module_call_of, content_of, exchange, closure, settle_after = ways
+    dispatch, module_call_of, content_of, exchange, closure, settle_after, made_real, is_unknown, find = ways
     RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
     scopes.ScopePatches.module_call_of = staticmethod(module_call_of)
     scopes.Root.content_of = staticmethod(content_of)
     patches.Patches.exchange = staticmethod(exchange)
     order.Search.closure = staticmethod(closure)
     Pending.settle_after = settle_after  # type: ignore[method-assign]
+    Pending.made_real = made_real  # type: ignore[method-assign]
+    constants.Search.is_unknown = staticmethod(is_unknown)
+    scopes.SourceFinder.find = find  # type: ignore[method-assign]
     active = compiled and _ways is not None
     make_wrapper = _torch_memory.make_wrapper
     if _dispatcher is not None:

@@ -20,6 +20,7 @@ from .. import _torch
 from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
 from .guard import evaluate_arguments, replaced, tensors_in
 from .names import tensors_under
+from .parts import parts_of
 from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue
 
 if TYPE_CHECKING:
@@ -195,22 +196,13 @@ def _outputs(tape: Tape, node: TrackedNode, made: Iterable[_Made]) -> list[Track
 
 
 _Made = tuple[torch.Tensor, int | None, int, TensorMeta]  # a result, its memory's address and size
-_PARTS: dict[torch.layout, tuple[str, ...]] = {
-    torch.sparse_coo: ("_indices", "_values"),
-    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
-}
-"""The tensors that a sparse one is made of, by layout; the last has the values."""
 
 
 def _made(tape: Tape, read: Iterable[torch.Tensor], results: Iterable[torch.Tensor]) -> Iterator[_Made]:
     """The results in memory that was not there before, each memory once."""
     known = {place[0] for tensor in read if (place := memory_of(tensor)) is not None}
     for tensor in results:
-        if tensor.layout in _PARTS:
-            parts = [getattr(tensor, name)() for name in _PARTS[tensor.layout]]
+        if parts := parts_of(tensor):
             nbytes = sum(_torch.TensorBase.untyped_storage(part).nbytes() for part in parts)
             yield tensor, None, nbytes, tape.shapes.meta_of(parts[-1])
             continue

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from .. import _torch, _torch_composites
+from .._transaction import take_back
 from . import acceleration, at_once, placed_gradients, sparse
 from .guard import tensors_in
 from .plain import Original, is_plain
@@ -62,11 +63,11 @@ class CompositeKernels:
     def __init__(self, tape: Tape, before_read: Callable[[torch.Tensor, str], None]) -> None:
         self._tape = tape
         self._before_read = before_read
-        self._remove: Callable[[], None] | None = None
+        self._undo: list[Callable[[], object]] = []
 
     def install(self) -> None:
-        if self._remove is None:
-            self._remove = _torch_composites.override_composites(
+        if not self._undo:
+            _torch_composites.override_composites(
                 {
                     "linalg_eigvals": _eigvals,
                     "linalg_eigvalsh": _eigvalsh,
@@ -85,13 +86,12 @@ class CompositeKernels:
                     **placed_gradients.KERNELS,
                     **sparse.kernels(self._tape),
                 },
+                self._undo,
                 acceleration.override_composite(),
             )
 
     def remove(self) -> None:
-        if self._remove is not None:
-            self._remove()
-            self._remove = None
+        take_back(self._undo)
 
     # --- memory past the dispatcher --------------------------------------------------
 
@@ -113,7 +113,8 @@ class CompositeKernels:
     def _quantile(
         self, name: str, original: Original, tensor: torch.Tensor, q: torch.Tensor, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
-        if is_plain(original, q) and q.dtype == tensor.dtype and not q.is_complex():
+        on_cpu = tensor.device.type == "cpu"  # elsewhere PyTorch does not check
+        if on_cpu and is_plain(original, q) and q.dtype == tensor.dtype and not q.is_complex():
             self._before_read(q, f"{name} checks its q")
             with self._tape.paused():
                 inside = bool(((q >= 0) & (q <= 1)).all())
@@ -124,7 +125,11 @@ class CompositeKernels:
     def _tensor_split(
         self, original: Original, tensor: torch.Tensor, indices: torch.Tensor, *args: Any
     ) -> list[torch.Tensor]:
-        if original.is_next:
+        if original.is_next and indices.device.type == "cuda":  # of an absent one C++ names another
+            raise RuntimeError(
+                f"tensor_split expected tensor_indices_or_sections to be on cpu, but it's on {indices.device}"
+            )
+        if original.is_next and indices.dtype == torch.int64:
             # From memory, past the dispatcher.
             self._before_read(indices, "tensor_split reads its indices")
         return original(tensor, indices, *args)

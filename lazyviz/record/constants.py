@@ -41,7 +41,7 @@ _METHODS: dict[OpOverload, Callable[..., Any]] = {
 }
 
 _STAND_INS = _torch_cuda.STAND_INS
-_CHECK_GRADIENTS = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
+CHECK_GRADIENTS = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 Tensors = dict[TrackedValue, torch.Tensor]
 
 
@@ -54,10 +54,25 @@ def is_given(tensor: torch.Tensor) -> bool:
     )
 
 
+def _no_look(values: Sequence[TrackedValue]) -> bool:
+    return False
+
+
+class Search:
+    """A first look, of which :mod:`.acceleration` has a compiled form; there is none in Python.
+
+    ``is_unknown``: whether it shows that only running tells what the values hold.
+    """
+
+    is_unknown: Callable[[Sequence[TrackedValue]], bool] = staticmethod(_no_look)
+
+
 def known(shapes: ShapeCache, values: Sequence[TrackedValue]) -> Tensors | None:
     """What each of ``values`` holds at this point of the program, or None if only running tells."""
     if (told := _told(values)) is not None:
         return told
+    if Search.is_unknown(values):
+        return None
     walk = _Walk(shapes)
     if not walk.reach(values):
         return None
@@ -171,25 +186,25 @@ def foresee(
         return None
 
 
-def refuses(
+def refusal(
     shapes: ShapeCache, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], values: Sequence[Any]
-) -> bool:
-    """Whether the kernel refuses what its integers are known to hold; the rest is made up."""
+) -> Exception | None:
+    """What the kernel raises for what its integers are known to hold; the rest is made up."""
     deciding = [value for value in values if not value.dtype.is_floating_point]
     if not deciding or sum(value.nbytes for value in values) > LARGEST_CHECKED_NBYTES:
-        return False
+        return None
     tensors = known(shapes, deciding)
     if tensors is None:
-        return False
+        return None
     for value in values:
         if value not in tensors:
             meta = value.meta
             tensors[value] = torch.zeros(meta.shape, dtype=meta.dtype, device=_computed_on(meta.device))
     try:
         compute(op, args, kwargs, tensors)
-    except Exception:  # which running it raises at this line
-        return True
-    return False
+    except Exception as error:  # which running it raises at this line
+        return error.with_traceback(None)
+    return None
 
 
 class _Walk:
@@ -265,7 +280,7 @@ class _Walk:
     def _reach_node(self, node: TrackedNode, stack: list[TrackedNode]) -> bool:
         if node in self._nodes or node.folded or node.state == "done":
             return True
-        if node.op is _CHECK_GRADIENTS and node.inputs[0].device in _STAND_INS:
+        if node.op is CHECK_GRADIENTS and node.inputs[0].device in _STAND_INS:
             # For an absent GPU no gradient is infinite: what says so stays as it was.
             found = node.inputs[-2]
             stack += [other for other in node.after if found.storage in other.writes]

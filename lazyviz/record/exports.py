@@ -16,6 +16,7 @@ import torch
 from .. import _torch, _torch_owners
 from .outsiders import DLPACK, NUMPY, Outsiders
 from .patches import Patches
+from .tensor import LazyTensor
 
 METHODS = {"numpy": NUMPY, "__dlpack__": DLPACK}
 FUNCTIONS = ((torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"))
@@ -25,6 +26,8 @@ def hand_out(
     outsiders: Outsiders, original: Callable[..., Any], who: str, tensor: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """``original(tensor, ...)``, which gives the memory of an ordinary tensor to others."""
+    if who is DLPACK and type(tensor) is LazyTensor:
+        tensor.data_ptr()  # which makes it real: only then it can be noted
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or _torch_owners.address_of(tensor) is None:
         return original(tensor, *args, **kwargs)
     # One that requires gradients is refused, or detached by the function itself.
@@ -71,8 +74,10 @@ class ExportPatches:
             )
             for owner, name in FUNCTIONS:
                 self._dlpack.set(owner, name, noting(self._outsiders, getattr(owner, name), DLPACK))
+            self._dlpack.complete()
         if numpy and not self._numpy and not self._numpy.again():
             self._numpy.set(torch.Tensor, "numpy", noting(self._outsiders, torch.Tensor.numpy, NUMPY))
+            self._numpy.complete()
 
     def begin_block(self) -> None:
         """While something is recorded or pending its own patches note arrays."""

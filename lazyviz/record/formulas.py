@@ -61,13 +61,14 @@ class FormulaPatches:
         self._patches = Patches()
 
     def install(self) -> None:
-        if self._patches.again():
+        if self._patches or self._patches.again():
             return
         for owner in _torch.BACKWARD_ENTRIES:
             run_backward = self._run_backward(owner._engine_run_backward)
             self._patches.set(owner, "_engine_run_backward", run_backward)
         loss = self._cross_entropy(_torch.nn_functions.cross_entropy_loss)
         self._patches.set(_torch.nn_functions, "cross_entropy_loss", loss)
+        self._patches.complete()
 
     def remove(self) -> None:
         self._patches.restore()

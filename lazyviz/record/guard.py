@@ -17,6 +17,7 @@ from .._torch import OpOverload
 from .half_done import OVERWRITES, is_all_of, is_half_done, set_anew
 from .host_copies import on_host, reads_host
 from .order import closure
+from .parts import parts_of
 from .pending import needs_absent
 from .rng import Generators
 from .shapes import OpInfo
@@ -72,8 +73,10 @@ def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> lis
         storage = value.storage
         if value.node is not None:
             needed.append(value.node)
-    elif not tape.storages or tensor.layout != torch.strided:
+    elif not tape.storages:
         return needed
+    elif tensor.layout != torch.strided:
+        return [node for part in parts_of(tensor) for node in nodes_before_access(tape, part, write=write)]
     else:
         found = tape.storages.get(_torch.storage_address(tensor))
         if found is None:

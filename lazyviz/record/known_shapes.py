@@ -11,7 +11,7 @@ import torch
 
 from .. import _torch
 from .._torch import OpOverload
-from . import foreach, probes, rules
+from . import foreach, probes, rules, scalars
 from .answers import Inferred, Output, OutputSpec
 from .call import Call
 
@@ -35,6 +35,8 @@ def find(
     if info.is_view or info.name == "_unsafe_view":
         return _view(shapes, op, info, args, kwargs, inputs)
     call = Call(op, info.name, dict(zip(info.argument_names, args)) | kwargs, inputs)
+    if scalars.are_unusual(op, call.arguments, inputs):
+        return None
     outputs: list[Output] = []
     if info.counts_writes:
         if info.mutable_positions != [0] or info.returned or not foreach.writes(call):

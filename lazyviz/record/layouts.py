@@ -265,7 +265,22 @@ def _batch_norm(arguments: dict[str, Any], result: Result) -> Result:
     result = _format_of("input")(arguments, result)
     if not wider or source.device.type != "cpu":
         return result
-    return (result[0], *[tensor.to(torch.float32) for tensor in result[1:]])
+    return (result[0], *[tensor.to(torch.float32) for tensor in result[1:3]], *result[3:])
+
+
+def _group_norm(arguments: dict[str, Any], result: Result) -> Result:
+    """Channels last where the input has them so, on the CPU, whatever sizes are given beside it."""
+    result = _layer_norm(arguments, result)
+    if arguments["input"].device.type != "cpu":
+        return result
+    return _format_of("input")(arguments, result)
+
+
+def _softmax_backward(arguments: dict[str, Any], result: Result) -> Result:
+    """Of the gradient's dtype, but on a GPU where softmax made single precision of half (SoftMax.cpp)."""
+    gradient, dtype = arguments["grad_output"].dtype, arguments["input_dtype"]
+    result = _in_format(result, torch.contiguous_format)
+    return result.to(dtype if (gradient, dtype) == (torch.float32, torch.float16) else gradient)
 
 
 def _margin_loss(arguments: dict[str, Any], result: Result) -> Result:
@@ -355,6 +370,22 @@ def _transformed(shape: Sequence[int], strides: Sequence[int], dims: Sequence[in
     return made
 
 
+def _max_pool3d(arguments: dict[str, Any], result: Result) -> Result:
+    """Of one sample by itself, too, in the memory format that its strides suggest."""
+    sample = arguments["self"]
+    if sample.dim() != 4 or sample.device.type != "cpu":
+        return result
+    batch, last = sample.unsqueeze(0), torch.channels_last_3d
+    is_last = not batch.is_contiguous() and batch.is_contiguous(memory_format=last)
+    memory_format = last if is_last else _suggested(batch)
+    return tuple([_in_format(item.unsqueeze(0), memory_format).squeeze(0) for item in result])
+
+
+def _weights_if_wanted(arguments: dict[str, Any], result: Result) -> Result:
+    """The attention's weights are undefined where nobody wants them; the rule makes an empty tensor."""
+    return result if arguments.get("need_weights", True) else (result[0], None)
+
+
 _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     **{f"{name}_like": _like for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")},
     "view": _view,
@@ -365,10 +396,12 @@ _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     "native_layer_norm_backward": _contiguous,
     "native_group_norm_backward": _contiguous,
     **{f"_fft_{kinds}": _fourier for kinds in ("c2c", "c2r", "r2c")},
-    "_log_softmax_backward_data": _contiguous,
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax_backward),
     **dict.fromkeys(("col2im", "im2col", "log_sigmoid_forward"), _contiguous),
     **{f"{name}_loss_backward": _contiguous for name in ("mse", "smooth_l1", "huber")},
-    "native_group_norm": _layer_norm,
+    "native_group_norm": _group_norm,
+    "max_pool3d_with_indices": _max_pool3d,
+    "_native_multi_head_attention": _weights_if_wanted,
     **dict.fromkeys(
         ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"), _batch_norm
     ),

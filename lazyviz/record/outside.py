@@ -138,6 +138,9 @@ class Outside(Pending):
 
     def rebind(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
         """``tensor.data = data`` where either is pending: recorded, keeping ``tensor``'s identity."""
+        if not isinstance(data, torch.Tensor):
+            _torch.TensorBase.data.__set__(tensor, data)  # which refuses it
+            return
         old = self.value_of(tensor)
         self.forget_place(tensor)
         if type(data) is not LazyTensor:

@@ -32,8 +32,8 @@ class Owned:
         self.graph = graph
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if is_ending():
-            return  # modules have lost their names by then
+        if is_ending() or not hasattr(self, "graph"):
+            return  # modules have lost their names by then, or making it was interrupted
         holder = [self.graph]
         del self.graph
         if not _release(holder):

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from .. import _torch, _torch_cuda
+from .._transaction import Transaction
 from ..graph.ir import Graph, SyncPoint, at
+from . import owed
 from .order import closure
 from .outsiders import Outsiders
+from .parts import parts_of
 from .rng import Generators
 from .scopes import Scopes
 from .shapes import ShapeCache
@@ -31,41 +34,52 @@ NOWHERE = 1  # no storage's address
 MOST_LOST_GRAPHS = 16  # that are kept for nothing but an owed write of a known value
 
 
-class RunLock:
-    """Held while nodes are chosen and run; a thread may take it again."""
+NESTED = (
+    "an evaluation is under way, and what is called in its midst (a progress callback, a listener, a signal "
+    "handler, a finalizer) needs ops that have not run; the evaluation goes on: ask again once it has ended"
+)
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._owner = 0
-        self._depth = 0
+
+class RunLock(type(threading.RLock())):  # type: ignore[misc]
+    """Held while nodes are chosen and run; a thread may take it again.
+
+    Taking it and giving it back by ``with`` is C's own work, so no exception from elsewhere comes between
+    either and its being noted: a lock that such a one left behind would hold up all other threads for good.
+    """
 
     @property
     def is_mine(self) -> bool:
-        return self._owner == threading.get_ident()
+        return bool(self._is_owned())
+
+    @property
+    def owner(self) -> int:
+        """The thread that has it, 0: none.  Python tells by no other way."""
+        return int(re.findall(r"owner=(-?\d+)", repr(self))[0])
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a thread has it that is no more."""
+        return self.owner not in (0, *[thread.ident for thread in threading.enumerate()])
 
     def wait(self) -> None:
         """Until no other thread has it."""
-        self._lock.acquire()
-        self._lock.release()
+        with self:
+            pass
 
-    def acquire(self, blocking: bool = True) -> bool:
-        if not self._lock.acquire(blocking):
-            return False
-        self._owner = threading.get_ident()
-        self._depth += 1
-        return True
 
-    def release(self) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._owner = 0
-        self._lock.release()
+class Paused(Transaction):
+    """Context in which the thread that records does not; what others do is not recorded anyway."""
 
-    def __enter__(self) -> None:
-        self.acquire()
+    def __init__(self, tape: Pending) -> None:
+        self._tape = tape
 
-    def __exit__(self, *error: object) -> None:
-        self.release()
+    def begin(self) -> None:
+        tape = self._tape
+        before = tape.pauses
+        mine = tape.owner == threading.get_ident() or _torch.current_autograd_node() is not None
+        if tape.graph is not None and mine:
+            self.undo_by(lambda: setattr(tape, "pauses", before))
+            tape.pauses = before + 1
 
 
 class SyncError(RuntimeError):
@@ -106,6 +120,7 @@ class Pending:
         self.evaluator: Evaluator | None = None
         self.lock = RunLock()
         self.running = 0  # thread that runs nodes: what a kernel itself reads is as it should be
+        self.under_way = 0  # thread whose run has not ended, though it may be in a callback of the user's
         self.pending: dict[TrackedNode, None] = {}  # in program order
         self.outside: dict[int, TrackedValue] = {}  # by id of the real tensor
         self.storages: dict[int, TrackedStorage] = {}  # by address of the real storage
@@ -138,8 +153,12 @@ class Pending:
             SyncError: syncs are forbidden here.
             AbsentDeviceError: only a GPU that is not here could compute it.
         """
+        with self.lock:  # what another thread runs must not be chosen to be run once more
+            self._sync([node for node in needed if node.state != "done"], cause, nbytes, a_number)
+
+    def _sync(self, needed: Sequence[TrackedNode], cause: str, nbytes: int, a_number: bool) -> None:
         nodes = closure(needed)
-        sources, frame = self.scopes.sources, sys._getframe(1)
+        sources, frame = self.scopes.sources, sys._getframe(2)
         line, reader = sources.find(frame)[0], sources.reader(frame)
         if needs_absent(nodes):
             where = at(line, reader) + (f": {line.text}" if line else "")
@@ -168,9 +187,13 @@ class Pending:
             self.graph.sync_points.append(point)
 
     def evaluate(self, nodes: Sequence[TrackedNode], cause: str) -> None:
-        if self.evaluator is None:
-            raise RuntimeError("lazyviz has no evaluator; import lazyviz.session")
+        assert self.evaluator is not None, "lazyviz.session gives it one"
         self.evaluator(nodes, cause)
+
+    def refuse_nested(self) -> None:
+        """Raise ``RuntimeError`` in the midst of a run of this thread: what is pending is not to change."""
+        if self.under_way == threading.get_ident():
+            raise RuntimeError(NESTED)
 
     def view_is_made(self) -> None:
         """Autograd is done with the view: its base is what it was, if it is there and pending still."""
@@ -203,8 +226,8 @@ class Pending:
 
     def forget_shadow(self, tensor: torch.Tensor) -> None:
         """``tensor`` is about to be written without being recorded."""
-        if tensor.layout == torch.strided:
-            storage = self.storages.get(_torch.storage_address(tensor))
+        for part in [tensor] if tensor.layout == torch.strided else parts_of(tensor):
+            storage = self.storages.get(_torch.storage_address(part))
             if storage is not None:
                 storage.shadow = None
 
@@ -253,9 +276,11 @@ class Pending:
 
     def forget_all(self) -> None:
         """Drop everything pending, unevaluated, for good."""
+        graphs = {id(node.graph): node.graph for node in self.pending}.values()
         for node in list(self.pending):
             node.state, node.error = "failed", FORGOTTEN
             self._withdraw(node)
+        owed.give_up_gradients([*self.outside.values(), *[value for ir in graphs for value in ir.inputs]])
         self.generators.forget()
         self.overdue = []
         self.settle()
@@ -385,9 +410,13 @@ class Pending:
         """
         if self.graph is not None or self.running or self.shapes.inferring:
             return
-        if self.lock.is_mine or not self.lock.acquire(blocking=False):  # somebody has chosen what to run
+        if self.lock.is_mine:  # somebody has chosen what to run
             return
+        taken: list[bool] = []  # with the answer as soon as there is one
         try:
+            taken.extend(map(self.lock.acquire, (False,)))
+            if not taken[0]:
+                return
             start = time.perf_counter()
             if self._looked_for > 0.05 + 0.1 * (start - self._born):
                 return
@@ -397,7 +426,8 @@ class Pending:
             self.overdue = known if len({id(node.graph) for node in known}) >= MOST_LOST_GRAPHS else []
             self._looked_for += time.perf_counter() - start
         finally:
-            self.lock.release()
+            if any(taken):
+                self.lock.release()
 
     def forget_unreachable(self, reachable: Iterable[Graph]) -> None:
         """Drop pending nodes of unreachable graphs that show in no tensor, owed write or owed draw."""
@@ -405,7 +435,8 @@ class Pending:
         kept = {id(graph) for graph in reachable}
         if all(id(node.graph) in kept for node in self.pending):
             return
-        wanted = closure(node for node in self.pending if id(node.graph) in kept or _is_owed(node))
+        seen = owed.seen(self)
+        wanted = closure(node for node in self.pending if id(node.graph) in kept or owed.is_owed(node, seen))
         for node in self.pending.keys() - set(wanted):
             node.state = "done"  # for the storages that remember it as a reader
             self._withdraw(node)
@@ -424,14 +455,9 @@ class Pending:
             self.pauses -= 1
             self.step_at_once = None
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> Paused:
         """Record nothing for a while; ops run at once, after what they need."""
-        self.pauses += 1
-        try:
-            yield
-        finally:
-            self.pauses -= 1
+        return Paused(self)
 
 
 def needs_absent(nodes: Iterable[TrackedNode]) -> bool:
@@ -459,12 +485,3 @@ def release(value: TrackedValue) -> None:
         storage.live -= 1
         if storage.live == 0:
             note_drop(storage)
-
-
-def _is_owed(node: TrackedNode) -> bool:
-    """Whether eager PyTorch would have left something of ``node`` that can still be seen."""
-    return (
-        (node.draws is not None and node.state != "failed")
-        or any(storage.external or storage.live for storage in node.writes)
-        or any(value.tensor is not None for value in node.outputs)
-    )

@@ -8,7 +8,7 @@ the same way, and holds zeros or ones.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,8 @@ import torch
 from .. import _torch, _torch_cuda
 from .._torch import OpOverload
 from ..graph.ir import TensorMeta
+from . import content, scalars
+from .checks import CHECK_MORE
 from .rng import Generators, state_of
 
 if TYPE_CHECKING:
@@ -57,15 +59,14 @@ std sub sum tanh tanh_backward threshold_backward topk tril triu unbind uniform
 upsample_bilinear2d upsample_nearest2d var where zero zeros zeros_like
 """
 _COMMON = frozenset(_COMMON_NAMES.split())
-_EVERYWHERE = frozenset((torch.float32, torch.float64, torch.int32, torch.int64, torch.bool))
+_EVERYWHERE_NAMES = "float32 float64 int32 int64 bool uint8 complex64 complex128"
+_EVERYWHERE = frozenset(getattr(torch, name) for name in _EVERYWHERE_NAMES.split())
 _COMMON_DTYPES = frozenset((torch.float32, torch.float64))
 # They want one dtype of all, which shape rules do not check.
 _SAME_DTYPE = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution"}
 
 # LAPACK counts rows from 1, and reads and writes where unchecked pivots say.
 _PIVOTED = {"linalg_ldl_solve", "linalg_lu_solve", "lu_solve"}
-# They check what their arguments hold in words that are the same for zeros and for ones.
-CHECK_CONTENT = {"segment_reduce", "_segment_reduce_backward", "_validate_compressed_sparse_indices"}
 _OURS = ("aten", "torch_nn")  # PyTorch's own kernels
 _MASKS = (torch.bool, torch.uint8)
 _FOR_INTEGERS = ("bitwise_", "__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__")
@@ -93,13 +94,26 @@ def sharing(values: Sequence[Any]) -> tuple[int, ...]:
     return tuple([storages.index(storage) for storage in storages])
 
 
+def differ_in_shape(values: Sequence[Any]) -> bool:
+    """Whether two tensors that could be equal are not of one shape."""
+    left, right = (value.meta for value in values)
+    return left.shape != right.shape and (left.dtype, left.device) == (right.dtype, right.device)
+
+
 def answer(
-    op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], fill: tuple[int, int] = (0, 0)
+    op: OpOverload,
+    args: Any,
+    kwargs: Any,
+    inputs: Sequence[Any],
+    fill: tuple[int, int] = (0, 0),
+    *,
+    small: bool = False,
 ) -> Any:
     """What the kernel returns for probes that hold ``fill``; random ones leave their generator alone.
 
     Args:
         fill: what integers and booleans hold, and all other dtypes.
+        small: whether each probe has one element.
     """
     if nowhere(inputs, kwargs):
         kwargs = {name: _cpu_for(item) for name, item in kwargs.items()}
@@ -109,21 +123,26 @@ def answer(
     probes: dict[int, torch.Tensor] = {}
     for value in inputs:
         meta: TensorMeta = value.meta
-        if value.storage not in memory:
-            elements = value.storage.nbytes // meta.dtype.itemsize
+        shared = value if small else value.storage
+        if shared not in memory:
+            elements = 1 if small else value.storage.nbytes // meta.dtype.itemsize
             numbers = meta.dtype.is_floating_point or meta.dtype.is_complex
             held = fill[numbers] or int(name in _PIVOTED and not numbers)
             place = _cpu_for(meta.device)
-            content = torch.full((elements,), held, dtype=meta.dtype, device=place)
-            memory[value.storage] = _torch.TensorBase.untyped_storage(content)
+            filled = torch.full((elements,), held, dtype=meta.dtype, device=place)
+            memory[shared] = _torch.TensorBase.untyped_storage(filled)
         probe = torch.empty(0, dtype=meta.dtype, device=_cpu_for(meta.device))
-        _torch.TensorBase.set_(probe, memory[value.storage], meta.offset, meta.shape, meta.stride)
+        ones = (1,) * len(meta.shape)
+        place = (0, ones, ones) if small else (meta.offset, meta.shape, meta.stride)
+        _torch.TensorBase.set_(probe, memory[shared], *place)
         probes[id(value)] = with_flags(probe, meta.flags)
     states: list[tuple[torch.Generator, torch.Tensor]] = []
     if torch.Tag.nondeterministic_seeded in op.tags:
         own = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.Generator)]
         device = _cpu_for(inputs[0].meta.device) if inputs else torch.device("cpu")
         states = [(generator, state_of(generator)) for generator in own or [Generators.default(device)]]
+    given = dict(zip([argument.name for argument in op._schema.arguments], args)) | kwargs
+    content.fill(name, {key: probes.get(id(item), item) for key, item in given.items()})
     try:
         return op(*substitute(args, probes), **substitute(kwargs, probes))
     finally:
@@ -150,12 +169,18 @@ def ask(
         DataDependent: the kernel may not take these arguments.
         Exception: it refuses them whatever they hold.
     """
+    if scalars.are_unusual(op, arguments, inputs):
+        refused = _refusal_of_numbers(op, args, kwargs, inputs)
+        if refused is not None and info.counts_writes:
+            raise DataDependent(f"{op} may stop halfway through its list")
+        if refused is not None:
+            raise refused.with_traceback(None) from None
     if unlike_its_rule(info.name, info.mutates, arguments, inputs):
         planned = info.mutates and nowhere(inputs, kwargs)
         refused = refusal(op, args, kwargs, inputs, of_dtypes=not planned)
         if refused is not None:
             raise refused.with_traceback(None) from None
-    elif info.is_view or info.name in CHECK_CONTENT:
+    elif info.is_view or info.name in content.NOT_MADE_UP:
         return None
     elif nowhere(inputs, kwargs):
         if _may_be_refused(op, inputs, result):
@@ -188,19 +213,36 @@ def refuse_planned(
 
 
 def refusal(
-    op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], *, of_dtypes: bool = True
+    op: OpOverload,
+    args: Any,
+    kwargs: Any,
+    inputs: Sequence[Any],
+    *,
+    of_dtypes: bool = True,
+    small: bool = False,
 ) -> Exception | None:
     """What the kernel raises for zeros and for ones alike, so not for their sake; None if it takes either.
 
     Where the words about a mask differ they are of what it holds: one of ones chooses more than one of zeros.
     Without ``of_dtypes`` also None where it is the CPU's kernel that lacks a dtype, and a GPU's is asked for.
+    ``small``: for tensors of one element each.
     """
-    refused = _refusals(op, args, kwargs, inputs)
+    refused = _refusals(op, args, kwargs, inputs, small=small)
     if any(value.meta.dtype in _MASKS for value in inputs) and len(set(map(str, refused))) > 1:
         return None
     if not refused or (not of_dtypes and any(isinstance(error, NotImplementedError) for error in refused)):
         return None
     return refused[0]
+
+
+def _refusal_of_numbers(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> Exception | None:
+    """What the kernel raises for the numbers of a call, whatever its tensors, but not for ordinary ones."""
+    args, kwargs = scalars.on_one_element(op, args, kwargs)
+    of_dtypes = not nowhere(inputs, kwargs)
+    refused = refusal(op, args, kwargs, inputs, of_dtypes=of_dtypes, small=True)
+    if refused is None or refusal(op, *scalars.ordinary(op, args, kwargs), inputs, small=True) is not None:
+        return None
+    return refused
 
 
 def trial(
@@ -220,9 +262,11 @@ def trial(
     return None, None
 
 
-def _refusals(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> list[Exception]:
+def _refusals(
+    op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], *, small: bool
+) -> list[Exception]:
     """What the kernel raises for zeros and for ones; nothing if it takes either."""
-    answers = list(_answers(op, args, kwargs, inputs))
+    answers = list(_answers(op, args, kwargs, inputs, small=small))
     return answers if all(isinstance(found, Exception) for found in answers) else []
 
 
@@ -232,25 +276,27 @@ def _answers(
     kwargs: Any,
     inputs: Sequence[Any],
     fills: Sequence[tuple[int, int]] = ((0, 0), (1, 1)),
+    *,
+    small: bool = False,
 ) -> Iterator[Any]:
     """What the kernel returns for the first of ``fills`` that it takes; the exceptions for those before.
 
     A kernel that is not PyTorch's own may do anything: it is called only for the user.  For that of a
     GPU which is not here the CPU's answers, with other words for the tensors.
     """
-    if op.namespace not in _OURS or _nbytes(inputs) > LARGEST_NBYTES:
+    if op.namespace not in _OURS or (_nbytes(inputs) > LARGEST_NBYTES and not small):
         return
     absent = nowhere(inputs, kwargs)
     for fill in fills:
         with torch.no_grad(), _torch.kernels_only():
             try:
-                found = answer(op, args, kwargs, inputs, fill)
+                found = answer(op, args, kwargs, inputs, fill, small=small)
             except Exception as error:
                 found = error.with_traceback(None)  # its frames would keep the user's tensors
         if absent and isinstance(found, Exception):
             if isinstance(found, NotImplementedError) and "not implemented for" not in str(found):
                 return  # the CPU has no such kernel
-            found = type(found)(*[_of_gpu(item) for item in found.args])
+            found = type(found)(*[of_gpu(item) for item in found.args])
         yield found
         if not isinstance(found, Exception):
             return
@@ -262,78 +308,13 @@ def unlike_its_rule(name: str, mutates: bool, arguments: dict[str, Any], inputs:
         return any(step < 0 for step in arguments["stride"])
     if name == "embedding":
         return arguments["indices"].dtype not in (torch.int64, torch.int32)
-    if name in _CHECK_MORE and _CHECK_MORE[name](arguments):
+    if name in CHECK_MORE and CHECK_MORE[name](arguments):
         return True
     if len(inputs) > 1 and name in _SAME_DTYPE and len({value.meta.dtype for value in inputs}) > 1:
         return True
     if name.startswith(_FOR_INTEGERS) and any(value.meta.dtype.is_floating_point for value in inputs):
         return True
     return mutates and (bool(sharing(inputs)) or any(_overlaps_itself(value.meta) for value in inputs))
-
-
-def _does_not_expand(arguments: dict[str, Any]) -> bool:
-    """Whether the first operand of ``addmm`` is not one to expand to what it is added to."""
-    left = arguments["self"].shape
-    right = (*arguments["mat1"].shape[:1], *arguments["mat2"].shape[1:])
-    return len(left) > 2 or any(
-        size not in (1, wanted) for size, wanted in zip(reversed(left), reversed(right))
-    )
-
-
-def _no_vectors(arguments: dict[str, Any]) -> bool:
-    """Whether what a normalization has for each channel is no vector."""
-    names = ("weight", "bias", "running_mean", "running_var")
-    return any(arguments.get(name) is not None and arguments[name].dim() != 1 for name in names)
-
-
-def _no_groups(arguments: dict[str, Any]) -> bool:
-    """Whether sizes given to ``native_group_norm`` are not those of its input."""
-    source, channels = arguments["input"], arguments["C"]
-    weights = [arguments[name] for name in ("weight", "bias") if arguments.get(name) is not None]
-    return (
-        source.numel() != arguments["N"] * channels * arguments["HxW"]
-        or not (source.is_contiguous() or source.dim() in (4, 5))
-        or any(weight.numel() != channels for weight in weights)
-        or _no_vectors(arguments)
-    )
-
-
-def _pads_too_much(arguments: dict[str, Any]) -> bool:
-    """Whether a transposed convolution pads its output by as much as it moves."""
-    return arguments["transposed"] and any(
-        padding >= step and padding >= apart
-        for padding, step, apart in zip(
-            arguments["output_padding"], arguments["stride"], arguments["dilation"]
-        )
-    )
-
-
-def _no_numbers(arguments: dict[str, Any]) -> bool:
-    dtype = arguments.get("dtype")
-    return dtype is not None and (dtype is torch.bool or dtype.is_complex)
-
-
-_CHECK_MORE: dict[str, Callable[[dict[str, Any]], bool]] = {
-    **dict.fromkeys(("addmm", "addmm_"), _does_not_expand),
-    **dict.fromkeys(("arange", "linspace", "logspace", "range"), _no_numbers),
-    **dict.fromkeys(
-        ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"), _no_vectors
-    ),
-    "native_group_norm": _no_groups,
-    "_softmax_backward_data": lambda arguments: arguments["grad_output"].shape != arguments["output"].shape,
-    "convolution": _pads_too_much,
-    "slice_scatter": lambda arguments: (
-        arguments.get("step", 1) <= 0 or arguments["src"].dim() != arguments["self"].dim()
-    ),
-    # Of a result that was computed in place by a number below zero, the gradient is not known.
-    "leaky_relu_backward": lambda arguments: arguments["self_is_result"] and arguments["negative_slope"] < 0,
-    "elu_backward": lambda arguments: arguments["is_result"] and arguments["alpha"] < 0,
-    "softshrink": lambda arguments: arguments.get("lambd", 0.5) < 0,
-    "softshrink_": lambda arguments: arguments.get("lambd", 0.5) < 0,
-}
-"""What the kernels of common operators check, and their rules do not."""
-CHECKED_NUMBERS = {"leaky_relu_backward", "elu_backward", "softshrink", "softshrink_backward"}
-"""Operators by element that do not take every number."""
 
 
 def doubtful(name: str, inputs: Sequence[Any], result: Any) -> bool:
@@ -386,7 +367,7 @@ def _cpu_for(item: Any) -> Any:
     return item
 
 
-def _of_gpu(text: Any) -> Any:
+def of_gpu(text: Any) -> Any:
     """An error of the CPU's kernel in the words of a GPU's."""
     if not isinstance(text, str):
         return text

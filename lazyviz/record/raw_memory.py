@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .. import _torch_memory
+from .._tracebacks import shorten, shortened
 from . import acceleration
 from .guard import refuse_forgotten, tensors_in
 from .order import closure
@@ -63,6 +64,26 @@ class Addresses:
                 self._before_read(tensor, RAW_ACCESS)
 
 
+def patch_numbers(tape: Tape, patches: Patches, before_read: Callable[[torch.Tensor, str], None]) -> None:
+    """Have numbers that lists are made of read after what they are owed, whoever reads them."""
+
+    def reading(original: Callable[[torch.Tensor], Any]) -> Any:
+        @functools.wraps(original)
+        def method(tensor: torch.Tensor) -> Any:
+            try:
+                if tape.pending and _torch_memory.past_modes():
+                    before_read(tensor, RAW_ACCESS)
+                return original(tensor)
+            except BaseException as error:
+                shorten(error)
+                raise
+
+        return method
+
+    for name in _torch_memory.NUMBERS:
+        patches.set(torch.Tensor, name, reading(getattr(torch.Tensor, name)))
+
+
 def patch_storages(tape: Tape, patches: Patches) -> None:
     """Make access to a storage's memory that no op tells of a sync point."""
     cls = torch.UntypedStorage
@@ -87,6 +108,10 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
         return write_record(writer, name, content, *args, **kwargs)
 
     patches.set(_torch_memory.FILE_WRITER, "write_record", write)
+    for owner, name in _torch_memory.SCRIPT_WRITERS:
+        patches.set(owner, name, _at_once(tape, getattr(owner, name), writes=True))
+    for owner, name in _torch_memory.SCRIPT_READERS:
+        patches.set(owner, name, _at_once(tape, getattr(owner, name), writes=False))
 
 
 def before_access(tape: Tape, storage: torch.UntypedStorage) -> None:
@@ -115,3 +140,17 @@ def _after_accesses(tape: Tape, original: Callable[..., Any]) -> Callable[..., A
         return original(storage, *args, **kwargs)
 
     return method
+
+
+def _at_once(tape: Tape, original: Callable[..., Any], *, writes: bool) -> Callable[..., Any]:
+    """A function in C++ that takes the memory of what ops in it make; and ``writes`` any that is there."""
+
+    @functools.wraps(original)
+    @shortened
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if writes and tape.pending and tape.running != threading.get_ident():
+            tape.sync(f"TorchScript's {original.__name__}", [*tape.pending])
+        with tape.paused():
+            return original(*args, **kwargs)
+
+    return function

@@ -17,15 +17,17 @@ import torch
 
 from .. import _torch, _torch_compile, _torch_cuda
 from .._torch import OpOverload
+from .._torch_handlers import ask_subclasses, by_others, past_torch_function
 from .._tracebacks import shorten
 from ..graph.ir import TensorMeta
-from . import at_once, autograd_nodes, constants, guard, probes
+from . import at_once, autograd_nodes, constants, guard, probes, scalars
 from .order import order
 from .outside import NotDeferrable, Outside, Placeholder, ZeroTensor
 from .outsiders import Unexamined, cure_of
 from .pending import release
 from .rng import Generators
-from .shapes import DataDependent, Inferred, OpInfo, OutputSpec
+from .scalars import LARGEST_COMMON
+from .shapes import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
 from .storage import (
     TrackedNode,
     TrackedStorage,
@@ -52,13 +54,15 @@ class RecorderMode(_torch.TorchDispatchMode):
                 if cls is not LazyTensor and _torch.dispatches_itself(cls):
                     if issubclass(cls, _torch.TRACING_TENSORS):
                         return func(*args, **(kwargs or {}))  # export and compile run through their own modes
-                    return NotImplemented  # another subclass unwraps itself first
+                    return _unwrapped(self, func, types, args, kwargs or {})
             if tape.viewed is not None:
                 tape.view_is_made()
             if _torch.active_dispatch_modes():  # ours is off the stack here: tracers, all below it
                 return guard.dispatch_traced(tape, func, args, kwargs or {})
             if type(func) is not OpOverload:
                 return at_once.dispatch_opaque(tape, func, args, kwargs or {})
+            if torch.is_inference_mode_enabled() and tape.shapes.info(func).of_views:
+                return by_others(self, func, args, kwargs or {})
             if (
                 args
                 and type(args[0]) in _NUMBERS
@@ -67,17 +71,29 @@ class RecorderMode(_torch.TorchDispatchMode):
             ):
                 # A constant of a TorchScript program: tensors of its interpreter that are numbers arrive so.
                 args = (torch.tensor(args[0]), *args[1:])
-            if tape.graph is None or tape.pauses:
-                return guard.dispatch(tape, func, args, kwargs or {})
-            if tape.owner != threading.get_ident() and not tape.in_autograd():
-                tape.graph.elsewhere.add(threading.current_thread().name)
-                return guard.dispatch(tape, func, args, kwargs or {})
-            if tape.absent is not None:
-                return tape.absent.record(self, func, args, kwargs or {})
-            return tape.record(func, args, kwargs or {})
+            with past_torch_function():  # the op has been through that
+                if tape.graph is None or tape.pauses:
+                    return guard.dispatch(tape, func, args, kwargs or {})
+                if tape.owner != threading.get_ident() and not tape.in_autograd():
+                    tape.graph.elsewhere.add(threading.current_thread().name)
+                    return guard.dispatch(tape, func, args, kwargs or {})
+                with tape.lock:  # what another thread runs must know who needs its results
+                    if tape.absent is not None:
+                        return tape.absent.record(self, func, args, kwargs or {})
+                    return tape.record(func, args, kwargs or {})
         except BaseException as error:
             shorten(error)
             raise
+
+
+def _unwrapped(
+    mode: RecorderMode | None, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What other people's subclasses answer, who take a pending tensor for a tensor: they unwrap first."""
+    others = tuple([cls for cls in types if cls is not LazyTensor])
+    if len(others) == len(types):
+        return NotImplemented  # PyTorch asks them next
+    return ask_subclasses(mode, others, func, args, kwargs)
 
 
 _torch_compile.skip_code(RecorderMode.__torch_dispatch__.__code__, recursive=True)
@@ -148,8 +164,11 @@ class Tape(Outside):
             return self.record(
                 op, guard.replaced(args, guard.with_memory), guard.replaced(kwargs, guard.with_memory)
             )
-        if info.checks_content and constants.refuses(shapes, op, new_args, new_kwargs, values):
-            return self.run_now(op, info, args, kwargs, f"{op} does not take these arguments")
+        if info.checks_content and (refused := constants.refusal(shapes, op, new_args, new_kwargs, values)):
+            if not probes.nowhere(values, new_kwargs):
+                return self.run_now(op, info, args, kwargs, f"{op} does not take these arguments")
+            if info.name in CHECKED_EVERYWHERE:
+                raise refused
         written: Sequence[TrackedStorage] = ()
         if info.mutates:
             written = [self._storage_of(tensor) for tensor in guard.written_tensors(info, args, kwargs)]
@@ -177,6 +196,9 @@ class Tape(Outside):
                     return left == right
                 if not guard.needed_nodes(self, info, args, kwargs)[0]:
                     return op(*args, **kwargs)  # real tensors that are owed nothing
+                if info.name == "equal" and probes.differ_in_shape(values):
+                    return False
+                probes.refuse_planned(op, new_args, new_kwargs, values)
                 name = "item" if info.name == "_local_scalar_dense" else info.name
                 return self.run_now(op, info, args, kwargs, name)
             try:
@@ -282,6 +304,8 @@ class Tape(Outside):
             key.append(cls)
             if cls not in by_type:
                 key.append(item)
+            elif cls is not complex and not -LARGEST_COMMON <= item <= LARGEST_COMMON:
+                key.append(scalars.extent(item))
             return item
         elif cls is list or cls is tuple:
             key.append(len(item))
@@ -434,7 +458,7 @@ class Tape(Outside):
         """An op on a pending tensor where our mode is not active (another thread): evaluate, then run."""
         for cls in types:
             if cls is not LazyTensor and _torch.dispatches_itself(cls):
-                return NotImplemented
+                return _unwrapped(None, func, types, args, kwargs)
         return guard.dispatch(self, func, args, kwargs)
 
 

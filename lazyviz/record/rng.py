@@ -186,30 +186,39 @@ class Generators:
                     sequence.generator.set_state(sequence.earlier_state)
                 del self._tails[key]
 
-    def save(self, nodes: Iterable[TrackedNode]) -> list[tuple[torch.Generator, torch.Tensor, bool]]:
-        """Before running ``nodes``: the state of each generator they draw from; is it our marker?"""
-        generators = {
-            _torch_random.generator_identity(node.draws.generator): node.draws.generator
-            for node in nodes
-            if node.draws is not None
-        }
-        return [
-            (
-                generator,
-                state_of(generator),
-                key in self._tails and self._tails[key][0] == _seed_of(generator),
-            )
-            for key, generator in generators.items()
-        ]
+    def save(
+        self, nodes: Iterable[TrackedNode]
+    ) -> list[tuple[torch.Generator, torch.Tensor, DrawSequence | None]]:
+        """Before running ``nodes``: the state of each generator they draw from, and whose turn it is.
 
-    def restore(self, saved: list[tuple[torch.Generator, torch.Tensor, bool]]) -> None:
+        That is the sequence that its marker stands for.  A draw that failed has left the state before it:
+        if the generator still has that one, it is the turn of the draw's sequence.
+        """
+        drawing: dict[int, list[TrackedNode]] = {}
+        for node in nodes:
+            if node.draws is not None:
+                key = _torch_random.generator_identity(node.draws.generator)
+                drawing.setdefault(key, []).append(node)
+        saved: list[tuple[torch.Generator, torch.Tensor, DrawSequence | None]] = []
+        for key, several in drawing.items():
+            last = several[-1].draws
+            assert last is not None
+            generator = last.generator
+            state, tail = state_of(generator), self._tails.get(key)
+            sequence = tail[1] if tail is not None and tail[0] == _seed_of(generator) else None
+            if tail is None and any(node.state == "failed" for node in several) and last.awaits is None:
+                sequence = last if torch.equal(state, last.state) else None
+            saved.append((generator, state, sequence))
+        return saved
+
+    def restore(self, saved: list[tuple[torch.Generator, torch.Tensor, DrawSequence | None]]) -> None:
         """After running draws: the state eager would have left, or what was there while draws are pending."""
-        for generator, state, marked in saved:
-            if marked:
-                key = _torch_random.generator_identity(generator)
-                sequence = self._tails[key][1]
+        for generator, state, sequence in saved:
+            if sequence is not None:
                 last = sequence.newest
                 if last is None or last.state == "done":
-                    del self._tails[key]
+                    key = _torch_random.generator_identity(generator)
+                    if key in self._tails and self._tails[key][1] is sequence:
+                        del self._tails[key]
                     state = sequence.state
             generator.set_state(state)

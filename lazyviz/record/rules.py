@@ -58,9 +58,12 @@ def writes_its_first(call: Call) -> bool:
     target = values[0].meta
     if not target.dense or (len(values) > 1 and 0 in sharing(values)[1:]):
         return False  # the kernel may refuse to write what overlaps itself, or what it reads
-    if check is not None:
-        return check(call)
-    found = _by_element(call)
+    try:
+        if check is not None:
+            return check(call)
+        found = _by_element(call)
+    except (LookupError, TypeError, AttributeError):
+        return False  # as in `made`: a number for a tensor, say
     return found is not None and found[0] is not None and found[0].shape == target.shape
 
 
@@ -145,6 +148,8 @@ def _draws(call: Call) -> bool:
 
 
 def _copies(call: Call) -> bool:
+    if type(call.arguments["src"]) in (int, float):  # which functions of Python take for a tensor
+        return call.inputs[0].meta.dtype in FLOATS
     target, source = call.meta("self"), call.meta("src")
     return one_dtype([target, source]) is not None and broadcast([target.shape, source.shape]) == target.shape
 

@@ -475,6 +475,19 @@ class ScopePatches:
             self._call.set(self._announced)
         self._steps.install()
 
+    @property
+    def code(self) -> list[CodePatch]:
+        """The functions that do something else while it is installed."""
+        return [self._call]
+
+    def hooks(self) -> list[str]:
+        """The hooks that are there now."""
+        return self._steps.registered()
+
+    def withdraw(self) -> None:
+        """Take the hooks out wherever they are."""
+        self._steps.withdraw()
+
     def remove(self) -> None:
         self._call.restore()
         self._steps.remove()

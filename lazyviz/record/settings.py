@@ -39,12 +39,13 @@ class SettingsPatches:
         self._patches = Patches()
 
     def install(self) -> None:
-        if self._patches.again():
+        if self._patches or self._patches.again():
             return
         for owner, name, is_set in _SETTERS:
             self._patches.set(owner, name, self._setter(getattr(owner, name), is_set))
         for name in ("set_default_dtype", "set_default_tensor_type"):
             self._patches.set(torch, name, self._default_dtype(getattr(torch, name)))
+        self._patches.complete()
 
     def remove(self) -> None:
         self._patches.restore()

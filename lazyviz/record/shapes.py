@@ -16,8 +16,9 @@ import torch
 
 from .. import _torch, _torch_cuda
 from .._torch import OpOverload
+from .._torch_handlers import makes_views_by_others
 from ..graph.ir import TensorMeta, works_by_element
-from . import cudnn_rnn, known_shapes, layouts, probes, warned
+from . import checks, cudnn_rnn, known_shapes, layouts, probes, warned
 from .answers import Inferred as Inferred
 from .answers import Output
 from .answers import OutputSpec as OutputSpec
@@ -61,7 +62,8 @@ _ASK_THE_KERNEL = {"mkldnn_rnn_layer"}
 # They leave an `out=` of as many elements as it is, whatever its shape.
 _FILL = {"arange", "range", "linspace", "logspace"}
 # Ops that check what their integers hold, constants of the program as a rule: an error is its line's.
-_CHECKED_CONTENT = {"_embedding_bag", "_embedding_bag_forward_only"}
+CHECKED_EVERYWHERE = {"segment_reduce"}  # by the kernels of every device; by the CPU's alone:
+_CHECKED_CONTENT = {"_embedding_bag", "_embedding_bag_forward_only", *CHECKED_EVERYWHERE}
 _MAKE_SPARSE = {"sparse_compressed_tensor", "_sparse_compressed_tensor_with_dims", "sparse_coo_tensor"}
 # Ops that make quantized tensors, whose kind a shape rule does not show.
 _QUANTIZING = ("quantize_per_", "_make_per_", "_empty_affine", "_empty_per_channel")
@@ -74,8 +76,8 @@ class OpInfo:
         "adds", "argument_names", "by_type", "checks_content", "counts_writes", "draws", "fills_dtype",
         "generator", "gradients", "hidden_condition", "hidden_writes",
         "is_view", "op", "lifts", "metadata_only", "metadata_write", "mutable_kwargs",
-        "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "profiles", "resizes",
-        "returned",
+        "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "of_views",
+        "profiles", "resizes", "returned",
         "returns_numbers",
         "returns_tensors",
         "shows_bits", "special", "set_like", "uncertain", "zeros",
@@ -126,7 +128,7 @@ class OpInfo:
         if (
             self.name.startswith(_NEED_FLOATS)
             or self.name == "pow"
-            or self.name.removesuffix("_") in probes.CHECKED_NUMBERS
+            or self.name.removesuffix("_") in checks.CHECKED_NUMBERS
         ):
             pass  # sizes, integers to negative integer powers, which are an error, and others that may be
         elif works_by_element(op) or self.name.startswith("_foreach"):
@@ -138,7 +140,6 @@ class OpInfo:
         takes_tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
         self.fills_dtype = not takes_tensors and "dtype" in names and self.returns_tensors
         self.lifts = self.name in ("lift", "lift_fresh")  # hands over a tensor made from Python data
-        self.needs_storage = "as_strided" in self.name
         # They exchange storages under the tensor; running them is the only safe way.
         self.set_like = self.name in {
             "set_",
@@ -153,7 +154,9 @@ class OpInfo:
         self.adds = op is torch.ops.aten.add.Tensor
         self.resizes = self.name in ("resize_", "resize_as_")
         self.shows_bits = self.name == "_new_zeros_with_same_feature_meta"
+        self.needs_storage = "as_strided" in self.name or self.shows_bits
         self.profiles = op.namespace == "profiler"  # marks in a profiler's trace
+        self.of_views = makes_views_by_others(op)  # a view of such is one that PyTorch does not know of
         self.of_parts = _torch.leaves_autograd_to_its_parts(op)
         self.checks_content = self.name in _CHECKED_CONTENT
         self.special = (
@@ -165,6 +168,7 @@ class OpInfo:
             or self.resizes
             or self.shows_bits
             or self.of_parts
+            or self.of_views
             or self.profiles
         )
         # An op that returns nothing is a check, which can fail as well when the graph runs.

@@ -38,6 +38,22 @@ class OptimizerSteps:
             handle.remove()
         self._end()
 
+    def registered(self) -> list[str]:
+        """The hooks that are there now."""
+        return [
+            f"{hook.__qualname__} in torch.optim's global step hooks"
+            for handle, hook in self._hooks
+            if handle.id in (handle.hooks_dict_ref() or ())
+        ]
+
+    def withdraw(self) -> None:
+        """Take out hooks of this class wherever they were registered."""
+        for handle, _ in self._hooks:
+            hooks: Any = handle.hooks_dict_ref()
+            for key, hook in list(hooks.items()):
+                if isinstance(getattr(hook, "__self__", None), OptimizerSteps):
+                    del hooks[key]
+
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.scopes.learn_state(optimizer, self._find)
         self._named = _contents(optimizer)

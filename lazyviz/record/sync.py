@@ -18,13 +18,13 @@ import torch
 
 from .. import _torch, _torch_cuda
 from .._tracebacks import shorten, shortened
-from . import absent, at_once, constants, copies
+from . import absent, absent_errors, at_once, constants, copies
 from .exports import FUNCTIONS, METHODS, ExportPatches, hand_out, noting
 from .guard import is_out_of_reach, nodes_before_access, tensors_in
 from .host_copies import host_copy
 from .outsiders import DLPACK
 from .patches import Patches
-from .raw_memory import RAW_ACCESS, Addresses, patch_storages
+from .raw_memory import RAW_ACCESS, Addresses, patch_numbers, patch_storages
 from .recorder import Tape
 from .rng import READERS, rng_state
 from .tensor import describe, is_pending, see_history, take_class
@@ -74,19 +74,17 @@ class SyncPatches:
         self.tape = tape
         self._patches = Patches()
         self._addresses = Addresses(tape, self.before_read)
-        self._exports = ExportPatches(tape.outsiders)
-        self._exports.install(numpy=False)
+        self.exports = ExportPatches(tape.outsiders)
+        self.exports.install(numpy=False)
+        self.installed = False  # whether any of it is in place, or has not been put away
         self._generator_readers = {name: self._generator_reader(name) for name in READERS}
-
-    @property
-    def installed(self) -> bool:
-        return bool(self._patches)
 
     def install(self) -> None:
         if self.installed:
             return
+        self.installed = True
         self._addresses.begin()
-        self._exports.begin_block()
+        self.exports.begin_block()
         if self._patches.again():
             return
         for name, reader in self._generator_readers.items():
@@ -104,24 +102,27 @@ class SyncPatches:
         resize = at_once.watched_resize(self.tape, torch.UntypedStorage.resize_)
         self._patches.set(torch.UntypedStorage, "resize_", resize)
         patch_storages(self.tape, self._patches)
+        patch_numbers(self.tape, self._patches, self.before_read)
         self._patch_loaders()
         self._patch_subclasses()
         self._patch_native_readers()
         self._patch_tracing()
         self._patch_cuda()
+        self._patches.complete()
 
     def remove(self) -> None:
         self._addresses.end()
         self._patches.restore()
         if self.tape.outsiders.lasts():
-            self._exports.install(numpy=True)
+            self.exports.install(numpy=True)
         else:
             self.tape.outsiders.begin_gap()
+        self.installed = False
 
     def unload(self) -> None:
         """Nothing is watched any more."""
         if not self.installed:
-            self._exports.remove()
+            self.exports.remove()
             self.tape.outsiders.begin_gap()
 
     def before_read(self, tensor: torch.Tensor, cause: str) -> None:
@@ -190,7 +191,7 @@ class SyncPatches:
                 at_once.note_copies(tape, result)
             return result
 
-        return method
+        return absent_errors.with_own_errors(patches.tape, original, method)
 
     def _repr(self, original: Callable[..., str]) -> Callable[..., str]:
         tape = self.tape
@@ -203,10 +204,9 @@ class SyncPatches:
                 return describe(value)
             if nodes_before_access(tape, tensor, write=False):
                 see_history(tensor)
-                meta = tape.shapes.meta_of(tensor)
                 kind = "Parameter" if isinstance(tensor, torch.nn.Parameter) else "tensor"
-                dtype = str(meta.dtype).removeprefix("torch.")
-                return f"{kind}{list(meta.shape)} {dtype} {meta.device}, pending write"
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                return f"{kind}{list(tensor.shape)} {dtype} {tensor.device}, pending write"
             with tape.paused():
                 return original(tensor, **kwargs)
 
@@ -453,7 +453,7 @@ class SyncPatches:
             with tape.paused():
                 return original(*args, **kwargs)
 
-        return function
+        return absent_errors.with_own_errors(tape, original, function)
 
     def _after_reading(
         self, original: Callable[..., Any], cause: str, *, nested: bool = False, lengths: bool = False
@@ -474,7 +474,7 @@ class SyncPatches:
                         self.before_read(tensor, cause)
             return original(*args, **kwargs)
 
-        return function
+        return absent_errors.with_own_errors(self.tape, original, function)
 
     def _patch_cuda(self) -> None:
         """Synchronizing with the GPU, or asking for its memory, is asking for the work to be done."""

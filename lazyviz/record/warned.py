@@ -7,18 +7,17 @@ called by no such function writes them to the standard error stream.
 from __future__ import annotations
 
 import functools
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 
 from .. import _torch_memory
+from .._torch_handlers import past_torch_function
+from .._transaction import no_warnings
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-_IGNORE: Any = ("ignore", None, Warning, None, 0)
 
 
 class _Called:
@@ -39,24 +38,38 @@ def in_python(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
     def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         if not _torch_memory.plain_overrides():  # it would not be called, or a mode would see it
             return function(*args, **kwargs)
-        result: Any = torch.neg(_Called(lambda: function(*args, **kwargs)))  # type: ignore[arg-type]
-        return result
+        if _torch_memory.overrides_are_called():
+            return torch.neg(_Called(lambda: function(*args, **kwargs)))  # type: ignore[arg-type, return-value]
+
+        def within() -> Result:  # a mode's handler, which is past them
+            with past_torch_function():
+                return function(*args, **kwargs)
+
+        with _torch_memory.calling_overrides():
+            return torch.neg(_Called(within))  # type: ignore[arg-type, return-value]
 
     return called
 
 
-@contextmanager
-def _ignored() -> Iterator[None]:
-    """Without ``warnings.catch_warnings``, after which Python shows again what it has shown."""
-    filters: Any = warnings.filters
-    always = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)  # or a warning that comes once would be used up
-    filters.insert(0, _IGNORE)
-    try:
-        yield
-    finally:
-        filters.remove(_IGNORE)
-        torch.set_warn_always(always)
+class _Ignored(no_warnings):
+    """PyTorch's setting is one for all threads: the last of those that overlap puts it back."""
+
+    before = False  # the first one
+    under_way: ClassVar[list[_Ignored]] = []
+
+    def begin(self) -> None:
+        if not self.under_way:
+            _Ignored.before = torch.is_warn_always_enabled()
+        self.undo_by(self._stop)
+        self.under_way.append(self)
+        torch.set_warn_always(True)  # or a warning that comes once would be used up
+        super().begin()
+
+    def _stop(self) -> None:
+        if not [each for each in self.under_way if each is not self]:
+            torch.set_warn_always(_Ignored.before)
+        if self in self.under_way:  # only now: who begins meanwhile must not take ours for the user's
+            self.under_way.remove(self)
 
 
 def nowhere(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -65,7 +78,7 @@ def nowhere(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
 
     @functools.wraps(function)
     def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        with _ignored():
+        with _Ignored():
             return below(*args, **kwargs)
 
     return called

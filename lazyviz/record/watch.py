@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -17,7 +18,7 @@ from .. import _torch, _torch_compile, _torch_cuda
 from .at_once import note_region
 from .composites import CompositeKernels
 from .formulas import FormulaPatches
-from .patches import CodePatch, Patches
+from .patches import CodePatch, Patches, everything, originals
 from .recorder import RecorderMode, Tape
 from .scopes import ScopePatches
 from .settings import SettingsPatches
@@ -58,8 +59,9 @@ class Watch:
             self._formulas.install()
             self._settings.install()
             self._rules.set(_no_rules)
-            if not self._threads.again():
+            if not self._threads and not self._threads.again():
                 self._threads.set(threading.Thread, "start", self._guarded_start())
+                self._threads.complete()
         if not self._patches and not self._patches.again():
             self._watch_guards()
         self._scopes.install()
@@ -109,6 +111,7 @@ class Watch:
             apply = getattr(_torch_compile.CustomBackward, name)
             self._patches.set(_torch_compile.CustomBackward, name, self._backward_call(apply))
         self._patches.set(torch.export, "export", self._at_once(torch.export.export, "torch.export"))
+        self._patches.complete()
 
     def _backward_call(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         """``apply`` of the autograd nodes of custom functions, which lets compiled ones run at once."""
@@ -267,6 +270,47 @@ class Watch:
         if not self._reads.installed:
             self._composites.remove()
 
+    def replaced_code(self) -> list[str]:
+        """The functions of PyTorch that do something else now."""
+        return [code.name for code in (self._rules, *self._scopes.code) if code.is_replaced]
+
+    def taking_part(self) -> list[str]:
+        """How else lazyviz takes part in PyTorch now, as far as this thread shows."""
+        found = ["dispatch mode of lazyviz"] if _torch.has_mode(self._mode) else []
+        found += [f"dispatch key {key}" for key in _torch.stray_keys()]
+        if _torch_cuda.supports_foreach(LazyTensor):
+            found.append("types of foreach optimizers")
+        return found + self._scopes.hooks()
+
+    def reset(self) -> None:
+        """Nothing is being recorded, paused or planned, and nobody runs anything, whatever was noted."""
+        tape = self._tape
+        tape.graph, tape.pauses, tape.summing, tape.step_at_once = None, 0, None, None
+        tape.view_is_made()
+        if tape.absent is not None:
+            with contextlib.suppress(Exception):
+                tape.absent.remove()
+            tape.absent = None
+        self.away = False
+        self._thread.entered = 0
+        self._thread.regions = {}
+
+    def restore(self) -> None:
+        """:meth:`leave`, past what has been noted: what is there and of this package is taken out."""
+        self._scopes.remove()
+        self.leave()
+        for patches in list(everything):
+            patches.restore()
+        for code in (self._rules, *self._scopes.code):
+            code.put_back()
+        self._reads.installed = False
+        originals.put_back()
+        self._scopes.withdraw()
+        self._composites.remove()
+        _torch.remove_mode(self._mode)
+        _torch.drop_stray_keys()
+        self._reads.exports.install(numpy=False)  # as from the import on
+
     def unload(self) -> None:
         """Leave PyTorch as it was before lazyviz was imported, if nothing is recorded or pending."""
         self.leave()
@@ -274,11 +318,11 @@ class Watch:
 
     def _remove(self) -> None:
         if self._reads.installed:
-            self._reads.remove()
+            self._threads.restore()
+            self._rules.restore()
             self._settings.remove()
             self._formulas.remove()
-            self._rules.restore()
-            self._threads.restore()
+            self._reads.remove()  # the last: as long as it is there, there is something to remove
         _torch_cuda.withdraw_foreach(LazyTensor)
 
 

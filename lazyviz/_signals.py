@@ -1,0 +1,140 @@
+"""Signal handlers wait while state is exchanged: else one that raises comes between a kernel and its note.
+
+Python runs handlers on the main thread between any two instructions, whoever's they are.  Where that must not
+be, signals are collected, and their handlers run where the state is whole.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps, which looks for names of handlers
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
+from typing import Any, ClassVar
+
+ENDING = 0
+"""Stands among the signals that have arrived when the process ends: it raises ``SystemExit``.
+
+Of that exception, and of none derived from it, Python says nothing where it ends a thread.
+"""
+
+_NUMBERS = tuple(sorted(int(number) for number in signal.valid_signals()))
+
+
+class Arrived(list[int]):
+    """The numbers of signals that have arrived, and wait."""
+
+    __slots__ = ()
+
+
+class Deferred(Arrived):
+    """A context in which signals with handlers in Python are collected; its items have arrived.
+
+    Within another one of the same thread it gives that one.  ``level`` makes the context in which handlers
+    are called, ``raised`` is what one of them, or another function of the user's, has raised.  ``leave`` puts
+    back what is set in its midst, where an exception from elsewhere has kept a context from being left.
+    """
+
+    __slots__ = ("_handlers", "leave", "level", "raised")
+
+    current: ClassVar[dict[int, Deferred]] = {}  # by thread
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self.level: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.leave: Callable[[], None] | None = None
+        self.raised: BaseException | None = None
+
+    def __enter__(self) -> Deferred:
+        thread = threading.get_ident()
+        if (outer := Deferred.current.get(thread)) is not None:
+            return outer
+        if thread == threading.main_thread().ident:  # others never run handlers
+            self._defer()
+        Deferred.current[thread] = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        thread = threading.get_ident()
+        if Deferred.current.get(thread) is not self:
+            return
+        first: BaseException | None = None
+        try:
+            self._restore()
+        except BaseException as error:
+            first = error
+        del Deferred.current[thread]
+        arrived = [number for number in self if number != ENDING]
+        self.clear()
+        for number in arrived:  # everything is done, but they came
+            try:
+                signal.raise_signal(number)
+            except BaseException as error:
+                first = first or error
+        self.raised = None
+        if first is not None:
+            try:
+                raise first
+            finally:
+                del first  # this frame is in its traceback
+
+    def handle(self, where: str) -> None:
+        """Call the handlers of what has arrived, now that the state is whole.
+
+        Raises:
+            BaseException: what one of them raised; Python's own for an interrupt says ``where`` it was.
+        """
+        mine = bool(self._handlers)
+        self._restore()
+        try:
+            with self.level():
+                while self:
+                    number = self.pop(0)
+                    if number == ENDING:
+                        raise SystemExit
+                    handler = _signal.getsignal(number)
+                    if handler is _signal.default_int_handler:
+                        raise KeyboardInterrupt(f"interrupted {where}")
+                    if callable(handler):
+                        handler(number, sys._getframe())
+        except BaseException as error:
+            self.raised = error
+            raise
+        finally:
+            if mine:
+                self._defer()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.append(number)
+
+    def _defer(self) -> None:
+        found = list(map(_signal.getsignal, _NUMBERS))
+        note = self._note
+        self._handlers = {_NUMBERS[at]: handler for at, handler in enumerate(found) if callable(handler)}
+        try:
+            for number in self._handlers:  # the others are not set from Python, or ignored: not ours to touch
+                _signal.signal(number, note)
+        except BaseException:  # one that has come before it was put off
+            self._restore()
+            raise
+
+    def _restore(self) -> None:
+        first: BaseException | None = None
+        note = self._note
+        while self._handlers:
+            try:
+                for number, handler in list(self._handlers.items()):
+                    if _signal.getsignal(number) == note:  # somebody may have set another
+                        _signal.signal(number, handler)
+                    del self._handlers[number]
+            except BaseException as error:  # one that came after it was restored
+                first = first or error
+        if first is not None:
+            try:
+                raise first
+            finally:
+                del first

@@ -1,0 +1,78 @@
+"""What the handler of a dispatch mode leaves to others: subclasses, and functions made of other ops.
+
+Private:
+
+- ``_push_mode``, ``_pop_mode``: PyTorch takes a mode off the stack while its handler runs, but what a
+  handler leaves to others is to be seen by the mode.
+- ``DisableTorchFunctionSubclass``: a mode's handler runs with ``__torch_function__`` enabled, though
+  the op that it is given has been through that.
+- ``OpOverload.decompose``, ``_can_decompose``, the dispatcher's keys: in inference mode functions made
+  of other ops reach modes whole, past the layer that tracks views; the ops in them pass it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+
+from ._torch import _LAZY_TENSORS, OpOverload
+
+past_torch_function = torch._C.DisableTorchFunctionSubclass
+"""Context: ``__torch_function__`` of subclasses is not called."""
+_HIDDEN = _LAZY_TENSORS | torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+
+
+def _seeing_views() -> Any:
+    """Context: ops pass the layer that tracks views, and see bits of tensors, as eager's kernels do."""
+    excluded = torch._C._dispatch_tls_local_exclude_set() - _HIDDEN
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
+@contextmanager
+def _in_place(mode: TorchDispatchMode | None) -> Iterator[None]:
+    if mode is None:
+        yield
+        return
+    _push_mode(mode)
+    try:
+        yield
+    finally:
+        _pop_mode()
+
+
+def ask_subclasses(
+    mode: TorchDispatchMode | None,
+    classes: Sequence[type],
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """What the first of ``classes`` that takes the call returns; ``NotImplemented`` if none does.
+
+    They are told of these classes and no others; ``mode`` sees the ops that they call.
+    """
+    with _in_place(mode):
+        for cls in classes:
+            result = cls.__torch_dispatch__(func, classes, args, kwargs)  # type: ignore[attr-defined]
+            if result is not NotImplemented:
+                return result
+    return NotImplemented
+
+
+def makes_views_by_others(op: OpOverload) -> bool:
+    """Whether ``op`` returns views of its arguments, or may, that only the ops in it have tracked."""
+    returns = op._schema.returns
+    if not any(item.alias_info is not None and not item.alias_info.is_write for item in returns):
+        return False
+    tracked = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView")
+    return bool(op._can_decompose()) and not tracked
+
+
+def by_others(mode: TorchDispatchMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the ops that ``op`` is made of; ``mode`` sees them."""
+    with _in_place(mode), _seeing_views():
+        return op.decompose(*args, **kwargs)

@@ -1,0 +1,203 @@
+"""Exchanging state of PyTorch and of this process in one way, so that it is always given back.
+
+A :class:`Transaction` notes how to take each step back before it takes it, and takes all of them back in
+reverse.  It is left however its ``with`` statement is, also if an exception comes between any two
+instructions of its own: Python runs signal handlers at the start of every function, so an interrupt may keep
+``__exit__`` from doing anything at all, and the traceback then keeps alive all that its frames refer to (a
+generator of :func:`contextlib.contextmanager`, say, would stay suspended as long as a notebook shows the
+error).  What the ``with`` statement calls here is a token that only the statement refers to.  When it goes
+and the transaction has not been left, it is left then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any, overload
+
+_RETRIES = 3  # one interrupt may follow another
+
+Leave = Callable[..., "bool | None"]
+
+
+class _Exit:
+    """``__exit__`` of a transaction: a token of which the ``with`` statement has the only reference."""
+
+    @overload
+    def __get__(self, transaction: None, owner: type) -> Leave: ...
+    @overload
+    def __get__(self, transaction: Transaction, owner: type) -> Leave: ...
+    def __get__(self, transaction: Transaction | None, owner: type) -> Leave:
+        if transaction is None:  # an ExitStack asks the class
+            return _leave
+        token = functools.partial(_leave, transaction)
+        if not transaction.entered:  # by hand it may be fetched, and dropped, at any time
+            reference = weakref.ref(token, _let_go)
+            transaction.token = id(reference)
+            _tokens[id(reference)] = reference, transaction
+        return token
+
+
+_tokens: dict[int, tuple[weakref.ref[Any], Transaction]] = {}  # of `with` statements that may be running
+
+
+def _let_go(reference: weakref.ref[Any]) -> None:
+    """A ``with`` statement has gone; if nothing kept it from leaving, there is nothing left to do."""
+    found = _tokens.pop(id(reference), None)
+    if found is not None and found[1].entered:
+        complete(found[1].abandoned)
+
+
+def complete(step: Callable[[], object]) -> None:
+    """Call ``step``, which is idempotent, to its end: again if an exception from elsewhere has stopped it.
+
+    Such a one comes once, or a few times.  Raises what stopped it first.
+    """
+    first: BaseException | None = None
+    for _ in range(_RETRIES):
+        try:
+            step()
+            break
+        except BaseException as error:
+            first = first or error
+    if first is not None:
+        try:
+            raise first
+        finally:
+            del first  # this frame is in its traceback
+
+
+def _leave(
+    transaction: Transaction, kind: Any = None, error: BaseException | None = None, traceback: Any = None
+) -> bool | None:
+    try:
+        swallow = transaction.end(error)
+    except BaseException:
+        complete(transaction.abandoned)
+        raise
+    _tokens.pop(transaction.token, None)
+    return swallow
+
+
+def take_back(steps: list[Callable[[], object]], keep: int = 0) -> None:
+    """Call all but the first ``keep`` of ``steps``, the last one first, and drop each once it has returned.
+
+    One that raises is called again: it may have been a signal handler's exception.  If it fails for good the
+    others are taken back all the same.  The first exception is raised in the end.
+    """
+    raised: BaseException | None = None
+    failures = 0
+    while len(steps) > keep:
+        try:
+            steps[-1]()
+            del steps[-1:]  # only now: an interrupt leaves it to be taken back
+            failures = 0
+        except BaseException as error:
+            raised = raised or error
+            failures += 1
+            if failures == _RETRIES:
+                del steps[-1:]
+                failures = 0
+    if raised is not None:
+        raise raised
+
+
+class Transaction(contextlib.ContextDecorator):
+    """A context manager that is left once it has been entered, and as a whole.
+
+    What a subclass does in :meth:`begin` it notes with :meth:`undo_by` first.  Undoing must bear being called
+    where nothing, or a part, was done; after an interrupt it is called again.
+    """
+
+    name = "this context"  # as errors call it
+    entered = False
+    token = 0
+
+    def __enter__(self) -> Any:
+        if self.entered:
+            raise RuntimeError(f"{self.name} has been entered before; make another one")
+        self._undo: list[Callable[[], object]] = []
+        self.entered = True
+        try:
+            return self.begin()
+        except BaseException:
+            complete(self.abandoned)
+            raise
+
+    __exit__ = _Exit()
+
+    def begin(self) -> Any:
+        """Take the steps; what is returned is what ``as`` binds."""
+
+    def end(self, error: BaseException | None) -> bool | None:
+        """The statement ends, with ``error`` or without."""
+        self.undo()
+        return None
+
+    def abandoned(self) -> None:
+        """It ends in the midst of :meth:`begin` or :meth:`end`, or with the frame that it was in."""
+        self.undo()
+
+    def undo_by(self, undo: Callable[[], object]) -> None:
+        """Note how the next step is taken back."""
+        self._undo.append(undo)
+
+    def undo(self, keep: int = 0) -> None:
+        """Take steps back, the last one first, until the first ``keep`` are left; see :func:`take_back`."""
+        take_back(self._undo, keep)
+
+
+class no_warnings(Transaction):
+    """Context in which Python's warnings are dropped.
+
+    ``warnings.catch_warnings`` would make Python show again, after, what it has shown.
+    """
+
+    def begin(self) -> None:
+        filters: Any = warnings.filters
+        entry = "ignore", None, Warning, _AnyModule(), 0
+
+        def remove() -> None:
+            with contextlib.suppress(ValueError):  # it is removed already
+                filters.remove(entry)
+
+        self.undo_by(remove)
+        filters.insert(0, entry)
+
+
+class _AnyModule:
+    """In the place of a pattern of a filter: its own entry can be told from all others."""
+
+    def match(self, module: str) -> bool:
+        return True
+
+
+class Exclusive(Transaction):
+    """While entered, no other thread exchanges state; its own thread may again.
+
+    Who holds the lock *is* what the lock is: there is no instruction between taking it and having noted so.
+    Sections are short and run no kernel, so that waiting threads just look again.
+    """
+
+    def begin(self) -> None:
+        self._thread = threading.get_ident()
+        self.undo_by(self._give)
+        while _holder.setdefault("holder", self)._thread != self._thread:
+            time.sleep(0.0001)
+
+    def _give(self) -> None:
+        if _holder.get("holder") is self:
+            del _holder["holder"]
+
+
+_holder: dict[str, Exclusive] = {}
+
+
+def forget_holder() -> None:
+    """Nobody exchanges state: a thread that did is gone (in a forked process)."""
+    _holder.clear()

@@ -1,0 +1,322 @@
+"""A lazy block: entered and left as one exchange of state, whatever happens meanwhile.
+
+A part of :mod:`.session`.  Everything that may fail, take time or call user code is done before the exchange
+(options, a run on another thread, what is overdue) or after it (names, accounts).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from . import absence, evaluation
+from ._tracebacks import shorten_block
+from ._transaction import Exclusive, Transaction, forget_holder
+from .batching import NamedBatch, bound_names, unknown_names
+from .execute import exits
+from .execute.backend import find_backend
+from .execute.clusters import is_cluster
+from .graph.ir import Graph
+from .plan.collector import patience
+from .plan.split import check_split
+from .recomputing import Recompute, check_combination, recompute_option
+from .record.names import name_tensors, variables_of
+from .record.order import closure
+from .record.ownership import release_held
+from .record.pending import HELD_BYTES_LIMIT
+from .record.recorder import tape
+from .record.storage import Lost, TrackedStorage
+
+if TYPE_CHECKING:
+    from .session import LazyGraph
+
+_ANOTHER_THREAD = "another thread is recording; one lazy block at a time"
+_ANOTHER_TASK = (
+    "another task is recording; one lazy block at a time: leave a block before you await, or open it around "
+    "the tasks"
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What :func:`lazyviz.lazy` is called with."""
+
+    device: Any = None
+    batch: Any = None
+    split: Any = "off"
+    backend: str = "eager"
+    allow_sync: bool = True
+    assume: Mapping[int, Any] | None = None
+    held_bytes_limit: int = HELD_BYTES_LIMIT
+    code: str = ""
+    names: Mapping[str, Any] | None = None
+    whole: Sequence[str] = ()
+    independent_rng: bool = False
+    recompute: Any = "off"
+
+    def checked(self) -> tuple[int | str, Recompute]:
+        """The split and the recompute budget, once all of them fit each other.
+
+        Raises ``ValueError`` otherwise.
+        """
+        cluster = is_cluster(find_backend(self.backend))
+        split = "off" if self.split is None else self.split
+        check_split(split)
+        if self.batch is None and split not in ("off", 1):
+            raise ValueError("a split needs to know the batch: name its tensors (--batch, batch=)")
+        if self.batch is None and cluster:
+            raise ValueError(f"{self.backend!r} runs pieces of the batch: name its tensors (--batch, batch=)")
+        if cluster and split == "off":
+            split = "auto"  # pieces are what it is for
+        if split not in ("off", 1) and self.backend != "eager" and not cluster:
+            raise ValueError(f"a split batch runs with the backend 'eager', not {self.backend!r}")
+        recompute = recompute_option(self.recompute)
+        check_combination(recompute, split, self.backend)
+        return split, recompute
+
+    def named_batch(self, frame: FrameType) -> NamedBatch | None:
+        """The batch, of which names are looked up where the block is."""
+        if self.batch is None:
+            return None
+        names = self.names
+        look_up: Callable[[], Mapping[str, Any]] = (
+            (lambda: names) if names is not None else (lambda: {**frame.f_globals, **frame.f_locals})
+        )
+        named = NamedBatch(self.batch, look_up)
+        if names is None and (reason := unknown_names(named.names, look_up(), bound_names(frame.f_code))):
+            raise ValueError(f"batch: {reason}")
+        return named
+
+
+class LazyBlock(Transaction):
+    """What :func:`lazyviz.lazy` returns: a context that records, for one ``with`` statement."""
+
+    name = "this lazy block"
+
+    def __init__(self, make: Callable[..., LazyGraph], options: Options) -> None:
+        self._make = make
+        self.options = options
+        self.graph: LazyGraph | None = None
+        self.thread = 0
+        self.named: NamedBatch | None = None
+        self._outer: LazyBlock | None = None  # in the same task
+        self._unaccounted = False
+
+    def _recreate_cm(self) -> LazyBlock:  # each call of a function that it decorates is a block
+        return LazyBlock(self._make, replace(self.options))
+
+    # --- entering -------------------------------------------------------------------
+
+    def begin(self) -> LazyGraph:
+        frame = sys._getframe(2)
+        options = self.options
+        split, recompute = options.checked()
+        named = options.named_batch(frame)
+        device, card = absence.resolved(options.device)
+        self.thread = threading.get_ident()
+        self._refuse_others()
+        tape.refuse_nested()
+        exits.uses()
+        tape.lock.wait()  # a run on another thread ends first
+        graph = self._make(
+            Graph(),
+            device=device,
+            backend=options.backend,
+            code=options.code,
+            batch=named,
+            split=split,
+            recompute=recompute,
+        )
+        ir = graph.ir
+        if named is not None:
+            named.begin(tape, ir)
+        ir.whole, ir.independent_rng = tuple(options.whole), options.independent_rng
+        ir.place, ir.is_cell = tape.scopes.sources.find(frame)[0], bool(options.code)
+        cards = absence.cards(tape, card, ir, options.assume, device)
+        if not _open:
+            if Lost.something and tape.pending:
+                tape.forget_lost()
+            if tape.overdue:
+                evaluation.catch_up()
+            release_held()
+        evaluation.graphs[id(ir)] = graph
+        evaluation.latest = weakref.ref(graph)
+        tape.watch(ir)
+        self.graph, self.named, self._title = graph, named, graph.title
+        self._start = time.perf_counter()
+        with Exclusive():
+            self._exchange(frame, cards)
+        return graph
+
+    def _refuse_others(self) -> LazyBlock | None:
+        """The block around this one; ``RuntimeError`` if it is another thread's or task's."""
+        outer = _claims[-1] if _claims else None
+        if outer is not None and outer.thread != self.thread:
+            raise RuntimeError(_ANOTHER_THREAD)
+        if outer is not _innermost():
+            raise RuntimeError(_ANOTHER_TASK)
+        return outer
+
+    def _exchange(self, frame: FrameType, cards: Transaction | None) -> None:
+        self._outer = self._refuse_others()
+        self.undo_by(self._withdraw)
+        _claims.append(self)
+        _block_of_task.set(self)
+        self._unaccounted = True
+        self.undo_by(_stop_watching)
+        if not _open:
+            evaluation.watch.begin_recording()
+            tape.scopes.sources.block = frame.f_code
+            patience.begin()
+        if cards is not None:
+            self.undo_by(cards.abandoned)
+            cards.__enter__()
+        outer = _open[-1] if _open else None
+        self.undo_by(self._unpublish)
+        _open.append(self)
+        _publish()
+        if outer is not None and outer.graph is not None and self.graph is not None:
+            outer.graph.ir.nested.append((len(outer.graph.ir.nodes), self.graph.ir))
+            self.graph.ir.outermost = outer.graph.ir.outermost
+
+    # --- leaving --------------------------------------------------------------------
+
+    def end(self, error: BaseException | None) -> None:
+        with Exclusive():
+            self.undo(1)  # all but the claim: what was recorded is not accounted for yet
+        if error is not None:
+            shorten_block(error)
+        self._name_tensors()
+        if self.named is not None and self.graph is not None:
+            self.named.resolve(tape, self.graph.ir)
+        self._account()
+        self.undo()
+        self.graph = self.named = None  # a context that saw the block refers to it as long as it lives
+
+    def abandoned(self) -> None:
+        """Left without a regular end: what was recorded stays pending, without names."""
+        with Exclusive():
+            self.undo(1)  # all but the claim: what was recorded is not accounted for yet
+        self._account()
+        self.undo()
+
+    def _name_tensors(self) -> None:
+        """Call tensors as variables are called, which asks objects of the user's for what they hold."""
+        names = self.options.names
+        variables = names if names is not None else variables_of(sys._getframe())
+        name_tensors(tape, variables, copied=names is None)
+
+    def _account(self) -> None:
+        """What was recorded is pending from now on, and belongs to the graph."""
+        graph = self.graph
+        if graph is None or not self._unaccounted:
+            return
+        with tape.lock:  # another thread may be about to run what is counted here
+            self._account_of(graph)
+
+    def _account_of(self, graph: LazyGraph) -> None:
+        own = graph._unfinished()
+        if own != list(tape.pending) and (earlier := len(closure(own)) - len(own)):
+            # The plan is of this cell's ops alone: say what else its evaluation will run.
+            graph.title = f"{self._title}, after {earlier:,} pending ops of earlier cells"
+        if own:
+            # A sync point inside, after which nothing was pending, took it out.
+            evaluation.graphs[id(graph.ir)] = graph
+        else:
+            evaluation.graphs.pop(id(graph.ir), None)
+        tape.settle()
+        self._unaccounted = False
+        evaluation.metrics.add("record", time.perf_counter() - self._start)
+        evaluation.metrics.count("graphs")
+        evaluation.metrics.count("ops recorded", len(graph.ir))
+
+    def _unpublish(self) -> None:
+        if self in _open:
+            _open.remove(self)
+        _publish()
+        if not _open and self.graph is not None:
+            tape.scopes.hand_over(self.graph.ir)
+
+    def _withdraw(self) -> None:
+        if self in _claims:
+            _claims.remove(self)
+        if _block_of_task.get() is self:
+            _block_of_task.set(self._outer)
+
+
+# --- what is open in this process ---------------------------------------------------------
+
+_claims: list[LazyBlock] = []  # that record or are about to: all of one thread
+_open: list[LazyBlock] = []  # that record, the innermost last
+_block_of_task = contextvars.ContextVar["LazyBlock | None"]("lazyviz_block", default=None)
+
+
+def _innermost() -> LazyBlock | None:
+    """The innermost block around this task's code."""
+    block = _block_of_task.get()
+    while block is not None and block not in _claims:
+        block = block._outer
+    return block
+
+
+def _publish() -> None:
+    """Record for the innermost open block, or nothing; called again it changes nothing."""
+    block = _open[-1] if _open else None
+    if block is None or block.graph is None:
+        tape.graph = None
+        tape.owner, tape.allow_sync, tape.held_bytes_limit, tape.batch = 0, True, HELD_BYTES_LIMIT, None
+        TrackedStorage.recording = None
+        return
+    options = block.options
+    TrackedStorage.recording = block.graph.ir
+    tape.owner, tape.allow_sync, tape.held_bytes_limit = (
+        block.thread,
+        options.allow_sync,
+        options.held_bytes_limit,
+    )
+    tape.batch = block.named.dim if block.named is not None else None
+    tape.graph = block.graph.ir
+
+
+def _stop_watching() -> None:
+    if not _open:
+        patience.end()
+        evaluation.watch.end_recording()
+        tape.scopes.sources.block = None
+
+
+def open_blocks() -> list[LazyBlock]:
+    """The blocks that record, the innermost last."""
+    return list(_open)
+
+
+def close_all() -> None:
+    """End every block where it is; leaving it later changes nothing."""
+    forget_holder()
+    with Exclusive():
+        for block in reversed(_claims):
+            with suppress(Exception):  # of a state that nobody has foreseen
+                block.undo(1)
+        _open.clear()
+        _publish()
+        _stop_watching()
+        _claims.clear()
+
+
+def _forget_in_child() -> None:
+    """A forked child has not entered what its parent has."""
+    forget_holder()
+    _open.clear()
+    _claims.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,116 @@
+"""When the process ends: what daemon threads run or record is stopped, and they are waited for.
+
+Python ends such a thread where it stands as soon as it asks for the interpreter again.  Within PyTorch that
+is in C++ code which cannot be left so, and the process is aborted.  For other threads Python itself waits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import weakref
+from types import FrameType
+
+from .. import _torch_compile
+from .._signals import ENDING, Arrived
+
+SECONDS = 60.0
+"""How long the process waits for a kernel that runs on a daemon thread."""
+
+_PATIENCE = 0.3  # seconds before a run is stopped wherever it is in Python, as in a compiler
+_REST = 0.5  # seconds that a thread outside of lazyviz is given to end, from where it was seen last
+_LONGEST_REST = 2.0  # and from when it was there first
+_AROUND = ("guarded_run",)  # around all of any thread, see record/watch.py
+_TICK = 0.002
+
+_main = threading.main_thread().ident
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # beside the main one, that have used lazyviz
+_runs: dict[int, list[Arrived]] = {}  # by thread: what arrives at its runs, the outermost first
+_ends = False
+
+
+def uses() -> None:
+    """This thread is about to record; ``SystemExit`` if the process ends."""
+    if threading.get_ident() != _main:
+        _threads.add(threading.current_thread())
+        if _ends:
+            raise SystemExit
+
+
+def enter(arrived: Arrived) -> None:
+    """A run begins on this thread; what is put into ``arrived`` stops it."""
+    if (thread := threading.get_ident()) != _main:
+        _threads.add(threading.current_thread())
+        _runs.setdefault(thread, []).append(arrived)
+        if _ends:
+            arrived.append(ENDING)
+
+
+def leave(arrived: Arrived) -> None:
+    """The run that ``enter`` was told of has ended."""
+    if (levels := _runs.get(threading.get_ident())) is not None:
+        levels[:] = [each for each in levels if each is not arrived]
+        if not levels:
+            _runs.pop(threading.get_ident(), None)
+
+
+def stop_all(seconds: float = SECONDS) -> None:
+    """Stop what runs or records on other threads, and wait until they have left lazyviz and ended."""
+    global _ends
+    _ends = True
+    own, begin = threading.get_ident(), time.monotonic()
+    told: dict[int, float] = {}  # threads that were interrupted, with when
+    seen: dict[int, tuple[object, float, float]] = {}  # threads outside of lazyviz: where, and since when
+    while (now := time.monotonic()) - begin < seconds:
+        frames = sys._current_frames()
+        waits = False
+        # One that waits for another's run has noted nothing yet.
+        ours = {thread for thread, frame in frames.items() if _is_ours(frame)}
+        for thread in ours | {thread.ident for thread in list(_threads) if thread.is_alive()}:
+            if thread is None or thread == own or thread not in frames:
+                continue
+            for arrived in list(_runs.get(thread, ())):
+                if ENDING not in arrived:
+                    arrived.append(ENDING)
+            if thread in ours:
+                seen.pop(thread, None)
+                waits = True
+                if now - told.get(thread, begin) > _PATIENCE:
+                    told[thread] = now
+                    _torch_compile.raise_in_thread(thread, SystemExit)
+                continue
+            where = id(frames[thread]), frames[thread].f_lasti
+            before, moved, left = seen.get(thread, (None, now, now))
+            seen[thread] = where, moved if where == before else now, left
+            waits = waits or (now - seen[thread][1] < _REST and now - left < _LONGEST_REST)
+        del frames
+        if not waits:
+            return
+        time.sleep(_TICK)
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    """Whether a thread that is at ``frame`` was called by lazyviz."""
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        # Threads that look after pictures only may end where they are.
+        ours = name.startswith("lazyviz.") and not name.startswith("lazyviz.view.")
+        if ours and frame.f_code.co_name not in _AROUND:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _in_child() -> None:
+    """A forked process has none of the other threads, and the one that forked is its main thread."""
+    global _main
+    _main = threading.get_ident()
+    _threads.clear()
+    _runs.clear()
+
+
+atexit.register(stop_all)
+os.register_at_fork(after_in_child=_in_child)

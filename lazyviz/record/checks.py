@@ -1,0 +1,90 @@
+"""What the kernels of common operators check of their arguments, and their shape rules do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+MOST_CATEGORIES = 2**24  # that a draw may be from
+
+
+def _does_not_expand(arguments: dict[str, Any]) -> bool:
+    """Whether the first operand of ``addmm`` is not one to expand to what it is added to."""
+    left = arguments["self"].shape
+    right = (*arguments["mat1"].shape[:1], *arguments["mat2"].shape[1:])
+    return len(left) > 2 or any(
+        size not in (1, wanted) for size, wanted in zip(reversed(left), reversed(right))
+    )
+
+
+def _no_vectors(arguments: dict[str, Any]) -> bool:
+    """Whether what a normalization has for each channel is no vector."""
+    names = ("weight", "bias", "running_mean", "running_var")
+    return any(arguments.get(name) is not None and arguments[name].dim() != 1 for name in names)
+
+
+def _no_groups(arguments: dict[str, Any]) -> bool:
+    """Whether sizes given to ``native_group_norm`` are not those of its input."""
+    source, channels = arguments["input"], arguments["C"]
+    weights = [arguments[name] for name in ("weight", "bias") if arguments.get(name) is not None]
+    return (
+        source.numel() != arguments["N"] * channels * arguments["HxW"]
+        or not (source.is_contiguous() or source.dim() in (4, 5))
+        or any(weight.numel() != channels for weight in weights)
+        or _no_vectors(arguments)
+    )
+
+
+def _no_groups_backward(arguments: dict[str, Any]) -> bool:
+    """Whether sizes are not those of the input, or a gradient is asked of weights that are not there."""
+    source, wanted = arguments["input"], arguments["output_mask"]
+    size = arguments["N"] * arguments["C"] * arguments["HxW"]
+    return source.numel() != size or (arguments.get("weight") is None and wanted != [wanted[0], False, False])
+
+
+def _not_of_one_softmax(arguments: dict[str, Any]) -> bool:
+    gradient = arguments["grad_output"]
+    other_dtype = gradient.dtype != arguments["input_dtype"]  # which GPUs have kernels for
+    return gradient.shape != arguments["output"].shape or (other_dtype and gradient.device.type == "cpu")
+
+
+def _pads_too_much(arguments: dict[str, Any]) -> bool:
+    """Whether a transposed convolution pads its output by as much as it moves."""
+    return arguments["transposed"] and any(
+        padding >= step and padding >= apart
+        for padding, step, apart in zip(
+            arguments["output_padding"], arguments["stride"], arguments["dilation"]
+        )
+    )
+
+
+def _no_numbers(arguments: dict[str, Any]) -> bool:
+    dtype = arguments.get("dtype")
+    return dtype is not None and (dtype is torch.bool or dtype.is_complex)
+
+
+CHECK_MORE: dict[str, Callable[[dict[str, Any]], bool]] = {
+    **dict.fromkeys(("addmm", "addmm_"), _does_not_expand),
+    **dict.fromkeys(("arange", "linspace", "logspace", "range"), _no_numbers),
+    **dict.fromkeys(
+        ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"), _no_vectors
+    ),
+    "native_group_norm": _no_groups,
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _not_of_one_softmax),
+    "native_group_norm_backward": _no_groups_backward,
+    "multinomial": lambda arguments: arguments["self"].shape[-1:] > (MOST_CATEGORIES,),
+    "convolution": _pads_too_much,
+    "slice_scatter": lambda arguments: (
+        arguments.get("step", 1) <= 0 or arguments["src"].dim() != arguments["self"].dim()
+    ),
+    # Of a result that was computed in place by a number below zero, the gradient is not known.
+    "leaky_relu_backward": lambda arguments: arguments["self_is_result"] and arguments["negative_slope"] < 0,
+    "elu_backward": lambda arguments: arguments["is_result"] and arguments["alpha"] < 0,
+    "softshrink": lambda arguments: arguments.get("lambd", 0.5) < 0,
+    "softshrink_": lambda arguments: arguments.get("lambd", 0.5) < 0,
+}
+"""For an operator, whether to ask its kernel about a call; arguments by name, with tensors of no content."""
+CHECKED_NUMBERS = {"leaky_relu_backward", "elu_backward", "softshrink", "softshrink_backward"}
+"""Operators by element that do not take every number."""

@@ -1,0 +1,26 @@
+"""What probes hold for kernels that check it: segments that fit their data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# They check what their arguments hold in words that are the same for zeros and for ones.
+NOT_MADE_UP = {"_validate_compressed_sparse_indices"}
+_SEGMENTS = {"segment_reduce", "_segment_reduce_backward"}
+
+
+def fill(name: str, arguments: dict[str, Any]) -> None:
+    """Give probes, by argument, what a kernel takes that refuses both zeros and ones."""
+    if name not in _SEGMENTS:
+        return
+    data, lengths, offsets = (arguments.get(name) for name in ("data", "lengths", "offsets"))
+    axis = arguments.get("axis", 0)
+    if data is None or not -data.dim() <= axis < data.dim():
+        return
+    # All of the data is in the last segment.
+    for segments in (lengths, offsets):
+        if isinstance(segments, torch.Tensor) and segments.dim() and segments.shape[-1]:
+            segments.zero_()
+            segments[..., -1] = data.shape[axis]

@@ -1,0 +1,34 @@
+"""Reads of single numbers, the reads that programs make most: what ``item``, ``float`` and ``if`` come to.
+
+The compiled recorder leaves them to Python only where a node has to run first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import _torch
+from .._tracebacks import shortened
+from .storage import TrackedValue
+
+if TYPE_CHECKING:
+    from .recorder import Tape
+
+_read = torch.ops.aten._local_scalar_dense.default
+
+
+@shortened
+def evaluate_number(tape: Tape, value: TrackedValue) -> None:
+    """Evaluate what reading the number in ``value`` needs, which only running tells."""
+    last = value.node, value.storage.writer
+    needed = [node for node in last if node is not None and node.state != "done"]
+    if needed:
+        tape.sync("item", needed, value.nbytes, a_number=True)
+
+
+def number_in(tensor: torch.Tensor) -> float | int | bool | complex:
+    """The number in a real tensor, inside of a mode's handler."""
+    with _torch.seeing_lazy_bits():
+        return _read(tensor)

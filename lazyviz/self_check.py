@@ -1,0 +1,192 @@
+"""What lazyviz finds of itself in this process: what is installed, patched, missing and left behind.
+
+A part of :mod:`.session`.
+"""
+
+from __future__ import annotations
+
+import gc
+import platform
+import signal
+import sys
+import warnings
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+
+import torch
+
+from . import _compiled, evaluation
+from .block import open_blocks
+from .plan.collector import patience
+from .plan.devices import cuda_devices
+from .record.patches import is_ours, originals
+from .record.recorder import tape
+
+COMPILED = (
+    "record._accelerator", "record._dispatch", "record._engine", "record._release", "execute._program",
+    "execute._sweep",
+)  # fmt: skip
+_PACKAGES = ("lazyviz", "torch", "ipython", "ipywidgets", "anywidget", "graphviz", "nvidia-ml-py", "psutil")
+# What can be done without, and what it would be for.
+_OPTIONAL = {
+    "cairosvg": "PDF and PNG files",
+    "ipyparallel": "the backend 'ipyparallel'",
+    "ray": "the backend 'ray'",
+    "jax": "the backend 'xla'",
+    "torchax": "the backend 'xla'",
+}
+# Noted from the import on, since nothing would tell of such an export later.
+_ALWAYS = {"torch.Tensor.__dlpack__", "torch.utils.dlpack.to_dlpack", "torch.to_dlpack"}
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something that is not as it was before lazyviz, though nothing is recorded or pending.
+
+    ``name`` says what, ``found`` how it is.
+    """
+
+    name: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.found}"
+
+
+@dataclass(frozen=True, repr=False)
+class Diagnosis:
+    """What :func:`lazyviz.doctor` has found; printed, it is a page of text.
+
+    Attributes:
+        versions: of Python, lazyviz and what it stands on, by name.
+        compiled: for each compiled module, by name, whether it is in use.
+        devices: CUDA devices of this process and what NVML says, as sentences.
+        recording: the open blocks, innermost last.
+        pending: number of ops that have not run.
+        patched: attributes of PyTorch and Python that lazyviz stands in for now.
+        leftovers: what should not be there; ``lazyviz.reset()`` takes it away.
+        missing: what could be installed, and what for.
+    """
+
+    versions: dict[str, str]
+    compiled: dict[str, bool]
+    devices: tuple[str, ...]
+    recording: tuple[str, ...]
+    pending: int
+    patched: tuple[str, ...]
+    leftovers: tuple[Leftover, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was left behind."""
+        return not self.leftovers
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def text(self) -> str:
+        """All of it, a line each."""
+        lines = [", ".join(f"{name} {version}" for name, version in self.versions.items())]
+        used = [name for name, is_used in self.compiled.items() if is_used]
+        rest = [name for name, is_used in self.compiled.items() if not is_used]
+        lines.append(f"compiled modules: {', '.join(used) or 'none'}")
+        if rest:
+            lines.append(f"  not in use: {', '.join(rest)}")
+        lines += self.devices
+        lines.append(f"recording: {', '.join(self.recording) or 'nothing'}; {self.pending:,} ops pending")
+        if self.patched:
+            lines.append(f"patched now: {len(self.patched)} attributes")
+            lines += [f"  {name}" for name in self.patched]
+        lines += [f"missing: {sentence}" for sentence in self.missing]
+        if self.ok:
+            lines.append("Nothing was left behind.")
+        else:
+            lines.append(f"{len(self.leftovers)} left behind; lazyviz.reset() takes them away:")
+            lines += [f"  {leftover}" for leftover in self.leftovers]
+        return "\n".join(lines)
+
+    __repr__ = __str__ = text
+
+
+def doctor() -> Diagnosis:
+    """Compare PyTorch and this process with what they were: attributes, modes, keys, thresholds, handlers.
+
+    Nothing runs, and nothing is put right but what the end of a cell would.  Other threads are not looked at.
+    """
+    evaluation.watch.leave()  # as between two cells
+    busy = bool(open_blocks()) or bool(tape.pending)
+    patched = sorted(_name(owner, name) for owner, name, _ in originals.replaced())
+    patched += evaluation.watch.replaced_code()
+    leftovers: list[Leftover] = []
+    if not busy:
+        noted = _ALWAYS | ({"torch.Tensor.numpy"} if tape.outsiders.lasting else set())
+        leftovers += [Leftover(name, "a patch of lazyviz") for name in patched if name not in noted]
+        leftovers += [Leftover(name, "left in place") for name in evaluation.watch.taking_part()]
+        if patience.lasts:
+            leftovers.append(Leftover("thresholds of the garbage collector", str(gc.get_threshold())))
+        leftovers += _of_handlers()
+    leftovers += _of_the_tape()
+    return Diagnosis(
+        _versions(),
+        {name: name in _compiled.loaded for name in COMPILED},
+        _devices(),
+        tuple(block.graph.ir.where if block.graph is not None else "" for block in open_blocks()),
+        len(tape.pending),
+        tuple(patched),
+        tuple(leftovers),
+        tuple(f"{name}, for {what}" for name, what in _OPTIONAL.items() if find_spec(name) is None),
+    )
+
+
+def _of_handlers() -> list[Leftover]:
+    found = [
+        Leftover(f"handler of {signal.Signals(number).name}", "one of lazyviz")
+        for number in signal.valid_signals()
+        if number in signal.Signals.__members__.values() and is_ours(signal.getsignal(number))
+    ]
+    return found
+
+
+def _of_the_tape() -> list[Leftover]:
+    """State of the recorder that belongs to no block, run or pause."""
+    found: list[Leftover] = []
+    if tape.graph is not None and not open_blocks():
+        found.append(Leftover("recorder", "records for no block"))
+    if tape.pauses and not open_blocks():
+        found.append(Leftover("recorder", f"paused {tape.pauses} times"))
+    if tape.absent is not None and not open_blocks():
+        found.append(Leftover("torch.cuda", "answers for a card that is not there"))
+    if tape.lock.is_lost:
+        found.append(Leftover("lock of evaluations", "held by a thread that has ended"))
+    elif tape.lock.is_mine and not evaluation.is_running_here():
+        found.append(Leftover("lock of evaluations", "held by no evaluation"))
+    return found
+
+
+def _versions() -> dict[str, str]:
+    found = {"Python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            if name in sys.modules:
+                found[name] = str(getattr(sys.modules[name], "__version__", "?"))
+    found["torch"] = str(torch.__version__)
+    return found
+
+
+def _devices() -> tuple[str, ...]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        count = torch.cuda.device_count() if torch.version.cuda is not None else 0
+    cards, trouble = cuda_devices()
+    cuda = f"CUDA: {count} devices of this process" if count else "CUDA: none in this process"
+    nvml = f"NVML: {', '.join(card.model for card in cards)}" if cards else f"NVML: {trouble or 'no device'}"
+    return cuda, nvml
+
+
+def _name(owner: object, name: str) -> str:
+    where = getattr(owner, "__module__", "") if isinstance(owner, type) else ""
+    return ".".join(part for part in (where, getattr(owner, "__name__", repr(owner)), name) if part)

@@ -1,0 +1,300 @@
+"""The ways to run nodes: which one it is to be, what it would hold, and running it.
+
+A part of :mod:`.evaluation`, which tells the graphs and makes the report.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from . import _torch_cuda, batching, recomputing
+from .execute import eager, replay
+from .execute.backend import Backend, Compiled, find_backend
+from .execute.clusters import Cluster, is_cluster
+from .execute.memory import Memory, ResidentMemory
+from .execute.progress import Run
+from .execute.recompute import RecomputeRun
+from .execute.repeats import repeats, run_again
+from .execute.segments import Outcome, run_with_backend
+from .execute.split import SplitRun
+from .execute.stretch import Stretch
+from .execute.summaries import Summaries
+from .plan import collector
+from .plan.alive import categorize
+from .plan.projection import Peak, project
+from .plan.recompute import Choice
+from .record.recorder import tape
+from .record.storage import TrackedNode
+
+if TYPE_CHECKING:
+    from .session import LazyGraph
+
+Projection = replay.Projection
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How somebody wants nodes to be run; see :meth:`lazyviz.session.LazyGraph.evaluate`."""
+
+    backend: str = "eager"
+    progress: Callable[[Any], None] | None = None
+    cancel: threading.Event | None = None
+    graph: LazyGraph | None = None
+    split: int | str = "off"
+    recompute: int | str = "off"
+    summaries: bool | None = None
+    timings: bool | None = None
+    verify: bool = False
+
+
+@dataclass
+class Way:
+    """The way in which ``nodes`` are run, chosen and prepared; and what has come of it."""
+
+    nodes: Sequence[TrackedNode]
+    wishes: Wishes
+    touched: Sequence[LazyGraph]
+    cuda: list[int]  # the indices of the devices
+    cluster: Cluster | None = None
+    compiler: Backend | None = None
+    split_run: SplitRun | None = None
+    is_begun: bool = False  # the split run, earlier
+    choice: Choice | None = None  # of what is computed again
+    stretch: Stretch | None = None
+    found: replay.Replay | None = None
+    code: Compiled | None = None  # of a backend, for all nodes
+    new: str | None = None  # why the stretch was not recognised
+    projection: Projection | None = None
+    again: RecomputeRun | None = None
+    seen: Summaries | None = None
+    compiled: Outcome | None = None
+    share: int = 0  # of the nodes, that the backend itself ran
+    marks: list[tuple[TrackedNode, Any, Any]] | None = None
+    resident: ResidentMemory = field(init=False)
+    live: Run = field(init=False)
+
+    @property
+    def is_hidden(self) -> bool:
+        """What compiled code holds while it runs only a device's own counter knows."""
+        return self.compiler is not None and self.split_run is None and not self.cuda
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether somebody is told how far the run has come."""
+        return self.wishes.progress is not None or any(lazy.watched for lazy in self.touched)
+
+    @property
+    def memory(self) -> Memory:
+        return self.found.memory if self.found is not None else self.resident
+
+    # --- choosing -------------------------------------------------------------------------
+
+    @classmethod
+    def choose(
+        cls,
+        nodes: Sequence[TrackedNode],
+        wishes: Wishes,
+        touched: Sequence[LazyGraph],
+        begun: SplitRun | None,
+    ) -> Way:
+        """How ``nodes`` of the graphs ``touched`` are to be run; ``begun`` was interrupted among them."""
+        runner = find_backend(wishes.backend)
+        way = cls(nodes, wishes, touched, cuda_devices(nodes), split_run=begun, is_begun=begun is not None)
+        if is_cluster(runner):
+            way.cluster = runner
+        else:
+            way.compiler = cast(Backend | None, runner)
+        owner = wishes.graph if wishes.graph is not None else touched[-1] if touched else None
+        if owner is not None:
+            way._choose_lever(owner)
+        summaries = wishes.summaries
+        if summaries is None:
+            summaries = any(lazy.summaries for lazy in touched)
+        way.seen = Summaries() if summaries else None
+        way._recognise()
+        return way
+
+    def _choose_lever(self, owner: LazyGraph) -> None:
+        """To split the batch or to compute activations again, if either is wanted."""
+        wishes = self.wishes
+        split, recompute = wishes.split, wishes.recompute
+        if self.cluster is not None and split == "off":
+            split = "auto"  # pieces are what such a backend is for
+        if self.split_run is None and split != "off":
+            if recompute == "off" or not recomputing.instead_of_split(owner):
+                self.split_run = batching.split_run(tape, owner, self.nodes, split, self.cluster)
+            if self.split_run is not None:
+                owner.split_run = self.split_run
+        if recompute != "off" and self.split_run is None and wishes.backend == "eager":
+            self.choice = recomputing.choose_run(owner, self.nodes, recompute, tape.pending)
+
+    def _recognise(self) -> None:
+        """Find the code for nodes that were met before."""
+        nodes = self.nodes
+        if self.split_run is not None or self.seen is not None or self.cluster is not None:
+            return
+        if self.compiler is not None:
+            if nodes:
+                self.stretch = repeats.look_at(tape, nodes, self.compiler)
+                self.code = repeats.find(self.stretch, self.compiler) if self.stretch is not None else None
+        elif self.choice is None and not (self.cuda and self.wishes.timings):
+            self.stretch = replay.replays.look_at(tape, nodes, self.wishes.graph is not None)
+            self.found = replay.replays.find(self.stretch) if self.stretch is not None else None
+            self.new = replay.replays.not_looked_at if self.stretch is None else None
+
+    # --- projecting -----------------------------------------------------------------------
+
+    def project(self) -> None:
+        """Project the peak, of a run at the user's word in this process, and begin to count what is held."""
+        graph, nodes = self.wishes.graph, self.nodes
+        if self.cluster is not None or graph is None or not nodes or self.is_hidden or self.code is not None:
+            pass
+        elif self.found is not None and self.found.projection is not None:
+            self.projection = self.found.projection
+        elif self.choice is not None:
+            self.projection = self.choice.projected()
+        elif self.split_run is None:
+            running = list({id(node.graph): node.graph for node in nodes}.values())
+            with collector.paused():
+                self.projection = project(running, nodes, tape.pending)
+        elif not self.is_begun:
+            self.projection = _projection_of(graph, len(self.split_run.pieces), nodes)
+        for index in self.cuda:
+            torch.cuda.reset_peak_memory_stats(index)
+        self.resident = ResidentMemory(nodes if self.found is None and self.code is None else ())
+        if self.choice is not None and self.choice.again is not None:
+            self.again = RecomputeRun(tape, self.choice.trace, self.choice.again, self.resident)
+        self.live = Run(nodes, self.memory, self.split_run)
+
+    # --- executing ------------------------------------------------------------------------
+
+    def execute(self) -> None:
+        """Run the nodes.  Raises what :meth:`lazyviz.session.LazyGraph.evaluate` tells."""
+        wishes = self.wishes
+        on_node = self._on_node if wishes.progress is not None else self.live.step
+        on_progress = on_node if self.is_followed else None
+        cancelled = wishes.cancel.is_set if wishes.cancel is not None else None
+        if self.split_run is not None:
+            self._split(on_progress, cancelled)
+        elif self.compiler is not None:
+            self._compiled(self.compiler, on_progress, cancelled)
+        elif self.found is not None:
+            self.found.run(tape, progress=on_progress, cancelled=cancelled, timed=self._timed)
+            self.share = len(self.nodes)
+        else:
+            self._op_by_op(on_progress, cancelled)
+        for index in self.cuda:
+            _torch_cuda.synchronize(index)
+        for node, begin, end in self.marks or ():
+            node.seconds = begin.elapsed_time(end) / 1000
+
+    @property
+    def _timed(self) -> bool:
+        timings = self.wishes.timings
+        return not self.cuda if timings is None else (timings and not self.cuda)
+
+    def _on_node(self, done: int, total: int, node: TrackedNode) -> None:
+        self.live.step(done, total, node)
+        assert self.wishes.progress is not None
+        self.wishes.progress(self.live.now())
+
+    def _compiles(self, what: str | None) -> None:
+        self.live.compiles(what)
+        if self.wishes.progress is not None and what is not None:
+            self.wishes.progress(self.live.now())
+
+    def _op_by_op(self, on_progress: eager.Progress | None, cancelled: Callable[[], bool] | None) -> None:
+        self.marks = [] if self.cuda and self.wishes.timings else None
+        eager.run(
+            tape,
+            self.nodes,
+            self.resident,
+            progress=on_progress,
+            cancelled=cancelled,
+            timed=self._timed,
+            again=self.again,
+            seen=self.seen,
+            marks=self.marks,
+        )
+        self.share = len(self.nodes) if self.cluster is None else 0
+
+    def _split(self, on_progress: eager.Progress | None, cancelled: Callable[[], bool] | None) -> None:
+        assert self.split_run is not None
+        self.split_run.run(
+            self.resident,
+            progress=on_progress,
+            cancelled=cancelled,
+            cluster=self.cluster,
+            seen=self.seen,
+            timed=self._timed,
+        )
+        left = [node for node in self.nodes if node.state != "done"]
+        eager.run(
+            tape,
+            left,
+            self.resident,
+            progress=on_progress,
+            cancelled=cancelled,
+            timed=self._timed,
+            seen=self.seen,
+        )
+        self.share = len(self.nodes) if self.cluster is None else len(self.split_run.spread)
+
+    def _compiled(
+        self, compiler: Backend, on_progress: eager.Progress | None, cancelled: Callable[[], bool] | None
+    ) -> None:
+        nodes, stretch, code = self.nodes, self.stretch, self.code
+        if (
+            code is not None
+            and stretch is not None
+            and run_again(tape, stretch, code, progress=on_progress, cancelled=cancelled)
+        ):
+            self.compiled = Outcome(hits=1)
+            self.compiled.ran(len(nodes), code)
+        else:
+            self.compiled = run_with_backend(
+                tape,
+                nodes,
+                compiler,
+                self.resident,
+                progress=on_progress,
+                cancelled=cancelled,
+                verify=self.wishes.verify,
+                seen=self.seen,
+                compiles=self._compiles if on_progress is not None else None,
+                stretch=stretch,
+            )
+        self.share = self.compiled.share
+
+    def learn(self) -> None:
+        """It has run: the same nodes are to be recognised when they come again."""
+        if self.stretch is not None and self.found is None and self.compiler is None:
+            with collector.paused():
+                self.new = replay.replays.learn(self.stretch, self.resident, self.projection)
+        elif self.found is not None and self.found.projection is None:
+            self.found.learn(self.projection)
+
+
+def cuda_devices(nodes: Sequence[TrackedNode]) -> list[int]:
+    """The indices of those that ``nodes`` run on."""
+    if not torch.cuda.is_available():
+        return []
+    devices = {value.device for node in nodes for value in node.outputs}
+    return sorted({device.index or 0 for device in devices if device.type == "cuda"})
+
+
+def _projection_of(graph: LazyGraph, pieces: int, nodes: Sequence[TrackedNode]) -> Projection | None:
+    """What a run of the whole graph in pieces would peak at; ``None`` for one of a part."""
+    if len(nodes) != len(graph.nodes):
+        return None
+    plan = graph.plan(device=graph.device, split=pieces)
+    categories = {span.storage.origin: categorize(span) for span in plan._lifetimes.values()}
+    nbytes = plan.tensor_peak_bytes if plan.recorded_device.type == "cpu" else plan.peak_bytes
+    scratch = plan.peak_bytes - plan.tensor_peak_bytes if plan.recorded_device.type != "cpu" else 0
+    sizes = {name: size for name, size in plan.by_category.items() if size}
+    return Peak(plan.recorded_device, nbytes, sizes, scratch, plan.peak_bytes), categories
