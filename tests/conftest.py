@@ -16,6 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--scores", action="append", default=[], metavar="FILE", help="write the score table (.md or .json)"
     )
     group.addoption("--day", metavar="DATE", help="the libraries of that day (YYYY-MM-DD), not of today")
+    group.addoption("--fault-table", metavar="FILE", help="write the table of faults (.md)")
     group.addoption("--library-table", metavar="FILE", help="write the table of libraries (.md)")
 
 

@@ -92,3 +92,17 @@ def test_none_is_no_error(monkeypatch):
 def test_all_are_here_where_they_can_be_compiled(source):
     name = source.partition(".")[0].replace("/", ".")
     assert name in lazyviz.metrics()["compiled modules"], f"{name} has not been compiled for this PyTorch"
+
+
+@pytest.mark.parametrize(("checkout", "command"), [(True, "accelerator_build.py"), (False, "pip install")])
+def test_the_warning_names_the_command_that_makes_it_anew(module, checkout, command, monkeypatch, tmp_path):
+    package = tmp_path / "lazyviz"
+    package.mkdir()
+    (tmp_path / "_something.cpp").rename(package / "_something.cpp")
+    if checkout:
+        (tmp_path / "scripts").mkdir()
+        (tmp_path / "scripts" / "accelerator_build.py").touch()
+    monkeypatch.setattr(_compiled, "_PACKAGE", package)
+    module.TORCH = "2.0.0"
+    with pytest.warns(UserWarning, match=command):
+        assert found() is None

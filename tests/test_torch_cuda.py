@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lazyviz import _torch, _torch_cuda
+from lazyviz._transaction import take_back
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
 
@@ -41,7 +42,8 @@ def test_a_marked_tensor_reaches_the_kernels_of_autocast():
         reached.append(left)
         return torch.empty(2)
 
-    remove = _torch_cuda.override({"mm": kernel}, "AutocastCUDA")
+    undo = []
+    _torch_cuda.override({"mm": kernel}, "AutocastCUDA", undo)
     try:
         with _autocast():
             torch.ops.aten.mm.default(tensor, tensor)
@@ -53,7 +55,7 @@ def test_a_marked_tensor_reaches_the_kernels_of_autocast():
                 torch.ops.aten.mm.default(tensor, tensor)
             assert len(reached) == 1
     finally:
-        remove()
+        take_back(undo)
 
 
 class _autocast:
@@ -116,11 +118,12 @@ def test_an_operator_run_as_one_keeps_autograds_formula():
         return list(seen)
 
     assert "aten._fused_rms_norm.default" not in ops()
-    remove = _torch_cuda.run_as_one(["_fused_rms_norm"])
+    undo = []
+    _torch_cuda.run_as_one(["_fused_rms_norm"], undo)
     try:
         assert ops()[0] == "aten._fused_rms_norm.default"
     finally:
-        remove()
+        take_back(undo)
     assert "aten._fused_rms_norm.default" not in ops()
 
 

@@ -26,11 +26,13 @@ from lazyviz import (
     _torch_compile,
     _torch_composites,
     _torch_cuda,
+    _torch_handlers,
     _torch_memory,
     _torch_owners,
     _torch_random,
 )
 from lazyviz._kernels import Instructions
+from lazyviz._transaction import take_back
 from lazyviz.record import acceleration, constants, patches, rng
 
 
@@ -55,6 +57,43 @@ def test_an_address_that_a_pending_tensor_does_not_have_is_refused():
         tensor.data_ptr()
 
 
+def test_numbers_in_lists_are_read_by_methods_that_can_be_replaced(monkeypatch):
+    read = []
+
+    def noted(name):
+        original = getattr(torch.Tensor, name)
+
+        def method(tensor):
+            read.append((name, _torch_memory.past_modes()))
+            return original(tensor)
+
+        return method
+
+    for name in _torch_memory.NUMBERS:
+        monkeypatch.setattr(torch.Tensor, name, noted(name))
+    x, t = torch.arange(12.0).view(4, 3), torch.tensor(2)
+    assert float(t) == 2.0
+    torch.tensor([t, 1])
+    x[[t, 1], [t, 0]]
+    torch.tensor([1.0, t])
+    torch.tensor([1j, t])
+    names = ["float", "index", "index", "index", "float", "complex"]
+    assert read == [(f"__{name}__", number > 0) for number, name in enumerate(names)]
+
+
+def test_who_refers_to_a_storage_is_counted():
+    tensor = torch.ones(3)
+    assert _torch_owners.are_alone([tensor])
+    alias = tensor.detach()
+    assert not _torch_owners.are_alone([tensor])
+    assert _torch_owners.are_alone([tensor, alias])
+    del alias
+    storage = tensor.untyped_storage()
+    assert not _torch_owners.are_alone([tensor])
+    del storage
+    assert _torch_owners.are_alone([tensor])
+
+
 def test_methods_of_generators_can_be_replaced_and_put_back():
     generator = torch.Generator().manual_seed(3)
     replacement = patches.Patches()
@@ -73,6 +112,7 @@ PRIVATE = (
     "_torch_compile.py",
     "_torch_cuda.py",
     "_torch_cuda_graphs.py",
+    "_torch_handlers.py",
     "_torch_composites.py",
     "_torch_owners.py",
     "_torch_random.py",
@@ -81,6 +121,7 @@ PRIVATE = (
     "_torch_level.py",
     "_torch_functional.py",
     "_torch_memory.py",
+    "_torch_modes.py",
 )
 
 
@@ -190,6 +231,56 @@ def test_a_mode_goes_in_at_the_bottom_and_out_from_anywhere():
         torch.ones(1)
         assert seen[2:] == [theirs]
     assert _torch.active_dispatch_modes() == 0
+
+
+def test_what_a_handler_leaves_to_others_is_seen_by_its_mode():
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            if types:
+                return _torch_handlers.ask_subclasses(self, types, func, args, kwargs or {})
+            if _torch_handlers.makes_views_by_others(func):
+                return _torch_handlers.by_others(self, func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
+
+    class Unwraps(Wrapper):
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            return torch.ops.aten.neg.default(plain)
+
+    aten = torch.ops.aten
+    plain, seen = torch.ones(2, 3), []
+    other = torch.Tensor._make_wrapper_subclass(Unwraps, (2, 3))
+    with Mode():
+        torch.abs(other)
+        with torch.inference_mode():
+            view = plain.mT
+    assert seen == [aten.abs.default, aten.neg.default, aten.mT.default, aten.transpose.int]
+    assert view._is_view() and view._base is plain
+    made = [aten.reshape.default, aten.mT.default, aten.view_as.default]
+    assert all(map(_torch_handlers.makes_views_by_others, made))
+    tracked = [aten.view.default, aten.narrow.default, aten.matmul.default, aten.add_.Tensor]
+    assert not any(map(_torch_handlers.makes_views_by_others, tracked))
+
+
+def test_an_op_in_a_handler_can_pass_by_functions_of_subclasses():
+    class Function(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            raise AssertionError("called")
+
+    with _torch_handlers.past_torch_function():
+        tensor = torch.ones(2).as_subclass(Function)
+        assert torch.ops.aten.add.Tensor(tensor, tensor).sum().item() == 4
+
+
+def test_torchscript_writes_and_reads_memory_by_these_functions():
+    writers = {name for owner, name in _torch_memory.SCRIPT_WRITERS}
+    readers = {name for owner, name in _torch_memory.SCRIPT_READERS}
+    assert {"save", "save_to_buffer", "serialize", "_pickle_save"} <= writers
+    assert {"import_ir_module", "import_ir_module_from_buffer", "_pickle_load_obj"} <= readers
+    tensor = torch._C._pickle_load_obj(torch._C._pickle_save(torch.ones(2) * 3))
+    assert tensor.tolist() == [3, 3]
 
 
 def test_sequence_numbers_pair_forward_and_backward():
@@ -403,9 +494,8 @@ def test_a_gradient_that_only_the_engine_holds_is_told_from_one_that_is_held():
 @pytest.mark.parametrize("wanted", [_torch_composites._STATE_IS_NEEDED, True])
 def test_composites_go_on_to_dispatch_modes_in_inference_mode(wanted, monkeypatch):
     monkeypatch.setattr(_torch_composites, "_STATE_IS_NEEDED", wanted)
-    put_back = _torch_composites.override_composites(
-        {"matmul": lambda original, *tensors: original(*tensors)}
-    )
+    undo = []
+    _torch_composites.override_composites({"matmul": lambda original, *tensors: original(*tensors)}, undo)
     seen = []
 
     class Note(TorchDispatchMode):
@@ -418,7 +508,7 @@ def test_composites_go_on_to_dispatch_modes_in_inference_mode(wanted, monkeypatc
         with torch.inference_mode(), Note():
             product = left @ right
     finally:
-        put_back()
+        take_back(undo)
     assert seen == [torch.ops.aten.matmul.default] and torch.equal(product, left @ right)
 
 
@@ -444,7 +534,8 @@ def test_a_composite_can_be_given_another_kernel_and_its_own_again():
         def __torch_dispatch__(self, op, types, args=(), kwargs=None):
             return op(*args, **(kwargs or {}))
 
-    put_back = _torch_composites.override_composites({"matmul": matmul})
+    undo = []
+    _torch_composites.override_composites({"matmul": matmul}, undo)
     left, right = torch.randn(2, 3, requires_grad=True), torch.randn(3, 4)
     product = left @ right
     assert not seen  # without a mode, nobody comes past
@@ -454,7 +545,7 @@ def test_a_composite_can_be_given_another_kernel_and_its_own_again():
         with torch.autocast("cpu", torch.bfloat16):
             half = left @ right
         mapped = torch.vmap(torch.matmul, (None, 0))(left, torch.stack([right, right]))
-    put_back()
+    take_back(undo)
     assert called >= 1 and all(is_next for _, is_next in seen[:called])
     assert (torch.float32, False) in seen and (torch.bfloat16, True) in seen and half.dtype == torch.bfloat16
     assert torch.equal(again, product * 2) and again.requires_grad

@@ -221,3 +221,48 @@ def test_bytes_that_only_pending_ops_keep_are_counted_down_by_reads(either_way):
         waits = waits * 2
     lazyviz.sync()
     assert not TrackedStorage.held and waits.tolist() == [4, 4, 4]
+
+
+def test_a_number_is_read_as_in_eager_mode_whatever_it_depends_on(either_way):
+    """By all ways to it, of data and of what is known, before and after writes in place."""
+
+    def program():
+        torch.manual_seed(1)
+        data, seen = torch.randn(5), []
+        parameter = nn.Parameter(torch.randn(()))
+        count = torch.tensor(2)
+        for step in range(3):
+            total = (data * step).sum()
+            seen += [total.item(), float(total), bool(total > 0), int((data > 0).sum()), count.item()]
+            count += 1
+            with torch.no_grad():
+                parameter.mul_(total)
+            seen += [parameter.item(), count.item(), bool((data > 9).any()), data[step].item()]
+            seen.append(torch.view_as_complex(data[:2] * 1.0).conj().item())
+            seen.append(total.to(torch.bfloat16).item())
+            total.zero_()
+            seen.append(total.item())
+        return seen
+
+    expected = program()
+    with lazyviz.lazy() as graph:
+        seen = program()
+    assert seen == expected
+    assert [type(each) for each in seen] == [type(each) for each in expected]
+    assert {point.cause for point in graph.sync_points} == {"item"}
+    assert all(point.source.file == __file__ for point in graph.sync_points)
+
+
+def test_reading_several_elements_as_a_number_is_pytorchs_error(either_way):
+    with lazyviz.lazy():
+        y = torch.randn(3) * 2
+        with pytest.raises(RuntimeError, match="a Tensor with 3 elements cannot be converted to Scalar"):
+            y.item()
+
+
+def test_a_read_that_fails_is_the_ops_error_and_names_its_line(either_way):
+    with lazyviz.lazy():
+        y = torch.randn(3).take(torch.randint(5, 6, (1,))).sum()
+        with pytest.raises(IndexError, match=r"out of range.*\n.*aten.take.*test_reads.py"):
+            y.item()
+    lazyviz.reset()

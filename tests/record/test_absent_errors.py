@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 
 import pytest
@@ -131,7 +132,28 @@ ARGUMENTS = {
     "backward of a matrix": lambda x: x.requires_grad_().exp().backward(),
     "write to a leaf": lambda x: x.requires_grad_().add_(1),
 }
-PROGRAMS = {**VIEWS, **DIMENSIONS, **ARGUMENTS}
+# What would read memory past the dispatcher, were it not refused for its arguments.
+READS = {
+    "resize_": lambda x: x.resize_(-1),
+    "resize_ to a word": lambda x: x.resize_("a"),
+    "set_": lambda x: x.set_(3),
+    "set_ to another dtype": lambda x: x.set_(x.long()),
+    "tensor of vectors": lambda x: torch.tensor([x[0], x[0]]),
+    "tensor of nothing": lambda x: torch.tensor([x[:0], x[:0]]),
+    "new_tensor of vectors": lambda x: x.new_tensor([x[0], 1.0]),
+    "data": lambda x: setattr(x, "data", 3),
+    "format": lambda x: format(x, ".2f"),
+    "assigning a list": lambda x: x.__setitem__(0, [1, 2]),
+    "assigning a word": lambda x: x.__setitem__(0, "a"),
+    "lengths of ctc_loss": lambda x: F.ctc_loss(x[:, None], torch.tensor([[1]]), (5,), (1,)),
+    "segments": lambda x: torch.segment_reduce(x, "sum", lengths=torch.tensor([1, 1], device=x.device)),
+    "allclose": lambda x: torch.allclose(x, x.double()),
+    "equal": lambda x: torch.equal(x[0], x[0].double()) if x.dtype.is_complex else x.equal(3),
+    "deepcopy": lambda x: copy.deepcopy(x.requires_grad_() * 2),
+    "masked_scatter": lambda x: x.masked_scatter_(x.byte(), x),
+    "complex into another dtype": lambda x: torch.complex(x, x, out=torch.zeros(4, 3, device=x.device)),
+}
+PROGRAMS = {**VIEWS, **DIMENSIONS, **ARGUMENTS, **READS}
 
 
 def on_a_gpu(message):
@@ -150,6 +172,61 @@ def test_what_is_refused_is_refused_in_pytorchs_words(program):
     assert str(actual.value) == on_a_gpu(str(expected.value))
 
 
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        (lambda x: x.numpy(), TypeError("can't convert cuda:0 device type tensor to numpy.")),
+        (
+            lambda x: torch.meshgrid(x, x),
+            RuntimeError("0D or 1D tensor in the tensor list but got: [ torch.cuda.Float"),
+        ),
+        (lambda x: x.tensor_split(x), RuntimeError("to be on cpu, but it's on cuda:0")),
+    ],
+)
+def test_what_only_a_gpus_tensor_is_refused_for(program, error):
+    with lazyviz.lazy(device="A100-80GB"), pytest.raises(type(error), match=re.escape(str(error))):
+        program(torch.ones(4, 3).cuda())
+
+
+JOINED = {
+    "tensor": lambda x: torch.tensor([x.sum(), x[0, 0]]),
+    "nested": lambda x: torch.tensor([[x[0, 0], 1.0], [2, x.sum()]], dtype=torch.float64, requires_grad=True),
+    "as_tensor": lambda x: torch.as_tensor([x.sum(), True], device=x.device),
+    "asarray": lambda x: torch.asarray([x.sum(), 1]),
+    "new_tensor": lambda x: x.new_tensor([x.sum(), 1.0]),
+    "new": lambda x: x.new([x.sum(), 1.0]),
+}
+
+
+@pytest.mark.parametrize("program", JOINED.values(), ids=JOINED)
+def test_elements_on_a_planned_gpu_are_joined(program):
+    expected = program(torch.ones(4, 3))
+    with lazyviz.lazy(device="A100-80GB") as graph:
+        there = torch.ones(4, 3).cuda()
+        joined = program(there)
+        onto = (
+            there.device if program in (JOINED["new"], JOINED["new_tensor"], JOINED["as_tensor"]) else "cpu"
+        )
+    assert not graph.sync_points
+    assert lazyviz.is_lazy(joined)
+    assert (joined.shape, joined.dtype, joined.requires_grad) == (
+        expected.shape,
+        expected.dtype,
+        expected.requires_grad,
+    )
+    assert joined.device == torch.device(onto)
+
+
+def test_tensors_of_two_shapes_are_not_equal_whatever_they_hold():
+    with lazyviz.lazy(device="A100-80GB") as graph:
+        x = torch.ones(4, 3).cuda()
+        assert not torch.equal(x, x[0])
+    assert not graph.sync_points
+    with lazyviz.lazy() as graph:
+        assert not torch.equal(torch.randn(3), torch.randn(2))
+    assert not graph.sync_points
+
+
 @pytest.mark.parametrize("program", [lambda x: x + torch.ones(4, 3), lambda x: F.linear(x, torch.ones(2, 3))])
 def test_tensors_of_two_devices_are_a_runtime_error(program):
     with lazyviz.lazy(device="A100-80GB"), pytest.raises(RuntimeError, match="on the same device") as error:
@@ -165,6 +242,7 @@ def test_tensors_of_two_devices_are_a_runtime_error(program):
         lambda x: F.scaled_dot_product_attention(*[x[None, None].half()] * 3),
         lambda x: F.conv2d(x[None, None].bfloat16(), x[None, None].bfloat16()),
         lambda x: torch.multinomial(x, 2),
+        lambda x: x.quantile(torch.tensor([0.5, 2.0], device=x.device)),
         lambda x: F.embedding_bag(torch.tensor([1, 2]).cuda(), x, torch.tensor([0]).cuda()),
     ],
 )

@@ -188,3 +188,32 @@ def _program(seed: int, base: torch.Tensor) -> tuple[list[object], list[torch.Te
         else:
             reads.append((one.sum() + other[0]).item())
     return reads, tensors
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int8]
+)
+def test_a_counter_counts_as_in_eager_mode(dtype):
+    """As an optimizer's does, also beside other writes, views and numbers that do not fit."""
+
+    def program():
+        count, other = torch.zeros((), dtype=dtype), torch.ones((), dtype=dtype)
+        view, seen = count[None], []
+        for step in range(8):
+            count += 100 if step == 6 else 1
+            seen += [count.item(), view.item()]
+            if step % 3 == 1:
+                count.add_(other, alpha=2)
+                count.mul_(2).add_(1)
+                seen.append(count.item())
+            if step == 4:
+                view.add_(True)
+                seen.append(count.item())
+        return seen, count.clone()
+
+    expected, last = program()
+    with lazyviz.lazy() as graph:
+        seen, count = program()
+    assert seen == expected
+    assert not graph.sync_points
+    assert torch.equal(count, last)

@@ -18,6 +18,7 @@ from lazyviz.record.recorder import tape
 from lazyviz.record.shapes import ShapeCache
 
 from ..bits import difference
+from ..both_ways import both
 
 
 class Attention(nn.Module):
@@ -114,6 +115,18 @@ def test_importing_lazyviz_changes_nothing_but_how_exports_are_made():
     subprocess.run([sys.executable, "-c", textwrap.dedent(source)], check=True)
 
 
+@pytest.mark.filterwarnings("ignore:Casting complex")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.complex64, torch.bfloat16])
+@pytest.mark.parametrize("number", [2, 2.5, float("inf"), True, 2j])
+def test_numbers_that_are_taken_for_tensors(number, dtype):
+    def program(x):
+        copied, half = x.clone().copy_(number), x.clone()
+        half[0].copy_(number)
+        return copied, half, x * number, number - x if dtype != torch.bool else x, torch.eq(x, number)
+
+    both(program, lambda: torch.ones(2, 3).to(dtype), orders=("at once",))
+
+
 @pytest.mark.parametrize(
     "program",
     [
@@ -151,6 +164,15 @@ def test_importing_lazyviz_changes_nothing_but_how_exports_are_made():
         lambda x: torch.empty(2, -1) + x,
         lambda x: x.long().add_(0.5),
         lambda x: torch.where(x, x, x),
+        lambda x: x - True,
+        lambda x: True - x,
+        lambda x: x.sub_(True),
+        lambda x: torch.add(x, 1, alpha=True),
+        lambda x: x.clamp(1j),
+        lambda x: x < 1j,
+        lambda x: x.add_(1j),
+        lambda x: x.copy_("1"),
+        lambda x: torch.ops.aten.copy_.default(x, None),
     ],
 )  # fmt: skip
 def test_what_kernels_refuse_fails_at_its_line_in_their_words(program):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.autograd.forward_ad as fwAD
 from torch import nn
 
 import lazyviz
@@ -200,3 +201,51 @@ def test_pytorch_is_as_it_was_after_an_evaluation_in_inference_mode():
         graph.evaluate()
     assert torch.full((2,), 3.0).tolist() == [3, 3]  # a factory: no tensor among its arguments
     assert y.tolist() == [2, 2, 2]
+
+
+VIEWS = {
+    "view": lambda x: x.view(x.shape),
+    "view_as": lambda x: x.view_as(x),
+    "reshape": lambda x: x.reshape(6),
+    "flatten": lambda x: x.flatten(),
+    "mT": lambda x: x.mT,
+    "narrow": lambda x: x.narrow(0, 0, 1),
+    "chunk": lambda x: x.chunk(2)[0],
+    "expand_as": lambda x: x[:1].expand_as(x[:1]),
+    "contiguous": lambda x: x.contiguous()[0],
+    "reshape that copies": lambda x: x.t().reshape(6),
+    "real": lambda x: torch.view_as_complex(x[:, :2]).real,
+    "linear": lambda x: nn.functional.linear(x, x),
+}
+
+
+@pytest.mark.parametrize("write", [False, True], ids=["read", "written"])
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_views_made_in_inference_mode_are_views_after_it(view, write):
+    def program(x):
+        y = x.clone()
+        with torch.inference_mode():
+            seen = view(y)
+            inside = view(seen * 2)
+        if write and not seen.is_inference():
+            seen.add_(1)
+        return y, seen, inside, seen._is_view(), seen._base is y
+
+    both(program, lambda: torch.linspace(0, 1, 6).reshape(2, 3).requires_grad_())
+
+
+def test_data_that_is_no_tensor_is_refused():
+    def program(x):
+        y = x * 2
+        y.data = None
+
+    both(program, lambda: torch.ones(2))
+
+
+def test_a_tangent_has_as_much_memory_as_its_primal():
+    def program(x):
+        with fwAD.dual_level():
+            fwAD.make_dual(x[:4].clone(), torch.ones(4)).as_strided((2,), (1,), 0)
+            return fwAD.unpack_dual(fwAD.make_dual(x[:4], x[1:]).as_strided((5,), (1,), 0)).primal
+
+    both(program, lambda: torch.ones(5))

@@ -428,3 +428,30 @@ def test_averaged_models_and_clipping():
         return averaged.module, norm, vector
 
     both(program, lambda: (net(), data()), syncs=None, versions=False)
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_attention_in_one_kernel_returns_weights_only_where_they_are_wanted(wanted, average):
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+
+    def program(x):
+        with torch.no_grad():
+            y, weights = attention(x, x, x, need_weights=wanted, average_attn_weights=average)
+        return y, weights, weights is None
+
+    both(program, lambda: torch.randn(2, 3, 8))
+
+
+@pytest.mark.parametrize("size", [4, 20])
+def test_pooling_of_one_sample_keeps_its_memory_format(size):
+    def program(x):
+        y, indices = nn.functional.max_pool3d(x, 2, return_indices=True)
+        y.sum().backward()
+        return y, indices, nn.functional.max_pool3d(x[:, 1:-1], 2, stride=1)
+
+    def make():
+        batch = torch.randn(1, 16, size, size, size).contiguous(memory_format=torch.channels_last_3d)
+        return batch.squeeze(0).requires_grad_()
+
+    both(program, make)

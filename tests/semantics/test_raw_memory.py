@@ -25,6 +25,7 @@ from lazyviz.record import acceleration
 
 from ..alike import assert_alike
 from ..bits import difference
+from ..both_ways import both
 
 PROGRAMS = []
 NO_MEMORY = "data is not allocated yet|Cannot access data pointer"
@@ -652,3 +653,89 @@ def test_taking_part_in_training_takes_no_address():
             module(torch.randn(2, 1, 5, 5)).pow(2).sum().backward()
             optimizer.step()
     assert not graph.sync_points
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_profiler_that_notes_shapes_reads_no_memory(memory):
+    layer = torch.nn.LSTM(3, 4)
+
+    def program(x):
+        with torch.profiler.profile(record_shapes=True, profile_memory=memory):
+            p = torch.nn.Parameter(x * 2)
+            y = layer(p.unsqueeze(1))[0].sum()
+            y.backward()
+        return p, y, p.grad
+
+    both(program, lambda: torch.ones(2, 3), syncs=None if memory else (), versions=False)
+
+
+def with_a_state():
+    class State(torch.jit.ScriptModule):
+        """Makes tensors where it is saved and where it is loaded."""
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("w", torch.ones(3) * 3)
+
+        @torch.jit.script_method
+        def __getstate__(self):
+            return (self.w * 2, self.training)
+
+        @torch.jit.script_method
+        def __setstate__(self, state: tuple[torch.Tensor, bool]):
+            self.w = state[0] + 1
+            self.training = state[1]
+
+        @torch.jit.script_method
+        def forward(self, x):
+            return x * self.w
+
+    return State()
+
+
+def loaded(save, x):
+    buffer = io.BytesIO()
+    save(buffer)
+    buffer.seek(0)
+    return torch.jit.load(buffer)(x)
+
+
+def scripted(x):
+    module = torch.jit.script(torch.nn.Linear(3, 3))
+    with torch.no_grad():
+        module.weight.mul_(x)
+    return loaded(lambda buffer: torch.jit.save(module, buffer), x)
+
+
+def traced(x):
+    layer = torch.nn.Linear(3, 3)
+    module = torch.jit.trace(layer, x)
+    with torch.no_grad():
+        layer.weight.add_(1)
+    return torch.jit.load(io.BytesIO(module.save_to_buffer()))(x)
+
+
+SCRIPTS = {
+    "state": lambda x: loaded(lambda buffer: torch.jit.save(with_a_state(), buffer), x),
+    "script": scripted,
+    "trace": traced,
+    "pickled": lambda x: torch._C._pickle_load_obj(torch._C._pickle_save(x * 2)) * 3,
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("program", SCRIPTS.values(), ids=SCRIPTS)
+def test_torchscripts_files_hold_values(program):
+    both(program, lambda: torch.arange(3.0), syncs=None, versions=False)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_loading_a_script_evaluates_nothing():
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.script(torch.nn.Linear(3, 3)), buffer)
+    buffer.seek(0)
+    with lazyviz.lazy() as graph:
+        made = torch.ones(2, 3) * 2
+        result = torch.jit.load(buffer)(made)
+    assert not graph.sync_points
+    assert graph.pending and lazyviz.is_lazy(result)

@@ -7,6 +7,8 @@ import copy
 import pytest
 import torch
 
+import lazyviz
+
 from ..both_ways import both
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # which PyTorch warns of once
@@ -168,3 +170,71 @@ def test_a_sparse_tensor_is_one_sync_point_where_its_values_are_read():
 
 def test_a_sparse_tensor_of_what_is_there_is_no_sync_point():
     both(lambda: torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0]).to_sparse_csr(), orders=("at once",))
+
+
+def written_values(sparse, values):
+    values[0] = 7
+    values.mul_(2)
+    return sparse.to_dense()
+
+
+def written_between(sparse, values):
+    values += 1
+    first = sparse.clone().to_dense()
+    values += 1
+    return first, sparse.to_dense(), torch.sparse.mm(sparse, torch.ones(3, 2))
+
+
+def read_before_a_write(sparse, values):
+    doubled = values * 2
+    sparse.mul_(3)
+    return doubled, values + 1, sparse.to_dense()
+
+
+def known_values(sparse, values):
+    values.copy_(torch.arange(3.0))
+    sparse.zero_()
+    return values * 1
+
+
+VIEWS = {
+    "coo": (lambda a: a.to_sparse(), lambda a: a._values()),
+    "detached": (lambda a: a.to_sparse(), lambda a: a._values().detach()),
+    "csr": (lambda a: a.to_sparse_csr(), lambda a: a.values()),
+    "csc": (lambda a: a.to_sparse_csc(), lambda a: a.values()),
+    "bsr": (lambda a: a.to_sparse_bsr((1, 1)), lambda a: a.values().flatten()),
+}
+MATRIX = [[1.0, 0, 2], [0, 3, 0]]
+
+
+@pytest.mark.parametrize("layout", VIEWS)
+@pytest.mark.parametrize("program", [written_values, written_between, read_before_a_write, known_values])
+def test_a_sparse_tensor_and_its_parts_are_one_memory(program, layout):
+    make, values_of = VIEWS[layout]
+
+    def inside(dense):
+        sparse = make(dense * 1)
+        return program(sparse, values_of(sparse))
+
+    def outside(sparse):
+        return program(sparse, values_of(sparse))
+
+    both(inside, lambda: torch.tensor(MATRIX), syncs=None, versions=False, orders=("at once",))
+    both(outside, lambda: make(torch.tensor(MATRIX)), syncs=None, versions=False, orders=("at once",))
+
+
+def test_written_indices_of_a_sparse_tensor():
+    def program(sparse):
+        sparse._indices()[1, 0] = 1
+        return sparse.to_dense()
+
+    both(program, lambda: torch.tensor(MATRIX).to_sparse(), syncs=None, orders=("at once",))
+
+
+def test_a_write_to_the_values_of_a_sparse_tensor_is_owed_after_the_block():
+    sparse = torch.tensor(MATRIX).to_sparse()
+    with lazyviz.lazy():
+        sparse._values().add_(1)
+    assert repr(sparse) == "tensor[2, 3] float32 cpu, pending write"
+    assert sparse.to_dense().tolist() == [[2.0, 0.0, 3.0], [0.0, 4.0, 0.0]]
+    assert "pending" not in repr(sparse)

@@ -277,3 +277,79 @@ def test_a_distributed_model_trains(mesh):
         return program(*make())
 
     both(run, grid, syncs=None, versions=False)
+
+
+class Strict(torch.Tensor):
+    """Takes tensors and its own kind, and nothing else, as PyTorch's documentation has it."""
+
+    told: list = []  # noqa: RUF012
+
+    @staticmethod
+    def __new__(cls, inner, **options):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, **options)
+
+    def __init__(self, inner, **options):
+        self.inner = inner
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if not all(issubclass(cls, other) for other in types):
+            return NotImplemented
+        cls.told.append((func.__name__, len(types)))
+        args, kwargs = tree_map_only(Strict, lambda s: s.inner, (args, kwargs or {}))
+        result = func(*args, **kwargs)
+        if func is torch.ops.aten.detach.default:
+            return Strict(result)
+        return args[0] if func._schema.is_mutable else result
+
+
+class Again(torch.Tensor):
+    """Calls what it is given once more, which does not come back to it."""
+
+    calls: list = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.calls.append(func.__name__)
+        return torch.overrides.redispatch_function(func, types, args, kwargs or {})
+
+
+def test_a_subclass_that_takes_no_other_class_takes_pending_tensors():
+    def program(x):
+        Strict.told.clear()
+        s = Strict(x * 2)
+        left, right = s + torch.ones(3), torch.ones(2, 3) * s
+        mixed = torch.cat([s, x + 1])
+        other = torch.zeros(2, 3)
+        other.copy_(s)
+        return left, right, mixed, other, (x * 3).mul_(s).sum(), list(Strict.told)
+
+    both(program, grid)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_a_subclass_that_takes_no_other_class_trains(optimizer):
+    def program(x):
+        p = nn.Parameter(Strict(x.clone(), requires_grad=True))
+        step = optimizer([p], 0.1, foreach=False)
+        for _ in range(2):
+            (p * (x + 1)).sum().backward()
+            step.step()
+        return p.inner, p.grad
+
+    both(program, grid, syncs=None, versions=False)
+
+
+def test_a_subclass_that_calls_functions_again():
+    def program(x, y):
+        Again.calls.clear()
+        z = x * 2 + y
+        z.add_(1)
+        p = nn.Parameter(x)
+        (p * y).sum().backward()
+        made = [z.as_subclass(torch.Tensor), p.grad.as_subclass(torch.Tensor), torch.equal(z, z)]
+        return made, list(Again.calls)
+
+    both(program, lambda: (grid().as_subclass(Again), grid()), syncs=None, versions=False)

@@ -1,0 +1,34 @@
+"""A test that hangs is a failure: after ten minutes all threads are shown, and the process ends."""
+
+from __future__ import annotations
+
+import faulthandler
+from collections.abc import Iterator
+
+import pytest
+
+import lazyviz
+
+from .inject import State, is_plain
+
+SECONDS = 600
+
+
+@pytest.fixture(autouse=True)
+def watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
+    """``@pytest.mark.slow`` tests have ten times as long, and with ``--all`` all tests sixty times."""
+    patience = SECONDS * (10 if request.node.get_closest_marker("slow") else 1)
+    patience *= 60 if request.config.getoption("--all") else 1
+    faulthandler.dump_traceback_later(patience, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture
+def state() -> Iterator[State]:
+    """What PyTorch was before the test, which it is after it, too."""
+    found = State()
+    yield found
+    lazyviz.sync()
+    assert not found.differences()
+    assert is_plain()

@@ -1,0 +1,244 @@
+"""A process whose children, forked once PyTorch and lazyviz are there, end in one way each.
+
+    python exits.py COUNT KIND [KIND ...]
+
+Prints a line of JSON for each child: its kind, number, status (as ``subprocess`` gives it; ``None``: it did
+not end) and what it wrote to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+
+import torch
+from torch import nn
+
+import lazyviz
+
+LIMIT = 120.0  # seconds for a child
+KINDS = {}
+
+
+def kind(status=0, says=""):
+    """A way to end: the status it is to end with, and what it may say on stderr."""
+
+    def add(function):
+        KINDS[function.__name__] = (function, status, says)
+        return function
+
+    return add
+
+
+def recorded(size=64, ops=400, **options):
+    """A block of some ops, and its last result."""
+    with lazyviz.lazy(**options) as graph:
+        weight = torch.eye(size)
+        result = torch.ones(size, size)
+        for _ in range(ops // 2):
+            result = torch.relu(result @ weight)
+    return graph, result
+
+
+def daemon(work):
+    """Have ``work`` go on and on in a daemon thread until the process ends, at no certain moment."""
+
+    def forever():
+        while True:
+            work()
+
+    threading.Thread(target=forever, daemon=True).start()
+    time.sleep(random.random() / 5)
+
+
+@kind()
+def after_a_compiled_run():
+    graph, result = recorded(8, 8, backend="inductor")
+    graph.evaluate()
+    assert result.sum() == 64
+
+
+@kind()
+def while_a_daemon_compiles():
+    size = random.randrange(3, 10**4)  # nothing that is known
+
+    def work():
+        with lazyviz.lazy(backend="inductor"):
+            result = torch.ones(size) * size + 1
+        lazyviz.evaluate(result)
+
+    threading.Thread(target=work, daemon=True).start()
+    time.sleep(random.random())
+
+
+@kind()
+def while_a_daemon_evaluates():
+    graph, _ = recorded(256, 3_000)
+    daemon(lambda: graph.evaluate() if graph.pending else time.sleep(0.001))
+
+
+@kind()
+def while_a_daemon_records_and_evaluates():
+    def work():
+        _, result = recorded(16, 100)
+        lazyviz.evaluate(result)
+
+    daemon(work)
+
+
+@kind()
+def while_a_daemon_reads():
+    def work():
+        with lazyviz.lazy():
+            total = torch.ones(3)
+            while total.sum().item() >= 0:
+                total = torch.cos(total).abs()
+
+    daemon(work)
+
+
+@kind()
+def while_a_daemon_goes_on_after_errors():
+    graph, _ = recorded(64, 6_000)
+
+    def work():
+        try:
+            graph.evaluate()
+        except Exception:
+            pass
+        time.sleep(0)
+
+    daemon(work)
+
+
+@kind()
+def while_two_daemons_wait_for_each_other():
+    graph, result = recorded(128, 6_000)
+    threading.Thread(target=graph.evaluate, daemon=True).start()
+    threading.Thread(target=lambda: result.sum().item(), daemon=True).start()
+    time.sleep(random.random() / 5)
+
+
+@kind()
+def while_a_widget_evaluates():
+    graph, _ = recorded(128, 6_000)
+    widget = graph.widget()
+    widget.run()
+    time.sleep(random.random() / 5)
+
+
+@kind()
+def while_another_thread_evaluates():
+    graph, _ = recorded(64, 2_000)
+    threading.Thread(target=graph.evaluate).start()  # which Python waits for
+
+
+@kind()
+def while_a_cluster_works():
+    sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "execute"))
+    from clusters import Here
+
+    lazyviz.register_backend("here", Here())
+    model, batch = nn.Linear(8, 8), torch.randn(64, 8)
+
+    def work():
+        with lazyviz.lazy(batch=[batch], split=32, backend="here") as graph:
+            model(batch).sum().backward()
+        graph.evaluate()
+
+    daemon(work)
+
+
+@kind()
+def with_a_pending_graph():
+    global kept
+    kept = recorded()
+
+
+@kind()
+def with_a_pending_graph_in_a_cycle():
+    graph, result = recorded()
+    graph.itself = graph
+    result.graph = graph
+
+
+@kind(status=7)
+def by_sys_exit_in_a_block():
+    with lazyviz.lazy():
+        torch.ones(3) + 1
+        sys.exit(7)
+
+
+@kind(status=8)
+def by_os_exit_in_a_block():
+    with lazyviz.lazy():
+        torch.ones(3) + 1
+        os._exit(8)
+
+
+@kind(status=1, says="ZeroDivisionError")
+def by_an_exception_in_a_block():
+    with lazyviz.lazy():
+        torch.ones(3) + 1
+        1 / 0
+
+
+@kind(status=-signal.SIGINT, says="KeyboardInterrupt")
+def by_an_interrupt_of_a_run():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    graph, _ = recorded(128, 6_000)
+    main = os.getpid()
+    timer = threading.Timer(random.random() / 10, os.kill, (main, signal.SIGINT))
+    timer.daemon = True
+    timer.start()
+    while True:  # it may come before or after the run
+        graph.evaluate()
+
+
+@kind()
+def evaluating_in_an_exit_handler():
+    import atexit
+
+    graph, result = recorded()
+
+    def last():
+        graph.evaluate()
+        assert torch.equal(result, torch.ones(64, 64))
+
+    atexit.register(last)
+
+
+def report(name, number, child, errors):
+    """Wait for ``child`` and say how it ended."""
+    begin = time.monotonic()
+    ended, status = os.waitpid(child, os.WNOHANG)
+    while not ended and time.monotonic() - begin < LIMIT:
+        time.sleep(0.005)
+        ended, status = os.waitpid(child, os.WNOHANG)
+    code = os.waitstatus_to_exitcode(status) if ended else None
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    errors.seek(0)
+    text = errors.read().decode(errors="replace")
+    print(json.dumps({"kind": name, "number": number, "status": code, "stderr": text[-2000:]}), flush=True)
+
+
+if __name__ == "__main__":
+    count, names = int(sys.argv[1]), sys.argv[2:]
+    for name, number in [(name, number) for name in names for number in range(count)]:
+        with tempfile.TemporaryFile() as errors:
+            child = os.fork()
+            if child == 0:
+                os.dup2(errors.fileno(), 2)
+                random.seed(number)
+                torch.manual_seed(number)
+                KINDS[name][0]()
+                break  # to the end of the program, as any other process
+            report(name, number, child, errors)

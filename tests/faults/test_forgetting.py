@@ -1,0 +1,89 @@
+"""What is forgotten is forgotten as a whole, whatever is raised meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import lazyviz
+from lazyviz import session
+from lazyviz.record.recorder import tape
+
+from .inject import Fault, State, inject, points, sampled
+
+# What is raised while an object is freed is not to be seen but by a warning.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def recorded(step: int = 3) -> list[torch.Tensor]:
+    """Pending tensors of a step of training, and the parameters that it owes writes to."""
+    torch.manual_seed(step)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Dropout(0.5), torch.nn.Linear(5, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with lazyviz.lazy():
+        loss = model(torch.randn(3, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+    return [loss, *model.parameters()]
+
+
+def eager_results() -> list[torch.Tensor]:
+    """Of plain PyTorch, whose tensors may be where forgotten ones were."""
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(4, 5) for _ in range(8)]
+    return [model(torch.ones(3, 4)).detach() for model in models]
+
+
+def assert_plain_and_forgotten(expected: list[torch.Tensor]) -> None:
+    for result, known in zip(eager_results(), expected, strict=True):
+        assert type(result) is torch.Tensor and torch.equal(result, known)
+    lazyviz.sync()  # does not meet anything that cannot run
+    assert not tape.pending
+    again = recorded()
+    lazyviz.sync()
+    assert all(tensor.isfinite().all() for tensor in again)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Fault])
+def test_an_interrupted_reset_has_forgotten_everything(error, request):
+    expected, state = eager_results(), State()
+    every = 1 if request.config.getoption("--all") else 17
+    for at in range(0, 100_000, every):
+        kept = recorded()
+        count = len(tape.pending)
+        if inject(session.reset, at, error) is None:  # it has fewer points
+            break
+        assert len(tape.pending) in (0, count)  # all, where it had not begun
+        assert_plain_and_forgotten(expected)
+        assert not state.differences()
+        assert kept
+    assert at > 50 * every
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Fault])
+def test_an_interrupt_between_two_cells_loses_nothing_that_can_be_seen(error, request):
+    expected, state = eager_results(), State()
+    most = 10_000 if request.config.getoption("--all") else 80
+    torch.manual_seed(3)
+    known = [tensor.detach().clone() for tensor in evaluated(recorded())]
+
+    def dropped_and_kept() -> list[torch.Tensor]:
+        recorded(4)  # nobody has its tensors
+        return recorded()
+
+    dropped_and_kept()
+    count = points(session.cell_boundary)
+    session.reset()
+    for at in sampled(count, most):
+        kept = dropped_and_kept()
+        inject(session.cell_boundary, at, error)
+        for found, right in zip(evaluated(kept), known, strict=True):
+            assert torch.equal(found, right)
+        session.cell_boundary()
+        assert_plain_and_forgotten(expected)
+        assert not state.differences()
+
+
+def evaluated(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    lazyviz.evaluate(*tensors)
+    return tensors
