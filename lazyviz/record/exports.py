@@ -18,6 +18,8 @@ from .outsiders import DLPACK, NUMPY, Outsiders
 from .patches import Patches
 from .tensor import LazyTensor
 
+BeforeRead = Callable[[torch.Tensor, str], None]  # evaluates what reading a tensor needs, for a cause
+CAUSES = {NUMPY: "numpy", DLPACK: "DLPack"}
 METHODS = {"numpy": NUMPY, "__dlpack__": DLPACK}
 FUNCTIONS = ((torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"))
 
@@ -26,8 +28,6 @@ def hand_out(
     outsiders: Outsiders, original: Callable[..., Any], who: str, tensor: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """``original(tensor, ...)``, which gives the memory of an ordinary tensor to others."""
-    if who is DLPACK and type(tensor) is LazyTensor:
-        tensor.data_ptr()  # which makes it real: only then it can be noted
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or _torch_owners.address_of(tensor) is None:
         return original(tensor, *args, **kwargs)
     # One that requires gradients is refused, or detached by the function itself.
@@ -45,11 +45,17 @@ def hand_out(
     return result
 
 
-def noting(outsiders: Outsiders, original: Callable[..., Any], who: str) -> Callable[..., Any]:
+def noting(
+    outsiders: Outsiders, original: Callable[..., Any], who: str, before_read: BeforeRead
+) -> Callable[..., Any]:
     """``original``, which gives ``who`` the memory of its first argument, noted."""
 
     @functools.wraps(original)
     def function(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(tensor) is LazyTensor:
+            before_read(tensor, CAUSES[who])  # only what is real can be noted
+            with outsiders.tape.paused():
+                return hand_out(outsiders, original, who, tensor, *args, **kwargs)
         return hand_out(outsiders, original, who, tensor, *args, **kwargs)
 
     return function
@@ -62,22 +68,24 @@ class ExportPatches:
     noted only as long as what is known of some memory depends on it.
     """
 
-    def __init__(self, outsiders: Outsiders) -> None:
+    def __init__(self, outsiders: Outsiders, before_read: BeforeRead) -> None:
         self._outsiders = outsiders
+        self._before_read = before_read
         self._dlpack = Patches()
         self._numpy = Patches()
 
     def install(self, *, numpy: bool) -> None:
         if not self._dlpack and not self._dlpack.again():
-            self._dlpack.set(
-                torch.Tensor, "__dlpack__", noting(self._outsiders, torch.Tensor.__dlpack__, DLPACK)
-            )
+            self._dlpack.set(torch.Tensor, "__dlpack__", self._noting(torch.Tensor.__dlpack__, DLPACK))
             for owner, name in FUNCTIONS:
-                self._dlpack.set(owner, name, noting(self._outsiders, getattr(owner, name), DLPACK))
+                self._dlpack.set(owner, name, self._noting(getattr(owner, name), DLPACK))
             self._dlpack.complete()
         if numpy and not self._numpy and not self._numpy.again():
-            self._numpy.set(torch.Tensor, "numpy", noting(self._outsiders, torch.Tensor.numpy, NUMPY))
+            self._numpy.set(torch.Tensor, "numpy", self._noting(torch.Tensor.numpy, NUMPY))
             self._numpy.complete()
+
+    def _noting(self, original: Callable[..., Any], who: str) -> Callable[..., Any]:
+        return noting(self._outsiders, original, who, self._before_read)
 
     def begin_block(self) -> None:
         """While something is recorded or pending its own patches note arrays."""

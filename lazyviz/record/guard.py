@@ -162,7 +162,9 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
         if Lost.something and tape.graph is None:
             tape.forget_lost()
         if info.is_view and any(type(tensor) is LazyTensor for tensor in tensors_in(args)):
-            return tape.record_view(op, args, kwargs)
+            with tape.lock:  # another thread's run may be about to make it real
+                if any(type(tensor) is LazyTensor for tensor in tensors_in(args)):
+                    return tape.record_view(op, args, kwargs)
         if info.name in OVERWRITES:
             anew = list(_set_anew(tape, info, args, kwargs))
         needed, nbytes = needed_nodes(tape, info, args, kwargs, anew)
@@ -183,7 +185,7 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
                 tape.forget_shadow(tensor)
                 if info.set_like or info.metadata_write:
                     tape.forget_place(tensor)  # it showed other memory, or the same in another way
-    refuse_forgotten((*args, *kwargs.values()))
+    refuse_forgotten(tape, (*args, *kwargs.values()))
     result = call(op, info, args, kwargs)
     for storage in anew:
         set_anew(storage)
@@ -228,13 +230,15 @@ def evaluate_arguments(
             tape.sync(cause, needed)
 
 
-def refuse_forgotten(items: Any) -> None:
+def refuse_forgotten(tape: Tape, items: Any) -> None:
     """A tensor that nothing can evaluate any more is one clear error.
 
     Raises:
         RuntimeError: one of the tensors is still without a value.
     """
     for tensor in tensors_in(items):
+        if type(tensor) is LazyTensor:
+            tape.lock.wait()  # another thread that has run its node may be about to make it real
         if type(tensor) is LazyTensor:
             raise RuntimeError(f"{describe(tensor._lazyviz)}; {FORGOTTEN}")
 

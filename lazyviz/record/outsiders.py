@@ -100,7 +100,7 @@ class Outsiders:
     """
 
     def __init__(self, tape: Pending) -> None:
-        self._tape = tape
+        self.tape = tape
         self._verdicts: dict[int, Verdict] = {}
         self.exported = tape.exported
         self.lasting = False  # something is known that has to stay known after the block
@@ -199,7 +199,7 @@ class Outsiders:
         self.exported.setdefault(address, []).append((WeakTensor(tensor), who))
         if traced:
             self._verdicts[address] = Verdict(tensor, None, ())
-        self._tape.forget_storage(address)
+        self.tape.forget_storage(address)
 
     def lasts(self) -> bool:
         """Whether something is known that only stays true while exports are noted."""
@@ -229,7 +229,7 @@ class Outsiders:
         is the autograd engine's.
         """
         start = time.perf_counter()
-        tape = self._tape
+        tape = self.tape
         self.forget_dead()
         with _torch.no_function_modes():
             _Look(operands).judge(self._verdicts)

@@ -102,7 +102,7 @@ class Pending:
     # Of these the compiled recorder asks at every op.
     __slots__ = (
         "__dict__", "__weakref__", "absent", "batch", "exported", "graph", "held_bytes_limit", "met",
-        "outside", "owner", "pauses", "pending", "storages", "summing", "viewed",
+        "outside", "owner", "pauses", "pending", "storages", "summing", "under_way", "viewed",
     )  # fmt: skip
 
     def __init__(self) -> None:

@@ -52,7 +52,7 @@ class Addresses:
         """A pending tensor's address is taken: to read, to write or to hand it out."""
         self._before_read(tensor, RAW_ACCESS)
         if not self._tape.shapes.inferring and self._tape.running != threading.get_ident():
-            refuse_forgotten((tensor,))
+            refuse_forgotten(self._tape, (tensor,))
 
     def _before_call(self, number: int, args: Any, kwargs: Any) -> None:
         """A C function reads its argument's memory, or that of tensors in lists."""

@@ -74,7 +74,7 @@ class SyncPatches:
         self.tape = tape
         self._patches = Patches()
         self._addresses = Addresses(tape, self.before_read)
-        self.exports = ExportPatches(tape.outsiders)
+        self.exports = ExportPatches(tape.outsiders, self.before_read)
         self.exports.install(numpy=False)
         self.installed = False  # whether any of it is in place, or has not been put away
         self._generator_readers = {name: self._generator_reader(name) for name in READERS}
@@ -408,7 +408,7 @@ class SyncPatches:
         for owner, name in ((torch, "ctc_loss"), (_torch.VF, "_pad_packed_sequence")):
             self._patches.set(owner, name, self._at_once(getattr(owner, name)))  # they fill fresh tensors
         for owner, name in FUNCTIONS:
-            give = noting(self.tape.outsiders, getattr(owner, name), DLPACK)
+            give = noting(self.tape.outsiders, getattr(owner, name), DLPACK, self.before_read)
             self._patches.set(owner, name, self._after_reading(give, "DLPack"))
         constructors: list[tuple[Any, str]] = [
             (torch, "tensor"),
