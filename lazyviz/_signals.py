@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import compress
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -114,7 +115,7 @@ class Deferred(Arrived):
     def _defer(self) -> None:
         found = list(map(_signal.getsignal, _NUMBERS))
         note = self._note
-        self._handlers = {_NUMBERS[at]: handler for at, handler in enumerate(found) if callable(handler)}
+        self._handlers = dict(compress(zip(_NUMBERS, found), map(callable, found)))
         try:
             for number in self._handlers:  # the others are not set from Python, or ignored: not ours to touch
                 _signal.signal(number, note)

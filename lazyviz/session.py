@@ -71,7 +71,7 @@ class LazyGraph(Choices, Shown):
         self.title = "lazyviz"
         self.report: Report | None = None
         self.error: BaseException | None = None
-        self._done = 0  # so many nodes from the first are known to have run
+        self._waits = 0  # the node that was found not to have run
         self._owned = Owned(graph)  # the last: attributes go in this order
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -105,13 +105,13 @@ class LazyGraph(Choices, Shown):
 
     @property
     def has_pending(self) -> bool:
-        """Whether some op has not run: no node is looked at twice as long as there are such."""
-        nodes, at = self.ir.nodes, self._done
-        while at < len(nodes) and nodes[at].state == "done":
-            at += 1
-        self._done = at
-        # A recomputing run that ends early may leave nodes pending that had run.
-        return at < len(nodes) or bool(sweeps.unfinished(self.nodes))
+        """Whether some op has not run."""
+        nodes = self.nodes
+        if self._waits < len(nodes) and nodes[self._waits].state != "done":
+            return True  # still the one that was found before
+        waiting = sweeps.unfinished(nodes)
+        self._waits = waiting[0].index if waiting else len(nodes)
+        return bool(waiting)
 
     @property
     def sync_points(self) -> Sequence[SyncPoint]:

@@ -11,7 +11,7 @@ import torch
 from .. import _torch
 from ..graph.ir import Storage
 from ..plan.alive import Category
-from ..plan.projection import Peak, by_category
+from ..plan.projection import ByCategory, Peak
 from ..record.storage import TrackedNode, TrackedStorage
 from .report import Timeline
 from .stretch import Stretch
@@ -261,7 +261,7 @@ def _highest(
     for storage, nbytes in zip(storages[:end], sizes):
         totals[storage] = totals.get(storage, 0) + nbytes
     alive = [(storage, nbytes) for storage, nbytes in totals.items() if nbytes]
-    return Peak(device, peak, by_category(alive, categories))
+    return Peak(device, peak, ByCategory(alive, categories))
 
 
 Memory = ResidentMemory | KnownMemory

@@ -68,8 +68,13 @@ class Known:
     def learn(self, stretch: Stretch, memory: Memory, projection: Projection | None) -> None:
         """What was projected of it, if that depends on nothing else."""
         if projection is not None and stretch.is_all_of_a_graph:
-            self.projected = projection[0]
-            self.held = memory.peak_on(self.projected.device, projection[1])
+            self.projected = _settled(projection[0])
+            self.held = _settled(memory.peak_on(self.projected.device, projection[1]))
+
+
+def _settled(peak: Peak) -> Peak:
+    """The same without its storages, whose graph would be kept for it."""
+    return peak._replace(by_category=dict(peak.by_category))
 
 
 class Replays:

@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 from ..graph.ir import Node, SourceLine, Value
 from ..graph.summary import Summary, share_text
 from ..plan.alive import CATEGORIES
-from ..plan.projection import Peak
+from ..plan.projection import ByCategory, Peak
 from ..plan.units import format_bytes
 from ..plan.words import line_text
 
@@ -180,8 +180,10 @@ def difference(projected: Peak, measured: Peak, peak_bytes: int) -> dict[str, in
     ``peak_bytes`` counts more than the run's tensors on a GPU: rounding, workspaces, other tensors.
     """
     result: dict[str, int] = {}
-    for name in CATEGORIES:
-        size = measured.by_category.get(name, 0) - projected.by_category.get(name, 0)
+    seen, foreseen = measured.by_category, projected.by_category
+    same = isinstance(seen, ByCategory) and isinstance(foreseen, ByCategory) and seen.alive == foreseen.alive
+    for name in () if same else CATEGORIES:
+        size = seen.get(name, 0) - foreseen.get(name, 0)
         if size:
             result[name] = size
     other = peak_bytes - measured.nbytes - projected.scratch

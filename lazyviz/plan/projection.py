@@ -7,6 +7,7 @@ needs, or what is left after a sync point.  Sizes are bytes.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from operator import add
 from typing import NamedTuple
@@ -33,10 +34,14 @@ class Peak(NamedTuple):
 
 
 class Categories(Mapping[Storage, Category]):
-    """What the storages of some lifetimes are for, found out when asked: a peak asks of few."""
+    """What the storages of some graphs are for, found out when asked: a peak asks of few, and seldom."""
 
-    def __init__(self, spans: Mapping[Storage, Lifetime]) -> None:
-        self._spans = spans
+    def __init__(self, graphs: Sequence[Graph]) -> None:
+        self._graphs = graphs
+
+    @cached_property
+    def _spans(self) -> Mapping[Storage, Lifetime]:
+        return _known(self._graphs)
 
     def __getitem__(self, storage: Storage) -> Category:
         return categorize(self._spans[storage])
@@ -46,6 +51,37 @@ class Categories(Mapping[Storage, Category]):
 
     def __len__(self) -> int:
         return len(self._spans)
+
+
+class ByCategory(Mapping[Category, int]):
+    """The bytes of each category among ``alive`` storages, summed when asked.
+
+    Empty categories are left out; what no category is known of is temporary.
+    """
+
+    def __init__(self, alive: Iterable[tuple[Storage, int]], categories: Mapping[Storage, Category]) -> None:
+        self.alive: dict[Storage, int] = {}
+        for storage, nbytes in alive:
+            origin = storage.origin
+            self.alive[origin] = self.alive.get(origin, 0) + nbytes
+        self._categories = categories
+
+    @cached_property
+    def _sizes(self) -> dict[Category, int]:
+        sizes: dict[Category, int] = {}
+        for storage, nbytes in self.alive.items():
+            category = self._categories.get(storage, "temporaries")
+            sizes[category] = sizes.get(category, 0) + nbytes
+        return {name: size for name, size in sizes.items() if size}
+
+    def __getitem__(self, category: Category) -> int:
+        return self._sizes[category]
+
+    def __iter__(self) -> Iterator[Category]:
+        return iter(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
 
 
 Held = tuple[Storage, int, int, int]
@@ -60,44 +96,64 @@ def project(
     ``pending`` are the nodes of any graph that have not run; those beyond ``nodes`` may need, after the
     run, what it works on.  A CPU's peak is of tensors alone, since that is what a run on the CPU can count.
     """
-    known = _known(graphs)
     count = len(nodes)
-    whole = len(graphs) == 1 and len(graphs[0].nodes) == count
-    later: set[Storage] = set()
-    inside: set[Node] = set()
-    if len(pending) != count or not whole:
-        inside = set(nodes)
-        later = {value.storage.origin for node in pending if node not in inside for value in node.inputs}
-    spans: list[tuple[Lifetime, int, int]] = []
-    if whole:  # a position is a node's index
-        spans = [
-            (span, max(span.start, 0), span.last_use.index + 1)
-            for span in known.values()
-            if span.last_use is not None
-        ]
+    if len(pending) == count and len(graphs) == 1 and len(graphs[0].nodes) == count:
+        device, held = _held_by_all(graphs[0])
     else:
-        first: dict[Storage, int] = {}
-        last: dict[Storage, int] = {}
-        for position, node in enumerate(nodes):
-            for storage in _touched(node):
-                first.setdefault(storage, position)
-                last[storage] = position
-        for storage, span in known.items():
-            if storage in last:
-                spans.append((span, first[storage] if span.maker in inside else 0, last[storage] + 1))
-    device = main_device([span for span, _, _ in spans])
-    held: list[Held] = []
-    for span, start, stop in spans:
-        storage = span.storage.origin
-        if storage.nbytes and storage.device == device:
-            held.append((storage, storage.nbytes, start, count if span.kept or storage in later else stop))
-    needs = {
-        graph.nodes[at]: need.nbytes
-        for graph in graphs
-        for at, need in scratch(graph, device, device.type).items()
-    }
-    categories = Categories(known)
+        device, held = _held_by_part(nodes, pending)
+    needs: dict[Node, int] = {}
+    for graph in graphs:
+        own = nodes if len(graphs) == 1 else [node for node in nodes if _is_of(node, graph)]
+        found = scratch(graph, device, device.type, own)
+        needs.update((graph.nodes[at], need.nbytes) for at, need in found.items())
+    categories = Categories(graphs)
     return highest(device, held, [needs.get(node, 0) for node in nodes], categories), categories
+
+
+def _held_by_all(graph: Graph) -> tuple[torch.device, list[Held]]:
+    """What a run of a whole graph holds on its main device; a position is a node's index."""
+    count = len(graph.nodes)
+    spans = [span for span in lifetimes(graph) if span.last_use is not None]
+    device = main_device(spans)
+    held: list[Held] = []
+    for span in spans:
+        storage = span.storage.origin
+        if storage.nbytes and storage.device == device and span.last_use is not None:
+            stop = count if span.kept else span.last_use.index + 1
+            held.append((storage, storage.nbytes, max(span.start, 0), stop))
+    return device, held
+
+
+def _held_by_part(nodes: Sequence[Node], pending: Collection[Node]) -> tuple[torch.device, list[Held]]:
+    """The same of a run of some nodes, which takes as long as there are nodes to run or pending ones."""
+    count = len(nodes)
+    inside = set(nodes)
+    kept = {value.storage.origin for node in pending if node not in inside for value in node.inputs}
+    first: dict[Storage, int] = {}
+    last: dict[Storage, int] = {}
+    made: set[Storage] = set()
+    for position, node in enumerate(nodes):
+        for storage in _names(node):
+            origin = storage.origin
+            first.setdefault(origin, position)
+            last[origin] = position
+            if storage.dropped is None or origin.dropped is None:
+                kept.add(origin)
+        made.update(_allocated(node))
+    sizes: dict[torch.device, int] = {}
+    for storage in last:
+        sizes[storage.device] = sizes.get(storage.device, 0) + storage.nbytes
+    device = max(sizes, key=sizes.__getitem__, default=torch.device("cpu"))
+    held: list[Held] = []
+    for storage, stop in last.items():
+        if storage.nbytes and storage.device == device:
+            start = first[storage] if storage in made else 0
+            held.append((storage, storage.nbytes, start, count if storage in kept else stop + 1))
+    return device, held
+
+
+def _is_of(node: Node, graph: Graph) -> bool:
+    return node.index < len(graph.nodes) and graph.nodes[node.index] is node
 
 
 def _known(graphs: Sequence[Graph]) -> dict[Storage, Lifetime]:
@@ -124,7 +180,7 @@ def parts_of(
     inside = set(nodes)
     known = _known(graphs)
     later = {value.storage.origin for node in pending if node not in inside for value in node.inputs}
-    touched = {storage for node in nodes for storage in _touched(node)}
+    touched = {storage.origin for node in nodes for storage in _names(node)}
     spans = [span for storage, span in known.items() if storage in touched and storage.nbytes]
     device = main_device(spans)
     spans = [
@@ -144,12 +200,23 @@ def parts_of(
     return spans, needs
 
 
-def _touched(node: Node) -> Iterable[Storage]:
+def _names(node: Node) -> set[Storage]:
+    """The storages that a node touches; memory that the record has met again has several."""
     return {
-        *(value.storage.origin for value in node.inputs),
-        *(value.storage.origin for value in node.outputs),
-        *(storage.origin for storage in node.writes),
+        *[value.storage for value in node.inputs],
+        *[value.storage for value in node.outputs],
+        *node.writes,
     }
+
+
+def _allocated(node: Node) -> set[Storage]:
+    """The storages that a node makes: neither its inputs', nor written in place."""
+    made = {
+        value.storage
+        for value in node.outputs
+        if value.storage.created == node.index and not value.storage.external
+    }
+    return made.difference([value.storage for value in node.inputs], node.writes)
 
 
 def highest(
@@ -174,15 +241,4 @@ def highest(
     at = levels.index(peak) if peak else 0
     alive = [(storage, nbytes) for storage, nbytes, start, stop in held if start <= at < stop]
     beside = extra[at] if extra else 0
-    return Peak(device, peak, by_category(alive, categories), beside, max(with_scratch, default=0))
-
-
-def by_category(
-    alive: Iterable[tuple[Storage, int]], categories: Mapping[Storage, Category]
-) -> dict[Category, int]:
-    """The bytes of each category, the empty ones left out; what no category is known of is temporary."""
-    sizes: dict[Category, int] = {}
-    for storage, nbytes in alive:
-        category = categories.get(storage.origin, "temporaries")
-        sizes[category] = sizes.get(category, 0) + nbytes
-    return {name: size for name, size in sizes.items() if size}
+    return Peak(device, peak, ByCategory(alive, categories), beside, max(with_scratch, default=0))

@@ -10,7 +10,7 @@ the few bytes of a Python number made a tensor are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -31,16 +31,18 @@ _CPU_TABLE: dict[str, Rule] = {**scratch_images.TABLE, **scratch_linalg.TABLE}
 SCRATCH = "scratch"  # the name of a storage that stands for it
 
 
-def scratch(graph: Graph, device: torch.device, kind: str) -> dict[int, Need]:
+def scratch(
+    graph: Graph, device: torch.device, kind: str, nodes: Iterable[Node] | None = None
+) -> dict[int, Need]:
     """What each node on ``device`` needs beyond its storages, by its position; the rest need nothing.
 
-    ``kind`` is the type of device whose kernels would run: ``"cuda"`` for a graph recorded on the
-    CPU and planned for a card.
+    ``nodes`` are some of the graph's, or ``None`` for all.  ``kind`` is the type of device whose kernels
+    would run: ``"cuda"`` for a graph recorded on the CPU and planned for a card.
     """
     table = CUDA_TABLE if kind == "cuda" else _CPU_TABLE if kind == "cpu" else {}
     threads = torch.get_num_threads()
     found: dict[int, Need] = {}
-    for node in graph.nodes:
+    for node in graph.nodes if nodes is None else nodes:
         rule = table.get(node.op._schema.name)
         if rule is None:
             continue

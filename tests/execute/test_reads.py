@@ -119,6 +119,25 @@ def test_a_step_that_reads_does_as_much_late_in_a_block_as_early(kind, in_python
     assert late <= 1.1 * early
 
 
+def test_evaluating_the_rest_of_a_long_block_looks_at_what_has_run_once():
+    x = torch.randn(6)
+
+    def lines_at_the_end(steps):
+        with lazyviz.lazy() as graph:
+            y = x * 2
+            for _ in range(steps):
+                y = y.sin() * x
+                y.sum().item()
+            y.add_(1)
+        count = lines_of(graph.evaluate)
+        assert graph.report.projected_bytes == graph.report.peak_bytes
+        return count, len(graph.nodes)
+
+    lines_at_the_end(5)
+    (early, few), (late, many) = lines_at_the_end(20), lines_at_the_end(200)
+    assert late - early <= 1.1 * (many - few)
+
+
 @pytest.mark.takes_times
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_that_reads_takes_as_long_late_in_a_block_as_early(kind):
