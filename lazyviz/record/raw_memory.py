@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from .. import _torch_memory
+from .. import _torch_cuda, _torch_memory
 from .._tracebacks import shorten, shortened
 from . import acceleration
+from .at_once import note_copies
 from .guard import refuse_forgotten, tensors_in
 from .order import closure
 from .patches import Patches
@@ -96,7 +97,8 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
     def __getitem__(storage: torch.UntypedStorage, index: Any) -> Any:
         if isinstance(index, slice):  # another storage on the same memory
             before_access(tape, storage)
-        return get_item(storage, index)
+        with tape.paused():  # a number is read by ops, of a tensor that is made for that
+            return get_item(storage, index)
 
     patches.set(cls, "__getitem__", __getitem__)
     write_record = _torch_memory.FILE_WRITER.write_record
@@ -108,6 +110,8 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
         return write_record(writer, name, content, *args, **kwargs)
 
     patches.set(_torch_memory.FILE_WRITER, "write_record", write)
+    utils, rebuild = _torch_cuda.REBUILD_TENSOR
+    patches.set(utils, rebuild, _made_at_once(tape, getattr(utils, rebuild)))
     for owner, name in _torch_memory.SCRIPT_WRITERS:
         patches.set(owner, name, _at_once(tape, getattr(owner, name), writes=True))
     for owner, name in _torch_memory.SCRIPT_READERS:
@@ -154,3 +158,16 @@ def _at_once(tape: Tape, original: Callable[..., Any], *, writes: bool) -> Calla
             return original(*args, **kwargs)
 
     return function
+
+
+def _made_at_once(tape: Tape, original: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes a tensor of a storage that was read from a file: there is nothing to wait for."""
+
+    @functools.wraps(original)
+    def rebuild_tensor(*args: Any, **kwargs: Any) -> Any:
+        with tape.paused():
+            made = original(*args, **kwargs)
+        note_copies(tape, made)
+        return made
+
+    return rebuild_tensor

@@ -402,7 +402,8 @@ class Tape(Outside):
         needed, nbytes = guard.needed_nodes(self, info, args, kwargs)
         if self.absent is not None and (answer := self.absent.answer(needed)) is not None:
             return answer.value
-        if needed or not of_sparse:  # a sparse tensor is made at once, which is no sync point by itself
+        # A sparse tensor is made at once, and memory exchanged, which is no sync point by itself.
+        if needed or not (of_sparse or info.name == "set_"):
             self.sync(cause, needed, nbytes, a_number=info.returns_numbers)
         written = list(guard.written_tensors(info, args, kwargs))
         before = [at_once.memory_of(tensor) for tensor in written]

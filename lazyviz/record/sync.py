@@ -18,7 +18,7 @@ import torch
 
 from .. import _torch, _torch_cuda
 from .._tracebacks import shorten, shortened
-from . import absent, absent_errors, at_once, constants, copies
+from . import absent, absent_errors, at_once, constants, copies, saving
 from .exports import FUNCTIONS, METHODS, ExportPatches, hand_out, noting
 from .guard import is_out_of_reach, nodes_before_access, tensors_in
 from .host_copies import host_copy
@@ -130,8 +130,10 @@ class SyncPatches:
         tape = self.tape
         if tape.shapes.inferring or tape.running == threading.get_ident():
             return
-        needed = nodes_before_access(tape, tensor, write=cause in _HANDED_OUT)
+        needed = nodes_before_access(tape, tensor, write=(write := cause in _HANDED_OUT))
         if needed:
+            if cause in saving.CAUSES and tape.absent is None:
+                needed += saving.read_with(tape, tensor, write=write, frame=sys._getframe(1))
             with tape.lock:
                 tape.sync(cause, needed, tensor.numel() * tensor.element_size())
 

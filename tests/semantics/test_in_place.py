@@ -305,7 +305,7 @@ def test_set_with_a_storage_offset_and_strides():
         z.add_(1)
         return y, z
 
-    both(program, grid, syncs=["storage access", "set_", "set_ exchanges memory"])
+    both(program, grid, syncs=["storage access", "set_"])
 
 
 @pytest.mark.parametrize("size", [(2,), (4,), (3, 5)])

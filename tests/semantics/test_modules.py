@@ -273,17 +273,17 @@ COPIES = {
     "copy": (copy.copy, set()),
     "pickle": (
         lambda m: pickle.loads(pickle.dumps(m)),
-        {"storage access", "pickle", "set_", "set_ exchanges memory"},
+        {"storage access", "pickle"},
     ),
     "save": (
         lambda m: (lambda f: (torch.save(m.state_dict(), f), f.seek(0), torch.load(f))[2])(io.BytesIO()),
-        {"storage access", "pickle", "set_", "set_ exchanges memory"},
+        {"storage access", "pickle"},
     ),
     "save a model": (
         lambda m: (lambda f: (torch.save(m, f), f.seek(0), torch.load(f, weights_only=False))[2])(
             io.BytesIO()
         ),
-        {"storage access", "pickle", "set_", "set_ exchanges memory"},
+        {"storage access", "pickle"},
     ),
     "state_dict": (lambda m: m.state_dict(), set()),
     "clone of each": (lambda m: {name: p.clone() for name, p in m.named_parameters()}, set()),

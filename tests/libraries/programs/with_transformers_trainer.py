@@ -154,8 +154,6 @@ def a_saved_model_is_trained_further() -> Any:
         "data_ptr": "which weights share memory, before they are saved",
         "stack": LOADING,
         "item": "whether the loss is a number",
-        "set_ exchanges memory": "weights are given the memory that was read from a file",
-        "set_": "optimizer state is given the memory that was read from a file",
     }
 )
 def checkpoints_are_saved_and_training_goes_on_from_one() -> Any:

@@ -1,0 +1,119 @@
+"""What is saved together is evaluated together, and what is loaded in a block needs no evaluation."""
+
+from __future__ import annotations
+
+import io
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save, save_file, save_model
+from torch import nn
+
+import lazyviz
+
+
+def trained():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.randn(6, 4)), torch.randint(2, (6,))).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def everything(model, optimizer):
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "more": [(model[0].weight,)]}
+
+
+WAYS = {
+    "torch.save": lambda m, o, f: torch.save(m.state_dict(), f),
+    "torch.save of all": lambda m, o, f: torch.save(everything(m, o), f),
+    "torch.save of a module": lambda m, o, f: torch.save(m, f),
+    "the older format": lambda m, o, f: torch.save(everything(m, o), f, _use_new_zipfile_serialization=False),
+    "safetensors": lambda m, o, f: save_file(m.state_dict(), f),
+    "safetensors in memory": lambda m, o, f: f.write_bytes(save(m.state_dict())),
+    "safetensors of a module": lambda m, o, f: save_model(m, f),
+    "NumPy": lambda m, o, f: numpy.savez(f, **m.state_dict()),
+    "shared memory": lambda m, o, f: m.share_memory(),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_saved_together_is_one_sync_point(way, tmp_path):
+    model, optimizer = trained()
+    WAYS[way](model, optimizer, tmp_path / "eager")
+    with lazyviz.lazy() as graph:
+        pending, its = trained()
+        WAYS[way](pending, its, tmp_path / "lazy")
+    assert len(graph.sync_points) == 1
+    if way == "NumPy":
+        eager, lazy = (numpy.load(tmp_path / f"{name}.npz") for name in ("eager", "lazy"))
+        assert all((eager[name] == lazy[name]).all() for name in eager)
+    elif way.startswith("safetensors"):
+        assert (tmp_path / "eager").read_bytes() == (tmp_path / "lazy").read_bytes()
+    for one, other in zip(model.state_dict().values(), pending.state_dict().values()):
+        assert torch.equal(one, other)
+
+
+def test_what_a_function_of_the_user_is_given_is_not_evaluated_with_what_it_saves():
+    def note(model, more):
+        torch.save(model.state_dict(), io.BytesIO())
+
+    with lazyviz.lazy() as graph:
+        model, _ = trained()
+        more = [torch.randn(3) * 2]
+        note(model, more)
+    assert lazyviz.is_lazy(more[0]) and len(graph.sync_points) == 1
+
+
+def test_an_op_that_has_failed_does_not_keep_others_from_being_saved():
+    with lazyviz.lazy():
+        broken = torch.zeros(3)[torch.tensor([7])]
+    with pytest.raises(IndexError):
+        lazyviz.evaluate(broken)
+    with lazyviz.lazy() as graph:
+        fine = torch.randn(3) * 2
+        arrays = {"fine": fine, "broken": broken}
+        with pytest.raises(IndexError):
+            save(arrays)
+    assert not lazyviz.is_lazy(fine) and torch.isfinite(fine).all()
+    assert [point.cause for point in graph.sync_points] == ["storage access"]
+    lazyviz.reset()
+
+
+def trained_further(path, mapped):
+    found = torch.load(path / "all", mmap=mapped)
+    model, optimizer = trained()
+    model.load_state_dict(found["model"])
+    optimizer.load_state_dict(found["optimizer"])
+    other, _ = trained()
+    other.load_state_dict(load_file(path / "weights"), assign=mapped)
+    (model(torch.ones(2, 4)).sum() * other(torch.ones(2, 4)).sum()).backward()
+    optimizer.step()
+    return [*model.state_dict().values(), *other.parameters(), *(p.grad for p in other.parameters())]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_what_is_loaded_in_a_block_is_no_sync_point(tmp_path, mapped):
+    model, optimizer = trained()
+    torch.save(everything(model, optimizer), tmp_path / "all")
+    save_file(model.state_dict(), tmp_path / "weights")
+    expected = trained_further(tmp_path, mapped)
+    with lazyviz.lazy() as graph:
+        noise = torch.randn(3) * 2
+        found = trained_further(tmp_path, mapped)
+    assert graph.sync_points == [] and lazyviz.is_lazy(noise)
+    graph.evaluate()
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_a_number_of_a_storage_is_read_after_what_it_is_owed():
+    with lazyviz.lazy():
+        x = torch.zeros(4, dtype=torch.uint8)
+        memory = x.untyped_storage()
+        x += 3
+        assert memory[1] == 3 and list(memory) == [3] * 4
