@@ -336,11 +336,19 @@ class LazyMagics(Magics):
     def before_cell(self, info: Any) -> None:
         raw = info.raw_cell or ""
         self._raw_cells.append(raw)
-        if len(self._raw_cells) == 1:
+        sources = tape.scopes.sources
+        name = self.shell.compile.get_code_name(
+            raw, getattr(info, "transformed_cell", None) or raw, self.shell.execution_count
+        )
+        sources.parts.pop(name, None)
+        if len(self._raw_cells) > 1:
+            if sources.cell is not None and (part := sources.cell.part(raw)) is not None:
+                sources.parts[name] = part
+        else:
             self._cell_id = getattr(info, "cell_id", None)
             if above := text_below_magics(raw):
                 number, lines = self.shell.displayhook.prompt_count, raw.rstrip().split("\n")
-                tape.scopes.sources.cell = CellText(f"<ipython-input-{number}>", number, lines, above, above)
+                sources.cell = CellText(f"<ipython-input-{number}>", number, lines, above, above)
 
     def _raw_cell_of(self, text: str) -> str:
         """The outermost cell that runs now and ends with ``text``; "": none does."""

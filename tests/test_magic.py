@@ -167,6 +167,28 @@ def test_what_a_line_magic_runs_is_at_its_own_line(run):
     assert [line for line, _ in lines_of(run)] == ["cell [2], line 3", "cell [2], line 5"]
 
 
+def test_what_timeit_runs_in_a_line_is_at_that_line(run):
+    run("%%lazy\n%%capture\ny = torch.rand(3)\n\n%timeit -n 1 -r 1 y + 1")
+    assert [line for line, _ in lines_of(run)] == ["cell [2], line 3", "cell [2], line 5"]
+
+
+@pytest.mark.parametrize("above", ["%%capture out\n", "\n%%capture\n\n", "%%lazy\n%%capture\n"])
+def test_a_function_keeps_the_lines_of_the_cell_whose_output_was_captured(run, above):
+    run(f"{above}def f(t):\n    return t + 1")
+    run("%%lazy\nv = f(torch.rand(3))")
+    line = above.count("\n") + 2
+    assert lines_of(run)[1] == (f"cell [2], line {line}", "return t + 1")
+    run("def f(t):\n    return t + 1")
+    run("%%lazy\nv = f(torch.rand(3))")
+    assert lines_of(run)[1] == ("cell [4], line 2", "return t + 1")
+
+
+def test_a_block_whose_output_is_captured_has_the_cell_s_lines(run):
+    run("%%capture\nimport lazyviz\nwith lazyviz.lazy() as g:\n    v = torch.rand(3).tolist()")
+    (point,) = run["g"].sync_points
+    assert str(run["g"].nodes[0].source) == str(point.source) == "cell [2], line 4"
+
+
 def test_a_function_defined_below_another_magic_has_its_lines(run):
     run("%%lazy\n%%time\ndef f(t):\n    return t + 1\nv = f(torch.rand(3))")
     assert lines_of(run)[1] == ("cell [2], line 4", "return t + 1")

@@ -49,3 +49,12 @@ class CellText(NamedTuple):
             return False
         last = max((line for _, _, line in code.co_lines() if line is not None), default=0)
         return last + self.shift > self.above
+
+    def part(self, raw: str) -> CellText | None:
+        """The same for ``raw``, if that is what a magic in it runs as a cell of its own (``%%capture``)."""
+        lines = raw.strip("\n").rstrip().split("\n")
+        shift = len(self.lines) - len(lines)
+        # Above them may be comments, in place of magics.
+        pairs = zip(lines, self.lines[max(0, shift) :])
+        same = all(line in (own, f"# {own}") for line, own in pairs)
+        return self._replace(shift=shift) if shift >= 0 and same else None

@@ -1,6 +1,6 @@
-"""What a library saves together is evaluated together: at the first of its tensors, one sync point for all.
+"""What a library saves together is evaluated together, at the first of its tensors: one sync point for all.
 
-``torch.save``, ``safetensors.save_file`` or ``save_pretrained`` read one tensor after the other, each past the
+``torch.save``, ``safetensors.save_file`` or ``save_pretrained`` read one tensor after the other, past the
 dispatcher.  What else they are about to read is in the arguments of the functions that are running.
 """
 
@@ -29,7 +29,7 @@ _MOST = 100_000  # objects looked at
 
 
 def read_with(tape: Tape, tensor: torch.Tensor, *, write: bool, frame: FrameType | None) -> list[TrackedNode]:
-    """Pending nodes that the other tensors need which a library above ``frame`` has been given with ``tensor``.
+    """Pending nodes that the other tensors need which a library above ``frame`` was given with ``tensor``.
 
     ``write``: those that get the memory may write it.
     """

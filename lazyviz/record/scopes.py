@@ -93,6 +93,7 @@ class SourceFinder:
         # By id of a running frame: the place above it, so that no op below looks for it again.
         self._above: dict[int, Place] = {}
         self.cell: CellText | None = None  # the one that runs, if it is known
+        self.parts: dict[str, CellText] = {}  # by name of the code, what magics ran as cells of their own
         self._of_magics: dict[int, CellText] = {}  # by id of code that a magic in a cell runs
         self.block: CodeType | None = None  # the code that opened the outermost block: callers end there
 
@@ -121,8 +122,7 @@ class SourceFinder:
         while frame is not None:
             code = frame.f_code
             kind = kinds.get(id(code))
-            if kind is None:
-                kind = self._learn(code)
+            kind = self._learn(code) if kind is None else kind
             if kind is True or (kind is ENTRY and id(frame) in self._above):
                 return None
             if _is_reader(code.co_filename):
@@ -141,14 +141,13 @@ class SourceFinder:
                 break
             code = frame.f_code
             kind = kinds.get(id(code))
-            if kind is None:
-                kind = self._learn(code)
+            kind = self._learn(code) if kind is None else kind
             if kind is True:
                 found = self._line(frame, code)
                 if line is None:
                     line = found
-                elif found is not line and found not in callers:  # of a function that calls itself once
-                    callers.append(found)
+                elif found not in (None, line, *callers):  # of a function that calls itself once
+                    callers.append(found)  # type: ignore[arg-type]
             elif kind is ENTRY and (place := self._above.get(id(frame))) is not None:
                 if line is None:
                     return Place(place.line, place.phase or phase, place.callers)
@@ -176,19 +175,24 @@ class SourceFinder:
 
     def _learn(self, code: CodeType) -> bool | str:
         kind = _kind(code.co_filename)
-        if kind is False and self.cell is not None and self.cell.has(code):
-            self._of_magics[id(code)], kind = self.cell, True
+        cell = self.parts.get(code.co_filename)
+        if cell is None and kind is False and self.cell is not None and self.cell.has(code):
+            cell = self.cell
+        if cell is not None:
+            self._of_magics[id(code)], kind = cell, True
         self._kinds[id(code)] = kind
         self._codes.append(code)
         return kind
 
-    def _line(self, frame: FrameType, code: CodeType) -> SourceLine:
+    def _line(self, frame: FrameType, code: CodeType) -> SourceLine | None:
         key = (id(code), frame.f_lasti)
         line = self._lines.get(key)
         if line is None:
             file, number, cell = code.co_filename, frame.f_lineno, self._of_magics.get(id(code))
             if cell is not None:
                 number += cell.shift
+                if number <= cell.above:  # of a line magic, which has lines of its own, too (`%timeit`)
+                    return self.find(frame.f_back)[0]
                 text = cell.lines[number - 1].strip() if number <= len(cell.lines) else ""
                 line = SourceLine(cell.file, number, text, cell.number)
             else:
