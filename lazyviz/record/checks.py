@@ -76,6 +76,7 @@ CHECK_MORE: dict[str, Callable[[dict[str, Any]], bool]] = {
     "native_group_norm_backward": _no_groups_backward,
     "multinomial": lambda arguments: arguments["self"].shape[-1:] > (MOST_CATEGORIES,),
     "convolution": _pads_too_much,
+    "index_select": lambda arguments: arguments["index"].dtype not in (torch.int32, torch.int64),
     "slice_scatter": lambda arguments: (
         arguments.get("step", 1) <= 0 or arguments["src"].dim() != arguments["self"].dim()
     ),

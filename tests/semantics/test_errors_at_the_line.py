@@ -34,6 +34,8 @@ PROGRAMS = {
     "baddbmm": lambda x: torch.baddbmm(x[:3] * 2, x[None], x[None]),
     "bucketize": lambda x: torch.bucketize(x * 2, x),
     "searchsorted": lambda x: torch.searchsorted(x.sum(), x * 2),
+    "index_select by numbers that are no integers": lambda x: x.index_select(0, x[0] * 2),
+    "index_select of a number": lambda x: x.sum().index_select(0, x[0, :1] * 2),
     "as_strided_copy": lambda x: torch.as_strided_copy(x * 2, (7,), (3,)),
     "as_strided_scatter": lambda x: torch.as_strided_scatter(x * 2, x[0], (4,), (9,)),
     "diagonal_scatter": lambda x: torch.diagonal_scatter(x * 2, x[:2, 0]),
