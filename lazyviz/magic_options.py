@@ -11,7 +11,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from . import absence
-from .batching import bound_names, parse_names, unknown_names
+from .batching import bound_names, dimension, parse_names, unknown_names
 from .execute.backend import backend_names, find_backend
 from .plan.devices import PROFILES, cuda_devices
 from .recomputing import recompute_option
@@ -47,11 +47,18 @@ def check(options: Any) -> None:
 
 
 def check_batch(given: str | None, variables: Mapping[str, Any], code: CodeType) -> None:
-    """``UsageError`` for a name in ``--batch`` that no tensor has, and to which the cell gives none."""
+    """``UsageError`` for a name in ``--batch`` that no tensor has, and to which the cell gives none.
+
+    The same for a dimension that a tensor lacks.
+    """
     try:
         names = parse_names(given) if given is not None else {}
-        if reason := unknown_names(names, variables, bound_names(code)):
+        bound = bound_names(code)
+        if reason := unknown_names(names, variables, bound):
             raise ValueError(reason)
+        for name, dim in names.items():
+            if name not in bound:
+                dimension(variables[name], dim, name)
     except ValueError as error:
         raise UsageError(f"%%lazy --batch: {error}") from None
 

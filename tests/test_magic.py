@@ -367,6 +367,7 @@ def test_a_bad_option_is_one_line_and_the_cell_does_not_run(run, options, word):
         ("nothing_like_it", "there is no variable 'nothing_like_it'"),
         ("number", "'number' is no tensor but a int"),
         ("net", "'net' is no tensor but a Linear"),
+        ("images,labels:1", "labels has 1 dimensions, and no dimension 1"),
     ],
 )
 def test_an_unknown_name_of_the_batch_is_one_line_and_the_cell_does_not_run(run, names, words):
