@@ -137,7 +137,7 @@ def _run(
             reports.append(evaluation.run(chosen, cause))
             return first
         except Exception as error:
-            new = [node for node in failed_nodes(chosen) if node not in failed]
+            new = [node for node in chosen if node.state == "failed" and node not in failed]
             if not new:  # not an op's
                 raise
             failed.update(new)

@@ -115,9 +115,11 @@ struct Node {
   int32_t draw = NONE;
   int8_t grad_mode = NONE;
   bool list = false;  // its results are in one list
+  bool refused = false;  // what it writes cannot be put back if it fails
   Range<Argument> arguments;
   Range<Result> results;
   Range<int32_t> gone;  // slots that nobody needs after it
+  Range<int32_t> copied;  // slots of what is put back if it fails
 };
 
 struct Lines {
@@ -295,7 +297,8 @@ void set_results(PyObject* described, Node& node, Lines& lines) {
   node.results = added(lines.results, std::move(results));
 }
 
-// `described`: (name, name of the overload, grad mode to set, number of the draw, arguments, results, gone).
+// `described`: (name, name of the overload, grad mode to set, number of the draw, arguments, results, gone,
+// copied, refused).
 Node node_of(PyObject* described, Lines& lines) {
   auto text = [&](Py_ssize_t at) { return THPUtils_unpackString(entry(described, at)); };
   auto op = c10::Dispatcher::singleton().findSchema({text(0), text(1)});
@@ -306,6 +309,8 @@ Node node_of(PyObject* described, Lines& lines) {
   set_arguments(entry(described, 4), node, lines);
   set_results(entry(described, 5), node, lines);
   node.gone = added(lines.slots, numbers(entry(described, 6)));
+  node.copied = added(lines.slots, numbers(entry(described, 7)));
+  node.refused = number(entry(described, 8)) != 0;
   return node;
 }
 
@@ -531,6 +536,8 @@ class Run {
 
   // Whether the kernel of the node at hand has run, though what is to be noted of it has not been.
   bool has_run = false;
+  // Whether it had begun to write what nobody can put back.
+  bool is_midway = false;
 
   // The values that are there, by the names that the Python code has for them.
   PyObject* variables() const {
@@ -650,7 +657,13 @@ class Run {
     try {
       for (const Argument& argument : node.arguments.of(lines.arguments)) push(argument, node);
       interpreter.leave();
-      node.op.callBoxed(stack);
+      if (node.copied.start == node.copied.stop) {
+        is_midway = node.refused;
+        node.op.callBoxed(stack);
+        is_midway = false;
+      } else {
+        call_guarded(node);
+      }
       keep(node);
       stack.clear();
     } catch (...) {
@@ -659,6 +672,20 @@ class Run {
     }
     return true;
     END_HANDLE_TH_ERRORS_RET(false)
+  }
+
+  // What `put_back.guarded` does.
+  void call_guarded(const Node& node) {
+    std::vector<std::pair<at::Tensor, at::Tensor>> before;
+    for (int32_t slot : node.copied.of(lines.slots)) {
+      if (slots[slot].defined()) before.emplace_back(slots[slot], slots[slot].clone());
+    }
+    try {
+      node.op.callBoxed(stack);
+    } catch (...) {
+      for (auto& [tensor, content] : before) tensor.copy_(content);
+      throw;
+    }
   }
 
   void push(const Argument& argument, const Node& node) {
@@ -804,7 +831,8 @@ PyObject* run(PyObject* self, PyObject* args, PyObject*) {
   if (is_whole) Py_RETURN_NONE;
   THPObjectPtr variables(run.variables());
   if (!variables) return nullptr;
-  return PyTuple_Pack(3, error.get(), variables.get(), run.has_run ? Py_True : Py_False);
+  PyObject *has_run = run.has_run ? Py_True : Py_False, *midway = run.is_midway ? Py_True : Py_False;
+  return PyTuple_Pack(4, error.get(), variables.get(), has_run, midway);
   END_HANDLE_TH_ERRORS
 }
 

@@ -26,7 +26,8 @@ from .clusters import IPyParallelBackend as IPyParallelBackend
 from .clusters import LostWorkerError as LostWorkerError
 from .clusters import NoWorkersError as NoWorkersError
 from .clusters import RayBackend as RayBackend
-from .eager import check_interrupts, name_line
+from .eager import check_interrupts
+from .failures import name_line
 from .packed import pack, unpack
 from .piece import Part, PassProgram, Step, Whole
 from .worker import Done, Drawing, Failed, PassWork, PieceWork

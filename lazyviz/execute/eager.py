@@ -27,7 +27,8 @@ from ..record.recorder import Tape
 from ..record.rng import state_of
 from ..record.storage import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue
 from ..record.tensor import make_real
-from . import exits, straight_line, sweeps
+from . import exits, put_back, straight_line, sweeps
+from .failures import note_failure
 from .memory import ResidentMemory
 
 if TYPE_CHECKING:
@@ -35,11 +36,6 @@ if TYPE_CHECKING:
     from .summaries import Summaries
 
 Progress = Callable[[int, int, TrackedNode], None]
-
-
-STAYS = (
-    "It stays pending, as does what needs it: %lazy reset, or lazyviz.reset(), forgets all that is pending."
-)
 
 
 class Interrupted(RuntimeError):
@@ -266,16 +262,17 @@ def together(*steps: partial[Any]) -> None:
 def call(node: TrackedNode) -> list[Any]:
     """The results of ``node``'s kernel on its inputs, which have to be there."""
     ran: list[Any] = []
-    _start(node, ran)
+    _start(node, ran, [])
     if node.draws is not None:
         node.draws.state = state_of(node.draws.generator)
     return _listed(ran[0])
 
 
-def _start(node: TrackedNode, ran: list[Any]) -> None:
+def _start(node: TrackedNode, ran: list[Any], begun: list[Any]) -> None:
     """Run ``node``'s kernel; ``ran`` has its result as soon as it has run.
 
-    Nothing of Python's comes between the two, so neither does an exception from elsewhere.
+    Nothing of Python's comes between the two, so neither does an exception from elsewhere.  ``begun`` has an
+    item where the kernel has failed and left memory half written.
     """
     draws = node.draws
     args = [item if type(item) in _PLAIN else _real(item) for item in node.args]
@@ -286,6 +283,12 @@ def _start(node: TrackedNode, ran: list[Any]) -> None:
         draws.generator.set_state(draws.state)
     kernel = partial(_torch_calls.plain(node.op), *args, **kwargs)
     del args, kwargs
+    if node.writes and not node.again:
+        if put_back.is_refused(node):
+            ran[:] = put_back.noted(begun, kernel)
+            return
+        if copied := put_back.copied(node):
+            kernel = partial(put_back.guarded, [_real(value) for value in copied], kernel)
     ran[:] = map(_called, (kernel,))
 
 
@@ -307,17 +310,16 @@ def _without_statistics(
 
 def run_node(node: TrackedNode, memory: ResidentMemory, seen: Summaries | None = None) -> None:
     ran: list[Any] = []
+    begun: list[Any] = []
     note = partial(_note, node, ran, memory, seen)
     try:
-        _start(node, ran)
+        _start(node, ran, begun)
         complete(note)
     except BaseException as error:
         if ran:
             complete(note)
-        elif isinstance(error, Exception):
-            node.state = "failed"
-            node.error = str(error)
-            name_line(error, node)
+        else:
+            note_failure(node, error, midway=bool(begun))
         raise
 
 
@@ -399,16 +401,3 @@ def _real(item: Any) -> Any:
     if cls is list or cls is tuple:
         return cls([_real(entry) for entry in item])
     return item
-
-
-def name_line(error: Exception, node: TrackedNode) -> None:
-    """Add where the op was recorded to the error's message."""
-    lines = []
-    if node.source is not None:
-        lines.append(f"{node.op} was recorded at {node.source}: {node.source.text}")
-    if node.forward is not None and node.forward.source is not None:
-        lines.append(
-            f"it is the gradient of {node.forward.op} at {node.forward.source}: {node.forward.source.text}"
-        )
-    if lines and error.args and isinstance(error.args[0], str) and lines[0] not in error.args[0]:
-        error.args = ("\n".join([error.args[0], *lines, STAYS]), *error.args[1:])

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ..record.storage import TrackedNode, TrackedValue
+from . import put_back
 from .stretch import Step, Steps, Stretch
 
-Stopped = tuple[BaseException, Mapping[str, Any], bool]
-"""What stopped a run, the local variables then, and whether the kernel of the node at hand has run."""
+Stopped = tuple[BaseException, Mapping[str, Any], bool, bool]
+"""What stopped a run, the local variables then, and of the node at hand whether its kernel has run, and
+whether it had begun to write what nobody can put back (:func:`.put_back.is_refused`)."""
 Code = Callable[..., Stopped | None]
 """Runs the stretch; see :func:`lazyviz.execute.straight_line.generate`."""
 Give = Callable[[TrackedValue, torch.Tensor], None]
@@ -45,6 +47,8 @@ class Line(NamedTuple):
         draw: where its sequence of random numbers is among those that the code is given, or ``NOWHERE``.
         results: those that are kept.
         gone: the numbers of the values that nobody needs after it.
+        copied: of those that are copied before it runs, and put back if it fails.
+        refused: what it writes cannot be put back.
     """
 
     node: TrackedNode
@@ -54,6 +58,8 @@ class Line(NamedTuple):
     draw: int
     results: list[Result]
     gone: list[int]
+    copied: list[int]
+    refused: bool
 
 
 def lines(stretch: Stretch, steps: Steps) -> Iterator[Line]:
@@ -91,6 +97,8 @@ def lines(stretch: Stretch, steps: Steps) -> Iterator[Line]:
             draws if step.draws else NOWHERE,
             results,
             gone,
+            [numbers[value] for value in put_back.copied(node)],
+            put_back.is_refused(node),
         )
         grad_mode = node.grad_mode
         scalars += len(places)

@@ -20,7 +20,8 @@ from ..plan.replay import Key
 from ..record.recorder import Tape
 from ..record.rng import DrawSequence
 from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
-from .eager import call, consumed, name_line, recorded_modes
+from .eager import call, consumed, recorded_modes
+from .failures import name_line
 from .memory import ResidentMemory
 
 

@@ -30,7 +30,8 @@ from ..record.recorder import Tape
 from ..record.rng import state_of
 from ..record.storage import TrackedNode
 from . import sweeps
-from .eager import check_interrupts, give, kernel_level, name_line, tell
+from .eager import check_interrupts, give, kernel_level, tell
+from .failures import note_failure
 from .likeness import Sketch, sketch, what_is_new
 from .lines import Code, Stopped, name_of
 from .memory import KnownMemory, Levels, Memory, ResidentMemory
@@ -302,17 +303,18 @@ class Replay:
                     value.real = real
             raise
         if ran[0] is not None:
-            self._raise(arrived, len(times) - 1, *ran.pop()[::2])  # type: ignore[index]
+            error, _, has_run, midway = ran.pop()  # type: ignore[misc]
+            self._raise(arrived, len(times) - 1, error, has_run, midway)
 
-    def _raise(self, arrived: Deferred, finished: int, error: BaseException, has_run: bool) -> None:
+    def _raise(
+        self, arrived: Deferred, finished: int, error: BaseException, has_run: bool, midway: bool
+    ) -> None:
         """Raise what has stopped the code: the error of a kernel, or another."""
         nodes = self.stretch.nodes
         error = error.with_traceback(None)  # it holds the code's variables
         of_a_kernel = error is not arrived.raised and not has_run and finished < len(nodes)
-        if of_a_kernel and isinstance(error, Exception):
-            failed = nodes[finished]
-            failed.state, failed.error = "failed", str(error)
-            name_line(error, failed)
+        if of_a_kernel:
+            note_failure(nodes[finished], error, midway=midway)
         try:
             raise error
         finally:  # this frame is in its traceback: nothing is to wait for the garbage collector
@@ -331,7 +333,7 @@ class Replay:
         if stopped is None:
             finish(tape, stretch, nodes, times if timed else None, stage)
             return
-        _, variables, has_run = stopped
+        _, variables, has_run, _ = stopped
         finished = len(times) - 1
         if has_run:  # the kernel of one more
             self._hand_over(nodes[finished], variables)

@@ -33,13 +33,13 @@ from .eager import (
     deliver,
     free,
     kernel_level,
-    name_line,
     recorded_modes,
     run_node,
     spent_on,
     tell,
     together,
 )
+from .failures import name_line
 from .masks import Masks
 from .memory import ResidentMemory
 from .piece import (

@@ -69,6 +69,8 @@ def _program(stretch: Stretch, steps: Steps, give: Give) -> Code:
                 arguments,
                 tuple(line.results),
                 tuple(line.gone),
+                tuple(line.copied),
+                int(line.refused),
             )
         )
     outside = tuple([numbers[value] for value in stretch.outside])

@@ -14,6 +14,7 @@ from .. import _torch_calls
 from ..graph.ir import TensorMeta
 from ..record.rng import state_of
 from ..record.storage import TrackedNode, TrackedValue
+from . import put_back
 from .lines import NOWHERE, Code, Give, Line, Stopped, lines, name_of
 from .stretch import Step, Steps, Stretch, values_in
 
@@ -83,6 +84,8 @@ class _Writer:
             "stopped": self.stopped,
             "partial": partial,
             "chain": chain,
+            "guarded": put_back.guarded,
+            "noted": put_back.noted,
         }
         self.results: list[Sequence[tuple[int, str]]] = []  # of each node: their positions and names
         self.constants: dict[Any, str] = {}
@@ -107,8 +110,16 @@ class _Writer:
         text = [f"def replay({_PARAMETERS}):"]
         if given:
             text.append(f" {', '.join(given)}, = tensors")
-        text += [" ran = []", " try:", "  tensors.clear()", *[f"  {line}" for line in self.text]]
-        text += [" except BaseException as error:", "  return stopped(error, locals(), ran, len(times) - 1)"]
+        text += [
+            " ran, begun = [], []",
+            " try:",
+            "  tensors.clear()",
+            *[f"  {line}" for line in self.text],
+        ]
+        text += [
+            " except BaseException as error:",
+            "  return stopped(error, locals(), ran, begun, len(times) - 1)",
+        ]
         if self.alive:
             text.append(f" tensors += {', '.join(self.alive)},")
         exec(compile("\n".join(text), "<lazyviz replay>", "exec"), self.names)
@@ -116,18 +127,23 @@ class _Writer:
         return code
 
     def stopped(
-        self, error: BaseException, variables: dict[str, Any], ran: Sequence[Any], done: int
+        self,
+        error: BaseException,
+        variables: dict[str, Any],
+        ran: Sequence[Any],
+        begun: Sequence[Any],
+        done: int,
     ) -> Stopped:
         """What a function returns that was stopped after ``done`` nodes."""
         if done >= len(self.results):
-            return error, variables, False
+            return error, variables, False, False
         names = self.results[done]
         if has_run := len(ran) == 2 and ran[1] == done:
             result = ran[0] if isinstance(ran[0], (list, tuple)) else (ran[0],)
             variables = {**variables, **{name: result[position] for position, name in names}}
         else:
             has_run = bool(names) and all(name in variables for _, name in names)
-        return error, variables, has_run
+        return error, variables, has_run, bool(begun) and not has_run
 
     def _write(self, line: Line) -> None:
         """What is written of one node."""
@@ -172,6 +188,8 @@ class _Writer:
         text.append("times.append(perf_counter())")
         if call == "ran[0]":
             text.append("ran.clear()")
+        if line.refused:
+            text.append("begun.clear()")
         self.alive.update(dict.fromkeys(name_of(result.number) for result in results))
         gone = [name_of(number) for number in line.gone]
         if gone:
@@ -189,6 +207,10 @@ class _Writer:
         """An iterator that calls the kernel when it is asked for its only item."""
         args, kwargs = self._arguments(line)
         kernel = f"partial({', '.join([self._constant(line.step.call), *args, *kwargs])})"
+        if line.refused:
+            return f"noted(begun, {kernel})"
+        if line.copied:
+            kernel = f"partial(guarded, ({', '.join(map(name_of, line.copied))},), {kernel})"
         return f"map({self._constant(partial.__call__)}, ({kernel},))"
 
     def _arguments(self, line: Line) -> tuple[list[str], list[str]]:
@@ -231,7 +253,7 @@ def _one_after_another(parts: list[Code], left: list[list[str]]) -> Code:
         except BaseException as error:  # between two of them
             if not names:
                 raise
-            return error, dict(zip(names, tensors)), False
+            return error, dict(zip(names, tensors)), False, False
         return None
 
     return replay

@@ -85,7 +85,7 @@ def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> lis
     if storage.writer is not None:
         needed.append(storage.writer)
     if write:
-        needed.extend(storage.readers)
+        needed.extend(node for node in storage.readers if not is_half_done(node))  # which never run
     return [node for node in needed if node.state != "done"]
 
 

@@ -1,6 +1,6 @@
-"""Memory that a compiled segment has left half written, and what overwrites all of it.
+"""Memory that a kernel or a compiled segment has left half written, and what overwrites all of it.
 
-A segment that fails midway never runs again, and what it writes in place cannot be read
+One that fails midway never runs again, and what it writes in place cannot be read
 (:data:`lazyviz.record.storage.HALF_DONE`) until all of it is overwritten by an op that does not read it.
 """
 
@@ -28,12 +28,14 @@ def is_all_of(storage: TrackedStorage, meta: TensorMeta) -> bool:
 
 
 def goes_on_after(node: TrackedNode, failed: TrackedNode) -> bool:
-    """Whether ``node`` overwrites all that it shares with a node before it that is half done, or views it."""
+    """Whether ``node`` overwrites all that a node before it has left half done, or views it."""
     if node.op.is_view:
         return all(value.node is not failed for value in node.inputs)
+    shared = [value for value in node.inputs if value.storage in failed.writes or value.node is failed]
+    if not shared:  # it writes what that one has read
+        return True
     if node.op._schema.name.removeprefix("aten::") not in OVERWRITES:
         return False
-    shared = [value for value in node.inputs if value.storage in failed.writes or value.node is failed]
     memory = [value.storage for value in node.inputs]
     return all(
         value.node is not failed

@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 FORGOTTEN = "forgotten before it ran: by %lazy reset, by unloading lazyviz, or in a forked process"
 """``Node.error`` of a node that will never run."""
 HALF_DONE = (
-    "a compiled segment stopped midway, and tensors that it writes in place may be half written; "
+    "a kernel or a compiled segment stopped midway, and tensors that it writes in place may be half written; "
     "overwrite each of them whole (copy_, zero_, load_state_dict), or drop all that is pending (%lazy reset)"
 )
-"""How ``Node.error`` begins of nodes whose compiled segment failed while it ran; they never run again."""
+"""How ``Node.error`` begins of nodes whose kernel or compiled segment failed while it wrote.
+
+They never run again.
+"""
 
 
 class Shadow:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import faulthandler
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import lazyviz
 
 from .inject import State, is_plain
+from .table import Table
 
 SECONDS = 600
 
@@ -32,3 +34,12 @@ def state() -> Iterator[State]:
     lazyviz.sync()
     assert not found.differences()
     assert is_plain()
+
+
+@pytest.fixture(scope="session")
+def table(request: pytest.FixtureRequest) -> Table:
+    """What comes of the points that are tried, which ``--fault-table=FILE`` has written."""
+    from .test_runs import rows
+
+    file = request.config.getoption("--fault-table")
+    return Table(Path(file) if file else None, rows())

@@ -24,6 +24,10 @@ import lazyviz
 PACKAGE = os.path.dirname(os.path.abspath(lazyviz.__file__)) + os.sep
 
 
+Fault = Callable[[Callable[[], Any]], Any]
+"""What comes in a kernel; it is given the function that runs this."""
+
+
 class KernelError(RuntimeError):
     """What a kernel raises."""
 
@@ -50,6 +54,12 @@ def another_signal(run: Callable[[], Any]) -> Any:
     result = run()
     signal.raise_signal(signal.SIGUSR1)
     return result
+
+
+def error_after_it(run: Callable[[], Any]) -> Any:
+    """The kernel has written its results, and fails then."""
+    run()
+    raise KernelError("the kernel has failed after it has written")
 
 
 class ThreadSwitch:
@@ -85,13 +95,26 @@ _others = torch.library.Library("_", "IMPL")
 _others.fallback(torch.library.fallthrough_kernel, "TESTING_ONLY_GenericMode")
 
 
+def everything(op: Any) -> bool:
+    return True
+
+
+def may_fail_after_writing(op: Any) -> bool:
+    """Elementwise kernels in place do not: they take all memory that they need before."""
+    return not (op._schema.is_mutable and torch.Tag.pointwise in op.tags)
+
+
 class FaultyKernels:
-    """While ``active``, calls of ``ops`` go through here; armed, number ``at`` (from 0) through ``fault``."""
+    """While ``active``, calls of ``ops`` go through here; armed, those numbered ``at`` through ``fault``.
+
+    Only calls of operators that ``counts`` says have numbers.
+    """
 
     def __init__(self, ops: Iterable[Any]) -> None:
-        self.calls = self.fired = 0  # since it was armed; faults, ever
-        self.at: int | None = None
-        self.fault: Callable[[Callable[[], Any]], Any] = error
+        self.calls = self.fired = 0  # since it was armed, from 0; faults, ever
+        self.at: frozenset[int] | None = None
+        self.counts: Callable[[Any], bool] = everything
+        self.fault: Fault = error
         self._library = torch.library.Library("aten", "IMPL")
         for op in ops:
             name = op._schema.name.partition("::")[2]
@@ -107,10 +130,10 @@ class FaultyKernels:
                 with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY)):
                     return op(*args, **kwargs)
 
-            if self.at is None:
+            if self.at is None or not self.counts(op):
                 return run()
             number, self.calls = self.calls, self.calls + 1
-            if number != self.at:
+            if number not in self.at:
                 return run()
             self.fired += 1
             return self.fault(run)
@@ -119,16 +142,21 @@ class FaultyKernels:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Context, of a run on this thread."""
+        """Context, of a run on this thread; a block's mode, inside which it may be, has excluded the key."""
+        excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, False)
         torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
         try:
             yield
         finally:
             torch._C._dispatch_tls_set_dispatch_key_included(_KEY, False)
+            torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, excluded)
 
-    def arm(self, at: int, fault: Callable[[Callable[[], Any]], Any]) -> None:
-        """From now on the call number ``at`` goes through ``fault``; -1: none, they are counted."""
-        self.calls, self.at, self.fault = 0, at, fault
+    def arm(self, at: int | frozenset[int], fault: Fault) -> None:
+        """From now on the calls numbered ``at`` go through ``fault``; -1: none, they are counted."""
+        numbers = frozenset({at}) if isinstance(at, int) else at
+        self.calls, self.at, self.fault = 0, numbers, fault
+        self.counts = may_fail_after_writing if fault is error_after_it else everything
 
     def disarm(self) -> None:
         self.at = None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import itertools
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ from lazyviz.record.recorder import tape
 
 from ..bits import difference
 from ..execute.clusters import Here
-from .faulty_kernels import Alarm, Calls, FaultyKernels, KernelError, ThreadSwitch
+from .faulty_kernels import Alarm, Calls, Fault, FaultyKernels, KernelError, ThreadSwitch, error
 
 FAULTS = (KernelError, torch.OutOfMemoryError, KeyboardInterrupt, Alarm)
 
@@ -68,12 +69,15 @@ class Recurrent(nn.Module):
         return self.head(self.norm(states[:, -1]))
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "perceptron": Perceptron,
-    "perceptron without batch norm": lambda: Perceptron(nn.LayerNorm),
-    "attention": Attention,
-    "LSTM": Recurrent,
+STEPS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "perceptron": (Perceptron, {}),
+    "perceptron, layer norm": (lambda: Perceptron(nn.LayerNorm), {}),
+    "attention": (Attention, {}),
+    "LSTM": (Recurrent, {}),
+    "perceptron, AdamW over lists": (Perceptron, {"foreach": True}),
+    "perceptron, fused AdamW": (Perceptron, {"fused": True}),
 }
+"""What makes a step's model, and the options of its AdamW."""
 
 
 def read(value: Callable[[], Any]) -> Any:
@@ -89,14 +93,14 @@ def read(value: Callable[[], Any]) -> Any:
 class Step:
     """One training step from a state that is the same each time."""
 
-    model: str = "perceptron"
+    name: str = "perceptron"
     reads: bool = False  # values in its midst
-    options: dict[str, Any] = field(default_factory=dict)  # of AdamW
 
     def __post_init__(self) -> None:
         torch.manual_seed(4)
-        model = MODELS[self.model]()
-        optimizer = torch.optim.AdamW(model.parameters(), 0.01, **self.options)
+        make, options = STEPS[self.name]
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01, **options)
         self.x, self.y = torch.randn(12, 6), torch.randint(0, 3, (12,))
         self.take(model, optimizer)
         self._start = model, optimizer
@@ -145,7 +149,11 @@ class Step:
 
 @dataclass
 class Way:
-    """A way to run a step: how its block is opened and how it is evaluated."""
+    """A way to run a step: how its block is opened and how it is evaluated.
+
+    ``together`` faults are tried in one step.  What is recognised is so until the first one, so each there
+    has a step of its own; and what is computed again within a budget may not be within it once more.
+    """
 
     name: str
     block: dict[str, Any] = field(default_factory=dict)
@@ -155,20 +163,21 @@ class Way:
     exact: bool = True  # eager's bits
     reads: bool = False
     batch: bool = False
+    together: int = 10
 
 
 WAYS = {
     way.name: way
     for way in (
         Way("op by op"),
-        Way("replay, C++", repeats=True),
-        Way("replay, Python", repeats=True, compiled=False),
+        Way("replay, C++", repeats=True, together=1),
+        Way("replay, Python", repeats=True, compiled=False, together=1),
         Way("op by op, Python", compiled=False),
-        Way("split", block={"split": 3}, exact=False, batch=True),
-        Way("recompute", evaluate={"recompute": 1}),
-        Way("workers", block={"backend": "lazyviz-here", "split": 3}, exact=False, batch=True),
+        Way("split", block={"split": 3}, exact=False, batch=True, together=5),
+        Way("recompute", evaluate={"recompute": 1}, together=2),
+        Way("workers", block={"backend": "lazyviz-here", "split": 3}, exact=False, batch=True, together=5),
         Way("sync points", reads=True),
-        Way("inductor", block={"backend": "inductor"}, repeats=True, exact=False),
+        Way("inductor", block={"backend": "inductor"}, repeats=True, exact=False, together=1),
     )
 }
 
@@ -189,10 +198,8 @@ def _is_fault(error: BaseException) -> bool:
 class Trial:
     """A step in one way, with faults."""
 
-    def __init__(self, way: Way, model: str = "perceptron", **options: Any) -> None:
-        if way.batch:  # which batch norm's statistics are over
-            model = "perceptron without batch norm"
-        self.way, self.step = way, Step(model, way.reads, options)
+    def __init__(self, way: Way, step: str = "perceptron") -> None:
+        self.way, self.step = dataclasses.replace(way, evaluate=dict(way.evaluate)), Step(step, way.reads)
         straight_line.use(way.compiled)
         replays.clear()
         if way.name == "workers":
@@ -211,7 +218,7 @@ class Trial:
         if way.exact and (found := difference(eager, self.expected)) is not None:
             raise AssertionError(f"{way.name}, nothing interrupted: {found}")
         self._unfaulted()  # it has been met now
-        self.total = self._count()
+        self.total = self.count(error)
 
     def close(self) -> None:
         self.kernels.restore()
@@ -222,7 +229,7 @@ class Trial:
         replays.clear()
 
     def _at_sync_points(self, nodes: Any, cause: str) -> None:
-        with self.kernels.active():
+        with self._armed(), self.kernels.active():
             self._evaluator(nodes, cause)
 
     # --- running ----------------------------------------------------------------------------
@@ -254,12 +261,12 @@ class Trial:
         return self.step.left(*self._begun, loss)
 
     def _evaluate(self, graph: Any, options: dict[str, Any] | None = None) -> None:
-        with self.kernels.active():
+        with self._armed(), self.kernels.active():
             graph.evaluate(**(self.way.evaluate if options is None else options))
 
-    def _count(self) -> int:
-        """The calls of kernels in a run."""
-        self.kernels.arm(-1, lambda run: run())
+    def count(self, fault: Fault) -> int:
+        """The calls of kernels in a run that may go through ``fault``."""
+        self.kernels.arm(-1, fault)
         try:
             self._unfaulted()
         finally:
@@ -268,33 +275,30 @@ class Trial:
 
     def points(self) -> int:
         """The places between ops where an exception from elsewhere may come."""
-        with self._block() as graph:
-            loss = self.step.take(*self._begun)
-        calls = Calls()
-        with calls.watching():
-            self._evaluate(graph)
-        self.step.left(*self._begun, loss)
-        return calls.count
+        self._waiting, self._calls = [], Calls()
+        try:
+            self._unfaulted()
+            return self._calls.count
+        finally:
+            self._calls = None
 
-    def run(self, faults: list[tuple[int, Callable[..., Any] | None]]) -> int:
+    def run(self, faults: list[tuple[Any, Callable[..., Any] | None]]) -> int:
         """Take the step with ``faults``, each so many calls (None: points between ops) after the one before.
+
+        One that does not stop the step may be given a set of calls.
 
         Returns how many came.  Raises :class:`Result` where something is wrong afterwards.
         """
         before = _state()
         came, fired = 0, self.kernels.fired
-        waiting = list(faults)
+        self._waiting, self._between = list(faults), 0
         try:
             with self._block() as graph:
-                if self.way.reads:
-                    self._arm(waiting)
                 loss = self.step.take(*self._begun)
             pending, options = _state(), None
             while True:
-                profiler = self._arm(waiting)
                 try:
-                    with profiler:
-                        self._evaluate(graph, options)
+                    self._evaluate(graph, options)
                     break
                 except RecomputeError:  # what is left cannot be run within the budget
                     options = {}
@@ -314,7 +318,7 @@ class Trial:
         except (RuntimeError, AssertionError, TypeError, KeyError, AttributeError) as error:
             raise Result("lost", f"{type(error).__name__}: {error}") from error
         finally:
-            self.kernels.disarm()
+            self._disarm()
         for _, fault in faults:
             if isinstance(fault, ThreadSwitch):
                 fault.join()
@@ -325,7 +329,7 @@ class Trial:
         self._compare(self.step.left(*self._begun, loss), faults)
         if found := _differences(before):
             raise Result("left behind", found)
-        return max(came, self.kernels.fired - fired)
+        return self._between + self.kernels.fired - fired
 
     def _compare(self, actual: dict[str, Any], faults: Any) -> None:
         for name, expected in self.expected.items():
@@ -339,15 +343,38 @@ class Trial:
                     found = str(error)
             raise Result("wrong", f"{name}: {found}")
 
-    def _arm(self, waiting: list[tuple[int, Any]]) -> contextlib.AbstractContextManager[None]:
+    # --- faults that are still to come ---------------------------------------------------------
+
+    _waiting: ClassVar[list[tuple[Any, Any]]] = []
+    _calls: Calls | None = None  # of the fault that is to come between ops
+    _fired: int | None = None  # how many had, when the fault that is to come in a kernel was armed
+    _between = 0  # those that came between ops
+
+    @contextlib.contextmanager
+    def _armed(self) -> Iterator[None]:
+        """Context of a run, in which the next fault comes, or the one that did not in the last run."""
+        if self._calls is not None and self._calls.place:
+            self._calls = None
+        if self._fired is not None and self.kernels.fired > self._fired:
+            self.kernels.disarm()
+            self._fired = None
+        if self._waiting and self._calls is None and self._fired is None:
+            at, fault = self._waiting.pop(0)
+            if fault is None:
+                self._calls = Calls(at)
+            else:
+                self._fired = self.kernels.fired
+                self.kernels.arm(at, fault)
+        calls = self._calls
+        try:
+            with calls.watching() if calls is not None else contextlib.nullcontext():
+                yield
+        finally:
+            self._between += calls is not None and bool(calls.place)
+
+    def _disarm(self) -> None:
         self.kernels.disarm()
-        if not waiting:
-            return contextlib.nullcontext()
-        at, fault = waiting.pop(0)
-        if fault is None:
-            return Calls(at).watching()
-        self.kernels.arm(at, fault)
-        return contextlib.nullcontext()
+        self._waiting, self._calls, self._fired = [], None, None
 
 
 MORE_OPS = (torch.ops.aten.add_.Tensor, torch.ops.aten.mm.out, torch.ops.aten.addmm.out)

@@ -66,26 +66,30 @@ def test_the_injector_tells_an_open_block_from_plain_pytorch(state):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Fault])
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.__name__)
-def test_an_exception_at_any_line_of_entry_or_exit_leaves_pytorch_plain(block, error, state, request):
-    most = 10_000 if request.config.getoption("--all") else 60
-    for at in sampled(points(block, where=everywhere), most, seed=len(error.__name__)):
+def test_an_exception_at_any_line_of_entry_or_exit_leaves_pytorch_plain(block, error, state, request, table):
+    most = 5000 if request.config.getoption("--all") else 60
+    chosen = sampled(points(block, where=everywhere), most, seed=len(error.__name__))
+    for at in chosen:
         raised = inject(block, at, error, where=everywhere)
         assert not state.differences(), raised and raised.__notes__
         assert is_plain(), raised and raised.__notes__
         block()  # the next one works, and finds everything at its place
         assert not state.differences()
+    table.add_block(block.__name__, f"{error.__name__} at a line", len(chosen))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.__name__)
-def test_an_exception_at_any_instruction_of_entry_or_exit_leaves_pytorch_plain(block, state, request):
-    most = 100_000 if request.config.getoption("--all") else 60
+def test_an_exception_at_any_instruction_of_entry_or_exit_leaves_pytorch_plain(block, state, request, table):
+    most = 10_000 if request.config.getoption("--all") else 60
     everything = {"where": everywhere, "opcodes": True}
-    for at in sampled(points(block, **everything), most):
+    chosen = sampled(points(block, **everything), most)
+    for at in chosen:
         raised = inject(block, at, **everything)
         assert not state.differences(), raised and raised.__notes__
         assert is_plain(), raised and raised.__notes__
     block()
+    table.add_block(block.__name__, "KeyboardInterrupt at an instruction", len(chosen))
 
 
 def test_what_was_recorded_stays_pending_and_owed_whatever_is_raised_on_leaving(state, request):

@@ -1,7 +1,7 @@
 """A training step that is interrupted anywhere and resumed is the step that was not, to the last bit.
 
-``--all`` tries every kernel of each step in each way to run it, and writes docs/faults.md with
-``--fault-table=FILE``; without it a few points of each are tried.
+``--all`` tries every kernel of the first step in each way to run it, and every third one of the others, and
+writes docs/faults.md with ``--fault-table=FILE``; without it a few points of each are tried.
 """
 
 from __future__ import annotations
@@ -10,106 +10,130 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lazyviz
 
-from .faulty_kernels import ThreadSwitch, another_signal, error, interrupt, out_of_memory
-from .steps import WAYS, Result, Trial, signals_raise
+from .faulty_kernels import (
+    ThreadSwitch,
+    another_signal,
+    error,
+    error_after_it,
+    interrupt,
+    out_of_memory,
+)
+from .steps import STEPS, WAYS, Result, Trial, signals_raise
+from .table import KINDS, Row, Table
 
-KINDS: dict[str, Callable[[], Any]] = {
+AFTER, SWITCH, BETWEEN = "error after it wrote", "thread switch", "exception from a thread"
+FAULTS: dict[str, Callable[[], Any]] = {
     "error of a kernel": lambda: error,
+    AFTER: lambda: error_after_it,
     "out of memory": lambda: out_of_memory,
     "Ctrl-C": lambda: interrupt,
     "another signal": lambda: another_signal,
-    "thread switch": ThreadSwitch,
-    "exception from a thread": lambda: None,
+    SWITCH: ThreadSwitch,
+    BETWEEN: lambda: None,
 }
-BETWEEN = "exception from a thread"
-FEW, TOGETHER = 4, 5  # points that are tried without --all; faults in one step with it
-MOST_BETWEEN = 600
-HEADING = """# Faults
+FAILED = "error of a kernel", AFTER, "out of memory"
+FIRST, LAYER_NORM = "perceptron", "perceptron, layer norm"
+FEW = 4  # points that are tried without --all
+MOST_BETWEEN = 1000  # of the first step, in steps with several; else a third of it
+SWITCHES = 10  # in a step
 
-Made by `pytest tests/faults/test_runs.py --all --fault-table=docs/faults.md`. A training step of about
-{kernels} kernels (dropout, batch norm, gradient clipping, AdamW) is run with something happening in a kernel,
-or between two ops, and resumed. Its parameters, buffers, gradients, the optimizer's state and step counters,
-the generator and the numbers of the next draw are compared, bit by bit, with those of the step that was not
-interrupted (of a split step with those of one that was split; where memory ran out in a piece, pieces are
-others, and numbers are compared up to rounding). A point is a fault that came; a step has up to five.
 
-*error of a kernel*, *out of memory*: raised in place of a kernel. *Ctrl-C*, *another signal*: arrive while a
-kernel runs, and their handlers raise. *thread switch*: another thread evaluates everything meanwhile.
-*exception from a thread*: as by `PyThreadState_SetAsyncExc`, at the entry of a function of lazyviz or after
-one of C that it has called; a sample of these points. *lost*: the step cannot be resumed; *wrong*: bits
-differ, as where an op has run twice; *left behind*: a state, a handler or a setting is not what it was.
+def rows() -> list[Row]:
+    """The steps in the ways that they are run in: batch norm's statistics are over the whole batch."""
+    ways = [way for name, way in WAYS.items() if name != "inductor"]
+    found = [(LAYER_NORM if way.batch else FIRST, way.name) for way in ways]
+    others = [name for name in STEPS if name not in (FIRST, LAYER_NORM)]
+    return found + [(step, way.name) for step in others for way in ways if not way.batch]
 
-| way to run | fault | points tried | lost | wrong | left behind |
-|---|---|---:|---:|---:|---:|
-"""
+
+SAMPLE = (
+    *[row for row in rows() if row[0] in (FIRST, LAYER_NORM)],
+    ("attention", "replay, C++"),
+    ("LSTM", "sync points"),
+    ("perceptron, AdamW over lists", "op by op"),
+    ("perceptron, fused AdamW", "replay, Python"),
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "trial" in metafunc.fixturenames:
+        chosen = rows() if metafunc.config.getoption("--all") else SAMPLE
+        ids = ["-".join(row) for row in chosen]
+        metafunc.parametrize("trial", chosen, ids=ids, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
-def table() -> dict[tuple[str, str], Counter[str]]:
-    """What came of the points, by way and kind."""
-    return {}
-
-
-def write(found: dict[tuple[str, str], Counter[str]], file: Path) -> None:
-    columns = "points", "lost", "wrong", "left behind"
-    rows = [
-        f"| {way} | {kind} | " + " | ".join(f"{counts[name]:,}" for name in columns) + " |"
-        for (way, kind), counts in found.items()
-    ]
-    total: Counter[str] = sum(found.values(), Counter())
-    rows.append("| **all** | | " + " | ".join(f"**{total[name]:,}**" for name in columns) + " |")
-    file.write_text(HEADING.format(kernels=total["kernels"] // max(len(found), 1)) + "\n".join(rows) + "\n")
-
-
-def plans(total: int, everything: bool, chance: random.Random) -> list[list[int]]:
-    """The points to be tried, several in a step, in ascending order."""
-    points = list(range(total)) if everything else sorted(chance.sample(range(total), FEW))
-    if not everything:
-        return [points]
-    stride = -(-len(points) // TOGETHER)
-    return [points[start::stride] for start in range(stride)]
-
-
-@pytest.fixture(scope="module", params=[name for name in WAYS if name != "inductor"])
 def trial(request: pytest.FixtureRequest) -> Iterator[Trial]:
-    made = Trial(WAYS[request.param])
+    step, way = request.param
+    made = Trial(WAYS[way], step)
     yield made
     made.close()
+
+
+def points(trial: Trial, kind: str, everything: bool, chance: random.Random) -> list[int]:
+    """The points of that kind to be tried, in ascending order."""
+    found = range(trial.points() if kind == BETWEEN else trial.count(FAULTS[kind]()))
+    first = trial.step.name in (FIRST, LAYER_NORM)
+    most = len(found) if first else -(-len(found) // 3)
+    if kind == BETWEEN:
+        most = MOST_BETWEEN if first and trial.way.together > 1 else MOST_BETWEEN // 3
+    return sorted(chance.sample(found, min(len(found), most if everything else FEW)))
+
+
+def plans(
+    trial: Trial, kind: str, everything: bool, chance: random.Random
+) -> Iterator[list[tuple[Any, Any]]]:
+    """For each step the faults in it: after how many calls, and which."""
+    chosen = points(trial, kind, everything, chance)
+    together = trial.way.together if everything else FEW
+    steps = -(-len(chosen) // (SWITCHES if kind == SWITCH else together))
+    for at in (chosen[start::steps] for start in range(steps)):
+        if kind == SWITCH:  # which does not stop the step
+            yield [(frozenset(at), ThreadSwitch())]
+        else:
+            again = kind in FAILED  # the kernel that has failed is called once more
+            gaps = [at[0], *[after - before - (not again) for before, after in itertools.pairwise(at)]]
+            yield [(gap, FAULTS[kind]()) for gap in gaps]
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that came in a finalizer
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_that_is_interrupted_and_resumed_is_the_step(trial, kind, request, table):
-    everything, way = request.config.getoption("--all"), trial.way.name
-    chance = random.Random(f"{way} {kind}")
-    counts = table[way, kind] = Counter(kernels=trial.total)
+    row = trial.step.name, trial.way.name
+    counts: Counter[str] = Counter()
     problems = []
+    chance = random.Random(f"{row} {kind}")
     try:
         with signals_raise():
-            total = trial.points() if kind == BETWEEN else trial.total
-            chosen = plans(total, everything, chance)
-            if kind == "thread switch":  # which does not stop the step
-                chosen = [[at] for at in itertools.chain.from_iterable(chosen)]
-            if kind == BETWEEN:
-                chosen = chance.sample(chosen, min(len(chosen), MOST_BETWEEN // TOGETHER))
-            for at in chosen:
-                gaps = [at[0], *[max(later - earlier - 1, 0) for earlier, later in itertools.pairwise(at)]]
+            for faults in plans(trial, kind, request.config.getoption("--all"), chance):
                 try:
-                    counts["points"] += trial.run([(gap, KINDS[kind]()) for gap in gaps])
+                    counts["points"] += trial.run(faults)
                 except Result as result:
-                    counts["points"] += len(at)
+                    counts["points"] += len(faults)
                     counts[result.kind] += 1
-                    problems.append(f"{at}: {result}")
+                    problems.append(f"{[at for at, _ in faults]}: {result}")
                     lazyviz.reset()
     finally:
-        if file := request.config.getoption("--fault-table"):
-            write(table, Path(file))
+        table.kernels[row], table.cells[row, kind] = trial.total, counts
+        table.write()
     assert not problems
+
+
+def test_the_table_is_read_as_it_was_written(tmp_path):
+    file = tmp_path / "faults.md"
+    written = Table(file, rows())
+    written.kernels["LSTM", "op by op"] = 1234
+    written.cells[("LSTM", "op by op"), "Ctrl-C"] = Counter(points=2000, lost=1, wrong=12)
+    written.cells[("LSTM", "op by op"), SWITCH] = Counter(points=7)
+    written.blocks["empty block", "Ctrl-C at a line"] = 1000
+    written.write()
+    read = Table(file, rows())
+    assert (read.kernels, read.cells, read.blocks) == (written.kernels, written.cells, written.blocks)
+    assert "3,007 points: 1 lost, 12 wrong, 0 left behind" in read.text()

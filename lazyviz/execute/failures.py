@@ -1,0 +1,36 @@
+"""What is noted of a node whose kernel has failed, and what its error says."""
+
+from __future__ import annotations
+
+from ..record.storage import HALF_DONE, TrackedNode
+
+STAYS = (
+    "It stays pending, as does what needs it: %lazy reset, or lazyviz.reset(), forgets all that is pending."
+)
+
+
+def note_failure(node: TrackedNode, error: BaseException, *, midway: bool) -> None:
+    """``node``'s kernel has raised ``error``; ``midway``: it had begun to write what cannot be put back."""
+    if midway:
+        where = f" at {node.source}: {node.source.text}" if node.source is not None else ""
+        node.state = "failed"
+        node.error = f"{HALF_DONE}: {node.name}{where}; it raised {type(error).__name__}: {error}"
+    elif isinstance(error, Exception):
+        node.state, node.error = "failed", str(error)
+    if isinstance(error, Exception):
+        name_line(error, node)
+
+
+def name_line(error: Exception, node: TrackedNode) -> None:
+    """Add where the op was recorded to the error's message, and what becomes of it."""
+    lines = []
+    if node.source is not None:
+        lines.append(f"{node.op} was recorded at {node.source}: {node.source.text}")
+    if node.forward is not None and node.forward.source is not None:
+        lines.append(
+            f"it is the gradient of {node.forward.op} at {node.forward.source}: {node.forward.source.text}"
+        )
+    half_done = node.error is not None and node.error.startswith(HALF_DONE)
+    if lines and error.args and isinstance(error.args[0], str) and lines[0] not in error.args[0]:
+        message = "\n".join([error.args[0], *lines, HALF_DONE if half_done else STAYS])
+        error.args = (message, *error.args[1:])
