@@ -119,23 +119,23 @@ def _python_keys() -> int:
 _PYTHON_KEYS = _python_keys()
 
 
+def word(address: int) -> int:
+    """What is in memory there: eight bytes."""
+    return ctypes.c_uint64.from_address(address).value
+
+
 def _key_set_offset() -> int:
     """Byte offset of the dispatch key set inside a ``TensorImpl``.
 
     Found by looking for the known key sets of two different tensors, so it does not
-    depend on the build.
+    depend on the build.  It is looked for from the front: what is behind it may be another's memory, or none.
     """
     probes = [torch.empty(1), torch.empty(1, device="meta", dtype=torch.complex64).conj()]
-    found: set[int] | None = None
-    for probe in probes:
-        key_set = torch._C._dispatch_keys(probe).raw_repr()
-        here = {
-            o for o in range(0, 320, 8) if ctypes.c_uint64.from_address(probe._cdata + o).value == key_set
-        }
-        found = here if found is None else found & here
-    if found is None or len(found) != 1:
-        raise ImportError(f"lazyviz does not know the tensor layout of torch {torch.__version__}")
-    return found.pop()
+    known = [(probe._cdata, torch._C._dispatch_keys(probe).raw_repr()) for probe in probes]
+    for offset in range(0, 320, 8):
+        if [word(address + offset) for address, _ in known] == [key_set for _, key_set in known]:
+            return offset
+    raise ImportError(f"lazyviz does not know the tensor layout of torch {torch.__version__}")
 
 
 KEY_SET_OFFSET = _key_set_offset()

@@ -48,19 +48,17 @@ def _words(address: int, count: int) -> list[int]:
 
 
 def _find_memory() -> int | None:
-    """Offset of data, deleter and context in a ``StorageImpl``: the CPU's own allocator is given the data."""
+    """Offset of data, deleter and context in a ``StorageImpl``: the CPU's own allocator is given the data.
+
+    It is looked for from the front: what is behind a storage may be another's memory, or none.
+    """
     probes = [torch.UntypedStorage(64), torch.UntypedStorage(4096)]
-    found: set[int] | None = None
-    for probe in probes:
-        words = _words(probe._cdata, _MOST_WORDS)
-        data = probe.data_ptr()
-        here = {
-            at
-            for at in range(_MOST_WORDS - 2)
-            if words[at] == data == words[at + 2] and words[at + 1] != data
-        }
-        found = here if found is None else found & here
-    return found.pop() * _WORD if found is not None and len(found) == 1 else None
+    known = [(probe._cdata, probe.data_ptr()) for probe in probes]
+    for offset in range(0, (_MOST_WORDS - 2) * _WORD, _WORD):
+        if [_words(address + offset, 1)[0] for address, _ in known] == [data for _, data in known]:
+            found = [_words(address + offset, 3) for address, _ in known]
+            return offset if all(data == last != free for data, free, last in found) else None
+    return None
 
 
 _MEMORY_OFFSET = _find_memory()
@@ -178,14 +176,14 @@ def _find_flag() -> int | None:
     """Offset of the byte that says whether a storage can be resized: what making an array changes."""
     if numpy is None or torch._C._len_torch_dispatch_stack():
         return None
-    probe = torch.empty(2, device="cpu")
-    address = storage_address(probe)
-    before = bytes((ctypes.c_char * (_MOST_WORDS * _WORD)).from_address(address))
-    array = probe.numpy()
-    after = bytes((ctypes.c_char * (_MOST_WORDS * _WORD)).from_address(address))
-    changed = [at for at in range(len(before)) if (before[at], after[at]) == (1, 0)]
-    del array
-    return changed[0] if len(changed) == 1 else None
+    for offset in range(_MOST_WORDS * _WORD):  # from the front, too: each time with a storage of its own
+        probe = torch.empty(2, device="cpu")
+        flag = ctypes.c_ubyte.from_address(storage_address(probe) + offset)
+        before, array = flag.value, probe.numpy()
+        if (before, flag.value) == (1, 0):
+            del array
+            return offset
+    return None
 
 
 _FLAG_OFFSET = _find_flag()

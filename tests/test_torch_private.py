@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import operator
 import os
@@ -390,6 +391,29 @@ def test_a_storage_tells_how_its_memory_will_be_freed(tmp_path):
     assert not _torch_owners.is_private_mapping(memory_of(torch.ones(2).share_memory_()))
     assert _torch_owners.shared_file(shared.untyped_storage()) == str(file)
     assert _torch_owners.shared_file(private.untyped_storage()) is None
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the C library for sizes of memory")
+@pytest.mark.parametrize("find", [_torch._key_set_offset, _torch_owners._find_memory])
+def test_layouts_are_looked_for_inside_of_the_objects(find, monkeypatch):
+    size_of = ctypes.CDLL(None).malloc_usable_size
+    size_of.argtypes, size_of.restype = [ctypes.c_void_p], ctypes.c_size_t
+    read, sizes = [], {}
+
+    def watched(address, count=1):
+        if len(sizes) < 2:  # two objects are looked at, from the front
+            sizes[address] = size_of(address)
+        assert any(0 <= address - start <= size - 8 * count for start, size in sizes.items())
+        read.append(address)
+        return ctypes.c_uint64.from_address(address).value
+
+    words = _torch_owners._words
+    monkeypatch.setattr(_torch, "word", watched)
+    monkeypatch.setattr(
+        _torch_owners, "_words", lambda address, count: (watched(address, count), words(address, count))[1]
+    )
+    assert find() in (_torch.KEY_SET_OFFSET, _torch_owners._MEMORY_OFFSET)
+    assert len(read) >= 2
 
 
 def test_what_nobody_else_has_is_referred_to_alone():
