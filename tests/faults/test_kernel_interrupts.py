@@ -91,15 +91,28 @@ class Kernel:
         self.client = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=120)
+        self.garbled = 0
 
     def send(self, code: str) -> str:
         return self.client.execute(code, allow_stdin=False, stop_on_error=False)
 
     def replies(self, last: str, timeout: float = 120) -> dict[str, dict[str, Any]]:
-        """What came of the cells up to ``last``; raises ``queue.Empty`` when the kernel is stuck."""
+        """What came of the cells up to ``last``; raises ``queue.Empty`` when the kernel is stuck.
+
+        The kernel sends a reply part by part: one that an interrupt cuts off is read as one with the next,
+        and neither is known then.  Another ``check()`` is the last one in that case.
+        """
+        self.garbled = 0
         found: dict[str, dict[str, Any]] = {}
         while last not in found:
-            message = self.client.get_shell_msg(timeout=timeout)
+            try:
+                message = self.client.get_shell_msg(timeout=timeout)
+            except ValueError as error:
+                if "Signature" not in str(error):
+                    raise
+                self.garbled += 1
+                last = self.send("check()")  # the last one may be lost
+                continue
             found[message["parent_header"].get("msg_id")] = message["content"]
         self.forget_output()
         return found
@@ -156,7 +169,7 @@ def test_cells_after_a_random_interrupt_are_right_and_pytorch_is_plain(start, re
     chance = random.Random(rounds)
     kernel = start()
     takes = {name: seconds_of(kernel, code) for name, code in CELLS.items()}
-    hit = lost = 0
+    hit = lost = garbled = 0
     wrong: list[str] = []
     for number in range(rounds):
         name = chance.choice(list(CELLS))
@@ -168,6 +181,7 @@ def test_cells_after_a_random_interrupt_are_right_and_pytorch_is_plain(start, re
         second = kernel.send("check()")
         third = kernel.send("check()")
         replies = kernel.replies(third)
+        garbled += kernel.garbled
         where = f"interrupt {number} of {name!r} after {moment * 1000:.1f} of {takes[name] * 1000:.1f} ms"
         content = replies.get(message, {"status": "lost"})
         lost += content["status"] == "lost"
@@ -181,12 +195,16 @@ def test_cells_after_a_random_interrupt_are_right_and_pytorch_is_plain(start, re
                 wrong.append(f"{where}: {described(content)}")
             hit += stopped
         known_wrong = len(wrong)
-        for check in (second, third):
+        last = list(replies)[-1]
+        for check in {second, third, last}:
             after = replies.get(check, {"status": "lost"})
-            late = check == second and after.get("ename", "KeyboardInterrupt") == "KeyboardInterrupt"
+            may_be_lost = check == second or (kernel.garbled and check != last)
+            late = may_be_lost and after.get("ename", "KeyboardInterrupt") == "KeyboardInterrupt"
             if after["status"] != "ok" and not late:
                 wrong.append(f"after {where}: {described(after)}")
         if len(wrong) > known_wrong:
             kernel = start()
     assert not wrong, f"{len(wrong)} of {rounds}:\n" + "\n".join(wrong)
+    print(f"{rounds} interrupts: {hit} hit a cell, {lost} had no reply, {garbled} cut one off")
     assert hit > rounds / 10, f"the interrupts have missed the cells: {hit} hits, {lost} lost"
+    assert garbled <= rounds / 50
