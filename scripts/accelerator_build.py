@@ -1,7 +1,8 @@
 """Compiles the modules that lazyviz records and replays faster with, and works without.
 
 python scripts/accelerator_build.py     # needs setuptools, Cython, a C and C++ compiler, and PyTorch
-python scripts/accelerator_build.py --check    # compiles nothing; g++'s warnings of our C++ are errors
+python scripts/accelerator_build.py --check    # makes nothing; g++'s warnings of our C++ are errors
+python scripts/accelerator_build.py --sanitize    # for scripts/sanitize.py: with AddressSanitizer and UBSan
 
 The one in Cython needs no PyTorch.  Those in C++ are compiled against the PyTorch of this Python's
 environment and serve no other version of it; where it is missing they are left out.
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +41,15 @@ import json, torch
 from torch.utils.cpp_extension import include_paths, library_paths
 print(json.dumps([torch.__version__, include_paths(), library_paths()]))
 """
+
+# PyTorch does not export the classes that UBSan would compare virtual tables with.
+SANITIZED = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize=vptr",
+    "-fno-omit-frame-pointer",
+    "-O1",
+    "-g1",
+)
 
 
 class CannotBuild(RuntimeError):
@@ -77,8 +88,10 @@ def name_of(source: Path) -> str:
     return ".".join(source.with_suffix("").parts)
 
 
-def build(source: Path, torch: Torch | None = None) -> Path:
+def build(source: Path, torch: Torch | None = None, more: Sequence[str] = ()) -> Path:
     """Compile one of ``SOURCES`` for this Python; returns the file, which stands beside its source.
+
+    ``more`` are options of the compiler and the linker.
 
     Raises:
         CannotBuild: a compiler or a requirement is missing, or does not take the source.
@@ -93,6 +106,9 @@ def build(source: Path, torch: Torch | None = None) -> Path:
             modules = (
                 _in_cython(source, folder) if source == CYTHON else [_in_cpp(source, torch or find_torch())]
             )
+            for module in modules:
+                module.extra_compile_args += more
+                module.extra_link_args += more
             command = build_ext(Distribution({"name": "lazyviz", "ext_modules": modules}))
             command.build_lib = command.build_temp = folder
             command.ensure_finalized()
@@ -139,8 +155,18 @@ def _in_cpp(source: Path, torch: Torch) -> Any:
     )
 
 
-def build_all() -> tuple[list[Path], list[str]]:
-    """Compile what can be compiled; returns the files, and why others are missing."""
+def is_made(source: Path, torch: Torch | None) -> bool:
+    """Whether there is a compiled module of the source as it is, for that PyTorch."""
+    made = (ROOT / source.parent).glob(f"{source.stem}.*.so")
+    words = [digest(source)] + ([torch.version] if torch is not None and source != CYTHON else [])
+    return any(all(word.encode() in file.read_bytes() for word in words) for file in made)
+
+
+def build_all(more: Sequence[str] = (), anew: bool = True) -> tuple[list[Path], list[str]]:
+    """Compile what can be compiled; returns the files, and why others are missing.
+
+    ``more`` are options as in :func:`build`; without ``anew`` what is there of the same source stays.
+    """
     reasons: list[str] = []
     try:
         torch: Torch | None = find_torch()
@@ -150,12 +176,14 @@ def build_all() -> tuple[list[Path], list[str]]:
 
     def attempt(source: Path) -> Path | str:
         try:
-            return build(source, torch)
+            return build(source, torch, more)
         except CannotBuild as error:
             return f"{source.name}: {error}"
 
+    sources = SOURCES if torch is not None else (CYTHON,)
+    sources = tuple(each for each in sources if anew or not is_made(each, torch))
     with ThreadPoolExecutor() as pool:
-        made = list(pool.map(attempt, SOURCES if torch is not None else [CYTHON]))
+        made = list(pool.map(attempt, sources))
     reasons += [item for item in made if isinstance(item, str)]
     return [item for item in made if isinstance(item, Path)], reasons
 
@@ -183,7 +211,7 @@ if __name__ == "__main__" and "--check" in sys.argv[1:]:
     sys.exit("\n".join(check_warnings()) or None)
 
 if __name__ == "__main__":
-    files, missing = build_all()
+    files, missing = build_all(SANITIZED, anew=False) if "--sanitize" in sys.argv[1:] else build_all()
     for file in files:
         print(file)
     if missing:

@@ -84,6 +84,7 @@ CHECKS = (
         stream=True,
         more=EVERY_FAULT,
     ),
+    Check("recording and evaluating with sanitizers", ("scripts/sanitize.py",), stream=True, only_all=True),
     Check("programs of other libraries", ("-m", "pytest", LIBRARIES), more=EVERY_LIBRARY),
     *PROCESSORS,
     Check("JavaScript tests", (*NPM, "test")),
