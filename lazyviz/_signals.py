@@ -64,10 +64,11 @@ class Deferred(Arrived):
         if Deferred.current.get(thread) is not self:
             return
         first: BaseException | None = None
-        try:
-            self._restore()
-        except BaseException as error:
-            first = error
+        while self._handlers:
+            try:
+                self._restore()
+            except BaseException as error:  # one from elsewhere may have come before it did anything
+                first = first or error
         del Deferred.current[thread]
         arrived = [number for number in self if number != ENDING]
         self.clear()

@@ -19,10 +19,31 @@ _set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled  # the pu
 
 
 def kernels_only() -> AbstractContextManager[None]:
-    """As :func:`lazyviz._torch.kernels_only`, at less cost where there is compiled code for it."""
+    """As :func:`lazyviz._torch.kernels_only`, at less cost where there is compiled code for it.
+
+    Entered again while it is entered, or left again, it does nothing.
+    """
     if compiled is not None and not modes_before_autograd():
         return compiled()
-    return _torch.kernels_only()
+    return _KernelsOnly()
+
+
+class _KernelsOnly:
+    __slots__ = ("_entered",)
+
+    def __init__(self) -> None:
+        self._entered: AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> None:
+        if self._entered is None:
+            context = _torch.kernels_only()
+            context.__enter__()
+            self._entered = context
+
+    def __exit__(self, *error: object) -> None:
+        context, self._entered = self._entered, None
+        if context is not None:
+            context.__exit__(None, None, None)
 
 
 class NoGrad:

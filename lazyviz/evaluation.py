@@ -71,12 +71,13 @@ class under_way:
     come between a kernel and its being noted, nor between a state and its end.
     """
 
-    __slots__ = ("_signals",)
+    __slots__ = ("_signals", "running")
 
     def __init__(self, nodes: Sequence[TrackedNode]) -> None:
         if nodes:
             tape.refuse_nested()
         self._signals = Deferred()
+        self.running: Sequence[LazyGraph] = ()  # that have not been told that it is over
 
     def __enter__(self) -> Deferred:
         arrived = self._signals.__enter__()
@@ -87,7 +88,13 @@ class under_way:
         """May be called again: once more by whoever has entered it, if that was in vain."""
         if self._signals.leave is not None:
             self._signals.leave()
+            watch.release()  # which found nodes pending that had run
         tape.under_way = 0
+        if self.running:
+            for lazy in self.running:
+                _tell([lazy], None, {}, "interrupted" if lazy.has_pending else None)
+            watch.release()
+            self.running = ()
         self._signals.__exit__()
 
 
@@ -114,7 +121,7 @@ def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
             touched = [graphs[id(ir)] for ir in irs if id(ir) in graphs]
             way = Way.choose(nodes, wishes, touched, begun)
             way.project()
-            report = _execute(way, cause, arrived)
+            report = _execute(way, cause, context, arrived)
     finally:
         context.__exit__()
     if graph is not None:
@@ -122,12 +129,13 @@ def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
     return report
 
 
-def _execute(way: Way, cause: str, arrived: Deferred) -> Report:
+def _execute(way: Way, cause: str, context: under_way, arrived: Deferred) -> Report:
     """Run the nodes in the ``way`` that was chosen; whatever comes of it, the graphs are told."""
     reports: list[Report] = []
     outcome: str | None = None
     start = time.perf_counter()
     try:
+        context.running = way.touched
         for lazy in way.touched:
             lazy.error, lazy.live = None, way.live
             lazy._changed("running")
@@ -140,11 +148,13 @@ def _execute(way: Way, cause: str, arrived: Deferred) -> Report:
         raise
     finally:
         seconds = time.perf_counter() - start
-        complete(partial(_end, way, cause, outcome, seconds, reports))
+        complete(partial(_end, way, cause, context, outcome, seconds, reports))
     return reports[0]
 
 
-def _end(way: Way, cause: str, outcome: str | None, seconds: float, reports: list[Report]) -> None:
+def _end(
+    way: Way, cause: str, context: under_way, outcome: str | None, seconds: float, reports: list[Report]
+) -> None:
     """The run is over; may be called again where it was stopped."""
     try:
         if not reports:
@@ -153,6 +163,7 @@ def _end(way: Way, cause: str, outcome: str | None, seconds: float, reports: lis
         tape.under_way = 0  # whoever is told may read what has been computed, and go on
         timelines = {} if way.is_hidden else way.memory.timelines()
         _tell(way.touched, reports[0] if reports else None, timelines, outcome)
+        context.running = ()
         watch.release()
     if way.is_followed:
         learn(way.nodes)
@@ -261,7 +272,7 @@ def run_for_values(nodes: Sequence[TrackedNode], cause: str) -> bool:
         stretch = replay.replays.look_at(tape, nodes, False)
         found = replay.replays.find(stretch) if stretch is not None else None
         new = replay.replays.not_looked_at if stretch is None else None
-        _run_for_values(nodes, cause, touched, stretch, found, new, arrived)
+        _run_for_values(nodes, cause, touched, stretch, found, new, context, arrived)
     finally:
         try:
             context.__exit__()
@@ -277,6 +288,7 @@ def _run_for_values(
     stretch: Stretch | None,
     found: replay.Replay | None,
     new: str | None,
+    context: under_way,
     arrived: Deferred,
 ) -> None:
     resident: ResidentMemory | None = None
@@ -286,6 +298,7 @@ def _run_for_values(
     else:
         memory = resident = ResidentMemory(nodes)
     live = Run(nodes, memory)
+    context.running = touched
     for lazy in touched:
         lazy.error, lazy.live = None, live
         lazy._changed("running")
@@ -331,6 +344,7 @@ def _run_for_values(
             metrics.count("ops run", done)
             tape.under_way = 0
             _tell(touched, report, timelines, outcome)
+            context.running = ()
             watch.release()
 
         complete(end)

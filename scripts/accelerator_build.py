@@ -180,10 +180,9 @@ def build_all(more: Sequence[str] = (), anew: bool = True) -> tuple[list[Path], 
         except CannotBuild as error:
             return f"{source.name}: {error}"
 
-    sources = SOURCES if torch is not None else (CYTHON,)
-    sources = tuple(each for each in sources if anew or not is_made(each, torch))
+    wanted = SOURCES if torch is not None else (CYTHON,)
     with ThreadPoolExecutor() as pool:
-        made = list(pool.map(attempt, sources))
+        made = list(pool.map(attempt, [each for each in wanted if anew or not is_made(each, torch)]))
     reasons += [item for item in made if isinstance(item, str)]
     return [item for item in made if isinstance(item, Path)], reasons
 

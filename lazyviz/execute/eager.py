@@ -146,9 +146,8 @@ class kernel_level:
                 self._inference = _torch.inference_mode(False)
                 self._inference.__enter__()
             tape.running = threading.get_ident()
-            level = _torch_level.kernels_only()
-            level.__enter__()
-            self._level = level
+            self._level = _torch_level.kernels_only()
+            self._level.__enter__()
             if self._drawing:
                 self._states = tape.generators.save(self._drawing)
         except BaseException:
@@ -201,18 +200,22 @@ class kernel_level:
         )
         wanted = self._inference is not None
         mode = _torch.inference_mode(wanted) if inference is not wanted else nullcontext()
-        assert self._level is not None
-        self._level.__exit__(None, None, None)
-        tape.running = self._outside
-        torch.set_grad_enabled(self._grad_mode)
+        level = self._level
+        assert level is not None
+
+        def go_on() -> None:
+            level.__enter__()
+            tape.running = running
+            torch.set_grad_enabled(grad_mode)
+
         try:
+            level.__exit__(None, None, None)
+            tape.running = self._outside
+            torch.set_grad_enabled(self._grad_mode)
             with mode:
                 yield
         finally:
-            self._level = _torch_level.kernels_only()
-            self._level.__enter__()
-            tape.running = running
-            torch.set_grad_enabled(grad_mode)
+            complete(go_on)
 
 
 def check_interrupts(arrived: Deferred, cancelled: Callable[[], bool] | None, where: str) -> None:
@@ -260,11 +263,12 @@ def together(*steps: partial[Any]) -> None:
 
 
 def call(node: TrackedNode) -> list[Any]:
-    """The results of ``node``'s kernel on its inputs, which have to be there."""
+    """The results of ``node``'s kernel on its inputs, which have to be there.
+
+    The state that it draws from is not moved on: it may have to run once more.
+    """
     ran: list[Any] = []
     _start(node, ran, [])
-    if node.draws is not None:
-        node.draws.state = state_of(node.draws.generator)
     return _listed(ran[0])
 
 

@@ -9,11 +9,13 @@ pending again, so that whatever is evaluated next makes them again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 
 from .. import _torch
+from .._transaction import complete
 from ..graph.ir import Storage
 from ..plan.again import Again, Trace, statistics
 from ..plan.replay import Key
@@ -92,7 +94,7 @@ class RecomputeRun:
                 node = self.nodes[position]
                 self.memory.step()
                 with recorded_modes(node):
-                    self._deliver(node, call(node))
+                    complete(partial(self._deliver, node, call(node), set()))
                 self.count += 1
                 done = waiting.pop(position, [])
                 if position in self.again.held:
@@ -114,17 +116,19 @@ class RecomputeRun:
                 name_line(error, node)
             raise
 
-    def _deliver(self, node: TrackedNode, results: list[Any]) -> None:
+    def _deliver(self, node: TrackedNode, results: list[Any], given: set[TrackedValue]) -> None:
+        """May be called again where it was stopped, with the same ``given``."""
         beside: dict[Storage, int] = {}  # memory that is there already, made once more
         for value in node.outputs:
-            if value.node is not node or results[value.index] is None:
+            if value.node is not node or results[value.index] is None or value in given:
                 continue
             real = results[value.index]
             fresh = value.storage.created == node.index and value.storage.graph is node.graph
-            if value.uses and value.real is None:
+            if value.uses and (value.real is None or value.real is real):
                 value.real = real
                 if fresh:
                     self.memory.made(value.storage, real)
+                given.add(value)
             elif fresh and value.storage not in beside:
                 beside[value.storage] = _torch.TensorBase.untyped_storage(real).nbytes()
                 self.memory.beside(value.storage, beside[value.storage])

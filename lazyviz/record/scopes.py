@@ -146,8 +146,8 @@ class SourceFinder:
                 found = self._line(frame, code)
                 if line is None:
                     line = found
-                elif found not in (None, line, *callers):  # of a function that calls itself once
-                    callers.append(found)  # type: ignore[arg-type]
+                elif found is not None and found is not line and found not in callers:
+                    callers.append(found)  # of a function that calls itself once
             elif kind is ENTRY and (place := self._above.get(id(frame))) is not None:
                 if line is None:
                     return Place(place.line, place.phase or phase, place.callers)

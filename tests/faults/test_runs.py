@@ -137,3 +137,16 @@ def test_the_table_is_read_as_it_was_written(tmp_path):
     read = Table(file, rows())
     assert (read.kernels, read.cells, read.blocks) == (written.kernels, written.cells, written.blocks)
     assert "3,007 points: 1 lost, 12 wrong, 0 left behind" in read.text()
+
+
+@pytest.mark.slow
+def test_a_draw_that_is_made_again_in_vain_is_made_once_more_from_the_same_state():
+    trial = Trial(WAYS["recompute"], FIRST)
+    try:
+        with signals_raise():
+            for at in range(
+                trial.total // 4, trial.total // 2
+            ):  # kernels of the groups that run again are there
+                trial.run([(at, error)])
+    finally:
+        trial.close()
