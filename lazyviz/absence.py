@@ -115,11 +115,11 @@ def runnable() -> list[TrackedNode]:
     It needs nothing of a device that is not there, nor of a segment that failed midway.
     """
     planned: set[TrackedNode] = set()
-    for node in tape.pending if _torch_cuda.STAND_INS else ():
+    for node in list(tape.pending) if _torch_cuda.STAND_INS else ():
         needed = (*(value.node for value in node.inputs), *node.after)
         if needs_absent([node]) or not planned.isdisjoint(needed):
             planned.add(node)
-    return closure(half_done.runnable(node for node in tape.pending if node not in planned))
+    return closure(half_done.runnable(node for node in list(tape.pending) if node not in planned))
 
 
 def forget() -> None:

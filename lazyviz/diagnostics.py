@@ -37,7 +37,7 @@ def status_of(graph: LazyGraph, where: str = "") -> str:
 
 def status_of_all(latest: LazyGraph | None) -> str:
     """What is pending of all graphs, and of which cells they are; the latest one is told of in any case."""
-    pending = Counter([node.graph for node in tape.pending])
+    pending = Counter([node.graph for node in list(tape.pending)])
     total = f"{len(tape.pending):,} op{'' if len(tape.pending) == 1 else 's'} pending"
     lines = [f"{total} in {len(pending)} graph{'' if len(pending) == 1 else 's'}"]
     for ir, count in pending.items():
@@ -46,7 +46,7 @@ def status_of_all(latest: LazyGraph | None) -> str:
             lines.append(status_of(graph, f"{ir.where}: "))
         else:  # only tensors that it makes or writes have been kept
             lines.append(f"{ir.where}: {count:,} pending of {len(ir):,} ops recorded")
-            own = [node for node in tape.pending if node.graph is ir]
+            own = [node for node in list(tape.pending) if node.graph is ir]
             lines += [f"  failed: {what_failed(node)}" for node in failed_nodes(own)]
     if latest is not None and latest.ir not in pending:
         lines.append(status_of(latest, f"{latest.ir.where}: "))

@@ -346,7 +346,7 @@ def evaluate(*tensors: torch.Tensor) -> Report:
         if tensors:
             return evaluation.run(closure(evaluation.needed(tensors)), cause)
         report = run_all(cause)
-        if (error := half_done.left(tape.pending)) is not None:
+        if (error := half_done.left(list(tape.pending))) is not None:
             raise RuntimeError(error)
         return report
 

@@ -78,7 +78,7 @@ def give_back(tape: Pending) -> None:
     if not _torch_cuda.STAND_INS:
         return
     moved: dict[TrackedValue, torch.Tensor] = {}
-    for node in tape.pending:
+    for node in list(tape.pending):
         for value in node.outputs:
             tensor = value.tensor() if value.tensor is not None else None
             if tensor is not None and tensor.__dict__.get("_lazyviz") is value and needs_absent([node]):

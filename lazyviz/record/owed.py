@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 def seen(tape: Pending) -> set[TrackedStorage]:
     """The storages written by pending nodes that a tensor of the user's may show, met or not."""
-    written = {storage for node in tape.pending for storage in node.writes}
+    written = {storage for node in list(tape.pending) for storage in node.writes}
     ours: dict[TrackedStorage, dict[int, torch.Tensor]] = {}
-    for value in (*[value for node in tape.pending for value in node.inputs], *tape.outside.values()):
+    for value in (*[value for node in list(tape.pending) for value in node.inputs], *tape.outside.values()):
         if value.real is not None and not value.storage.live and value.storage in written:
             ours.setdefault(value.storage, {})[id(value.real)] = value.real
     for storage, tensors in ours.items():

@@ -52,7 +52,7 @@ def release_held() -> None:
     global _held
     if not _held:
         return
-    pending = {id(node.graph) for node in tape.pending}
+    pending = {id(node.graph) for node in list(tape.pending)}
     held, _held = _held, []
     for reference in held:
         holder = [graph for graph in [reference()] if graph is not None]

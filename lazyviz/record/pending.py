@@ -276,7 +276,7 @@ class Pending:
 
     def forget_all(self) -> None:
         """Drop everything pending, unevaluated, for good."""
-        graphs = {id(node.graph): node.graph for node in self.pending}.values()
+        graphs = {id(node.graph): node.graph for node in list(self.pending)}.values()
         for node in list(self.pending):
             node.state, node.error = "failed", FORGOTTEN
             self._withdraw(node)
@@ -422,7 +422,7 @@ class Pending:
                 return
             Lost.something = False
             self.forget_unreachable(self.reachable())
-            known = [node for node in self.pending if node.folded and node.graph.lost]
+            known = [node for node in list(self.pending) if node.folded and node.graph.lost]
             self.overdue = known if len({id(node.graph) for node in known}) >= MOST_LOST_GRAPHS else []
             self._looked_for += time.perf_counter() - start
         finally:
@@ -433,10 +433,12 @@ class Pending:
         """Drop pending nodes of unreachable graphs that show in no tensor, owed write or owed draw."""
         self._drop_unseen_views()
         kept = {id(graph) for graph in reachable}
-        if all(id(node.graph) in kept for node in self.pending):
+        if all(id(node.graph) in kept for node in list(self.pending)):
             return
         seen = owed.seen(self)
-        wanted = closure(node for node in self.pending if id(node.graph) in kept or owed.is_owed(node, seen))
+        wanted = closure(
+            node for node in list(self.pending) if id(node.graph) in kept or owed.is_owed(node, seen)
+        )
         for node in self.pending.keys() - set(wanted):
             node.state = "done"  # for the storages that remember it as a reader
             self._withdraw(node)

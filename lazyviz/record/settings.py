@@ -68,7 +68,9 @@ class SettingsPatches:
         def setter(wanted: Any, /) -> Any:
             before = torch.get_default_dtype()
             if wanted is not before:
-                self._run_first([node for node in tape.pending if _takes_default(node)], original.__name__)
+                self._run_first(
+                    [node for node in list(tape.pending) if _takes_default(node)], original.__name__
+                )
             return original(wanted)
 
         return setter
