@@ -169,11 +169,20 @@ def run_cell(page: Any, number: int, *, timeout: float = 60_000) -> None:
 
 
 def save_notebook(page: Any, path: Path) -> None:
+    """Save, and wait until all of it is in the file: Jupyter's server truncates the file and writes it in place."""
     before = path.stat().st_mtime_ns
     page.keyboard.press("Escape")
     page.keyboard.press("Control+s")
     for _ in range(80):
-        if path.stat().st_mtime_ns != before:
+        if path.stat().st_mtime_ns != before and is_json(path):
             return
         page.wait_for_timeout(100)
     raise AssertionError("the notebook was not saved within 8 seconds")
+
+
+def is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return True
