@@ -233,6 +233,10 @@ class Outsiders:
         self.forget_dead()
         with _torch.no_function_modes():
             _Look(operands).judge(self._verdicts)
+            for tensor in operands:  # what cannot be told now is asked no more
+                if _torch_owners.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
+                    verdict = Verdict(tensor, _UNKNOWN_OWNER, (), _MOST_LOOKS)
+                    self._verdicts[_torch.storage_address(tensor)] = verdict
         self.lasting = True
         self._examined_for += time.perf_counter() - start
         owed = []
@@ -252,29 +256,32 @@ class _Look:
         objects = gc.get_objects()
         classes = list(map(type, objects))
         found = {cls for cls in set(classes) if issubclass(cls, torch.Tensor)}
-        self._places: list[int] = []
-        self._tensors: list[torch.Tensor] = []
-        for tensor in compress(objects, map(found.__contains__, classes)):
-            address = _torch_owners.address_of(tensor)
-            if address is not None and _may_be_shared(tensor, address):
-                self._places.append(address)
-                self._tensors.append(tensor)
-        del tensor
+        tensors = [
+            tensor
+            for tensor in compress(objects, map(found.__contains__, classes))
+            if _torch_owners.address_of(tensor) is not None
+        ]
         holders = {cls for cls in set(classes) if not issubclass(cls, _HELD_BY_NOTHING)}
         referents = _torch_owners.referents_of(compress(objects, map(holders.__contains__, classes)))
-        names = {id(tensor) for tensor in self._tensors}
+        names = {id(tensor) for tensor in tensors}
         visible = Counter(filter(names.__contains__, map(id, referents)))
         if _torch_owners.numpy is not None:
             found = set(map(type, referents))
             shows = {cls for cls in found if issubclass(cls, _torch_owners.numpy.ndarray)}
             self._arrays += compress(referents, map(shows.__contains__, map(type, referents)))
         del referents
-        counts = _references(self._tensors)
-        self.unexplained = [
-            count - _LISTS - visible[id(tensor)] - local[id(tensor)] - (_torch_owners.use_count(tensor) > 1)
-            for tensor, count in zip(self._tensors, counts)
-        ]
-        del objects
+        counts = _references(tensors)
+        del objects  # which has what keeps an array's memory, too
+        self._places: list[int] = []
+        self._tensors: list[torch.Tensor] = []
+        self.unexplained: list[int] = []
+        for tensor, count in zip(tensors, counts):
+            address = _torch_owners.address_of(tensor)
+            if address is not None and _may_be_shared(tensor, address):
+                self._places.append(address)
+                self._tensors.append(tensor)
+                explained = _LISTS + visible[id(tensor)] + local[id(tensor)]
+                self.unexplained.append(count - explained - (_torch_owners.use_count(tensor) > 1))
 
     def judge(self, verdicts: dict[int, Verdict]) -> None:
         """What is known to be nobody else's stays so: what has become of it since has been noted."""

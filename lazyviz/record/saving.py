@@ -16,7 +16,7 @@ import torch
 
 from .. import _torch
 from .guard import nodes_before_access
-from .scopes import is_user_file
+from .source_lines import is_user_file
 from .storage import TrackedNode
 from .tensor import is_pending
 

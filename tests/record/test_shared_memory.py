@@ -11,9 +11,11 @@ from multiprocessing import shared_memory
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load, load_file, save, save_file
 
 import lazyviz
+from lazyviz.record import outsiders
 
 from ..bits import difference
 
@@ -712,11 +714,27 @@ OWN = {
         from_safetensors(f)
     ),
     "safetensors from bytes": lambda f: assigned(load(save(network().state_dict()))),
+    "safetensors by way of NumPy": lambda f: assigned(
+        {name: torch.from_numpy(item) for name, item in load_arrays(saved_arrays(f)).items()}
+    ),
+    "arrays over bytes": lambda f: assigned(
+        {name: over_bytes(item.numpy()) for name, item in network().state_dict().items()}
+    ),
     "weights that NumPy has read": after_a_histogram,
     "weights that were copied": lambda f: (
         lambda model: (model.load_state_dict(torch.load(file_of(f))), model)[1]
     )(network()),
 }
+
+
+def saved_arrays(folder):
+    save_file(network().state_dict(), folder / "arrays.safetensors")
+    return folder / "arrays.safetensors"
+
+
+def over_bytes(content):
+    """A tensor of what ``content``, an array, holds."""
+    return torch.from_numpy(np.frombuffer(bytearray(content.tobytes()), content.dtype).reshape(content.shape))
 
 
 def three_steps(model, optimizer):
@@ -788,6 +806,50 @@ def test_a_tensor_of_an_array_that_is_gone_is_written_later():
         tensor.mul_(2)
     assert graph.sync_points == [] and graph.pending == 1
     assert tensor.tolist() == [0, 2, 4, 6]
+
+
+BUFFERS = {
+    "bytes": lambda: bytes(range(48)),
+    "a bytearray": lambda: bytearray(range(48)),
+    "an array": lambda: array.array("b", range(48)),
+    "a view": lambda: memoryview(bytearray(range(48))),
+    "a part of a view": lambda: memoryview(bytearray(range(96)))[16:64],
+}
+SHOWN = {
+    "as it is": lambda buffer: np.frombuffer(buffer, "b"),
+    "of other numbers": lambda buffer: np.frombuffer(buffer, "f"),
+    "in another shape": lambda buffer: np.frombuffer(buffer, "h").reshape(4, 6),
+    "a part": lambda buffer: np.frombuffer(buffer, "i")[2:9:2],
+    "made of it": lambda buffer: np.ndarray((3, 2), "d", buffer),
+    "as an array": lambda buffer: np.asarray(memoryview(buffer)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.parametrize("show", SHOWN.values(), ids=SHOWN)
+@pytest.mark.parametrize("buffer", BUFFERS.values(), ids=BUFFERS)
+def test_a_tensor_of_a_buffer_that_is_gone_is_written_later(buffer, show):
+    expected, before = (torch.from_numpy(show(buffer())) for _ in range(2))
+    expected.add_(1)
+    with lazyviz.lazy() as graph:
+        within = torch.from_numpy(show(buffer()))
+        within.add_(1)
+        before.add_(1)
+    assert graph.sync_points == [] and graph.pending == 2
+    assert difference([within, before], [expected, expected]) is None
+
+
+@pytest.mark.parametrize("write", ["add_", "uniform_"])
+def test_a_look_that_cannot_tell_is_a_sync_point(monkeypatch, write):
+    monkeypatch.setattr(outsiders, "_may_be_shared", lambda tensor, address: False)
+    tensor = torch.from_numpy(np.frombuffer(bytearray(16), "f"))
+    torch.manual_seed(0)
+    with lazyviz.lazy() as graph:
+        tensor.add_(1) if write == "add_" else tensor.uniform_()
+    assert len(graph.sync_points) == 1 and graph.pending == 0
+    torch.manual_seed(0)
+    expected = torch.ones(4) if write == "add_" else torch.empty(4).uniform_()
+    assert difference(tensor, expected) is None
 
 
 def test_a_tensor_once_read_by_numpy_is_written_later():
