@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
@@ -127,37 +127,36 @@ class LazyMagics(Magics):
             self._show_syntax_error_alone()
             raise
         check_batch(options.batch, self.shell.user_ns, body)
-        with ExitStack() as recording:
-            try:
-                graph = recording.enter_context(
-                    session.lazy(
-                        device=options.device,
-                        batch=options.batch,
-                        split=split_option(options.split),
-                        recompute=unquoted(options.recompute),
-                        backend=options.backend,
-                        allow_sync=not options.no_sync,
-                        assume=assume,
-                        code=cell,
-                        names=self.shell.user_ns,
-                    )
-                )
-            except (ValueError, RuntimeError) as error:
-                raise UsageError(f"%%lazy: {error}") from None
-            result = None
-            try:
-                result = self._run(body, last)
-            except BaseException as error:
-                recording.close()
-                self._bind(graph, options.name)
-                self._begin_traceback_in_cell(error)
-                graph.title += f": what the cell did before its {type(error).__name__}"
-                if graph.nodes:
-                    try:
-                        self._show(graph, options.no_widget)
-                    except Exception as trouble:  # must not stand before the user's own error
-                        warnings.warn(f"lazyviz could not show the graph: {trouble!r}")
+        graph: session.LazyGraph | None = None
+        result: Any = None
+        raised: BaseException | None = None
+        try:
+            with session.lazy(
+                device=options.device,
+                batch=options.batch,
+                split=split_option(options.split),
+                recompute=unquoted(options.recompute),
+                backend=options.backend,
+                allow_sync=not options.no_sync,
+                assume=assume,
+                code=cell,
+                names=self.shell.user_ns,
+            ) as graph:
+                try:
+                    result = self._run(body, last)
+                except BaseException as error:
+                    raised = error
+        except (ValueError, RuntimeError) as error:
+            if graph is not None:
                 raise
+            raise UsageError(f"%%lazy: {error}") from None
+        assert graph is not None
+        if raised is not None:
+            self._show_what_was_recorded(graph, options, raised)
+            try:
+                raise raised
+            finally:
+                del raised  # this frame is in its traceback
         self._bind(graph, options.name)
         try:
             if options.now and graph.pending:
@@ -169,6 +168,17 @@ class LazyMagics(Magics):
         for sentence in unmet(graph, options.batch):
             print(sentence)
         return result
+
+    def _show_what_was_recorded(self, graph: session.LazyGraph, options: Any, error: BaseException) -> None:
+        """The cell has raised ``error``, which comes next."""
+        self._bind(graph, options.name)
+        self._begin_traceback_in_cell(error)
+        graph.title += f": what the cell did before its {type(error).__name__}"
+        if graph.nodes:
+            try:
+                self._show(graph, options.no_widget)
+            except Exception as trouble:  # must not stand before the user's own error
+                warnings.warn(f"lazyviz could not show the graph: {trouble!r}")
 
     # --- running the cell -------------------------------------------------------------
 

@@ -73,15 +73,22 @@ def test_tasks_inside_a_block_belong_to_it(state):
     assert [value[0].item() for value in values] == [0, 1, 2, 3]
 
 
-def test_a_task_that_is_cancelled_in_its_block(state):
+async def begun():
+    """A task that waits in its block."""
+
     async def record():
         with lazyviz.lazy():
             torch.ones(2) + 1
             await asyncio.sleep(60)
 
+    task = asyncio.create_task(record())
+    await asyncio.sleep(0)
+    return task
+
+
+def test_a_task_that_is_cancelled_in_its_block(state):
     async def main():
-        task = asyncio.create_task(record())
-        await asyncio.sleep(0)
+        task = await begun()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -91,15 +98,8 @@ def test_a_task_that_is_cancelled_in_its_block(state):
 
 
 def test_a_loop_that_ends_before_its_task(state):
-    async def record():
-        with lazyviz.lazy():
-            torch.ones(2) + 1
-            await asyncio.sleep(60)
-
     async def main():
-        task = asyncio.create_task(record())
-        await asyncio.sleep(0)
-        return task
+        return await begun()
 
     task = asyncio.run(main())
     assert task.cancelled() and is_plain()
