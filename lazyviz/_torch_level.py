@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -12,8 +13,11 @@ import torch
 
 from . import _torch
 
-# The number of modes that see ops before autograd, as tracers have: the compiled form leaves them there.
-modes_before_autograd: Callable[[], int] = torch._ops._len_torch_dispatch_stack_pre_dispatch
+# Whether modes see ops before autograd, as tracers': the compiled form leaves them there.  PyTorch sets the
+# key with the first of them.
+modes_before_autograd: Callable[[], bool] = functools.partial(
+    torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
+)
 compiled: Callable[[], AbstractContextManager[None]] | None = None  # `_torch.kernels_only`, compiled
 _set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled  # the public one is a context as well
 

@@ -52,7 +52,9 @@ def remove_mode(mode: TorchDispatchMode) -> bool:
 def has_mode(mode: TorchDispatchMode) -> bool:
     """Whether ``mode`` is on this thread's stack."""
     depth = active_dispatch_modes()
-    return depth > 0 and any(torch._C._get_dispatch_stack_at(at) is mode for at in range(depth))
+    if depth == 1:  # as nearly always, and a generator takes longer than the look
+        return torch._C._get_dispatch_stack_at(0) is mode
+    return any(torch._C._get_dispatch_stack_at(at) is mode for at in range(depth))
 
 
 _ANY_MODE = TorchDispatchMode()  # comes and goes where there is none: at the first and the last PyTorch looks

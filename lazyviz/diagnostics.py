@@ -88,13 +88,20 @@ def why() -> str:
     graph = evaluation.latest() if evaluation.latest is not None else None
     return "\n".join(
         [
-            f"last evaluation: {evaluation.last_cause}",
+            f"last evaluation: {_last_evaluation()}",
             *[f"  {line}" for line in listed(graph.sync_points if graph is not None else ())],
             f"last shape cache miss: {miss}",
             f"last evaluation op by op: {new}",
             f"last compilation: {compiled}",
         ]
     )
+
+
+def _last_evaluation() -> str:
+    if evaluation.last_run is None:
+        return "nothing has been evaluated yet"
+    cause, ops, seconds = evaluation.last_run
+    return f"{cause}: {ops} ops in {seconds:.3f} s"
 
 
 def metrics() -> dict[str, Any]:

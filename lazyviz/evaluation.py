@@ -23,22 +23,17 @@ import torch
 from . import _torch_cuda, absence
 from ._signals import Deferred
 from ._transaction import complete
-from .execute import eager, replay, sweeps
-from .execute.backend import find_backend
-from .execute.clusters import is_cluster
+from .execute import eager, sweeps
 from .execute.forecast import learn
-from .execute.memory import Memory, ResidentMemory, Timelines
-from .execute.progress import Run
+from .execute.memory import Memory, Timelines
 from .execute.report import Report, difference
 from .execute.split import SplitRun
-from .execute.stretch import Stretch
 from .graph.ir import Graph
 from .metrics import Metrics
-from .plan import collector
 from .record import warned
 from .record.guard import nodes_before_access
 from .record.order import closure
-from .record.pending import RunLock, SyncError
+from .record.pending import RunLock
 from .record.recorder import tape
 from .record.storage import FORGOTTEN, HALF_DONE, Lost, TrackedNode
 from .record.watch import Watch
@@ -56,7 +51,7 @@ forbidden = contextvars.ContextVar("lazyviz_forbid_sync", default=False)
 metrics = Metrics()
 projection_errors: deque[float] = deque(maxlen=1000)
 compile_reasons: deque[str] = deque(maxlen=100)  # what was new about what had to be compiled
-last_cause = "nothing has been evaluated yet"
+last_run: tuple[str, int, float] | None = None  # its cause, ops and seconds
 
 
 def needed(tensors: Sequence[torch.Tensor]) -> list[TrackedNode]:
@@ -92,7 +87,7 @@ class under_way:
         tape.under_way = 0
         if self.running:
             for lazy in self.running:
-                _tell([lazy], None, {}, "interrupted" if lazy.has_pending else None)
+                tell([lazy], None, {}, "interrupted" if lazy.has_pending else None)
             watch.release()
             self.running = ()
         self._signals.__exit__()
@@ -113,6 +108,7 @@ def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
     graph, context = wishes.graph, under_way(nodes)
     try:
         with context as arrived:
+            nodes = sweeps.unfinished(nodes)  # a signal's handler may have run them until now
             errors, irs = sweeps.begin(nodes)
             for error in errors:
                 if error.startswith((FORGOTTEN, HALF_DONE)):
@@ -141,7 +137,7 @@ def _execute(way: Way, cause: str, context: under_way, arrived: Deferred) -> Rep
             lazy._changed("running")
         way.execute()
     except BaseException as error:
-        outcome = _outcome(error, arrived)
+        outcome = outcome_of(error, arrived)
         if outcome == "failed":
             for lazy in way.touched:
                 lazy.error = error
@@ -162,14 +158,14 @@ def _end(
     finally:
         tape.under_way = 0  # whoever is told may read what has been computed, and go on
         timelines = {} if way.is_hidden else way.memory.timelines()
-        _tell(way.touched, reports[0] if reports else None, timelines, outcome)
+        tell(way.touched, reports[0] if reports else None, timelines, outcome)
         context.running = ()
         watch.release()
     if way.is_followed:
         learn(way.nodes)
 
 
-def _outcome(error: BaseException, arrived: Deferred) -> str:
+def outcome_of(error: BaseException, arrived: Deferred) -> str:
     """What a run came to that ``error`` has ended."""
     kinds = (KeyboardInterrupt, eager.Interrupted, SystemExit)
     stopped = isinstance(error, kinds) or error is arrived.raised
@@ -178,7 +174,7 @@ def _outcome(error: BaseException, arrived: Deferred) -> str:
 
 def _report(way: Way, cause: str, outcome: str | None, seconds: float) -> Report:
     """What the run did, which is counted, too."""
-    global last_cause
+    global last_run
     nodes, compiled, projection, seen = way.nodes, way.compiled, way.projection, way.seen
     done = len(nodes) if outcome is None else sum(node.state == "done" for node in nodes)
     peak: int | None = None
@@ -210,7 +206,7 @@ def _report(way: Way, cause: str, outcome: str | None, seconds: float) -> Report
         cache_miss_reason="; ".join(compiled.missed) if compiled is not None and compiled.missed else way.new,
         fallbacks=tuple(compiled.fallbacks) if compiled is not None else (),
     )
-    last_cause = f"{cause}: {done} ops in {seconds:.3f} s"
+    last_run = cause, done, seconds
     metrics.add("evaluate", seconds)
     metrics.count("ops run", done)
     if compiled is not None:
@@ -228,7 +224,7 @@ def _report(way: Way, cause: str, outcome: str | None, seconds: float) -> Report
     return report
 
 
-def _tell(
+def tell(
     touched: Sequence[LazyGraph], report: Report | None, timelines: Timelines, outcome: str | None
 ) -> None:
     """Tell the graphs what came of a run of some of their nodes: all is in its place before anyone hears."""
@@ -243,111 +239,8 @@ def _tell(
         if lazy.ir is not tape.graph and not (len(lazy.nodes) > report.ops_run and lazy.has_pending):
             graphs.pop(id(lazy.ir), None)
     for lazy in touched:
-        lazy._notify()
-
-
-@warned.in_python
-def run_for_values(nodes: Sequence[TrackedNode], cause: str) -> bool:
-    """:func:`run` for a sync point where there is nothing to it but to run ``nodes``; False: there is more.
-
-    A program may read a value after every op, and pays each time for what is asked here.
-    """
-    errors, irs = sweeps.begin(nodes)
-    if not nodes or errors or _torch_cuda.STAND_INS or _torch_cuda.may_have_cuda():
-        return False
-    touched = []
-    for reference in graphs.valuerefs():  # `values` guards its iteration, which takes as long again
-        lazy = reference()
-        if lazy is None:
-            continue
-        if lazy.split_run is not None:
-            return False
-        if lazy.ir in irs:
-            if lazy.summaries or lazy.watched:
-                return False
-            touched.append(lazy)
-    context = under_way(nodes)
-    try:
-        arrived = context.__enter__()
-        stretch = replay.replays.look_at(tape, nodes, False)
-        found = replay.replays.find(stretch) if stretch is not None else None
-        new = replay.replays.not_looked_at if stretch is None else None
-        _run_for_values(nodes, cause, touched, stretch, found, new, context, arrived)
-    finally:
-        try:
-            context.__exit__()
-        finally:
-            context.__exit__()
-    return True
-
-
-def _run_for_values(
-    nodes: Sequence[TrackedNode],
-    cause: str,
-    touched: Sequence[LazyGraph],
-    stretch: Stretch | None,
-    found: replay.Replay | None,
-    new: str | None,
-    context: under_way,
-    arrived: Deferred,
-) -> None:
-    resident: ResidentMemory | None = None
-    memory: Memory
-    if found is not None:
-        memory = found.memory
-    else:
-        memory = resident = ResidentMemory(nodes)
-    live = Run(nodes, memory)
-    context.running = touched
-    for lazy in touched:
-        lazy.error, lazy.live = None, live
-        lazy._changed("running")
-    outcome: str | None = None
-    start = time.perf_counter()
-    try:
-        if found is not None:
-            found.run(tape, timed=True)
-        elif resident is not None:
-            eager.run(tape, nodes, resident, timed=True)
-    except BaseException as error:
-        outcome = _outcome(error, arrived)
-        if outcome == "failed":
-            for lazy in touched:
-                lazy.error = error
-        raise
-    finally:
-        seconds = time.perf_counter() - start
-
-        def end() -> None:
-            global last_cause
-            nonlocal new
-            done = len(nodes) if outcome is None else sum(node.state == "done" for node in nodes)
-            peak = None
-            if outcome is None:
-                peak = memory.peak
-                if stretch is not None and resident is not None:
-                    with collector.paused():
-                        new = replay.replays.learn(stretch, resident, None)
-            timelines = memory.timelines()
-            report = Report.brief(
-                ops_run=done,
-                seconds=seconds,
-                peak_bytes=peak,
-                backend="eager",
-                cause=cause,
-                timeline=timelines.get(id(nodes[-1].graph), []),
-                cache_hit=found is not None,
-                cache_miss_reason=new,
-            )
-            last_cause = f"{cause}: {done} ops in {seconds:.3f} s"
-            metrics.add("evaluate", seconds)
-            metrics.count("ops run", done)
-            tape.under_way = 0
-            _tell(touched, report, timelines, outcome)
-            context.running = ()
-            watch.release()
-
-        complete(end)
+        if lazy.watched:
+            lazy._notify()
 
 
 def begun_split(nodes: Sequence[TrackedNode]) -> SplitRun | None:
@@ -379,29 +272,6 @@ def called(what: str) -> str:
     return f"{what} at {line}" if line is not None else what
 
 
-def _run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
-    if forbidden.get():
-        raise SyncError(f"{cause} needs {len(nodes)} pending ops to run, inside forbid_sync()")
-    metrics.count("syncs")
-    metrics.count(f"syncs by {cause.partition(' at ')[0]}")
-    current = graphs.get(id(tape.graph)) if tape.graph is not None else None
-    if current is None:
-        owners = {id(node.graph): graphs.get(id(node.graph)) for node in nodes}
-        current = next(
-            (lazy for lazy in owners.values() if lazy is not None and lazy.recompute != "off"), None
-        )
-    if current is not None and (current.split not in ("off", 1) or current.recompute != "off"):
-        # A part of a step would have to keep the whole batch's activations for the rest of it.
-        pending = closure({*nodes, *(node for node in current.nodes if node.state != "done")})
-        backend = current.backend if is_cluster(find_backend(current.backend)) else "eager"
-        run(pending, cause, split=current.split, recompute=current.recompute, backend=backend)
-    elif not run_for_values(nodes, cause):
-        run(nodes, cause)
-
-
-tape.evaluator = _run_for_sync
-
-
 def _reachable() -> list[Graph]:
     return [graph.ir for graph in graphs.values()]
 
@@ -417,11 +287,15 @@ def catch_up() -> None:
         run(closure(nodes), "writes of known values")
 
 
+_MODULES = (__name__, f"{__package__}.sync_runs")
+_RUNS = ("run", "run_for_values", "run_in_one_go")
+
+
 def is_running_here() -> bool:
     """Whether a run has called this code: by a kernel, a listener, a finalizer or a signal handler."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code.co_filename == __file__ and frame.f_code.co_name in ("run", "run_for_values"):
+        if frame.f_code.co_name in _RUNS and frame.f_globals.get("__name__") in _MODULES:
             return True
         frame = frame.f_back
     return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,12 +15,12 @@ class Metrics:
     """Named counters, and named timings in seconds."""
 
     def __init__(self) -> None:
-        self._counters: dict[str, int] = {}
+        self.counters: defaultdict[str, int] = defaultdict(int)
         self._timings: dict[str, deque[float]] = {}
         self._totals: dict[str, tuple[int, float]] = {}
 
     def count(self, name: str, by: int = 1) -> None:
-        self._counters[name] = self._counters.get(name, 0) + by
+        self.counters[name] += by
 
     def add(self, name: str, seconds: float) -> None:
         if name not in self._timings:
@@ -39,7 +39,7 @@ class Metrics:
 
     def summary(self) -> dict[str, Any]:
         """Counters as numbers; timings as ``{"count", "total", "p50", "p90", "p99"}``."""
-        result: dict[str, Any] = dict(self._counters)
+        result: dict[str, Any] = dict(self.counters)
         for name, recent in self._timings.items():
             ordered = sorted(recent)
             number, total = self._totals[name]

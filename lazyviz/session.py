@@ -42,6 +42,7 @@ from .record.recorder import tape
 from .record.storage import Lost, TrackedNode
 from .record.tensor import is_pending
 from .showing import Shown
+from .sync_runs import run_for_sync
 
 if TYPE_CHECKING:
     from .plan.memory import Plan
@@ -69,10 +70,25 @@ class LazyGraph(Choices, Shown):
         self.split_run: SplitRun | None = None  # one that was interrupted, to be gone on with
         self.code = code
         self.title = "lazyviz"
-        self.report: Report | None = None
+        self._report: Report | tuple[Any, ...] | None = None
         self.error: BaseException | None = None
         self._waits = 0  # the node that was found not to have run
         self._owned = Owned(graph)  # the last: attributes go in this order
+
+    @property
+    def report(self) -> Report | None:
+        """What the last run of nodes of this graph did."""
+        if isinstance(self._report, tuple):
+            self._report = Report.of_read(*self._report)
+        return self._report
+
+    @report.setter
+    def report(self, report: Report) -> None:
+        self._report = report
+
+    def note_read(self, *report: Any) -> None:
+        """The last run is told by :meth:`.Report.of_read`, when somebody asks for it."""
+        self._report = report
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_ending() or "ir" not in vars(self):
@@ -398,6 +414,9 @@ def cell_boundary() -> None:
     tape.refuse_nested()
     tape.forget_unreachable(tape.reachable())
     evaluation.watch.leave()
+
+
+tape.evaluator = run_for_sync
 
 
 def unload() -> None:

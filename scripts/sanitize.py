@@ -28,7 +28,10 @@ REPORTS = COPY / "reports"
 TAKEN = ("lazyviz", "tests", "scripts", "benchmarks", "_lazyviz_pytest.py", "pyproject.toml", "README.md")
 TESTS = (
     "tests/record",
-    *(f"tests/execute/test_{name}.py" for name in ("evaluation", "reads", "replay", "program", "sweeps")),
+    *(
+        f"tests/execute/test_{name}.py"
+        for name in ("evaluation", "in_one_go", "reads", "replay", "program", "sweeps")
+    ),
 )
 # Exceptions are thrown by the C++ library, which Python itself does not have loaded when they are looked up.
 LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so")

@@ -125,6 +125,16 @@ MAY_IMPORT = {
         "session",
         "ways",
     },  # another
+    "sync_runs": {
+        "_signals",
+        "_torch_cuda",
+        "_transaction",
+        "evaluation",
+        "record",
+        "plan",
+        "execute",
+        "session",
+    },  # another
     "ways": {
         "_torch_cuda",
         "batching",

@@ -35,7 +35,7 @@ PyObject* Refused = nullptr;  // what is not represented here
 PyTypeObject* Memory = nullptr;
 
 struct Names {  // interned
-  PyObject *tensor, *memory, *value, *of_class, *is_parameter, *class_of_object;
+  PyObject *tensor, *memory, *value, *of_class, *is_parameter, *class_of_object, *running, *under_way;
 } names;
 
 struct Classes {  // as `connect` was told
@@ -471,6 +471,14 @@ struct Level {  // what `_torch.kernels_only` sets, of this thread
   }
 };
 
+void to_kernels() {
+  c10::impl::TorchDispatchModeTLS::set_state({});
+  at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::ALL_DISABLED);
+  auto keys = c10::impl::tls_local_dispatch_key_set();
+  keys.excluded_ = (keys.excluded_ - classes.lazy) | classes.above;
+  c10::impl::_force_tls_local_dispatch_key_set(keys);
+}
+
 struct KernelsOnly {
   PyObject_HEAD
   Level* outside;
@@ -482,11 +490,7 @@ PyObject* enter_level(PyObject* self, PyObject*) {
   auto& outside = reinterpret_cast<KernelsOnly*>(self)->outside;
   if (outside != nullptr) Py_RETURN_NONE;
   outside = new Level();
-  c10::impl::TorchDispatchModeTLS::set_state({});
-  at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::ALL_DISABLED);
-  auto keys = c10::impl::tls_local_dispatch_key_set();
-  keys.excluded_ = (keys.excluded_ - classes.lazy) | classes.above;
-  c10::impl::_force_tls_local_dispatch_key_set(keys);
+  to_kernels();
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -508,17 +512,29 @@ void forget_level(PyObject* object) {
 
 // ---- Running it
 
-class Run {
- public:
-  Run(const Program& program, PyObject* args) : program(program), lines(*program.lines), slots(program.size) {
-    is_parsed = PyArg_ParseTuple(
+// What a program is called with; see straight_line.generate.
+struct Given {
+  PyObject *tensors = nullptr, *scalars = nullptr, *draws = nullptr, *users = nullptr, *later = nullptr;
+  PyObject *arrived = nullptr, *times = nullptr, *done = nullptr;
+  bool in_one_go = false;  // without a look for signals, nor for threads that wait for the interpreter
+
+  bool parse(PyObject* args) {
+    return PyArg_ParseTuple(
         args, "O!O!O!O!O!O!OO", &PyList_Type, &tensors, &PyList_Type, &scalars, &PyList_Type, &draws, &PyList_Type,
         &users, &PyList_Type, &later, &PyList_Type, &arrived, &times, &done);
   }
+};
+
+class Run {
+ public:
+  Run(const Program& program, const Given& given)
+      : program(program), lines(*program.lines), slots(program.size), tensors(given.tensors), scalars(given.scalars),
+        draws(given.draws), users(given.users), later(given.later), arrived(given.arrived), times(given.times),
+        done(given.done), in_one_go(given.in_one_go) {}
 
   // Whether all nodes have run; if not, an exception is set.
   bool all() {
-    if (!is_parsed || !take_tensors() || !begin()) return false;
+    if (!take_tensors() || !begin()) return false;
     convert_scalars();
     bool is_whole = each_node();
     interpreter.take();
@@ -584,6 +600,7 @@ class Run {
   }
 
   bool is_stopped(Clock::time_point now) {
+    if (in_one_go) return false;
     if (interpreter.is_ours() || now - looked >= PATIENCE) {
       interpreter.take();
       looked = now;
@@ -656,7 +673,7 @@ class Run {
     HANDLE_TH_ERRORS
     try {
       for (const Argument& argument : node.arguments.of(lines.arguments)) push(argument, node);
-      interpreter.leave();
+      if (!in_one_go) interpreter.leave();
       if (node.copied.start == node.copied.stop) {
         is_midway = node.refused;
         node.op.callBoxed(stack);
@@ -801,8 +818,8 @@ class Run {
   std::vector<at::Tensor> slots;
   std::vector<IValue> numbers;  // the scalars, converted; None once it was used
   Stack stack;
-  bool is_parsed = false;
   PyObject *tensors, *scalars, *draws, *users, *later, *arrived, *times, *done;
+  bool in_one_go;
   std::vector<double> ends;  // of nodes, in seconds; those that are not among the times yet
   double since = 0;  // what to add to our clock's
   Clock::time_point looked;  // for signals
@@ -822,9 +839,8 @@ PyObject* raised() {  // the exception that is set, as an object; cleared
 #endif
 }
 
-PyObject* run(PyObject* self, PyObject* args, PyObject*) {
-  HANDLE_TH_ERRORS
-  Run run(*reinterpret_cast<Program*>(self), args);
+// What a run comes to: None, or what stopped it; null with an exception if nothing was run.
+PyObject* outcome(Run& run) {
   bool is_whole = run.all();
   THPObjectPtr error(PyErr_Occurred() ? raised() : Py_NewRef(Py_None));
   if (!error || !run.note_times()) return nullptr;
@@ -833,10 +849,112 @@ PyObject* run(PyObject* self, PyObject* args, PyObject*) {
   if (!variables) return nullptr;
   PyObject *has_run = run.has_run ? Py_True : Py_False, *midway = run.is_midway ? Py_True : Py_False;
   return PyTuple_Pack(4, error.get(), variables.get(), has_run, midway);
-  END_HANDLE_TH_ERRORS
 }
 
+// Calls `function`, whose warnings have come to Python when this returns.  One that Python makes an error leaves
+// that error set beside the result: what has run has run.
+template <typename Function>
+PyObject* with_warnings(const Function& function) {
+  PyObject* result = nullptr;
+  auto call = [&]() -> PyObject* {
+    HANDLE_TH_ERRORS
+    result = function();
+    return result;
+    END_HANDLE_TH_ERRORS
+  };
+  call();
+  return result;
+}
+
+PyObject* run(PyObject* self, PyObject* args, PyObject*) {
+  Given given;
+  if (!given.parse(args)) return nullptr;
+  PyObject* result = with_warnings([&] {
+    Run run(*reinterpret_cast<Program*>(self), given);
+    return outcome(run);
+  });
+  if (result == nullptr || !PyErr_Occurred()) return result;
+  THPObjectPtr error(raised()), kept(result);  // a warning that is an error comes after the nodes have run
+  if (result != Py_None) return kept.release();  // there is one already
+  THPObjectPtr nothing(PyDict_New());
+  return nothing ? PyTuple_Pack(4, error.get(), nothing.get(), Py_False, Py_False) : nullptr;
+}
+
+// ---- In one go
+
+// The level of kernels in C++, and the gradient mode around it.
+class AtKernels {
+ public:
+  AtKernels() { to_kernels(); }
+  AtKernels(const AtKernels&) = delete;
+  AtKernels& operator=(const AtKernels&) = delete;
+  ~AtKernels() {
+    outside.set();
+    c10::GradMode::set_enabled(grad_mode);
+  }
+
+ private:
+  Level outside;
+  bool grad_mode = c10::GradMode::is_enabled();
+};
+
+// Whether modes of PyTorch's own are active below ours: what they call may be Python's, or anything.
+bool sees_modes() {
+  auto usual = c10::default_included_set | c10::autocast_dispatch_keyset |
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
+  return !(c10::impl::tls_local_dispatch_key_set().included_ - usual).empty();
+}
+
+// Runs the program and notes that it has run, and no code in Python runs in between: no signal's handler, whatever
+// it does, finds the one without the other.  Given are the tape and the thread's number, a function that takes the
+// tensors (or returns None: the nodes have run already), the lists and the times as above, functions that note it, and a list that what `run` returns is added to.
+// Nothing else is noted of what was stopped: that is the caller's, and the tape says meanwhile that a run is under way.
+// NotImplemented: it cannot be run so here.
+PyObject* run_in_one_go(PyObject* self, PyObject* args) {
+  Given given;
+  PyObject *tape, *thread, *take, *notes, *ran;
+  if (!PyArg_ParseTuple(
+          args, "OOOO!O!O!OO!O!", &tape, &thread, &take, &PyList_Type, &given.scalars, &PyList_Type, &given.users,
+          &PyList_Type, &given.later, &given.times, &PyTuple_Type, &notes, &PyList_Type, &ran)) {
+    return nullptr;
+  }
+  if (sees_modes()) Py_RETURN_NOTIMPLEMENTED;
+  THPObjectPtr empty(PyList_New(0)), nobody(PyLong_FromLong(0));
+  if (!empty || !nobody) return nullptr;
+  given.draws = given.arrived = empty.get();
+  given.done = Py_None;
+  given.in_one_go = true;
+  THPObjectPtr tensors(PyObject_CallNoArgs(take));
+  if (!tensors) return nullptr;
+  if (!PyList_Check(tensors.get())) Py_RETURN_NOTIMPLEMENTED;
+  given.tensors = tensors.get();
+  auto note = [&](PyObject* name, PyObject* who) { return PyObject_SetAttr(tape, name, who) == 0; };
+  if (!note(names.under_way, thread) || !note(names.running, thread)) return nullptr;
+  PyObject* result = with_warnings([&]() -> PyObject* {
+    THPObjectPtr found;
+    {
+      AtKernels level;
+      Run run(*reinterpret_cast<Program*>(self), given);
+      found = THPObjectPtr(outcome(run));
+    }
+    if (!note(names.running, nobody.get())) return nullptr;
+    for (Py_ssize_t at = 0; found.get() == Py_None && at < PyTuple_GET_SIZE(notes); at++) {
+      if (!THPObjectPtr(PyObject_CallNoArgs(PyTuple_GET_ITEM(notes, at)))) return nullptr;
+    }
+    if (found.get() == Py_None && !note(names.under_way, nobody.get())) return nullptr;
+    return found && PyList_Append(ran, found.get()) == 0 ? found.release() : nullptr;
+  });
+  if (result == Py_None && PyErr_Occurred()) Py_CLEAR(result);  // a warning that is an error: it has run
+  if (result != nullptr) PyErr_Clear();
+  return result;
+}
+
+PyMethodDef methods_of_program[] = {
+    {"in_one_go", run_in_one_go, METH_VARARGS, "See briefly.py."},
+    {nullptr, nullptr, 0, nullptr},
+};
 PyType_Slot slots_of_type[] = {
+    {Py_tp_methods, methods_of_program},
     {Py_tp_doc, const_cast<char*>("Runs a stretch of nodes; see straight_line.generate for what it is called with.")},
     {Py_tp_new, reinterpret_cast<void*>(make)},
     {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
@@ -887,7 +1005,8 @@ PyModuleDef module_definition = {
 bool intern() {
   std::initializer_list<std::pair<PyObject**, const char*>> all = {
       {&names.tensor, "tensor"}, {&names.memory, "memory"}, {&names.value, "_lazyviz"},
-      {&names.of_class, "_lazyviz_class"}, {&names.is_parameter, "_is_param"}, {&names.class_of_object, "__class__"}};
+      {&names.of_class, "_lazyviz_class"}, {&names.is_parameter, "_is_param"}, {&names.class_of_object, "__class__"},
+      {&names.running, "running"}, {&names.under_way, "under_way"}};
   for (auto [place, text] : all) {
     if ((*place = PyUnicode_InternFromString(text)) == nullptr) return false;
   }

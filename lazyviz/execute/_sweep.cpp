@@ -621,12 +621,27 @@ PyObject* note_used(PyObject*, PyObject* nodes) {
   Py_RETURN_NONE;
 }
 
+// Whether `node` has run; -1 with an exception.
+int has_run(PyObject* node) {
+  PyObject* now = state.of(node);
+  if (now == nullptr) return -1;
+  return now == done ? 1 : PyObject_RichCompareBool(now, done, Py_EQ);
+}
+
 PyObject* take(PyObject*, PyObject* args) {
-  PyObject *values, *kept;
-  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &values, &PyTuple_Type, &kept)) return nullptr;
+  PyObject *values, *kept, *nodes = nullptr;
+  if (!PyArg_ParseTuple(args, "O!O!|O", &PyList_Type, &values, &PyTuple_Type, &kept, &nodes)) return nullptr;
+  bool have_run = false;
+  bool is_done = nodes == nullptr || each(nodes, [&](PyObject* node) {
+    int is_over = has_run(node);
+    have_run = have_run || is_over > 0;
+    return is_over >= 0;
+  });
+  if (!is_done) return nullptr;
+  if (have_run) Py_RETURN_NONE;
   Reference tensors(PyList_New(0));
   if (!tensors) return nullptr;
-  bool is_done = each(values, [&](PyObject* value) {
+  is_done = each(values, [&](PyObject* value) {
     PyObject* there = real.of(value);
     if (there == Py_None) PyErr_SetString(PyExc_RuntimeError, "internal error: an input was freed before its last use");
     return there != nullptr && there != Py_None && PyList_Append(tensors.object, there) == 0;
@@ -684,9 +699,7 @@ PyObject* unfinished(PyObject*, PyObject* nodes) {
   Reference left(PyList_New(0));
   if (!left) return nullptr;
   bool is_done = each(nodes, [&](PyObject* node) {
-    PyObject* now = state.of(node);
-    if (now == nullptr) return false;
-    int is_over = now == done ? 1 : PyObject_RichCompareBool(now, done, Py_EQ);
+    int is_over = has_run(node);
     return is_over >= 0 && (is_over || PyList_Append(left.object, node) == 0);
   });
   return is_done ? Py_NewRef(left.object) : nullptr;

@@ -202,6 +202,13 @@ class Levels:
         return Levels(places, nbytes, ends, marks, after, max([after[0], *marks]))
 
 
+def timeline_of(nodes: Sequence[TrackedNode], held: Sequence[int]) -> Timeline:
+    """The timeline of ``nodes`` of one graph, in program order, with what is ``held`` while each runs."""
+    first, count = nodes[0].index, len(nodes)
+    in_a_row = nodes[-1].index - first == count - 1
+    return Timeline(range(first, first + count) if in_a_row else [node.index for node in nodes], held)
+
+
 class KnownMemory:
     """What a run holds of which every allocation is known; as :class:`ResidentMemory`, which see."""
 
@@ -224,11 +231,7 @@ class KnownMemory:
     def timelines(self) -> Timelines:
         nodes, marks = self._stretch.nodes[: self._finished], self._levels.marks
         if len(self._stretch.graphs) == 1:
-            graph = nodes[0].graph
-            first, count = nodes[0].index, len(nodes)
-            in_a_row = nodes[-1].index - first == count - 1  # of one graph, in program order
-            positions = range(first, first + count) if in_a_row else [node.index for node in nodes]
-            return {id(graph): Timeline(positions, marks)}
+            return {id(nodes[0].graph): timeline_of(nodes, marks)}
         result: dict[int, list[tuple[int, int]]] = {}
         for node, held in zip(nodes, marks):
             result.setdefault(id(node.graph), []).append((node.index, held))

@@ -65,6 +65,8 @@ class Known:
     held: Peak | None = None
     words: list[tuple[bytes, Key]] = field(default_factory=list)  # each with the key that keeps it valid
     met: bool = False  # by its words, since it was last looked for what was not used
+    seconds: float | None = None  # that its code took the last time it ran to its end
+    in_one_go: bool | None = None  # whether its code may run so, once that was asked
 
     def learn(self, stretch: Stretch, memory: Memory, projection: Projection | None) -> None:
         """What was projected of it, if that depends on nothing else."""
@@ -135,6 +137,18 @@ class Replays:
             self._few.clear()
         self._few.add(glanced.words)
         return False
+
+    def glance(
+        self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None
+    ) -> tuple[Stretch, Known] | None:
+        """What is known of ``nodes``, if it has code and that can be told at once."""
+        glanced = self.steps.glance(tape, nodes, purpose)
+        known = self._by_words.get(glanced.words) if glanced is not None else None  # type: ignore[arg-type]
+        if glanced is None or known is None or known.code is None:
+            return None
+        glanced.key = known.key
+        known.met = True
+        return glanced, known
 
     def find(self, stretch: Stretch) -> Replay | None:
         """What runs the stretch, if it was met before."""
@@ -240,11 +254,11 @@ class Replay:
         self.stretch = stretch
         self.memory = KnownMemory(known.levels, stretch, known.held)
         self.projection: Projection | None = (known.projected, {}) if known.projected is not None else None
-        self._known, self._code = known, code
+        self.known, self.code = known, code
 
     def learn(self, projection: Projection | None) -> None:
         """It has run, and this was projected of it."""
-        self._known.learn(self.stretch, self.memory, projection)
+        self.known.learn(self.stretch, self.memory, projection)
 
     def run(
         self,
@@ -272,14 +286,14 @@ class Replay:
     ) -> None:
         stretch, nodes = self.stretch, self.stretch.nodes
         outside: list[torch.Tensor] = []
-        take = partial(sweeps.take, stretch.outside, stretch.kept)
+        take: partial[Any] = partial(sweeps.take, stretch.outside, stretch.kept)
         before = None if sweeps.active else [value.real for value in stretch.outside]
         times = array("d", [perf_counter()])
         watch = (
             _Watch(nodes, times, self.memory, arrived, progress, cancelled) if progress or cancelled else None
         )
         code = partial(
-            self._code,
+            self.code,
             outside,
             stretch.scalars,
             [nodes[at].draws for at in stretch.draws],
@@ -290,7 +304,7 @@ class Replay:
             watch.done if watch is not None else None,
         )
         ran: list[Stopped | None] = []  # what the code returns, as soon as it has run
-        note = partial(self._note, tape, times, timed, ran, [])
+        note = partial(self.note, tape, times, timed, ran, [])
         try:
             outside.extend(chain.from_iterable(map(partial.__call__, (take,))))
             ran[:] = map(partial.__call__, (code,))
@@ -304,9 +318,9 @@ class Replay:
             raise
         if ran[0] is not None:
             error, _, has_run, midway = ran.pop()  # type: ignore[misc]
-            self._raise(arrived, len(times) - 1, error, has_run, midway)
+            self.raise_from(arrived, len(times) - 1, error, has_run, midway)
 
-    def _raise(
+    def raise_from(
         self, arrived: Deferred, finished: int, error: BaseException, has_run: bool, midway: bool
     ) -> None:
         """Raise what has stopped the code: the error of a kernel, or another."""
@@ -320,7 +334,7 @@ class Replay:
         finally:  # this frame is in its traceback: nothing is to wait for the garbage collector
             del error
 
-    def _note(
+    def note(
         self,
         tape: Tape,
         times: array[float],
@@ -332,6 +346,7 @@ class Replay:
         stretch, nodes, stopped = self.stretch, self.stretch.nodes, ran[0]
         if stopped is None:
             finish(tape, stretch, nodes, times if timed else None, stage)
+            self.known.seconds = times[-1] - times[0]
             return
         _, variables, has_run, _ = stopped
         finished = len(times) - 1

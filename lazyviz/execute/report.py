@@ -128,6 +128,18 @@ class Report:
         fields.update(known)  # what is left is an attribute of the class
         return report
 
+    @classmethod
+    def of_read(
+        cls, ops_run: int, seconds: float, peak_bytes: int, cause: str, timeline: Sequence[tuple[int, int]]
+    ) -> Report:
+        """:meth:`brief` of a known stretch whose values were read."""
+        report = cls.__new__(cls)
+        fields = report.__dict__
+        fields["ops_run"], fields["seconds"], fields["peak_bytes"] = ops_run, seconds, peak_bytes
+        fields["backend"], fields["cause"], fields["cache_hit"] = "eager", cause, True
+        fields["difference"], fields["timeline"] = {}, timeline
+        return report
+
     @property
     def first_nonfinite(self) -> NonFinite | None:
         """The first NaN or infinity, whichever comes first in the program; both: NaN."""

@@ -296,7 +296,8 @@ class Steps:
         found = sweeps.glance(nodes, self._known, self._forms, purpose, len(tape.pending))
         if found is None:
             return None
-        stretch = Stretch(nodes)
+        stretch = Stretch.__new__(Stretch)  # which has all of it
+        stretch.nodes, stretch.key = nodes, None
         (
             stretch.words,
             stretch.values,

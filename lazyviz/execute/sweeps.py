@@ -96,8 +96,15 @@ class InPython:
         return None
 
     @staticmethod
-    def take(values: Sequence[TrackedValue], kept: Sequence[int]) -> list[Any]:
-        """The tensors of ``values``, which they keep at the positions ``kept`` alone."""
+    def take(
+        values: Sequence[TrackedValue], kept: Sequence[int], nodes: Iterable[TrackedNode] = ()
+    ) -> list[Any] | None:
+        """The tensors of ``values``, which they keep at the positions ``kept`` alone.
+
+        ``None`` if one of ``nodes`` has run.
+        """
+        if any(node.state == "done" for node in nodes):
+            return None
         tensors = [value.real for value in values]
         for tensor in tensors:
             if tensor is None:

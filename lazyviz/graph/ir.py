@@ -72,6 +72,7 @@ def places(source: SourceLine | None, reader: SourceLine | None) -> list[str]:
     ]
 
 
+@functools.lru_cache(maxsize=1000)
 def at(source: SourceLine | None, reader: SourceLine | None) -> str:
     """``" at train.py:4, in transformers/trainer.py:1893"``, as far as it is known."""
     return f" at {', '.join(found)}" if (found := places(source, reader)) else ""

@@ -1570,7 +1570,7 @@ cdef tuple place_of(PyFrameObject *raw, bint with_callers):
 
 
 def find_line(_, frame):
-    """``lazyviz.record.scopes.SourceFinder.find``."""
+    """``lazyviz.record.source_lines.SourceFinder.find``."""
     cdef Spot *spot
     cdef PyObject *entered
     phase = None

@@ -14,7 +14,7 @@ import torch
 from .. import _compiled, _torch, _torch_cuda, _torch_memory, _torch_owners
 from .._torch import OpOverload
 from ..graph.ir import Graph, SourceLine, TensorMeta
-from . import autograd_nodes, constants, order, patches, scopes
+from . import autograd_nodes, constants, order, patches, scopes, source_lines
 from .constants import is_given
 from .constants import number as known_number
 from .guard import count_writes, written_tensors
@@ -37,7 +37,7 @@ IN_PYTHON = (
     Pending.settle_after,
     Pending.made_real,
     constants.Search.is_unknown,
-    scopes.SourceFinder.find,
+    source_lines.SourceFinder.find,
 )
 _ways: tuple[Any, ...] | None = None
 
@@ -109,7 +109,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         is_zero=_torch.is_zero_tensor,
         snapshot_key=_torch.SNAPSHOT_KEY,
         key_set_offset=_torch.KEY_SET_OFFSET,
-        ENTRY=scopes.ENTRY,
+        ENTRY=source_lines.ENTRY,
         NOWHERE=NOWHERE,
         known_number=known_number,
         evaluate_number=evaluate_number,
@@ -117,7 +117,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         gradient_check=constants.CHECK_GRADIENTS,
         goes_on_without=order.goes_on_without,
         MISSING=patches.MISSING,
-        MOST_FRAMES=scopes.MOST_FRAMES,
+        MOST_FRAMES=source_lines.MOST_FRAMES,
         NO_SEQUENCE=scopes.NO_SEQUENCE,
     )
     return (
@@ -182,7 +182,7 @@ def use(compiled: bool) -> bool:
     Pending.settle_after = settle_after  # type: ignore[method-assign]
     Pending.made_real = made_real  # type: ignore[method-assign]
     constants.Search.is_unknown = staticmethod(is_unknown)
-    scopes.SourceFinder.find = find  # type: ignore[method-assign]
+    source_lines.SourceFinder.find = find  # type: ignore[method-assign]
     active = compiled and _ways is not None
     make_wrapper = _torch_memory.make_wrapper
     if _dispatcher is not None:

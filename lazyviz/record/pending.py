@@ -154,13 +154,12 @@ class Pending:
             AbsentDeviceError: only a GPU that is not here could compute it.
         """
         with self.lock:  # what another thread runs must not be chosen to be run once more
-            self._sync([node for node in needed if node.state != "done"], cause, nbytes, a_number)
+            self._sync(needed, cause, nbytes, a_number)
 
-    def _sync(self, needed: Sequence[TrackedNode], cause: str, nbytes: int, a_number: bool) -> None:
+    def _sync(self, needed: Iterable[TrackedNode], cause: str, nbytes: int, a_number: bool) -> None:
         nodes = closure(needed)
-        sources, frame = self.scopes.sources, sys._getframe(2)
-        line, reader = sources.find(frame)[0], sources.reader(frame)
-        if needs_absent(nodes):
+        line, reader = self.scopes.sources.read_at(sys._getframe(2))
+        if _torch_cuda.STAND_INS and needs_absent(nodes):
             where = at(line, reader) + (f": {line.text}" if line else "")
             text = (
                 f"{cause}{where} needs a value that only the planned GPU could compute, which is not on this "
@@ -180,7 +179,8 @@ class Pending:
             raise SyncError(f"{cause} needs {len(nodes)} pending ops to run{where}; syncs are forbidden here")
         start = time.perf_counter()
         if nodes:
-            self.evaluate(nodes, cause + at(line, reader))
+            assert self.evaluator is not None, "lazyviz.session gives it one"
+            self.evaluator(nodes, cause + at(line, reader))
         if self.graph is not None:
             seconds, index = time.perf_counter() - start, len(self.graph.nodes)
             point = SyncPoint(cause, line, len(nodes), seconds, nbytes, index, reader)
@@ -298,12 +298,12 @@ class Pending:
             self.met.clear()
             self.made.clear()
             if ran is None:  # the block has ended: no op is being recorded that would read them
-                for value in self.outside.values():
+                for value in list(self.outside.values()):
                     if not value.uses:
                         value.real = None
         if not self.pending:
             if self.graph is not None:
-                self.met.update((a, storage) for a, storage in self.storages.items() if storage.live)
+                self.met.update([(a, storage) for a, storage in list(self.storages.items()) if storage.live])
             self._forget_memory()
             if self.graph is None:
                 self.scopes.forget_forward()
@@ -313,7 +313,8 @@ class Pending:
             Pending.settle_after(self, ran)
         else:
             self._settle_all()
-        self._forget_dead()
+        if len(self.outside) > self._many_outside or len(self.made) > self._many_made:
+            self._forget_dead()
 
     def _forget_memory(self) -> None:
         self.outside.clear()
@@ -340,14 +341,14 @@ class Pending:
     def _forget_dead(self) -> None:
         """Drop what is known of outside tensors that have died, now and then."""
         if len(self.outside) > self._many_outside:
-            self.outside = {key: value for key, value in self.outside.items() if value.real is not None}
+            self.outside = {key: value for key, value in list(self.outside.items()) if value.real is not None}
             self._many_outside = 2 * len(self.outside) + 200
         if len(self.made) > self._many_made:
-            self.made = {key: value for key, value in self.made.items() if value.tensor is not None}
+            self.made = {key: value for key, value in list(self.made.items()) if value.tensor is not None}
             self._many_made = 2 * len(self.made) + 200
 
     def _settle_all(self) -> None:
-        storages = [storage for storage in self.storages.values() if not storage.has_pending_access]
+        storages = [storage for storage in list(self.storages.values()) if not storage.has_pending_access]
         for storage in storages:
             self._leave(storage)
         TrackedStorage.held.clear()
@@ -357,7 +358,7 @@ class Pending:
             storage.count_held()
             if real is not None and not storage.foreign:
                 self._place(storage, _torch.storage_address(real))
-        self.outside = {key: value for key, value in self.outside.items() if value.real is not None}
+        self.outside = {key: value for key, value in list(self.outside.items()) if value.real is not None}
 
     def _place(self, storage: TrackedStorage, address: int) -> None:
         """Pending nodes read ``storage``, which is at ``address``."""

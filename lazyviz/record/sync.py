@@ -27,7 +27,7 @@ from .patches import Patches
 from .raw_memory import RAW_ACCESS, Addresses, patch_numbers, patch_storages
 from .recorder import Tape
 from .rng import READERS, rng_state
-from .tensor import describe, is_pending, see_history, take_class
+from .tensor import describe, is_pending, is_plain_memory, see_history, take_class
 
 # Modules that read a generator's state only to set it again.
 _HAND_BACK_STATES = ("torch.utils.checkpoint", "torch.random")
@@ -181,9 +181,9 @@ class SyncPatches:
                 if cause in _OTHERS:
                     for other in tensors_in(args):
                         patches.before_read(other, cause)
-                if type(tensor) is not cls:  # now a Parameter, say, with a method of its own
+                if type(tensor) not in (cls, torch.Tensor):  # now a Parameter, say, with a method of its own
                     return getattr(tensor, original.__name__)(*args, **kwargs)
-            if tape.graph is None or dispatches:
+            if tape.graph is None or dispatches or (cause == "tolist" and is_plain_memory(tensor)):
                 return give(tensor, *args, **kwargs)
             with tape.paused():
                 result = give(tensor, *args, **kwargs)

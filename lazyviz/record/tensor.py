@@ -208,3 +208,14 @@ def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
 def is_pending(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` is a lazy tensor that has not been evaluated."""
     return type(tensor) is LazyTensor or "_lazyviz" in tensor.__dict__
+
+
+def is_plain_memory(tensor: torch.Tensor) -> bool:
+    """Whether what ``tensor`` holds stands in the host's memory as it is."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and tensor.is_cpu
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
@@ -116,13 +117,17 @@ class FaultyKernels:
         self.counts: Callable[[Any], bool] = everything
         self.fault: Fault = error
         self._library = torch.library.Library("aten", "IMPL")
-        for op in ops:
-            name = op._schema.name.partition("::")[2]
-            overload = op._schema.overload_name
-            if op.namespace == "aten":
-                self._library.impl(
-                    f"{name}.{overload}" if overload else name, self._kernel(op), "TESTING_ONLY_GenericMode"
-                )
+        with warnings.catch_warnings():
+            # Of another one that is there still, which PyTorch says once in a process.
+            warnings.filterwarnings("ignore", "Warning only once for all operators")
+            for op in ops:
+                if op.namespace == "aten":
+                    self._put_before(op)
+
+    def _put_before(self, op: Any) -> None:
+        name, overload = op._schema.name.partition("::")[2], op._schema.overload_name
+        full = f"{name}.{overload}" if overload else name
+        self._library.impl(full, self._kernel(op), "TESTING_ONLY_GenericMode")
 
     def _kernel(self, op: Any) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

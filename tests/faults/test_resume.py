@@ -82,21 +82,28 @@ def test_a_split_run_that_is_stopped_after_its_pieces_has_drawn(at):
     assert difference(run(False), run(True)) is None
 
 
+def counting():
+    """A tensor to which one is added twenty times, and the graph of that."""
+    x = torch.zeros(3)
+    with lazyviz.lazy() as graph:
+        for _ in range(20):
+            x.add_(1)
+    return x, graph
+
+
+def meet(known):
+    """Have ``counting`` known, or not."""
+    replays.clear()
+    for _ in range(known):
+        counting()[1].evaluate()
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_a_handler_that_raises_nothing_is_called_and_the_run_goes_on(known):
     came = []
 
-    def program():
-        x = torch.zeros(3)
-        with lazyviz.lazy() as graph:
-            for _ in range(20):
-                x.add_(1)
-        return x, graph
-
-    replays.clear()
-    for _ in range(known):
-        program()[1].evaluate()
-    x, graph = program()
+    meet(known)
+    x, graph = counting()
     kernels = FaultyKernels({torch.ops.aten.add_.Tensor})
     kernels.arm(4, another_signal)
     before = signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))
@@ -114,21 +121,12 @@ def test_a_handler_that_raises_nothing_is_called_and_the_run_goes_on(known):
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize(("fault", "kind"), [(another_signal, Alarm), (interrupt, KeyboardInterrupt)])
 def test_a_signal_in_an_op_in_place_does_not_have_it_run_twice(fault, kind, known):
-    def program():
-        x = torch.zeros(3)
-        with lazyviz.lazy() as graph:
-            for _ in range(20):
-                x.add_(1)
-        return x, graph
-
-    replays.clear()
-    for _ in range(known):
-        program()[1].evaluate()
+    meet(known)
     kernels = FaultyKernels({torch.ops.aten.add_.Tensor})
     try:
         with signals_raise():
             for at in range(20):
-                x, graph = program()
+                x, graph = counting()
                 kernels.arm(at, fault)
                 with pytest.raises(kind), kernels.active():
                     graph.evaluate()

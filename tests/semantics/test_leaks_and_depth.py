@@ -17,7 +17,7 @@ from torch import nn
 import lazyviz
 from lazyviz import session
 from lazyviz.graph.ir import Graph
-from lazyviz.record import scopes, shapes
+from lazyviz.record import shapes, source_lines
 from lazyviz.record.recorder import tape
 from lazyviz.record.storage import TrackedNode, TrackedStorage, TrackedValue
 
@@ -251,7 +251,7 @@ def test_the_shape_cache_is_bounded(monkeypatch):
 
 
 def test_remembered_source_lines_are_bounded(monkeypatch):
-    monkeypatch.setattr(scopes, "MOST_CODES", 30)
+    monkeypatch.setattr(source_lines, "MOST_CODES", 30)
     x = torch.ones(3)
     for _ in range(100):
         code = compile("y = x + 1", "<ipython-input-1>", "exec")

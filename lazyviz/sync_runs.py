@@ -1,0 +1,226 @@
+"""Runs at sync points: what a value that is read needs, at no more cost than that takes.
+
+A program may read a value after every op.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from . import _torch_cuda, evaluation
+from ._signals import Deferred
+from ._transaction import complete
+from .evaluation import outcome_of, run, tell, under_way
+from .execute import eager, in_one_go, replay, sweeps
+from .execute.backend import find_backend
+from .execute.clusters import is_cluster
+from .execute.memory import KnownMemory, Levels, Memory, ResidentMemory, timeline_of
+from .execute.progress import Run
+from .execute.report import Report
+from .execute.stretch import Stretch
+from .plan import collector
+from .record import warned
+from .record.order import closure
+from .record.pending import SyncError
+from .record.recorder import tape
+from .record.storage import TrackedNode
+
+if TYPE_CHECKING:
+    from .session import LazyGraph
+
+
+def _touched_alone(nodes: Sequence[TrackedNode]) -> list[LazyGraph] | None:
+    """The graphs of ``nodes``, if there is nothing to it but to run them."""
+    errors, irs = sweeps.begin(nodes)
+    if not nodes or errors or _torch_cuda.STAND_INS or _torch_cuda.may_have_cuda():
+        return None
+    touched = []
+    for reference in evaluation.graphs.valuerefs():  # `values` guards its iteration, for as long again
+        lazy = reference()
+        if lazy is None:
+            continue
+        if lazy.split_run is not None:
+            return None
+        if lazy.ir in irs:
+            if lazy.summaries or lazy.watched:
+                return None
+            touched.append(lazy)
+    return touched
+
+
+def run_in_one_go(nodes: Sequence[TrackedNode], cause: str) -> bool:
+    """:func:`run_for_values` of what is short and known; False: it is not."""
+    if not in_one_go.is_possible(tape):
+        return False
+    touched = _touched_alone(nodes)
+    found = replay.replays.glance(tape, nodes, False) if touched is not None else None
+    if touched is None or found is None or not in_one_go.is_suited(*found):
+        return False
+    stretch, known = found
+    start = time.perf_counter()
+    try:
+        if not in_one_go.run(tape, stretch, known):
+            return False
+    except BaseException as error:
+        seconds, outcome = time.perf_counter() - start, outcome_of(error, Deferred())
+        if outcome == "failed":
+            for lazy in touched:
+                lazy.error = error
+        memory = KnownMemory(known.levels, stretch, None)
+        _note_values(nodes, touched, memory, outcome, seconds, cause, True, None)
+        raise
+    replay.replays.hits += 1
+    _note_read(nodes, touched, known.levels, time.perf_counter() - start, cause)
+    return True
+
+
+def _note_read(
+    nodes: Sequence[TrackedNode], touched: Sequence[LazyGraph], levels: Levels, seconds: float, cause: str
+) -> None:
+    """What :func:`_note_values` does of a run of one graph's nodes that was as it should be, at less cost."""
+    done, ir = len(nodes), nodes[-1].graph
+    timeline = timeline_of(nodes, levels.marks)
+    evaluation.last_run = cause, done, seconds
+    evaluation.metrics.add("evaluate", seconds)
+    evaluation.metrics.counters["ops run"] += done
+    for lazy in touched:
+        lazy.error = None
+    if ir is not tape.graph:
+        report = Report.of_read(done, seconds, levels.peak, cause, timeline)
+        tell(touched, report, {id(ir): timeline}, None)
+        evaluation.watch.release()
+        return
+    for lazy in touched:  # whom nobody follows
+        lazy.live = lazy._state = None
+        lazy.note_read(done, seconds, levels.peak, cause, timeline)
+        lazy.note_timeline(timeline)
+
+
+@warned.in_python
+def run_for_values(nodes: Sequence[TrackedNode], cause: str) -> bool:
+    """:func:`run` for a sync point where there is nothing to it but to run ``nodes``; False: there is more.
+
+    A program may read a value after every op, and pays each time for what is asked here.
+    """
+    touched = _touched_alone(nodes)
+    if touched is None:
+        return False
+    context = under_way(nodes)
+    try:
+        arrived = context.__enter__()
+        nodes = sweeps.unfinished(nodes)  # a signal's handler may have run them until now
+        if not nodes:
+            return True
+        stretch = replay.replays.look_at(tape, nodes, False)
+        found = replay.replays.find(stretch) if stretch is not None else None
+        new = replay.replays.not_looked_at if stretch is None else None
+        _run_for_values(nodes, cause, touched, stretch, found, new, context, arrived)
+    finally:
+        try:
+            context.__exit__()
+        finally:
+            context.__exit__()
+    return True
+
+
+def _run_for_values(
+    nodes: Sequence[TrackedNode],
+    cause: str,
+    touched: Sequence[LazyGraph],
+    stretch: Stretch | None,
+    found: replay.Replay | None,
+    new: str | None,
+    context: under_way,
+    arrived: Deferred,
+) -> None:
+    resident: ResidentMemory | None = None
+    memory: Memory
+    if found is not None:
+        memory = found.memory
+    else:
+        memory = resident = ResidentMemory(nodes)
+    live = Run(nodes, memory)
+    context.running = touched
+    for lazy in touched:
+        lazy.error, lazy.live = None, live
+        lazy._changed("running")
+    outcome: str | None = None
+    start = time.perf_counter()
+    try:
+        if found is not None:
+            found.run(tape, timed=True)
+        elif resident is not None:
+            eager.run(tape, nodes, resident, timed=True)
+    except BaseException as error:
+        outcome = outcome_of(error, arrived)
+        if outcome == "failed":
+            for lazy in touched:
+                lazy.error = error
+        raise
+    finally:
+        seconds = time.perf_counter() - start
+
+        def end() -> None:
+            nonlocal new
+            if outcome is None and stretch is not None and resident is not None:
+                with collector.paused():
+                    new = replay.replays.learn(stretch, resident, None)
+            tape.under_way = 0
+            _note_values(nodes, touched, memory, outcome, seconds, cause, found is not None, new)
+            context.running = ()
+
+        complete(end)
+
+
+def _note_values(
+    nodes: Sequence[TrackedNode],
+    touched: Sequence[LazyGraph],
+    memory: Memory,
+    outcome: str | None,
+    seconds: float,
+    cause: str,
+    hit: bool,
+    new: str | None,
+) -> None:
+    """Values were read: what is told and counted of it."""
+    done = len(nodes) if outcome is None else sum(node.state == "done" for node in nodes)
+    timelines = memory.timelines()
+    report = Report.brief(
+        ops_run=done,
+        seconds=seconds,
+        peak_bytes=memory.peak if outcome is None else None,
+        backend="eager",
+        cause=cause,
+        timeline=timelines.get(id(nodes[-1].graph), []),
+        cache_hit=hit,
+        cache_miss_reason=new,
+    )
+    evaluation.last_run = cause, done, seconds
+    evaluation.metrics.add("evaluate", seconds)
+    evaluation.metrics.count("ops run", done)
+    tell(touched, report, timelines, outcome)
+    evaluation.watch.release()
+
+
+def run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
+    """Run ``nodes``, which what is read needs, in the way that their graph is to be run."""
+    if evaluation.forbidden.get():
+        raise SyncError(f"{cause} needs {len(nodes)} pending ops to run, inside forbid_sync()")
+    counters = evaluation.metrics.counters
+    counters["syncs"] += 1
+    counters[f"syncs by {cause.partition(' at ')[0]}"] += 1
+    current = evaluation.graphs.get(id(tape.graph)) if tape.graph is not None else None
+    if current is None:
+        owners = {id(node.graph): evaluation.graphs.get(id(node.graph)) for node in nodes}
+        current = next(
+            (lazy for lazy in owners.values() if lazy is not None and lazy.recompute != "off"), None
+        )
+    if current is not None and (current.split not in ("off", 1) or current.recompute != "off"):
+        # A part of a step would have to keep the whole batch's activations for the rest of it.
+        pending = closure({*nodes, *(node for node in current.nodes if node.state != "done")})
+        backend = current.backend if is_cluster(find_backend(current.backend)) else "eager"
+        run(pending, cause, split=current.split, recompute=current.recompute, backend=backend)
+    elif not run_in_one_go(nodes, cause) and not run_for_values(nodes, cause):
+        run(nodes, cause)

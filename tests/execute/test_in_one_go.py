@@ -1,0 +1,258 @@
+"""Short known stretches run in one go where values are read: exactly once, whatever comes in between."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+
+import lazyviz
+from lazyviz.execute import in_one_go, straight_line, sweeps
+from lazyviz.execute.replay import replays
+
+from ..faults.inject import Fault, in_lazyviz, inject
+
+pytestmark = pytest.mark.skipif(
+    not (sweeps.active and straight_line.active), reason="it needs the C++ modules"
+)
+
+ROUNDS = 6
+
+
+@pytest.fixture(autouse=True)
+def counted(monkeypatch):
+    """How often something ran in one go."""
+    found, run = [], in_one_go.run
+
+    def counting(*args):
+        ran = run(*args)
+        found.append(ran)
+        return ran
+
+    monkeypatch.setattr(in_one_go, "run", counting)
+    replays.clear()
+    return found
+
+
+class Program:
+    """A read in each round, of what was written in place, and of more that stays pending."""
+
+    def __init__(self):
+        self.count, self.x = torch.zeros(4), torch.arange(4.0)
+        self.seen, self.kept = [], []
+
+    def round(self, number):
+        self.count.add_(1).mul_(1.25)
+        self.kept.append(self.x + self.count)
+        self.seen.append((self.kept[-1] * number).sum().item())
+
+    def values(self):
+        return self.seen, self.count.tolist(), [each.tolist() for each in self.kept]
+
+
+def eager(rounds=ROUNDS):
+    program = Program()
+    for number in range(rounds):
+        program.round(number)
+    return program.values()
+
+
+def test_a_read_that_is_known_runs_in_one_go(counted):
+    program = Program()
+    with lazyviz.lazy() as graph:
+        for number in range(ROUNDS):
+            program.round(number)
+    assert counted == [True] * len(counted) and len(counted) >= ROUNDS - 3
+    assert program.values() == eager()
+    report = graph.report
+    assert report is not None and report.cache_hit and report.seconds > 0
+    assert [point.ops for point in graph.sync_points[3:ROUNDS]] == [5] * (ROUNDS - 3)
+
+
+def drawing():
+    return torch.rand(3).sum().item()
+
+
+def in_inference_mode():
+    with torch.inference_mode():
+        return (torch.arange(3.0) * 2).sum().item()
+
+
+def slow():
+    x = torch.ones(400, 400)
+    for _ in range(20):
+        x = x @ x.T / 400
+    return x.sum().item()
+
+
+@pytest.mark.parametrize("program", [drawing, in_inference_mode, slow])
+def test_others_do_not(program, counted):
+    torch.manual_seed(0)
+    expected = [program() for _ in range(ROUNDS)]
+    torch.manual_seed(0)
+    with lazyviz.lazy():
+        assert [program() for _ in range(ROUNDS)] == expected
+    assert not counted
+
+
+def test_no_read_of_a_graph_that_somebody_follows(counted):
+    told = []
+    program = Program()
+    with lazyviz.lazy() as graph:
+        graph.subscribe(lambda: told.append(graph.state))
+        for number in range(ROUNDS):
+            program.round(number)
+    assert not counted and told
+    assert program.values() == eager()
+
+
+def test_no_read_on_another_thread(counted):
+    seen = []
+
+    def work():
+        program = Program()
+        with lazyviz.lazy():
+            for number in range(ROUNDS):
+                program.round(number)
+        seen.append(program.values())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [eager()] and not counted
+
+
+def picked(x, count, at):
+    count.add_(1)
+    return (x[at] * count).sum().item()
+
+
+def test_a_kernel_that_fails(counted):
+    x, here, beyond = torch.arange(5.0), torch.tensor([1, 3]), torch.tensor([1, 7])
+    count = torch.zeros(2)
+    with lazyviz.lazy() as graph:
+        for _ in range(5):
+            seen = picked(x, count, here)
+        ran = len(counted)
+        with pytest.raises(IndexError, match=r"out of range|out of bounds") as failed:
+            picked(x, count, beyond)
+    assert ran >= 2
+    assert any("recorded at" in note for note in (*getattr(failed.value, "__notes__", ()), str(failed.value)))
+    assert seen == 20.0 and count.tolist() == [6.0, 6.0]
+    assert graph.state == "failed" and isinstance(graph.error, IndexError)
+    lazyviz.reset()
+    assert (torch.ones(2) + 1).tolist() == [2.0, 2.0]
+
+
+def test_a_warning_that_is_an_error_comes_after_all_has_run(counted):
+    count = torch.zeros(2)
+
+    def warns():
+        count.add_(1)
+        return (count[:1].std() + count.sum()).item()
+
+    with lazyviz.lazy():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(4):
+                warns()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(UserWarning, match="degrees of freedom"):
+                warns()
+        assert counted
+        assert count.tolist() == [5.0, 5.0]
+    assert count.tolist() == [5.0, 5.0]
+
+
+def taken_after(fault):
+    """What a program comes to in which ``fault`` happens in a read of a known stretch, then read again."""
+    program = Program()
+    with lazyviz.lazy():
+        for number in range(ROUNDS - 1):
+            program.round(number)
+        program.count.add_(1).mul_(1.25)
+        program.kept.append(program.x + program.count)
+        number = (program.kept[-1] * (ROUNDS - 1)).sum()
+        fault(number)
+        program.seen.append(number.item())
+    return program.values()
+
+
+def test_an_exception_from_elsewhere_at_any_point(counted):
+    expected = eager()
+    assert taken_after(lambda number: None) == expected
+    total = []
+    taken_after(lambda number: total.append(_points_of(number.item)))
+    for at in range(total[0]):
+        raised = []
+        found = taken_after(
+            lambda number, at=at, raised=raised: raised.append(inject(number.item, at, Fault))
+        )
+        assert found == expected, at
+        assert raised[0] is None or isinstance(raised[0], Fault), at
+    assert total[0] > 50
+
+
+def _points_of(action):
+    """How many points the one call of ``action`` has."""
+    tracer = Caller(None)
+    tracer.trace(action)
+    return tracer.count
+
+
+class Caller:
+    """Calls a function at the point of a call that has the number ``at``, as a signal handler does."""
+
+    def __init__(self, function, at=-1):
+        self.function, self.at, self.count, self.outcome = function, at, 0, None
+
+    def __call__(self, frame, event, argument):
+        if event == "call" and not in_lazyviz(frame):
+            return None
+        if event != "exception":
+            if self.count == self.at:
+                sys.settrace(None)
+                try:
+                    self.outcome = self.function()
+                except RuntimeError as error:
+                    self.outcome = error
+            self.count += 1
+        return self
+
+    def trace(self, action):
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            return action()
+        finally:
+            sys.settrace(before)
+
+
+@pytest.mark.parametrize("handler", ["reads the same", "evaluates all", "computes"])
+def test_a_handler_that_reads_or_computes_at_any_point(handler, counted):
+    expected = eager()
+    total = []
+    taken_after(lambda number: total.append(_points_of(number.item)))
+
+    def plain():
+        return (torch.ones(2) * 3).tolist()
+
+    for at in range(total[0]):
+        outcomes = []
+
+        def fault(number, at=at, outcomes=outcomes):
+            handlers = {"reads the same": number.item, "evaluates all": lazyviz.evaluate, "computes": plain}
+            caller = Caller(handlers[handler], at)
+            outcomes.append((caller.trace(number.item), caller.outcome))
+
+        assert taken_after(fault) == expected, at
+        (value, outcome), last = outcomes[0], expected[0][-1]
+        assert value == last, at
+        if isinstance(outcome, RuntimeError):
+            assert handler != "computes" and "an evaluation is under way" in str(outcome), (at, outcome)
+        elif handler != "evaluates all":
+            assert outcome in (None, last if handler == "reads the same" else [3.0, 3.0]), at
