@@ -169,7 +169,7 @@ def run_cell(page: Any, number: int, *, timeout: float = 60_000) -> None:
 
 
 def save_notebook(page: Any, path: Path) -> None:
-    """Save, and wait until all of it is in the file: Jupyter's server truncates the file and writes it in place."""
+    """Save, and wait until the file is whole: the server truncates it and writes it in place."""
     before = path.stat().st_mtime_ns
     page.keyboard.press("Escape")
     page.keyboard.press("Control+s")
