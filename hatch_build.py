@@ -2,7 +2,7 @@
 
 The bundle is not committed.  An sdist carries the sources, so that a wheel can be
 built from it.  All the work is in ``scripts/js_build.py``, which needs only the
-standard library and also serves ``make``, and in ``scripts/accelerator_build.py``: where a compiler is
+standard library and also serves ``make``, and in ``scripts/build_native.py``: where a compiler is
 missing, or PyTorch, or ``LAZYVIZ_PURE_PYTHON`` is set, lazyviz is installed without its compiled modules.
 """
 
@@ -41,7 +41,7 @@ class WidgetBuildHook(BuildHookInterface):  # the base class is generic over a p
             return []
         needed: list[str] = _script(self.root, "js_build").build_requirements()
         if not os.environ.get("LAZYVIZ_PURE_PYTHON"):
-            needed += _script(self.root, "accelerator_build").REQUIREMENTS
+            needed += _script(self.root, "build_native").REQUIREMENTS
         return needed
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ class WidgetBuildHook(BuildHookInterface):  # the base class is generic over a p
             self.app.abort(str(error))
         if os.environ.get("LAZYVIZ_PURE_PYTHON"):
             return
-        files, reasons = _script(self.root, "accelerator_build").build_all()
+        files, reasons = _script(self.root, "build_native").build_all()
         for reason in reasons:
             self.app.display_warning(f"lazyviz works without a compiled module, more slowly: {reason}")
         if files:

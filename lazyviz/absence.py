@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from . import _torch_cuda
-from ._transaction import Transaction
 from .graph.ir import Graph
 from .plan.devices import DeviceProfile, card_number, cuda_devices, resolve, unknown_card
 from .plan.lifetimes import allocated, lifetimes
 from .plan.planner import make_plan
+from .process.transaction import Transaction
 from .record import half_done
 from .record.absent import AbsentCards, Card
 from .record.host_copies import give_back
@@ -20,6 +19,7 @@ from .record.order import closure
 from .record.pending import AbsentDeviceError, needs_absent
 from .record.recorder import Tape, tape
 from .record.storage import TrackedNode
+from .torch_internals import cuda as torch_cuda
 
 ASSUMED_CAPABILITY = (8, 0)
 """Of a card whose compute capability is not known: kernels are chosen as for an A100."""
@@ -37,12 +37,12 @@ def resolved(device: Any) -> tuple[Any, Card | None]:
         target = resolve(device)
     except ValueError:
         number = card_number(device)
-        if number is None or number >= _torch_cuda.MOST_DEVICES or _torch_cuda.cuda_is_present():
+        if number is None or number >= torch_cuda.MOST_DEVICES or torch_cuda.cuda_is_present():
             raise
         target = unknown_card(number, cuda_devices()[1])
         return target, Card("CUDA GPU", None, ASSUMED_CAPABILITY, target.name, number + 1, number)
     is_card = isinstance(target, DeviceProfile) or target.name.startswith("cuda")
-    if not is_card or _torch_cuda.cuda_is_present():
+    if not is_card or torch_cuda.cuda_is_present():
         return device, None
     name = target.name if isinstance(target, DeviceProfile) else target.model
     return device, Card(
@@ -115,7 +115,7 @@ def runnable() -> list[TrackedNode]:
     It needs nothing of a device that is not there, nor of a segment that failed midway.
     """
     planned: set[TrackedNode] = set()
-    for node in list(tape.pending) if _torch_cuda.STAND_INS else ():
+    for node in list(tape.pending) if torch_cuda.STAND_INS else ():
         needed = (*(value.node for value in node.inputs), *node.after)
         if needs_absent([node]) or not planned.isdisjoint(needed):
             planned.add(node)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from . import _torch
 from .execute.clusters import Cluster
 from .execute.split import SplitRun
 from .graph.ir import Value
@@ -23,6 +22,7 @@ from .plan.split import Batch, describe, sizes_of
 from .record.recorder import Tape
 from .record.storage import TrackedNode, TrackedValue
 from .record.tensor import is_pending
+from .torch_internals import private_api
 
 if TYPE_CHECKING:
     from .session import LazyGraph
@@ -116,7 +116,7 @@ def _same(known: Any, tensor: torch.Tensor) -> bool:
     if not isinstance(known, torch.Tensor) or is_pending(known):
         return False
     alike = known.shape == tensor.shape and known.stride() == tensor.stride()
-    return alike and _torch.storage_address(known) == _torch.storage_address(tensor)
+    return alike and private_api.storage_address(known) == private_api.storage_address(tensor)
 
 
 def parse_names(text: str) -> dict[str, int]:

@@ -19,15 +19,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from . import absence, evaluation
-from ._tracebacks import shorten_block
-from ._transaction import Exclusive, Transaction, forget_holder
 from .batching import NamedBatch, bound_names, unknown_names
 from .execute import exits
 from .execute.backend import find_backend
 from .execute.clusters import is_cluster
 from .graph.ir import Graph
-from .plan.collector import patience
 from .plan.split import check_split
+from .process.gc_pause import patience
+from .process.tracebacks import shorten_block
+from .process.transaction import Exclusive, Transaction, forget_holder
 from .recomputing import Recompute, check_combination, recompute_option
 from .record.names import name_tensors, variables_of
 from .record.order import closure

@@ -13,7 +13,8 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from ._tracebacks import frames, without_ours
+from .process.paths import PACKAGE
+from .process.tracebacks import frames, without_ours
 from .record.cells import CellText, cell_number
 from .record.recorder import tape
 
@@ -23,8 +24,7 @@ _NO_AWAIT = (
 )
 
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_OURS = (__file__, os.path.join(_PACKAGE, "magic.py"))
+_OURS = (__file__, os.path.join(PACKAGE, "magic.py"))
 
 
 def compile_cell(shell: Any, raw_cell: str, line: str, cell: str) -> tuple[CodeType, CodeType | None]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import cast
 
-from ._tracebacks import report_ignored
 from .batching import NamedBatch
 from .execute.backend import EXTRAS, backend_names, find_backend, is_loaded, missing, offered
 from .execute.clusters import is_cluster
@@ -18,6 +17,7 @@ from .execute.report import NonFinite
 from .execute.summaries import readable, summarise_now
 from .graph.ir import Graph, Node
 from .plan.split import check_split
+from .process.tracebacks import report_ignored
 from .recomputing import Recompute, check_combination
 from .record.storage import TrackedNode
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from . import _compiled, evaluation
+from . import evaluation
 from .evaluate_all import failed_nodes, what_failed
 from .execute.backend import backend_counters, compiled_programs
 from .execute.replay import replays
@@ -18,6 +18,7 @@ from .plan.explain import verdict
 from .plan.split import describe
 from .record import acceleration
 from .record.recorder import tape
+from .torch_internals import native_modules
 
 if TYPE_CHECKING:
     from .session import LazyGraph
@@ -117,7 +118,7 @@ def metrics() -> dict[str, Any]:
     result = evaluation.metrics.summary()
     result["projected peak errors"] = list(evaluation.projection_errors)
     result["compiled recorder"] = acceleration.active
-    result["compiled modules"] = sorted(_compiled.loaded)
+    result["compiled modules"] = sorted(native_modules.loaded)
     result["shape cache hits"] = tape.shapes.hits + acceleration.shape_cache_hits()
     result["shape cache misses"] = tape.shapes.misses
     result["ops pending"] = len(tape.pending)

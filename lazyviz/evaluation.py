@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _torch_cuda, absence
-from ._signals import Deferred
-from ._transaction import complete
+from . import absence
 from .execute import eager, sweeps
 from .execute.forecast import learn
 from .execute.memory import Memory, Timelines
@@ -30,6 +28,8 @@ from .execute.report import Report, difference
 from .execute.split import SplitRun
 from .graph.ir import Graph
 from .metrics import Metrics
+from .process.signals import Deferred
+from .process.transaction import complete
 from .record import warned
 from .record.guard import nodes_before_access
 from .record.order import closure
@@ -37,6 +37,7 @@ from .record.pending import RunLock
 from .record.recorder import tape
 from .record.storage import FORGOTTEN, HALF_DONE, Lost, TrackedNode
 from .record.watch import Watch
+from .torch_internals import cuda as torch_cuda
 from .ways import Projection, Way, Wishes
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ def _measured(
     memory: Memory, cuda: Sequence[int], projection: Projection | None
 ) -> tuple[int, int | None, dict[str, int]]:
     """The measured peak, what was projected of it, and how they differ."""
-    counters = {index: _torch_cuda.max_memory_allocated(index) for index in cuda}
+    counters = {index: torch_cuda.max_memory_allocated(index) for index in cuda}
     if projection is None:
         return max(counters.values(), default=memory.peak), None, {}
     projected, categories = projection

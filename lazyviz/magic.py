@@ -43,8 +43,8 @@ from .diagnostics import status_of, status_of_all, unmet
 from .evaluate_all import REFUSED, evaluate_graphs, run_all
 from .magic_options import OPTIONS as OPTIONS
 from .magic_options import VERBS, assumed, check, check_batch, option_choices, split_option, unquoted
-from .plan.collector import paused
 from .plan.explain import summary
+from .process.gc_pause import paused
 from .record.cells import CellText
 from .record.pending import AbsentDeviceError
 from .record.recorder import tape

@@ -16,17 +16,15 @@ from importlib.util import find_spec
 
 import torch
 
-from . import _compiled, evaluation
+from . import evaluation
 from .block import open_blocks
-from .plan.collector import patience
 from .plan.devices import cuda_devices
+from .process.gc_pause import patience
 from .record.patches import is_ours, originals
 from .record.recorder import tape
+from .torch_internals import native_modules
 
-COMPILED = (
-    "record._accelerator", "record._dispatch", "record._engine", "record._release", "execute._program",
-    "execute._sweep",
-)  # fmt: skip
+COMPILED = ("recorder", "dispatch", "backward_nodes", "graph_release", "interpreter", "node_passes")
 _PACKAGES = ("lazyviz", "torch", "ipython", "ipywidgets", "anywidget", "graphviz", "nvidia-ml-py", "psutil")
 # What can be done without, and what it would be for.
 _OPTIONAL = {
@@ -130,7 +128,7 @@ def doctor() -> Diagnosis:
     leftovers += _of_the_tape()
     return Diagnosis(
         _versions(),
-        {name: name in _compiled.loaded for name in COMPILED},
+        {name: name in native_modules.loaded for name in COMPILED},
         _devices(),
         tuple(block.graph.ir.where if block.graph is not None else "" for block in open_blocks()),
         len(tape.pending),

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import evaluation
-from ._tracebacks import shortened
-from ._transaction import Transaction, complete
 from .batching import NamedBatch
 from .batching import SplitError as SplitError
 from .block import LazyBlock, Options, close_all
@@ -31,6 +29,8 @@ from .execute.report import Report as Report
 from .execute.split import SplitRun
 from .graph.ir import Graph, Node, SyncPoint
 from .plan.devices import devices as devices
+from .process.tracebacks import shortened
+from .process.transaction import Transaction, complete
 from .recomputing import Recompute, levers
 from .recomputing import RecomputeError as RecomputeError
 from .record import half_done

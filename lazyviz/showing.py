@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .graph.ir import Graph
-from .plan.collector import paused
+from .process.gc_pause import paused
 
 if TYPE_CHECKING:
     import graphviz

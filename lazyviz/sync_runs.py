@@ -9,9 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from . import _torch_cuda, evaluation
-from ._signals import Deferred
-from ._transaction import complete
+from . import evaluation
 from .evaluation import outcome_of, run, tell, under_way
 from .execute import eager, in_one_go, replay, sweeps
 from .execute.backend import find_backend
@@ -20,12 +18,15 @@ from .execute.memory import KnownMemory, Levels, Memory, ResidentMemory, timelin
 from .execute.progress import Run
 from .execute.report import Report
 from .execute.stretch import Stretch
-from .plan import collector
+from .process import gc_pause
+from .process.signals import Deferred
+from .process.transaction import complete
 from .record import warned
 from .record.order import closure
 from .record.pending import SyncError
 from .record.recorder import tape
 from .record.storage import TrackedNode
+from .torch_internals import cuda as torch_cuda
 
 if TYPE_CHECKING:
     from .session import LazyGraph
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 def _touched_alone(nodes: Sequence[TrackedNode]) -> list[LazyGraph] | None:
     """The graphs of ``nodes``, if there is nothing to it but to run them."""
     errors, irs = sweeps.begin(nodes)
-    if not nodes or errors or _torch_cuda.STAND_INS or _torch_cuda.may_have_cuda():
+    if not nodes or errors or torch_cuda.STAND_INS or torch_cuda.may_have_cuda():
         return None
     touched = []
     for reference in evaluation.graphs.valuerefs():  # `values` guards its iteration, for as long again
@@ -165,7 +166,7 @@ def _run_for_values(
         def end() -> None:
             nonlocal new
             if outcome is None and stretch is not None and resident is not None:
-                with collector.paused():
+                with gc_pause.paused():
                     new = replay.replays.learn(stretch, resident, None)
             tape.under_way = 0
             _note_values(nodes, touched, memory, outcome, seconds, cause, found is not None, new)

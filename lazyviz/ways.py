@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from . import _torch_cuda, batching, recomputing
+from . import batching, recomputing
 from .execute import eager, replay
 from .execute.backend import Backend, Compiled, find_backend
 from .execute.clusters import Cluster, is_cluster
@@ -24,12 +24,13 @@ from .execute.segments import Outcome, run_with_backend
 from .execute.split import SplitRun
 from .execute.stretch import Stretch
 from .execute.summaries import Summaries
-from .plan import collector
 from .plan.alive import categorize
 from .plan.projection import Peak, project
 from .plan.recompute import Choice
+from .process import gc_pause
 from .record.recorder import tape
 from .record.storage import TrackedNode
+from .torch_internals import cuda as torch_cuda
 
 if TYPE_CHECKING:
     from .session import LazyGraph
@@ -160,7 +161,7 @@ class Way:
             self.projection = self.choice.projected()
         elif self.split_run is None:
             running = list({id(node.graph): node.graph for node in nodes}.values())
-            with collector.paused():
+            with gc_pause.paused():
                 self.projection = project(running, nodes, tape.pending)
         elif not self.is_begun:
             self.projection = _projection_of(graph, len(self.split_run.pieces), nodes)
@@ -189,7 +190,7 @@ class Way:
         else:
             self._op_by_op(on_progress, cancelled)
         for index in self.cuda:
-            _torch_cuda.synchronize(index)
+            torch_cuda.synchronize(index)
         for node, begin, end in self.marks or ():
             node.seconds = begin.elapsed_time(end) / 1000
 
@@ -274,7 +275,7 @@ class Way:
     def learn(self) -> None:
         """It has run: the same nodes are to be recognised when they come again."""
         if self.stretch is not None and self.found is None and self.compiler is None:
-            with collector.paused():
+            with gc_pause.paused():
                 self.new = replay.replays.learn(self.stretch, self.resident, self.projection)
         elif self.found is not None and self.found.projection is None:
             self.found.learn(self.projection)

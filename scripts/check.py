@@ -70,7 +70,7 @@ CHECKS = (
     Check("ruff check", ("-m", "ruff", "check", "."), lint=True),
     Check("ruff format", ("-m", "ruff", "format", "--check", "."), lint=True),
     Check("mypy", ("-m", "mypy"), lint=True),
-    Check("warnings of the C++ modules", ("scripts/accelerator_build.py", "--check"), only_all=True),
+    Check("warnings of the C++ modules", ("scripts/build_native.py", "--check"), only_all=True),
     Check("eslint", (*NPM, "lint"), lint=True),
     Check("tsc", (*NPM, "typecheck"), lint=True),
     Check("conformance", ("-m", "pytest", CONFORMANCE), beside=True, more=EVERYTHING),

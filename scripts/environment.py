@@ -19,7 +19,7 @@ from pathlib import Path
 if sys.version_info < (3, 10):  # noqa: UP036  (this file is what an older Python meets first)
     sys.exit(f"lazyviz needs Python 3.10 or newer, not {platform.python_version()}: make PYTHON=python3.12")
 
-import accelerator_build
+import build_native
 import js_build
 from steps import OUT, ROOT, StepFailed, run, say
 
@@ -163,7 +163,7 @@ def install_lazyviz(target: str, constraints: list[str | Path]) -> None:
     """lazyviz, editable, with the extra that ``target`` needs."""
     files = ("pyproject.toml", "constraints.txt", "constraints-cpu.txt")
     # The install compiles the sources.
-    value = digest(*(ROOT / name for name in files), *(ROOT / name for name in accelerator_build.SOURCES))
+    value = digest(*(ROOT / name for name in files), *(ROOT / name for name in build_native.SOURCES))
     done = [name for name in EXTRAS if is_stamped(name, value)]
     if not {target, *INCLUDED_IN.get(target, ())}.isdisjoint(done):
         return

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import accelerator_build
+import build_native
 from steps import OUT, ROOT, StepFailed, relative, run, say
 
 COPY = OUT / "sanitized"
@@ -131,7 +131,7 @@ def main(arguments: list[str]) -> int:
     copied()
     shutil.rmtree(REPORTS, ignore_errors=True)
     REPORTS.mkdir()
-    script = COPY / "scripts" / Path(accelerator_build.__file__).name
+    script = COPY / "scripts" / Path(build_native.__file__).name
     run("modules with sanitizers", [sys.executable, script, "--sanitize"])
     command = [sys.executable, "-m", "pytest", "-p", "sanitize", "-p", "no:cacheprovider"]
     failed = ""

@@ -23,7 +23,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import lazyviz
-from lazyviz import _torch, session
+from lazyviz import session
+from lazyviz.torch_internals import private_api
 
 from .bits import difference
 
@@ -766,7 +767,7 @@ def _compare(eager: Machine, eager_after: list[torch.Tensor], lazy: Machine) -> 
     for left, right in zip(eager.generators, lazy.generators):
         if not torch.equal(left.get_state(), right.get_state()):
             return "generator state"
-    if _torch.active_dispatch_modes():
+    if private_api.active_dispatch_modes():
         return "a dispatch mode is left"
     return None
 
@@ -804,5 +805,5 @@ def _history(tensor: torch.Tensor) -> str:
 
 
 def _sharing(m: Machine) -> list[int]:
-    addresses = [_torch.storage_address(tensor) for tensor in m.variables]
+    addresses = [private_api.storage_address(tensor) for tensor in m.variables]
     return [addresses.index(address) for address in addresses]

@@ -11,33 +11,33 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz import _compiled
+from lazyviz.torch_internals import native_modules
 
-NAME = "lazyviz._something"
+NAME = "lazyviz.torch_internals.native.something"
 
 
 @pytest.fixture
 def module(monkeypatch, tmp_path):
     """A module that stands for a compiled one, of the source that it is said to be of."""
-    (tmp_path / "_something.cpp").write_text("// a source\n")
+    (tmp_path / "something.cpp").write_text("// a source\n")
     made = type(sys)(NAME)
     made.SOURCE = hashlib.sha256(b"// a source\n").hexdigest()
     made.TORCH = torch.__version__
     monkeypatch.setitem(sys.modules, NAME, made)
-    monkeypatch.setattr(_compiled, "_PACKAGE", tmp_path)
-    monkeypatch.setattr(_compiled, "loaded", [])
+    monkeypatch.setattr(native_modules, "_FOLDER", tmp_path)
+    monkeypatch.setattr(native_modules, "loaded", [])
     monkeypatch.delenv("LAZYVIZ_PURE_PYTHON", raising=False)
     return made
 
 
 def found():
-    return _compiled.load("_something", "_something.cpp")
+    return native_modules.load("something.cpp")
 
 
 def test_a_module_of_its_source_is_used(module, recwarn):
     assert found() is module
     assert not recwarn
-    assert _compiled.loaded == ["_something"]
+    assert native_modules.loaded == ["something"]
 
 
 def test_one_without_a_word_on_pytorch_serves_every_version(module):
@@ -61,7 +61,7 @@ def test_one_that_cannot_be_loaded_is_not_used(module, monkeypatch):
     def refuse(name):
         raise ImportError("undefined symbol: of another PyTorch")
 
-    monkeypatch.setattr(_compiled.importlib, "import_module", refuse)
+    monkeypatch.setattr(native_modules.importlib, "import_module", refuse)
     with pytest.warns(UserWarning, match="cannot be loaded .*undefined symbol"):
         assert found() is None
 
@@ -73,7 +73,7 @@ def test_none_is_used_where_python_alone_is_asked_for(module, monkeypatch):
 
 def test_none_is_no_error(monkeypatch):
     monkeypatch.delenv("LAZYVIZ_PURE_PYTHON", raising=False)
-    assert _compiled.load("_not_there", "_not_there.cpp") is None
+    assert native_modules.load("not_there.cpp") is None
 
 
 @pytest.mark.skipif("LAZYVIZ_PURE_PYTHON" in os.environ, reason="Python alone is asked for")
@@ -81,28 +81,25 @@ def test_none_is_no_error(monkeypatch):
 @pytest.mark.parametrize(
     "source",
     [
-        "record/_accelerator.pyx",
-        "record/_dispatch.cpp",
-        "record/_engine.cpp",
-        "record/_release.cpp",
-        "execute/_program.cpp",
-        "execute/_sweep.cpp",
+        "recorder.pyx",
+        "dispatch.cpp",
+        "backward_nodes.cpp",
+        "graph_release.cpp",
+        "interpreter.cpp",
+        "node_passes.cpp",
     ],
 )
 def test_all_are_here_where_they_can_be_compiled(source):
-    name = source.partition(".")[0].replace("/", ".")
+    name = source.partition(".")[0]
     assert name in lazyviz.metrics()["compiled modules"], f"{name} has not been compiled for this PyTorch"
 
 
-@pytest.mark.parametrize(("checkout", "command"), [(True, "accelerator_build.py"), (False, "pip install")])
+@pytest.mark.parametrize(("checkout", "command"), [(True, "build_native.py"), (False, "pip install")])
 def test_the_warning_names_the_command_that_makes_it_anew(module, checkout, command, monkeypatch, tmp_path):
-    package = tmp_path / "lazyviz"
-    package.mkdir()
-    (tmp_path / "_something.cpp").rename(package / "_something.cpp")
     if checkout:
         (tmp_path / "scripts").mkdir()
-        (tmp_path / "scripts" / "accelerator_build.py").touch()
-    monkeypatch.setattr(_compiled, "_PACKAGE", package)
+        (tmp_path / "scripts" / "build_native.py").touch()
+    monkeypatch.setattr(native_modules, "_ROOT", tmp_path)
     module.TORCH = "2.0.0"
     with pytest.warns(UserWarning, match=command):
         assert found() is None

@@ -1,4 +1,6 @@
-"""Each private torch API that stands in for CUDA does what ``lazyviz/_torch_cuda.py`` says it does."""
+"""Each private torch API that stands in for CUDA does what ``lazyviz/torch_internals/cuda.py`` says it
+does.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,15 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lazyviz import _torch, _torch_cuda
-from lazyviz._transaction import take_back
+from lazyviz.process.transaction import take_back
+from lazyviz.torch_internals import cuda as torch_cuda
+from lazyviz.torch_internals import private_api
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
 
 
 class Wrapper(torch.Tensor):
-    __torch_function__ = _torch.disabled_torch_function
+    __torch_function__ = private_api.disabled_torch_function
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -21,18 +24,18 @@ class Wrapper(torch.Tensor):
 
 
 def wrapper(device):
-    return _torch.make_wrapper_subclass(
+    return private_api.make_wrapper_subclass(
         Wrapper, (2,), (1,), 0, None, torch.float32, torch.strided, torch.device(device)
     )
 
 
 def test_stand_ins_are_devices_whose_backward_runs_on_the_cpus_thread():
-    _torch_cuda.stand_in()
-    below = _torch_cuda.STAND_INS[torch.device("cuda", 3)]
+    torch_cuda.stand_in()
+    below = torch_cuda.STAND_INS[torch.device("cuda", 3)]
     assert below.type == "meta"
     assert torch.empty(1, device="meta").device.index is None  # what tells the user's own from ours
-    assert _torch_cuda.stands_for(below) == torch.device("cuda", 3)
-    assert _torch_cuda.stands_for(torch.device("cpu")) == torch.device("cpu")
+    assert torch_cuda.stands_for(below) == torch.device("cuda", 3)
+    assert torch_cuda.stands_for(torch.device("cpu")) == torch.device("cpu")
 
 
 def test_a_marked_tensor_reaches_the_kernels_of_autocast():
@@ -43,15 +46,15 @@ def test_a_marked_tensor_reaches_the_kernels_of_autocast():
         return torch.empty(2)
 
     undo = []
-    _torch_cuda.override({"mm": kernel}, "AutocastCUDA", undo)
+    torch_cuda.override({"mm": kernel}, "AutocastCUDA", undo)
     try:
         with _autocast():
             torch.ops.aten.mm.default(tensor, tensor)
             assert not reached
-            _torch_cuda.mark(tensor)
+            torch_cuda.mark(tensor)
             torch.ops.aten.mm.default(tensor, tensor)
             assert len(reached) == 1
-            with _torch_cuda.without_autocast():
+            with torch_cuda.without_autocast():
                 torch.ops.aten.mm.default(tensor, tensor)
             assert len(reached) == 1
     finally:
@@ -72,9 +75,9 @@ def test_a_parameter_takes_a_planned_tensors_place():
     parameter = torch.nn.Parameter(torch.ones(2))
     stand_in = wrapper("meta:100")
     with pytest.raises(RuntimeError, match="incompatible tensor type"):
-        _torch._set_data(parameter, stand_in)
-    with _torch_cuda.as_on_cpu(parameter, stand_in):
-        _torch._set_data(parameter, stand_in)
+        private_api._set_data(parameter, stand_in)
+    with torch_cuda.as_on_cpu(parameter, stand_in):
+        private_api._set_data(parameter, stand_in)
     assert torch._C._dispatch_keys(parameter).has(torch._C.DispatchKey.Meta)
     for tensor in (parameter, stand_in):
         assert not torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.CPU)
@@ -85,7 +88,7 @@ def test_c_plus_plus_asks_for_initialization_again(monkeypatch):
     with pytest.raises(NotImplementedError):
         torch.zeros(1, device="cuda")
     monkeypatch.undo()
-    _torch_cuda.require_init()
+    torch_cuda.require_init()
     with pytest.raises(AssertionError, match="not compiled with CUDA"):
         torch.zeros(1, device="cuda")
 
@@ -95,7 +98,7 @@ def test_shape_rules_may_guard_a_cuda_device():
         tensor = torch.empty(2, device="cuda:0")
         with pytest.raises(RuntimeError, match="not linked with support for cuda"):
             tensor.copy_(tensor)
-        with _torch_cuda.cuda_guards():
+        with torch_cuda.cuda_guards():
             assert tensor.copy_(tensor).device == torch.device("cuda", 0)
         with pytest.raises(RuntimeError, match="not linked with support for cuda"):
             tensor.copy_(tensor)
@@ -104,7 +107,7 @@ def test_shape_rules_may_guard_a_cuda_device():
 def test_an_operator_run_as_one_keeps_autograds_formula():
     seen = []
 
-    class Watch(_torch.TorchDispatchMode):
+    class Watch(private_api.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             seen.append(str(func))
             return func(*args, **(kwargs or {}))
@@ -119,7 +122,7 @@ def test_an_operator_run_as_one_keeps_autograds_formula():
 
     assert "aten._fused_rms_norm.default" not in ops()
     undo = []
-    _torch_cuda.run_as_one(["_fused_rms_norm"], undo)
+    torch_cuda.run_as_one(["_fused_rms_norm"], undo)
     try:
         assert ops()[0] == "aten._fused_rms_norm.default"
     finally:
@@ -130,17 +133,17 @@ def test_an_operator_run_as_one_keeps_autograds_formula():
 def test_the_order_of_attention_kernels_is_the_one_that_is_compared_with():
     from lazyviz.record.absent_attention import _DEFAULT_ORDER
 
-    assert tuple(_torch_cuda.attention_order())[:4] == _DEFAULT_ORDER
+    assert tuple(torch_cuda.attention_order())[:4] == _DEFAULT_ORDER
 
 
 @pytest.mark.parametrize(
     "place",
     [
-        _torch_cuda.GROUP_TENSORS,
-        _torch_cuda.COMPATIBLE_TENSORS,
-        _torch_cuda.PARSE_TO,
-        _torch_cuda.TRUNC_NORMAL,
-        _torch_cuda.CHECK_BALANCE,
+        torch_cuda.GROUP_TENSORS,
+        torch_cuda.COMPATIBLE_TENSORS,
+        torch_cuda.PARSE_TO,
+        torch_cuda.TRUNC_NORMAL,
+        torch_cuda.CHECK_BALANCE,
     ],
     ids=lambda place: place[1],
 )

@@ -20,25 +20,25 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyviz
-from lazyviz import (
-    _kernels,
-    _torch,
-    _torch_calls,
-    _torch_compile,
-    _torch_composites,
-    _torch_cuda,
-    _torch_handlers,
-    _torch_memory,
-    _torch_owners,
-    _torch_random,
-)
-from lazyviz._kernels import Instructions
-from lazyviz._transaction import take_back
+from lazyviz.process.transaction import take_back
 from lazyviz.record import acceleration, constants, patches, rng
+from lazyviz.torch_internals import (
+    composite_ops,
+    dispatch_handlers,
+    dynamo,
+    generators,
+    kernel_selection,
+    op_calls,
+    private_api,
+    storage_owners,
+    tensor_memory,
+)
+from lazyviz.torch_internals import cuda as torch_cuda
+from lazyviz.torch_internals.kernel_selection import Instructions
 
 
 class Wrapper(torch.Tensor):
-    __torch_function__ = _torch.disabled_torch_function
+    __torch_function__ = private_api.disabled_torch_function
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -47,13 +47,13 @@ class Wrapper(torch.Tensor):
 
 def wrapper(shape=(2, 3), dtype=torch.float32):
     stride = torch.empty(shape, device="meta").stride()
-    return _torch.make_wrapper_subclass(
+    return private_api.make_wrapper_subclass(
         Wrapper, shape, stride, 0, None, dtype, torch.strided, torch.device("cpu")
     )
 
 
 def test_an_address_that_a_pending_tensor_does_not_have_is_refused():
-    tensor = _torch_memory.make_wrapper(Wrapper, (2, 3), (3, 1), 0, torch.float32, torch.device("cpu"))
+    tensor = tensor_memory.make_wrapper(Wrapper, (2, 3), (3, 1), 0, torch.float32, torch.device("cpu"))
     with pytest.raises(RuntimeError, match="Cannot access data pointer"):
         tensor.data_ptr()
 
@@ -65,12 +65,12 @@ def test_numbers_in_lists_are_read_by_methods_that_can_be_replaced(monkeypatch):
         original = getattr(torch.Tensor, name)
 
         def method(tensor):
-            read.append((name, _torch_memory.past_modes()))
+            read.append((name, tensor_memory.past_modes()))
             return original(tensor)
 
         return method
 
-    for name in _torch_memory.NUMBERS:
+    for name in tensor_memory.NUMBERS:
         monkeypatch.setattr(torch.Tensor, name, noted(name))
     x, t = torch.arange(12.0).view(4, 3), torch.tensor(2)
     assert float(t) == 2.0
@@ -84,15 +84,15 @@ def test_numbers_in_lists_are_read_by_methods_that_can_be_replaced(monkeypatch):
 
 def test_who_refers_to_a_storage_is_counted():
     tensor = torch.ones(3)
-    assert _torch_owners.are_alone([tensor])
+    assert storage_owners.are_alone([tensor])
     alias = tensor.detach()
-    assert not _torch_owners.are_alone([tensor])
-    assert _torch_owners.are_alone([tensor, alias])
+    assert not storage_owners.are_alone([tensor])
+    assert storage_owners.are_alone([tensor, alias])
     del alias
     storage = tensor.untyped_storage()
-    assert not _torch_owners.are_alone([tensor])
+    assert not storage_owners.are_alone([tensor])
     del storage
-    assert _torch_owners.are_alone([tensor])
+    assert storage_owners.are_alone([tensor])
 
 
 def test_methods_of_generators_can_be_replaced_and_put_back():
@@ -108,32 +108,12 @@ def test_methods_of_generators_can_be_replaced_and_put_back():
     assert {name: vars(torch.Generator)[name] for name in rng.READERS} == rng.READERS
 
 
-PRIVATE = (
-    "_torch.py",
-    "_torch_compile.py",
-    "_torch_cuda.py",
-    "_torch_cuda_graphs.py",
-    "_torch_handlers.py",
-    "_torch_composites.py",
-    "_torch_owners.py",
-    "_torch_random.py",
-    "_kernels.py",
-    "_torch_calls.py",
-    "_torch_level.py",
-    "_torch_functional.py",
-    "_torch_memory.py",
-    "_torch_modes.py",
-)
-
-
-def test_private_names_stay_in_these_modules():
+def test_private_names_stay_in_one_package():
     package = Path(lazyviz.__file__).parent
+    private = re.compile(r"torch\._[A-Za-z]\w*|from torch\._\w+|_make_wrapper_subclass\(|ctypes|gc\.get_ref")
     for path in package.rglob("*.py"):
-        if path.name not in PRIVATE:
-            found = re.search(
-                r"torch\._[A-Za-z]\w*|from torch\._\w+|_make_wrapper_subclass\(|ctypes|gc\.get_ref",
-                path.read_text(),
-            )
+        if path.parent.name != "torch_internals":
+            found = private.search(path.read_text())
             assert found is None, f"{path.name}: {found}"
 
 
@@ -143,7 +123,7 @@ def test_a_wrapper_becomes_an_ordinary_tensor_in_place():
     hooked = []
     tensor.register_hook(hooked.append)
     real = torch.arange(6.0).reshape(2, 3)
-    _torch.become_real(tensor, real, torch.Tensor)
+    private_api.become_real(tensor, real, torch.Tensor)
     assert type(tensor) is torch.Tensor
     assert tensor.data_ptr() == real.data_ptr()
     assert "Python" not in str(torch._C._dispatch_keys(tensor))
@@ -166,11 +146,11 @@ def test_conjugate_and_negative_views_become_real_without_being_read():
 def test_a_real_tensor_becomes_pending_and_back():
     parameter = torch.nn.Parameter(torch.ones(2))
     address = parameter._cdata
-    _torch.become_pending(parameter, wrapper((4,)), Wrapper)
+    private_api.become_pending(parameter, wrapper((4,)), Wrapper)
     assert parameter.shape == (4,)
     with pytest.raises(AssertionError, match="reached a pending tensor"):
         parameter + 1
-    _torch.become_real(parameter, torch.zeros(4), torch.nn.Parameter)
+    private_api.become_real(parameter, torch.zeros(4), torch.nn.Parameter)
     assert parameter._cdata == address
     assert (parameter + 1).tolist() == [1, 1, 1, 1]
 
@@ -189,12 +169,12 @@ def test_a_wrapper_that_only_autograd_holds_keeps_its_python_object():
 
 def test_aliases_share_memory_and_not_the_version():
     tensor = torch.ones(3)
-    alias = _torch.alias(tensor)
+    alias = private_api.alias(tensor)
     alias.add_(1)
     assert tensor.tolist() == [2, 2, 2]
     assert tensor._version == 0
-    assert _torch.storage_address(alias) == _torch.storage_address(tensor)
-    assert _torch.storage_address(tensor.clone()) != _torch.storage_address(tensor)
+    assert private_api.storage_address(alias) == private_api.storage_address(tensor)
+    assert private_api.storage_address(tensor.clone()) != private_api.storage_address(tensor)
 
 
 def test_kernels_only_reaches_no_mode_no_autograd_and_no_autocast():
@@ -203,7 +183,12 @@ def test_kernels_only_reaches_no_mode_no_autograd_and_no_autocast():
             raise AssertionError("a mode saw the op")
 
     weight = torch.ones(2, 2, requires_grad=True)
-    with Refuse(), torch.autocast("cpu", dtype=torch.bfloat16), torch.device("meta"), _torch.kernels_only():
+    with (
+        Refuse(),
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        torch.device("meta"),
+        private_api.kernels_only(),
+    ):
         result = torch.ops.aten.mm.default(weight, weight)
         made = torch.ops.aten.ones.default([2], device=torch.device("cpu"))
     assert result.dtype == torch.float32 and not result.requires_grad
@@ -212,7 +197,7 @@ def test_kernels_only_reaches_no_mode_no_autograd_and_no_autocast():
 
 def test_excluding_python_lets_kernels_answer_from_metadata():
     tensor = wrapper()
-    with _torch.excluding_python():
+    with private_api.excluding_python():
         assert torch.ops.aten.is_same_size.default(tensor, tensor)
 
 
@@ -225,13 +210,13 @@ def test_a_mode_goes_in_at_the_bottom_and_out_from_anywhere():
     seen: list[Mode] = []
     ours = Mode()
     with Mode() as theirs:
-        _torch.insert_mode_at_bottom(ours)
+        private_api.insert_mode_at_bottom(ours)
         torch.ones(1)
         assert seen == [theirs, ours]
-        assert _torch.remove_mode(ours) and not _torch.remove_mode(ours)
+        assert private_api.remove_mode(ours) and not private_api.remove_mode(ours)
         torch.ones(1)
         assert seen[2:] == [theirs]
-    assert _torch.active_dispatch_modes() == 0
+    assert private_api.active_dispatch_modes() == 0
 
 
 def test_what_a_handler_leaves_to_others_is_seen_by_its_mode():
@@ -239,9 +224,9 @@ def test_what_a_handler_leaves_to_others_is_seen_by_its_mode():
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             seen.append(func)
             if types:
-                return _torch_handlers.ask_subclasses(self, types, func, args, kwargs or {})
-            if _torch_handlers.makes_views_by_others(func):
-                return _torch_handlers.by_others(self, func, args, kwargs or {})
+                return dispatch_handlers.ask_subclasses(self, types, func, args, kwargs or {})
+            if dispatch_handlers.makes_views_by_others(func):
+                return dispatch_handlers.by_others(self, func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
 
     class Unwraps(Wrapper):
@@ -259,9 +244,9 @@ def test_what_a_handler_leaves_to_others_is_seen_by_its_mode():
     assert seen == [aten.abs.default, aten.neg.default, aten.mT.default, aten.transpose.int]
     assert view._is_view() and view._base is plain
     made = [aten.reshape.default, aten.mT.default, aten.view_as.default]
-    assert all(map(_torch_handlers.makes_views_by_others, made))
+    assert all(map(dispatch_handlers.makes_views_by_others, made))
     tracked = [aten.view.default, aten.narrow.default, aten.matmul.default, aten.add_.Tensor]
-    assert not any(map(_torch_handlers.makes_views_by_others, tracked))
+    assert not any(map(dispatch_handlers.makes_views_by_others, tracked))
 
 
 def test_an_op_in_a_handler_can_pass_by_functions_of_subclasses():
@@ -270,14 +255,14 @@ def test_an_op_in_a_handler_can_pass_by_functions_of_subclasses():
         def __torch_function__(cls, func, types, args=(), kwargs=None):
             raise AssertionError("called")
 
-    with _torch_handlers.past_torch_function():
+    with dispatch_handlers.past_torch_function():
         tensor = torch.ones(2).as_subclass(Function)
         assert torch.ops.aten.add.Tensor(tensor, tensor).sum().item() == 4
 
 
 def test_torchscript_writes_and_reads_memory_by_these_functions():
-    writers = {name for owner, name in _torch_memory.SCRIPT_WRITERS}
-    readers = {name for owner, name in _torch_memory.SCRIPT_READERS}
+    writers = {name for owner, name in tensor_memory.SCRIPT_WRITERS}
+    readers = {name for owner, name in tensor_memory.SCRIPT_READERS}
     assert {"save", "save_to_buffer", "serialize", "_pickle_save"} <= writers
     assert {"import_ir_module", "import_ir_module_from_buffer", "_pickle_load_obj"} <= readers
     tensor = torch._C._pickle_load_obj(torch._C._pickle_save(torch.ones(2) * 3))
@@ -289,8 +274,8 @@ def test_sequence_numbers_pair_forward_and_backward():
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            node = _torch.current_autograd_node()
-            seen.append((func, _torch.sequence_number() - 1 if node is None else node._sequence_nr()))
+            node = private_api.current_autograd_node()
+            seen.append((func, private_api.sequence_number() - 1 if node is None else node._sequence_nr()))
             return func(*args, **(kwargs or {}))
 
     x = torch.ones(3, requires_grad=True)
@@ -307,15 +292,15 @@ def test_lazy_parameters_do_not_change_the_choice_of_foreach():
 
     both = (_foreach_supported_types, _foreach_utils._foreach_supported_types)
     before = [list(types) for types in both]
-    _torch_cuda.support_foreach(Wrapper)
+    torch_cuda.support_foreach(Wrapper)
     assert all(Wrapper in types for types in both)
-    _torch_cuda.withdraw_foreach(Wrapper)
+    torch_cuda.withdraw_foreach(Wrapper)
     assert [list(types) for types in both] == before
 
 
 def test_dispatches_itself_tells_subclasses_with_their_own_dispatch():
-    assert _torch.dispatches_itself(Wrapper)
-    assert not _torch.dispatches_itself(torch.nn.Parameter)
+    assert private_api.dispatches_itself(Wrapper)
+    assert not private_api.dispatches_itself(torch.nn.Parameter)
 
 
 def test_shape_rule_errors_are_not_logged_twice(caplog):
@@ -326,7 +311,7 @@ def test_shape_rule_errors_are_not_logged_twice(caplog):
 
 def test_every_backward_pass_goes_through_the_entries(monkeypatch):
     passes = []
-    for owner in _torch.BACKWARD_ENTRIES:
+    for owner in private_api.BACKWARD_ENTRIES:
         original = owner._engine_run_backward
 
         def entry(*args, _original=original, **kwargs):
@@ -341,14 +326,14 @@ def test_every_backward_pass_goes_through_the_entries(monkeypatch):
 
 
 def test_functional_calls_cross_entropy_where_it_is_patched(monkeypatch):
-    monkeypatch.setattr(_torch.nn_functions, "cross_entropy_loss", lambda *args, **kwargs: "patched")
+    monkeypatch.setattr(private_api.nn_functions, "cross_entropy_loss", lambda *args, **kwargs: "patched")
     assert torch.nn.functional.cross_entropy(torch.ones(2, 3), torch.tensor([0, 1])) == "patched"
 
 
 def test_generators_keep_their_identity_through_the_dispatcher():
     seen = []
 
-    class Watch(_torch.TorchDispatchMode):
+    class Watch(private_api.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             seen.append(kwargs["generator"])
             return func(*args, **kwargs)
@@ -357,14 +342,14 @@ def test_generators_keep_their_identity_through_the_dispatcher():
     with Watch():
         torch.rand(2, generator=torch.default_generator)
         torch.rand(2, generator=own)
-    assert [_torch_random.generator_identity(generator) for generator in seen] == [
-        _torch_random.generator_identity(torch.default_generator),
-        _torch_random.generator_identity(own),
+    assert [generators.generator_identity(generator) for generator in seen] == [
+        generators.generator_identity(torch.default_generator),
+        generators.generator_identity(own),
     ]
 
 
 def memory_of(tensor):
-    return _torch_owners.memory_of(_torch_owners.storage_address(tensor))
+    return storage_owners.memory_of(storage_owners.storage_address(tensor))
 
 
 def test_a_storage_tells_how_its_memory_will_be_freed(tmp_path):
@@ -374,27 +359,27 @@ def test_a_storage_tells_how_its_memory_will_be_freed(tmp_path):
     private = torch.from_file(str(file), shared=False, size=4)
     shared = torch.from_file(str(file), shared=True, size=4)
     part = torch.empty(0).set_(private.untyped_storage()[4:12])
-    assert memory_of(torch.ones(3)).deleter == _torch_owners.OWN
+    assert memory_of(torch.ones(3)).deleter == storage_owners.OWN
     assert memory_of(part).data == private.data_ptr() + 4
-    assert _torch_owners.whole_of(memory_of(part)) == _torch_owners.storage_address(private)
-    assert _torch_owners.whole_of(memory_of(private)) is None
+    assert storage_owners.whole_of(memory_of(part)) == storage_owners.storage_address(private)
+    assert storage_owners.whole_of(memory_of(private)) is None
     for tensor, keeper in (
         (torch.from_numpy(array), array),
         (torch.frombuffer(buffer, dtype=torch.uint8), buffer),
     ):
-        assert _torch_owners.is_kept_by_python(memory_of(tensor))
-        assert _torch_owners.keeper(memory_of(tensor)) is keeper
+        assert storage_owners.is_kept_by_python(memory_of(tensor))
+        assert storage_owners.keeper(memory_of(tensor)) is keeper
     for tensor in (private, shared, torch.ones(2), torch.from_dlpack(torch.ones(2))):
-        assert not _torch_owners.is_kept_by_python(memory_of(tensor))
-    assert _torch_owners.is_private_mapping(memory_of(private))
-    assert not _torch_owners.is_private_mapping(memory_of(shared))
-    assert not _torch_owners.is_private_mapping(memory_of(torch.ones(2).share_memory_()))
-    assert _torch_owners.shared_file(shared.untyped_storage()) == str(file)
-    assert _torch_owners.shared_file(private.untyped_storage()) is None
+        assert not storage_owners.is_kept_by_python(memory_of(tensor))
+    assert storage_owners.is_private_mapping(memory_of(private))
+    assert not storage_owners.is_private_mapping(memory_of(shared))
+    assert not storage_owners.is_private_mapping(memory_of(torch.ones(2).share_memory_()))
+    assert storage_owners.shared_file(shared.untyped_storage()) == str(file)
+    assert storage_owners.shared_file(private.untyped_storage()) is None
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the C library for sizes of memory")
-@pytest.mark.parametrize("find", [_torch._key_set_offset, _torch_owners._find_memory])
+@pytest.mark.parametrize("find", [private_api._key_set_offset, storage_owners._find_memory])
 def test_layouts_are_looked_for_inside_of_the_objects(find, monkeypatch):
     size_of = ctypes.CDLL(None).malloc_usable_size
     size_of.argtypes, size_of.restype = [ctypes.c_void_p], ctypes.c_size_t
@@ -407,12 +392,12 @@ def test_layouts_are_looked_for_inside_of_the_objects(find, monkeypatch):
         read.append(address)
         return ctypes.c_uint64.from_address(address).value
 
-    words = _torch_owners._words
-    monkeypatch.setattr(_torch, "word", watched)
+    words = storage_owners._words
+    monkeypatch.setattr(private_api, "word", watched)
     monkeypatch.setattr(
-        _torch_owners, "_words", lambda address, count: (watched(address, count), words(address, count))[1]
+        storage_owners, "_words", lambda address, count: (watched(address, count), words(address, count))[1]
     )
-    assert find() in (_torch.KEY_SET_OFFSET, _torch_owners._MEMORY_OFFSET)
+    assert find() in (private_api.KEY_SET_OFFSET, storage_owners._MEMORY_OFFSET)
     assert len(read) >= 2
 
 
@@ -420,21 +405,21 @@ def test_what_nobody_else_has_is_referred_to_alone():
     array = np.zeros(4)
     tensor = torch.from_numpy(array)
     memory = memory_of(tensor)
-    kept = _torch_owners.keeper(memory)
-    assert sys.getrefcount(kept) == _torch_owners.ALONE + 1
+    kept = storage_owners.keeper(memory)
+    assert sys.getrefcount(kept) == storage_owners.ALONE + 1
     del array
-    assert sys.getrefcount(kept) == _torch_owners.ALONE
+    assert sys.getrefcount(kept) == storage_owners.ALONE
 
 
 def test_memory_that_was_given_to_numpy_is_not_ordinary():
     given, other = torch.ones(3), torch.ones(3)
-    assert _torch_owners.is_resizable(given) and _torch_owners.is_ordinary(given)
+    assert storage_owners.is_resizable(given) and storage_owners.is_ordinary(given)
     given.numpy()
-    assert not _torch_owners.is_resizable(given) and not _torch_owners.is_ordinary(given)
-    assert _torch_owners.is_ordinary(other)
-    assert not _torch_owners.is_ordinary(torch.ones(3).share_memory_())  # resizable as before
+    assert not storage_owners.is_resizable(given) and not storage_owners.is_ordinary(given)
+    assert storage_owners.is_ordinary(other)
+    assert not storage_owners.is_ordinary(torch.ones(3).share_memory_())  # resizable as before
     assert [
-        _torch_owners.address_of(tensor)
+        storage_owners.address_of(tensor)
         for tensor in (given, torch.ones(2, 2).to_sparse(), torch.ones(2, device="meta"))
     ] == [given.untyped_storage()._cdata, None, None]
 
@@ -442,16 +427,16 @@ def test_memory_that_was_given_to_numpy_is_not_ordinary():
 def test_a_weak_reference_to_the_c_tensor_does_not_keep_it():
     tensor = torch.ones(3)
     array = tensor.detach().numpy()
-    reference = _torch_owners.WeakTensor(array.base)
+    reference = storage_owners.WeakTensor(array.base)
     assert not reference.expired()
     del array
     assert reference.expired()
-    assert _torch_owners.use_count(tensor) == 1
+    assert storage_owners.use_count(tensor) == 1
 
 
 def test_every_reference_that_an_object_has_is_found():
     tensor = torch.ones(3)
-    found = _torch_owners.referents_of([[tensor, tensor], {"key": tensor}, [1]])
+    found = storage_owners.referents_of([[tensor, tensor], {"key": tensor}, [1]])
     assert sum(item is tensor for item in found) == 3
 
 
@@ -465,23 +450,23 @@ def test_refreshed_modes_are_found_again_after_an_inference_mode_hid_them():
 
     mode, x = Count(), torch.ones(2)
     with torch.inference_mode():
-        _torch.insert_mode_at_bottom(mode)
-    assert _torch.has_mode(mode)
+        private_api.insert_mode_at_bottom(mode)
+    assert private_api.has_mode(mode)
     x + 1
     assert Count.seen == 0  # the reason for refreshing
-    _torch.refresh_modes()
+    private_api.refresh_modes()
     x + 1
     assert Count.seen == 1
     with torch.inference_mode():
-        _torch.remove_mode(mode)
-    _torch.refresh_modes()
-    assert (x + 1).tolist() == [2, 2] and not _torch.has_mode(mode)
+        private_api.remove_mode(mode)
+    private_api.refresh_modes()
+    assert (x + 1).tolist() == [2, 2] and not private_api.has_mode(mode)
 
 
 def test_our_own_inference_mode_is_torchs():
-    with _torch.inference_mode(True):
+    with private_api.inference_mode(True):
         assert torch.ones(1).is_inference()
-        with _torch.inference_mode(False):
+        with private_api.inference_mode(False):
             assert not torch.ones(1).is_inference()
     assert not torch.is_inference_mode_enabled()
 
@@ -489,10 +474,10 @@ def test_our_own_inference_mode_is_torchs():
 def test_a_gradient_that_only_the_engine_holds_is_told_from_one_that_is_held():
     found = []
 
-    class Watch(_torch.TorchDispatchMode):
+    class Watch(private_api.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if func is torch.ops.aten.add.Tensor:
-                found.append(_torch.engine_is_sole_owner(args))
+                found.append(private_api.engine_is_sole_owner(args))
             return func(*args, **(kwargs or {}))
 
     def sums(kept):
@@ -515,11 +500,11 @@ def test_a_gradient_that_only_the_engine_holds_is_told_from_one_that_is_held():
 
 
 @pytest.mark.filterwarnings("ignore:.*also be overridden")  # lazyviz's own may be there from another test
-@pytest.mark.parametrize("wanted", [_torch_composites._STATE_IS_NEEDED, True])
+@pytest.mark.parametrize("wanted", [composite_ops._STATE_IS_NEEDED, True])
 def test_composites_go_on_to_dispatch_modes_in_inference_mode(wanted, monkeypatch):
-    monkeypatch.setattr(_torch_composites, "_STATE_IS_NEEDED", wanted)
+    monkeypatch.setattr(composite_ops, "_STATE_IS_NEEDED", wanted)
     undo = []
-    _torch_composites.override_composites({"matmul": lambda original, *tensors: original(*tensors)}, undo)
+    composite_ops.override_composites({"matmul": lambda original, *tensors: original(*tensors)}, undo)
     seen = []
 
     class Note(TorchDispatchMode):
@@ -537,12 +522,12 @@ def test_composites_go_on_to_dispatch_modes_in_inference_mode(wanted, monkeypatc
 
 
 def test_the_state_on_entry_leaves_nothing_to_the_collector():
-    with _torch_composites._state_on_entry():
+    with composite_ops._state_on_entry():
         pass
     while gc.collect():  # what a graph of another test has kept from the collector is left when that has gone
         pass
     for _ in range(50):
-        with _torch_composites._state_on_entry():
+        with composite_ops._state_on_entry():
             pass
     assert gc.collect() < 50
 
@@ -560,7 +545,7 @@ def test_a_composite_can_be_given_another_kernel_and_its_own_again():
             return op(*args, **(kwargs or {}))
 
     undo = []
-    _torch_composites.override_composites({"matmul": matmul}, undo)
+    composite_ops.override_composites({"matmul": matmul}, undo)
     left, right = torch.randn(2, 3, requires_grad=True), torch.randn(3, 4)
     product = left @ right
     assert not seen  # without a mode, nobody comes past
@@ -586,15 +571,15 @@ def test_a_composite_can_be_given_another_kernel_and_its_own_again():
 def test_a_tangent_is_seen():
     with torch.autograd.forward_ad.dual_level():
         tensor = torch.ones(2)
-        assert not _torch.has_tangent(tensor)
-        assert _torch.has_tangent(torch.autograd.forward_ad.make_dual(tensor, tensor))
-    assert not _torch.has_tangent(tensor)
+        assert not private_api.has_tangent(tensor)
+        assert private_api.has_tangent(torch.autograd.forward_ad.make_dual(tensor, tensor))
+    assert not private_api.has_tangent(tensor)
 
 
 def test_a_node_knows_the_dtypes_of_its_gradients():
     values, _ = torch.linalg.eigh(torch.eye(2, dtype=torch.complex64, requires_grad=True))
     node = values.grad_fn
-    assert [meta.dtype for meta in _torch.gradient_metadata(node)] == [torch.float32, torch.complex64]
+    assert [meta.dtype for meta in private_api.gradient_metadata(node)] == [torch.float32, torch.complex64]
 
 
 def test_the_wrapper_of_compiled_functions_is_known():
@@ -606,8 +591,8 @@ def test_the_wrapper_of_compiled_functions_is_known():
     assert not lazyviz.is_lazy(y) and lazyviz.is_lazy(z)
     compiled = torch.compile(lambda x: x.sin(), backend="aot_eager")
     x = torch.ones(2, requires_grad=True)
-    assert _torch_compile.is_compiled_backward(compiled(x).grad_fn)
-    assert _torch_compile.CustomBackward in type(compiled(x).grad_fn).__mro__
+    assert dynamo.is_compiled_backward(compiled(x).grad_fn)
+    assert dynamo.CustomBackward in type(compiled(x).grad_fn).__mro__
     torch.compiler.reset()
 
 
@@ -621,7 +606,7 @@ def test_what_a_running_frame_returns_can_be_learnt_once():
             return f"{depth} {function(depth - 1)}"
         finally:
             if depth == 2:
-                assert _torch_compile.when_returned(sys._getframe(), seen.append)
+                assert dynamo.when_returned(sys._getframe(), seen.append)
                 function(0)
 
     assert function(3) == "3 2 1 not asked for"
@@ -639,7 +624,7 @@ def test_what_a_frame_returns_is_not_learnt_where_profilers_have_all_places():
     else:
         sys.setprofile(lambda *event: None)
     try:
-        assert not _torch_compile.when_returned(sys._getframe(), lambda value: None)
+        assert not dynamo.when_returned(sys._getframe(), lambda value: None)
     finally:
         for number in taken:
             sys.monitoring.free_tool_id(number)
@@ -651,24 +636,24 @@ def test_ops_without_autograd_of_their_own_are_told():
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: x * 2, "CPU")
     op = torch.ops.lazyviz_private.twice.default
-    assert _torch.leaves_autograd_to_its_parts(op)
-    assert not _torch.leaves_autograd_to_its_parts(torch.ops.aten.mul.Tensor)
+    assert private_api.leaves_autograd_to_its_parts(op)
+    assert not private_api.leaves_autograd_to_its_parts(torch.ops.aten.mul.Tensor)
     library.impl("twice", lambda x: x * 2, "AutogradCPU")
-    assert not _torch.leaves_autograd_to_its_parts(op)
+    assert not private_api.leaves_autograd_to_its_parts(op)
     seen = []
 
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            with _torch.with_autograd():
+            with private_api.with_autograd():
                 seen.append(torch.ones(2, requires_grad=True) * 2)
             return func(*args, **(kwargs or {}))
 
     with Mode():
         torch.zeros(1)
     assert seen[0].grad_fn is not None
-    assert not _torch.forward_mode_active()
+    assert not private_api.forward_mode_active()
     with torch.autograd.forward_ad.dual_level():
-        assert _torch.forward_mode_active()
+        assert private_api.forward_mode_active()
 
 
 def test_autograd_takes_as_strided_for_a_view_while_its_base_does_not_show_as_a_wrapper(monkeypatch):
@@ -681,7 +666,7 @@ def test_autograd_takes_as_strided_for_a_view_while_its_base_does_not_show_as_a_
             return type(view.grad_fn).__name__
 
     assert node_of_a_view_whose_base_was_written() == "AsStridedBackward0"  # as in eager mode
-    monkeypatch.setattr(_torch, "show_as_wrapper", lambda tensor, on: None)
+    monkeypatch.setattr(private_api, "show_as_wrapper", lambda tensor, on: None)
     before = acceleration.active
     acceleration.use(False)  # the recorder in Python calls it
     try:
@@ -693,7 +678,7 @@ def test_autograd_takes_as_strided_for_a_view_while_its_base_does_not_show_as_a_
 def test_a_modes_handler_can_see_conjugate_tensors_again():
     class Handler(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            with _torch.seeing_lazy_bits():
+            with private_api.seeing_lazy_bits():
                 return func(*args, **(kwargs or {}))
 
     matrix = torch.randn(4, 3, dtype=torch.complex64)
@@ -705,22 +690,24 @@ def test_a_modes_handler_can_see_conjugate_tensors_again():
 
 def test_a_tensor_that_autograd_saved_has_more_than_one_use():
     tensor = torch.ones(3, requires_grad=True) * 2
-    assert _torch.use_count(tensor) == 1
+    assert private_api.use_count(tensor) == 1
     result = tensor * tensor  # saves both factors
-    assert _torch.use_count(tensor) > 1
+    assert private_api.use_count(tensor) > 1
     del result
-    assert _torch.use_count(tensor) == 1
+    assert private_api.use_count(tensor) == 1
 
 
 def test_a_view_keeps_the_tensor_it_is_of():
     tensor = torch.ones(3)
-    assert _torch.base_of(tensor[:2]) is tensor
-    assert _torch.base_of(tensor) is None
+    assert private_api.base_of(tensor[:2]) is tensor
+    assert private_api.base_of(tensor) is None
 
 
 def test_the_kernel_of_a_convolution_is_told_from_sizes_alone():
     def backend(shape, weight, dtype=torch.float32, transposed=False):
-        return _kernels.conv_backend(shape, weight, (1, 1), (0, 0), (1, 1), transposed, (0, 0), 1, dtype)
+        return kernel_selection.conv_backend(
+            shape, weight, (1, 1), (0, 0), (1, 1), transposed, (0, 0), 1, dtype
+        )
 
     large, small, weight = (64, 64, 512, 512), (1, 3, 8, 8), (64, 64, 3, 3)
     assert backend(large, weight, torch.float64) == "Slow2d"
@@ -744,7 +731,7 @@ def test_an_exception_is_raised_in_a_thread_from_outside():
     thread = threading.Thread(target=work)
     thread.start()
     began.wait()
-    _torch_compile.raise_in_thread(thread.ident, KeyError)
+    dynamo.raise_in_thread(thread.ident, KeyError)
     thread.join(10)
     assert seen == [True]
 
@@ -757,7 +744,7 @@ def test_a_graph_of_operators_is_compiled_with_numbers_that_are_read_when_it_run
     graph.output((graph.call_function(aten.mul_.Tensor, (tensor, value)),))
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
     half, x = torch.tensor(0.5, dtype=torch.float64), torch.ones(3)
-    run = _torch_compile.compile_graph(module, [x], [half], {}).code
+    run = dynamo.compile_graph(module, [x], [half], {}).code
     for factor in (3.0, 5.0):
         run(x, torch.tensor(factor, dtype=torch.float64))
     assert x.tolist() == [15.0] * 3
@@ -770,9 +757,7 @@ def test_a_graph_of_operators_is_compiled_for_a_size_that_varies():
     double = graph.call_function(operator.mul, (size, 2))
     graph.output((graph.call_function(aten.view.default, (tensor, [double])),))
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    compiled = _torch_compile.compile_graph(
-        module, [torch.ones(3, 2)], [], {}, 3, lambda n: [([n, 2], [2, 1])]
-    )
+    compiled = dynamo.compile_graph(module, [torch.ones(3, 2)], [], {}, 3, lambda n: [([n, 2], [2, 1])])
     assert compiled.holds(7) and not compiled.holds(1)
     assert compiled.code(7, torch.ones(7, 2))[0].shape == (14,)
 
@@ -780,7 +765,7 @@ def test_a_graph_of_operators_is_compiled_for_a_size_that_varies():
 def test_the_quickest_call_of_an_operator_is_the_same_call():
     aten = torch.ops.aten
     x, y, bias = (torch.empty(shape, device="meta") for shape in ((4, 3), (3, 4), (4,)))
-    with _torch_calls.proving() as quickest:
+    with op_calls.proving() as quickest:
         assert quickest(aten.add.Tensor, [x, x], {"alpha": 2}) is torch._C.TensorBase.add
         assert quickest(aten.addmm.default, [bias, x, y], {}) is not aten.addmm.default._op
         # `x.mul(2)` is mul.Tensor, and nothing else than the operator itself is mul.Scalar.
@@ -791,23 +776,23 @@ def test_the_quickest_call_of_an_operator_is_the_same_call():
         assert quickest(aten.sum.dim_IntList, [x, [0], True], {}) is torch._C.TensorBase.sum
         assert quickest(aten._unsafe_view.default, [x, [12]], {}) is aten._unsafe_view.default._op
     real = torch.arange(6.0).reshape(2, 3)
-    with _torch.kernels_only():
+    with private_api.kernels_only():
         assert torch._C.TensorBase.add(real, real, alpha=2).equal(aten.add.Tensor._op(real, real, alpha=2))
 
 
 def test_compilers_see_no_autocast_and_no_default_device():
     with torch.autocast("cpu"), torch.device("meta"):
-        with _torch_compile.nothing_to_build_in():
+        with dynamo.nothing_to_build_in():
             assert not torch.is_autocast_enabled("cpu")
             assert torch.empty(2).device.type == "cpu"
         assert torch.is_autocast_enabled("cpu") and torch.empty(2).device.type == "meta"
 
 
 def test_it_is_known_which_operators_python_defines():
-    assert not _torch.is_defined_in_python(torch.ops.aten.add.Tensor)
+    assert not private_api.is_defined_in_python(torch.ops.aten.add.Tensor)
     library = torch.library.Library("lazyviz_private", "FRAGMENT")
     library.define("defined_here(Tensor x) -> Tensor")
-    assert _torch.is_defined_in_python(torch.ops.lazyviz_private.defined_here.default)
+    assert private_api.is_defined_in_python(torch.ops.lazyviz_private.defined_here.default)
 
 
 def test_marks_of_a_profiler_are_these_operators():
@@ -820,11 +805,12 @@ def test_marks_of_a_profiler_are_these_operators():
 
     with Note(), torch.profiler.record_function("a part"):
         pass
-    assert tuple(seen) == _torch.PROFILER_MARKS
+    assert tuple(seen) == private_api.PROFILER_MARKS
 
 
 def test_the_layouts_of_small_weights_tell_onednn_s_instruction_set():
-    code = "from lazyviz._kernels import onednn_instructions as asked; print(asked().name)"
+    module = "lazyviz.torch_internals.kernel_selection"
+    code = f"from {module} import onednn_instructions; print(onednn_instructions().name)"
     found = []
     for most in ("SSE41", "AVX2", "AVX512_CORE", "AVX512_CORE_BF16", "ALL"):
         env = {**os.environ, "ONEDNN_MAX_CPU_ISA": most}

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz import _tracebacks, session
+from lazyviz import session
+from lazyviz.process import tracebacks
 from lazyviz.record import acceleration
 
 THREE = torch.ones(3)
@@ -43,7 +44,7 @@ def shown(call, *args) -> list[str]:
     """The frames of the error that ``call`` raises, below this function's."""
     with pytest.raises(Exception) as caught:
         call(*args)
-    entries = _tracebacks.frames(caught.value.__traceback__)
+    entries = tracebacks.frames(caught.value.__traceback__)
     return [entry.tb_frame.f_code.co_filename for entry in entries[1:]]
 
 
@@ -109,7 +110,7 @@ def test_no_frame_is_of_a_compiled_module(recorder):
         try:
             Net()(torch.rand(2, 5))
         except RuntimeError as error:
-            names = [entry.tb_frame.f_code.co_filename for entry in _tracebacks.frames(error.__traceback__)]
+            names = [entry.tb_frame.f_code.co_filename for entry in tracebacks.frames(error.__traceback__)]
     assert not [name for name in names if name.endswith((".pyx", ".cpp"))]
 
 
@@ -121,7 +122,7 @@ def test_a_user_s_frames_below_ours_are_kept():
 
     with pytest.raises(KeyError) as caught:
         graph.evaluate(progress=progress)
-    names = [entry.tb_frame.f_code.co_name for entry in _tracebacks.frames(caught.value.__traceback__)]
+    names = [entry.tb_frame.f_code.co_name for entry in tracebacks.frames(caught.value.__traceback__)]
     assert names[-1] == "progress"
 
 
@@ -162,7 +163,7 @@ def test_an_error_in_a_script_ends_with_the_user_s_line_and_one_of_ours(tmp_path
 
 
 def test_all_frames_are_shown_where_that_is_asked_for(monkeypatch):
-    monkeypatch.setattr(_tracebacks, "_FULL", True)
+    monkeypatch.setattr(tracebacks, "_FULL", True)
     bad, _ = failing()
     assert len(ours(shown(bad.tolist))) > 3
 

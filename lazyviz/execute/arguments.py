@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from .._torch import OpOverload
 from ..graph.fingerprint import operands
 from ..graph.ir import Node, works_by_element
+from ..torch_internals.private_api import OpOverload
 
 # Arguments that optimizers compute anew in each step (bias corrections, learning rates).
 _VARYING = {"value", "alpha", "other", "scalar", "scalars"}

@@ -11,8 +11,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from .._torch_cuda import missing_cuda
 from ..graph.ir import Node, Value
+from ..torch_internals.cuda import missing_cuda
 from .clusters import Cluster, IPyParallelBackend, RayBackend
 
 

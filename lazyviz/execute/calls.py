@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from .. import _torch
 from ..graph.ir import Storage, TensorMeta
+from ..torch_internals import private_api
 from .arguments import places_of_scalars, scalars_at
 from .backend import Compiled, Segment
 from .lowering import view_of, views_of
@@ -124,7 +124,7 @@ class Call:
                 inputs = [given[at] if meta is None else view_of(given[at], meta) for at, meta in self._parts]
             numbers = [number_tensor(value) for value in self._numbers]
             made: list[Any] = list(self._variant.compiled(*self._size, *inputs, *numbers))
-            taken = {_torch.storage_address(tensor) for tensor in given} if self._results else set()
+            taken = {private_api.storage_address(tensor) for tensor in given} if self._results else set()
             for at, meta, nbytes in self._results:
                 result, made[at] = made[at], None  # of what is copied one at a time is there twice
                 memory.append(_alone(result, meta, nbytes, taken))
@@ -198,7 +198,7 @@ def number_tensor(value: float) -> torch.Tensor:
 
 def _alone(tensor: torch.Tensor, meta: TensorMeta, nbytes: int, taken: set[int]) -> torch.Tensor:
     """``tensor`` with the strides of the record, on memory that is its own and of ``nbytes``."""
-    address = _torch.storage_address(tensor)
+    address = private_api.storage_address(tensor)
     if (
         tensor.stride() == meta.stride
         and tensor.storage_offset() == meta.offset

@@ -12,10 +12,11 @@ from typing import Any, Protocol
 
 import torch
 
-from .. import _torch, _torch_cuda, _torch_cuda_graphs
 from ..graph.ir import TensorMeta
-from ..plan.collector import paused
+from ..process.gc_pause import paused
 from ..record.rng import READERS, state_of
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import cuda_graph_capture, private_api
 from .backend import first_line
 
 
@@ -71,12 +72,12 @@ class CudaCaptures:
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._pools: dict[torch.device, tuple[_torch_cuda_graphs.Pool, torch.cuda.CUDAGraph]] = {}
+        self._pools: dict[torch.device, tuple[cuda_graph_capture.Pool, torch.cuda.CUDAGraph]] = {}
         self.last: dict[torch.device, torch.cuda.Stream] = {}  # the last to have used the pool
         self._broken = ""
 
     def obstacle(self) -> str:
-        if why := _torch_cuda.missing_cuda() or self._broken:
+        if why := torch_cuda.missing_cuda() or self._broken:
             return why
         if torch.cuda.is_current_stream_capturing():
             return "a capture of your own is under way"
@@ -123,25 +124,25 @@ class CudaCaptures:
         # As torch.cuda.graph does, which leaves its stream in place when a capture fails.
         with (
             torch.cuda.device(device),
-            _torch.inference_mode(False),  # the generator's own tensors are made here
+            private_api.inference_mode(False),  # the generator's own tensors are made here
             paused(),  # no graph is destroyed meanwhile
             torch.cuda.stream(self._stream(device)),
         ):
-            _torch_cuda.synchronize()
+            torch_cuda.synchronize()
             torch.cuda.empty_cache()
             if device not in self._pools:
-                pool: _torch_cuda_graphs.Pool = torch.cuda.graph_pool_handle()
+                pool: cuda_graph_capture.Pool = torch.cuda.graph_pool_handle()
                 # The allocator forgets a pool that no graph is left of, and would not take it again.
                 self._pools[device] = pool, _trifle(device, pool)
             pool, _ = self._pools[device]
-            _torch_cuda_graphs.clear_cublas_workspaces()
+            cuda_graph_capture.clear_cublas_workspaces()
             graph = torch.cuda.CUDAGraph()
             generator = READERS["graphsafe_get_state"](torch.cuda.default_generators[device.index or 0])
             try:
                 with _captured(graph, pool, device, self._mend):
                     run()
             finally:
-                _torch_cuda_graphs.clear_cublas_workspaces()
+                cuda_graph_capture.clear_cublas_workspaces()
         return _CudaGraph(self, graph, device, generator)
 
     def _stream(self, device: torch.device) -> torch.cuda.Stream:
@@ -160,7 +161,7 @@ class CudaCaptures:
             self._broken = f"is no longer used since a capture failed: {first_line(error)}"
 
 
-def _trifle(device: torch.device, pool: _torch_cuda_graphs.Pool | None) -> torch.cuda.CUDAGraph:
+def _trifle(device: torch.device, pool: cuda_graph_capture.Pool | None) -> torch.cuda.CUDAGraph:
     """A graph of one kernel, captured on the current stream; PyTorch warns of one without any."""
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # type: ignore[arg-type]
@@ -172,7 +173,7 @@ def _trifle(device: torch.device, pool: _torch_cuda_graphs.Pool | None) -> torch
 @contextmanager
 def _captured(
     graph: torch.cuda.CUDAGraph,
-    pool: _torch_cuda_graphs.Pool,
+    pool: cuda_graph_capture.Pool,
     device: torch.device,
     mend: Callable[[torch.device], None],
 ) -> Iterator[None]:
@@ -193,7 +194,7 @@ def _captured(
         try:
             graph.capture_end()
         except Exception as error:
-            _torch_cuda_graphs.end_broken_capture(device.index or 0, pool)
+            cuda_graph_capture.end_broken_capture(device.index or 0, pool)
             mend(device)
             if raised is None:
                 raise CaptureFailed(f"CUDA could not capture it: {first_line(error)}") from error

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _torch_calls, _torch_cuda_graphs
 from ..graph.ir import Node, Value
+from ..torch_internals import cuda_graph_capture, op_calls, private_api
 from .backend import Segment, first_line
 from .capture_device import Captured, CaptureDevice
 from .capture_layout import Layout, Part
@@ -25,8 +25,8 @@ from .lowering import views_of
 
 WORD = 16  # bytes: the most that a kernel reads at once; the order of sums of integers does not matter
 
-_address: Callable[[torch.Tensor], int] = _torch.TensorBase.data_ptr
-_storage: Callable[[torch.Tensor], torch.UntypedStorage] = _torch.TensorBase.untyped_storage
+_address: Callable[[torch.Tensor], int] = private_api.TensorBase.data_ptr
+_storage: Callable[[torch.Tensor], torch.UntypedStorage] = private_api.TensorBase.untyped_storage
 
 
 class Moved(RuntimeError):
@@ -100,7 +100,7 @@ def call(node: Node, numbers: Sequence[int], tensor: Callable[[Value, int], torc
             return given[item]
         return type(item)([real(entry) for entry in item]) if type(item) in (list, tuple) else item
 
-    _torch_calls.set_grad_enabled(getattr(node, "grad_mode", False))
+    op_calls.set_grad_enabled(getattr(node, "grad_mode", False))
     results = node.op(
         *[real(item) for item in node.args], **{name: real(each) for name, each in node.kwargs.items()}
     )
@@ -417,7 +417,7 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
         into.append(target)
         out_of.append(source)
     for into, out_of in by_type.values():
-        _torch_cuda_graphs.copy_each(into, out_of)
+        cuda_graph_capture.copy_each(into, out_of)
 
 
 def _extent(tensor: torch.Tensor) -> int:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from .. import _torch_compile
 from ..graph.ir import Node, Value
+from ..torch_internals import dynamo
 from .backend import Compiled, Refused, Segment
 from .calls import Again, Call, Code, Cuts
 from .lowering import NotLowered, check, cut_first, made_storages
@@ -64,7 +64,7 @@ class SegmentCompiler(ABC):
         self._refused: OrderedDict[Hashable, str] = OrderedDict()  # programs that are not to be tried again
 
     @abstractmethod
-    def _code(self, task: Task) -> _torch_compile.Compiled:
+    def _code(self, task: Task) -> dynamo.Compiled:
         """Code for a segment, as ``task`` says.
 
         Raises:

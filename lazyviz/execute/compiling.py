@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from .. import _torch, _torch_compile
+from ..torch_internals import dynamo, private_api
 from .eager import Interrupted
 
 _PATIENCE = 0.05  # seconds between two looks at whether a compilation was cancelled
@@ -22,10 +22,10 @@ def nothing_around(inference_mode: bool = False) -> Iterator[None]:
     The shape rules that it asks log nothing: what it refuses for their errors is in the run's report.
     """
     with (
-        _torch.no_dispatch_modes(),
-        _torch_compile.nothing_to_build_in(),
-        _torch.inference_mode(inference_mode),
-        _torch.quiet_shape_rules(),
+        private_api.no_dispatch_modes(),
+        dynamo.nothing_to_build_in(),
+        private_api.inference_mode(inference_mode),
+        private_api.quiet_shape_rules(),
     ):
         yield
 
@@ -80,7 +80,7 @@ def stoppable(cancelled: Callable[[], bool] | None, where: str) -> Iterator[None
                 with lock:
                     if not ended.is_set():
                         stopped = True
-                        _torch_compile.raise_in_thread(thread, _Stop)
+                        dynamo.raise_in_thread(thread, _Stop)
                 return
 
     watcher = threading.Thread(target=watch, name="lazyviz-cancel", daemon=True)

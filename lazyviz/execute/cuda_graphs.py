@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from .. import _torch
 from ..graph.ir import Node, Storage, Value
+from ..torch_internals import private_api
 from .arguments import Place, places_of_scalars, scalars_at
 from .backend import Compiled, Refused, Segment
 from .capture_device import CaptureDevice, CudaCaptures
@@ -192,7 +192,7 @@ class Known:
             reason = reason or "it has not run in this thread before"
             return self._compiled(segment, handed, self._warm_up, reason)
         self._check_odd(handed, ())
-        with _torch.kernels_only():
+        with private_api.kernels_only():
             turn = Turn(self.layout, segment, inputs)
             for form in self.forms:
                 why = form.unlike(segment.nodes, scalars, handed) or self._moved_of(form, turn)
@@ -322,7 +322,7 @@ class Known:
         if tensor.device != meta.device:
             self._strangers.add(number)
             return
-        place = _torch.storage_address(tensor)
+        place = private_api.storage_address(tensor)
         steps = zip(meta.shape, meta.stride, tensor.stride()) if meta.nbytes else ()
         if (
             tensor.dtype is not meta.dtype
@@ -445,7 +445,7 @@ class Run:
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
         known = self._known
-        with known.lock, _torch.inference_mode(True) if known.inference else nullcontext():
+        with known.lock, private_api.inference_mode(True) if known.inference else nullcontext():
             turn = Turn(known.layout, self._segment, given)
             try:
                 results, ops, why = self._how(turn, self._handed)

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch, _torch_calls, _torch_level
-from .._signals import Deferred
-from .._transaction import complete
 from ..plan.again import statistics
+from ..process.signals import Deferred
+from ..process.transaction import complete
 from ..record.recorder import Tape
 from ..record.rng import state_of
 from ..record.storage import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue
 from ..record.tensor import make_real
+from ..torch_internals import dispatch_level, op_calls, private_api
 from . import exits, put_back, straight_line, sweeps
 from .failures import note_failure
 from .memory import ResidentMemory
@@ -80,7 +80,7 @@ def run(
                 again.before(done - 1)
             if node.inference_mode != torch.is_inference_mode_enabled():
                 if node.inference_mode:
-                    inference.enter_context(_torch.inference_mode(True))
+                    inference.enter_context(private_api.inference_mode(True))
                 else:
                     inference.close()
             if node.grad_mode != torch.is_grad_enabled():
@@ -143,10 +143,10 @@ class kernel_level:
         try:
             exits.enter(self._arrived)
             if torch.is_inference_mode_enabled():  # each node runs in the mode of its record
-                self._inference = _torch.inference_mode(False)
+                self._inference = private_api.inference_mode(False)
                 self._inference.__enter__()
             tape.running = threading.get_ident()
-            self._level = _torch_level.kernels_only()
+            self._level = dispatch_level.kernels_only()
             self._level.__enter__()
             if self._drawing:
                 self._states = tape.generators.save(self._drawing)
@@ -199,7 +199,7 @@ class kernel_level:
             tape.running,
         )
         wanted = self._inference is not None
-        mode = _torch.inference_mode(wanted) if inference is not wanted else nullcontext()
+        mode = private_api.inference_mode(wanted) if inference is not wanted else nullcontext()
         level = self._level
         assert level is not None
 
@@ -245,7 +245,7 @@ def recorded_modes(node: TrackedNode) -> ExitStack:
     """Context with the modes that ``node`` was recorded under; :func:`kernel_level` puts grad mode back."""
     stack = ExitStack()
     if node.inference_mode != torch.is_inference_mode_enabled():
-        stack.enter_context(_torch.inference_mode(node.inference_mode))
+        stack.enter_context(private_api.inference_mode(node.inference_mode))
     if node.grad_mode != torch.is_grad_enabled():
         torch.set_grad_enabled(node.grad_mode)
     return stack
@@ -285,7 +285,7 @@ def _start(node: TrackedNode, ran: list[Any], begun: list[Any]) -> None:
         args, kwargs = _without_statistics(node, args, kwargs)
     if draws is not None:
         draws.generator.set_state(draws.state)
-    kernel = partial(_torch_calls.plain(node.op), *args, **kwargs)
+    kernel = partial(op_calls.plain(node.op), *args, **kwargs)
     del args, kwargs
     if node.writes and not node.again:
         if put_back.is_refused(node):
@@ -374,7 +374,7 @@ def give(value: TrackedValue, real: torch.Tensor | None) -> None:
     if tensor is not None and "_lazyviz" in tensor.__dict__:
         make_real(tensor, real)
         if real.layout is torch.strided:
-            value.memory = _torch.MemoryRef(real)
+            value.memory = private_api.MemoryRef(real)
 
 
 def consumed(node: TrackedNode, memory: ResidentMemory) -> None:

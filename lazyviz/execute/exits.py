@@ -14,8 +14,8 @@ import time
 import weakref
 from types import FrameType
 
-from .. import _torch_compile
-from .._signals import ENDING, Arrived
+from ..process.signals import ENDING, Arrived
+from ..torch_internals import dynamo
 
 SECONDS = 60.0
 """How long the process waits for a kernel that runs on a daemon thread."""
@@ -80,7 +80,7 @@ def stop_all(seconds: float = SECONDS) -> None:
                 waits = True
                 if now - told.get(thread, begin) > _PATIENCE:
                     told[thread] = now
-                    _torch_compile.raise_in_thread(thread, SystemExit)
+                    dynamo.raise_in_thread(thread, SystemExit)
                 continue
             where = id(frames[thread]), frames[thread].f_lasti
             before, moved, left = seen.get(thread, (None, now, now))

@@ -1,7 +1,7 @@
 """Short runs of known stretches in one go, for programs that read a value after every op.
 
 What :mod:`.replay` does around its code is left out: no signal has to be put off, since no code in Python
-comes between a kernel and its being noted (``Program.in_one_go`` of ``_program.cpp``).
+comes between a kernel and its being noted (``Program.in_one_go`` of ``interpreter.cpp``).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from .. import _torch_level
-from .._signals import Deferred
-from .._transaction import complete
+from ..process.signals import Deferred
+from ..process.transaction import complete
 from ..record.recorder import Tape
+from ..torch_internals import dispatch_level
 from . import sweeps
 from .lines import Stopped
 from .replay import Known, Replay
@@ -92,7 +92,7 @@ def _end(
     """It has run, or was stopped; may be called again."""
     nodes = stretch.nodes
     if ran and ran[0] is not None:
-        with _torch_level.kernels_only():
+        with dispatch_level.kernels_only():
             _replay(stretch, known).note(tape, times, True, ran, stage)
     elif nodes[-1].state == "done":
         known.seconds = times[-1] - times[0]

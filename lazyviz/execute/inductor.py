@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .. import _torch_compile
 from ..graph.ir import Node
+from ..torch_internals import dynamo
 from .backend import Refused, first_line
 from .calls import number_tensor
 from .compilers import SegmentCompiler, Task
@@ -34,7 +34,7 @@ class InductorBackend(SegmentCompiler):
             return str(refuse(node, NEEDS_VALUES))
         return super().refuses(node)
 
-    def _code(self, task: Task) -> _torch_compile.Compiled:
+    def _code(self, task: Task) -> dynamo.Compiled:
         layouts = (True, False) if wants_channels_last(task.segment.nodes) else (False,)
         for channels_last in layouts:
             try:
@@ -44,7 +44,7 @@ class InductorBackend(SegmentCompiler):
                     raise
         raise AssertionError("the last layout gives code or is refused")
 
-    def _compiled(self, task: Task, channels_last: bool) -> _torch_compile.Compiled:
+    def _compiled(self, task: Task, channels_last: bool) -> dynamo.Compiled:
         nodes, sizes = task.segment.nodes, task.sizes
         try:
             module = lower(
@@ -61,6 +61,6 @@ class InductorBackend(SegmentCompiler):
         numbers = [number_tensor(number) for number in task.numbers]
         varying = () if sizes is None else (sizes.of(task.program.shapes), sizes.dimensions)
         try:
-            return _torch_compile.compile_graph(module, task.inputs, numbers, self._options, *varying)
+            return dynamo.compile_graph(module, task.inputs, numbers, self._options, *varying)
         except Exception as error:
             raise Refused(f"Inductor could not compile {len(nodes):,} ops: {first_line(error)}") from error

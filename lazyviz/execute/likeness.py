@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from .._torch import OpOverload
 from ..graph.ir import SourceLine
 from ..record.storage import TrackedNode, TrackedValue
+from ..torch_internals.private_api import OpOverload
 from .stretch import Form, Key, Step, Stretch
 
 ENOUGH = 0.5  # of the ops in common: the programs are versions of one

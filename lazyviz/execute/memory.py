@@ -8,15 +8,15 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from .. import _torch
 from ..graph.ir import Storage
 from ..plan.alive import Category
 from ..plan.projection import ByCategory, Peak
 from ..record.storage import TrackedNode, TrackedStorage
+from ..torch_internals import private_api
 from .report import Timeline
 from .stretch import Stretch
 
-_storage_of = _torch.TensorBase.untyped_storage
+_storage_of = private_api.TensorBase.untyped_storage
 _nbytes_of = torch.UntypedStorage.nbytes
 
 Timelines = Mapping[int, Sequence[tuple[int, int]]]

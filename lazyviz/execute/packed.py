@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from ..torch_internals import private_api
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def pack(tensors: Mapping[Any, torch.Tensor]) -> Packed:
         tensor = tensor.resolve_conj().resolve_neg()
         if _extent(tensor) > 2 * tensor.numel():  # what lies between its elements is not wanted
             tensor = tensor.clone()
-        groups.setdefault((_torch.storage_address(tensor), tensor.dtype), []).append((name, tensor))
+        groups.setdefault((private_api.storage_address(tensor), tensor.dtype), []).append((name, tensor))
     result = Packed([], {})
     for members in groups.values():
         start = min(tensor.storage_offset() for _, tensor in members)

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import torch
 
-from .. import _torch
 from ..graph.ir import Node, Value
 from ..plan.batch import BatchAnalysis, separable
 from ..plan.batch_call import Call
@@ -21,6 +20,7 @@ from ..plan.batch_layers import total_weight
 from ..plan.placement import Piece, Shard
 from ..plan.schedule import Pass
 from ..record.storage import TrackedNode, TrackedValue
+from ..torch_internals import private_api
 from .draws import Draw, draw_of
 
 
@@ -285,7 +285,7 @@ class PieceRun:
         if step.inference_mode == torch.is_inference_mode_enabled():
             self._run(number, step)
         else:
-            with _torch.inference_mode(step.inference_mode):
+            with private_api.inference_mode(step.inference_mode):
                 self._run(number, step)
 
     def _run(self, number: int, step: Step) -> None:

@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from .._torch import OpOverload
 from ..graph.ir import Node, Storage, TensorMeta, Value
+from ..torch_internals.private_api import OpOverload
 from .arguments import Numbers, kind_of, scalars_of
 from .likeness import ENOUGH, sketch
 from .sizes import Shapes, Sizes

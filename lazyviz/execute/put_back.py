@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from .._torch import OpOverload
-from .._transaction import complete
 from ..plan.again import statistics
+from ..process.transaction import complete
 from ..record.half_done import OVERWRITES
 from ..record.storage import TrackedNode, TrackedValue
+from ..torch_internals.private_api import OpOverload
 
 MOST_COPIED = 1 << 16  # bytes, before a kernel runs; running statistics always are
 

@@ -14,14 +14,14 @@ from typing import Any, cast
 
 import torch
 
-from .. import _torch
-from .._transaction import complete
 from ..graph.ir import Storage
 from ..plan.again import Again, Trace, statistics
 from ..plan.replay import Key
+from ..process.transaction import complete
 from ..record.recorder import Tape
 from ..record.rng import DrawSequence
 from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
+from ..torch_internals import private_api
 from .eager import call, consumed, recorded_modes
 from .failures import name_line
 from .memory import ResidentMemory
@@ -130,7 +130,7 @@ class RecomputeRun:
                     self.memory.made(value.storage, real)
                 given.add(value)
             elif fresh and value.storage not in beside:
-                beside[value.storage] = _torch.TensorBase.untyped_storage(real).nbytes()
+                beside[value.storage] = private_api.TensorBase.untyped_storage(real).nbytes()
                 self.memory.beside(value.storage, beside[value.storage])
         for storage, size in beside.items():
             self.memory.beside(storage, -size)

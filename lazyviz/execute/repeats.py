@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .._transaction import complete
+from ..process.transaction import complete
 from ..record.recorder import Tape
 from ..record.rng import DrawSequence, state_of
 from ..record.storage import HALF_DONE, TrackedNode

@@ -19,16 +19,16 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from .._signals import Deferred
-from .._transaction import complete
 from ..graph.ir import Storage
 from ..plan.alive import Category
-from ..plan.collector import paused
 from ..plan.projection import Peak
+from ..process.gc_pause import paused
+from ..process.signals import Deferred
+from ..process.transaction import complete
 from ..record.recorder import Tape
 from ..record.rng import state_of
 from ..record.storage import TrackedNode
+from ..torch_internals import private_api
 from . import sweeps
 from .eager import check_interrupts, give, kernel_level, tell
 from .failures import note_failure
@@ -272,7 +272,7 @@ class Replay:
         nodes = self.stretch.nodes
         with kernel_level(tape, [nodes[at] for at in self.stretch.draws], nodes) as arrived:
             check_interrupts(arrived, cancelled, f"after 0 of {len(nodes)} ops")
-            mode = _torch.inference_mode(True) if nodes[0].inference_mode else nullcontext()
+            mode = private_api.inference_mode(True) if nodes[0].inference_mode else nullcontext()
             with mode:
                 self._run(tape, arrived, progress, cancelled, timed)
 

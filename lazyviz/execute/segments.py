@@ -11,26 +11,17 @@ from functools import partial
 
 import torch
 
-from .. import _torch
-from .._signals import Deferred
-from .._transaction import complete
 from ..graph.ir import Storage
+from ..process.signals import Deferred
+from ..process.transaction import complete
 from ..record.recorder import Tape
 from ..record.rng import DrawSequence, state_of
 from ..record.storage import TrackedNode, TrackedValue
+from ..torch_internals import private_api
 from . import sweeps, verify
 from .backend import Backend, Compiled, Refused, Segment
 from .compiling import nothing_around, stoppable, told
-from .eager import (
-    Progress,
-    check_interrupts,
-    deliver,
-    free,
-    kernel_level,
-    recorded_modes,
-    run_node,
-    tell,
-)
+from .eager import Progress, check_interrupts, deliver, free, kernel_level, recorded_modes, run_node, tell
 from .lowering import views_of
 from .memory import ResidentMemory
 from .repeats import Again, half_done, name_segment, repeats
@@ -384,7 +375,7 @@ def _check_memory(segment: Segment, reals: Sequence[torch.Tensor]) -> None:
     storages: dict[int, Storage] = {}
     for value, real in zip(segment.inputs, reals, strict=True):
         storage = value.storage
-        place = _torch.storage_address(real)
+        place = private_api.storage_address(real)
         other = storages.setdefault(place, storage)
         if places.setdefault(storage, place) != place:
             what = "shares no memory, as it was recorded to, with another result"

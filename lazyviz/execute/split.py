@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import torch
 
-from .. import _torch
 from ..graph.ir import Storage
 from ..plan.batch import BatchAnalysis
 from ..plan.placement import Partial, Piece, Shard
@@ -25,6 +24,7 @@ from ..plan.schedule import Pass, Schedule
 from ..plan.split import SHOWN
 from ..record.recorder import Tape
 from ..record.storage import TrackedNode, TrackedValue
+from ..torch_internals import private_api
 from . import distributed, sweeps
 from .clusters import Cluster
 from .draws import Draw, Draws
@@ -42,17 +42,7 @@ from .eager import (
 from .failures import name_line
 from .masks import Masks
 from .memory import ResidentMemory
-from .piece import (
-    ONEDNN_FAILED,
-    Part,
-    PassProgram,
-    PieceRun,
-    Step,
-    compile_pass,
-    cut,
-    out_of_memory,
-    place,
-)
+from .piece import ONEDNN_FAILED, Part, PassProgram, PieceRun, Step, compile_pass, cut, out_of_memory, place
 from .summaries import Summaries
 
 Progress = Callable[[int, int, TrackedNode], None]
@@ -434,7 +424,7 @@ class _PieceHere(PieceRun):
             return
         node = value.node
         view = node is not None and storage.created != node.index
-        size = 0 if view else _torch.TensorBase.untyped_storage(result).nbytes()
+        size = 0 if view else private_api.TensorBase.untyped_storage(result).nbytes()
         self._own[storage] = [size, 1]
         if size:
             self._memory.beside(storage, size)

@@ -1,6 +1,6 @@
 """A stretch of nodes as code that runs its kernels one after another, without a look at each node.
 
-What each node comes to (:mod:`lazyviz.execute.lines`) becomes a program that C++ runs (``_program.cpp``),
+What each node comes to (:mod:`lazyviz.execute.lines`) becomes a program that C++ runs (``interpreter.cpp``),
 where that was compiled and can represent it, or Python (:mod:`lazyviz.execute.written_line`).  Both do the
 same, in the same order.
 
@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from .. import _compiled, _torch_calls, _torch_level
-from .._torch_cuda import STAND_INS
 from ..record.rng import state_of
 from ..record.storage import TrackedValue
+from ..torch_internals import dispatch_level, native_modules, op_calls
+from ..torch_internals.cuda import STAND_INS
 from .lines import NOWHERE, Code, Give, lines
 from .stretch import Steps, Stretch, values_in
 from .written_line import write
@@ -46,7 +46,9 @@ def generate(stretch: Stretch, steps: Steps, give: Give) -> Code:
 
 
 def _program(stretch: Stretch, steps: Steps, give: Give) -> Code:
-    """As a program of ``_program.cpp``, which see for what describes a node; ``Refused`` if it cannot be."""
+    """As a program of ``interpreter.cpp``, which see for what describes a node; ``Refused`` if it cannot
+    be.
+    """
     numbers = stretch.numbers
     nodes: list[tuple[Any, ...]] = []
     for line in lines(stretch, steps):
@@ -100,11 +102,11 @@ def use(compiled: bool) -> bool:
     """Let C++ run what is generated from now on, or Python; returns what came of it."""
     global active
     active = compiled and _module is not None
-    _torch_level.compiled = _module.KernelsOnly if active else None
+    dispatch_level.compiled = _module.KernelsOnly if active else None
     return active
 
 
-if (_module := _compiled.load("execute._program", "execute/_program.cpp")) is not None:
-    _module.connect(torch.Tensor, torch.nn.Parameter, STAND_INS, *_torch_calls.LEVEL_KEYS)
+if (_module := native_modules.load("interpreter.cpp")) is not None:
+    _module.connect(torch.Tensor, torch.nn.Parameter, STAND_INS, *op_calls.LEVEL_KEYS)
 _give: Any = _module.give if _module is not None else None
 active = use(True)

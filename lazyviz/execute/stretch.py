@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._torch import OpOverload
 from ..graph.ir import TensorMeta
 from ..record.recorder import Tape
 from ..record.rng import rng_state
 from ..record.shapes import Inferred, OutputSpec
 from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
+from ..torch_internals.private_api import OpOverload
 from . import sweeps
 
 MOST_STEPS = 50_000  # that are kept: one for each answer of the shape cache that was met here

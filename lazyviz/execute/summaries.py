@@ -18,11 +18,11 @@ from typing import Any, Literal
 
 import torch
 
-from .. import _torch
 from ..graph.ir import Node, Storage, is_dense
 from ..graph.summary import BINS, Summary
 from ..plan.placement import Placement, Shard
 from ..record.storage import TrackedNode, TrackedValue
+from ..torch_internals import private_api
 from .report import NonFinite
 
 CHUNK = 1 << 19  # elements
@@ -178,7 +178,7 @@ def readable(node: TrackedNode) -> bool:
 def summarise_now(node: TrackedNode) -> None:
     """Note what the outputs of ``node`` hold that are still there."""
     found: list[Summary | None] = list(node.summaries) or [None] * len(node.outputs)
-    with _torch.kernels_only():
+    with private_api.kernels_only():
         for index, value in enumerate(node.outputs):
             tensor = _alive(value)
             if tensor is not None:
@@ -194,7 +194,7 @@ def _alive(value: TrackedValue) -> torch.Tensor | None:
     meta = value.meta
     if memory is None or memory.nbytes() < meta.storage_nbytes or meta.flags:
         return None
-    with _torch.kernels_only():
+    with private_api.kernels_only():
         blank = torch.empty(0, dtype=meta.dtype, device=memory.device)
         return blank.set_(memory, meta.offset, meta.shape, meta.stride)
 

@@ -1,4 +1,5 @@
-"""What is asked of all nodes of a stretch at once, and noted on them: in C++ (``_sweep.cpp``) where compiled.
+"""What is asked of all nodes of a stretch at once, and noted on them: in C++ (``node_passes.cpp``) where
+compiled.
 
 A replay looks at no node by itself but for this: a good part of what it takes beside its kernels.
 """
@@ -11,10 +12,10 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from .. import _compiled
 from ..record.pending import unlink_tensors
 from ..record.recorder import tape
 from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
+from ..torch_internals import native_modules
 
 
 class Survey(NamedTuple):
@@ -280,5 +281,5 @@ glance, take, let_go = InPython.glance, InPython.take, InPython.let_go
 unfinished, begin = InPython.unfinished, InPython.begin
 survey, storages_of = InPython.survey, InPython.storages_of
 note_done, note_unused, note_used = InPython.note_done, InPython.note_unused, InPython.note_used
-_module = _compiled.load("execute._sweep", "execute/_sweep.cpp")
+_module = native_modules.load("node_passes.cpp")
 active = False  # until it is connected

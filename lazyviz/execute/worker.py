@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from .. import _torch
 from ..graph.ir import TensorMeta
 from ..plan.placement import Piece
 from ..record.rng import state_of
+from ..torch_internals import private_api
 from . import wire
 from .draws import Draw
 from .packed import Packed, pack, unpack
@@ -31,7 +31,7 @@ class OpName:
 
     name: str
 
-    def find(self) -> _torch.OpOverload:
+    def find(self) -> private_api.OpOverload:
         """The operator; raises ``LookupError`` if nothing has registered it in this process."""
         namespace, _, rest = self.name.partition("::")
         name, _, overload = rest.partition(".")
@@ -95,7 +95,7 @@ def portable(steps: Sequence[Step]) -> list[Step]:
     """``steps`` as they can be sent: operators by name, without the sender's generators."""
 
     def leaf(item: Any) -> Any:
-        if isinstance(item, _torch.OpOverload):
+        if isinstance(item, private_api.OpOverload):
             return OpName(item.name())
         return None if isinstance(item, torch.Generator) else item  # the state comes with the work
 
@@ -187,7 +187,7 @@ def _as_sent(wanted: Mapping[str, Any], device: torch.device) -> Iterator[None]:
     with torch.no_grad():
         try:
             _set(wanted)
-            with _torch.kernels_only():
+            with private_api.kernels_only():
                 yield
         finally:
             _set(before)

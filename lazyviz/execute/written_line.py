@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from .. import _torch_calls
 from ..graph.ir import TensorMeta
 from ..record.rng import state_of
 from ..record.storage import TrackedNode, TrackedValue
+from ..torch_internals import op_calls
 from . import put_back
 from .lines import NOWHERE, Code, Give, Line, Stopped, lines, name_of
 from .stretch import Step, Steps, Stretch, values_in
@@ -38,7 +38,7 @@ def choose_calls(stretch: Stretch, steps: Steps) -> None:
         if step.call is not None or step in trials:
             continue
         if any(value.meta.flags for value in node.inputs):  # conjugate bits are resolved above kernels
-            step.call = _torch_calls.plain(node.op)
+            step.call = op_calls.plain(node.op)
             continue
         stand_ins = _stand_ins(node, made)
 
@@ -50,7 +50,7 @@ def choose_calls(stretch: Stretch, steps: Steps) -> None:
         named = {name: stand_in(item) for name, item in node.kwargs.items()}
         trials[step] = node, [stand_in(item) for item in node.args], named
     if trials:
-        with _torch_calls.proving() as quickest:
+        with op_calls.proving() as quickest:
             for step, (node, args, kwargs) in trials.items():
                 step.call = quickest(node.op, args, kwargs)
 
@@ -79,7 +79,7 @@ class _Writer:
         self.names: dict[str, Any] = {
             "give": give,
             "perf_counter": perf_counter,
-            "set_grad_enabled": _torch_calls.set_grad_enabled,
+            "set_grad_enabled": op_calls.set_grad_enabled,
             "state_of": state_of,
             "stopped": self.stopped,
             "partial": partial,

@@ -17,9 +17,9 @@ import jax
 import torch
 import torch.utils.dlpack
 
-from .. import _torch_functional
-from .._torch_compile import Compiled
 from ..graph.ir import Node, Value
+from ..torch_internals import functionalization
+from ..torch_internals.dynamo import Compiled
 from . import xla_ops, xla_program
 from .backend import Refused, Segment, first_line
 from .compilers import SegmentCompiler, Task
@@ -50,7 +50,7 @@ class XlaBackend(SegmentCompiler):
         self._device = device
         self._precision = precision
         self._verdicts: OrderedDict[Hashable, str | None] = OrderedDict()
-        self._table = _torch_functional.decompositions(xla_ops.DECOMPOSED)
+        self._table = functionalization.decompositions(xla_ops.DECOMPOSED)
         self._table.update(xla_ops.FOREACH)
         for op in xla_ops.OWN:
             self._table.pop(op, None)

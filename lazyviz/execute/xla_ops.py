@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from .. import _torchax
 from ..graph.ir import Node
+from ..torch_internals import torchax_table
 
 aten = torch.ops.aten
 Lowering = Callable[..., Any]
@@ -95,7 +95,7 @@ def lowering_of(op: Any) -> Lowering | None:
         return OWN[op]
     if op not in TAKEN:
         return None
-    table = _torchax.lowerings()
+    table = torchax_table.lowerings()
     packet = op.overloadpacket
     return table.get(op) or table.get(packet) or table.get(getattr(packet, "default", None))
 

@@ -1,8 +1,8 @@
 """A segment of recorded nodes as one function of JAX arrays, and tensors across.
 
-The segment is made functional by PyTorch itself (:mod:`lazyviz._torch_functional`): no writes in place, no
-views of memory, operators decomposed as far as :mod:`.xla_ops` has lowerings.  What is left is called on
-JAX's tracers, operator by operator, so that XLA gets the whole program.
+The segment is made functional by PyTorch itself (:mod:`lazyviz.torch_internals.functionalization`): no writes
+in place, no views of memory, operators decomposed as far as :mod:`.xla_ops` has lowerings.  What is left is
+called on JAX's tracers, operator by operator, so that XLA gets the whole program.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import torch
 from torch import fx
 
-from .. import _torch_functional
 from ..graph.ir import Node, Storage, Value
+from ..torch_internals import functionalization
 from . import xla_indexing, xla_layers, xla_ops  # noqa: F401  (the first two fill the third's table)
 from .lowering import NotLowered, lower
 
@@ -96,7 +96,7 @@ def functional(
         return recorded(*[views[at] for at in range(len(inputs))], *parts[len(given) :])
 
     specs = [_spec(argument, inputs) for argument in given]
-    module = _torch_functional.functional_graph(program, specs, numbers, table)
+    module = functionalization.functional_graph(program, specs, numbers, table)
     graph = module.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     output = next(iter(reversed(graph.nodes)))
@@ -112,7 +112,7 @@ def functional(
     return Functional(module, len(inputs), given, len(results), tuple(writes))
 
 
-def _spec(argument: Argument, inputs: Sequence[Value]) -> _torch_functional.Spec:
+def _spec(argument: Argument, inputs: Sequence[Value]) -> functionalization.Spec:
     value = inputs[argument.places[0]]
     shape, stride = value.meta.shape, value.meta.stride
     if argument.whole:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._torch import OpOverload
+from ..torch_internals.private_api import OpOverload
 from .ir import Graph, Node, Storage, TensorMeta, Value, works_by_element
 
 _OPERANDS = ("Tensor", "number", "Optional[number]")

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import torch
 
-from .._torch import OpOverload
+from ..torch_internals.private_api import OpOverload
 from .summary import Summary
 
 Phase = Literal["forward", "backward", "optimizer", "other"]

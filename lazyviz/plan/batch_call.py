@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from .._torch import OpOverload
 from ..graph.ir import Node, Value
+from ..torch_internals.private_api import OpOverload
 from .placement import PARTIAL, Placement, Shard
 
 Outputs = Sequence[Placement | None]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .._kernels import Instructions, conv_backend, onednn_instructions
+from ..torch_internals.kernel_selection import Instructions, conv_backend, onednn_instructions
 from .events import NOTHING, Events, Need
 from .onednn import PAGE, Conv, backward_data, backward_weights, columns_of, forward, transpose
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..graph.ir import Graph, Node, Storage, Value
-from . import collector
+from ..process import gc_pause
 from .alive import CATEGORIES as CATEGORIES
 from .alive import Allocation as Allocation
 from .alive import Category as Category
@@ -256,7 +256,7 @@ class Plan:
             self._cache["batch"] = self._planner.largest() if self._planner is not None else None
         return self._cache["batch"]
 
-    @collector.paused()
+    @gc_pause.paused()
     def largest_within(self, seconds: float, split: int | str | None = None) -> tuple[int | None, bool]:
         """The largest batch known to fit after about so long, cut as ``split`` says, and whether that is all.
 
@@ -268,7 +268,7 @@ class Plan:
         except TimeIsUp as so_far:
             return so_far.samples, False
 
-    @collector.paused()
+    @gc_pause.paused()
     def replan(
         self,
         batch_size: int | None = None,

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 
 from ..graph.ir import Graph
-from . import collector
+from ..process import gc_pause
 from .alive import CATEGORIES, Category, categorize, largest_first, moment
 from .devices import Device, DeviceProfile, planned
 from .events import Need
@@ -34,7 +34,7 @@ from .search import TimeIsUp, fewest_pieces, largest_fitting
 from .split import SHOWN, Batch, SplitPlan, check_split, lay_out, scaled, sizes_of
 
 
-@collector.paused()
+@gc_pause.paused()
 def make_plan(
     graph: Graph,
     *,

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from .._kernels import Instructions, onednn_instructions
 from ..graph.ir import Graph, Node, Storage, TensorMeta, Value
+from ..torch_internals.kernel_selection import Instructions, onednn_instructions
 from . import scratch_images, scratch_linalg
 from .convolution import backward_need, forward_need
 from .events import NOTHING, Need

@@ -1,7 +1,7 @@
 """What cuDNN's recurrent kernels take beside their results, and what is not sure about those.
 
 All of it is an estimate but the copies that PyTorch makes (``ATen/native/cudnn/RNN.cpp``): see
-:mod:`lazyviz._cudnn`.
+:mod:`lazyviz.torch_internals.cudnn_sizes`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .. import _cudnn
 from ..graph.ir import Node, TensorMeta, Value
+from ..torch_internals import cudnn_sizes
 from .events import NOTHING, Need
 from .lifetimes import Lifetime
 
@@ -21,11 +21,11 @@ _FORWARD = torch.ops.aten._cudnn_rnn.default
 _DROPOUT_STATE = torch.ops.aten._cudnn_init_dropout_state.default
 
 
-def _call(node: Node) -> _cudnn.Recurrence:
+def _call(node: Node) -> cudnn_sizes.Recurrence:
     names = [argument.name for argument in node.op._schema.arguments]
     arguments: dict[str, Any] = dict(zip(names, node.args)) | node.kwargs
     image: TensorMeta = arguments["input"].meta
-    return _cudnn.of_call(
+    return cudnn_sizes.of_call(
         image.shape,
         image.dtype.itemsize,
         *(
@@ -48,7 +48,7 @@ def unsure(spans: Iterable[Lifetime]) -> list[tuple[Lifetime, Need]]:
         if node.op is _FORWARD and span.storage is node.outputs[3].storage:
             found.append((span, Need(*_call(node).reserve)))
         elif node.op is _DROPOUT_STATE:
-            found.append((span, Need(*_cudnn.DROPOUT_STATE)))
+            found.append((span, Need(*cudnn_sizes.DROPOUT_STATE)))
     return found
 
 
@@ -100,5 +100,5 @@ def _turned(meta: TensorMeta, turned: bool) -> int:
     return 0
 
 
-def _more(space: _cudnn.Estimate, known: int) -> Need:
+def _more(space: cudnn_sizes.Estimate, known: int) -> Need:
     return Need(*(size + known for size in space))

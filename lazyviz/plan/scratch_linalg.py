@@ -10,8 +10,12 @@ import math
 
 import torch
 
-from .._kernels import Instructions, multiplies_bfloat16_in_onednn, onednn_instructions
 from ..graph.ir import Node, TensorMeta, Value
+from ..torch_internals.kernel_selection import (
+    Instructions,
+    multiplies_bfloat16_in_onednn,
+    onednn_instructions,
+)
 from .events import NOTHING, Events, Need
 from .scratch_rules import Rule, argument, exactly, on
 

@@ -2,7 +2,7 @@
 
 While a cell is recorded for such a card, ``torch.cuda`` answers for it, and tensors sent there
 are pending tensors that say ``cuda:N``; to C++ they are on another device (see
-:mod:`lazyviz._torch_cuda`), which this module maps back where an op reaches the recorder.
+:mod:`lazyviz.torch_internals.cuda`), which this module maps back where an op reaches the recorder.
 Which kernels a GPU would choose is told by :mod:`lazyviz.record.absent_kernels` and
 :mod:`lazyviz.record.absent_autocast`.  Nothing here is in place where CUDA is present.
 """
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch, _torch_cuda
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import private_api
 from . import absent_entry, absent_errors, absent_layers, absent_memory
 from .absent_autocast import AutocastKernels
 from .absent_kernels import CudaKernels
@@ -50,7 +51,7 @@ class Card:
 
 def is_absent(device: torch.device) -> bool:
     """Whether tensors on ``device`` are only planned."""
-    return device in _torch_cuda.STAND_INS
+    return device in torch_cuda.STAND_INS
 
 
 Memory = Callable[[torch.device, int], tuple[int, int]]
@@ -109,8 +110,8 @@ class AbsentCards:
         self._autocast = AutocastKernels()
 
     def install(self) -> None:
-        _torch_cuda.stand_in()
-        _torch_cuda.make_on_cpu_first(True)
+        torch_cuda.stand_in()
+        torch_cuda.make_on_cpu_first(True)
         self._patch_functions()
         absent_memory.install(self)
         self._patch_randomness()
@@ -123,8 +124,8 @@ class AbsentCards:
         self._autocast.remove()
         self._kernels.remove()
         self.patches.restore()
-        _torch_cuda.make_on_cpu_first(False)
-        _torch_cuda.require_init()
+        torch_cuda.make_on_cpu_first(False)
+        torch_cuda.require_init()
 
     # --- devices --------------------------------------------------------------------
 
@@ -139,30 +140,34 @@ class AbsentCards:
             if found.type != "cuda":
                 raise ValueError(f"Expected a cuda device, but got: {found}")
             number = self.current if found.index is None else found.index
-        if number >= _torch_cuda.MOST_DEVICES:
+        if number >= torch_cuda.MOST_DEVICES:
             raise RuntimeError("CUDA error: invalid device ordinal")
         return number
 
     def device(self, device: torch.device) -> torch.device:
         """The device that an op is recorded for: ``cuda`` is the current one."""
         if device.type == "meta":
-            return _torch_cuda.stands_for(device)
+            return torch_cuda.stands_for(device)
         return torch.device("cuda", self.index(device)) if device.type == "cuda" else device
 
     def below(self, device: torch.device) -> torch.device:
         """The device of the same name for C++; torch's own shape rules name devices as they are."""
         if self.tape.shapes.inferring:
             return device
-        return _torch_cuda.STAND_INS.get(self.device(device), device)
+        return torch_cuda.STAND_INS.get(self.device(device), device)
 
     def record(
-        self, mode: _torch.TorchDispatchMode, op: _torch.OpOverload, args: tuple[Any, ...], kwargs: Any
+        self,
+        mode: private_api.TorchDispatchMode,
+        op: private_api.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: Any,
     ) -> Any:
         """Record an op on the devices that Python shows.
 
         In inference mode functions made of others come as one op; the choice of kernels is in their parts.
         """
-        if torch.is_inference_mode_enabled() and _torch_cuda.is_made_of_others(op):
+        if torch.is_inference_mode_enabled() and torch_cuda.is_made_of_others(op):
             with mode:
                 return self._kernels.of.get(op, op.decompose)(*args, **kwargs)
         device = kwargs.get("device")
@@ -235,13 +240,13 @@ class AbsentCards:
         replace(accelerator, "set_stream", lambda stream: None)
         replace(torch.Tensor, "record_stream", lambda tensor, stream: None)
         # its cards are all alike; and cuDNN, which orders an RNN's weights, is part of every CUDA build
-        replace(*_torch_cuda.CHECK_BALANCE, lambda device_ids: None)
+        replace(*torch_cuda.CHECK_BALANCE, lambda device_ids: None)
         replace(torch.backends.cudnn, "is_available", lambda: True)
-        meshgrid: Any = getattr(_torch.VF, "meshgrid")  # noqa: B009
-        replace(_torch.VF, "meshgrid", absent_errors.meshgrid(meshgrid))
+        meshgrid: Any = getattr(private_api.VF, "meshgrid")  # noqa: B009
+        replace(private_api.VF, "meshgrid", absent_errors.meshgrid(meshgrid))
         replace(torch.Tensor, "__setitem__", absent_errors.in_own_words(torch.Tensor.__setitem__))
-        replace(*_torch_cuda.COMPATIBLE_TENSORS, _compatible_tensors)
-        replace(*_torch_cuda.GROUP_TENSORS, _group_tensors)
+        replace(*torch_cuda.COMPATIBLE_TENSORS, _compatible_tensors)
+        replace(*torch_cuda.GROUP_TENSORS, _group_tensors)
 
     def replace(self, owner: Any, name: str, function: Any) -> None:
         original = getattr(owner, name, None)
@@ -292,7 +297,7 @@ class AbsentCards:
             replace(owner, "set_rng_state", lambda new_state, device="cuda": None)
             replace(owner, "set_rng_state_all", lambda new_states: None)
             replace(owner, "initial_seed", _unknown("torch.cuda.initial_seed()"))
-        draw = getattr(*_torch_cuda.TRUNC_NORMAL)
+        draw = getattr(*torch_cuda.TRUNC_NORMAL)
 
         def trunc_normal(
             tensor: torch.Tensor, mean: float, std: float, a: float, b: float, **rest: Any
@@ -310,7 +315,7 @@ class AbsentCards:
                 result = torch.where(outside, again, result)
                 return tensor.copy_(result)
 
-        replace(*_torch_cuda.TRUNC_NORMAL, trunc_normal)
+        replace(*torch_cuda.TRUNC_NORMAL, trunc_normal)
         cards = self
 
         class Generator(_Generator, metaclass=_GeneratorType):
@@ -442,10 +447,10 @@ def _compatible_tensors(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """A tensor's memory may be exchanged for one on a GPU, as on a machine that has one."""
     if tensor.is_cuda or other.is_cuda:
         return tensor.layout == other.layout == torch.strided
-    return bool(_torch_cuda.compatible_tensors(tensor, other))
+    return bool(torch_cuda.compatible_tensors(tensor, other))
 
 
 def _group_tensors(*args: Any) -> dict[Any, Any]:
     """C++ groups by the devices that it sees."""
-    groups = _torch_cuda.group_tensors(*args)
-    return {(_torch_cuda.stands_for(device), dtype): group for (device, dtype), group in groups.items()}
+    groups = torch_cuda.group_tensors(*args)
+    return {(torch_cuda.stands_for(device), dtype): group for (device, dtype), group in groups.items()}

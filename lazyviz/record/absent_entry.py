@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch_cuda
+from ..torch_internals import cuda as torch_cuda
 
 if TYPE_CHECKING:
     from .absent import AbsentCards
@@ -51,9 +51,9 @@ def _install_numbers(cards: AbsentCards) -> None:
 
         return function
 
-    for owner, name in ((torch.Tensor, "to"), (torch.Tensor, "cuda"), _torch_cuda.PARSE_TO):
+    for owner, name in ((torch.Tensor, "to"), (torch.Tensor, "cuda"), torch_cuda.PARSE_TO):
         cards.patches.set(owner, name, numbered(getattr(owner, name), True))
-    for owner, name in _torch_cuda.FACTORIES:
+    for owner, name in torch_cuda.FACTORIES:
         cards.patches.set(owner, name, numbered(getattr(owner, name), False))
 
 
@@ -112,7 +112,7 @@ class _Storages:
 
     def install(self) -> None:
         cards = self._cards
-        owner, name = _torch_cuda.RESTORE_LOCATION
+        owner, name = torch_cuda.RESTORE_LOCATION
         restore = getattr(owner, name)
 
         def restore_location(storage: Any, location: str) -> Any:
@@ -126,7 +126,7 @@ class _Storages:
             return self._put(storage, torch.device("cuda", cards.index(device)))
 
         cards.patches.set(torch.UntypedStorage, "cuda", cuda)
-        owner, name = _torch_cuda.REBUILD_TENSOR
+        owner, name = torch_cuda.REBUILD_TENSOR
         rebuild = getattr(owner, name)
 
         def rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any) -> torch.Tensor:

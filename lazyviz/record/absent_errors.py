@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch
-from .._tracebacks import shorten
+from ..process.tracebacks import shorten
+from ..torch_internals import private_api
 from .guard import replaced
 from .pending import AbsentDeviceError
 from .probes import of_gpu
@@ -97,7 +97,7 @@ def _tried(tape: Tape, original: Call, args: Any, kwargs: Any, fill: int) -> Any
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).fill_(fill)
         return made.requires_grad_(tensor.requires_grad)
 
-    with tape.paused(), _torch.no_dispatch_modes(), torch.random.fork_rng(devices=()):
+    with tape.paused(), private_api.no_dispatch_modes(), torch.random.fork_rng(devices=()):
         kwargs = {
             name: "cpu" if name == "device" else replaced(item, stand_in) for name, item in kwargs.items()
         }

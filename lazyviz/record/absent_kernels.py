@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch_composites, _torch_cuda
-from .._transaction import take_back
+from ..process.transaction import take_back
+from ..torch_internals import composite_ops
+from ..torch_internals import cuda as torch_cuda
 from . import absent_recurrence
 from .absent_attention import MATH, Call, choose, fused
 from .tensor import is_pending
@@ -33,7 +34,7 @@ class CudaKernels:
         self.of: dict[Any, Callable[..., Any]] = {}  # by operator
 
     def install(self) -> None:
-        original = _torch_composites.composite_kernel
+        original = composite_ops.composite_kernel
         self._to_layout = original("to.dtype_layout")
         self._to_device = original("to.device")
         self._dropout_cpu = original("dropout")
@@ -49,9 +50,9 @@ class CudaKernels:
             "log_softmax.int": self._log_softmax,
             **absent_recurrence.kernels(self._cards),
         }
-        self.of = {_torch_cuda.operator_named(name): kernel for name, kernel in kernels.items()}
-        _torch_cuda.override(kernels, "CompositeImplicitAutograd", self._undo)
-        _torch_cuda.run_as_one(["_fused_rms_norm"], self._undo)
+        self.of = {torch_cuda.operator_named(name): kernel for name, kernel in kernels.items()}
+        torch_cuda.override(kernels, "CompositeImplicitAutograd", self._undo)
+        torch_cuda.run_as_one(["_fused_rms_norm"], self._undo)
 
     def remove(self) -> None:
         take_back(self._undo)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch, _torch_cuda
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import private_api
 from . import absent_recurrence
 from .pending import AbsentDeviceError
 
@@ -73,11 +74,11 @@ def _stretches(batches: Sequence[int]) -> list[tuple[int, int, int]]:
 
 def _install_packing(cards: AbsentCards) -> None:
     """The lengths say the shapes: ATen's own kernels tell them, of sequences on the host with one feature."""
-    pack_here = _torch.VF._pack_padded_sequence
-    pad_here = _torch.VF._pad_packed_sequence
+    pack_here = private_api.VF._pack_padded_sequence
+    pad_here = private_api.VF._pad_packed_sequence
 
     def pack(padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
-        if padded.device not in _torch_cuda.STAND_INS:
+        if padded.device not in torch_cuda.STAND_INS:
             return pack_here(padded, lengths, batch_first)
         if lengths.is_cuda:  # in ATen's words
             raise RuntimeError(
@@ -93,7 +94,7 @@ def _install_packing(cards: AbsentCards) -> None:
     def pad(
         data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, padding_value: float, total_length: int
     ) -> Any:
-        if data.device not in _torch_cuda.STAND_INS:
+        if data.device not in torch_cuda.STAND_INS:
             return pad_here(data, sizes, batch_first, padding_value, total_length)
         with cards.tape.paused(), torch.no_grad():
             like = torch.zeros(1).expand(data.shape[0], 1)
@@ -108,8 +109,8 @@ def _install_packing(cards: AbsentCards) -> None:
             offset += count
         return result.transpose(0, 1) if batch_first else result, lengths
 
-    cards.replace(_torch.VF, "_pack_padded_sequence", pack)
-    cards.replace(_torch.VF, "_pad_packed_sequence", pad)
+    cards.replace(private_api.VF, "_pack_padded_sequence", pack)
+    cards.replace(private_api.VF, "_pad_packed_sequence", pad)
 
 
 # --- DataParallel ----------------------------------------------------------------------
@@ -131,9 +132,9 @@ def _install_data_parallel(cards: AbsentCards) -> None:
         there = torch.device("cpu") if on_host else torch.device("cuda", cards.index(destination))
         return torch.cat([tensor.to(there) for tensor in tensors], dim)
 
-    cards.patches.set(_torch_cuda.SCATTER, "forward", staticmethod(scatter))
+    cards.patches.set(torch_cuda.SCATTER, "forward", staticmethod(scatter))
     cards.replace(torch.nn.parallel.comm, "gather", gather)
-    for owner, name in _torch_cuda.REPLICATE:
+    for owner, name in torch_cuda.REPLICATE:
         cards.replace(owner, name, _refusal("torch.nn.DataParallel over several GPUs"))
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _cudnn, _torch_composites, _torch_cuda
+from ..torch_internals import composite_ops, cudnn_sizes
+from ..torch_internals import cuda as torch_cuda
 from .tensor import is_pending
 
 if TYPE_CHECKING:
@@ -21,12 +22,17 @@ if TYPE_CHECKING:
 _aten = torch.ops.aten
 _DTYPES = (torch.float16, torch.float32, torch.float64)  # torch.backends.cudnn.CUDNN_TENSOR_DTYPES
 _MODES = {
-    "lstm": (_cudnn.LSTM, "LSTM"),
-    "gru": (_cudnn.GRU, "GRU"),
-    "rnn_tanh": (_cudnn.TANH, "RNN"),
-    "rnn_relu": (_cudnn.RELU, "RNN"),
+    "lstm": (cudnn_sizes.LSTM, "LSTM"),
+    "gru": (cudnn_sizes.GRU, "GRU"),
+    "rnn_tanh": (cudnn_sizes.TANH, "RNN"),
+    "rnn_relu": (cudnn_sizes.RELU, "RNN"),
 }
-_MODE_OF = {"LSTM": _cudnn.LSTM, "GRU": _cudnn.GRU, "RNN_TANH": _cudnn.TANH, "RNN_RELU": _cudnn.RELU}
+_MODE_OF = {
+    "LSTM": cudnn_sizes.LSTM,
+    "GRU": cudnn_sizes.GRU,
+    "RNN_TANH": cudnn_sizes.TANH,
+    "RNN_RELU": cudnn_sizes.RELU,
+}
 
 
 def install(cards: AbsentCards) -> None:
@@ -80,7 +86,7 @@ def _flatten(layer: torch.nn.RNNBase, weights: Sequence[Any]) -> None:
         buffer = _aten._cudnn_rnn_flatten_weight.default(
             weights, count, layer.input_size, mode, *sizes, layer.batch_first, layer.bidirectional
         )
-        places = _cudnn.parameters(
+        places = cudnn_sizes.parameters(
             mode, layer.input_size, *sizes, 2 if layer.bidirectional else 1, layer.bias
         ).places
         for weight, (offset, shape) in zip(weights, places):
@@ -95,7 +101,7 @@ def _part(buffer: torch.Tensor, offset: int, shape: Sequence[int]) -> torch.Tens
     return buffer[offset : offset + torch.Size(shape).numel()].view(shape)
 
 
-def _flat_buffer(weights: Sequence[torch.Tensor], parameters: _cudnn.Parameters) -> torch.Tensor | None:
+def _flat_buffer(weights: Sequence[torch.Tensor], parameters: cudnn_sizes.Parameters) -> torch.Tensor | None:
     """The buffer that all of ``weights`` lie in, in their places: ``try_get_weight_buf``."""
     storage, offset = _memory(weights[0])
     size = weights[0]._lazyviz.storage.nbytes // weights[0].element_size()  # type: ignore[attr-defined]
@@ -113,7 +119,7 @@ def _flat_buffer(weights: Sequence[torch.Tensor], parameters: _cudnn.Parameters)
 def _kernel(
     cards: AbsentCards, name: str, *, packed: bool, states: dict[torch.device, torch.Tensor]
 ) -> Callable[..., Any]:
-    original = _torch_composites.composite_kernel(f"{name}.{'data' if packed else 'input'}")
+    original = composite_ops.composite_kernel(f"{name}.{'data' if packed else 'input'}")
     mode, layer = _MODES[name]
 
     def kernel(source: torch.Tensor, *args: Any) -> Any:
@@ -127,11 +133,11 @@ def _kernel(
         if packed:
             batch_sizes, args = args[0].tolist(), (*args[1:], False)
         hidden, weights, biases, layers, dropout, train, bidirectional, batch_first = args
-        hx, cx = hidden if mode == _cudnn.LSTM else (hidden, None)
+        hx, cx = hidden if mode == cudnn_sizes.LSTM else (hidden, None)
         size, projection = hx.size(2), 0
         if cx is not None and cx.size(2) != size:
             size, projection = cx.size(2), size
-        parameters = _cudnn.parameters(
+        parameters = cudnn_sizes.parameters(
             mode, source.size(-1), size, projection, layers, 2 if bidirectional else 1, biases
         )
         buffer = _flat_buffer(weights, parameters) if all(map(_is_planned, weights)) else None
@@ -139,12 +145,12 @@ def _kernel(
         if torch.is_autocast_enabled("cuda"):
             source, hx, cx = _half(source), _half(hx), None if cx is None else _half(cx)
             weights, buffer = _half_weights(weights, buffer, parameters)
-        with _torch_cuda.without_autocast():
+        with torch_cuda.without_autocast():
             output, hy, cy, _, _ = _aten._cudnn_rnn.default(
                 source, weights, (4 if biases else 2) + (projection > 0), buffer, hx, cx, mode, size,
                 projection, layers, batch_first, dropout, train, bidirectional, batch_sizes, state,
             )  # fmt: skip
-        return (output, hy, cy) if mode == _cudnn.LSTM else (output, hy)
+        return (output, hy, cy) if mode == cudnn_sizes.LSTM else (output, hy)
 
     return kernel
 
@@ -167,10 +173,10 @@ def _half(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _half_weights(
-    weights: Sequence[torch.Tensor], buffer: torch.Tensor | None, parameters: _cudnn.Parameters
+    weights: Sequence[torch.Tensor], buffer: torch.Tensor | None, parameters: cudnn_sizes.Parameters
 ) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
     """``_cudnn_rnn_cast_reflatten`` (autocast_RNN.cpp): copies in a buffer of halves, seen by autograd."""
-    with _torch_cuda.without_autocast():
+    with torch_cuda.without_autocast():
         if weights[0].dtype != torch.float32:
             return weights, buffer
         with torch.no_grad():

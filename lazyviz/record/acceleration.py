@@ -1,4 +1,4 @@
-"""The compiled way through the recorder, where it was built; see ``_accelerator.pyx``.
+"""The compiled way through the recorder, where it was built; see ``recorder.pyx``.
 
 It is optional: without it (no compiler when lazyviz was installed, ``LAZYVIZ_PURE_PYTHON`` set in the
 environment) every op takes the way in Python, with the same results.
@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from .. import _compiled, _torch, _torch_cuda, _torch_memory, _torch_owners
-from .._torch import OpOverload
 from ..graph.ir import Graph, SourceLine, TensorMeta
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import native_modules, private_api, storage_owners, tensor_memory
+from ..torch_internals.private_api import OpOverload
 from . import autograd_nodes, constants, order, patches, scopes, source_lines
 from .constants import is_given
 from .constants import number as known_number
@@ -44,7 +45,7 @@ _ways: tuple[Any, ...] | None = None
 
 def _take(op: OpOverload) -> None:
     """Have calls of ``op`` come straight from the dispatcher, if it is PyTorch's own: these do not change."""
-    if op.namespace == "aten" and not _torch.is_defined_in_python(op):
+    if op.namespace == "aten" and not private_api.is_defined_in_python(op):
         _dispatcher.take(op._schema.name, op._schema.overload_name, op)
 
 
@@ -76,39 +77,39 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         Tensor=torch.Tensor,
         Parameter=torch.nn.Parameter,
         OpOverload=OpOverload,
-        stand_ins=_torch_cuda.STAND_INS,
+        stand_ins=torch_cuda.STAND_INS,
         wrap=wrap,
         sharing=sharing,
         extent=extent,
         written_tensors=written_tensors,
         count_writes=count_writes,
         note_death=on_tensor_death,
-        storage_address=_torch.storage_address,
-        dispatch_depth=_torch.active_dispatch_modes,
+        storage_address=private_api.storage_address,
+        dispatch_depth=private_api.active_dispatch_modes,
         default_dtype=torch.get_default_dtype,
         grad_enabled=torch.is_grad_enabled,
         inference_enabled=torch.is_inference_mode_enabled,
-        engine_node=_torch.current_autograd_node,
-        sequence_number=_torch.sequence_number,
+        engine_node=private_api.current_autograd_node,
+        sequence_number=private_api.sequence_number,
         is_calling=autograd_nodes.is_calling,
         default_generator=torch.default_generator,
-        make_wrapper=_torch_memory.make_wrapper,
+        make_wrapper=tensor_memory.make_wrapper,
         strided=torch.strided,
         dtype=torch.dtype,
         layout=torch.layout,
         memory_format=torch.memory_format,
         cpu=device,
-        alias=_torch.alias,
-        memory_of=_torch.TensorBase.untyped_storage,
-        is_ordinary=_torch_owners.is_ordinary,
+        alias=private_api.alias,
+        memory_of=private_api.TensorBase.untyped_storage,
+        is_ordinary=storage_owners.is_ordinary,
         is_given=is_given,
         add_=torch.ops.aten.add_.Tensor,
         increment_version=torch.autograd.graph.increment_version,
-        forward_mode_active=_torch.forward_mode_active,
-        engine_is_sole_owner=_torch.engine_is_sole_owner,
-        is_zero=_torch.is_zero_tensor,
-        snapshot_key=_torch.SNAPSHOT_KEY,
-        key_set_offset=_torch.KEY_SET_OFFSET,
+        forward_mode_active=private_api.forward_mode_active,
+        engine_is_sole_owner=private_api.engine_is_sole_owner,
+        is_zero=private_api.is_zero_tensor,
+        snapshot_key=private_api.SNAPSHOT_KEY,
+        key_set_offset=private_api.KEY_SET_OFFSET,
         ENTRY=source_lines.ENTRY,
         NOWHERE=NOWHERE,
         known_number=known_number,
@@ -160,7 +161,7 @@ def watch_calls(before: Callable[[int, Any, Any], None] | None) -> None:
     It gets the function's place among ``EXPORTS``, or for a legacy type a number above, and the arguments.
     """
     if _dispatcher is not None:
-        _dispatcher.watch_calls(_torch_memory.EXPORTS, _torch_memory.LEGACY_TYPES, before)
+        _dispatcher.watch_calls(tensor_memory.EXPORTS, tensor_memory.LEGACY_TYPES, before)
 
 
 def show(graph: Graph) -> None:
@@ -184,7 +185,7 @@ def use(compiled: bool) -> bool:
     constants.Search.is_unknown = staticmethod(is_unknown)
     source_lines.SourceFinder.find = find  # type: ignore[method-assign]
     active = compiled and _ways is not None
-    make_wrapper = _torch_memory.make_wrapper
+    make_wrapper = tensor_memory.make_wrapper
     if _dispatcher is not None:
         _dispatcher.use(active)
         if active:
@@ -193,12 +194,12 @@ def use(compiled: bool) -> bool:
     return active
 
 
-_module = _compiled.load("record._accelerator", "record/_accelerator.pyx")
+_module = native_modules.load("recorder.pyx")
 # For ops of ATen a shorter way from PyTorch's dispatcher to the compiled recorder.
-_dispatcher: Any = _compiled.load("record._dispatch", "record/_dispatch.cpp") if _module is not None else None
+_dispatcher: Any = native_modules.load("dispatch.cpp") if _module is not None else None
 if _module is not None:
     _ways = _connect(_module, _dispatcher)
 if _dispatcher is not None:
-    for _mark in _torch.PROFILER_MARKS:
+    for _mark in private_api.PROFILER_MARKS:
         _dispatcher.pass_marks(_mark._schema.name, _mark._schema.overload_name)
 active = use(True)

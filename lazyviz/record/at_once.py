@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch
 from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
+from ..torch_internals import private_api
 from .guard import evaluate_arguments, replaced, tensors_in
 from .names import tensors_under
 from .parts import parts_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .recorder import Tape
 
 torch.library.define("lazyviz::ran_at_once", "(Tensor[] read) -> Tensor[]")
-region: _torch.OpOverload = torch.ops.lazyviz.ran_at_once.default
+region: private_api.OpOverload = torch.ops.lazyviz.ran_at_once.default
 """Stands in a node for a stretch of the program that is no operator; nothing ever calls it."""
 assert region._schema.name == RAN_AT_ONCE
 
@@ -46,7 +46,7 @@ def dispatch_opaque(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str
 def note_operator(
     tape: Tape,
     cause: str,
-    op: _torch.OpOverload,
+    op: private_api.OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     result: Any,
@@ -157,9 +157,9 @@ def _bytes(storage: TrackedStorage) -> TensorMeta:
 
 def memory_of(tensor: torch.Tensor) -> tuple[int, int] | None:
     """The address and size in bytes of an ordinary tensor's memory."""
-    if tensor.layout != torch.strided or _torch.is_zero_tensor(tensor):
+    if tensor.layout != torch.strided or private_api.is_zero_tensor(tensor):
         return None
-    return _torch.storage_address(tensor), _torch.TensorBase.untyped_storage(tensor).nbytes()
+    return private_api.storage_address(tensor), private_api.TensorBase.untyped_storage(tensor).nbytes()
 
 
 def _is_recording(tape: Tape) -> bool:
@@ -203,7 +203,7 @@ def _made(tape: Tape, read: Iterable[torch.Tensor], results: Iterable[torch.Tens
     known = {place[0] for tensor in read if (place := memory_of(tensor)) is not None}
     for tensor in results:
         if parts := parts_of(tensor):
-            nbytes = sum(_torch.TensorBase.untyped_storage(part).nbytes() for part in parts)
+            nbytes = sum(private_api.TensorBase.untyped_storage(part).nbytes() for part in parts)
             yield tensor, None, nbytes, tape.shapes.meta_of(parts[-1])
             continue
         if "_lazyviz" in tensor.__dict__ or tensor.is_meta or (place := memory_of(tensor)) is None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .. import _compiled, _torch
+from ..torch_internals import native_modules, private_api
 
 
 class Sums(Protocol):
@@ -81,7 +81,7 @@ def is_calling(mark: Any) -> bool:
     """Whether the engine is still busy with the node that :meth:`Sums.watch` gave this mark for."""
     if type(mark) is int and _module is not None:
         return bool(_module.is_calling(mark))
-    return mark is _torch.current_autograd_node()
+    return mark is private_api.current_autograd_node()
 
 
-_module = _compiled.load("record._engine", "record/_engine.cpp")
+_module = native_modules.load("backward_nodes.cpp")

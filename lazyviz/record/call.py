@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._torch import OpOverload
 from ..graph.ir import TensorMeta
+from ..torch_internals.private_api import OpOverload
 
 Shape = tuple[int, ...]
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _torch_composites
-from .._transaction import take_back
+from ..process.transaction import take_back
+from ..torch_internals import composite_ops, private_api
 from . import acceleration, at_once, placed_gradients, sparse
 from .guard import tensors_in
 from .plain import Original, is_plain
@@ -67,7 +67,7 @@ class CompositeKernels:
 
     def install(self) -> None:
         if not self._undo:
-            _torch_composites.override_composites(
+            composite_ops.override_composites(
                 {
                     "linalg_eigvals": _eigvals,
                     "linalg_eigvalsh": _eigvalsh,
@@ -143,21 +143,19 @@ def _eigvals(original: Original, tensor: torch.Tensor) -> torch.Tensor:
         return original(tensor)
     if _may_be_differentiated(original, tensor):
         return torch.linalg.eig(tensor)[0]
-    return _torch_composites.linalg_eigvals(tensor)
+    return composite_ops.linalg_eigvals(tensor)
 
 
 def _eigvalsh(original: Original, tensor: torch.Tensor, UPLO: str = "L") -> torch.Tensor:
     if not original.is_next:
         return original(tensor, UPLO)
-    return _torch_composites.linalg_eigh(tensor, UPLO, _may_be_differentiated(original, tensor))[0]
+    return composite_ops.linalg_eigh(tensor, UPLO, _may_be_differentiated(original, tensor))[0]
 
 
 def _svdvals(original: Original, tensor: torch.Tensor, *, driver: str | None = None) -> torch.Tensor:
     if not original.is_next:
         return original(tensor, driver=driver)
-    return _torch_composites.linalg_svd(
-        tensor, False, _may_be_differentiated(original, tensor), driver=driver
-    )[1]
+    return composite_ops.linalg_svd(tensor, False, _may_be_differentiated(original, tensor), driver=driver)[1]
 
 
 # --- a bias added in place ---------------------------------------------------------------
@@ -172,7 +170,7 @@ def _linear(
         and not image.is_contiguous()
         and image.layout == torch.strided
         and is_plain(original, image, weight, bias)
-        and not _torch.has_tangent(bias)
+        and not private_api.has_tangent(bias)
     ):
         # Under a mode ATen adds to a copy: the same bits, and one more result's memory.
         return torch.matmul(image, weight.t()).add_(bias)
@@ -208,7 +206,7 @@ def _rank_out(original: Original, *args: Any, out: torch.Tensor, **kwargs: Any) 
 def _may_be_differentiated(original: Original, tensor: torch.Tensor) -> bool:
     return (
         (torch.is_grad_enabled() and tensor.requires_grad)
-        or _torch.has_tangent(tensor)
+        or private_api.has_tangent(tensor)
         or not is_plain(original, tensor)
     )
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _torch_cuda, _torch_level
-from .._torch import OpOverload
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import dispatch_level, private_api
+from ..torch_internals.private_api import OpOverload
 from . import warned
 from .shapes import Inferred, OpInfo, ShapeCache
 from .storage import FORGOTTEN, Shadow, TrackedNode, TrackedStorage, TrackedValue
@@ -34,13 +35,13 @@ _QUIET = frozenset({"add_", "div_", "fill_", "mul_", "sub_", "zero_"})  # operat
 
 # As methods some are called at a fraction of the cost; what these call is the same.
 _METHODS: dict[OpOverload, Callable[..., Any]] = {
-    torch.ops.aten.add_.Tensor: _torch.TensorBase.add_,
-    torch.ops.aten.sub_.Tensor: _torch.TensorBase.sub_,
-    torch.ops.aten.mul_.Tensor: _torch.TensorBase.mul_,
-    torch.ops.aten.div_.Tensor: _torch.TensorBase.div_,
+    torch.ops.aten.add_.Tensor: private_api.TensorBase.add_,
+    torch.ops.aten.sub_.Tensor: private_api.TensorBase.sub_,
+    torch.ops.aten.mul_.Tensor: private_api.TensorBase.mul_,
+    torch.ops.aten.div_.Tensor: private_api.TensorBase.div_,
 }
 
-_STAND_INS = _torch_cuda.STAND_INS
+_STAND_INS = torch_cuda.STAND_INS
 CHECK_GRADIENTS = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 Tensors = dict[TrackedValue, torch.Tensor]
 
@@ -80,7 +81,7 @@ def known(shapes: ShapeCache, values: Sequence[TrackedValue]) -> Tensors | None:
 
 
 def _computed(walk: _Walk, values: Sequence[TrackedValue]) -> Tensors | None:
-    with _torch_level.NoGrad(), _torch_level.kernels_only():
+    with dispatch_level.NoGrad(), dispatch_level.kernels_only():
         try:
             return walk.compute(values)
         except Exception:  # the error is the graph's to raise, with its line
@@ -113,7 +114,7 @@ def number(shapes: ShapeCache, value: TrackedValue) -> Any:
     shadow, node = storage.shadow, storage.writer
     if shadow is None or shadow.lost or shadow.tensors.get(value) is None:
         return None
-    with _torch_level.kernels_only():  # which are below autograd
+    with dispatch_level.kernels_only():  # which are below autograd
         if node is not None and not node.folded and node.state != "done":
             if not _is_one_step(shapes, node, shadow):
                 return None
@@ -148,7 +149,7 @@ def _is_one_step(shapes: ShapeCache, node: TrackedNode, shadow: Shadow) -> bool:
 
 def compute(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Tensors) -> Any:
     """The op on what is known of its arguments."""
-    with _torch_level.NoGrad(), _torch_level.kernels_only():
+    with dispatch_level.NoGrad(), dispatch_level.kernels_only():
         return op(*_substitute(args, tensors.__getitem__), **_substitute(kwargs, tensors.__getitem__))
 
 
@@ -379,7 +380,7 @@ class _Walk:
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The whole storage of ``tensor``, as bytes."""
     memory = torch.empty(0, dtype=torch.uint8)
-    return torch.ops.aten.set_.source_Storage(memory, _torch.TensorBase.untyped_storage(tensor))
+    return torch.ops.aten.set_.source_Storage(memory, private_api.TensorBase.untyped_storage(tensor))
 
 
 def _substitute(item: Any, tensor_of: Callable[[TrackedValue], torch.Tensor]) -> Any:

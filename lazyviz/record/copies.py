@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch
+from ..torch_internals import private_api
 from .guard import nodes_before_access
 from .storage import TrackedStorage
 from .tensor import class_of, is_pending
@@ -80,7 +80,7 @@ def _is_special(tensor: torch.Tensor) -> bool:
         or tensor.is_neg()
         or tensor.is_inference()
         or tensor.is_meta
-        or _torch.is_zero_tensor(tensor)
+        or private_api.is_zero_tensor(tensor)
     )
 
 
@@ -101,13 +101,13 @@ def _copy_in_common(tape: Tape, tensor: torch.Tensor, memo: dict[Any, Any]) -> t
         size, rest = divmod(storage.nbytes, tensor.element_size())
         if rest:
             return None
-        with _torch.below_autograd():  # no view of another, to autograd
+        with private_api.below_autograd():  # no view of another, to autograd
             covers = tensor.numel() == size and tensor.is_contiguous()
             flat = tensor if covers else tensor.as_strided((size,), (1,), 0)
             whole = copies[storage] = flat.clone()
         if covers:
             return whole
-    with _torch.below_autograd():
+    with private_api.below_autograd():
         if whole.element_size() == tensor.element_size():
             whole = whole.view(tensor.dtype)
         else:
@@ -128,7 +128,7 @@ def _storage_of(tape: Tape, tensor: torch.Tensor) -> TrackedStorage | None:
         value: Any = tensor._lazyviz  # type: ignore[attr-defined]
         found: TrackedStorage = value.storage
         return found
-    return tape.storages.get(_torch.storage_address(tensor))
+    return tape.storages.get(private_api.storage_address(tensor))
 
 
 def shallow_copy(tape: Tape, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -140,7 +140,7 @@ def shallow_copy(tape: Tape, tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     if not nodes_before_access(tape, tensor, write=False):
         return None
-    made: Any = _torch.alias(tensor)
+    made: Any = private_api.alias(tensor)
     if cls is torch.nn.Parameter:
         made = torch.nn.Parameter(made, tensor.requires_grad)
     else:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _torch_owners
+from ..torch_internals import private_api, storage_owners
 from .outsiders import DLPACK, NUMPY, Outsiders
 from .patches import Patches
 from .tensor import LazyTensor
@@ -28,15 +28,15 @@ def hand_out(
     outsiders: Outsiders, original: Callable[..., Any], who: str, tensor: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """``original(tensor, ...)``, which gives the memory of an ordinary tensor to others."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or _torch_owners.address_of(tensor) is None:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or storage_owners.address_of(tensor) is None:
         return original(tensor, *args, **kwargs)
     # One that requires gradients is refused, or detached by the function itself.
-    given = tensor if tensor.requires_grad else _torch.alias(tensor)
-    traced = _torch_owners.is_ordinary(given)
+    given = tensor if tensor.requires_grad else private_api.alias(tensor)
+    traced = storage_owners.is_ordinary(given)
     result = original(given, *args, **kwargs)
     if who is NUMPY:
         base = result
-        while isinstance(base, _torch_owners.numpy.ndarray):  # type: ignore[union-attr]
+        while isinstance(base, storage_owners.numpy.ndarray):  # type: ignore[union-attr]
             base = base.base
         if isinstance(base, torch.Tensor):
             outsiders.note_export(base, who, traced=traced)

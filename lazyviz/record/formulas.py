@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from ..torch_internals import private_api
 from . import autograd_nodes
 from .at_once import note_region
 from .guard import nodes_before_access, tensors_in
@@ -46,7 +46,7 @@ GRADIENTS = frozenset(
 )
 # Only where gradients are to be differentiated again.
 GRADIENTS_WITH_GRAPH = frozenset({"CumprodBackward0", "LinalgDetBackward0", "LinalgMatrixExpBackward0"})
-if _torch.CUMPROD_ASKS_ALWAYS:
+if private_api.CUMPROD_ASKS_ALWAYS:
     GRADIENTS |= {"CumprodBackward0"}
 # Only of complex tensors: eager looks whether the loss depends on the phase of a vector.
 COMPLEX_GRADIENTS = frozenset({"LinalgEighBackward0", "LinalgSvdBackward0"})
@@ -55,7 +55,7 @@ COMPLEX_GRADIENTS = frozenset({"LinalgEighBackward0", "LinalgSvdBackward0"})
 class FormulaPatches:
     """While installed, the formulas that do not take lazy tensors for plain ones run at once."""
 
-    def __init__(self, tape: Tape, mode: _torch.TorchDispatchMode) -> None:
+    def __init__(self, tape: Tape, mode: private_api.TorchDispatchMode) -> None:
         self._tape = tape
         self._mode = mode
         self._patches = Patches()
@@ -63,11 +63,11 @@ class FormulaPatches:
     def install(self) -> None:
         if self._patches or self._patches.again():
             return
-        for owner in _torch.BACKWARD_ENTRIES:
+        for owner in private_api.BACKWARD_ENTRIES:
             run_backward = self._run_backward(owner._engine_run_backward)
             self._patches.set(owner, "_engine_run_backward", run_backward)
-        loss = self._cross_entropy(_torch.nn_functions.cross_entropy_loss)
-        self._patches.set(_torch.nn_functions, "cross_entropy_loss", loss)
+        loss = self._cross_entropy(private_api.nn_functions.cross_entropy_loss)
+        self._patches.set(private_api.nn_functions, "cross_entropy_loss", loss)
         self._patches.complete()
 
     def remove(self) -> None:
@@ -79,7 +79,7 @@ class FormulaPatches:
 
         @functools.wraps(original)
         def run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            if not _torch.has_mode(mode):  # between blocks and while paused it is there too
+            if not private_api.has_mode(mode):  # between blocks and while paused it is there too
                 return original(outputs, *args, **kwargs)
             plain = PlainTensors(tape, mode)
             create_graph = args[2]
@@ -112,7 +112,7 @@ class FormulaPatches:
         def cross_entropy_loss(*args: Any, **kwargs: Any) -> Any:
             weight = args[2] if len(args) > 2 else kwargs.get("weight")
             smoothing = args[5] if len(args) > 5 else kwargs.get("label_smoothing", 0.0)
-            if weight is None or not smoothing or not _torch.has_mode(mode):
+            if weight is None or not smoothing or not private_api.has_mode(mode):
                 return original(*args, **kwargs)
             plain = PlainTensors(tape, mode)
             tensors = list(tensors_in((*args, *kwargs.values())))
@@ -131,7 +131,7 @@ class FormulaPatches:
 class PlainTensors:
     """A stretch of the program on plain tensors, with our mode off."""
 
-    def __init__(self, tape: Tape, mode: _torch.TorchDispatchMode) -> None:
+    def __init__(self, tape: Tape, mode: private_api.TorchDispatchMode) -> None:
         self._tape = tape
         self._mode = mode
         self._off = False
@@ -141,11 +141,11 @@ class PlainTensors:
         self._cause = cause
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in read)
         self._tape.sync(cause, needed, nbytes)
-        self._off = _torch.remove_mode(self._mode)
+        self._off = private_api.remove_mode(self._mode)
 
     def end(self, read: Any = (), result: Any = None) -> None:
         if self._off:
-            _torch.insert_mode_at_bottom(self._mode)
+            private_api.insert_mode_at_bottom(self._mode)
             self._off = False
             note_region(self._tape, self._cause, read, result)
 
@@ -155,7 +155,7 @@ class PlainTensors:
 
 def _asks(node: Any, always: frozenset[str]) -> bool:
     """Whether the formula of one of these nodes is another one for tensors that are not plain."""
-    return node.name() in always or any(m.dtype.is_complex for m in _torch.gradient_metadata(node))
+    return node.name() in always or any(m.dtype.is_complex for m in private_api.gradient_metadata(node))
 
 
 def _before(plain: PlainTensors, tape: Tape, node: Any, gradients: Sequence[torch.Tensor | None]) -> None:

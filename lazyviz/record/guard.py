@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch, _torch_cuda
-from .._torch import OpOverload
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import private_api
+from ..torch_internals.private_api import OpOverload
 from .half_done import OVERWRITES, is_all_of, is_half_done, set_anew
 from .host_copies import on_host, reads_host
 from .order import closure
@@ -78,7 +79,7 @@ def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> lis
     elif tensor.layout != torch.strided:
         return [node for part in parts_of(tensor) for node in nodes_before_access(tape, part, write=write)]
     else:
-        found = tape.storages.get(_torch.storage_address(tensor))
+        found = tape.storages.get(private_api.storage_address(tensor))
         if found is None:
             return tape.owed_to_overlapping(tensor)
         storage = found
@@ -91,7 +92,7 @@ def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> lis
 
 def is_out_of_reach(tape: Tape, tensor: torch.Tensor) -> bool:
     """Whether only a GPU that is not here could tell what ``tensor`` holds."""
-    if not _torch_cuda.STAND_INS:  # before the walk: every read comes by here
+    if not torch_cuda.STAND_INS:  # before the walk: every read comes by here
         return False
     return needs_absent(closure(nodes_before_access(tape, tensor, write=False)))
 
@@ -112,7 +113,7 @@ def needed_nodes(
     written = {id(tensor) for tensor in written_tensors(info, args, kwargs)} if info.mutates else ()
     for tensor in tensors_in((*args, *kwargs.values())):
         nodes = nodes_before_access(tape, tensor, write=id(tensor) in written)
-        if anew and tape.storages.get(_torch.storage_address(tensor)) in anew:
+        if anew and tape.storages.get(private_api.storage_address(tensor)) in anew:
             nodes = [node for node in nodes if not is_half_done(node)]
         if nodes:
             needed.extend(nodes)
@@ -124,7 +125,7 @@ def needed_nodes(
         if generator is None:
             device = next((tensor.device for tensor in tensors_in(args)), None) or kwargs.get("device")
             device = torch.device(device) if device is not None else torch.device("cpu")
-            generator = None if device in _torch_cuda.STAND_INS else Generators.default(device)
+            generator = None if device in torch_cuda.STAND_INS else Generators.default(device)
         draw = tape.generators.pending(generator) if generator is not None else None
         if draw is not None:
             needed.append(draw)
@@ -136,14 +137,14 @@ def _set_anew(
 ) -> Iterator[TrackedStorage]:
     """Storages that were left half written, and that the call overwrites."""
     addresses = [
-        _torch.storage_address(tensor)
+        private_api.storage_address(tensor)
         for tensor in tensors_in((*args, *kwargs.values()))
         if type(tensor) is not LazyTensor and tensor.layout == torch.strided
     ]
     for tensor in written_tensors(info, args, kwargs):
         if type(tensor) is LazyTensor or tensor.layout != torch.strided:
             continue
-        address = _torch.storage_address(tensor)
+        address = private_api.storage_address(tensor)
         storage = tape.storages.get(address)
         if storage is None or storage.writer is None or not is_half_done(storage.writer):
             continue
@@ -155,7 +156,7 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
     """Run one op that is not being recorded, after what it needs."""
     info = tape.shapes.info(op)
     if info.metadata_only:
-        with _torch.excluding_python():
+        with private_api.excluding_python():
             return op(*args, **kwargs)
     anew: list[TrackedStorage] = []
     if tape.pending:
@@ -197,9 +198,9 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
 def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an op on real tensors, at the level where recording met it."""
     if info.of_parts:
-        with _torch.with_autograd():
+        with private_api.with_autograd():
             return op(*args, **kwargs)
-    with _torch.seeing_lazy_bits():
+    with private_api.seeing_lazy_bits():
         return op(*args, **kwargs)
 
 
@@ -263,7 +264,7 @@ def lazy_bits(tensor: torch.Tensor) -> list[OpOverload]:
 
 def with_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Ordinary zeros for autograd's zeros without memory."""
-    if _torch.is_zero_tensor(tensor):
+    if private_api.is_zero_tensor(tensor):
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     return tensor
 

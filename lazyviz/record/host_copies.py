@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch, _torch_cuda
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import private_api
 from .order import closure
 from .pending import needs_absent
 from .storage import TrackedNode, TrackedValue
 from .tensor import LazyTensor, make_real
 
 if TYPE_CHECKING:
-    from .._torch import OpOverload
+    from ..torch_internals.private_api import OpOverload
     from .pending import Pending
     from .shapes import OpInfo
 
@@ -37,7 +38,7 @@ def host_copy(tape: Pending, tensor: torch.Tensor) -> torch.Tensor | None:
     May evaluate what the host has to compute for it.
     """
     value = tensor.__dict__.get("_lazyviz")
-    if value is None or not _torch_cuda.STAND_INS:
+    if value is None or not torch_cuda.STAND_INS:
         return None
     with tape.lock:
         return _copy(tape, value, undo=False)
@@ -75,7 +76,7 @@ def on_host(tape: Pending, items: Any) -> Any:
 
 def give_back(tape: Pending) -> None:
     """Before the plan is forgotten: what was moved to the card is what it was before, on the host."""
-    if not _torch_cuda.STAND_INS:
+    if not torch_cuda.STAND_INS:
         return
     moved: dict[TrackedValue, torch.Tensor] = {}
     for node in list(tape.pending):
@@ -128,7 +129,7 @@ def _copy(tape: Pending, value: TrackedValue, *, undo: bool) -> torch.Tensor | N
     if current.real is None:
         return None
     result = current.real
-    with _torch.kernels_only():  # the tape would have them wait for what was recorded after them
+    with private_api.kernels_only():  # the tape would have them wait for what was recorded after them
         for node in reversed(chain):
             kwargs = {
                 k: v for k, v in node.kwargs.items() if k not in ("device", "pin_memory", "non_blocking")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch
-from .._torch import OpOverload
+from ..torch_internals import private_api
+from ..torch_internals.private_api import OpOverload
 from . import foreach, probes, rules, scalars
 from .answers import Inferred, Output, OutputSpec
 from .call import Call
@@ -77,7 +77,7 @@ def _view(
     if meta.device != _CPU or meta.flags or value.storage.nbytes % meta.dtype.itemsize:
         return None
     kernel = torch.ops.aten.view.default if info.name == "_unsafe_view" else op
-    with _torch.no_function_modes(), _torch.below_autograd(), _torch.excluding_python():
+    with private_api.no_function_modes(), private_api.below_autograd(), private_api.excluding_python():
         elements = value.storage.nbytes // meta.dtype.itemsize
         tensor = torch.empty(elements, dtype=meta.dtype, device="meta")
         tensor = tensor.as_strided(meta.shape, meta.stride, meta.offset)
@@ -86,11 +86,11 @@ def _view(
             result = kernel(*probes.substitute(args, tensors), **probes.substitute(kwargs, tensors))
         except Exception:
             return None  # PyTorch words it
-        address = _torch.storage_address(tensor)
+        address = private_api.storage_address(tensor)
         several = isinstance(result, (list, tuple))
         outputs: list[Output] = []
         for item in result if several else [result]:
-            if item is tensor or item.layout != torch.strided or _torch.storage_address(item) != address:
+            if item is tensor or item.layout != torch.strided or private_api.storage_address(item) != address:
                 return None
             found = shapes.meta_of(item, meta.device)
             if found.storage_nbytes > value.storage.nbytes:

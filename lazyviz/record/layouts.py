@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _torch_cuda
-from .._torch import OpOverload
 from ..graph.ir import is_dense, works_by_element
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import private_api
+from ..torch_internals.private_api import OpOverload
 from .iterator import Operand, output_stride
 
 Result = Any  # what an operator returns: a tensor, a tuple or list of them and None
@@ -69,7 +70,7 @@ def as_answered(result: Result, answer: Result, inputs: Sequence[int]) -> Result
         inputs: the addresses of the fake inputs' storages.
     """
     if isinstance(result, torch.Tensor):
-        if result.layout != torch.strided or _torch.storage_address(result) in inputs:
+        if result.layout != torch.strided or private_api.storage_address(result) in inputs:
             return result
         return like_answered(result, answer)
     if not isinstance(result, (tuple, list)) or len(result) != len(answer):
@@ -119,7 +120,7 @@ def _laid_out(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
 
 
 def _in_format(tensor: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-    with _torch.excluding_python():
+    with private_api.excluding_python():
         like = torch.empty(tensor.shape, device="meta", memory_format=memory_format)
     return _laid_out(tensor, like.stride())
 
@@ -240,7 +241,7 @@ def _ldexp(arguments: dict[str, Any], result: Result) -> Result:
 
 def _view(arguments: dict[str, Any], result: Result) -> Result:
     """Strides of dimensions of size 1 follow those of their neighbours."""
-    with _torch.excluding_python():
+    with private_api.excluding_python():
         like = _meta(arguments["self"]).view(result.shape)
     if like.stride() == result.stride():
         return result
@@ -313,7 +314,7 @@ def _cudnn_convolution(arguments: dict[str, Any], result: Result) -> Result:
     A build without CUDA does not know that it would be chosen.
     """
     source, weight = arguments["input"], arguments["weight"]
-    if source.device not in _torch_cuda.STAND_INS or torch.float64 in (source.dtype, weight.dtype):
+    if source.device not in torch_cuda.STAND_INS or torch.float64 in (source.dtype, weight.dtype):
         return result
     for tensor in (source, weight):
         memory_format = _suggested(tensor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch
+from ..process.paths import PACKAGE
+from ..torch_internals import private_api
 
 if TYPE_CHECKING:
     from .recorder import Tape
@@ -26,9 +26,8 @@ _ATOMS = (str, bytes, int, float, complex, type(None), torch.nn.Module, torch.op
 # Exact types of what neither is nor holds tensors, told without a look at their bases.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 _PLAIN_VARIABLES = _PLAIN | {ModuleType, FunctionType, BuiltinFunctionType, type}
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OURS = f"{__name__.partition('.')[0]}."  # a graph shows tensors, but holds none
-_BETWEEN = (_PACKAGE, contextlib.__file__)
+_BETWEEN = (PACKAGE, contextlib.__file__)
 
 
 class _Found:
@@ -99,7 +98,7 @@ def _nothing_else_keeps(storage: TrackedStorage, entries: list[_Found]) -> bool:
     named = {id(entry.tensor) for entry in entries}
     nameless: list[torch.Tensor] = []
     for entry in entries:
-        base = _torch.base_of(entry.tensor)
+        base = private_api.base_of(entry.tensor)
         if base is not None:
             if id(base) not in named and id(base) not in views:
                 nameless.append(base)
@@ -113,7 +112,7 @@ def _nothing_else_keeps(storage: TrackedStorage, entries: list[_Found]) -> bool:
         # Ours are the list's, the loop's and the argument's; all of C++'s count as one.
         if sys.getrefcount(tensor) != references + 3 + (of_views > 0):
             return False
-        if _torch.use_count(tensor) != 1 + of_views:
+        if private_api.use_count(tensor) != 1 + of_views:
             return False
     return True
 

@@ -7,18 +7,11 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _torch_memory
+from ..torch_internals import private_api, tensor_memory
 from . import constants
 from .outsiders import UNKNOWN, Unexamined
 from .pending import Pending, release
-from .storage import (
-    TensorRef,
-    TrackedStorage,
-    TrackedValue,
-    let_go,
-    same_bytes,
-    snapshot_of,
-)
+from .storage import TensorRef, TrackedStorage, TrackedValue, let_go, same_bytes, snapshot_of
 from .tensor import LazyTensor, is_pending, make_pending, make_real
 
 
@@ -49,24 +42,25 @@ class Outside(Pending):
             and value.real is not None
             and value.tensor is not None
             and value.tensor() is tensor
-            and value.storage.address == _torch.storage_address(tensor)  # whatever has exchanged its memory
+            and value.storage.address
+            == private_api.storage_address(tensor)  # whatever has exchanged its memory
         ) and (not value.storage.foreign or (same_bytes(value.real, tensor) and self.is_shared(tensor))):
             return value
-        if _torch.is_zero_tensor(tensor):
+        if private_api.is_zero_tensor(tensor):
             raise ZeroTensor
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             sparse = str(tensor.layout).startswith("torch.sparse")
             raise NotDeferrable(f"a {tensor.layout} tensor cannot be deferred", sparse=sparse)
         graph = self.graph
         assert graph is not None
-        address = _torch.storage_address(tensor)
+        address = private_api.storage_address(tensor)
         storage = self.storages.get(address)
-        memory = _torch.TensorBase.untyped_storage(tensor)
+        memory = private_api.TensorBase.untyped_storage(tensor)
         if storage is None:
             storage = TrackedStorage(memory.nbytes(), tensor.device, graph, external=True)
             storage.address = address
             if tensor.is_cuda:
-                storage.place = _torch_memory.storage_data_ptr(memory)  # which waits for nothing
+                storage.place = tensor_memory.storage_data_ptr(memory)  # which waits for nothing
             storage.role, storage.name = self.scopes.role_of(tensor)
             holder = self.outsiders.holder(tensor)
             if holder is UNKNOWN and (storage.role is not None or tensor.requires_grad):
@@ -84,7 +78,7 @@ class Outside(Pending):
             storage.nbytes = memory.nbytes()  # `resize_` has been there
         value = TrackedValue(self.shapes.meta_of(tensor), storage, None)
         value.name = storage.name
-        value.real = _torch.alias(tensor)
+        value.real = private_api.alias(tensor)
         if storage.foreign:
             value.real = snapshot_of(value.real)
             value.meta = self.shapes.meta_of(value.real)
@@ -106,7 +100,7 @@ class Outside(Pending):
         value = self.outside.get(id(tensor))
         if value is not None and value.tensor is not None and value.tensor() is tensor:
             return value.storage.foreign
-        if tensor.layout != torch.strided or _torch.storage_address(tensor) in self.storages:
+        if tensor.layout != torch.strided or private_api.storage_address(tensor) in self.storages:
             return False
         holder = self.outsiders.holder(tensor)
         if holder is UNKNOWN and (tensor.requires_grad or self.scopes.role_of(tensor)[0] is not None):
@@ -139,7 +133,7 @@ class Outside(Pending):
     def rebind(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
         """``tensor.data = data`` where either is pending: recorded, keeping ``tensor``'s identity."""
         if not isinstance(data, torch.Tensor):
-            _torch.TensorBase.data.__set__(tensor, data)  # which refuses it
+            private_api.TensorBase.data.__set__(tensor, data)  # which refuses it
             return
         old = self.value_of(tensor)
         self.forget_place(tensor)
@@ -148,7 +142,7 @@ class Outside(Pending):
                 make_real(tensor, data)
                 release(old)
             else:
-                _torch.TensorBase.data.__set__(tensor, data)  # type: ignore[attr-defined]
+                private_api.TensorBase.data.__set__(tensor, data)  # type: ignore[attr-defined]
             return
         source: TrackedValue = data._lazyviz
         value = TrackedValue(source.meta, source.storage, source.node, source.index)

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch, _torch_owners
-from .._torch_owners import Memory, WeakTensor, memory_of
+from ..torch_internals import private_api, storage_owners
+from ..torch_internals.storage_owners import Memory, WeakTensor, memory_of
 
 if TYPE_CHECKING:
     from .pending import Pending
@@ -79,10 +79,10 @@ class Verdict:
     __slots__ = ("end", "holder", "looks", "memory", "start", "ties")
 
     def __init__(self, tensor: torch.Tensor, holder: str | None, ties: Sequence[Any], looks: int = 0) -> None:
-        place = memory_of(_torch.storage_address(tensor))
-        self.memory = _torch.MemoryRef(tensor)
+        place = memory_of(private_api.storage_address(tensor))
+        self.memory = private_api.MemoryRef(tensor)
         self.start = place.data if place is not None else 0
-        self.end = self.start + _torch.TensorBase.untyped_storage(tensor).nbytes()
+        self.end = self.start + private_api.TensorBase.untyped_storage(tensor).nbytes()
         self.holder = holder
         self.ties = ties
         self.looks = looks
@@ -111,15 +111,15 @@ class Outsiders:
 
     def holder(self, tensor: torch.Tensor) -> str | None:
         """Who shows the memory of an ordinary tensor, ``None`` if nobody does, or ``UNKNOWN``."""
-        if _torch.TensorBase.device.__get__(tensor).type != "cpu":
+        if private_api.TensorBase.device.__get__(tensor).type != "cpu":
             return None
-        address = _torch.storage_address(tensor)
+        address = private_api.storage_address(tensor)
         if self.exported and (who := self._exported_to(address)) is not None:
             return who
-        if _torch_owners.is_ordinary(tensor):
+        if storage_owners.is_ordinary(tensor):
             return None
         memory = memory_of(address)
-        if not _torch.TensorBase.untyped_storage(tensor).nbytes():
+        if not private_api.TensorBase.untyped_storage(tensor).nbytes():
             return None
         if memory is None:
             return _UNKNOWN_OWNER
@@ -136,18 +136,18 @@ class Outsiders:
             holder = self.holder(tensor)
             if holder is UNKNOWN:
                 return True
-            if holder is None or _torch.storage_address(tensor) in self.exported:
+            if holder is None or private_api.storage_address(tensor) in self.exported:
                 continue
-            verdict = self._verdict(_torch.storage_address(tensor))
+            verdict = self._verdict(private_api.storage_address(tensor))
             if verdict is not None and verdict.looks < _MOST_LOOKS:
                 return True
         return False
 
     def meet(self, module: torch.nn.Module) -> None:
         """A block calls an outermost module for the first time: no call refers to its parameters yet."""
-        with _torch.no_function_modes():
+        with private_api.no_function_modes():
             for tensor in (*module.parameters(), *module.buffers()):
-                if _torch_owners.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
+                if storage_owners.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
                     self.examine([])
                     return
 
@@ -159,13 +159,13 @@ class Outsiders:
 
     def overlapped(self, tensor: torch.Tensor) -> Iterator[int]:
         """Addresses of other storages that have memory of ``tensor``'s, as far as they are known."""
-        memory = memory_of(_torch.storage_address(tensor))
-        if not self._verdicts or memory is None or memory.deleter == _torch_owners.OWN:
+        memory = memory_of(private_api.storage_address(tensor))
+        if not self._verdicts or memory is None or memory.deleter == storage_owners.OWN:
             return
         start = memory.data
-        end = start + _torch.TensorBase.untyped_storage(tensor).nbytes()
+        end = start + private_api.TensorBase.untyped_storage(tensor).nbytes()
         for address, verdict in self._verdicts.items():
-            if verdict.start < end and start < verdict.end and address != _torch.storage_address(tensor):
+            if verdict.start < end and start < verdict.end and address != private_api.storage_address(tensor):
                 yield address
 
     def _exported_to(self, address: int) -> str | None:
@@ -193,7 +193,7 @@ class Outsiders:
 
         ``traced``: before, nobody had any, for it could be resized.
         """
-        address = _torch_owners.address_of(tensor)
+        address = storage_owners.address_of(tensor)
         if address is None:
             return
         self.exported.setdefault(address, []).append((WeakTensor(tensor), who))
@@ -231,12 +231,12 @@ class Outsiders:
         start = time.perf_counter()
         tape = self.tape
         self.forget_dead()
-        with _torch.no_function_modes():
+        with private_api.no_function_modes():
             _Look(operands).judge(self._verdicts)
             for tensor in operands:  # what cannot be told now is asked no more
-                if _torch_owners.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
+                if storage_owners.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
                     verdict = Verdict(tensor, _UNKNOWN_OWNER, (), _MOST_LOOKS)
-                    self._verdicts[_torch.storage_address(tensor)] = verdict
+                    self._verdicts[private_api.storage_address(tensor)] = verdict
         self.lasting = True
         self._examined_for += time.perf_counter() - start
         owed = []
@@ -250,7 +250,7 @@ class _Look:
     """All tensors of the process whose memory may be shared, and all that refers to them."""
 
     def __init__(self, operands: list[torch.Tensor]) -> None:
-        engine = _torch.current_autograd_node() is not None
+        engine = private_api.current_autograd_node() is not None
         self._operands = {id(tensor): not engine for tensor in operands}
         local, self._arrays = _in_variables(sys._getframe(2))
         objects = gc.get_objects()
@@ -259,15 +259,15 @@ class _Look:
         tensors = [
             tensor
             for tensor in compress(objects, map(found.__contains__, classes))
-            if _torch_owners.address_of(tensor) is not None
+            if storage_owners.address_of(tensor) is not None
         ]
         holders = {cls for cls in set(classes) if not issubclass(cls, _HELD_BY_NOTHING)}
-        referents = _torch_owners.referents_of(compress(objects, map(holders.__contains__, classes)))
+        referents = storage_owners.referents_of(compress(objects, map(holders.__contains__, classes)))
         names = {id(tensor) for tensor in tensors}
         visible = Counter(filter(names.__contains__, map(id, referents)))
-        if _torch_owners.numpy is not None:
+        if storage_owners.numpy is not None:
             found = set(map(type, referents))
-            shows = {cls for cls in found if issubclass(cls, _torch_owners.numpy.ndarray)}
+            shows = {cls for cls in found if issubclass(cls, storage_owners.numpy.ndarray)}
             self._arrays += compress(referents, map(shows.__contains__, map(type, referents)))
         del referents
         counts = _references(tensors)
@@ -276,12 +276,12 @@ class _Look:
         self._tensors: list[torch.Tensor] = []
         self.unexplained: list[int] = []
         for tensor, count in zip(tensors, counts):
-            address = _torch_owners.address_of(tensor)
+            address = storage_owners.address_of(tensor)
             if address is not None and _may_be_shared(tensor, address):
                 self._places.append(address)
                 self._tensors.append(tensor)
                 explained = _LISTS + visible[id(tensor)] + local[id(tensor)]
-                self.unexplained.append(count - explained - (_torch_owners.use_count(tensor) > 1))
+                self.unexplained.append(count - explained - (storage_owners.use_count(tensor) > 1))
 
     def judge(self, verdicts: dict[int, Verdict]) -> None:
         """What is known to be nobody else's stays so: what has become of it since has been noted."""
@@ -313,40 +313,40 @@ class _Look:
 
 def _may_be_shared(tensor: torch.Tensor, address: int) -> bool:
     memory = memory_of(address)
-    if memory is None or not memory.data or _torch_owners.is_ordinary(tensor):
+    if memory is None or not memory.data or storage_owners.is_ordinary(tensor):
         return False
     return _owner(tensor, memory) is None
 
 
 def _owner(tensor: torch.Tensor, memory: Memory) -> str | None:
     """Who certainly has the memory besides PyTorch; ``None``: a part of it that is PyTorch's alone."""
-    if memory.deleter == _torch_owners.OWN:
+    if memory.deleter == storage_owners.OWN:
         return None
-    whole = _torch_owners.whole_of(memory)
+    whole = storage_owners.whole_of(memory)
     if whole is not None:
         while whole is not None:
             found = memory_of(whole)
             assert found is not None
-            memory, whole = found, _torch_owners.whole_of(found)
-        if memory.deleter == _torch_owners.OWN:
+            memory, whole = found, storage_owners.whole_of(found)
+        if memory.deleter == storage_owners.OWN:
             return _OTHER_STORAGE  # whose tensors are looked at without a thought of parts
-    if _torch_owners.is_private_mapping(memory):
+    if storage_owners.is_private_mapping(memory):
         return None
-    if _torch_owners.is_kept_by_python(memory):
+    if storage_owners.is_kept_by_python(memory):
         return _keeper(memory)
-    storage = _torch.TensorBase.untyped_storage(tensor)
-    if _torch_owners.shared_file(storage):
+    storage = private_api.TensorBase.untyped_storage(tensor)
+    if storage_owners.shared_file(storage):
         return _SHARED_FILE
     return _SHARED_MEMORY if storage.is_shared() else _UNKNOWN_OWNER
 
 
 def _keeper(memory: Memory) -> str | None:
     """Who has the Python object whose memory it is, besides the storage."""
-    kept = _torch_owners.keeper(memory)
-    array_class = _torch_owners.numpy.ndarray if _torch_owners.numpy is not None else ()
+    kept = storage_owners.keeper(memory)
+    array_class = storage_owners.numpy.ndarray if storage_owners.numpy is not None else ()
     held = NUMPY if isinstance(kept, array_class) else _BUFFER
     while True:
-        if sys.getrefcount(kept) != _torch_owners.ALONE or weakref.getweakrefcount(kept):
+        if sys.getrefcount(kept) != storage_owners.ALONE or weakref.getweakrefcount(kept):
             return held
         if array_class and type(kept) is array_class:
             if kept.base is None:
@@ -367,7 +367,7 @@ def _in_variables(frame: types.FrameType | None) -> tuple[Counter[int], list[Any
     """
     counts: Counter[int] = Counter()
     arrays: list[Any] = []
-    shows = _torch_owners.numpy.ndarray if _torch_owners.numpy is not None else ()
+    shows = storage_owners.numpy.ndarray if storage_owners.numpy is not None else ()
     while frame is not None:
         code = frame.f_code
         if code.co_flags & inspect.CO_OPTIMIZED:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch_owners import are_alone
+from ..torch_internals.storage_owners import are_alone
 from .storage import FORGOTTEN, TrackedNode, TrackedStorage
 from .tensor import LazyTensor
 

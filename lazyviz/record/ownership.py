@@ -2,7 +2,7 @@
 
 Its objects refer to each other in circles, and there are many of them: in a loop the collector, looking for
 those of earlier rounds, would take a good part of the time that recording does.  So when the owner has gone,
-a look (``_release.cpp``, compiled) tells whether anybody else refers to any of them: a pending tensor, a
+a look (``graph_release.cpp``, compiled) tells whether anybody else refers to any of them: a pending tensor, a
 plan, another graph, a variable with a node.  If not, the circles are cut; else the record is the collector's,
 as it is where that module is missing.
 """
@@ -13,8 +13,8 @@ import sys
 import weakref
 from collections.abc import Callable
 
-from .. import _compiled
 from ..graph.ir import Graph
+from ..torch_internals import native_modules
 from . import acceleration
 from .recorder import tape
 from .rng import DrawSequence
@@ -62,6 +62,6 @@ def release_held() -> None:
             _release(holder)
 
 
-_module = _compiled.load("record._release", "record/_release.cpp")
+_module = native_modules.load("graph_release.cpp")
 if _module is not None:
     _module.connect(TrackedNode, TrackedValue, TrackedStorage, DrawSequence, Shadow, TensorRef)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .. import _torch
+from ..torch_internals import private_api
 
 _NAMES: dict[torch.layout, tuple[str, ...]] = {
     torch.sparse_coo: ("_indices", "_values"),
@@ -20,5 +20,5 @@ def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     names = _NAMES.get(tensor.layout)
     if names is None:
         return []
-    with _torch.kernels_only():
-        return [getattr(_torch.TensorBase, name)(tensor) for name in names]
+    with private_api.kernels_only():
+        return [getattr(private_api.TensorBase, name)(tensor) for name in names]

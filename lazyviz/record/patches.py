@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import operator
-import os
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from .. import _torch_random
+from ..process.paths import PACKAGE
+from ..torch_internals import generators
 
 MISSING = object()
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _IMMUTABLE = 1 << 8  # of ``type.__flags__``: a static type of C, whose attributes cannot be set
 # Names with underscores on both sides that are no slot of a type: Python need not be told of them one by one.
 _NO_SLOTS = frozenset(
@@ -92,7 +91,7 @@ def _change(owner: Any, entries: Mapping[str, tuple[Any, Any]]) -> Change:
     rows = [(name in together, (name, *entry)) for name, entry in entries.items()]
     return Change(
         owner,
-        _torch_random.dictionary_of(owner),
+        generators.dictionary_of(owner),
         is_class and bool(together),
         tuple([row for is_together, row in rows if is_together]),
         tuple([row for is_together, row in rows if not is_together]),
@@ -116,7 +115,7 @@ def exchange(changes: tuple[Change, ...], back: bool) -> bool:
             else:
                 namespace[name] = values[not back]
         if is_class:
-            _torch_random.has_changed(owner)
+            generators.has_changed(owner)
         for name, *values in alone:
             if values[not back] is MISSING:
                 if name in namespace:
@@ -216,7 +215,7 @@ class CodePatch:
     @property
     def is_replaced(self) -> bool:
         """Whether the function is one of this package, whatever was noted."""
-        return self._function.__code__.co_filename.startswith(_PACKAGE)
+        return self._function.__code__.co_filename.startswith(PACKAGE)
 
     @property
     def name(self) -> str:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from .. import _torch, _torch_cuda
-from .._transaction import Transaction
 from ..graph.ir import Graph, SyncPoint, at
+from ..process.transaction import Transaction
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import private_api
 from . import owed
 from .order import closure
 from .outsiders import Outsiders
@@ -76,7 +77,7 @@ class Paused(Transaction):
     def begin(self) -> None:
         tape = self._tape
         before = tape.pauses
-        mine = tape.owner == threading.get_ident() or _torch.current_autograd_node() is not None
+        mine = tape.owner == threading.get_ident() or private_api.current_autograd_node() is not None
         if tape.graph is not None and mine:
             self.undo_by(lambda: setattr(tape, "pauses", before))
             tape.pauses = before + 1
@@ -159,7 +160,7 @@ class Pending:
     def _sync(self, needed: Iterable[TrackedNode], cause: str, nbytes: int, a_number: bool) -> None:
         nodes = closure(needed)
         line, reader = self.scopes.sources.read_at(sys._getframe(2))
-        if _torch_cuda.STAND_INS and needs_absent(nodes):
+        if torch_cuda.STAND_INS and needs_absent(nodes):
             where = at(line, reader) + (f": {line.text}" if line else "")
             text = (
                 f"{cause}{where} needs a value that only the planned GPU could compute, which is not on this "
@@ -199,7 +200,7 @@ class Pending:
         """Autograd is done with the view: its base is what it was, if it is there and pending still."""
         tensor = self.viewed() if self.viewed is not None else None
         if type(tensor) is LazyTensor:
-            _torch.show_as_wrapper(tensor, True)
+            private_api.show_as_wrapper(tensor, True)
         self.viewed = None
 
     def finished(self, node: TrackedNode, *, for_good: bool = True) -> None:
@@ -222,12 +223,12 @@ class Pending:
         for value in values:
             tensor = value.tensor() if value.tensor is not None else None
             if tensor is not None:
-                self.met[_torch.storage_address(tensor)] = value.storage
+                self.met[private_api.storage_address(tensor)] = value.storage
 
     def forget_shadow(self, tensor: torch.Tensor) -> None:
         """``tensor`` is about to be written without being recorded."""
         for part in [tensor] if tensor.layout == torch.strided else parts_of(tensor):
-            storage = self.storages.get(_torch.storage_address(part))
+            storage = self.storages.get(private_api.storage_address(part))
             if storage is not None:
                 storage.shadow = None
 
@@ -332,7 +333,7 @@ class Pending:
                     if tensor is not None and self.outside.get(id(tensor)) is value:
                         del self.outside[id(tensor)]
                 elif value.uses and not storage.foreign:
-                    self._place(storage, _torch.storage_address(value.real))
+                    self._place(storage, private_api.storage_address(value.real))
                 if not storage.uses:
                     self._leave(storage)
                 if storage.external:
@@ -357,7 +358,7 @@ class Pending:
             storage, real = value.storage, value.real
             storage.count_held()
             if real is not None and not storage.foreign:
-                self._place(storage, _torch.storage_address(real))
+                self._place(storage, private_api.storage_address(real))
         self.outside = {key: value for key, value in list(self.outside.items()) if value.real is not None}
 
     def _place(self, storage: TrackedStorage, address: int) -> None:
@@ -465,7 +466,7 @@ class Pending:
 
 def needs_absent(nodes: Iterable[TrackedNode]) -> bool:
     """Whether only a GPU that is not on this machine could run some of ``nodes``."""
-    absent = _torch_cuda.STAND_INS
+    absent = torch_cuda.STAND_INS
     return bool(absent) and any(
         value.meta.device in absent for node in nodes for value in (*node.outputs, *node.inputs)
     )

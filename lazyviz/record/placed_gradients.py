@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .. import _torch
+from ..torch_internals import private_api
 from .plain import Original, is_plain
 from .recorder import tape
 
@@ -78,13 +78,13 @@ def indexed(
     accumulate: bool = False,
 ) -> torch.Tensor:
     """``index_put``, where it is the formula of ``x[indices]`` that calls it with zeros of its own."""
-    node = _torch.current_autograd_node()
+    node = private_api.current_autograd_node()
     if (
         accumulate
         and tape.batch is None
         and node is not None
         and node.name() in _INDEX_GRADIENTS
-        and _torch.is_engine_call(sys._getframe(1).f_back)  # past the wrapper; not a hook's
+        and private_api.is_engine_call(sys._getframe(1).f_back)  # past the wrapper; not a hook's
         and is_plain(original, target, values, *[index for index in indices if index is not None])
     ):
         return torch.ops.aten.index_put_.default(target, indices, values, True)

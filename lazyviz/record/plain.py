@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from .. import _torch, _torch_composites
+from ..torch_internals import composite_ops, private_api
 from .recorder import RecorderMode
 from .tensor import LazyTensor
 
-Original = _torch_composites.CompositeCall
+Original = composite_ops.CompositeCall
 _PLAIN = (torch.Tensor, torch.nn.Parameter, LazyTensor)
 
 
@@ -16,10 +16,10 @@ def is_plain(original: Original, *tensors: torch.Tensor) -> bool:
     """Whether eager PyTorch would see plain tensors here, and no mode."""
     return (
         original.is_next
-        and all(type(mode) is RecorderMode for mode in _torch.dispatch_modes())
+        and all(type(mode) is RecorderMode for mode in private_api.dispatch_modes())
         and all(
             type(tensor) in _PLAIN
-            and not _torch_composites.is_functorch_wrapper(tensor)
+            and not composite_ops.is_functorch_wrapper(tensor)
             and tensor.device.type != "meta"
             for tensor in tensors
         )

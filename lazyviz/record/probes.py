@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch, _torch_cuda
-from .._torch import OpOverload
 from ..graph.ir import TensorMeta
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import private_api
+from ..torch_internals.private_api import OpOverload
 from . import content, scalars
 from .checks import CHECK_MORE
 from .rng import Generators, state_of
@@ -130,11 +131,11 @@ def answer(
             held = fill[numbers] or int(name in _PIVOTED and not numbers)
             place = _cpu_for(meta.device)
             filled = torch.full((elements,), held, dtype=meta.dtype, device=place)
-            memory[shared] = _torch.TensorBase.untyped_storage(filled)
+            memory[shared] = private_api.TensorBase.untyped_storage(filled)
         probe = torch.empty(0, dtype=meta.dtype, device=_cpu_for(meta.device))
         ones = (1,) * len(meta.shape)
         place = (0, ones, ones) if small else (meta.offset, meta.shape, meta.stride)
-        _torch.TensorBase.set_(probe, memory[shared], *place)
+        private_api.TensorBase.set_(probe, memory[shared], *place)
         probes[id(value)] = with_flags(probe, meta.flags)
     states: list[tuple[torch.Generator, torch.Tensor]] = []
     if torch.Tag.nondeterministic_seeded in op.tags:
@@ -288,7 +289,7 @@ def _answers(
         return
     absent = nowhere(inputs, kwargs)
     for fill in fills:
-        with torch.no_grad(), _torch.kernels_only():
+        with torch.no_grad(), private_api.kernels_only():
             try:
                 found = answer(op, args, kwargs, inputs, fill, small=small)
             except Exception as error:
@@ -347,7 +348,7 @@ def _results(result: Any) -> list[torch.Tensor]:
 
 def nowhere(inputs: Sequence[Any], kwargs: Any) -> bool:
     """Whether the kernel is that of a GPU which is not here."""
-    absent = _torch_cuda.STAND_INS
+    absent = torch_cuda.STAND_INS
     return bool(absent) and (
         kwargs.get("device") in absent or any(value.meta.device in absent for value in inputs)
     )
@@ -361,9 +362,9 @@ def as_of_kernel(error: Exception) -> Exception:
 def _cpu_for(item: Any) -> Any:
     """The CPU for a device that is not here, and no generator for one of its own."""
     if isinstance(item, torch.device):
-        return torch.device("cpu") if item in _torch_cuda.STAND_INS else item
+        return torch.device("cpu") if item in torch_cuda.STAND_INS else item
     if isinstance(item, torch.Generator):
-        return None if item.device in _torch_cuda.STAND_INS else item
+        return None if item.device in torch_cuda.STAND_INS else item
     return item
 
 
@@ -389,7 +390,7 @@ def check_dimension(name: str, dim: Any, inputs: Sequence[Any], result: Any) -> 
 
 def view_without_memory(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> None:
     """Take a view with the kernel, which needs no memory; FakeTensor lets some impossible ones pass."""
-    with torch.no_grad(), _torch.kernels_only():
+    with torch.no_grad(), private_api.kernels_only():
         tensors = {}
         for value in inputs:
             meta = value.meta
@@ -431,7 +432,7 @@ def with_flags(tensor: torch.Tensor, flags: int) -> torch.Tensor:
     if flags & 1:
         tensor = tensor.conj()
     if flags & 2:
-        tensor = _torch.neg_view(tensor)
+        tensor = private_api.neg_view(tensor)
     return tensor
 
 

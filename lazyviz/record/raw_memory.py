@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from .. import _torch_cuda, _torch_memory
-from .._tracebacks import shorten, shortened
+from ..process.tracebacks import shorten, shortened
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import tensor_memory
 from . import acceleration
 from .at_once import note_copies
 from .guard import refuse_forgotten, tensors_in
@@ -59,7 +60,7 @@ class Addresses:
         """A C function reads its argument's memory, or that of tensors in lists."""
         if self._tape.pending:
             items = [*args, *(kwargs or {}).values()]
-            if number >= len(_torch_memory.EXPORTS):
+            if number >= len(tensor_memory.EXPORTS):
                 items = [item for item in items if isinstance(item, (list, tuple))]
             for tensor in tensors_in(items):
                 self._before_read(tensor, RAW_ACCESS)
@@ -72,7 +73,7 @@ def patch_numbers(tape: Tape, patches: Patches, before_read: Callable[[torch.Ten
         @functools.wraps(original)
         def method(tensor: torch.Tensor) -> Any:
             try:
-                if tape.pending and _torch_memory.past_modes():
+                if tape.pending and tensor_memory.past_modes():
                     before_read(tensor, RAW_ACCESS)
                 return original(tensor)
             except BaseException as error:
@@ -81,7 +82,7 @@ def patch_numbers(tape: Tape, patches: Patches, before_read: Callable[[torch.Ten
 
         return method
 
-    for name in _torch_memory.NUMBERS:
+    for name in tensor_memory.NUMBERS:
         patches.set(torch.Tensor, name, reading(getattr(torch.Tensor, name)))
 
 
@@ -101,7 +102,7 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
             return get_item(storage, index)
 
     patches.set(cls, "__getitem__", __getitem__)
-    write_record = _torch_memory.FILE_WRITER.write_record
+    write_record = tensor_memory.FILE_WRITER.write_record
 
     @functools.wraps(write_record)
     def write(writer: Any, name: str, content: Any, *args: Any, **kwargs: Any) -> Any:
@@ -109,12 +110,12 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
             before_access(tape, content)
         return write_record(writer, name, content, *args, **kwargs)
 
-    patches.set(_torch_memory.FILE_WRITER, "write_record", write)
-    utils, rebuild = _torch_cuda.REBUILD_TENSOR
+    patches.set(tensor_memory.FILE_WRITER, "write_record", write)
+    utils, rebuild = torch_cuda.REBUILD_TENSOR
     patches.set(utils, rebuild, _made_at_once(tape, getattr(utils, rebuild)))
-    for owner, name in _torch_memory.SCRIPT_WRITERS:
+    for owner, name in tensor_memory.SCRIPT_WRITERS:
         patches.set(owner, name, _at_once(tape, getattr(owner, name), writes=True))
-    for owner, name in _torch_memory.SCRIPT_READERS:
+    for owner, name in tensor_memory.SCRIPT_READERS:
         patches.set(owner, name, _at_once(tape, getattr(owner, name), writes=False))
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import _torch
-from .._tracebacks import shortened
+from ..process.tracebacks import shortened
+from ..torch_internals import private_api
 from .storage import TrackedValue
 
 if TYPE_CHECKING:
@@ -30,5 +30,5 @@ def evaluate_number(tape: Tape, value: TrackedValue) -> None:
 
 def number_in(tensor: torch.Tensor) -> float | int | bool | complex:
     """The number in a real tensor, inside of a mode's handler."""
-    with _torch.seeing_lazy_bits():
+    with private_api.seeing_lazy_bits():
         return _read(tensor)

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _torch_compile, _torch_cuda
-from .._torch import OpOverload
-from .._torch_handlers import ask_subclasses, by_others, past_torch_function
-from .._tracebacks import shorten
 from ..graph.ir import TensorMeta
+from ..process.tracebacks import shorten
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import dynamo, private_api
+from ..torch_internals.dispatch_handlers import ask_subclasses, by_others, past_torch_function
+from ..torch_internals.private_api import OpOverload
 from . import at_once, autograd_nodes, constants, guard, probes, scalars
 from .order import order
 from .outside import NotDeferrable, Outside, Placeholder, ZeroTensor
@@ -28,18 +29,14 @@ from .pending import release
 from .rng import Generators
 from .scalars import LARGEST_COMMON
 from .shapes import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
-from .storage import (
-    TrackedNode,
-    TrackedStorage,
-    TrackedValue,
-)
+from .storage import TrackedNode, TrackedStorage, TrackedValue
 from .tensor import LazyTensor, is_pending, make_pending, view_is_being_made, wrap
 
 _NUMBERS = (float, int, bool, complex)
-_STAND_INS = _torch_cuda.STAND_INS
+_STAND_INS = torch_cuda.STAND_INS
 
 
-class RecorderMode(_torch.TorchDispatchMode):
+class RecorderMode(private_api.TorchDispatchMode):
     """Sends every op on this thread to the tape."""
 
     supports_higher_order_operators = True  # run at once: torch.cond, flex_attention, ...
@@ -51,13 +48,13 @@ class RecorderMode(_torch.TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             for cls in types:
-                if cls is not LazyTensor and _torch.dispatches_itself(cls):
-                    if issubclass(cls, _torch.TRACING_TENSORS):
+                if cls is not LazyTensor and private_api.dispatches_itself(cls):
+                    if issubclass(cls, private_api.TRACING_TENSORS):
                         return func(*args, **(kwargs or {}))  # export and compile run through their own modes
                     return _unwrapped(self, func, types, args, kwargs or {})
             if tape.viewed is not None:
                 tape.view_is_made()
-            if _torch.active_dispatch_modes():  # ours is off the stack here: tracers, all below it
+            if private_api.active_dispatch_modes():  # ours is off the stack here: tracers, all below it
                 return guard.dispatch_traced(tape, func, args, kwargs or {})
             if type(func) is not OpOverload:
                 return at_once.dispatch_opaque(tape, func, args, kwargs or {})
@@ -96,7 +93,7 @@ def _unwrapped(
     return ask_subclasses(mode, others, func, args, kwargs)
 
 
-_torch_compile.skip_code(RecorderMode.__torch_dispatch__.__code__, recursive=True)
+dynamo.skip_code(RecorderMode.__torch_dispatch__.__code__, recursive=True)
 
 
 class Tape(Outside):
@@ -116,7 +113,7 @@ class Tape(Outside):
         info = shapes.infos.get(id(op)) or shapes.info(op)
         if info.special:
             if info.metadata_only:
-                with _torch.excluding_python():
+                with private_api.excluding_python():
                     return op(*args, **kwargs)
             if info.profiles:
                 return op(*args, **kwargs)
@@ -278,9 +275,9 @@ class Tape(Outside):
             and value.meta.dense
             and args[1].dtype == value.meta.dtype
             and args[1].shape == value.meta.shape
-            and not _torch.is_zero_tensor(args[1])
-            and not _torch.forward_mode_active()
-            and _torch.engine_is_sole_owner(args)
+            and not private_api.is_zero_tensor(args[1])
+            and not private_api.forward_mode_active()
+            and private_api.engine_is_sole_owner(args)
         )
 
     def _storage_of(self, tensor: torch.Tensor) -> TrackedStorage:
@@ -311,7 +308,7 @@ class Tape(Outside):
             key.append(len(item))
             return cls([self._translate(entry, by_type, values, tensors, key) for entry in item])
         elif isinstance(item, torch.Tensor):
-            if isinstance(item, _torch.UninitializedTensorMixin):
+            if isinstance(item, private_api.UninitializedTensorMixin):
                 raise Placeholder
             value = self.from_outside(item)
         else:
@@ -453,12 +450,12 @@ class Tape(Outside):
             self._views += graph.nodes[recorded:]  # type: ignore[arg-type]
 
     def in_autograd(self) -> bool:
-        return _torch.current_autograd_node() is not None
+        return private_api.current_autograd_node() is not None
 
     def dispatch_unrecorded(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """An op on a pending tensor where our mode is not active (another thread): evaluate, then run."""
         for cls in types:
-            if cls is not LazyTensor and _torch.dispatches_itself(cls):
+            if cls is not LazyTensor and private_api.dispatches_itself(cls):
                 return _unwrapped(None, func, types, args, kwargs)
         return guard.dispatch(self, func, args, kwargs)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _torch_random
+from ..torch_internals import generators, private_api
 from .storage import TrackedNode, TrackedValue
 
 # What tells the state of a generator.
@@ -47,7 +47,7 @@ torch.library.register_fake(
     "lazyviz::rng_state",
     lambda generator: torch.empty(_STATE_NBYTES[generator.device.type], dtype=torch.uint8),
 )
-rng_state: _torch.OpOverload = torch.ops.lazyviz.rng_state.default
+rng_state: private_api.OpOverload = torch.ops.lazyviz.rng_state.default
 """The state of ``generator``, after the draws recorded before."""
 
 # Markers are counted up from here: seeds nobody types (a 64-bit number with a fixed upper half).
@@ -130,7 +130,7 @@ class Generators:
 
     def pending(self, generator: torch.Generator) -> TrackedNode | None:
         """The draw whose after-state the generator stands for now, if that draw is pending."""
-        tail = self._tails.get(_torch_random.generator_identity(generator))
+        tail = self._tails.get(generators.generator_identity(generator))
         if tail is None or _seed_of(generator) != tail[0]:
             return None
         last = tail[1].newest
@@ -138,7 +138,7 @@ class Generators:
 
     def record(self, node: TrackedNode, generator: torch.Generator) -> None:
         """Append a draw to the generator's program order."""
-        tail = self._tails.get(_torch_random.generator_identity(generator))
+        tail = self._tails.get(generators.generator_identity(generator))
         if tail is not None and _seed_of(generator) == tail[0]:
             sequence = tail[1]
         else:
@@ -158,12 +158,12 @@ class Generators:
     def _mark(self, sequence: DrawSequence) -> None:
         marker = next(self._markers)
         sequence.generator.manual_seed(marker)
-        self._tails[_torch_random.generator_identity(sequence.generator)] = (marker, sequence)
+        self._tails[generators.generator_identity(sequence.generator)] = (marker, sequence)
 
     def seed_of(self, generator: torch.Generator) -> int:
         """The seed the user would see: that of the state the sequence began with, not our marker."""
         seed = _seed_of(generator)
-        tail = self._tails.get(_torch_random.generator_identity(generator))
+        tail = self._tails.get(generators.generator_identity(generator))
         if tail is None or seed != tail[0]:
             return seed
         scratch = torch.Generator(generator.device)
@@ -197,7 +197,7 @@ class Generators:
         drawing: dict[int, list[TrackedNode]] = {}
         for node in nodes:
             if node.draws is not None:
-                key = _torch_random.generator_identity(node.draws.generator)
+                key = generators.generator_identity(node.draws.generator)
                 drawing.setdefault(key, []).append(node)
         saved: list[tuple[torch.Generator, torch.Tensor, DrawSequence | None]] = []
         for key, several in drawing.items():
@@ -217,7 +217,7 @@ class Generators:
             if sequence is not None:
                 last = sequence.newest
                 if last is None or last.state == "done":
-                    key = _torch_random.generator_identity(generator)
+                    key = generators.generator_identity(generator)
                     if key in self._tails and self._tails[key][1] is sequence:
                         del self._tails[key]
                     state = sequence.state

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from .._torch import OpOverload
 from ..graph.ir import works_by_element
+from ..torch_internals.private_api import OpOverload
 from . import foreach, layer_rules
 from .call import COMMON, FLOATS, INTEGERS, Call, Made, New, Rule, are_sizes, broadcast, new, one_dtype
 from .iterator import output_stride

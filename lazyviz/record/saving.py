@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _torch
+from ..torch_internals import private_api
 from .guard import nodes_before_access
 from .source_lines import is_user_file
 from .storage import TrackedNode
@@ -35,7 +35,7 @@ def read_with(tape: Tape, tensor: torch.Tensor, *, write: bool, frame: FrameType
     """
     place = _place(tensor)
     nodes: dict[TrackedNode, None] = {}
-    with tape.paused(), _torch.no_function_modes():
+    with tape.paused(), private_api.no_function_modes():
         while frame is not None and _is_library(frame.f_code):
             for given in _arguments(frame):
                 tensors = list(_tensors(given))
@@ -56,7 +56,7 @@ def _place(tensor: torch.Tensor) -> int:
     """The same for all tensors on one memory."""
     if is_pending(tensor):
         return id(tensor._lazyviz.storage)  # type: ignore[attr-defined]
-    return _torch.storage_address(tensor)
+    return private_api.storage_address(tensor)
 
 
 def _arguments(frame: FrameType) -> list[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .._torch import OpOverload
+from ..torch_internals.private_api import OpOverload
 
 _INTEGERS = [torch.iinfo(dtype).max for dtype in (torch.int8, torch.int16, torch.int32, torch.int64)]
 _FLOATS = [torch.finfo(dtype).max for dtype in (torch.float16, torch.bfloat16, torch.float32)]

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from .. import _torch
 from ..graph.ir import Graph, Phase, Role, SourceLine
+from ..torch_internals import private_api
 from .patches import CodePatch
 from .source_lines import SourceFinder
 from .steps import OptimizerSteps
@@ -71,13 +71,13 @@ class Scopes:
             self._entered.clear()
         node.grad_mode = torch.is_grad_enabled()
         node.inference_mode = torch.is_inference_mode_enabled()
-        engine = _torch.current_autograd_node()
+        engine = private_api.current_autograd_node()
         if engine is None:
             phase = hint or self.phase
             if phase == "other" and hint is None and node.inputs and (node.grad_mode or not mutates):
                 phase = "forward"
             node.phase = phase
-            self.by_sequence.setdefault(_torch.sequence_number() - 1, node)
+            self.by_sequence.setdefault(private_api.sequence_number() - 1, node)
             return
         self.locate_gradient(node, engine)
 
@@ -274,7 +274,7 @@ class ScopePatches:
     def __init__(self, scopes: Scopes, find: ValueFinder) -> None:
         self.scopes = scopes
         self._steps = OptimizerSteps(scopes, find)
-        self._call = CodePatch(_torch.module_call)
+        self._call = CodePatch(private_api.module_call)
         self._announced: Callable[[FunctionType], FunctionType] | None = None
         self._way: Any = None  # of which that is
 

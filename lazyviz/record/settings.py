@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from ..torch_internals import private_api
 from .patches import Patches
 from .pending import needs_absent
 from .recorder import Tape
@@ -27,7 +27,7 @@ _SETTERS: Sequence[tuple[Any, str, Callable[[], Any]]] = (
     (torch, "set_num_threads", torch.get_num_threads),
     (torch, "use_deterministic_algorithms", torch.are_deterministic_algorithms_enabled),
     (torch, "set_deterministic_debug_mode", torch.get_deterministic_debug_mode),
-    (_torch.mkldnn, "set_flags", lambda: None),  # `flags()` calls it, too
+    (private_api.mkldnn, "set_flags", lambda: None),  # `flags()` calls it, too
 )
 
 

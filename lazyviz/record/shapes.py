@@ -14,10 +14,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from .. import _torch, _torch_cuda
-from .._torch import OpOverload
-from .._torch_handlers import makes_views_by_others
 from ..graph.ir import TensorMeta, works_by_element
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import private_api
+from ..torch_internals.dispatch_handlers import makes_views_by_others
+from ..torch_internals.private_api import OpOverload
 from . import checks, cudnn_rnn, known_shapes, layouts, probes, warned
 from .answers import Inferred as Inferred
 from .answers import Output
@@ -157,7 +158,7 @@ class OpInfo:
         self.needs_storage = "as_strided" in self.name or self.shows_bits
         self.profiles = op.namespace == "profiler"  # marks in a profiler's trace
         self.of_views = makes_views_by_others(op)  # a view of such is one that PyTorch does not know of
-        self.of_parts = _torch.leaves_autograd_to_its_parts(op)
+        self.of_parts = private_api.leaves_autograd_to_its_parts(op)
         self.checks_content = self.name in _CHECKED_CONTENT
         self.special = (
             self.metadata_only
@@ -197,7 +198,7 @@ class ShapeCache:
         self.misses = 0
         self.inferring = False  # torch's own shape rules are running, on tensors of ours that hold nothing
         self._missed: tuple[OpOverload, list[Any]] | None = None
-        self._fake_mode = _torch.FakeTensorMode()
+        self._fake_mode = private_api.FakeTensorMode()
         self._fake_mode.cache_enabled = False  # ours stands before it, and it forgets offsets of empty views
 
     def info(self, op: OpOverload) -> OpInfo:
@@ -285,14 +286,14 @@ class ShapeCache:
             with (
                 torch.no_grad(),
                 self._fake_mode,
-                _torch.no_function_modes(),
-                _torch.quiet_shape_rules(),
-                _torch_cuda.cuda_guards() if _torch_cuda.STAND_INS else nullcontext(),
+                private_api.no_function_modes(),
+                private_api.quiet_shape_rules(),
+                torch_cuda.cuda_guards() if torch_cuda.STAND_INS else nullcontext(),
             ):
                 fakes = {id(value): probes.fake(value.meta, value.storage.nbytes) for value in inputs}
                 before = [fakes[id(value)] for value in inputs]
                 metas = [_key(fake) for fake in before]
-                addresses = [_torch.storage_address(fake) for fake in before]
+                addresses = [private_api.storage_address(fake) for fake in before]
                 fake_args, fake_kwargs = probes.substitute(args, fakes), probes.substitute(kwargs, fakes)
                 if info.draws:  # not every rule knows what to do with one
                     fake_kwargs = {
@@ -304,14 +305,14 @@ class ShapeCache:
                 else:
                     result = op(*fake_args, **fake_kwargs)
                     result = layouts.corrected(op, info.name, arguments, before, result)
-        except _torch.DATA_DEPENDENT as error:
+        except private_api.DATA_DEPENDENT as error:
             raise DataDependent(f"the result of {op} depends on data") from error
         except Exception as error:
             if info.counts_writes:
                 raise DataDependent(f"{op} may stop halfway through its list") from error
             result = None
             if not info.is_view and probes.nowhere(inputs, kwargs):
-                with torch.no_grad(), self._fake_mode, _torch.no_function_modes():
+                with torch.no_grad(), self._fake_mode, private_api.no_function_modes():
                     result = layouts.without_rule(info.name, arguments)
             if result is None:
                 result = self._overruled(op, info, args, kwargs, inputs, error)
@@ -320,7 +321,7 @@ class ShapeCache:
         if own is None:  # or there is no kernel to ask
             answered = probes.ask(op, info, args, kwargs, inputs, arguments, result)
             if answered is not None:
-                with self._fake_mode, _torch.no_function_modes():
+                with self._fake_mode, private_api.no_function_modes():
                     result = layouts.as_answered(result, answered, addresses)
         probes.check_dimension(info.name, arguments.get("dim"), inputs, result)
         if info.name in _ASK_THE_KERNEL:
@@ -364,7 +365,7 @@ class ShapeCache:
                 raise DataDependent(f"{op} (its {layout} result cannot be deferred)", sparse=sparse)
             meta = self.meta_of(item)
             source, itself = None, False
-            address = _torch.storage_address(item)
+            address = private_api.storage_address(item)
             for position, fake in enumerate(before):
                 if item is fake:
                     source, itself = position, True
@@ -393,7 +394,7 @@ class ShapeCache:
         for item in results:
             if not isinstance(item, torch.Tensor) or item.layout != torch.strided or item.is_quantized:
                 return None
-            nbytes = _torch.TensorBase.untyped_storage(item).nbytes()
+            nbytes = private_api.TensorBase.untyped_storage(item).nbytes()
             outputs.append(OutputSpec(self.meta_of(item, device), None, False, len(outputs), nbytes))
         container = type(result) if isinstance(result, (list, tuple)) else None
         return Inferred(info, container, outputs, [], True)
@@ -402,9 +403,9 @@ class ShapeCache:
         self, op: OpOverload, args: Any, kwargs: Any, inputs: list[Any], inferred: Any
     ) -> Sequence[torch.Tensor]:
         """What the kernel returns for zeros of these shapes, with the aliases that the shape rule tells."""
-        with _torch.kernels_only():  # in the user's grad mode: it decides what is kept for backward
+        with private_api.kernels_only():  # in the user's grad mode: it decides what is kept for backward
             actual = probes.answer(op, args, kwargs, inputs)
-        with self._fake_mode, _torch.no_function_modes():
+        with self._fake_mode, private_api.no_function_modes():
             return [layouts.like_answered(fake, real) for fake, real in zip(inferred, actual)]
 
     def _grown(
@@ -420,7 +421,7 @@ class ShapeCache:
         """``restructured`` with the strides that the kernel gives an ``out=`` which has to grow."""
         actual = None
         if op.namespace == "aten" and probes.are_small(inputs, result):
-            with torch.no_grad(), _torch.kernels_only():
+            with torch.no_grad(), private_api.kernels_only():
                 try:
                     actual = probes.answer(op, args, kwargs, inputs)
                 except Exception:
@@ -440,7 +441,7 @@ class ShapeCache:
         except DataDependent:
             if info.mutates or info.is_view or op.namespace != "aten":
                 raise
-            with torch.no_grad(), _torch.kernels_only():
+            with torch.no_grad(), private_api.kernels_only():
                 try:
                     actual, other = (
                         probes.answer(op, args, kwargs, inputs, fill) for fill in ((0, 0), (1, 1))
@@ -451,7 +452,7 @@ class ShapeCache:
                 raise
             if other.shape != actual.shape:  # an old mask, of uint8
                 raise
-        with self._fake_mode, _torch.no_function_modes():
+        with self._fake_mode, private_api.no_function_modes():
             return torch.empty_strided(
                 actual.shape, actual.stride(), dtype=actual.dtype, device=actual.device
             )

@@ -12,29 +12,28 @@ from typing import Any, NamedTuple
 import torch
 
 from ..graph.ir import Phase, SourceLine
+from ..process.paths import PACKAGE, TORCH
 from .cells import CellText, cell_number
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = tuple(
-    {os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _PACKAGE}
+    {os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, PACKAGE}
     | {sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 # Library code whose ops belong to a phase of their own, whatever calls it.
 _PHASES: dict[str, Phase] = {
-    os.path.join(_TORCH, "optim") + os.sep: "optimizer",
-    os.path.join(_TORCH, "nn", "utils", "clip_grad.py"): "optimizer",
-    os.path.join(_TORCH, "nn", "init.py"): "other",
-    os.path.join(_TORCH, "nn", "parameter.py"): "other",
-    os.path.join(_TORCH, "autograd", "__init__.py"): "backward",
+    os.path.join(TORCH, "optim") + os.sep: "optimizer",
+    os.path.join(TORCH, "nn", "utils", "clip_grad.py"): "optimizer",
+    os.path.join(TORCH, "nn", "init.py"): "other",
+    os.path.join(TORCH, "nn", "parameter.py"): "other",
+    os.path.join(TORCH, "autograd", "__init__.py"): "backward",
 }
 # Library code that says nothing of who reads a value: the way to a dispatch mode, Python's own modules.
 _STDLIB = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
 _SITE = tuple({sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib")})
 _ON_THE_WAY = tuple(
-    os.path.join(_TORCH, *parts)
+    os.path.join(TORCH, *parts)
     for parts in (("_compile.py",), ("_dynamo", ""), ("_ops.py",), ("_tensor.py",), ("_tensor_str.py",))
-) + tuple(os.path.join(_TORCH, "utils", name) for name in ("_python_dispatch.py", "_contextlib.py"))
+) + tuple(os.path.join(TORCH, "utils", name) for name in ("_python_dispatch.py", "_contextlib.py"))
 MOST_CODES = 1000  # code objects remembered from one block to the next
 MOST_FRAMES = 100  # looked at for the lines that led to an op
 ENTRY = "entry"  # the kind of code that :meth:`SourceFinder.enter` was called for
@@ -50,7 +49,7 @@ def is_user_file(filename: str) -> bool:
 @functools.lru_cache(maxsize=1000)
 def _is_reader(filename: str) -> bool:
     """Whether it is a library's file, and worth naming where a value is read."""
-    if filename.startswith(("<", _PACKAGE, *_ON_THE_WAY)):
+    if filename.startswith(("<", PACKAGE, *_ON_THE_WAY)):
         return False
     return filename.startswith(_SITE) or not filename.startswith(_STDLIB)
 

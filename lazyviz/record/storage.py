@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from .. import _torch
-from .._torch import OpOverload
 from ..graph.ir import Graph, Node, Storage, TensorMeta, Value
+from ..torch_internals import private_api
+from ..torch_internals.private_api import OpOverload
 
 if TYPE_CHECKING:
     from .rng import DrawSequence
@@ -121,7 +121,7 @@ class TrackedValue(Value):
         super().__init__(meta, storage, node, index)
         self.tensor: TensorRef | None = None
         self.real: torch.Tensor | None = None
-        self.memory: _torch.MemoryRef | None = None
+        self.memory: private_api.MemoryRef | None = None
         self.given = False
         self.uses = 0
 
@@ -263,7 +263,7 @@ def same_bytes(snapshot: torch.Tensor, tensor: torch.Tensor) -> bool:
     """Whether memory that others can write still holds what was read first."""
     if snapshot.shape != tensor.shape or snapshot.dtype != tensor.dtype:
         return False
-    return torch.equal(_bytes(snapshot), _bytes(_torch.alias(tensor)))
+    return torch.equal(_bytes(snapshot), _bytes(private_api.alias(tensor)))
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

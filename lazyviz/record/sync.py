@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _torch_cuda
-from .._tracebacks import shorten, shortened
+from ..process.tracebacks import shorten, shortened
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import private_api
 from . import absent, absent_errors, at_once, constants, copies, saving
 from .exports import FUNCTIONS, METHODS, ExportPatches, hand_out, noting
 from .guard import is_out_of_reach, nodes_before_access, tensors_in
@@ -218,15 +219,15 @@ class SyncPatches:
         tape = self.tape
 
         def get(tensor: torch.Tensor) -> torch.Tensor:
-            if isinstance(tensor, _torch.UninitializedTensorMixin):
+            if isinstance(tensor, private_api.UninitializedTensorMixin):
                 with tape.paused():  # it has no data; asked for its device
-                    return _torch.alias(tensor)
-            return _torch.alias(tensor)
+                    return private_api.alias(tensor)
+            return private_api.alias(tensor)
 
         def set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
             tape.rebind(tensor, data)
 
-        return property(get, set_data, _torch.TensorBase.data.__delete__)  # type: ignore[attr-defined]
+        return property(get, set_data, private_api.TensorBase.data.__delete__)  # type: ignore[attr-defined]
 
     def _cuda_array_interface(self) -> property:
         original = torch.Tensor.__cuda_array_interface__
@@ -243,7 +244,7 @@ class SyncPatches:
     def _patch_randomness(self) -> None:
         """A generator with pending draws holds a marker, not the state the user may read."""
         self._patch_states((torch, torch.random), lambda: torch.default_generator)
-        if _torch_cuda.cuda_is_present():
+        if torch_cuda.cuda_is_present():
 
             def of_device(device: Any = "cuda") -> torch.Generator:
                 index = device if isinstance(device, int) else torch.device(device).index
@@ -355,7 +356,7 @@ class SyncPatches:
                     self.before_read(tensor, f"{cls.__name__}()")
             if not whole:
                 return construct(cls, *args, **kwargs)
-            with _torch.excluding_python():  # it takes only a tensor that has no class yet
+            with private_api.excluding_python():  # it takes only a tensor that has no class yet
                 return construct(cls, *args, **kwargs)
 
         self._patches.set(torch.Tensor, "__new__", staticmethod(new_tensor))
@@ -391,7 +392,7 @@ class SyncPatches:
 
         self._patches.set(torch.nn.Parameter, "__new__", __new_parameter__)
 
-        materialize = _torch.UninitializedTensorMixin.materialize
+        materialize = private_api.UninitializedTensorMixin.materialize
 
         @functools.wraps(materialize)
         def materialize_pending(tensor: Any, *args: Any, **kwargs: Any) -> None:
@@ -403,11 +404,11 @@ class SyncPatches:
             if is_pending(tensor):
                 take_class(tensor, type(tensor))
 
-        self._patches.set(_torch.UninitializedTensorMixin, "materialize", materialize_pending)
+        self._patches.set(private_api.UninitializedTensorMixin, "materialize", materialize_pending)
 
     def _patch_native_readers(self) -> None:
         """Functions whose C++ code reads or fills memory past the dispatcher."""
-        for owner, name in ((torch, "ctc_loss"), (_torch.VF, "_pad_packed_sequence")):
+        for owner, name in ((torch, "ctc_loss"), (private_api.VF, "_pad_packed_sequence")):
             self._patches.set(owner, name, self._at_once(getattr(owner, name)))  # they fill fresh tensors
         for owner, name in FUNCTIONS:
             give = noting(self.tape.outsiders, getattr(owner, name), DLPACK, self.before_read)
@@ -425,8 +426,10 @@ class SyncPatches:
                 owner, name, self._after_reading(getattr(owner, name), f"torch.{name}", nested=True)
             )
         for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-            original = getattr(_torch.VF, name)
-            self._patches.set(_torch.VF, name, self._after_reading(original, "batch sizes", lengths=True))
+            original = getattr(private_api.VF, name)
+            self._patches.set(
+                private_api.VF, name, self._after_reading(original, "batch sizes", lengths=True)
+            )
 
     def _patch_tracing(self) -> None:
         """TorchScript's tracer runs the program to see it, and again, compiled, to compare: on values."""
@@ -437,7 +440,7 @@ class SyncPatches:
                 tape = self.tape
                 if tape.pending:
                     tape.sync(f"torch.jit.{_original.__name__}", list(tape.pending))
-                with tape.paused(), _torch.no_dispatch_modes():
+                with tape.paused(), private_api.no_dispatch_modes():
                     return _original(*args, **kwargs)
 
             self._patches.set(torch.jit, name, functools.wraps(original)(shortened(traced)))
@@ -481,7 +484,7 @@ class SyncPatches:
     def _patch_cuda(self) -> None:
         """Synchronizing with the GPU, or asking for its memory, is asking for the work to be done."""
         tape = self.tape
-        if not _torch_cuda.cuda_is_present():
+        if not torch_cuda.cuda_is_present():
             return
         for name in (
             "synchronize",

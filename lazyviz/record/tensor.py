@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _torch_cuda, _torch_memory
 from ..graph.ir import TensorMeta
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import private_api, tensor_memory
 from .storage import FORGOTTEN, TensorRef, TrackedValue
 
-_device_below = _torch.TensorBase.device.__get__
-_LEGACY_TYPE = _torch.TensorBase.type
-_STAND_INS = _torch_cuda.STAND_INS
+_device_below = private_api.TensorBase.device.__get__
+_LEGACY_TYPE = private_api.TensorBase.type
+_STAND_INS = torch_cuda.STAND_INS
 
 
 class LazyTensor(torch.Tensor):
@@ -28,7 +29,7 @@ class LazyTensor(torch.Tensor):
     _lazyviz: TrackedValue
 
     # With an override here, library fast paths would not take a LazyTensor for a tensor.
-    __torch_function__ = _torch.disabled_torch_function  # type: ignore[assignment]
+    __torch_function__ = private_api.disabled_torch_function  # type: ignore[assignment]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -67,7 +68,7 @@ class LazyTensor(torch.Tensor):
     def device(self) -> torch.device:  # type: ignore[override]
         value = self.__dict__.get("_lazyviz")
         if value is None:  # not tied to its value yet
-            return _torch_cuda.stands_for(_device_below(self))
+            return torch_cuda.stands_for(_device_below(self))
         return value.meta.device
 
     @property
@@ -113,7 +114,7 @@ def see_history(tensor: torch.Tensor) -> None:
 class Wrappers:
     """What makes tensors without memory; :mod:`.acceleration` has a compiled form of it."""
 
-    make = staticmethod(_torch_memory.make_wrapper)
+    make = staticmethod(tensor_memory.make_wrapper)
 
 
 def memoryless(meta: TensorMeta, like: torch.Tensor | None = None) -> LazyTensor:
@@ -122,19 +123,19 @@ def memoryless(meta: TensorMeta, like: torch.Tensor | None = None) -> LazyTensor
     It is an inference tensor if ``like`` is one; without ``like`` the mode decides.
     """
     if like is not None and like.is_inference() != torch.is_inference_mode_enabled():
-        with _torch.inference_mode(like.is_inference()):
+        with private_api.inference_mode(like.is_inference()):
             return memoryless(meta)
     absent = _STAND_INS.get(meta.device)
     if absent is not None:
-        tensor = _torch_memory.make_wrapper(
+        tensor = tensor_memory.make_wrapper(
             LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, absent
         )
-        _torch_cuda.mark(tensor)
+        torch_cuda.mark(tensor)
     else:
         tensor = Wrappers.make(LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, meta.device)
     if meta.flags:
-        _torch.set_conj(tensor, bool(meta.flags & 1))
-        _torch.set_neg(tensor, bool(meta.flags & 2))
+        private_api.set_conj(tensor, bool(meta.flags & 1))
+        private_api.set_neg(tensor, bool(meta.flags & 2))
     return tensor
 
 
@@ -149,12 +150,12 @@ def wrap(value: TrackedValue, base: torch.Tensor | None = None) -> LazyTensor:
 def make_pending(tensor: torch.Tensor, value: TrackedValue, data: torch.Tensor) -> None:
     """Rebind an existing tensor object (``p.data = data``) to ``value``, keeping its identity."""
     wrapper = memoryless(value.meta, data)
-    with _torch_cuda.as_on_cpu(tensor, wrapper) if _STAND_INS else contextlib.nullcontext():
+    with torch_cuda.as_on_cpu(tensor, wrapper) if _STAND_INS else contextlib.nullcontext():
         if type(tensor) is LazyTensor:
-            _torch.set_metadata(tensor, wrapper)
+            private_api.set_metadata(tensor, wrapper)
         else:
             cls = type(tensor)
-            _torch.become_pending(tensor, wrapper, LazyTensor)
+            private_api.become_pending(tensor, wrapper, LazyTensor)
             take_class(tensor, cls)
     tensor._lazyviz = value  # type: ignore[attr-defined]
     TensorRef(tensor, value)
@@ -164,7 +165,7 @@ def make_pending(tensor: torch.Tensor, value: TrackedValue, data: torch.Tensor) 
 
 def view_is_being_made(tensor: torch.Tensor) -> TensorRef | None:
     """Our op has returned a view of ``tensor``; autograd now notes how to make it again: as in eager mode."""
-    _torch.show_as_wrapper(tensor, False)
+    private_api.show_as_wrapper(tensor, False)
     return tensor._lazyviz.tensor  # type: ignore[attr-defined]
 
 
@@ -195,10 +196,10 @@ def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
     attributes = tensor.__dict__
     cls = class_of(tensor)
     if _STAND_INS:  # it may have been planned
-        with _torch_cuda.as_on_cpu(tensor):
-            _torch.become_real(tensor, real, cls)
+        with torch_cuda.as_on_cpu(tensor):
+            private_api.become_real(tensor, real, cls)
     else:
-        _torch.become_real(tensor, real, cls)
+        private_api.become_real(tensor, real, cls)
     attributes.pop("_lazyviz", None)
     attributes.pop("_lazyviz_class", None)
     if issubclass(cls, torch.nn.Parameter):

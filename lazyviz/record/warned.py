@@ -12,9 +12,9 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 
-from .. import _torch_memory
-from .._torch_handlers import past_torch_function
-from .._transaction import no_warnings
+from ..process.transaction import no_warnings
+from ..torch_internals import tensor_memory
+from ..torch_internals.dispatch_handlers import past_torch_function
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -36,16 +36,16 @@ def in_python(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
 
     @functools.wraps(function)
     def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        if not _torch_memory.plain_overrides():  # it would not be called, or a mode would see it
+        if not tensor_memory.plain_overrides():  # it would not be called, or a mode would see it
             return function(*args, **kwargs)
-        if _torch_memory.overrides_are_called():
+        if tensor_memory.overrides_are_called():
             return torch.neg(_Called(lambda: function(*args, **kwargs)))  # type: ignore[arg-type, return-value]
 
         def within() -> Result:  # a mode's handler, which is past them
             with past_torch_function():
                 return function(*args, **kwargs)
 
-        with _torch_memory.calling_overrides():
+        with tensor_memory.calling_overrides():
             return torch.neg(_Called(within))  # type: ignore[arg-type, return-value]
 
     return called

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _torch_compile, _torch_cuda
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import dynamo, private_api
 from .at_once import note_region
 from .composites import CompositeKernels
 from .formulas import FormulaPatches
@@ -44,14 +45,14 @@ class Watch:
         self._composites = CompositeKernels(tape, self._reads.before_read)
         self._settings = SettingsPatches(tape)
         self._scopes = ScopePatches(tape.scopes, tape.value_of)
-        self._rules = CodePatch(_torch.dispatch_rule)
+        self._rules = CodePatch(private_api.dispatch_rule)
         self._threads = Patches()
         self._patches = Patches()
         self.away = False  # while compiled code runs
 
     def begin_recording(self) -> None:
-        if not _torch.has_mode(self._mode):
-            _torch.insert_mode_at_bottom(self._mode)
+        if not private_api.has_mode(self._mode):
+            private_api.insert_mode_at_bottom(self._mode)
             self._thread.entered = 0
         if not self._reads.installed:
             self._reads.install()
@@ -66,11 +67,11 @@ class Watch:
             self._watch_guards()
         self._scopes.install()
         self._tape.outsiders.begin_block()
-        _torch_cuda.support_foreach(LazyTensor)
+        torch_cuda.support_foreach(LazyTensor)
 
     def rehearse(self) -> None:
         """Begin and end once, so that the first block finds it prepared; nothing stays in place."""
-        with torch.profiler.record_function("lazyviz"), _torch.kernels_only():
+        with torch.profiler.record_function("lazyviz"), private_api.kernels_only():
             pass  # as optimizers' steps and reads of constants have them: their first use imports
         self.begin_recording()
         self.leave()
@@ -84,7 +85,7 @@ class Watch:
             run = thread.run
 
             def guarded_run() -> None:
-                _torch.insert_mode_at_bottom(mode)
+                private_api.insert_mode_at_bottom(mode)
                 local.entered = 0
                 run()
 
@@ -95,21 +96,21 @@ class Watch:
 
     def _watch_guards(self) -> None:
         """Follow what restores dispatch keys, and the calls of compiled functions."""
-        for guard in _torch.KEY_GUARDS:
+        for guard in private_api.KEY_GUARDS:
             undo = functools.partial(_leave, guard.__exit__)
             self._patches.set(guard, "__enter__", self._entering(guard.__enter__, undo))
             self._patches.set(guard, "__exit__", self._leaving(guard.__exit__))
-        if _torch_compile.KEPT_KEYS:
-            keep, bring_back = _torch_compile.KEPT_KEYS
+        if dynamo.KEPT_KEYS:
+            keep, bring_back = dynamo.KEPT_KEYS
             self._patches.set(*keep, self._entering(getattr(*keep), getattr(*bring_back)))
             self._patches.set(*bring_back, self._leaving(getattr(*bring_back)))
         else:
-            before, after = _torch_compile.DEPTH, _torch_compile.UNDO_TO_DEPTH
+            before, after = dynamo.DEPTH, dynamo.UNDO_TO_DEPTH
             self._patches.set(*before, self._before_unguarded(getattr(*before)))
             self._patches.set(*after, self._after_unguarded(getattr(*after)))
-        for name in _torch_compile.BACKWARD_CALLS:
-            apply = getattr(_torch_compile.CustomBackward, name)
-            self._patches.set(_torch_compile.CustomBackward, name, self._backward_call(apply))
+        for name in dynamo.BACKWARD_CALLS:
+            apply = getattr(dynamo.CustomBackward, name)
+            self._patches.set(dynamo.CustomBackward, name, self._backward_call(apply))
         self._patches.set(torch.export, "export", self._at_once(torch.export.export, "torch.export"))
         self._patches.complete()
 
@@ -119,7 +120,7 @@ class Watch:
 
         @functools.wraps(apply)
         def call(node: Any, *gradients: Any) -> Any:
-            return (at_once if _torch_compile.is_compiled_backward(node) else apply)(node, *gradients)
+            return (at_once if dynamo.is_compiled_backward(node) else apply)(node, *gradients)
 
         return call
 
@@ -128,26 +129,26 @@ class Watch:
         local = self._thread
 
         def __enter__(*guard: Any) -> Any:
-            compiler = _torch_compile.set_eval_frame(None)  # it is on already, and would compile us
+            compiler = dynamo.set_eval_frame(None)  # it is on already, and would compile us
             local.entered = getattr(local, "entered", 0) + 1
             result = enter(*guard)
             frame = sys._getframe(1)
-            if _torch_compile.calls_compiled_function(frame):
+            if dynamo.calls_compiled_function(frame):
                 region = self._suspended("torch.compile")
                 try:
                     region.__enter__()
                 except BaseException:  # nobody will leave what could not be entered
                     local.entered -= 1
                     undo(*guard)
-                    _torch.refresh_modes()
-                    _torch_compile.set_eval_frame(compiler)
+                    private_api.refresh_modes()
+                    dynamo.set_eval_frame(compiler)
                     raise
                 region_of = id(guard[0] if guard else frame)
                 local.regions = {**getattr(local, "regions", {}), region_of: region}
-            _torch_compile.set_eval_frame(compiler)
+            dynamo.set_eval_frame(compiler)
             return result
 
-        _torch_compile.skip_code(__enter__.__code__)
+        dynamo.skip_code(__enter__.__code__)
         return __enter__
 
     def _leaving(self, leave: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,7 +159,7 @@ class Watch:
             region = getattr(local, "regions", {}).pop(id(guard[0] if guard else frame), None)
             result = leave(*guard)
             local.entered = getattr(local, "entered", 0) - 1
-            _torch.refresh_modes()
+            private_api.refresh_modes()
             if region is not None:
                 region.__exit__(None, None, None)
                 self._note_compiled(frame)
@@ -172,7 +173,7 @@ class Watch:
 
         def get_dynamic_layer_stack_depth() -> int:
             frame = sys._getframe(1)
-            if _torch_compile.calls_unguarded(frame):
+            if dynamo.calls_unguarded(frame):
                 region = self._suspended("torch.compile")
                 region.__enter__()
                 entry = region, sys.exc_info()[1]
@@ -193,7 +194,7 @@ class Watch:
                 region.__exit__(None, None, None)
                 if sys.exc_info()[1] is not handled:  # the function failed
                     self._note_compiled(frame)
-                elif not _torch_compile.when_returned(frame, functools.partial(self._note_compiled, frame)):
+                elif not dynamo.when_returned(frame, functools.partial(self._note_compiled, frame)):
                     self._note_compiled(frame)
                     warnings.warn(
                         f"lazyviz: what a compiled function returned is not counted in plans: torch "
@@ -207,7 +208,7 @@ class Watch:
 
     def _note_compiled(self, frame: FrameType, returned: Any = None) -> None:
         """The compiled function that ``torch.compile``'s wrapper called in ``frame`` has returned."""
-        call = _torch_compile.compiled_call(frame)
+        call = dynamo.compiled_call(frame)
         returned = call.returned if returned is None else returned
         note_region(self._tape, "torch.compile", call.read, returned, modules=call.modules)
 
@@ -240,7 +241,7 @@ class Watch:
         self.away = True
         self._scopes.remove()
         self._remove()
-        _torch.remove_mode(self._mode)
+        private_api.remove_mode(self._mode)
         try:
             yield
         finally:
@@ -261,7 +262,7 @@ class Watch:
         self._remove()
         # Backward passes, inference modes and their like bring back what was active when they were entered.
         if getattr(self._thread, "entered", 0) <= 0 and not self._tape.in_autograd():
-            _torch.remove_mode(self._mode)
+            private_api.remove_mode(self._mode)
             self._patches.restore()
 
     def leave(self) -> None:
@@ -276,9 +277,9 @@ class Watch:
 
     def taking_part(self) -> list[str]:
         """How else lazyviz takes part in PyTorch now, as far as this thread shows."""
-        found = ["dispatch mode of lazyviz"] if _torch.has_mode(self._mode) else []
-        found += [f"dispatch key {key}" for key in _torch.stray_keys()]
-        if _torch_cuda.supports_foreach(LazyTensor):
+        found = ["dispatch mode of lazyviz"] if private_api.has_mode(self._mode) else []
+        found += [f"dispatch key {key}" for key in private_api.stray_keys()]
+        if torch_cuda.supports_foreach(LazyTensor):
             found.append("types of foreach optimizers")
         return found + self._scopes.hooks()
 
@@ -307,8 +308,8 @@ class Watch:
         originals.put_back()
         self._scopes.withdraw()
         self._composites.remove()
-        _torch.remove_mode(self._mode)
-        _torch.drop_stray_keys()
+        private_api.remove_mode(self._mode)
+        private_api.drop_stray_keys()
         self._reads.exports.install(numpy=False)  # as from the import on
 
     def unload(self) -> None:
@@ -323,7 +324,7 @@ class Watch:
             self._settings.remove()
             self._formulas.remove()
             self._reads.remove()  # the last: as long as it is there, there is something to remove
-        _torch_cuda.withdraw_foreach(LazyTensor)
+        torch_cuda.withdraw_foreach(LazyTensor)
 
 
 def _leave(leave: Callable[..., Any], guard: Any) -> None:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import itertools
 
 from ..graph.ir import Graph, Node, SyncPoint, Value
-from ..plan.collector import paused
 from ..plan.words import line_text
+from ..process.gc_pause import paused
 from .boxes import Box, Hierarchy, Kind, op_name
 from .flow import Reads, crowded_lanes, data_flow, hidden_views, lanes_of, steps_of, updates
 from .folding import chunk, count, fold_repeats, join, path_label, show_one_step

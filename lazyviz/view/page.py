@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ..plan.collector import paused
+from ..process.gc_pause import paused
 from .answers import Answers
 from .boxes import Box
 from .find import Index

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 import torch
 
-from .._tracebacks import report_ignored
 from ..graph.ir import Graph, Node
 from ..plan.devices import memory_in_use
 from ..plan.units import format_bytes
+from ..process.tracebacks import report_ignored
 
 INTERVAL = 0.1  # seconds between two looks at a run
 FORESEEN_AFTER = 1.0  # seconds that a run takes before it is said how long it will take

@@ -6,7 +6,7 @@ run, where a listed one does not.
 
 from __future__ import annotations
 
-from lazyviz import _torch
+from lazyviz.torch_internals import private_api
 
 # Memory that nobody wrote: eager differs from itself, so only metadata can be compared.
 UNINITIALIZED = frozenset(
@@ -76,7 +76,7 @@ BACKWARD: dict[str, str] = {
     "prod": _FORMULA,
 }
 
-if _torch.CUMPROD_ASKS_ALWAYS:  # torch 2.11
+if private_api.CUMPROD_ASKS_ALWAYS:  # torch 2.11
     BACKWARD |= {"cumprod": _FORMULA, "masked.cumprod": _FORMULA}
 
 # Those whose in-place variant has one, beside FORWARD.

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz._torch import FakeTensorMode
-from lazyviz._torch_compile import Compiled
 from lazyviz.execute import backend as registry
 from lazyviz.execute.backend import Refused
 from lazyviz.execute.compilers import SegmentCompiler
 from lazyviz.execute.lowering import lower
+from lazyviz.torch_internals.dynamo import Compiled
+from lazyviz.torch_internals.private_api import FakeTensorMode
 
 
 class Lowered(SegmentCompiler):

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz import _torch_cuda, ways
+from lazyviz import ways
 from lazyviz.execute import backend as registry
 from lazyviz.execute import cuda_graphs, replay
 from lazyviz.execute.cuda_graphs import CudaGraphsBackend
 from lazyviz.testing import PROGRAMS, check_backend
+from lazyviz.torch_internals import cuda as torch_cuda
 
 from .captures import Captures, UseAfterFree
 
@@ -338,8 +339,8 @@ def test_ops_elsewhere_feed_what_is_captured(graphs):
 def test_where_a_device_counts_its_memory_a_repeat_is_found_as_quickly(graphs, monkeypatch):
     monkeypatch.setattr(ways, "cuda_devices", lambda nodes: [0])
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda index: None)
-    monkeypatch.setattr(_torch_cuda, "synchronize", lambda index: None)
-    monkeypatch.setattr(_torch_cuda, "max_memory_allocated", lambda index: 12345)
+    monkeypatch.setattr(torch_cuda, "synchronize", lambda index: None)
+    monkeypatch.setattr(torch_cuda, "max_memory_allocated", lambda index: 12345)
     monkeypatch.setattr(graphs, "compile", compiles := Compiles(graphs.compile))
     known = len(replay.replays)
     reports = both(SGD, 5)

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from lazyviz import _torch_cuda, _torch_cuda_graphs
 from lazyviz.execute import capture_device
 from lazyviz.execute.capture_device import CaptureFailed, CudaCaptures
 from lazyviz.record.rng import state_of
+from lazyviz.torch_internals import cuda as torch_cuda
+from lazyviz.torch_internals import cuda_graph_capture
 
 DEVICE = torch.device("cuda", 0)
 
@@ -101,12 +102,12 @@ def cuda(monkeypatch):
     ):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
     monkeypatch.setattr(torch.cuda, "default_generators", cuda.default_generators)
-    monkeypatch.setattr(_torch_cuda, "synchronize", lambda: cuda.log.append("synchronize"))
+    monkeypatch.setattr(torch_cuda, "synchronize", lambda: cuda.log.append("synchronize"))
     monkeypatch.setattr(
-        _torch_cuda_graphs, "clear_cublas_workspaces", lambda: cuda.log.append("clear cuBLAS")
+        cuda_graph_capture, "clear_cublas_workspaces", lambda: cuda.log.append("clear cuBLAS")
     )
     monkeypatch.setattr(
-        _torch_cuda_graphs, "end_broken_capture", lambda *where: cuda.log.append(f"end broken {where}")
+        cuda_graph_capture, "end_broken_capture", lambda *where: cuda.log.append(f"end broken {where}")
     )
     monkeypatch.setitem(capture_device.READERS, "graphsafe_get_state", lambda generator: cuda.drawn_from)
     real = torch.empty

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz._torch_compile import Compiled
 from lazyviz.execute import backend as registry
 from lazyviz.execute import inductor as inductor_module
 from lazyviz.execute import verify
@@ -23,6 +22,7 @@ from lazyviz.execute.inductor import InductorBackend
 from lazyviz.execute.lowering import lower, row_major
 from lazyviz.execute.repeats import repeats
 from lazyviz.testing import check_backend
+from lazyviz.torch_internals.dynamo import Compiled
 
 from .compiled_training import reports_of_training_as_eager_does
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz import _torch_level
 from lazyviz.execute import straight_line
 from lazyviz.execute.lines import NOWHERE
 from lazyviz.execute.replay import replays
+from lazyviz.torch_internals import dispatch_level
 
 from ..bits import difference
 
@@ -527,19 +527,19 @@ def level():
         torch._C._dispatch_tls_local_exclude_set().raw_repr(),
         torch._C._is_torch_function_enabled(),
         torch._C._is_torch_function_all_disabled(),
-        len(lazyviz._torch.dispatch_modes()),
+        len(lazyviz.torch_internals.private_api.dispatch_modes()),
     )
 
 
 @pytest.mark.parametrize("around", ["nothing", "modes", "functions disabled", "inference", "below autograd"])
 def test_the_level_of_kernels_is_the_same_as_in_python(around):
-    class Mode(lazyviz._torch.TorchDispatchMode):
+    class Mode(lazyviz.torch_internals.private_api.TorchDispatchMode):
         pass
 
     with contextlib.ExitStack() as stack:
         if around == "modes":
             stack.enter_context(Mode())
-            stack.enter_context(lazyviz._torch.FakeTensorMode())
+            stack.enter_context(lazyviz.torch_internals.private_api.FakeTensorMode())
             stack.enter_context(torch.device("meta"))
         if around == "functions disabled":
             stack.enter_context(torch._C.DisableTorchFunctionSubclass())
@@ -547,16 +547,16 @@ def test_the_level_of_kernels_is_the_same_as_in_python(around):
             stack.enter_context(torch.inference_mode())
         if around == "below autograd":
             stack.enter_context(torch._C._AutoDispatchBelowAutograd())
-        before, modes = level(), lazyviz._torch.dispatch_modes()
+        before, modes = level(), lazyviz.torch_internals.private_api.dispatch_modes()
         found = []
         for compiled in (PYTHON, COMPILED):
             straight_line.use(compiled)
-            with _torch_level.kernels_only():
+            with dispatch_level.kernels_only():
                 found.append(level())
-                with _torch_level.kernels_only():
+                with dispatch_level.kernels_only():
                     found.append(level())
-            assert level() == before and lazyviz._torch.dispatch_modes() == modes
-            with pytest.raises(ZeroDivisionError), _torch_level.kernels_only():
+            assert level() == before and lazyviz.torch_internals.private_api.dispatch_modes() == modes
+            with pytest.raises(ZeroDivisionError), dispatch_level.kernels_only():
                 _ = 1 // 0
             assert level() == before
     assert len(set(found)) == 1

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz._torch import MemoryRef
 from lazyviz.execute import sweeps
 from lazyviz.record import acceleration
 from lazyviz.record.recorder import tape
+from lazyviz.torch_internals.private_api import MemoryRef
 
 PACKAGE = str(Path(lazyviz.__file__).parent)
 

@@ -286,7 +286,7 @@ def test_the_memory_of_a_dropped_input_is_free_after_its_last_use():
             a = source * 2
             b = a + 1
             c = b.exp()
-        memory = lazyviz._torch.MemoryRef(source)
+        memory = lazyviz.torch_internals.private_api.MemoryRef(source)
         del source
         there = []
         graph.evaluate(progress=lambda p, memory=memory, there=there: there.append(memory.storage() is None))

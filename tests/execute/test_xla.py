@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz import _torch_functional
 from lazyviz.execute import backend as registry
 from lazyviz.testing import PROGRAMS, check_backend
+from lazyviz.torch_internals import functionalization
 
 jax = pytest.importorskip("jax", reason="the extra xla is not installed")
-if find_spec("torchax") is None:  # not imported as it is: see lazyviz/_torchax.py
+if find_spec("torchax") is None:  # not imported as it is: see lazyviz/torch_internals/torchax_table.py
     pytest.skip("the extra xla is not installed", allow_module_level=True)
 
 from lazyviz.execute.xla import XlaBackend  # noqa: E402
@@ -216,8 +216,8 @@ def test_a_functional_graph_writes_nothing_but_its_inputs_at_the_end():
         return x.sum()
 
     spec = ((2, 3), (3, 1), torch.float32, torch.device("cpu"))
-    graph = _torch_functional.functional_graph(
-        program, [spec], [1.0], _torch_functional.decompositions()
+    graph = functionalization.functional_graph(
+        program, [spec], [1.0], functionalization.decompositions()
     ).graph
     calls = [node for node in graph.nodes if node.op == "call_function"]
     writes = [node for node in calls if torch.ops.aten.copy_.default is node.target]

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 import lazyviz
-from lazyviz import _torch
+from lazyviz.torch_internals import private_api
 
 PACKAGE = os.path.dirname(os.path.abspath(lazyviz.__file__)) + os.sep
 
@@ -198,12 +198,12 @@ class State:
     def _now(self) -> dict[str, Any]:
         assert State._changed is not None
         found = {f"{_name(owner)}.{name}": vars(owner).get(name) for owner, name in State._changed}
-        function = _torch.module_call
+        function = private_api.module_call
         found |= {
             "code of nn.Module.__call__": function.__code__,
             "defaults of nn.Module.__call__": function.__kwdefaults__,
-            "code of the look-up of rules": _torch.dispatch_rule.__code__,
-            "dispatch modes": _torch.dispatch_modes(),
+            "code of the look-up of rules": private_api.dispatch_rule.__code__,
+            "dispatch modes": private_api.dispatch_modes(),
             "dispatch keys included": str(torch._C._dispatch_tls_local_include_set()),
             "dispatch keys excluded": str(torch._C._dispatch_tls_local_exclude_set()),
             "garbage collector": (gc.get_threshold(), gc.isenabled()),

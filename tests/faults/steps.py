@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz import _signals
 from lazyviz.execute import straight_line
 from lazyviz.execute.replay import replays
+from lazyviz.process import signals
 from lazyviz.recomputing import RecomputeError
 from lazyviz.record.recorder import tape
 
@@ -398,7 +398,7 @@ def _state() -> dict[str, Any]:
     """What a run changes and puts back."""
     return {
         "signal handlers": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)],
-        "deferred signals": dict(_signals.Deferred.current),
+        "deferred signals": dict(signals.Deferred.current),
         "the thread that runs": (tape.running, tape.under_way),
         "the lock": tape.lock.owner,
         "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),

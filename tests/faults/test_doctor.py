@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz import _torch, evaluation
-from lazyviz.plan.collector import patience
+from lazyviz import evaluation
+from lazyviz.process.gc_pause import patience
 from lazyviz.record.patches import everything
 from lazyviz.record.recorder import tape
+from lazyviz.torch_internals import private_api
 
 from .inject import State, is_plain
 
@@ -34,7 +35,7 @@ def record_for_nobody():
 
 
 def leave_the_mode():
-    _torch.insert_mode_at_bottom(evaluation.watch._mode)
+    private_api.insert_mode_at_bottom(evaluation.watch._mode)
     evaluation.watch._thread.entered = 3
 
 
@@ -42,7 +43,7 @@ guards = []
 
 
 def leave_keys_out():
-    for guard in (_torch.below_autograd(), _torch.excluding_python()):
+    for guard in (private_api.below_autograd(), private_api.excluding_python()):
         guard.__enter__()
         guards.append(guard)  # whose end would bring the keys back
 

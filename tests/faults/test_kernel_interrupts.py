@@ -120,7 +120,9 @@ class Kernel:
     def __init__(self, stacks: Path) -> None:
         self.stacks = stacks  # where the kernel writes what its threads do, when it is asked
         self.manager = KernelManager(kernel_name="python3")
-        self.manager.start_kernel()
+        self.said = stacks.with_name("stderr.txt")
+        with self.said.open("w") as stderr:
+            self.manager.start_kernel(stderr=stderr)
         self.client = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=120)
@@ -141,7 +143,11 @@ class Kernel:
             try:
                 message = self.client.get_shell_msg(timeout=timeout)
             except queue.Empty:
-                self.manager.provisioner.process.send_signal(signal.SIGUSR2)
+                process = self.manager.provisioner.process
+                if process.poll() is not None:
+                    said = self.said.read_text()[-4000:]
+                    raise Stuck(f"it has ended with status {process.returncode}:\n{said}") from None
+                process.send_signal(signal.SIGUSR2)
                 time.sleep(1)
                 raise Stuck(self.stacks.read_text()) from None
             except ValueError as error:

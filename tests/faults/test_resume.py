@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz import _signals
 from lazyviz.execute.replay import replays
+from lazyviz.process import signals
 
 from ..bits import difference
 from .faulty_kernels import Alarm, FaultyKernels, KernelError, another_signal, error, interrupt
@@ -132,7 +132,7 @@ def test_a_signal_in_an_op_in_place_does_not_have_it_run_twice(fault, kind, know
                     graph.evaluate()
                 assert graph.pending == 19 - at
                 assert graph.state == ("interrupted" if graph.pending else "done")
-                assert not _signals.Deferred.current
+                assert not signals.Deferred.current
                 graph.evaluate()
                 assert x.tolist() == [20, 20, 20]
     finally:

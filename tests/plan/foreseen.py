@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lazyviz._kernels import multiplies_bfloat16_in_onednn
 from lazyviz.plan.memory import Plan
+from lazyviz.torch_internals.kernel_selection import multiplies_bfloat16_in_onednn
 
 
 def check_autocast(plan: Plan, actual: Plan, tolerance: float, *, may_cost: bool) -> None:

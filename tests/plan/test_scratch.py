@@ -13,8 +13,8 @@ from torch import nn
 
 import lazyviz
 from lazyviz import session
-from lazyviz._kernels import Instructions, onednn_instructions
 from lazyviz.plan.events import Need
+from lazyviz.torch_internals.kernel_selection import Instructions, onednn_instructions
 
 from .profiler import allocated_by
 

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import lazyviz
-from lazyviz import _torch
 from lazyviz.graph.ir import TensorMeta
 from lazyviz.record import acceleration, tensor
 from lazyviz.record.recorder import tape
+from lazyviz.torch_internals import private_api
 from tests.record.test_acceleration import described
 
 pytestmark = pytest.mark.skipif(
@@ -118,7 +118,7 @@ METAS = [
 @pytest.mark.parametrize("meta", METAS, ids=str)
 def test_a_wrapper_is_the_one_that_pytorch_makes(meta, inference):
     def facts(made):
-        storage = _torch.TensorBase.untyped_storage(made)
+        storage = private_api.TensorBase.untyped_storage(made)
         return (
             type(made),
             torch._C._dispatch_keys(made).raw_repr(),
@@ -126,7 +126,7 @@ def test_a_wrapper_is_the_one_that_pytorch_makes(meta, inference):
             made.stride(),
             made.storage_offset(),
             made.dtype,
-            _torch.TensorBase.device.__get__(made),
+            private_api.TensorBase.device.__get__(made),
             made.layout,
             storage.nbytes(),
             storage.resizable(),
@@ -139,7 +139,7 @@ def test_a_wrapper_is_the_one_that_pytorch_makes(meta, inference):
 
     with torch.inference_mode(inference):
         ours = acceleration._module.wrapper(meta)
-        theirs = _torch.make_wrapper_subclass(
+        theirs = private_api.make_wrapper_subclass(
             tensor.LazyTensor,
             meta.shape,
             meta.stride,

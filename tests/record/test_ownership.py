@@ -16,7 +16,7 @@ import lazyviz
 from lazyviz.record import acceleration
 
 pytestmark = pytest.mark.skipif(
-    "record._release" not in lazyviz.metrics()["compiled modules"],
+    "graph_release" not in lazyviz.metrics()["compiled modules"],
     reason="the compiled module is not built, or switched off",
 )
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import lazyviz
-from lazyviz import _torch
+from lazyviz.torch_internals import private_api
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # torch's own, at `mkldnn.flags()`
 
@@ -122,4 +122,4 @@ def test_cudnn_without_its_ctc_loss_runs_nothing():
 
 
 def test_the_inner_module_has_what_its_wrapper_shows():
-    assert _torch.mkldnn.set_flags is torch.backends.mkldnn.set_flags
+    assert private_api.mkldnn.set_flags is torch.backends.mkldnn.set_flags

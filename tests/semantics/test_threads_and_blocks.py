@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz import _torch
+from lazyviz.torch_internals import private_api
 
 from ..bits import difference
 
@@ -122,7 +122,7 @@ def test_a_block_on_a_thread_of_its_own():
             y = model(x)
         assert lazyviz.is_lazy(y)
         graph.evaluate()
-        return y, _torch.active_dispatch_modes()
+        return y, private_api.active_dispatch_modes()
 
     y, modes = on_a_thread(work)
     assert difference(expected, y) is None and modes == 0
@@ -252,7 +252,7 @@ def test_a_block_cannot_be_entered_twice():
     with pytest.raises((RuntimeError, AttributeError, TypeError)):
         with block:
             pass
-    assert _torch.active_dispatch_modes() == 0 or lazyviz.metrics()["ops pending"]
+    assert private_api.active_dispatch_modes() == 0 or lazyviz.metrics()["ops pending"]
 
 
 def test_blocks_one_after_the_other_continue_one_program():

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
-from ._torch import _LAZY_TENSORS, OpOverload
+from .private_api import _LAZY_TENSORS, OpOverload
 
 past_torch_function = torch._C.DisableTorchFunctionSubclass
 """Context: ``__torch_function__`` of subclasses is not called."""

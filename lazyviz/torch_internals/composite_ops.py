@@ -1,6 +1,7 @@
 """Private torch APIs on ATen functions that are made of others, each with the reason for it.
 
-Beside :mod:`lazyviz._torch`, for recording.  ``tests/test_torch_private.py`` checks each entry.
+Beside :mod:`lazyviz.torch_internals.private_api`, for recording.  ``tests/test_torch_private.py`` checks each
+entry.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 
-from ._tracebacks import shorten
+from ..process.tracebacks import shorten
 
 linalg_eigh = torch.ops.aten._linalg_eigh.default
 linalg_eigvals = torch.ops.aten._linalg_eigvals.default

@@ -962,7 +962,7 @@ PyType_Slot slots_of_type[] = {
     {0, nullptr},
 };
 PyType_Spec type_spec = {
-    "lazyviz.execute._program.Program", sizeof(Program), 0, Py_TPFLAGS_DEFAULT, slots_of_type};
+    "lazyviz.torch_internals.native.interpreter.Program", sizeof(Program), 0, Py_TPFLAGS_DEFAULT, slots_of_type};
 
 PyMethodDef methods_of_memory[] = {
     {"storage", storage_of, METH_NOARGS, "The memory, if somebody still has it."},
@@ -975,7 +975,7 @@ PyType_Slot slots_of_memory[] = {
     {0, nullptr},
 };
 PyType_Spec memory_spec = {
-    "lazyviz.execute._program.MemoryRef", sizeof(MemoryRef), 0,
+    "lazyviz.torch_internals.native.interpreter.MemoryRef", sizeof(MemoryRef), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots_of_memory};
 
 PyMethodDef methods_of_level[] = {
@@ -991,7 +991,7 @@ PyType_Slot slots_of_level[] = {
     {0, nullptr},
 };
 PyType_Spec level_spec = {
-    "lazyviz.execute._program.KernelsOnly", sizeof(KernelsOnly), 0, Py_TPFLAGS_DEFAULT, slots_of_level};
+    "lazyviz.torch_internals.native.interpreter.KernelsOnly", sizeof(KernelsOnly), 0, Py_TPFLAGS_DEFAULT, slots_of_level};
 
 PyMethodDef functions[] = {
     {"give", give_one, METH_VARARGS, "See straight_line.give."},
@@ -1000,7 +1000,7 @@ PyMethodDef functions[] = {
 };
 
 PyModuleDef module_definition = {
-    PyModuleDef_HEAD_INIT, "_program", "Replays in C++; see straight_line.py.", -1, functions};
+    PyModuleDef_HEAD_INIT, "lazyviz.torch_internals.native.interpreter", "Runs programs of kernels.", -1, functions};
 
 bool intern() {
   std::initializer_list<std::pair<PyObject**, const char*>> all = {
@@ -1019,10 +1019,10 @@ bool add(PyObject* module, const char* name, PyObject* item) {
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit__program() {
+PyMODINIT_FUNC PyInit_interpreter() {
   PyObject* module = PyModule_Create(&module_definition);
   if (module == nullptr) return nullptr;
-  Refused = PyErr_NewException("lazyviz.execute._program.Refused", nullptr, nullptr);
+  Refused = PyErr_NewException("lazyviz.torch_internals.native.interpreter.Refused", nullptr, nullptr);
   Py_XINCREF(Refused);
   Memory = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&memory_spec));
   bool is_whole = Memory != nullptr && intern() && add(module, "Refused", Refused) &&

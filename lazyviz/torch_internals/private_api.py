@@ -48,14 +48,14 @@ from torch.nn.parameter import (  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ._torch_modes import active_dispatch_modes as active_dispatch_modes
-from ._torch_modes import dispatch_modes as dispatch_modes
-from ._torch_modes import drop_stray_keys as drop_stray_keys
-from ._torch_modes import has_mode as has_mode
-from ._torch_modes import insert_mode_at_bottom as insert_mode_at_bottom
-from ._torch_modes import refresh_modes as refresh_modes
-from ._torch_modes import remove_mode as remove_mode
-from ._torch_modes import stray_keys as stray_keys
+from .dispatch_modes import active_dispatch_modes as active_dispatch_modes
+from .dispatch_modes import dispatch_modes as dispatch_modes
+from .dispatch_modes import drop_stray_keys as drop_stray_keys
+from .dispatch_modes import has_mode as has_mode
+from .dispatch_modes import insert_mode_at_bottom as insert_mode_at_bottom
+from .dispatch_modes import refresh_modes as refresh_modes
+from .dispatch_modes import remove_mode as remove_mode
+from .dispatch_modes import stray_keys as stray_keys
 
 
 def is_defined_in_python(op: OpOverload) -> bool:

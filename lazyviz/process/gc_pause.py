@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from .._transaction import Transaction
+from .transaction import Transaction
 
 
 class paused(Transaction):

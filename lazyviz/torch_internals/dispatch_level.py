@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from . import _torch
+from . import private_api
 
 # Whether modes see ops before autograd, as tracers': the compiled form leaves them there.  PyTorch sets the
 # key with the first of them.
@@ -23,7 +23,8 @@ _set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled  # the pu
 
 
 def kernels_only() -> AbstractContextManager[None]:
-    """As :func:`lazyviz._torch.kernels_only`, at less cost where there is compiled code for it.
+    """As :func:`lazyviz.torch_internals.private_api.kernels_only`, at less cost where there is compiled code
+    for it.
 
     Entered again while it is entered, or left again, it does nothing.
     """
@@ -40,7 +41,7 @@ class _KernelsOnly:
 
     def __enter__(self) -> None:
         if self._entered is None:
-            context = _torch.kernels_only()
+            context = private_api.kernels_only()
             context.__enter__()
             self._entered = context
 

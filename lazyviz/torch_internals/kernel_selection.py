@@ -1,6 +1,7 @@
 """What PyTorch's kernels would choose, asked of PyTorch itself: private APIs, each with its reason.
 
-Beside :mod:`lazyviz._torch`, for the plan alone.  ``tests/test_torch_private.py`` checks each entry.
+Beside :mod:`lazyviz.torch_internals.private_api`, for the plan alone.  ``tests/test_torch_private.py`` checks
+each entry.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from functools import lru_cache
 
 import torch
 
-from ._torch import kernels_only
+from .private_api import kernels_only
 
 _ONE = torch.empty(1)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ._torch import make_wrapper_subclass
+from .private_api import make_wrapper_subclass
 
 # A read of an address is an error where there is no memory yet, as for PyTorch's own fake tensors: not null.
 _refuse_addresses = torch._C._set_throw_on_mutable_data_ptr

@@ -14,15 +14,13 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-import torch
+from .paths import PACKAGE, TORCH
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 # How PyTorch comes to a dispatch mode, and we to a kernel.
-_BETWEEN = tuple(os.path.join(_TORCH, *parts) for parts in (("_compile.py",), ("_dynamo", ""), ("_ops.py",)))
+_BETWEEN = tuple(os.path.join(TORCH, *parts) for parts in (("_compile.py",), ("_dynamo", ""), ("_ops.py",)))
 _FULL = os.environ.get("LAZYVIZ_FULL_TRACEBACK", "") not in ("", "0")
 
 
@@ -36,7 +34,7 @@ def frames(traceback: TracebackType | None) -> list[TracebackType]:
 
 
 def is_ours(entry: TracebackType) -> bool:
-    return entry.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+    return entry.tb_frame.f_code.co_filename.startswith(PACKAGE)
 
 
 def without_ours(entries: Iterable[TracebackType]) -> list[TracebackType]:

@@ -2,7 +2,7 @@
 //
 // An op that a dispatch mode is to see goes through a good deal of Python on its way there: its types are
 // collected, the mode is looked up and called as a method, arguments and result are converted by general
-// code.  For an op that the compiled recorder (`_accelerator.pyx`) takes, a kernel at the mode's own
+// code.  For an op that the compiled recorder (`recorder.pyx`) takes, a kernel at the mode's own
 // dispatch key does what is needed of that.  Whatever the recorder does not take goes on as if the kernel was
 // not there; so does every op while no recorder is active.
 //
@@ -465,7 +465,7 @@ PyObject* make_wrapper(PyObject* cls, PyObject* shape, PyObject* stride, int64_t
 
 // --- what the recorder asks of PyTorch ---------------------------------------------------
 
-// Without a way through Python; what is passed is known to be a tensor.  `_accelerator.pyx` has the same structure.
+// Without a way through Python; what is passed is known to be a tensor.  `recorder.pyx` has the same structure.
 struct Quick {
   PyObject* (*make_wrapper)(PyObject*, PyObject*, PyObject*, int64_t, PyObject*, PyObject*);
   size_t (*implementation)(PyObject*);
@@ -771,11 +771,11 @@ PyMethodDef METHODS[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "lazyviz.record._dispatch", nullptr, -1, METHODS};
+PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "lazyviz.torch_internals.native.dispatch", nullptr, -1, METHODS};
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit__dispatch() {
+PyMODINIT_FUNC PyInit_dispatch() {
   PyObject* module = PyModule_Create(&MODULE);
   if (module == nullptr) return nullptr;
   PyModule_AddStringConstant(module, "SOURCE", LAZYVIZ_SOURCE);

@@ -736,11 +736,11 @@ PyMethodDef functions[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_sweep", "Sweeps over nodes in C++; see sweeps.py.", -1, functions};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "lazyviz.torch_internals.native.node_passes", "Passes over nodes.", -1, functions};
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit__sweep() {
+PyMODINIT_FUNC PyInit_node_passes() {
   PyObject* module = PyModule_Create(&definition);
   if (module == nullptr) return nullptr;
   done = PyUnicode_InternFromString("done");

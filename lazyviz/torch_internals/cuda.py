@@ -25,8 +25,8 @@ from torch._C import (
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils import _foreach_utils
 
-from ._torch import KEY_SET_OFFSET, OpOverload
-from ._transaction import no_warnings
+from ..process.transaction import no_warnings
+from .private_api import KEY_SET_OFFSET, OpOverload
 
 cuda_is_present: Callable[[], bool] = torch.cuda.is_available
 """Whether this process can run on CUDA; ``torch.cuda.is_available`` itself answers for the planned card."""

@@ -242,11 +242,11 @@ PyMethodDef functions[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_release", "Frees records at once; see ownership.py.", -1, functions};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "lazyviz.torch_internals.native.graph_release", "Frees recorded graphs at once.", -1, functions};
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit__release() {
+PyMODINIT_FUNC PyInit_graph_release() {
   PyObject* module = PyModule_Create(&definition);
   if (module == nullptr) return nullptr;
   PyObject* source = PyUnicode_FromString(LAZYVIZ_SOURCE);

@@ -1,8 +1,8 @@
 """Compiles the modules that lazyviz records and replays faster with, and works without.
 
-python scripts/accelerator_build.py     # needs setuptools, Cython, a C and C++ compiler, and PyTorch
-python scripts/accelerator_build.py --check    # makes nothing; g++'s warnings of our C++ are errors
-python scripts/accelerator_build.py --sanitize    # for scripts/sanitize.py: with AddressSanitizer and UBSan
+python scripts/build_native.py     # needs setuptools, Cython, a C and C++ compiler, and PyTorch
+python scripts/build_native.py --check    # makes nothing; g++'s warnings of our C++ are errors
+python scripts/build_native.py --sanitize    # for scripts/sanitize.py: with AddressSanitizer and UBSan
 
 The one in Cython needs no PyTorch.  Those in C++ are compiled against the PyTorch of this Python's
 environment and serve no other version of it; where it is missing they are left out.
@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-CYTHON = Path("lazyviz") / "record" / "_accelerator.pyx"
+_NATIVE = Path("lazyviz") / "torch_internals" / "native"
+CYTHON = _NATIVE / "recorder.pyx"
 CPP = (
-    Path("lazyviz") / "record" / "_dispatch.cpp",
-    Path("lazyviz") / "record" / "_engine.cpp",
-    Path("lazyviz") / "record" / "_release.cpp",
-    Path("lazyviz") / "execute" / "_program.cpp",
-    Path("lazyviz") / "execute" / "_sweep.cpp",
+    _NATIVE / "dispatch.cpp",
+    _NATIVE / "backward_nodes.cpp",
+    _NATIVE / "graph_release.cpp",
+    _NATIVE / "interpreter.cpp",
+    _NATIVE / "node_passes.cpp",
 )
 SOURCES = (CYTHON, *CPP)
 REQUIREMENTS = ["cython>=3.1", "setuptools>=68"]

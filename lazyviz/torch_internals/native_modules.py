@@ -1,6 +1,6 @@
 """Loads the compiled modules, each beside its source; lazyviz works the same without them.
 
-They are made when lazyviz is installed (``scripts/accelerator_build.py``): one in Cython where there is
+They are made when lazyviz is installed (``scripts/build_native.py``): one in Cython where there is
 a C compiler, those in C++ where PyTorch is installed already, for that PyTorch.  ``LAZYVIZ_PURE_PYTHON``
 set in the environment leaves them out.
 """
@@ -16,28 +16,32 @@ from typing import Any
 
 import torch
 
-_PACKAGE = Path(__file__).parent
+from ..process.paths import PACKAGE
+
+_FOLDER = Path(__file__).parent / "native"
+_ROOT = Path(PACKAGE).parent
 _COMMAND = "pip install --force-reinstall --no-deps --no-cache-dir lazyviz"
-_CHECKOUT = "python scripts/accelerator_build.py"
+_CHECKOUT = "python scripts/build_native.py"
 loaded: list[str] = []  # their names
 
 
-def load(name: str, source: str) -> Any:
-    """The compiled module ``name``, of the file ``source``; ``None`` if there is none to use.
+def load(source: str) -> Any:
+    """The compiled module of the file ``source`` in ``native``; ``None`` if there is none to use.
 
     Warns if there is one that was made of another source, or for another PyTorch; most of these cannot even
     be loaded.
     """
     if os.environ.get("LAZYVIZ_PURE_PYTHON"):
         return None
+    name = source.partition(".")[0]
     try:
-        module = importlib.import_module(f"lazyviz.{name}")
+        module = importlib.import_module(f"{__package__}.native.{name}")
     except ModuleNotFoundError:
         return None
     except ImportError as error:
         _warn(name, f"cannot be loaded ({error})")
         return None
-    file = _PACKAGE / source
+    file = _FOLDER / source
     if file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() != module.SOURCE:
         _warn(name, "is older than its source")
         return None
@@ -51,7 +55,7 @@ def load(name: str, source: str) -> Any:
 
 def _warn(name: str, why: str) -> None:
     """Say that the module is not used, and by what command it is made anew."""
-    is_checkout = (_PACKAGE.parent / "scripts" / "accelerator_build.py").exists()
+    is_checkout = (_ROOT / "scripts" / "build_native.py").exists()
     warnings.warn(
         f"lazyviz's compiled {name} {why}; Python does its work, more slowly. "
         f"To make it anew, install again: {_CHECKOUT if is_checkout else _COMMAND}",

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from . import _torch
-from ._torch import OpOverload
-from ._transaction import no_warnings
+from ..process.transaction import no_warnings
+from . import private_api
+from .private_api import OpOverload
 
 # PyTorch's own functions and methods in C, below what `torch` and `torch.Tensor` let others patch.
 _PLACES: tuple[Any, ...] = (torch._C.TensorBase, torch._C._VariableFunctions, torch._C._nn)
@@ -31,7 +31,7 @@ class _CalledError(Exception):
         self.call = op, args, kwargs
 
 
-class _Catch(_torch.TorchDispatchMode):
+class _Catch(private_api.TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise _CalledError(func, args, kwargs or {})
 
@@ -45,9 +45,9 @@ def proving() -> Iterator[Callable[[OpOverload, Sequence[Any], Mapping[str, Any]
     """
     with (
         no_warnings(),  # of functions that are tried and not taken
-        _torch.no_dispatch_modes(),
+        private_api.no_dispatch_modes(),
         torch._C.DisableTorchFunction(),
-        _torch.below_autograd(),
+        private_api.below_autograd(),
         _Catch(),
         torch.no_grad(),
     ):
@@ -96,4 +96,4 @@ def _same(one: Any, other: Any) -> bool:
 
 
 # For the compiled form of `_torch.kernels_only`: the keys that are left out in it, and those that are not.
-LEVEL_KEYS = _torch._BELOW_EVERYTHING.raw_repr(), _torch._LAZY_TENSORS.raw_repr()
+LEVEL_KEYS = private_api._BELOW_EVERYTHING.raw_repr(), private_api._LAZY_TENSORS.raw_repr()

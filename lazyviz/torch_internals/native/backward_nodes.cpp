@@ -209,7 +209,7 @@ PyType_Slot SLOTS_OF_SUMS[] = {
     {0, nullptr},
 };
 PyType_Spec SUMS = {
-    "lazyviz.record._engine.Sums", sizeof(Sums), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    "lazyviz.torch_internals.native.backward_nodes.Sums", sizeof(Sums), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     SLOTS_OF_SUMS};
 
 PyMethodDef METHODS[] = {
@@ -219,11 +219,11 @@ PyMethodDef METHODS[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "lazyviz.record._engine", nullptr, -1, METHODS};
+PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "lazyviz.torch_internals.native.backward_nodes", nullptr, -1, METHODS};
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit__engine() {
+PyMODINIT_FUNC PyInit_backward_nodes() {
   PyObject* module = PyModule_Create(&MODULE);
   if (module == nullptr) return nullptr;
   SumsType = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&SUMS));

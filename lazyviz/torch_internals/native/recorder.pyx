@@ -81,7 +81,7 @@ cdef extern from *:
     int instruction_of(PyFrameObject *)
 
 
-# As in `_dispatch.cpp`, which says what each is.
+# As in `dispatch.cpp`, which says what each is.
 ctypedef struct Quick:
     PyObject *(*make_wrapper)(PyObject *, PyObject *, PyObject *, int64_t, PyObject *, PyObject *) except NULL
     size_t (*implementation)(PyObject *) noexcept
@@ -427,7 +427,7 @@ cdef class Op:
         self.generator = MOST_WORDS if info.generator is None else info.generator
 
 
-# --- what is asked of PyTorch where `_dispatch.cpp` is not there -------------------------
+# --- what is asked of PyTorch where `dispatch.cpp` is not there -------------------------
 
 
 cdef PyObject *make_wrapper_in_python(
@@ -720,7 +720,7 @@ cdef int is_recording() noexcept:
 
 
 cdef object record_call(object func, object args, object kwargs):
-    """For ``_dispatch.cpp``, which calls with the mode off the stack and no other on it."""
+    """For ``dispatch.cpp``, which calls with the mode off the stack and no other on it."""
     return record(func, args, kwargs)
 
 
@@ -1127,7 +1127,7 @@ cdef tuple new_outside(object tensor, object graph, object address, int64_t nbyt
 cdef object meet(object tensor, int64_t nbytes):
     """``lazyviz.record.outside.Outside.from_outside`` for plain memory on the CPU.
 
-    ``nbytes``: see `fixed_nbytes` in `_dispatch.cpp`.
+    ``nbytes``: see `fixed_nbytes` in `dispatch.cpp`.
     """
     cdef dict known = get(tape, T_storages)
     address = quick.storage_address(<PyObject *> tensor)

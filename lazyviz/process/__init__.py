@@ -1,0 +1,3 @@
+"""The state of this Python process that lazyviz changes or reads: signals, transactions, tracebacks,
+collector.
+"""

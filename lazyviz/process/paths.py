@@ -1,0 +1,10 @@
+"""Where lazyviz and PyTorch are installed: what tells the user's frames from theirs."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep

@@ -1,0 +1,1 @@
+"""Native modules in Cython and C++, compiled on installation; lazyviz works the same without them."""
