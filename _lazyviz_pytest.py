@@ -35,8 +35,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     marker = item.get_closest_marker(MARKER)
     if marker is None:
         return (yield)
-    from lazyviz import assert_peak_below, session
-    from lazyviz.budget import Budget, PeakExceeded
+    from lazyviz import assert_peak_below
+    from lazyviz.session import lazy_graph
+    from lazyviz.testing.memory_budget import Budget, PeakExceeded
 
     wrong = ""
     try:
@@ -52,7 +53,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     except PeakExceeded as error:
         wrong = str(error)
     finally:
-        session.cell_boundary()
+        lazy_graph.cell_boundary()
     if wrong:
         # A unittest.TestCase has noted what its method alone came to: an unexpected success.
         if _may_fail(item):

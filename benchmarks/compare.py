@@ -208,7 +208,7 @@ def draw_lazyviz(case: Case) -> Drawn:
     for node in graph.nodes:
         counts[node.phase] = counts.get(node.phase, 0) + 1
     widget.close()
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
     return Drawn({phase: counts[phase] for phase in PHASES}, svg)
 
 

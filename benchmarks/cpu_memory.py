@@ -168,7 +168,7 @@ def compare(case: Case, mode: str, with_tracker: bool) -> dict[str, Any]:
     torch.manual_seed(1)
     projected, _ = project(run)
     del run, parts
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
     before = projected["before"]
     row = {
         "measured": measured + before,
@@ -247,7 +247,7 @@ def main() -> None:
                 row = compare(case, mode, options.memtracker)
             except Exception as error:
                 print(f"{name:13} {mode:9} failed: {type(error).__name__}: {str(error)[:90]}", flush=True)
-                lazyviz.session.reset()
+                lazyviz.session.lazy_graph.reset()
                 if options.names:
                     raise
                 continue

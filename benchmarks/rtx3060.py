@@ -77,7 +77,7 @@ def compare(row: dict[str, str]) -> dict[str, Any]:
         "nodes": len(graph.nodes),
         "seconds": seconds,
     }
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
     return result
 
 

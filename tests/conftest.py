@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from lazyviz import session
+from lazyviz.session import lazy_graph
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,4 +30,4 @@ def interrupts():
 @pytest.fixture(autouse=True)
 def nothing_pending():
     yield
-    session.reset()
+    lazy_graph.reset()

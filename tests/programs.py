@@ -23,7 +23,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import lazyviz
-from lazyviz import session
+from lazyviz.session import lazy_graph
 from lazyviz.torch_internals import private_api
 
 from .bits import difference
@@ -312,7 +312,7 @@ def _drop_graph(m: Machine, a: int, b: int, c: int) -> None:
 @instruction(1)
 def _next_cell(m: Machine, a: int, b: int, c: int) -> None:
     if m.lazy and not m.blocks:
-        session.cell_boundary()
+        lazy_graph.cell_boundary()
 
 
 @instruction(1)
@@ -718,7 +718,7 @@ def disagreement(program: Program) -> str | None:
     finally:
         for block in reversed(lazy.blocks):
             block.__exit__(None, None, None)
-        session.reset()
+        lazy_graph.reset()
 
 
 def _after(m: Machine) -> list[torch.Tensor]:

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.budget import PeakExceeded
 from lazyviz.graph.nested import flattened
 from lazyviz.plan.devices import DeviceProfile
 from lazyviz.plan.planner import make_plan
 from lazyviz.plan.units import format_bytes, format_range
+from lazyviz.testing.memory_budget import PeakExceeded
 
 pytest_plugins = ["pytester"]
 
@@ -407,7 +407,7 @@ def test_a_budget_needs_no_capacity_so_cuda_will_do_without_a_driver(monkeypatch
         with lazyviz.assert_peak_below("1 MiB", device="cuda"):
             x = torch.ones(1_000_000, device="cuda")
     del x
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
 
 
 def test_a_class_method_may_be_budgeted_below_or_above_its_own_decorator():

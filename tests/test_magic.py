@@ -14,7 +14,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import lazyviz
-from lazyviz import diagnostics, magic, session
+from lazyviz.notebook import magic
+from lazyviz.session import diagnostics, lazy_graph
 
 
 class Cells:
@@ -48,16 +49,16 @@ def shell():
     shell = InteractiveShell.instance(config=config)
     yield shell
     magic.unload_ipython_extension(shell)
-    session.reset()
+    lazy_graph.reset()
     InteractiveShell.clear_instance()
 
 
 @pytest.fixture
 def run(shell, capsys, monkeypatch):
     # What the pictures look like is the view's to test; here it counts that they are shown.
-    monkeypatch.setattr(session.LazyGraph, "text", lambda graph: f"TEXT OF {graph!r}")
+    monkeypatch.setattr(lazy_graph.LazyGraph, "text", lambda graph: f"TEXT OF {graph!r}")
     monkeypatch.setattr(
-        session.LazyGraph, "static_bundle", lambda graph, scene=None: {"text/plain": "STATIC"}
+        lazy_graph.LazyGraph, "static_bundle", lambda graph, scene=None: {"text/plain": "STATIC"}
     )
     cells = Cells(shell, capsys)
     magic.load_ipython_extension(shell)
@@ -264,7 +265,7 @@ def test_a_picture_that_fails_does_not_hide_the_user_s_error(run, monkeypatch):
     def fail(graph):
         raise OSError("no picture")
 
-    monkeypatch.setattr(session.LazyGraph, "text", fail)
+    monkeypatch.setattr(lazy_graph.LazyGraph, "text", fail)
     with pytest.warns(UserWarning, match="could not show the graph: OSError"):
         result = run("%%lazy\ny = torch.ones(3)\n1 / 0")
     assert isinstance(result.error_in_exec, ZeroDivisionError)
@@ -423,7 +424,7 @@ def test_a_split_that_cannot_be_is_said_by_the_cell_in_a_sentence(run):
 
 
 def test_a_batch_that_fits_in_no_number_of_pieces_is_said_by_the_cell(run):
-    run("import lazyviz\nfrom lazyviz import DeviceProfile, diagnostics\nx = torch.randn(256, 64)")
+    run("import lazyviz\nfrom lazyviz import DeviceProfile\nx = torch.randn(256, 64)")
     run("net = torch.nn.Linear(64, 64)")
     run(
         "with lazyviz.lazy(device=DeviceProfile('tiny', 30_000), batch='x', split='auto') as g:\n"
@@ -569,7 +570,7 @@ def test_evaluate_runs_all_that_is_pending_and_status_counts_it(run):
     ran = re.findall(r"^(cell \[3\], line 2|cell \[4\]|the rest): (\d) ops in", run.output, re.MULTILINE)
     assert [where for where, _ in ran] == ["cell [3], line 2", "cell [4]", "the rest"]
     assert sum(int(count) for _, count in ran) == 6
-    assert session.metrics()["ops pending"] == 0
+    assert lazy_graph.metrics()["ops pending"] == 0
     assert [type(run[name]) for name in "abc"] == [torch.Tensor] * 3
 
 
@@ -633,7 +634,7 @@ def test_frames_of_the_user_s_modules_stay_in_the_traceback(run):
 def test_reset_forgets_what_is_pending(run):
     run("%%lazy\ny = torch.ones(3)")
     run("%lazy reset")
-    assert session.metrics()["ops pending"] == 0
+    assert lazy_graph.metrics()["ops pending"] == 0
 
 
 def test_plan_and_explain_name_what_would_lower_the_peak_with_the_cell_s_own_names(run):
@@ -687,7 +688,7 @@ class FakeWidget:
 
 
 def test_in_jupyter_the_static_picture_comes_first_then_the_widget(run, monkeypatch):
-    monkeypatch.setattr(session.LazyGraph, "widget", lambda graph, scene=None: FakeWidget())
+    monkeypatch.setattr(lazy_graph.LazyGraph, "widget", lambda graph, scene=None: FakeWidget())
     frontend = Frontend(run.shell)
     assert run("%%lazy\ny = torch.ones(3)").success
     assert frontend.texts() == ["STATIC", "WIDGET"]
@@ -696,7 +697,7 @@ def test_in_jupyter_the_static_picture_comes_first_then_the_widget(run, monkeypa
 
 def test_no_widget_shows_the_static_picture_alone(run, monkeypatch):
     monkeypatch.setattr(
-        session.LazyGraph, "widget", lambda graph, scene=None: pytest.fail("a widget was made")
+        lazy_graph.LazyGraph, "widget", lambda graph, scene=None: pytest.fail("a widget was made")
     )
     frontend = Frontend(run.shell)
     assert run("%%lazy --no-widget\ny = torch.ones(3)").success
@@ -757,7 +758,7 @@ def test_the_extension_loads_unloads_and_reloads_by_name(shell, capsys):
 
 def test_between_cells_the_session_is_told(run, monkeypatch):
     calls = []
-    monkeypatch.setattr(session, "cell_boundary", lambda: calls.append(1))
+    monkeypatch.setattr(lazy_graph, "cell_boundary", lambda: calls.append(1))
     run("a = 1")
     run("b = 1")
     assert len(calls) == 2

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz import session
 from lazyviz.process import tracebacks
 from lazyviz.record import acceleration
+from lazyviz.session import lazy_graph
 
 THREE = torch.ones(3)
 FAR = torch.tensor([5])
@@ -179,7 +179,7 @@ def test_what_failed_names_its_line_and_what_gets_rid_of_it():
         bad.tolist()
     assert "%lazy reset" in str(caught.value) and "lazyviz.reset()" in str(caught.value)
     lazyviz.reset()
-    assert not session.metrics()["ops pending"]
+    assert not lazy_graph.metrics()["ops pending"]
     assert torch.ones(2).add(1).tolist() == [2.0, 2.0]
 
 

@@ -98,4 +98,4 @@ def measure(settings: Settings) -> Iterator[Figure]:
     if acceleration.active and "LTC record" not in missing:
         value = ratio(times, "in Python record", "LTC record")
         yield Figure("record in Python / LTC record", f"chain of {OPS} ops", value, detail=detail)
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()

@@ -81,7 +81,7 @@ def both_ways(program: Program, settings: Settings, rounds: int) -> Iterator[Fig
         note="; ".join(report.fallbacks),
         detail={"ops": ours.ops},
     )
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
 
 
 def whole_step(program: Program, settings: Settings, rounds: int) -> Iterator[Figure]:
@@ -115,7 +115,7 @@ def whole_step(program: Program, settings: Settings, rounds: int) -> Iterator[Fi
         note="; ".join(report.fallbacks),
         detail={"ops": ours.ops},
     )
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
     if not settings.device.startswith("cuda"):
         yield memory.figure(program, settings, "inductor", adamw)
 

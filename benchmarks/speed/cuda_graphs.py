@@ -63,7 +63,7 @@ def compare(program: Program, name: str, optimizer: Optimizer, settings: Setting
     yield Figure("replay without CUDA Graph / eager", case, value, detail=detail)
     by_hand = None if missing else ratio(times, "by hand", "eager")
     yield Figure("CUDA Graph by hand / eager", case, by_hand, note=missing, detail=detail)
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
 
 
 def measure(settings: Settings) -> Iterator[Figure]:

@@ -54,4 +54,4 @@ def measure(settings: Settings) -> Iterator[Figure]:
     # What calling an operator costs where nothing is computed: whoever is called for each pays that.
     calls = ratio(times, "without elements", "eager")
     yield Figure("eager on tensors without elements / eager", case, calls, detail=detail)
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()

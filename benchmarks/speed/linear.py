@@ -68,7 +68,7 @@ def measure(settings: Settings) -> Iterator[Figure]:
             runs = [block(count, settings.device, 4) for _ in range(2 + repeats)][2:]
             again[count] = 1e6 * statistics.median(run["evaluate, at first"] for run in runs) / count
         taken = runs[0]["bytes"] / count
-        lazyviz.session.reset()
+        lazyviz.session.lazy_graph.reset()
     for stage, per_count in {**costs, "evaluate, again": again}.items():
         last = max(per_count)
         yield Figure(

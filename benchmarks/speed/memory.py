@@ -80,7 +80,7 @@ def compare(name: str, make: Callable[[], Callable[[], Any]], device: str, backe
     lazily()
     peak = max(peak_of(lazily, device) for _ in range(2))
     allowed = eager + held + BOOKKEEPING
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
     return Figure(
         TITLE.format(backend),
         name,
@@ -144,7 +144,7 @@ def measure(settings: Settings) -> Iterator[Figure]:
         try:
             figure = compare(name, make, settings.device, "eager")
         except Exception as error:  # of a model that cannot be run here: its own figure says so
-            lazyviz.session.reset()
+            lazyviz.session.lazy_graph.reset()
             text = str(error).strip().splitlines()
             reason = f"{type(error).__name__}: {text[0][:100] if text else ''}"
             figure = Figure(TITLE.format("eager"), name, None, "<= 1", note=reason)

@@ -88,4 +88,4 @@ def measure(settings: Settings) -> Iterator[Figure]:
             microseconds = 1e6 * statistics.median(times[peer]) / nodes
             detail = {**medians(times), "its operators": nodes, "its us an operator": microseconds}
             yield Figure(title, program.name, 1e-6 * microseconds / ours[program.name], detail=detail)
-            lazyviz.session.reset()
+            lazyviz.session.lazy_graph.reset()

@@ -83,7 +83,7 @@ def compare(program: Program, settings: Settings, with_ltc: bool) -> Iterator[Fi
     )
     microseconds = 1e6 * detail["lazyviz record, s"] / ops
     yield Figure("warm record", program.name, microseconds, unit="us an op", detail=detail)
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
 
 
 def measure(settings: Settings) -> Iterator[Figure]:

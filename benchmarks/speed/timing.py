@@ -88,7 +88,7 @@ class Lazily(NamedTuple):
     """Turns of one program under lazyviz: ``turn``, what the last one left, and how many ops it had."""
 
     turn: Turn
-    reports: list[lazyviz.session.Report]
+    reports: list[lazyviz.session.lazy_graph.Report]
 
     @property
     def ops(self) -> int:
@@ -115,7 +115,7 @@ def lazily(step: Callable[[], Any], *, backend: str = "eager", name: str = "lazy
     Recording is the whole ``with`` block, entering and leaving included; what the step returns lives until
     the clock has stopped, as a user's variables do.
     """
-    reports: list[lazyviz.session.Report] = []
+    reports: list[lazyviz.session.lazy_graph.Report] = []
 
     def turn() -> dict[str, float]:
         settle()

@@ -81,7 +81,7 @@ def compare(
     if with_ltc:
         value = None if missing else ratio(times, "LTC total", "eager")
         yield Figure("LTC total / eager", program.name, value, note=missing, detail=detail)
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
 
 
 def measure(settings: Settings, case: str) -> Iterator[Figure]:

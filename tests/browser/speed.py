@@ -13,17 +13,17 @@ from . import lab
 
 SETUP = """\
 %load_ext lazyviz
-import json, time, torch, lazyviz, lazyviz.magic
+import json, time, torch, lazyviz, lazyviz.notebook.magic
 from torch import nn
 torch.manual_seed(0)
-show = lazyviz.magic.LazyMagics._show
+show = lazyviz.notebook.magic.LazyMagics._show
 
 def timed(self, graph, no_widget):
     global recorded_at
     recorded_at = time.time()
     show(self, graph, no_widget)
 
-lazyviz.magic.LazyMagics._show = timed
+lazyviz.notebook.magic.LazyMagics._show = timed
 """
 GPT2 = """\
 from transformers import GPT2Config, GPT2LMHeadModel

@@ -14,7 +14,7 @@ from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import lazyviz
-from lazyviz import session
+from lazyviz.session import lazy_graph
 
 from .entries import name_of
 from .trials import seed
@@ -94,7 +94,7 @@ def test_errors(entry, everything):
             for pending in (False, True) if everything else (True,):
                 with lazyviz.lazy():
                     found = error_of(function, case.sample_input, gradient, pending)
-                session.reset()
+                lazy_graph.reset()
                 if found != expected:
                     wrong.append(f"{name}: {found} instead of {expected}")
     assert not wrong
@@ -151,7 +151,7 @@ def test_errors_on_a_planned_gpu(entry, everything):
             with lazyviz.lazy(device="A100-40GB"):
                 first, args, kwargs = sent(case.sample_input)
                 found = error_of(function, SampleInput(first, args=args, kwargs=kwargs), gradient)
-            session.reset()
+            lazy_graph.reset()
             if of_any_device(found) != of_any_device(expected):
                 wrong.append(f"{name}: {found} instead of {expected}")
     assert not wrong

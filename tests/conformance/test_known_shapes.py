@@ -99,7 +99,7 @@ def test_what_is_known_is_what_pytorch_says(entry, wrong, everything):
                     record(entry, sample)
                 except Exception:
                     pass  # it is refused, as in eager mode
-                lazyviz.session.reset()
+                lazyviz.session.lazy_graph.reset()
     assert not wrong
 
 
@@ -131,5 +131,5 @@ def test_what_is_known_of_lists_is_what_pytorch_says(name, wrong):
             FOREACH[name](*lists)
     except Exception:
         pass  # it is refused, as in eager mode
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
     assert not wrong

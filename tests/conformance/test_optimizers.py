@@ -21,7 +21,7 @@ from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, up
 from torch.testing._internal.common_optimizers import OptimizerInfo, optim_db
 
 import lazyviz
-from lazyviz import session
+from lazyviz.session import lazy_graph
 
 from ..bits import difference
 from .scoreboard import EQUAL, FAILING
@@ -145,7 +145,7 @@ def outcome(program: Callable[[Any], Any], context: Any) -> Any:
     try:
         return program(context)
     except Exception as error:
-        session.reset()
+        lazy_graph.reset()
         return f"{type(error).__name__}: {error}"
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 import lazyviz
-from lazyviz import session
+from lazyviz.session import lazy_graph
 
 from ..bits import difference, metadata_difference
 from .scoreboard import EQUAL, FAILING, NONDETERMINISTIC
@@ -108,13 +108,13 @@ def _lazily(program: Program, sample: Any, trials: Trials) -> Any:
         with lazyviz.lazy() as graph:
             result = program(sample)
         graph.evaluate()
-        session.cell_boundary()
+        lazy_graph.cell_boundary()
         trials.syncs.update(point.cause for point in graph.sync_points)
         return _observed(result, sample)
     except Exception as error:
         return error
     finally:
-        session.reset()
+        lazy_graph.reset()
 
 
 def _observed(result: Any, sample: Any) -> Any:

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz import ways
 from lazyviz.execute import backend as registry
 from lazyviz.execute import cuda_graphs, replay
 from lazyviz.execute.cuda_graphs import CudaGraphsBackend
+from lazyviz.session import strategies
 from lazyviz.testing import PROGRAMS, check_backend
 from lazyviz.torch_internals import cuda as torch_cuda
 
@@ -33,7 +33,7 @@ def graphs(captures):
     lazyviz.register_backend(NAME, backend)
     yield backend
     del registry._backends[NAME]
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
 
 
 def evaluate(function, *args):
@@ -337,7 +337,7 @@ def test_ops_elsewhere_feed_what_is_captured(graphs):
 
 
 def test_where_a_device_counts_its_memory_a_repeat_is_found_as_quickly(graphs, monkeypatch):
-    monkeypatch.setattr(ways, "cuda_devices", lambda nodes: [0])
+    monkeypatch.setattr(strategies, "cuda_devices", lambda nodes: [0])
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda index: None)
     monkeypatch.setattr(torch_cuda, "synchronize", lambda index: None)
     monkeypatch.setattr(torch_cuda, "max_memory_allocated", lambda index: 12345)

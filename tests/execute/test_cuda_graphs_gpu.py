@@ -21,7 +21,7 @@ CUDA = torch.device("cuda", 0)
 @pytest.fixture(autouse=True)
 def settled():
     yield
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
     gc.collect()
     assert not torch.cuda.is_current_stream_capturing()
     torch.rand(1, device=CUDA)  # the generator draws outside of a capture

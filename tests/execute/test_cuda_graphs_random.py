@@ -143,4 +143,4 @@ def test_a_random_program(seed, monkeypatch):
             assert torch.equal(eager.long, lazily.long)
     finally:
         del registry._backends["random"]
-        lazyviz.session.reset()
+        lazyviz.session.lazy_graph.reset()

@@ -235,7 +235,7 @@ def test_a_loader_with_workers_inside_the_block():
 
 
 def test_a_graph_nobody_can_reach_is_forgotten():
-    from lazyviz.session import cell_boundary
+    from lazyviz.session.lazy_graph import cell_boundary
 
     x = torch.ones(3)
     with lazyviz.lazy() as graph:
@@ -252,7 +252,7 @@ def test_a_graph_nobody_can_reach_is_forgotten():
 
 
 def test_an_owed_write_and_an_owed_draw_are_not_forgotten():
-    from lazyviz.session import cell_boundary
+    from lazyviz.session.lazy_graph import cell_boundary
 
     torch.manual_seed(3)
     torch.rand(5)

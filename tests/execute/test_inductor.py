@@ -643,7 +643,7 @@ def test_a_program_in_bfloat16_is_checked_by_what_bfloat16_can_tell(inductor, mo
 
     report = check()
     assert report.share == 1.0 and not report.fallbacks
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
     monkeypatch.setattr(inductor, "programs", type(inductor.programs)())
     repeats._known.clear()
     made = inductor._code

@@ -205,7 +205,7 @@ def test_the_error_of_a_replay_keeps_nothing_alive():
         graph, rows = run(torch.tensor([0, 9]))
         assert lazyviz.is_lazy(rows)
         del rows
-        lazyviz.session.cell_boundary()
+        lazyviz.session.lazy_graph.cell_boundary()
         assert graph() is None
         assert lazyviz.evaluate().ops_run == 0
     finally:

@@ -19,8 +19,8 @@ import lazyviz
 from lazyviz.execute import straight_line
 from lazyviz.execute.replay import replays
 from lazyviz.process import signals
-from lazyviz.recomputing import RecomputeError
 from lazyviz.record.recorder import tape
+from lazyviz.session.recompute_options import RecomputeError
 
 from ..bits import difference
 from ..execute.clusters import Here

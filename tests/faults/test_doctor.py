@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz import evaluation
 from lazyviz.process.gc_pause import patience
 from lazyviz.record.patches import everything
 from lazyviz.record.recorder import tape
+from lazyviz.session import evaluation
 from lazyviz.torch_internals import private_api
 
 from .inject import State, is_plain
@@ -28,7 +28,7 @@ def keep_patches():
 
 def record_for_nobody():
     lazyviz.lazy().__enter__()
-    from lazyviz import block
+    from lazyviz.session import block
 
     block._open.clear()
     block._claims.clear()

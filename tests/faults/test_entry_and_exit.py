@@ -208,11 +208,11 @@ def test_a_block_is_entered_once(state):
 
 
 def test_a_block_that_nobody_enters_changes_nothing(state):
-    latest = lazyviz.evaluation.latest
+    latest = lazyviz.session.evaluation.latest
     block = lazyviz.lazy(device="A100-40GB")
     assert callable(block.__exit__)
     del block
-    assert is_plain() and lazyviz.evaluation.latest is latest
+    assert is_plain() and lazyviz.session.evaluation.latest is latest
 
 
 def test_exit_stacks_and_decorators_take_blocks(state):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz import session
 from lazyviz.record.recorder import tape
+from lazyviz.session import lazy_graph
 
 from .inject import Fault, State, inject, points, sampled
 
@@ -51,7 +51,7 @@ def test_an_interrupted_reset_has_forgotten_everything(error, request):
     for at in range(0, 100_000, every):
         kept = recorded()
         count = len(tape.pending)
-        if inject(session.reset, at, error) is None:  # it has fewer points
+        if inject(lazy_graph.reset, at, error) is None:  # it has fewer points
             break
         assert len(tape.pending) in (0, count)  # all, where it had not begun
         assert_plain_and_forgotten(expected)
@@ -72,14 +72,14 @@ def test_an_interrupt_between_two_cells_loses_nothing_that_can_be_seen(error, re
         return recorded()
 
     dropped_and_kept()
-    count = points(session.cell_boundary)
-    session.reset()
+    count = points(lazy_graph.cell_boundary)
+    lazy_graph.reset()
     for at in sampled(count, most):
         kept = dropped_and_kept()
-        inject(session.cell_boundary, at, error)
+        inject(lazy_graph.cell_boundary, at, error)
         for found, right in zip(evaluated(kept), known, strict=True):
             assert torch.equal(found, right)
-        session.cell_boundary()
+        lazy_graph.cell_boundary()
         assert_plain_and_forgotten(expected)
         assert not state.differences()
 

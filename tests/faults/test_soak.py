@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz import evaluation
 from lazyviz.execute import eager, replay
 from lazyviz.graph import ir
 from lazyviz.record.pending import SyncError
 from lazyviz.record.recorder import Tape, tape
+from lazyviz.session import evaluation
 
 MIB = 2**20
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.graph.fingerprint import fingerprint, first_difference
-from lazyviz.session import reset
+from lazyviz.session.lazy_graph import reset
 
 
 @pytest.fixture(autouse=True)

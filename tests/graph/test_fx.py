@@ -6,7 +6,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.graph.fx import fx_inputs, fx_outputs, to_fx
-from lazyviz.session import reset
+from lazyviz.session.lazy_graph import reset
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz import session
 from lazyviz.plan.events import Need
+from lazyviz.session import lazy_graph
 from lazyviz.torch_internals.kernel_selection import Instructions, onednn_instructions
 
 from .profiler import allocated_by
@@ -397,7 +397,7 @@ def test_many_embedded_words_are_sorted_on_a_card_and_few_are_not():
             table(torch.zeros(count, dtype=torch.long)).sum().backward()
         plan = graph.plan(device="RTX-3060")
         found = [plan.scratch.get(node.index) for node in graph.nodes if "embedding_dense" in node.name]
-        session.reset()
+        lazy_graph.reset()
         return found[0]
 
     assert backward_of(3072) is None

@@ -229,7 +229,7 @@ def test_pytorch_is_as_it_was_after_a_compiled_function_is_refused():
         x * 2
     assert names(graph)[-1] == "mul"
     del x
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
     assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
     assert dict(vars(torch.Tensor)) == before
     assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item() == 2

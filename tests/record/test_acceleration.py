@@ -303,7 +303,7 @@ def test_a_graph_goes_when_nobody_refers_to_it(evaluated):
         gone = weakref.ref(graph.ir)
     del graph
     if not evaluated:
-        lazyviz.session.reset()
+        lazyviz.session.lazy_graph.reset()
     layer.zero_grad()
     gc.collect()
     assert gone() is None

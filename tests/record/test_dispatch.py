@@ -322,7 +322,7 @@ def test_composites_compute_as_eager_does(program, special):
     names = [node["op"]._schema.name.removeprefix("aten::") for node in ours[0]]
     if special:
         assert special in names
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
     for name in ("linear", "matmul"):
         assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "PythonTLSSnapshot")
 
@@ -352,7 +352,7 @@ def test_kernels_that_are_taken_out_are_gone():
             nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3))
         graph.evaluate()
         del graph
-        lazyviz.session.cell_boundary()
+        lazyviz.session.lazy_graph.cell_boundary()
         gc.collect()
         return len(gc.get_objects())
 
@@ -407,6 +407,6 @@ def test_a_graph_in_which_recording_an_op_failed_goes_like_another(monkeypatch):
         graph.evaluate()
         assert kept.tolist() == [3.0, 3.0]
     del graph
-    lazyviz.session.cell_boundary()
+    lazyviz.session.lazy_graph.cell_boundary()
     gc.collect()
     assert [reference() for reference in gone] == [None, None, None]

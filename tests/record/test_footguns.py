@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz import session
+from lazyviz.session import lazy_graph
 
 
 def test_running_statistics_are_writes():
@@ -67,7 +67,7 @@ def test_views_taken_later_are_recorded_and_leave_nothing_pending():
     loss.backward()
     assert parameter.grad.tolist() == [0, 0, 1, 1]
     graph.evaluate()
-    session.cell_boundary()
+    lazy_graph.cell_boundary()
     assert graph.pending == 0
 
 
@@ -244,7 +244,7 @@ def test_a_forgotten_tensor_is_one_clear_error():
     with lazyviz.lazy() as graph:
         y = x * 2
         torch.rand(2)
-    session.reset()
+    lazy_graph.reset()
     assert repr(y) == "lazy[3] float32 cpu, forgotten"
     for use in (lambda: y + 1, y.sum, graph.evaluate):
         with pytest.raises(RuntimeError, match="forgotten before it ran"):

@@ -32,7 +32,7 @@ def train(steps: int) -> None:
 def test_step_counters_of_a_dropped_optimizer_are_forgotten():
     train(20)
     gc.collect()
-    lazyviz.session.cell_boundary()
+    lazyviz.session.lazy_graph.cell_boundary()
     assert not tape.pending
 
 
@@ -69,7 +69,7 @@ def test_a_write_that_shows_elsewhere_is_made(show):
     with lazyviz.lazy():
         base.add_(1)
     del base
-    lazyviz.session.cell_boundary()
+    lazyviz.session.lazy_graph.cell_boundary()
     found = torch.from_dlpack(shown) if type(shown).__name__ == "PyCapsule" else shown
     expected = torch.arange(4.0) + 1
     if show is not SHOWN["a storage"]:
@@ -82,7 +82,7 @@ def test_an_array_that_a_tensor_was_made_of_shows_the_write():
     array = np.zeros(3, dtype=np.float32)
     with lazyviz.lazy():
         torch.from_numpy(array).add_(1)
-    lazyviz.session.cell_boundary()
+    lazyviz.session.lazy_graph.cell_boundary()
     lazyviz.sync()
     assert array.tolist() == [1, 1, 1]
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="plans for a c
 @pytest.fixture(autouse=True)
 def nothing_pending():
     yield
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_resetting_gives_a_planned_model_back_as_it_was_before(model, keep_loss)
         loss = train_on_the_card(model)
     if not keep_loss:
         del loss
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
     assert same(model, before)
     assert model[0].weight is weight and type(weight) is nn.Parameter
     assert weight.requires_grad and weight.grad is None
@@ -115,13 +115,13 @@ def test_gradients_from_before_the_plan_come_back_too(model):
     with lazyviz.lazy(device="H100-80GB"):
         model.cuda()
         train_on_the_card(model)
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
     assert torch.equal(model[0].weight.grad, before)
 
 
 def test_what_was_never_on_the_host_stays_without_a_value():
     with lazyviz.lazy(device="H100-80GB"):
         z = torch.ones(3, device="cuda") * 2
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
     with pytest.raises(RuntimeError, match="forgotten"):
         z + 1

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lazyviz
-from lazyviz import session
+from lazyviz.session import lazy_graph
 
 from ..bits import difference
 
@@ -185,7 +185,7 @@ def test_forgetting_a_forked_state_goes_back_to_the_draws_before():
         with torch.random.fork_rng():
             torch.rand(3)
         assert torch.initial_seed() == 5
-    session.reset()
+    lazy_graph.reset()
     assert torch.initial_seed() == 5
     after = torch.rand(3)
     torch.manual_seed(5)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz import session
+from lazyviz.session import lazy_graph
 
 from ..both_ways import both
 
@@ -230,7 +230,7 @@ def test_a_result_kept_anywhere_is_a_live_reference():
     kept = {}
     with lazyviz.lazy():
         kept[5] = (data() * 2, [data() + 1])
-    session.cell_boundary()
+    lazy_graph.cell_boundary()
     assert torch.equal(kept[5][0], data() * 2) and torch.equal(kept[5][1][0], data() + 1)
 
 

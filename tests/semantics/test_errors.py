@@ -382,7 +382,7 @@ def test_an_operation_after_a_failed_one_can_be_given_up():
         graph.evaluate()
     assert x.tolist() == [2, 2, 2]
     del bad, graph
-    lazyviz.session.cell_boundary()
+    lazyviz.session.lazy_graph.cell_boundary()
     assert lazyviz.evaluate().ops_run == 0
 
 

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz import session
 from lazyviz.graph.ir import Graph
 from lazyviz.record import shapes, source_lines
 from lazyviz.record.recorder import tape
 from lazyviz.record.storage import TrackedNode, TrackedStorage, TrackedValue
+from lazyviz.session import lazy_graph
 
 from ..bits import difference
 
@@ -166,7 +166,7 @@ def test_a_thousand_blocks_leave_memory_where_it_was():
 
     for _ in range(300):
         block()
-    classes = (Graph, TrackedNode, TrackedValue, TrackedStorage, lazyviz.session.LazyGraph)
+    classes = (Graph, TrackedNode, TrackedValue, TrackedStorage, lazyviz.session.lazy_graph.LazyGraph)
     before, rss = counted(*classes), psutil.Process().memory_info().rss
     tensors = len([item for item in gc.get_objects() if isinstance(item, torch.Tensor)])
     entries = len(tape.shapes.entries)
@@ -186,7 +186,7 @@ def test_dropping_every_reference_to_a_pending_graph_frees_it():
         y = big * 2
     gone = [weakref.ref(graph), weakref.ref(graph.nodes[-1].outputs[0])]
     del graph, big, y
-    session.cell_boundary()
+    lazy_graph.cell_boundary()
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
     assert not tape.pending and lazyviz.metrics()["ops pending"] == 0
@@ -199,7 +199,7 @@ def test_a_write_owed_to_an_outside_tensor_outlives_its_graph():
         y = x * 2
         x.add_(y)
     del graph, y, unseen
-    session.cell_boundary()
+    lazy_graph.cell_boundary()
     gc.collect()
     assert len(tape.pending) == 2  # not the one that nobody sees
     assert x.tolist() == [3, 3, 3]
@@ -211,7 +211,7 @@ def test_a_forgotten_reader_is_not_run_by_a_later_write():
     with lazyviz.lazy() as graph:
         y = x * 7
     del graph, y
-    session.cell_boundary()
+    lazy_graph.cell_boundary()
     x.add_(1)
     assert x.tolist() == [2, 2, 2]
 
@@ -221,7 +221,7 @@ def test_a_graph_with_a_sync_point_in_it_is_not_forgotten():
     with lazyviz.lazy() as graph:
         assert (x + 1).sum().item() == 6
         x * 3
-    session.cell_boundary()
+    lazy_graph.cell_boundary()
     assert graph.pending == 1
     assert graph.evaluate().ops_run == 1
 

@@ -607,7 +607,7 @@ def test_raw_access_where_sync_points_are_forbidden_is_an_error():
 def test_a_forgotten_tensor_has_no_address():
     with lazyviz.lazy():
         t = torch.arange(3.0) * 2
-    lazyviz.session.reset()
+    lazyviz.session.lazy_graph.reset()
     with pytest.raises(RuntimeError, match=r"forgotten|Cannot access data pointer"):
         to_dlpack(t)
 

@@ -1,6 +1,6 @@
 """What a process that records and evaluates can be asked: why something ran, and how often and how long.
 
-A part of :mod:`.session`.
+A part of :mod:`lazyviz.session.lazy_graph`.
 """
 
 from __future__ import annotations
@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ..execute.backend import backend_counters, compiled_programs
+from ..execute.replay import replays
+from ..graph.sync_points import listed
+from ..plan.batch_analysis import Blocker
+from ..plan.explain import verdict
+from ..plan.split import describe
+from ..record import acceleration
+from ..record.recorder import tape
+from ..torch_internals import native_modules
 from . import evaluation
 from .evaluate_all import failed_nodes, what_failed
-from .execute.backend import backend_counters, compiled_programs
-from .execute.replay import replays
-from .graph.sync_points import listed
-from .plan.batch_analysis import Blocker
-from .plan.explain import verdict
-from .plan.split import describe
-from .record import acceleration
-from .record.recorder import tape
-from .torch_internals import native_modules
 
 if TYPE_CHECKING:
-    from .session import LazyGraph
+    from .lazy_graph import LazyGraph
 
 
 def status_of(graph: LazyGraph, where: str = "") -> str:

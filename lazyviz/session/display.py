@@ -1,4 +1,4 @@
-"""The pictures of a recorded graph: a part of :class:`lazyviz.session.LazyGraph`."""
+"""The pictures of a recorded graph: a part of :class:`lazyviz.session.lazy_graph.LazyGraph`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .graph.ir import Graph
-from .process.gc_pause import paused
+from ..graph.ir import Graph
+from ..process.gc_pause import paused
 
 if TYPE_CHECKING:
     import graphviz
     import torch
 
-    from .view.boxes import Hierarchy
-    from .view.plans import Plans
-    from .view.scene import Scene
+    from ..view.boxes import Hierarchy
+    from ..view.plans import Plans
+    from ..view.scene import Scene
 
 
 class Shown:
@@ -32,7 +32,7 @@ class Shown:
 
     def scene(self) -> Scene:
         """What every picture of the graph is drawn from; its boxes are kept, its plan is made anew."""
-        from .view.scene import Scene
+        from ..view.scene import Scene
 
         scene = Scene(self.ir, self.plan(), drawn=self._drawn)
         self._drawn = scene.hierarchy
@@ -40,18 +40,18 @@ class Shown:
 
     def text(self) -> str:
         """The graph and its plan as text."""
-        from .view.text import render_text
+        from ..view.text import render_text
 
         scene = self.scene()
         return render_text(self.ir, scene.plan, scene=scene)
 
     def to_dot(self) -> graphviz.Digraph:
-        from .view.dot import to_dot
+        from ..view.dot import to_dot
 
         return to_dot(self.ir)
 
     def to_fx(self) -> torch.fx.GraphModule:
-        from .graph.fx import to_fx
+        from ..graph.fx import to_fx
 
         return to_fx(self.ir)
 
@@ -73,14 +73,14 @@ class Shown:
             ValueError: an unknown format.
             RuntimeError: nothing is installed that makes a ``.pdf`` or ``.png``, or it failed.
         """
-        from .view.export import save
+        from ..view.export import save
 
         shown: dict[str, Any] = {"title": self.title, "state": self.state}
         if paths:
             shown |= {"drawn": self._drawn, "pictured": self}
             save(self.ir, self.plan(), path, format, eager=eager, **shown)
             return
-        from .view.without_paths import WithoutPaths, without_paths
+        from ..view.without_paths import WithoutPaths, without_paths
 
         with without_paths(self.ir) as told:
             pictured: Any = WithoutPaths(self, told)
@@ -90,7 +90,7 @@ class Shown:
     def widget(self, scene: Scene | None = None) -> Any:
         """The interactive widget; the same one each time, until it is closed."""
         if self._widget is None or self._widget.comm is None:
-            from .view.widget import LazyWidget
+            from ..view.widget import LazyWidget
 
             self._widget = LazyWidget(self, scene=scene or self.scene())  # type: ignore[arg-type]
         return self._widget
@@ -98,7 +98,7 @@ class Shown:
     @paused()
     def static_bundle(self, scene: Scene | None = None) -> dict[str, str]:
         """The picture for saved notebooks: MIME type -> data."""
-        from .view.static import static_bundle
+        from ..view.static import static_bundle
 
         scene = scene or self.scene()
         return static_bundle(

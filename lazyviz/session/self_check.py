@@ -1,6 +1,6 @@
 """What lazyviz finds of itself in this process: what is installed, patched, missing and left behind.
 
-A part of :mod:`.session`.
+A part of :mod:`lazyviz.session.lazy_graph`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from importlib.util import find_spec
 
 import torch
 
+from ..plan.devices import cuda_devices
+from ..process.gc_pause import patience
+from ..record.patches import is_ours, originals
+from ..record.recorder import tape
+from ..torch_internals import native_modules
 from . import evaluation
 from .block import open_blocks
-from .plan.devices import cuda_devices
-from .process.gc_pause import patience
-from .record.patches import is_ours, originals
-from .record.recorder import tape
-from .torch_internals import native_modules
 
 COMPILED = ("recorder", "dispatch", "backward_nodes", "graph_release", "interpreter", "node_passes")
 _PACKAGES = ("lazyviz", "torch", "ipython", "ipywidgets", "anywidget", "graphviz", "nvidia-ml-py", "psutil")

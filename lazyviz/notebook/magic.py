@@ -37,17 +37,17 @@ from IPython.core.magic import cell_magic as ipython_cell_magic
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
-from . import absence, session
+from ..plan.explain import summary
+from ..process.gc_pause import paused
+from ..record.cells import CellText
+from ..record.pending import AbsentDeviceError
+from ..record.recorder import tape
+from ..session import lazy_graph, planned_device
+from ..session.diagnostics import status_of, status_of_all, unmet
+from ..session.evaluate_all import REFUSED, evaluate_graphs, run_all
 from .cell import compile_cell, text_below_magics, without_us
-from .diagnostics import status_of, status_of_all, unmet
-from .evaluate_all import REFUSED, evaluate_graphs, run_all
 from .magic_options import OPTIONS as OPTIONS
 from .magic_options import VERBS, assumed, check, check_batch, option_choices, split_option, unquoted
-from .plan.explain import summary
-from .process.gc_pause import paused
-from .record.cells import CellText
-from .record.pending import AbsentDeviceError
-from .record.recorder import tape
 
 _LATEST = "_lazy"
 _NO_GRAPH = "There is no lazy graph yet: run a %%lazy cell first."
@@ -127,11 +127,11 @@ class LazyMagics(Magics):
             self._show_syntax_error_alone()
             raise
         check_batch(options.batch, self.shell.user_ns, body)
-        graph: session.LazyGraph | None = None
+        graph: lazy_graph.LazyGraph | None = None
         result: Any = None
         raised: BaseException | None = None
         try:
-            with session.lazy(
+            with lazy_graph.lazy(
                 device=options.device,
                 batch=options.batch,
                 split=split_option(options.split),
@@ -169,7 +169,9 @@ class LazyMagics(Magics):
             print(sentence)
         return result
 
-    def _show_what_was_recorded(self, graph: session.LazyGraph, options: Any, error: BaseException) -> None:
+    def _show_what_was_recorded(
+        self, graph: lazy_graph.LazyGraph, options: Any, error: BaseException
+    ) -> None:
         """The cell has raised ``error``, which comes next."""
         self._bind(graph, options.name)
         self._begin_traceback_in_cell(error)
@@ -218,12 +220,12 @@ class LazyMagics(Magics):
 
     # --- showing ------------------------------------------------------------------------
 
-    def _bind(self, graph: session.LazyGraph, name: str | None) -> None:
+    def _bind(self, graph: lazy_graph.LazyGraph, name: str | None) -> None:
         self.shell.user_ns[_LATEST] = graph
         if name is not None:
             self.shell.user_ns[name] = graph
 
-    def _show(self, graph: session.LazyGraph, no_widget: bool) -> None:
+    def _show(self, graph: lazy_graph.LazyGraph, no_widget: bool) -> None:
         if not _has_frontend(self.shell):
             print(graph.text())
             if graph.report is not None and not graph.pending:
@@ -232,7 +234,7 @@ class LazyMagics(Magics):
         with paused():  # a large graph's picture is many objects and no cycles
             self._show_picture(graph, no_widget)
 
-    def _show_picture(self, graph: session.LazyGraph, no_widget: bool) -> None:
+    def _show_picture(self, graph: lazy_graph.LazyGraph, no_widget: bool) -> None:
         # A separate output: it is what a saved notebook shows where the widget cannot run.
         scene = graph.scene()
         picture = display(graph.static_bundle(scene), raw=True, display_id=True)
@@ -284,11 +286,11 @@ class LazyMagics(Magics):
         if len(names) > (0 if verb in ("why", "reset", "devices") else 1):
             raise UsageError(f"%lazy {verb}: too many names.")
         if verb == "devices":
-            print(session.devices())
+            print(lazy_graph.devices())
         elif verb == "why":
-            print(session.why())
+            print(lazy_graph.why())
         elif verb == "reset":
-            session.reset()
+            lazy_graph.reset()
             print("Everything pending was forgotten.")
         elif verb == "evaluate" and not names and tape.pending:
             self._evaluate_everything()
@@ -304,10 +306,10 @@ class LazyMagics(Magics):
         if name is not None and name not in namespace:
             raise UsageError(f"%lazy {verb}: there is no variable {name!r}.")
         target = namespace[name or _LATEST]
-        if verb == "evaluate" and isinstance(target, (torch.Tensor, session.LazyGraph)):
+        if verb == "evaluate" and isinstance(target, (torch.Tensor, lazy_graph.LazyGraph)):
             with self._errors_at_the_cell(), _refusals_as_sentences():
                 print(_evaluated(target))
-        elif not isinstance(target, session.LazyGraph):
+        elif not isinstance(target, lazy_graph.LazyGraph):
             raise UsageError(
                 f"%lazy {verb}: {name or _LATEST} is no lazy graph but a {type(target).__name__}."
             )
@@ -374,7 +376,7 @@ class LazyMagics(Magics):
             vars(self._raised).pop("_render_traceback_", None)
             self._raised = None
         vars(self.shell).pop("showsyntaxerror", None)
-        session.cell_boundary()
+        lazy_graph.cell_boundary()
 
     # --- completion -----------------------------------------------------------------------
 
@@ -395,7 +397,7 @@ class LazyMagics(Magics):
             choices = sorted(
                 name
                 for name, value in list(self.shell.user_ns.items())
-                if isinstance(value, session.LazyGraph)
+                if isinstance(value, lazy_graph.LazyGraph)
             )
         token = context.token
         return {
@@ -414,9 +416,9 @@ def _has_frontend(shell: InteractiveShell) -> bool:
     return hasattr(shell, "kernel")
 
 
-def _evaluated(target: torch.Tensor | session.LazyGraph) -> str:
+def _evaluated(target: torch.Tensor | lazy_graph.LazyGraph) -> str:
     if isinstance(target, torch.Tensor):
-        return str(session.evaluate(target))
+        return str(lazy_graph.evaluate(target))
     return str(target.evaluate()) if target.pending else "Nothing is pending."
 
 
@@ -458,7 +460,7 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
         with tape.lock:
             run_all("unloading lazyviz")
     finally:
-        absence.forget()
+        planned_device.forget()
         ipython.events.unregister("pre_run_cell", magics.before_cell)
         ipython.events.unregister("post_run_cell", magics.after_cell)
         matchers = ipython.Completer.custom_matchers
@@ -469,4 +471,4 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
         for kind in ("line", "cell"):
             manager.magics[kind].pop("lazy", None)
         ipython.user_ns.pop(_LATEST, None)
-        session.unload()
+        lazy_graph.unload()

@@ -13,10 +13,9 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from .process.paths import PACKAGE
-from .process.tracebacks import frames, without_ours
-from .record.cells import CellText, cell_number
-from .record.recorder import tape
+from ..process.tracebacks import frames, without_ours
+from ..record.cells import CellText, cell_number
+from ..record.recorder import tape
 
 _NO_AWAIT = (
     "%%lazy does not record top-level `await` (line {line} of the cell): "
@@ -24,7 +23,7 @@ _NO_AWAIT = (
 )
 
 
-_OURS = (__file__, os.path.join(PACKAGE, "magic.py"))
+_OURS = (__file__, os.path.join(os.path.dirname(__file__), "magic.py"))
 
 
 def compile_cell(shell: Any, raw_cell: str, line: str, cell: str) -> tuple[CodeType, CodeType | None]:

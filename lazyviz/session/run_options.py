@@ -1,6 +1,7 @@
 """What all widgets of a graph share: how it is to be run, and what has been seen of its runs.
 
-A part of :mod:`.session`.  Whoever shows a graph subscribes, and is told when any of it changes.
+A part of :mod:`lazyviz.session.lazy_graph`.  Whoever shows a graph subscribes, and is told when any of it
+changes.
 """
 
 from __future__ import annotations
@@ -9,17 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import cast
 
-from .batching import NamedBatch
-from .execute.backend import EXTRAS, backend_names, find_backend, is_loaded, missing, offered
-from .execute.clusters import is_cluster
-from .execute.progress import Run
-from .execute.report import NonFinite
-from .execute.summaries import readable, summarise_now
-from .graph.ir import Graph, Node
-from .plan.split import check_split
-from .process.tracebacks import report_ignored
-from .recomputing import Recompute, check_combination
-from .record.storage import TrackedNode
+from ..execute.backend import EXTRAS, backend_names, find_backend, is_loaded, missing, offered
+from ..execute.clusters import is_cluster
+from ..execute.progress import Run
+from ..execute.report import NonFinite
+from ..execute.summaries import readable, summarise_now
+from ..graph.ir import Graph, Node
+from ..plan.split import check_split
+from ..process.tracebacks import report_ignored
+from ..record.storage import TrackedNode
+from .batch_options import NamedBatch
+from .recompute_options import Recompute, check_combination
 
 Listener = Callable[[], None]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from . import absence
-from .batching import bound_names, dimension, parse_names, unknown_names
-from .execute.backend import backend_names, find_backend
-from .plan.devices import PROFILES, cuda_devices
-from .recomputing import recompute_option
+from ..execute.backend import backend_names, find_backend
+from ..plan.devices import PROFILES, cuda_devices
+from ..session import planned_device
+from ..session.batch_options import bound_names, dimension, parse_names, unknown_names
+from ..session.recompute_options import recompute_option
 
 OPTIONS = (
     "--as",
@@ -40,7 +40,7 @@ def check(options: Any) -> None:
         raise UsageError(f"%%lazy: --split takes off, auto or a number, got {options.split!r}.")
     try:
         recompute_option(unquoted(options.recompute))
-        absence.resolved(options.device)
+        planned_device.resolved(options.device)
         find_backend(options.backend)
     except ValueError as error:
         raise UsageError(f"%%lazy: {error}") from None

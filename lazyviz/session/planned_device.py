@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from .graph.ir import Graph
-from .plan.devices import DeviceProfile, card_number, cuda_devices, resolve, unknown_card
-from .plan.lifetimes import allocated, lifetimes
-from .plan.planner import make_plan
-from .process.transaction import Transaction
-from .record import half_done
-from .record.absent import AbsentCards, Card
-from .record.host_copies import give_back
-from .record.order import closure
-from .record.pending import AbsentDeviceError, needs_absent
-from .record.recorder import Tape, tape
-from .record.storage import TrackedNode
-from .torch_internals import cuda as torch_cuda
+from ..graph.ir import Graph
+from ..plan.devices import DeviceProfile, card_number, cuda_devices, resolve, unknown_card
+from ..plan.lifetimes import allocated, lifetimes
+from ..plan.planner import make_plan
+from ..process.transaction import Transaction
+from ..record import half_done
+from ..record.absent import AbsentCards, Card
+from ..record.host_copies import give_back
+from ..record.order import closure
+from ..record.pending import AbsentDeviceError, needs_absent
+from ..record.recorder import Tape, tape
+from ..record.storage import TrackedNode
+from ..torch_internals import cuda as torch_cuda
 
 ASSUMED_CAPABILITY = (8, 0)
 """Of a card whose compute capability is not known: kernels are chosen as for an A100."""

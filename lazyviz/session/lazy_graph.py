@@ -14,38 +14,38 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..execute import sweeps
+from ..execute.backend import find_backend
+from ..execute.clusters import is_cluster
+from ..execute.report import Report as Report
+from ..execute.split import SplitRun
+from ..graph.ir import Graph, Node, SyncPoint
+from ..plan.devices import devices as devices
+from ..process.tracebacks import shortened
+from ..process.transaction import Transaction, complete
+from ..record import half_done
+from ..record.host_copies import give_back
+from ..record.order import closure
+from ..record.ownership import Owned
+from ..record.pending import HELD_BYTES_LIMIT, RunLock
+from ..record.recorder import tape
+from ..record.storage import Lost, TrackedNode
+from ..record.tensor import is_pending
 from . import evaluation
-from .batching import NamedBatch
-from .batching import SplitError as SplitError
+from .batch_options import NamedBatch
+from .batch_options import SplitError as SplitError
 from .block import LazyBlock, Options, close_all
-from .choices import Choices
 from .diagnostics import metrics as metrics
 from .diagnostics import why as why
+from .display import Shown
 from .evaluate_all import run_all
-from .execute import sweeps
-from .execute.backend import find_backend
-from .execute.clusters import is_cluster
-from .execute.report import Report as Report
-from .execute.split import SplitRun
-from .graph.ir import Graph, Node, SyncPoint
-from .plan.devices import devices as devices
-from .process.tracebacks import shortened
-from .process.transaction import Transaction, complete
-from .recomputing import Recompute, levers
-from .recomputing import RecomputeError as RecomputeError
-from .record import half_done
-from .record.host_copies import give_back
-from .record.order import closure
-from .record.ownership import Owned
-from .record.pending import HELD_BYTES_LIMIT, RunLock
-from .record.recorder import tape
-from .record.storage import Lost, TrackedNode
-from .record.tensor import is_pending
-from .showing import Shown
-from .sync_runs import run_for_sync
+from .recompute_options import Recompute, levers
+from .recompute_options import RecomputeError as RecomputeError
+from .run_options import Choices
+from .sync_evaluation import run_for_sync
 
 if TYPE_CHECKING:
-    from .plan.memory import Plan
+    from ..plan.memory import Plan
 
 
 class LazyGraph(Choices, Shown):
@@ -163,7 +163,7 @@ class LazyGraph(Choices, Shown):
         Raises:
             ValueError: unknown device, or something this version cannot plan.
         """
-        from .plan.planner import make_plan
+        from ..plan.planner import make_plan
 
         device = self.device if device is None else device
         split, recompute = levers(self, split, recompute, backend or "eager")

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .execute.backend import find_backend
-from .execute.results import WrongResults
-from .session import lazy
+from ..execute.backend import find_backend
+from ..execute.results import WrongResults
+from ..session.lazy_graph import lazy
 
 Tensors = Mapping[str, torch.Tensor]
 

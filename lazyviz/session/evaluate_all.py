@@ -1,6 +1,6 @@
 """Running everything that is pending: an op that fails stops what needs it, and nothing else.
 
-A part of :mod:`.session`.
+A part of :mod:`lazyviz.session.lazy_graph`.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from . import absence, evaluation
-from .batching import SplitError
-from .execute.clusters import NoWorkersError
-from .execute.report import Report
-from .plan.words import line_with_text
-from .recomputing import RecomputeError
-from .record.half_done import is_half_done
-from .record.order import closure, goes_on_without
-from .record.pending import AbsentDeviceError
-from .record.recorder import tape
-from .record.storage import TrackedNode
+from ..execute.clusters import NoWorkersError
+from ..execute.report import Report
+from ..plan.words import line_with_text
+from ..record.half_done import is_half_done
+from ..record.order import closure, goes_on_without
+from ..record.pending import AbsentDeviceError
+from ..record.recorder import tape
+from ..record.storage import TrackedNode
+from . import evaluation, planned_device
+from .batch_options import SplitError
+from .recompute_options import RecomputeError
 
 if TYPE_CHECKING:
-    from .session import LazyGraph
+    from .lazy_graph import LazyGraph
 
 REFUSED = (AbsentDeviceError, SplitError, RecomputeError, NoWorkersError)
 """What an evaluation is refused with before anything runs: a sentence for the user."""
@@ -52,14 +52,16 @@ def run_all(cause: str, apart: Iterable[TrackedNode] = ()) -> Report:
     apart = set(apart)
     before = {node: node.error for node in failed_nodes() if node not in apart}
     skipped = {*before, *apart}
-    error = _run(lambda: _without(absence.runnable(), skipped), cause, reports, skipped)
+    error = _run(lambda: _without(planned_device.runnable(), skipped), cause, reports, skipped)
     for node in before:
         if node not in tape.pending:
             continue
         skipped.discard(node)
         again = _run(lambda: _without(closure([node]), skipped), cause, reports, skipped)  # noqa: B023
         if node not in tape.pending:
-            again = _run(lambda: _without(absence.runnable(), skipped), cause, reports, skipped) or again
+            again = (
+                _run(lambda: _without(planned_device.runnable(), skipped), cause, reports, skipped) or again
+            )
         elif node.error == before[node]:
             again = None
         error = error or again
@@ -110,7 +112,7 @@ def evaluate_graphs(cause: str) -> tuple[list[tuple[LazyGraph | None, Report]], 
                 error = error or (failure if new else None)
                 if _with_options(graph):  # whose rest must not run as a whole
                     apart.update(node for node in graph.nodes if node.state != "done")
-        if any(node not in apart for node in absence.runnable()):
+        if any(node not in apart for node in planned_device.runnable()):
             try:
                 reports.append((None, run_all(cause, apart)))
             except Exception as failure:

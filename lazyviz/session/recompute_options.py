@@ -1,6 +1,6 @@
 """What the user says about recomputing: a budget, ``"auto"`` or ``"off"``; and the run that comes of it.
 
-A part of :mod:`.session`.
+A part of :mod:`lazyviz.session.lazy_graph`.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .plan.projection import parts_of
-from .plan.recompute import Choice, Recomputation
-from .plan.split import check_split
-from .plan.units import parse_bytes
-from .record.storage import TrackedNode
+from ..plan.projection import parts_of
+from ..plan.recompute import Choice, Recomputation
+from ..plan.split import check_split
+from ..plan.units import parse_bytes
+from ..record.storage import TrackedNode
 
 if TYPE_CHECKING:
-    from .session import LazyGraph
+    from .lazy_graph import LazyGraph
 
 Recompute = int | str
 

@@ -1,7 +1,7 @@
 """What the user named as batch, and running a graph in pieces of it.
 
-A part of :mod:`.session`: tensors and names become values of the record, a number of pieces (or
-``"auto"``) becomes a run.
+A part of :mod:`lazyviz.session.lazy_graph`: tensors and names become values of the record, a number of pieces
+(or ``"auto"``) becomes a run.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from .execute.clusters import Cluster
-from .execute.split import SplitRun
-from .graph.ir import Value
-from .plan.placement import Shard
-from .plan.split import Batch, describe, sizes_of
-from .record.recorder import Tape
-from .record.storage import TrackedNode, TrackedValue
-from .record.tensor import is_pending
-from .torch_internals import private_api
+from ..execute.clusters import Cluster
+from ..execute.split import SplitRun
+from ..graph.ir import Value
+from ..plan.placement import Shard
+from ..plan.split import Batch, describe, sizes_of
+from ..record.recorder import Tape
+from ..record.storage import TrackedNode, TrackedValue
+from ..record.tensor import is_pending
+from ..torch_internals import private_api
 
 if TYPE_CHECKING:
-    from .session import LazyGraph
+    from .lazy_graph import LazyGraph
 
 
 class SplitError(RuntimeError):

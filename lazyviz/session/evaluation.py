@@ -1,6 +1,6 @@
 """Running what is pending: at the user's word, or at a sync point; and what came of it.
 
-A part of :mod:`.session`: the state of the process (graphs with pending ops, metrics, the
+A part of :mod:`lazyviz.session.lazy_graph`: the state of the process (graphs with pending ops, metrics, the
 guard between cells) and the one way in which nodes of any graphs are run.
 """
 
@@ -20,28 +20,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import absence
-from .execute import eager, sweeps
-from .execute.forecast import learn
-from .execute.memory import Memory, Timelines
-from .execute.report import Report, difference
-from .execute.split import SplitRun
-from .graph.ir import Graph
+from ..execute import eager, sweeps
+from ..execute.forecast import learn
+from ..execute.memory import Memory, Timelines
+from ..execute.report import Report, difference
+from ..execute.split import SplitRun
+from ..graph.ir import Graph
+from ..process.signals import Deferred
+from ..process.transaction import complete
+from ..record import warned
+from ..record.guard import nodes_before_access
+from ..record.order import closure
+from ..record.pending import RunLock
+from ..record.recorder import tape
+from ..record.storage import FORGOTTEN, HALF_DONE, Lost, TrackedNode
+from ..record.watch import Watch
+from ..torch_internals import cuda as torch_cuda
+from . import planned_device
 from .metrics import Metrics
-from .process.signals import Deferred
-from .process.transaction import complete
-from .record import warned
-from .record.guard import nodes_before_access
-from .record.order import closure
-from .record.pending import RunLock
-from .record.recorder import tape
-from .record.storage import FORGOTTEN, HALF_DONE, Lost, TrackedNode
-from .record.watch import Watch
-from .torch_internals import cuda as torch_cuda
-from .ways import Projection, Way, Wishes
+from .strategies import Projection, Way, Wishes
 
 if TYPE_CHECKING:
-    from .session import LazyGraph
+    from .lazy_graph import LazyGraph
 
 watch = Watch(tape)
 watch.rehearse()
@@ -98,10 +98,10 @@ class under_way:
 def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
     """Run ``nodes`` (closed under dependencies, in program order) and tell the graphs they belong to.
 
-    The ``options`` are those of :class:`.ways.Wishes`.  With ``graph``, at the user's word, the peak is
-    projected before (of a run in this process).  ``split`` is of the batch of that graph; what an interrupted
-    split run was to do is done first.  ``recompute`` is the budget in bytes that activations are dropped and
-    computed again for.
+    The ``options`` are those of :class:`lazyviz.session.strategies.Wishes`.  With ``graph``, at the user's
+    word, the peak is projected before (of a run in this process).  ``split`` is of the batch of that graph;
+    what an interrupted split run was to do is done first.  ``recompute`` is the budget in bytes that
+    activations are dropped and computed again for.
     """
     wishes = Wishes(**options)
     if begun := begun_split(nodes):
@@ -114,7 +114,7 @@ def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
             for error in errors:
                 if error.startswith((FORGOTTEN, HALF_DONE)):
                     raise RuntimeError(error)
-            absence.refuse(nodes, graph.device if graph is not None else None)
+            planned_device.refuse(nodes, graph.device if graph is not None else None)
             touched = [graphs[id(ir)] for ir in irs if id(ir) in graphs]
             way = Way.choose(nodes, wishes, touched, begun)
             way.project()

@@ -1,6 +1,6 @@
 """The ways to run nodes: which one it is to be, what it would hold, and running it.
 
-A part of :mod:`.evaluation`, which tells the graphs and makes the report.
+A part of :mod:`lazyviz.session.evaluation`, which tells the graphs and makes the report.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from . import batching, recomputing
-from .execute import eager, replay
-from .execute.backend import Backend, Compiled, find_backend
-from .execute.clusters import Cluster, is_cluster
-from .execute.memory import Memory, ResidentMemory
-from .execute.progress import Run
-from .execute.recompute import RecomputeRun
-from .execute.repeats import repeats, run_again
-from .execute.segments import Outcome, run_with_backend
-from .execute.split import SplitRun
-from .execute.stretch import Stretch
-from .execute.summaries import Summaries
-from .plan.alive import categorize
-from .plan.projection import Peak, project
-from .plan.recompute import Choice
-from .process import gc_pause
-from .record.recorder import tape
-from .record.storage import TrackedNode
-from .torch_internals import cuda as torch_cuda
+from ..execute import eager, replay
+from ..execute.backend import Backend, Compiled, find_backend
+from ..execute.clusters import Cluster, is_cluster
+from ..execute.memory import Memory, ResidentMemory
+from ..execute.progress import Run
+from ..execute.recompute import RecomputeRun
+from ..execute.repeats import repeats, run_again
+from ..execute.segments import Outcome, run_with_backend
+from ..execute.split import SplitRun
+from ..execute.stretch import Stretch
+from ..execute.summaries import Summaries
+from ..plan.alive import categorize
+from ..plan.projection import Peak, project
+from ..plan.recompute import Choice
+from ..process import gc_pause
+from ..record.recorder import tape
+from ..record.storage import TrackedNode
+from ..torch_internals import cuda as torch_cuda
+from . import batch_options, recompute_options
 
 if TYPE_CHECKING:
-    from .session import LazyGraph
+    from .lazy_graph import LazyGraph
 
 Projection = replay.Projection
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """How somebody wants nodes to be run; see :meth:`lazyviz.session.LazyGraph.evaluate`."""
+    """How somebody wants nodes to be run; see :meth:`lazyviz.session.lazy_graph.LazyGraph.evaluate`."""
 
     backend: str = "eager"
     progress: Callable[[Any], None] | None = None
@@ -127,12 +127,12 @@ class Way:
         if self.cluster is not None and split == "off":
             split = "auto"  # pieces are what such a backend is for
         if self.split_run is None and split != "off":
-            if recompute == "off" or not recomputing.instead_of_split(owner):
-                self.split_run = batching.split_run(tape, owner, self.nodes, split, self.cluster)
+            if recompute == "off" or not recompute_options.instead_of_split(owner):
+                self.split_run = batch_options.split_run(tape, owner, self.nodes, split, self.cluster)
             if self.split_run is not None:
                 owner.split_run = self.split_run
         if recompute != "off" and self.split_run is None and wishes.backend == "eager":
-            self.choice = recomputing.choose_run(owner, self.nodes, recompute, tape.pending)
+            self.choice = recompute_options.choose_run(owner, self.nodes, recompute, tape.pending)
 
     def _recognise(self) -> None:
         """Find the code for nodes that were met before."""
@@ -175,7 +175,7 @@ class Way:
     # --- executing ------------------------------------------------------------------------
 
     def execute(self) -> None:
-        """Run the nodes.  Raises what :meth:`lazyviz.session.LazyGraph.evaluate` tells."""
+        """Run the nodes.  Raises what :meth:`lazyviz.session.lazy_graph.LazyGraph.evaluate` tells."""
         wishes = self.wishes
         on_node = self._on_node if wishes.progress is not None else self.live.step
         on_progress = on_node if self.is_followed else None

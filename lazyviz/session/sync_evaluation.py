@@ -9,27 +9,27 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..execute import eager, in_one_go, replay, sweeps
+from ..execute.backend import find_backend
+from ..execute.clusters import is_cluster
+from ..execute.memory import KnownMemory, Levels, Memory, ResidentMemory, timeline_of
+from ..execute.progress import Run
+from ..execute.report import Report
+from ..execute.stretch import Stretch
+from ..process import gc_pause
+from ..process.signals import Deferred
+from ..process.transaction import complete
+from ..record import warned
+from ..record.order import closure
+from ..record.pending import SyncError
+from ..record.recorder import tape
+from ..record.storage import TrackedNode
+from ..torch_internals import cuda as torch_cuda
 from . import evaluation
 from .evaluation import outcome_of, run, tell, under_way
-from .execute import eager, in_one_go, replay, sweeps
-from .execute.backend import find_backend
-from .execute.clusters import is_cluster
-from .execute.memory import KnownMemory, Levels, Memory, ResidentMemory, timeline_of
-from .execute.progress import Run
-from .execute.report import Report
-from .execute.stretch import Stretch
-from .process import gc_pause
-from .process.signals import Deferred
-from .process.transaction import complete
-from .record import warned
-from .record.order import closure
-from .record.pending import SyncError
-from .record.recorder import tape
-from .record.storage import TrackedNode
-from .torch_internals import cuda as torch_cuda
 
 if TYPE_CHECKING:
-    from .session import LazyGraph
+    from .lazy_graph import LazyGraph
 
 
 def _touched_alone(nodes: Sequence[TrackedNode]) -> list[LazyGraph] | None:

@@ -1,7 +1,7 @@
 """A lazy block: entered and left as one exchange of state, whatever happens meanwhile.
 
-A part of :mod:`.session`.  Everything that may fail, take time or call user code is done before the exchange
-(options, a run on another thread, what is overdue) or after it (names, accounts).
+A part of :mod:`lazyviz.session.lazy_graph`.  Everything that may fail, take time or call user code is done
+before the exchange (options, a run on another thread, what is overdue) or after it (names, accounts).
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from . import absence, evaluation
-from .batching import NamedBatch, bound_names, unknown_names
-from .execute import exits
-from .execute.backend import find_backend
-from .execute.clusters import is_cluster
-from .graph.ir import Graph
-from .plan.split import check_split
-from .process.gc_pause import patience
-from .process.tracebacks import shorten_block
-from .process.transaction import Exclusive, Transaction, forget_holder
-from .recomputing import Recompute, check_combination, recompute_option
-from .record.names import name_tensors, variables_of
-from .record.order import closure
-from .record.ownership import release_held
-from .record.pending import HELD_BYTES_LIMIT
-from .record.recorder import tape
-from .record.storage import Lost, TrackedStorage
+from ..execute import exits
+from ..execute.backend import find_backend
+from ..execute.clusters import is_cluster
+from ..graph.ir import Graph
+from ..plan.split import check_split
+from ..process.gc_pause import patience
+from ..process.tracebacks import shorten_block
+from ..process.transaction import Exclusive, Transaction, forget_holder
+from ..record.names import name_tensors, variables_of
+from ..record.order import closure
+from ..record.ownership import release_held
+from ..record.pending import HELD_BYTES_LIMIT
+from ..record.recorder import tape
+from ..record.storage import Lost, TrackedStorage
+from . import evaluation, planned_device
+from .batch_options import NamedBatch, bound_names, unknown_names
+from .recompute_options import Recompute, check_combination, recompute_option
 
 if TYPE_CHECKING:
-    from .session import LazyGraph
+    from .lazy_graph import LazyGraph
 
 _ANOTHER_THREAD = "another thread is recording; one lazy block at a time"
 _ANOTHER_TASK = (
@@ -121,7 +121,7 @@ class LazyBlock(Transaction):
         options = self.options
         split, recompute = options.checked()
         named = options.named_batch(frame)
-        device, card = absence.resolved(options.device)
+        device, card = planned_device.resolved(options.device)
         self.thread = threading.get_ident()
         self._refuse_others()
         tape.refuse_nested()
@@ -141,7 +141,7 @@ class LazyBlock(Transaction):
             named.begin(tape, ir)
         ir.whole, ir.independent_rng = tuple(options.whole), options.independent_rng
         ir.place, ir.is_cell = tape.scopes.sources.find(frame)[0], bool(options.code)
-        cards = absence.cards(tape, card, ir, options.assume, device)
+        cards = planned_device.cards(tape, card, ir, options.assume, device)
         if not _open:
             if Lost.something and tape.pending:
                 tape.forget_lost()

@@ -1,0 +1,1 @@
+"""The ``%%lazy`` and ``%lazy`` magics: the life of a notebook cell."""

@@ -1,0 +1,1 @@
+"""The public LazyGraph, blocks, and runs: where recording, planning, execution and pictures come together."""
