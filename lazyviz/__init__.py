@@ -9,8 +9,8 @@ from .execute.eager import Interrupted as Interrupted
 from .notebook.magic import load_ipython_extension as load_ipython_extension
 from .notebook.magic import unload_ipython_extension as unload_ipython_extension
 from .plan.devices import DeviceProfile as DeviceProfile
-from .record.pending import AbsentDeviceError as AbsentDeviceError
-from .record.pending import SyncError as SyncError
+from .record.pending_ops import AbsentDeviceError as AbsentDeviceError
+from .record.pending_ops import SyncError as SyncError
 from .session.lazy_graph import LazyGraph as LazyGraph
 from .session.lazy_graph import RecomputeError as RecomputeError
 from .session.lazy_graph import Report as Report

@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyviz
 from lazyviz.process.transaction import take_back
-from lazyviz.record import acceleration, constants, patches, rng
+from lazyviz.record import constant_folding, native_recorder, rng
+from lazyviz.record.interception import attribute_patches
 from lazyviz.torch_internals import (
     composite_ops,
     dispatch_handlers,
@@ -97,7 +98,7 @@ def test_who_refers_to_a_storage_is_counted():
 
 def test_methods_of_generators_can_be_replaced_and_put_back():
     generator = torch.Generator().manual_seed(3)
-    replacement = patches.Patches()
+    replacement = attribute_patches.Patches()
     for replaced in (True, False, True, False):
         if not replaced:
             replacement.restore()
@@ -667,12 +668,12 @@ def test_autograd_takes_as_strided_for_a_view_while_its_base_does_not_show_as_a_
 
     assert node_of_a_view_whose_base_was_written() == "AsStridedBackward0"  # as in eager mode
     monkeypatch.setattr(private_api, "show_as_wrapper", lambda tensor, on: None)
-    before = acceleration.active
-    acceleration.use(False)  # the recorder in Python calls it
+    before = native_recorder.active
+    native_recorder.use(False)  # the recorder in Python calls it
     try:
         assert node_of_a_view_whose_base_was_written() == "SelectBackward0"  # the reason for it
     finally:
-        acceleration.use(before)
+        native_recorder.use(before)
 
 
 def test_a_modes_handler_can_see_conjugate_tensors_again():
@@ -771,7 +772,7 @@ def test_the_quickest_call_of_an_operator_is_the_same_call():
         # `x.mul(2)` is mul.Tensor, and nothing else than the operator itself is mul.Scalar.
         assert quickest(aten.mul.Tensor, [x, 2.0], {}) is torch._C.TensorBase.mul
         assert quickest(aten.mul.Scalar, [x, 2.0], {}) is aten.mul.Scalar._op
-        for op, method in constants._METHODS.items():
+        for op, method in constant_folding._METHODS.items():
             assert quickest(op, [x, 2.0], {}) is quickest(op, [x, 3], {}) is method
         assert quickest(aten.sum.dim_IntList, [x, [0], True], {}) is torch._C.TensorBase.sum
         assert quickest(aten._unsafe_view.default, [x, [12]], {}) is aten._unsafe_view.default._op

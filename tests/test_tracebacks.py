@@ -12,7 +12,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.process import tracebacks
-from lazyviz.record import acceleration
+from lazyviz.record import native_recorder
 from lazyviz.session import lazy_graph
 
 THREE = torch.ones(3)
@@ -27,11 +27,11 @@ def nothing_pending():
 
 @pytest.fixture(params=[True, False], ids=["compiled", "python"])
 def recorder(request):
-    if request.param and not acceleration.use(True):
+    if request.param and not native_recorder.use(True):
         pytest.skip("not compiled")
-    acceleration.use(request.param)
+    native_recorder.use(request.param)
     yield
-    acceleration.use(True)
+    native_recorder.use(True)
 
 
 def failing() -> tuple[torch.Tensor, lazyviz.LazyGraph]:

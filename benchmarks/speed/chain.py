@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyviz
-from lazyviz.record import acceleration
+from lazyviz.record import native_recorder
 
 from . import ltc
 from .figures import Figure, Settings
@@ -64,7 +64,7 @@ def measure(settings: Settings) -> Iterator[Figure]:
         timed("no-op mode", lambda: through_nothing(x)),
         ours.turn,
     ]
-    if acceleration.active:
+    if native_recorder.active:
         turns.append(in_python(lazily(lambda: chain(x), name="in Python").turn))
     missing: dict[str, str] = {}
 
@@ -95,7 +95,7 @@ def measure(settings: Settings) -> Iterator[Figure]:
         else:
             value = ratio(times, "lazyviz record", name)
             yield Figure(title, f"chain of {OPS} ops", value, criterion, detail=detail)
-    if acceleration.active and "LTC record" not in missing:
+    if native_recorder.active and "LTC record" not in missing:
         value = ratio(times, "in Python record", "LTC record")
         yield Figure("record in Python / LTC record", f"chain of {OPS} ops", value, detail=detail)
     lazyviz.session.lazy_graph.reset()

@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lazyviz
-from lazyviz.record import acceleration
+from lazyviz.record import native_recorder
 
 from . import ltc, programs
 from .figures import Figure, Settings, say
@@ -52,7 +52,7 @@ def compare(program: Program, settings: Settings, with_ltc: bool) -> Iterator[Fi
     graph.evaluate()
     del graph
     turns = [timed("eager", eager), ours.turn]
-    if acceleration.active:
+    if native_recorder.active:
         plain = lazily(program.on(settings.device).training_step(), name="in Python")
         turns.append(in_python(plain.turn))
     missing = ""
@@ -66,7 +66,7 @@ def compare(program: Program, settings: Settings, with_ltc: bool) -> Iterator[Fi
     if with_ltc:
         value = None if missing else ratio(times, "lazyviz record", "LTC record")
         yield Figure("warm record / LTC record", program.name, value, "<= 0.8", note=missing, detail=detail)
-        if acceleration.active and not missing:
+        if native_recorder.active and not missing:
             value = ratio(times, "in Python record", "LTC record")
             yield Figure("warm record in Python / LTC record", program.name, value, detail=detail)
     yield Figure("warm record / eager", program.name, ratio(times, "lazyviz record", "eager"), detail=detail)

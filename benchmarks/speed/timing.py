@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 import lazyviz
-from lazyviz.record import acceleration
+from lazyviz.record import native_recorder
 
 # One turn of something: seconds by name.  A turn may take several times (record, run).
 Turn = Callable[[], Mapping[str, float]]
@@ -99,12 +99,12 @@ def in_python(turn: Turn) -> Turn:
     """The turn with the recorder in Python, also where the compiled one is there."""
 
     def slower() -> Mapping[str, float]:
-        before = acceleration.active
-        acceleration.use(False)
+        before = native_recorder.active
+        native_recorder.use(False)
         try:
             return turn()
         finally:
-            acceleration.use(before)
+            native_recorder.use(before)
 
     return slower
 

@@ -22,10 +22,10 @@ import torch
 from ..plan.again import statistics
 from ..process.signals import Deferred
 from ..process.transaction import complete
+from ..record.lazy_tensor import make_real
 from ..record.recorder import Tape
 from ..record.rng import state_of
 from ..record.storage import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue
-from ..record.tensor import make_real
 from ..torch_internals import dispatch_level, op_calls, private_api
 from . import exits, put_back, straight_line, sweeps
 from .failures import note_failure

@@ -23,7 +23,7 @@ SECONDS = 60.0
 _PATIENCE = 0.3  # seconds before a run is stopped wherever it is in Python, as in a compiler
 _REST = 0.5  # seconds that a thread outside of lazyviz is given to end, from where it was seen last
 _LONGEST_REST = 2.0  # and from when it was there first
-_AROUND = ("guarded_run",)  # around all of any thread, see record/watch.py
+_AROUND = ("guarded_run",)  # around all of any thread, see record/interception/instrumentation.py
 _TICK = 0.002
 
 _main = threading.main_thread().ident

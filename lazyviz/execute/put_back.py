@@ -4,7 +4,7 @@ An elementwise kernel takes all memory that it needs before it writes, and one t
 reading will write the same again.  Others may fail midway: batch norm, whose running statistics are written
 before its result, kernels that check an index when they come to it, those over lists of tensors, and the
 operators of others.  Of what these write, a little is copied before they run (:data:`MOST_COPIED`); of more,
-what is half written is refused (:mod:`lazyviz.record.half_done`).
+what is half written is refused (:mod:`lazyviz.record.partial_writes`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from ..plan.again import statistics
 from ..process.transaction import complete
-from ..record.half_done import OVERWRITES
+from ..record.partial_writes import OVERWRITES
 from ..record.storage import TrackedNode, TrackedValue
 from ..torch_internals.private_api import OpOverload
 

@@ -20,7 +20,7 @@ import torch
 from ..graph.ir import TensorMeta
 from ..record.recorder import Tape
 from ..record.rng import rng_state
-from ..record.shapes import Inferred, OutputSpec
+from ..record.shapes.inference import Inferred, OutputSpec
 from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
 from ..torch_internals.private_api import OpOverload
 from . import sweeps

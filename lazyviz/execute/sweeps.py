@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from ..record.pending import unlink_tensors
+from ..record.pending_ops import unlink_tensors
 from ..record.recorder import tape
 from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
 from ..torch_internals import native_modules

@@ -14,7 +14,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from ..process.tracebacks import frames, without_ours
-from ..record.cells import CellText, cell_number
+from ..record.provenance.notebook_cells import CellText, cell_number
 from ..record.recorder import tape
 
 _NO_AWAIT = (

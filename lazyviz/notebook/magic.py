@@ -39,8 +39,8 @@ from IPython.display import display
 
 from ..plan.explain import summary
 from ..process.gc_pause import paused
-from ..record.cells import CellText
-from ..record.pending import AbsentDeviceError
+from ..record.pending_ops import AbsentDeviceError
+from ..record.provenance.notebook_cells import CellText
 from ..record.recorder import tape
 from ..session import lazy_graph, planned_device
 from ..session.diagnostics import status_of, status_of_all, unmet

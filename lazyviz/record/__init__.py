@@ -1,1 +1,1 @@
-
+"""Recording: every ATen op becomes a node of a graph instead of running."""

@@ -3,7 +3,7 @@
 One :class:`Tape` per process knows what is pending; graphs are stretches of it, so
 tensors may pass from one to another.  :class:`RecorderMode` sends it every op that
 reaches the kernels' level: while a graph is open the op is recorded, otherwise (and
-while paused) :mod:`lazyviz.record.guard` makes sure that it sees what eager would.
+while paused) :mod:`lazyviz.record.unrecorded_ops` makes sure that it sees what eager would.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dynamo, private_api
 from ..torch_internals.dispatch_handlers import ask_subclasses, by_others, past_torch_function
 from ..torch_internals.private_api import OpOverload
-from . import at_once, autograd_nodes, constants, guard, probes, scalars
-from .order import order
-from .outside import NotDeferrable, Outside, Placeholder, ZeroTensor
-from .outsiders import Unexamined, cure_of
-from .pending import release
+from . import backward_nodes, constant_folding, fallback, unrecorded_ops
+from .dependencies import order
+from .external_tensors import NotDeferrable, Outside, Placeholder, ZeroTensor
+from .interception.memory_holders import Unexamined, cure_of
+from .lazy_tensor import LazyTensor, is_pending, make_pending, view_is_being_made, wrap
+from .pending_ops import release
 from .rng import Generators
-from .scalars import LARGEST_COMMON
-from .shapes import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
+from .shapes import kernel_probes, scalar_operands
+from .shapes.inference import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
+from .shapes.scalar_operands import LARGEST_COMMON
 from .storage import TrackedNode, TrackedStorage, TrackedValue
-from .tensor import LazyTensor, is_pending, make_pending, view_is_being_made, wrap
 
 _NUMBERS = (float, int, bool, complex)
 _STAND_INS = torch_cuda.STAND_INS
@@ -55,9 +56,9 @@ class RecorderMode(private_api.TorchDispatchMode):
             if tape.viewed is not None:
                 tape.view_is_made()
             if private_api.active_dispatch_modes():  # ours is off the stack here: tracers, all below it
-                return guard.dispatch_traced(tape, func, args, kwargs or {})
+                return unrecorded_ops.dispatch_traced(tape, func, args, kwargs or {})
             if type(func) is not OpOverload:
-                return at_once.dispatch_opaque(tape, func, args, kwargs or {})
+                return fallback.dispatch_opaque(tape, func, args, kwargs or {})
             if torch.is_inference_mode_enabled() and tape.shapes.info(func).of_views:
                 return by_others(self, func, args, kwargs or {})
             if (
@@ -70,10 +71,10 @@ class RecorderMode(private_api.TorchDispatchMode):
                 args = (torch.tensor(args[0]), *args[1:])
             with past_torch_function():  # the op has been through that
                 if tape.graph is None or tape.pauses:
-                    return guard.dispatch(tape, func, args, kwargs or {})
+                    return unrecorded_ops.dispatch(tape, func, args, kwargs or {})
                 if tape.owner != threading.get_ident() and not tape.in_autograd():
                     tape.graph.elsewhere.add(threading.current_thread().name)
-                    return guard.dispatch(tape, func, args, kwargs or {})
+                    return unrecorded_ops.dispatch(tape, func, args, kwargs or {})
                 with tape.lock:  # what another thread runs must know who needs its results
                     if tape.absent is not None:
                         return tape.absent.record(self, func, args, kwargs or {})
@@ -103,7 +104,7 @@ class Tape(Outside):
         cause = self.step_at_once
         super().end_step(optimizer)
         if cause is not None and self.graph is not None:
-            at_once.note_region(self, cause, optimizer.param_groups, [*optimizer.state.values()])
+            fallback.note_region(self, cause, optimizer.param_groups, [*optimizer.state.values()])
 
     # --- recording ----------------------------------------------------------------
 
@@ -130,9 +131,9 @@ class Tape(Outside):
                 and args[0].shape == torch.Size(getattr(args[1], "shape", args[1]))
             ):
                 return args[0]
-            if info.shows_bits and (bits := guard.lazy_bits(args[1])):
+            if info.shows_bits and (bits := unrecorded_ops.lazy_bits(args[1])):
                 return self._with_bits(op, args, kwargs, bits)
-            if info.of_parts and guard.is_differentiated((*args, *kwargs.values())):
+            if info.of_parts and unrecorded_ops.is_differentiated((*args, *kwargs.values())):
                 return self.run_now(
                     op, info, args, kwargs, f"{op} has no gradient but that of its kernel's ops"
                 )
@@ -151,28 +152,34 @@ class Tape(Outside):
         except NotDeferrable as reason:
             return self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
         except Unexamined:
-            self.outsiders.examine(list(guard.tensors_in((*args, *kwargs.values()))))
+            self.outsiders.examine(list(unrecorded_ops.tensors_in((*args, *kwargs.values()))))
             return self.record(op, args, kwargs)
         except Placeholder:
-            return guard.dispatch(self, op, args, kwargs)
+            return unrecorded_ops.dispatch(self, op, args, kwargs)
         except ZeroTensor:
-            if not any(is_pending(tensor) for tensor in guard.tensors_in((*args, *kwargs.values()))):
+            if not any(is_pending(tensor) for tensor in unrecorded_ops.tensors_in((*args, *kwargs.values()))):
                 return op(*args, **kwargs)
             return self.record(
-                op, guard.replaced(args, guard.with_memory), guard.replaced(kwargs, guard.with_memory)
+                op,
+                unrecorded_ops.replaced(args, unrecorded_ops.with_memory),
+                unrecorded_ops.replaced(kwargs, unrecorded_ops.with_memory),
             )
-        if info.checks_content and (refused := constants.refusal(shapes, op, new_args, new_kwargs, values)):
-            if not probes.nowhere(values, new_kwargs):
+        if info.checks_content and (
+            refused := constant_folding.refusal(shapes, op, new_args, new_kwargs, values)
+        ):
+            if not kernel_probes.nowhere(values, new_kwargs):
                 return self.run_now(op, info, args, kwargs, f"{op} does not take these arguments")
             if info.name in CHECKED_EVERYWHERE:
                 raise refused
         written: Sequence[TrackedStorage] = ()
         if info.mutates:
-            written = [self._storage_of(tensor) for tensor in guard.written_tensors(info, args, kwargs)]
+            written = [
+                self._storage_of(tensor) for tensor in unrecorded_ops.written_tensors(info, args, kwargs)
+            ]
             if any(storage.foreign for storage in written):
                 return self._write_shared(op, info, args, kwargs)
             if len(values) > 1:
-                key.append(probes.sharing(values))  # the kernel may refuse to write what it reads
+                key.append(kernel_probes.sharing(values))  # the kernel may refuse to write what it reads
         if info.needs_storage:
             key += [value.storage.nbytes for value in values]
         cache_key = tuple(key)
@@ -185,25 +192,25 @@ class Tape(Outside):
             if not values and not info.returns_tensors:
                 return op(*args, **kwargs)  # e.g. profiler annotations
             if info.returns_numbers:
-                tensors_known = constants.known(shapes, values)
+                tensors_known = constant_folding.known(shapes, values)
                 if tensors_known is not None and info.name != "is_set_to":  # of copies it tells nothing
-                    return constants.compute(op, new_args, new_kwargs, tensors_known)
+                    return constant_folding.compute(op, new_args, new_kwargs, tensors_known)
                 if info.name == "_has_same_storage_numel":  # asked for each pair of a value and its tangent
                     left, right = (value.storage.nbytes // value.dtype.itemsize for value in values)
                     return left == right
-                if not guard.needed_nodes(self, info, args, kwargs)[0]:
+                if not unrecorded_ops.needed_nodes(self, info, args, kwargs)[0]:
                     return op(*args, **kwargs)  # real tensors that are owed nothing
-                if info.name == "equal" and probes.differ_in_shape(values):
+                if info.name == "equal" and kernel_probes.differ_in_shape(values):
                     return False
-                probes.refuse_planned(op, new_args, new_kwargs, values)
+                kernel_probes.refuse_planned(op, new_args, new_kwargs, values)
                 name = "item" if info.name == "_local_scalar_dense" else info.name
                 return self.run_now(op, info, args, kwargs, name)
             try:
                 inferred = shapes.infer(op, info, new_args, new_kwargs, values)
             except DataDependent as reason:
                 if self.absent is not None:
-                    probes.refuse_planned(op, new_args, new_kwargs, values)
-                inferred = constants.foresee(shapes, op, info, new_args, new_kwargs, values)
+                    kernel_probes.refuse_planned(op, new_args, new_kwargs, values)
+                inferred = constant_folding.foresee(shapes, op, info, new_args, new_kwargs, values)
                 if inferred is None:
                     return self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
             else:
@@ -213,7 +220,10 @@ class Tape(Outside):
             shapes.hits += 1
         if inferred.on_meta:
             # No memory, nothing to defer.
-            return op(*guard.replaced(args, guard.on_meta), **guard.replaced(kwargs, guard.on_meta))
+            return op(
+                *unrecorded_ops.replaced(args, unrecorded_ops.on_meta),
+                **unrecorded_ops.replaced(kwargs, unrecorded_ops.on_meta),
+            )
         if inferred.special:
             if inferred.to_cpu and self.absent is None:
                 return self.run_now(op, info, args, kwargs, "copy to the CPU")
@@ -225,7 +235,7 @@ class Tape(Outside):
             if inferred.dtype is not None and new_kwargs.get("dtype") is None:
                 new_kwargs["dtype"] = inferred.dtype  # the default may change before the run
         if info.counts_writes:
-            guard.count_writes(info, args, kwargs)
+            unrecorded_ops.count_writes(info, args, kwargs)
 
         graph = self.graph
         assert graph is not None
@@ -264,7 +274,7 @@ class Tape(Outside):
         It does not where either is subclass-like, as every tensor is to it here; the other
         conditions are its own (``can_accumulate_inplace`` of its input buffer).
         """
-        if not autograd_nodes.is_calling(self.summing):
+        if not backward_nodes.is_calling(self.summing):
             self.summing = None
             return False
         if type(args[0]) is not LazyTensor or torch.is_grad_enabled() or len(args) != 2:
@@ -302,7 +312,7 @@ class Tape(Outside):
             if cls not in by_type:
                 key.append(item)
             elif cls is not complex and not -LARGEST_COMMON <= item <= LARGEST_COMMON:
-                key.append(scalars.extent(item))
+                key.append(scalar_operands.extent(item))
             return item
         elif cls is list or cls is tuple:
             key.append(len(item))
@@ -396,27 +406,29 @@ class Tape(Outside):
         of_sparse: bool = False,
     ) -> Any:
         """Evaluate what the call needs, then make the call itself on real tensors."""
-        needed, nbytes = guard.needed_nodes(self, info, args, kwargs)
+        needed, nbytes = unrecorded_ops.needed_nodes(self, info, args, kwargs)
         if self.absent is not None and (answer := self.absent.answer(needed)) is not None:
             return answer.value
         # A sparse tensor is made at once, and memory exchanged, which is no sync point by itself.
         if needed or not (of_sparse or info.name == "set_"):
             self.sync(cause, needed, nbytes, a_number=info.returns_numbers)
-        written = list(guard.written_tensors(info, args, kwargs))
-        before = [at_once.memory_of(tensor) for tensor in written]
+        written = list(unrecorded_ops.written_tensors(info, args, kwargs))
+        before = [fallback.memory_of(tensor) for tensor in written]
         for tensor in written:
             self.forget_outside(tensor)
             self.forget_shadow(tensor)
-        result = guard.call(op, info, args, kwargs)
+        result = unrecorded_ops.call(op, info, args, kwargs)
         if info.counts_writes:
-            guard.count_writes(info, args, kwargs)
-        at_once.note_operator(self, cause, op, args, kwargs, result, written, before)
+            unrecorded_ops.count_writes(info, args, kwargs)
+        fallback.note_operator(self, cause, op, args, kwargs, result, written, before)
         return result
 
     def _write_shared(self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any) -> Any:
         """A write to memory that others may show: at once, unless a closer look finds nobody."""
-        operands = list(guard.tensors_in((*args, *kwargs.values())))
-        shown = [tensor for tensor in guard.written_tensors(info, args, kwargs) if not is_pending(tensor)]
+        operands = list(unrecorded_ops.tensors_in((*args, *kwargs.values())))
+        shown = [
+            tensor for tensor in unrecorded_ops.written_tensors(info, args, kwargs) if not is_pending(tensor)
+        ]
         if self.outsiders.could_tell(shown):
             self.outsiders.examine(operands)
             return self.record(op, args, kwargs)
@@ -427,7 +439,7 @@ class Tape(Outside):
                 cause = f"write to {name}, whose memory {holder} shows; {cure_of(holder)}"
                 if self.scopes.steps and not self.in_autograd():
                     self.begin_step(cause)
-                    return guard.dispatch(self, op, args, kwargs)
+                    return unrecorded_ops.dispatch(self, op, args, kwargs)
                 return self.run_now(op, info, args, kwargs, cause)
         for tensor in shown:  # nobody has it any more
             self.forget_outside(tensor)
@@ -439,7 +451,7 @@ class Tape(Outside):
         Autograd takes such views while it holds locks of the tensors that an evaluation
         would touch.
         """
-        lazy = next(tensor for tensor in guard.tensors_in(args) if isinstance(tensor, LazyTensor))
+        lazy = next(tensor for tensor in unrecorded_ops.tensors_in(args) if isinstance(tensor, LazyTensor))
         graph = lazy._lazyviz.storage.graph
         recorded = len(graph.nodes)
         before, self.graph = self.graph, graph
@@ -457,7 +469,7 @@ class Tape(Outside):
         for cls in types:
             if cls is not LazyTensor and private_api.dispatches_itself(cls):
                 return _unwrapped(None, func, types, args, kwargs)
-        return guard.dispatch(self, func, args, kwargs)
+        return unrecorded_ops.dispatch(self, func, args, kwargs)
 
 
 tape = Tape()

@@ -20,7 +20,7 @@ from ..torch_internals.private_api import OpOverload
 
 if TYPE_CHECKING:
     from .rng import DrawSequence
-    from .shapes import Inferred
+    from .shapes.inference import Inferred
 
 FORGOTTEN = "forgotten before it ran: by %lazy reset, by unloading lazyviz, or in a forked process"
 """``Node.error`` of a node that will never run."""
@@ -55,7 +55,7 @@ class TrackedStorage(Storage):
     ``writer`` is the last recorded node that writes it, ``readers`` the nodes that read
     it since.  ``live`` counts the user's tensors on it.  ``foreign`` memory can be
     written by others (NumPy, shared memory); ``shadow`` is a copy that runs ahead of the
-    graph where its content can be told, see :mod:`lazyviz.record.constants`.  ``replaced_by`` is
+    graph where its content can be told, see :mod:`lazyviz.record.constant_folding`.  ``replaced_by`` is
     the storage that its tensors are on since their memory was resized.
     """
 

@@ -19,9 +19,9 @@ from ..execute.split import SplitRun
 from ..graph.ir import Value
 from ..plan.placement import Shard
 from ..plan.split import Batch, describe, sizes_of
+from ..record.lazy_tensor import is_pending
 from ..record.recorder import Tape
 from ..record.storage import TrackedNode, TrackedValue
-from ..record.tensor import is_pending
 from ..torch_internals import private_api
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from ..plan.split import check_split
 from ..process.gc_pause import patience
 from ..process.tracebacks import shorten_block
 from ..process.transaction import Exclusive, Transaction, forget_holder
-from ..record.names import name_tensors, variables_of
-from ..record.order import closure
-from ..record.ownership import release_held
-from ..record.pending import HELD_BYTES_LIMIT
+from ..record.dependencies import closure
+from ..record.graph_release import release_held
+from ..record.pending_ops import HELD_BYTES_LIMIT
+from ..record.provenance.variable_names import name_tensors, variables_of
 from ..record.recorder import tape
 from ..record.storage import Lost, TrackedStorage
 from . import evaluation, planned_device

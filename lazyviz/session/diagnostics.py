@@ -14,7 +14,7 @@ from ..graph.sync_points import listed
 from ..plan.batch_analysis import Blocker
 from ..plan.explain import verdict
 from ..plan.split import describe
-from ..record import acceleration
+from ..record import native_recorder
 from ..record.recorder import tape
 from ..torch_internals import native_modules
 from . import evaluation
@@ -117,9 +117,9 @@ def metrics() -> dict[str, Any]:
     """
     result = evaluation.metrics.summary()
     result["projected peak errors"] = list(evaluation.projection_errors)
-    result["compiled recorder"] = acceleration.active
+    result["compiled recorder"] = native_recorder.active
     result["compiled modules"] = sorted(native_modules.loaded)
-    result["shape cache hits"] = tape.shapes.hits + acceleration.shape_cache_hits()
+    result["shape cache hits"] = tape.shapes.hits + native_recorder.shape_cache_hits()
     result["shape cache misses"] = tape.shapes.misses
     result["ops pending"] = len(tape.pending)
     result["replays"], result["replays not known"] = replays.hits, replays.misses

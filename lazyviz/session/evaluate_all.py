@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from ..execute.clusters import NoWorkersError
 from ..execute.report import Report
 from ..plan.words import line_with_text
-from ..record.half_done import is_half_done
-from ..record.order import closure, goes_on_without
-from ..record.pending import AbsentDeviceError
+from ..record.dependencies import closure, goes_on_without
+from ..record.partial_writes import is_half_done
+from ..record.pending_ops import AbsentDeviceError
 from ..record.recorder import tape
 from ..record.storage import TrackedNode
 from . import evaluation, planned_device

@@ -28,13 +28,13 @@ from ..execute.split import SplitRun
 from ..graph.ir import Graph
 from ..process.signals import Deferred
 from ..process.transaction import complete
-from ..record import warned
-from ..record.guard import nodes_before_access
-from ..record.order import closure
-from ..record.pending import RunLock
+from ..record.dependencies import closure
+from ..record.interception import warning_routing
+from ..record.interception.instrumentation import Watch
+from ..record.pending_ops import RunLock
 from ..record.recorder import tape
 from ..record.storage import FORGOTTEN, HALF_DONE, Lost, TrackedNode
-from ..record.watch import Watch
+from ..record.unrecorded_ops import nodes_before_access
 from ..torch_internals import cuda as torch_cuda
 from . import planned_device
 from .metrics import Metrics
@@ -94,7 +94,7 @@ class under_way:
         self._signals.__exit__()
 
 
-@warned.in_python
+@warning_routing.in_python
 def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
     """Run ``nodes`` (closed under dependencies, in program order) and tell the graphs they belong to.
 

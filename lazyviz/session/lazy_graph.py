@@ -23,14 +23,14 @@ from ..graph.ir import Graph, Node, SyncPoint
 from ..plan.devices import devices as devices
 from ..process.tracebacks import shortened
 from ..process.transaction import Transaction, complete
-from ..record import half_done
-from ..record.host_copies import give_back
-from ..record.order import closure
-from ..record.ownership import Owned
-from ..record.pending import HELD_BYTES_LIMIT, RunLock
+from ..record import partial_writes
+from ..record.dependencies import closure
+from ..record.fake_cuda.host_values import give_back
+from ..record.graph_release import Owned
+from ..record.lazy_tensor import is_pending
+from ..record.pending_ops import HELD_BYTES_LIMIT, RunLock
 from ..record.recorder import tape
 from ..record.storage import Lost, TrackedNode
-from ..record.tensor import is_pending
 from . import evaluation
 from .batch_options import NamedBatch
 from .batch_options import SplitError as SplitError
@@ -362,7 +362,7 @@ def evaluate(*tensors: torch.Tensor) -> Report:
         if tensors:
             return evaluation.run(closure(evaluation.needed(tensors)), cause)
         report = run_all(cause)
-        if (error := half_done.left(list(tape.pending))) is not None:
+        if (error := partial_writes.left(list(tape.pending))) is not None:
             raise RuntimeError(error)
         return report
 

@@ -12,11 +12,11 @@ from ..plan.devices import DeviceProfile, card_number, cuda_devices, resolve, un
 from ..plan.lifetimes import allocated, lifetimes
 from ..plan.planner import make_plan
 from ..process.transaction import Transaction
-from ..record import half_done
-from ..record.absent import AbsentCards, Card
-from ..record.host_copies import give_back
-from ..record.order import closure
-from ..record.pending import AbsentDeviceError, needs_absent
+from ..record import partial_writes
+from ..record.dependencies import closure
+from ..record.fake_cuda.device import AbsentCards, Card
+from ..record.fake_cuda.host_values import give_back
+from ..record.pending_ops import AbsentDeviceError, needs_absent
 from ..record.recorder import Tape, tape
 from ..record.storage import TrackedNode
 from ..torch_internals import cuda as torch_cuda
@@ -119,7 +119,7 @@ def runnable() -> list[TrackedNode]:
         needed = (*(value.node for value in node.inputs), *node.after)
         if needs_absent([node]) or not planned.isdisjoint(needed):
             planned.add(node)
-    return closure(half_done.runnable(node for node in list(tape.pending) if node not in planned))
+    return closure(partial_writes.runnable(node for node in list(tape.pending) if node not in planned))
 
 
 def forget() -> None:

@@ -18,7 +18,7 @@ import torch
 
 from ..plan.devices import cuda_devices
 from ..process.gc_pause import patience
-from ..record.patches import is_ours, originals
+from ..record.interception.attribute_patches import is_ours, originals
 from ..record.recorder import tape
 from ..torch_internals import native_modules
 from . import evaluation

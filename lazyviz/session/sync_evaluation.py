@@ -19,9 +19,9 @@ from ..execute.stretch import Stretch
 from ..process import gc_pause
 from ..process.signals import Deferred
 from ..process.transaction import complete
-from ..record import warned
-from ..record.order import closure
-from ..record.pending import SyncError
+from ..record.dependencies import closure
+from ..record.interception import warning_routing
+from ..record.pending_ops import SyncError
 from ..record.recorder import tape
 from ..record.storage import TrackedNode
 from ..torch_internals import cuda as torch_cuda
@@ -99,7 +99,7 @@ def _note_read(
         lazy.note_timeline(timeline)
 
 
-@warned.in_python
+@warning_routing.in_python
 def run_for_values(nodes: Sequence[TrackedNode], cause: str) -> bool:
     """:func:`run` for a sync point where there is nothing to it but to run ``nodes``; False: there is more.
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.execute import sweeps
-from lazyviz.record import acceleration
+from lazyviz.record import native_recorder
 from lazyviz.record.recorder import tape
 from lazyviz.torch_internals.private_api import MemoryRef
 
@@ -23,21 +23,21 @@ PACKAGE = str(Path(lazyviz.__file__).parent)
 @pytest.fixture(params=["compiled", "in Python"])
 def either_way(request):
     compiled = request.param == "compiled"
-    if compiled and not acceleration.active:
+    if compiled and not native_recorder.active:
         pytest.skip("lazyviz was installed without it")
-    acceleration.use(compiled)
+    native_recorder.use(compiled)
     sweeps.use(compiled)
     yield compiled
-    acceleration.use(True)
+    native_recorder.use(True)
     sweeps.use(True)
 
 
 @pytest.fixture
 def in_python():
-    acceleration.use(False)
+    native_recorder.use(False)
     sweeps.use(False)
     yield
-    acceleration.use(True)
+    native_recorder.use(True)
     sweeps.use(True)
 
 

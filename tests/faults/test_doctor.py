@@ -10,7 +10,7 @@ import torch
 
 import lazyviz
 from lazyviz.process.gc_pause import patience
-from lazyviz.record.patches import everything
+from lazyviz.record.interception.attribute_patches import everything
 from lazyviz.record.recorder import tape
 from lazyviz.session import evaluation
 from lazyviz.torch_internals import private_api

@@ -120,23 +120,23 @@ def test_what_was_recorded_stays_pending_and_owed_whatever_is_raised_on_leaving(
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_signals_at_any_time_leave_pytorch_plain(compiled, state):
-    from lazyviz.record import acceleration
+    from lazyviz.record import native_recorder
 
     rounds = 200
     begin = time.perf_counter()
     for _ in range(rounds):
         empty_block()
     patience = 2 * (time.perf_counter() - begin) / rounds
-    used = acceleration.use(compiled)
+    used = native_recorder.use(compiled)
     try:
-        assert used is compiled or acceleration._module is None
+        assert used is compiled or native_recorder._module is None
         generator = random.Random(1)
         for turn in range(rounds):
             kept = interrupted(empty_block, generator.uniform(1e-6, patience), Fault)
             assert not state.differences(), (turn, kept)
             assert is_plain()
     finally:
-        acceleration.use(True)
+        native_recorder.use(True)
 
 
 def test_exceptions_that_another_thread_sends_leave_pytorch_plain(state):

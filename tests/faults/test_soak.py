@@ -14,7 +14,7 @@ from torch import nn
 import lazyviz
 from lazyviz.execute import eager, replay
 from lazyviz.graph import ir
-from lazyviz.record.pending import SyncError
+from lazyviz.record.pending_ops import SyncError
 from lazyviz.record.recorder import Tape, tape
 from lazyviz.session import evaluation
 

@@ -606,7 +606,7 @@ def test_the_lists_of_autocast_are_those_of_this_torch():
     import re
     from pathlib import Path
 
-    from lazyviz.record import absent_autocast as ours
+    from lazyviz.record.fake_cuda import autocast as ours
 
     # In torch 2.11; no dispatch mode can be given their arguments.
     of_named_dimensions = re.compile(r"\.(dim_)?[Dd]imname(List)?$|\.names_")

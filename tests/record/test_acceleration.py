@@ -17,16 +17,17 @@ from torch.utils.checkpoint import checkpoint
 
 import lazyviz
 from lazyviz.graph.ir import Value
-from lazyviz.record import acceleration, scopes
+from lazyviz.record import native_recorder
+from lazyviz.record.provenance import module_scopes
 from lazyviz.record.recorder import Tape, tape
 from tests.models import MODELS
 
 
 @pytest.fixture
 def restored():
-    before = acceleration.active
+    before = native_recorder.active
     yield
-    acceleration.use(before)
+    native_recorder.use(before)
 
 
 def described(graph):
@@ -85,7 +86,7 @@ def described(graph):
 
 def recorded(make, compiled, monkeypatch):
     """``make()``'s program as it is recorded once every shape is known, what Python recorded, and results."""
-    assert acceleration.use(compiled) is compiled
+    assert native_recorder.use(compiled) is compiled
     slow: Counter[str] = Counter()
     original = Tape.record
 
@@ -205,7 +206,7 @@ PROGRAMS = {"modules": modules, "memory": memory} | {
 }
 
 
-@pytest.mark.skipif(not acceleration.active, reason="the compiled recorder is not built, or switched off")
+@pytest.mark.skipif(not native_recorder.active, reason="the compiled recorder is not built, or switched off")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_both_record_the_same(name, restored, monkeypatch):
     in_python, everything, expected = recorded(PROGRAMS[name], False, monkeypatch)
@@ -218,7 +219,7 @@ def test_both_record_the_same(name, restored, monkeypatch):
     assert sum(slow.values()) < 0.25 * sum(everything.values())
 
 
-@pytest.mark.skipif(not acceleration.active, reason="the compiled recorder is not built, or switched off")
+@pytest.mark.skipif(not native_recorder.active, reason="the compiled recorder is not built, or switched off")
 def test_it_keeps_nothing_alive(restored):
     def step():
         x = torch.ones(7, requires_grad=True)
@@ -234,7 +235,7 @@ def test_it_keeps_nothing_alive(restored):
         gc.collect()
         return [sys.getrefcount(item) for item in (None, torch.float32, torch.ones, LINE, torch.Tensor)]
 
-    acceleration.use(True)
+    native_recorder.use(True)
     references()
     before = references()
     after = references()
@@ -275,9 +276,9 @@ def everything_in(graph):
             yield from (item for item in (value.storage.readers, value.tensor) if item)
 
 
-@pytest.mark.skipif(not acceleration.active, reason="the compiled recorder is not built, or switched off")
+@pytest.mark.skipif(not native_recorder.active, reason="the compiled recorder is not built, or switched off")
 def test_the_collector_goes_over_a_record_once_its_owner_is_gone(restored):
-    acceleration.use(True)
+    native_recorder.use(True)
     layer = nn.Linear(3, 3)
     for again in (True, True, False):
         with lazyviz.lazy() as graph:
@@ -390,9 +391,9 @@ def test_calls_that_differ_in_little_have_results_of_their_own(restored):
                 call()
         return [value.meta for node in graph.nodes for value in node.outputs]
 
-    acceleration.use(False)
+    native_recorder.use(False)
     expected = metas()
-    if not acceleration.use(True):
+    if not native_recorder.use(True):
         pytest.skip("nothing is compiled")
     for _ in range(3):  # asked for, found by its key, found by its words
         assert metas() == expected
@@ -400,10 +401,10 @@ def test_calls_that_differ_in_little_have_results_of_their_own(restored):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_what_modules_hold_is_the_same_in_both_ways():
-    if acceleration._module is None:
+    if native_recorder._module is None:
         pytest.skip("nothing is compiled")
     models = [make() for make, *_ in MODELS.values()]
     scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     modules = [module for model in (*models, nn.Identity(), scripted) for module in model.modules()]
     for held in (modules, [*modules[:3], None, *modules[3:]], []):
-        assert acceleration._module.content_of(held) == scopes.content_of(held)
+        assert native_recorder._module.content_of(held) == module_scopes.content_of(held)

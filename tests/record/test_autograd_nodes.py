@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from lazyviz.record import autograd_nodes
-from lazyviz.record.formulas import COMPLEX_GRADIENTS, GRADIENTS, GRADIENTS_WITH_GRAPH
+from lazyviz.record import backward_nodes
+from lazyviz.record.parity.derivative_formulas import COMPLEX_GRADIENTS, GRADIENTS, GRADIENTS_WITH_GRAPH
 
 NAMES = GRADIENTS | GRADIENTS_WITH_GRAPH | COMPLEX_GRADIENTS
 
@@ -57,15 +57,15 @@ def nothing():
 
 
 PROGRAMS = (tied, several, in_place, nothing)
-compiled = pytest.mark.skipif(autograd_nodes._module is None, reason="nothing is compiled")
+compiled = pytest.mark.skipif(backward_nodes._module is None, reason="nothing is compiled")
 
 
 @compiled
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_what_is_found_is_the_same_in_both_ways(program):
     outputs = program()
-    asking, adding = autograd_nodes._module.below(outputs, NAMES)
-    expected = autograd_nodes.in_python(outputs, NAMES)
+    asking, adding = backward_nodes._module.below(outputs, NAMES)
+    expected = backward_nodes.in_python(outputs, NAMES)
     assert set(asking) == set(expected[0])
     assert set(adding.nodes()) == set(expected[1].nodes())
     assert len(asking) == len(set(asking))
@@ -73,29 +73,29 @@ def test_what_is_found_is_the_same_in_both_ways(program):
 
 
 def test_sums_and_names_are_found():
-    asking, adding = autograd_nodes.below(several(), NAMES)
+    asking, adding = backward_nodes.below(several(), NAMES)
     assert {node.name() for node in asking} >= {"ProdBackward0", "CumprodBackward0", "LinalgEighBackward0"}
     assert any("Twice" in node.name() for node in adding.nodes())
 
 
 def test_a_node_of_python_is_found_by_its_name():
     outputs = [Twice.apply(leaf(2)).sum()]  # kept: in torch 2.11 such a node's object does not keep the node
-    asking, _ = autograd_nodes.below(outputs, frozenset({"TwiceBackward"}))
+    asking, _ = backward_nodes.below(outputs, frozenset({"TwiceBackward"}))
     assert [node.name() for node in asking] == ["TwiceBackward"]
 
 
 def test_gradient_edges_are_followed():
     loss = several()[0]
     edge = torch.autograd.graph.get_gradient_edge(loss)
-    asking, adding = autograd_nodes.below([edge], NAMES)
-    expected = autograd_nodes.below([loss], NAMES)
+    asking, adding = backward_nodes.below([edge], NAMES)
+    expected = backward_nodes.below([loss], NAMES)
     assert set(asking) == set(expected[0])
     assert set(adding.nodes()) == set(expected[1].nodes())
 
 
 def test_nothing_is_kept():
     outputs = several()
-    asking, adding = autograd_nodes.below(outputs, NAMES)
+    asking, adding = backward_nodes.below(outputs, NAMES)
     node = weakref.ref(outputs[0])
     assert asking
     assert adding.nodes()

@@ -15,27 +15,27 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import lazyviz
 from lazyviz.graph.ir import TensorMeta
-from lazyviz.record import acceleration, tensor
+from lazyviz.record import lazy_tensor, native_recorder
 from lazyviz.record.recorder import tape
 from lazyviz.torch_internals import private_api
 from tests.record.test_acceleration import described
 
 pytestmark = pytest.mark.skipif(
-    acceleration._dispatcher is None, reason="no compiled dispatcher is installed"
+    native_recorder._dispatcher is None, reason="no compiled dispatcher is installed"
 )
 
 
 @pytest.fixture(autouse=True)
 def compiled():
-    before = acceleration.active
-    acceleration.use(True)
+    before = native_recorder.active
+    native_recorder.use(True)
     yield
-    acceleration.use(before)
+    native_recorder.use(before)
 
 
 def recorded(program, compiled):
     """What is recorded of ``program`` the second time, when its operators have been taken."""
-    acceleration.use(compiled)
+    native_recorder.use(compiled)
     for _ in range(2):
         with lazyviz.lazy() as graph:
             kept = program()
@@ -91,13 +91,13 @@ def test_they_do_come_this_way(monkeypatch):
     with lazyviz.lazy() as graph:
         arguments_of_all_kinds()
     graph.evaluate()
-    in_python = acceleration.RecorderMode.__torch_dispatch__
+    in_python = native_recorder.RecorderMode.__torch_dispatch__
 
     def spy(mode, func, types, args=(), kwargs=None):
         reached.append(func)
         return in_python(mode, func, types, args, kwargs)
 
-    monkeypatch.setattr(acceleration.RecorderMode, "__torch_dispatch__", spy)
+    monkeypatch.setattr(native_recorder.RecorderMode, "__torch_dispatch__", spy)
     with lazyviz.lazy() as graph:
         arguments_of_all_kinds()
     monkeypatch.undo()
@@ -138,9 +138,9 @@ def test_a_wrapper_is_the_one_that_pytorch_makes(meta, inference):
         )
 
     with torch.inference_mode(inference):
-        ours = acceleration._module.wrapper(meta)
+        ours = native_recorder._module.wrapper(meta)
         theirs = private_api.make_wrapper_subclass(
-            tensor.LazyTensor,
+            lazy_tensor.LazyTensor,
             meta.shape,
             meta.stride,
             meta.offset,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.record.pending import AbsentDeviceError
+from lazyviz.record.pending_ops import AbsentDeviceError
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="plans for a card that is there can run")
 

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import lazyviz
-from lazyviz.record import acceleration
+from lazyviz.record import native_recorder
 from lazyviz.record.recorder import tape
-from lazyviz.record.shapes import ShapeCache
+from lazyviz.record.shapes.inference import ShapeCache
 
 from ..bits import difference
 from ..both_ways import both
@@ -211,21 +211,21 @@ def test_results_are_laid_out_as_eagers_for_any_strides(size):
 
 def test_the_compiled_recorder_and_pythons_find_the_same():
     found = []
-    active = acceleration.active
+    active = native_recorder.active
 
     def program():
         x = torch.randn(17, 19)
         return (x.view(19, 17).t() @ x.t()).relu().sum(0)
 
     for compiled in (True, False):
-        acceleration.use(compiled)
+        native_recorder.use(compiled)
         tape.shapes.entries.clear()
         before = tape.shapes.misses
         try:
             with lazyviz.lazy() as graph:
                 program()
         finally:
-            acceleration.use(active)
+            native_recorder.use(active)
         found.append((tape.shapes.misses - before, [node.outputs[0].meta for node in graph.nodes]))
         lazyviz.session.lazy_graph.reset()
     assert found[0] == found[1] and found[0][0] >= 6

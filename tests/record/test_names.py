@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.record import names
+from lazyviz.record.provenance import variable_names
 
 
 def variables(graph) -> list[tuple[str, ...]]:
@@ -63,7 +63,7 @@ def test_a_view_whose_base_autograd_needs_is_not_all_that_keeps_it():
         loss = (base * base).sum()
         part = base[:2]
         del base
-    assert not any("part" in names for names in variables(graph))
+    assert not any("part" in found for found in variables(graph))
     assert part.shape == (2,) and loss.requires_grad
     graph.evaluate()
 
@@ -96,7 +96,7 @@ def test_what_something_else_keeps_too_is_not_said_to_be_kept_by_the_name(keep):
     x = torch.ones(4, requires_grad=True)
     with lazyviz.lazy() as graph:
         y, other = keep(x)
-    assert not any("y" in name for names in variables(graph) for name in names)
+    assert not any("y" in name for found in variables(graph) for name in found)
     assert y is not None and other is not None
     graph.evaluate()
 
@@ -149,7 +149,7 @@ def test_objects_that_do_not_want_to_be_looked_at_are_left_alone():
 
 def test_large_containers_are_not_looked_through_and_hide_no_variable(monkeypatch):
     looked_at = 0
-    children = names._children
+    children = variable_names._children
 
     def counted(*args):
         nonlocal looked_at
@@ -157,11 +157,11 @@ def test_large_containers_are_not_looked_through_and_hide_no_variable(monkeypatc
         looked_at += len(found)
         return found
 
-    monkeypatch.setattr(names, "_children", counted)
+    monkeypatch.setattr(variable_names, "_children", counted)
     many = {"rows": [[SimpleNamespace(number=i) for i in range(100)] for _ in range(2000)]}
     x = torch.ones(4)
     with lazyviz.lazy() as graph:
         y = x * 2
     assert ("y",) in variables(graph)
-    assert 0 < looked_at <= names.MAX_ITEMS + 2000
+    assert 0 < looked_at <= variable_names.MAX_ITEMS + 2000
     assert many and y.sum() == 8

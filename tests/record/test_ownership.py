@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.record import acceleration
+from lazyviz.record import native_recorder
 
 pytestmark = pytest.mark.skipif(
     "graph_release" not in lazyviz.metrics()["compiled modules"],
@@ -23,15 +23,15 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(params=["compiled", "in Python"])
 def recorder(request):
-    before = acceleration.active
-    if acceleration.use(request.param == "compiled") is not (request.param == "compiled"):
+    before = native_recorder.active
+    if native_recorder.use(request.param == "compiled") is not (request.param == "compiled"):
         pytest.skip("the compiled recorder is not built")
     lazyviz.sync()
     gc.collect()
     gc.disable()
     yield
     gc.enable()
-    acceleration.use(before)
+    native_recorder.use(before)
     lazyviz.sync()
 
 

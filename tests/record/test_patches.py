@@ -4,16 +4,16 @@ import types
 
 import pytest
 
-from lazyviz.record import acceleration
-from lazyviz.record.patches import CodePatch, Patches, exchange
+from lazyviz.record import native_recorder
+from lazyviz.record.interception.attribute_patches import CodePatch, Patches, exchange
 
 
 @pytest.fixture(autouse=True, params=["in Python", "compiled"])
 def way(request, monkeypatch):
     """How attributes are exchanged."""
-    if request.param == "compiled" and acceleration._module is None:
+    if request.param == "compiled" and native_recorder._module is None:
         pytest.skip("nothing is compiled")
-    chosen = exchange if request.param == "in Python" else acceleration._module.exchange
+    chosen = exchange if request.param == "in Python" else native_recorder._module.exchange
     monkeypatch.setattr(Patches, "exchange", staticmethod(chosen))
 
 

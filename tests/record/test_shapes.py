@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 import lazyviz
-from lazyviz.record import probes
 from lazyviz.record.recorder import tape
+from lazyviz.record.shapes import kernel_probes
 
 from ..bits import difference
 
@@ -225,7 +225,7 @@ def test_kernels_that_trust_pivots_are_asked_with_rows_that_there_are(monkeypatc
 
     matrix = torch.eye(3, dtype=torch.float16)  # LAPACK has no such kernel, so it is asked what it says
     pivots = torch.ones(3, dtype=torch.int32)
-    monkeypatch.setattr(probes.torch, "full", note)
+    monkeypatch.setattr(kernel_probes.torch, "full", note)
     with pytest.raises(RuntimeError, match="Half"), lazyviz.lazy():
         torch.linalg.lu_solve(matrix, pivots, matrix)
     assert asked and all(fill == 1 for fill in asked)

@@ -16,8 +16,9 @@ from torch import nn
 
 import lazyviz
 from lazyviz.graph.ir import Graph
-from lazyviz.record import shapes, source_lines
+from lazyviz.record.provenance import source_lines
 from lazyviz.record.recorder import tape
+from lazyviz.record.shapes import inference
 from lazyviz.record.storage import TrackedNode, TrackedStorage, TrackedValue
 from lazyviz.session import lazy_graph
 
@@ -240,7 +241,7 @@ def test_an_evaluated_graph_holds_no_tensor():
 
 
 def test_the_shape_cache_is_bounded(monkeypatch):
-    monkeypatch.setattr(shapes, "MOST_ENTRIES", 200)
+    monkeypatch.setattr(inference, "MOST_ENTRIES", 200)
     for length in range(1, 400):
         x = torch.ones(length)
         with lazyviz.lazy():

@@ -21,7 +21,7 @@ from torch import (
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
 import lazyviz
-from lazyviz.record import acceleration
+from lazyviz.record import native_recorder
 
 from ..alike import assert_alike
 from ..bits import difference
@@ -575,7 +575,7 @@ def a_loss_of_lengths():
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_programs_on_raw_memory(program):
-    if program in IN_CPP and not acceleration.watches_access():
+    if program in IN_CPP and not native_recorder.watches_access():
         with pytest.raises(RuntimeError, match=NO_MEMORY), lazyviz.lazy():
             program()
     else:

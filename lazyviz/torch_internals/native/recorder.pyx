@@ -730,7 +730,7 @@ cdef void show_as_wrapper(object tensor, bint on):
 
 
 cdef object view_is_made():
-    """``lazyviz.record.pending.Pending.view_is_made``."""
+    """``lazyviz.record.pending_ops.Pending.view_is_made``."""
     tensor = get(tape, T_viewed)()
     if type(tensor) is LazyTensor:
         show_as_wrapper(tensor, True)
@@ -910,7 +910,7 @@ cdef object number_of(object tensor):
 
 
 cdef object counted(object value):
-    """``lazyviz.record.constants.number`` of what a number was added to once at most, as to a step counter."""
+    """``lazyviz.record.constant_folding.number`` of what a number was added to once at most, as to a step counter."""
     cdef PyObject *known
     storage = get(value, V_storage)
     shadow = get(storage, S_shadow)
@@ -956,7 +956,7 @@ cdef enum:
 
 
 cdef bint is_unknown_value(object value) except -1:
-    """Whether :class:`lazyviz.record.constants._Walk` would certainly not reach all that ``value`` depends on."""
+    """Whether :class:`lazyviz.record.constant_folding._Walk` would certainly not reach all that ``value`` depends on."""
     cdef PyObject *stack[MOST_ASKED]  # nodes, which the record keeps
     cdef int count = 0, at = 0
     writer = get(get(value, V_storage), S_writer)
@@ -995,7 +995,7 @@ cdef bint depends_on_data(object value, PyObject **stack, int *count) except -1:
 
 
 def is_unknown(values):
-    """``lazyviz.record.constants.Search.is_unknown``."""
+    """``lazyviz.record.constant_folding.Search.is_unknown``."""
     for value in values:
         if is_unknown_value(value):
             return True
@@ -1125,7 +1125,7 @@ cdef tuple new_outside(object tensor, object graph, object address, int64_t nbyt
 
 
 cdef object meet(object tensor, int64_t nbytes):
-    """``lazyviz.record.outside.Outside.from_outside`` for plain memory on the CPU.
+    """``lazyviz.record.external_tensors.Outside.from_outside`` for plain memory on the CPU.
 
     ``nbytes``: see `fixed_nbytes` in `dispatch.cpp`.
     """
@@ -1210,7 +1210,7 @@ cdef object storage_of(object tensor):
 
 
 cdef void order(object node, list values, list written):
-    """``lazyviz.record.order.order``."""
+    """``lazyviz.record.dependencies.order``."""
     cdef list after = None, writes
     cdef Py_ssize_t count
     for value in values:
@@ -1294,7 +1294,7 @@ cdef int by_number(const void *left, const void *right) noexcept nogil:
 
 
 def closure(targets):
-    """``lazyviz.record.order.closure``."""
+    """``lazyviz.record.dependencies.closure``."""
     cdef Found found
     cdef Numbered *numbered = NULL
     cdef Py_ssize_t at = 0
@@ -1340,7 +1340,7 @@ cdef bint needs(object node, object other) except -1:
 
 
 def made_real(_, values):
-    """``lazyviz.record.pending.Pending.made_real``."""
+    """``lazyviz.record.pending_ops.Pending.made_real``."""
     cdef dict met = get(tape, T_met)
     for value in values:
         ref = get(value, V_tensor)
@@ -1350,7 +1350,7 @@ def made_real(_, values):
 
 
 def settle_after(_, ran):
-    """``lazyviz.record.pending.Pending.settle_after``."""
+    """``lazyviz.record.pending_ops.Pending.settle_after``."""
     cdef dict outside_ = get(tape, T_outside)
     cdef dict known = get(tape, T_storages)
     cdef PyObject *found
@@ -1380,7 +1380,7 @@ def settle_after(_, ran):
 
 
 cdef object leave(object storage, dict known, bint recording):
-    """``lazyviz.record.pending.Pending._leave``."""
+    """``lazyviz.record.pending_ops.Pending._leave``."""
     address = get(storage, S_address)
     cdef PyObject *found = PyDict_GetItem(known, address)
     if found == <PyObject *> storage:
@@ -1396,7 +1396,7 @@ cdef object leave(object storage, dict known, bint recording):
 cdef object locate(
     object node, object graph, list values, bint in_engine, uint64_t sequence, bint grad_mode, bint mutates
 ):
-    """``lazyviz.record.scopes.Scopes.locate``; ``sequence`` is that of autograd's node that calls."""
+    """``lazyviz.record.provenance.module_scopes.Scopes.locate``; ``sequence`` is that of autograd's node that calls."""
     cdef PyObject *found
     root = get(scopes, C_root)
     put(node, N_module, get(scopes, C_module))
@@ -1570,7 +1570,7 @@ cdef tuple place_of(PyFrameObject *raw, bint with_callers):
 
 
 def find_line(_, frame):
-    """``lazyviz.record.source_lines.SourceFinder.find``."""
+    """``lazyviz.record.provenance.source_lines.SourceFinder.find``."""
     cdef Spot *spot
     cdef PyObject *entered
     phase = None
@@ -1618,7 +1618,7 @@ cdef tuple shared(list callers):
 
 
 def content_of(modules):
-    """``lazyviz.record.scopes.content_of``."""
+    """``lazyviz.record.provenance.module_scopes.content_of``."""
     cdef list content = []
     for module in modules:
         if module is None:
@@ -1641,7 +1641,7 @@ def content_of(modules):
 
 
 def exchange(tuple changes, bint back):
-    """``lazyviz.record.patches.exchange``."""
+    """``lazyviz.record.interception.attribute_patches.exchange``."""
     cdef PyObject *there
     cdef PyObject *missing = <PyObject *> MISSING
     cdef tuple entry
@@ -1795,7 +1795,7 @@ cpdef object wrapper(object meta):
 
 
 cdef object tensor_of(object value, object meta, object storage, object base):
-    """``lazyviz.record.tensor.wrap``."""
+    """``lazyviz.record.lazy_tensor.wrap``."""
     if stand_ins and get(meta, M_device) in stand_ins:
         return wrap(value, base)  # on a card that was planned in another block
     if get(meta, M_flags) or (base is not None and quick.is_inference(<PyObject *> base) != quick.inference_mode()):

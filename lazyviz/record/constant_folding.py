@@ -1,0 +1,401 @@
+"""Small CPU values that can be told without running the graph.
+
+Adam's step counter, ``torch.tensor(1e-3)``, the largest entry of an attention mask: reading
+such a value is no sync point.  Nothing is computed ahead; a read computes the pending nodes
+that it depends on, on copies, as long as they are few, small and start from constants or from
+known outside tensors.  The graph stays pending, and writes to real tensors still wait.
+
+The copy of a storage, its *shadow*, is kept where a later read has to go on from it: where a
+node wrote to it, and where it is tiny.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import dispatch_level, private_api
+from ..torch_internals.private_api import OpOverload
+from .interception import warning_routing
+from .shapes.inference import Inferred, OpInfo, ShapeCache
+from .storage import FORGOTTEN, Shadow, TrackedNode, TrackedStorage, TrackedValue
+
+LARGEST_NBYTES = 4 * 2**20  # of all that one read may look at and compute
+MOST_NODES = 1000  # that one read may compute
+LARGEST_CHECKED_NBYTES = 2**16  # of the arguments of an op that is tried on what is known of them
+KEPT_NBYTES = 4096  # of a storage that is kept for the next read although nothing wrote to it
+
+# What decides the shape of a result that depends on data, where it is not every argument.
+_DECIDING = {"index": "indices", "masked_select": "mask", "repeat_interleave": "repeats"}
+
+_QUIET = frozenset({"add_", "div_", "fill_", "mul_", "sub_", "zero_"})  # operators that give no warnings
+
+# As methods some are called at a fraction of the cost; what these call is the same.
+_METHODS: dict[OpOverload, Callable[..., Any]] = {
+    torch.ops.aten.add_.Tensor: private_api.TensorBase.add_,
+    torch.ops.aten.sub_.Tensor: private_api.TensorBase.sub_,
+    torch.ops.aten.mul_.Tensor: private_api.TensorBase.mul_,
+    torch.ops.aten.div_.Tensor: private_api.TensorBase.div_,
+}
+
+_STAND_INS = torch_cuda.STAND_INS
+CHECK_GRADIENTS = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
+Tensors = dict[TrackedValue, torch.Tensor]
+
+
+def is_given(tensor: torch.Tensor) -> bool:
+    """Whether an outside tensor counts as known: single numbers, integers and truth values, not data."""
+    return (
+        tensor.device.type == "cpu"
+        and not tensor.requires_grad
+        and (tensor.numel() <= 1 or not (tensor.is_floating_point() or tensor.is_complex()))
+    )
+
+
+def _no_look(values: Sequence[TrackedValue]) -> bool:
+    return False
+
+
+class Search:
+    """A first look, of which :mod:`lazyviz.record.native_recorder` has a compiled form; there is none in
+    Python.
+
+    ``is_unknown``: whether it shows that only running tells what the values hold.
+    """
+
+    is_unknown: Callable[[Sequence[TrackedValue]], bool] = staticmethod(_no_look)
+
+
+def known(shapes: ShapeCache, values: Sequence[TrackedValue]) -> Tensors | None:
+    """What each of ``values`` holds at this point of the program, or None if only running tells."""
+    if (told := _told(values)) is not None:
+        return told
+    if Search.is_unknown(values):
+        return None
+    walk = _Walk(shapes)
+    if not walk.reach(values):
+        return None
+    return _silently_computed(walk, values) if walk.has_nodes else _computed(walk, values)
+
+
+def _computed(walk: _Walk, values: Sequence[TrackedValue]) -> Tensors | None:
+    with dispatch_level.NoGrad(), dispatch_level.kernels_only():
+        try:
+            return walk.compute(values)
+        except Exception:  # the error is the graph's to raise, with its line
+            walk.give_up()
+            return None
+
+
+_silently_computed = warning_routing.nowhere(_computed)  # the nodes warn when they run
+
+
+def _told(values: Sequence[TrackedValue]) -> Tensors | None:
+    """What they hold, if each was computed before and nothing has been written since."""
+    told: Tensors = {}
+    for value in values:
+        shadow, writer = value.storage.shadow, value.storage.writer
+        if shadow is None or shadow.lost or value not in shadow.tensors:
+            return None
+        if writer is not None and not writer.folded and writer.state != "done":
+            return None
+        told[value] = shadow.tensors[value]
+    return told
+
+
+def number(shapes: ShapeCache, value: TrackedValue) -> Any:
+    """The number that ``value`` holds, where no more than one write in place has come since it was told last.
+
+    ``None``: ask :func:`known`, of which this is the way that an optimizer's step counters take in each step.
+    """
+    storage = value.storage
+    shadow, node = storage.shadow, storage.writer
+    if shadow is None or shadow.lost or shadow.tensors.get(value) is None:
+        return None
+    with dispatch_level.kernels_only():  # which are below autograd
+        if node is not None and not node.folded and node.state != "done":
+            if not _is_one_step(shapes, node, shadow):
+                return None
+            try:
+                method = _METHODS.get(node.op)
+                if method is not None and type(node.args[1]) in (int, float):
+                    method(shadow.tensors[node.inputs[0]], node.args[1])
+                else:
+                    node.op(*_substitute(node.args, shadow.tensors.__getitem__))
+            except Exception:
+                storage.shadow = Shadow(lost=True)
+                return None
+            node.folded = True
+        return shadow.tensors[value].item()
+
+
+def _is_one_step(shapes: ShapeCache, node: TrackedNode, shadow: Shadow) -> bool:
+    """Whether ``node`` does nothing but write to what ``shadow`` holds, and all before it has run ahead."""
+    return (
+        node.state == "pending"
+        and shapes.info(node.op).name in _QUIET
+        and not node.missed
+        and node.draws is None
+        and not node.kwargs
+        and len(node.inputs) == len(node.outputs) == len(node.writes) == 1
+        and node.outputs[0] is node.inputs[0]
+        and node.inputs[0].node is not node
+        and node.inputs[0] in shadow.tensors
+        and all(other.folded or other.state == "done" for other in node.after)
+    )
+
+
+def compute(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Tensors) -> Any:
+    """The op on what is known of its arguments."""
+    with dispatch_level.NoGrad(), dispatch_level.kernels_only():
+        return op(*_substitute(args, tensors.__getitem__), **_substitute(kwargs, tensors.__getitem__))
+
+
+def foresee(
+    shapes: ShapeCache,
+    op: OpOverload,
+    info: OpInfo,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    values: Sequence[TrackedValue],
+) -> Inferred | None:
+    """What an op will return whose result's shape depends on content, if that is known; else None."""
+    if info.mutates or info.is_view or info.draws or op.namespace != "aten":
+        return None
+    deciding = values
+    name = _DECIDING.get(info.name)
+    if name in info.argument_names:
+        position = info.argument_names.index(name)
+        item = args[position] if position < len(args) else kwargs.get(name)
+        items = item if isinstance(item, (list, tuple)) else [item]
+        deciding = [entry for entry in items if isinstance(entry, TrackedValue)]
+    if not deciding or sum(value.nbytes for value in values) > LARGEST_NBYTES:
+        return None
+    tensors = known(shapes, deciding)
+    if tensors is None:
+        return None
+    try:
+        for value in values:
+            if value not in tensors:
+                meta = value.meta
+                tensors[value] = torch.empty(meta.shape, dtype=meta.dtype, device=_computed_on(meta.device))
+        absent = next((value.device for value in values if value.device in _STAND_INS), None)
+        return shapes.describe(info, warning_routing.nowhere(compute)(op, args, kwargs, tensors), absent)
+    except Exception:  # the op's own error, which running it raises at this line
+        return None
+
+
+def refusal(
+    shapes: ShapeCache, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], values: Sequence[Any]
+) -> Exception | None:
+    """What the kernel raises for what its integers are known to hold; the rest is made up."""
+    deciding = [value for value in values if not value.dtype.is_floating_point]
+    if not deciding or sum(value.nbytes for value in values) > LARGEST_CHECKED_NBYTES:
+        return None
+    tensors = known(shapes, deciding)
+    if tensors is None:
+        return None
+    for value in values:
+        if value not in tensors:
+            meta = value.meta
+            tensors[value] = torch.zeros(meta.shape, dtype=meta.dtype, device=_computed_on(meta.device))
+    try:
+        compute(op, args, kwargs, tensors)
+    except Exception as error:  # which running it raises at this line
+        return error.with_traceback(None)
+    return None
+
+
+class _Walk:
+    """One read: the nodes and outside tensors it depends on, and what they hold."""
+
+    def __init__(self, shapes: ShapeCache) -> None:
+        self._shapes = shapes
+        self._nodes: set[TrackedNode] = set()
+        self._leaves: set[TrackedValue] = set()
+        self._written: set[TrackedStorage] = set()
+        self._tensors: Tensors = {}
+        self._budget = LARGEST_NBYTES
+
+    @property
+    def has_nodes(self) -> bool:
+        return bool(self._nodes)
+
+    # --- what is needed -------------------------------------------------------------
+
+    def reach(self, values: Sequence[TrackedValue]) -> bool:
+        """Find all that ``values`` depend on; False if some of it is unknown or there is too much."""
+        stack: list[TrackedNode] = []
+        for value in values:
+            if value.storage.writer is not None:
+                stack.append(value.storage.writer)
+            if not self._reach_value(value, stack):
+                return False
+        while stack:
+            if not self._reach_node(stack.pop(), stack):
+                return False
+        for writer in [node for node in self._nodes if node.writes]:
+            for reader in writer.after:
+                # It would miss what is overwritten now; take it along where nothing else is needed for it.
+                if reader.writes or not self._is_at_hand(reader):
+                    continue
+                if not self._reach_node(reader, stack):
+                    self._nodes.discard(reader)
+        return True
+
+    def _is_at_hand(self, node: TrackedNode) -> bool:
+        if node.folded or node.state == "done":
+            return False
+        for value in node.inputs:
+            shadow, maker = value.storage.shadow, value.node
+            if shadow is not None and value in shadow.tensors:
+                continue
+            if maker is not None and maker.state != "done":
+                if maker not in self._nodes:
+                    return False
+            elif value not in self._leaves and not (value.given and value.real is not None):
+                return False
+        return all(
+            not other.writes or other.folded or other.state == "done" or other in self._nodes
+            for other in node.after
+        )
+
+    def _reach_value(self, value: TrackedValue, stack: list[TrackedNode]) -> bool:
+        shadow = value.storage.shadow
+        if shadow is not None:
+            if shadow.lost:
+                return False
+            if value in shadow.tensors:
+                return True
+        if value.node is not None and value.node.state != "done":
+            stack.append(value.node)
+        elif value not in self._leaves:
+            if not value.given or value.real is None or value.meta.flags:
+                return False
+            self._budget -= value.nbytes
+            self._leaves.add(value)
+        return True
+
+    def _reach_node(self, node: TrackedNode, stack: list[TrackedNode]) -> bool:
+        if node in self._nodes or node.folded or node.state == "done":
+            return True
+        if node.op is CHECK_GRADIENTS and node.inputs[0].device in _STAND_INS:
+            # For an absent GPU no gradient is infinite: what says so stays as it was.
+            found = node.inputs[-2]
+            stack += [other for other in node.after if found.storage in other.writes]
+            return self._reach_value(found, stack)
+        if (
+            node.missed
+            or node.draws is not None
+            or node.error == FORGOTTEN
+            or self._shapes.info(node.op).uncertain
+        ):
+            return False
+        self._nodes.add(node)
+        for value in node.outputs:
+            if value.device.type != "cpu" and value.device not in _STAND_INS:
+                return False
+            if value.node is node:
+                self._budget -= value.nbytes
+        for storage in node.writes:
+            if storage not in self._written and storage.shadow is None:
+                self._budget -= storage.nbytes
+            self._written.add(storage)
+        if self._budget < 0 or len(self._nodes) > MOST_NODES:
+            return False
+        if not all(self._reach_value(value, stack) for value in node.inputs):
+            return False
+        touched = {value.storage for value in node.inputs}
+        stack += [other for other in node.after if not touched.isdisjoint(other.writes)]
+        return True
+
+    # --- what it holds --------------------------------------------------------------
+
+    def compute(self, values: Sequence[TrackedValue]) -> Tensors:
+        for leaf in self._leaves:
+            self._tensors[leaf] = self._leaf(leaf)
+        nodes = sorted(self._nodes, key=lambda node: node.sequence)
+        for node in nodes:
+            result = node.op(*_substitute(node.args, self._tensor), **_substitute(node.kwargs, self._tensor))
+            results = list(result) if isinstance(result, (list, tuple)) else [result]
+            results = [item for item in results if item is not None]
+            for value in node.outputs:
+                if value.node is node:
+                    self._tensors[value] = results[value.index]
+        for node in nodes:
+            self._keep(node)
+        return {value: self._tensor(value) for value in values}
+
+    def give_up(self) -> None:
+        """A node failed half-way: what the others wrote is no longer to be trusted."""
+        for storage in self._written:
+            storage.shadow = Shadow(lost=True)
+
+    def _tensor(self, value: TrackedValue) -> torch.Tensor:
+        tensor = self._tensors.get(value)
+        if tensor is None:
+            tensor = value.storage.shadow.tensors[value]  # type: ignore[union-attr]
+        return tensor
+
+    def _leaf(self, value: TrackedValue) -> torch.Tensor:
+        """An outside tensor itself, or its place in the copy of a storage that nodes write to."""
+        real, storage = value.real, value.storage
+        assert real is not None
+        if storage.shadow is None:
+            if storage not in self._written:
+                return real
+            storage.shadow = Shadow(_bytes_of(real).clone())
+        if storage.shadow.memory is None:
+            storage.shadow.memory = _bytes_of(next(iter(storage.shadow.tensors.values())))
+        memory = storage.shadow.memory
+        whole = memory[: len(memory) // real.itemsize * real.itemsize].view(real.dtype)
+        tensor = whole.as_strided(real.shape, real.stride(), real.storage_offset())
+        storage.shadow.tensors[value] = tensor
+        return tensor
+
+    def _keep(self, node: TrackedNode) -> None:
+        """Keep what ``node`` made, if a later read must not or need not compute it again."""
+        own = [value for value in node.outputs if value.node is node]
+        inputs = {value.storage for value in node.inputs}
+        fresh = [value for value in own if value.storage not in inputs]
+        if not (
+            node.writes
+            or any(value.storage in self._written or value.storage.shadow for value in own)
+            or (fresh and all(value.storage.nbytes <= KEPT_NBYTES for value in fresh))
+        ):
+            return
+        node.folded = True
+        for value in own:
+            if value.storage.shadow is None:
+                value.storage.shadow = Shadow()
+            value.storage.shadow.tensors[value] = self._tensors[value]
+        if node.writes:  # who read before and is not computed would now read what was written after
+            for other in node.after:
+                if not (other.folded or self._shapes.info(other.op).is_view):
+                    other.missed = True
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole storage of ``tensor``, as bytes."""
+    memory = torch.empty(0, dtype=torch.uint8)
+    return torch.ops.aten.set_.source_Storage(memory, private_api.TensorBase.untyped_storage(tensor))
+
+
+def _substitute(item: Any, tensor_of: Callable[[TrackedValue], torch.Tensor]) -> Any:
+    if isinstance(item, TrackedValue):
+        return tensor_of(item)
+    if isinstance(item, (list, tuple)):
+        return type(item)([_substitute(entry, tensor_of) for entry in item])
+    if isinstance(item, dict):
+        return {name: _substitute(entry, tensor_of) for name, entry in item.items()}
+    if isinstance(item, torch.device):
+        return _computed_on(item)
+    return item
+
+
+def _computed_on(device: torch.device) -> torch.device:
+    """Where a known value is computed: what is known of a GPU's tensors is known without the GPU."""
+    return torch.device("cpu") if device in _STAND_INS else device

@@ -1,0 +1,89 @@
+"""Which node has to run before which: reads and writes of shared storages."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+
+from .partial_writes import goes_on_after, is_half_done
+from .storage import TrackedNode, TrackedStorage, TrackedValue
+
+
+def order(node: TrackedNode, written: Sequence[TrackedStorage]) -> None:
+    """Append ``node`` to the program order of the storages it reads and writes.
+
+    Fills in ``node.after`` with what must run first beyond the producers of its inputs:
+    the last write to what it reads, and earlier reads of what it writes.
+    """
+    after: list[TrackedNode] = []
+    value: TrackedValue
+    for value in node.inputs:
+        value.uses += 1
+        storage = value.storage
+        storage.uses += 1
+        writer = storage.writer
+        if writer is not None and writer is not value.node:
+            after.append(writer)
+        readers = storage.readers
+        readers.append(node)
+        count = len(readers)
+        if count >= 8 and not count & (count - 1):  # now and then, where nothing writes it, as at inference
+            storage.readers = [reader for reader in readers if reader.state != "done"]
+    if written:
+        writes: list[TrackedStorage] = []
+        for storage in written:
+            after += [reader for reader in storage.readers if reader is not node]
+            storage.writer = node
+            storage.readers = []
+            if storage not in writes:
+                writes.append(storage)
+        node.writes = writes
+    if after:
+        node.after = after
+
+
+def closure(targets: Iterable[TrackedNode]) -> list[TrackedNode]:
+    """The pending nodes that ``targets`` need, themselves included, in program order."""
+    return Search.closure(targets)
+
+
+def _closure(targets: Iterable[TrackedNode]) -> list[TrackedNode]:
+    found: set[TrackedNode] = set()
+    stack = [node for node in targets if node.state != "done"]
+    while stack:
+        node = stack.pop()
+        if node in found:
+            continue
+        found.add(node)
+        producers = [value.node for value in node.inputs]
+        stack += [
+            other
+            for other in (*producers, *node.after)
+            if other is not None and other.state != "done" and not goes_on_without(other, node)
+        ]
+    return sorted(found, key=sequence_of)
+
+
+def goes_on_without(other: TrackedNode, node: TrackedNode) -> bool:
+    """Whether ``other`` has failed, and ``node`` comes after it in a way that does not need it.
+
+    As a draw and in no other way: eager PyTorch goes on after the error, so does the generator.  Or as what
+    overwrites all that was left half written.
+    """
+    if other.state != "failed":
+        return False
+    if is_half_done(other):
+        return goes_on_after(node, other)
+    if other.draws is None or node.draws is not other.draws:
+        return False
+    touched = {value.storage for value in (*node.inputs, *node.outputs)}
+    return all(value.node is not other for value in node.inputs) and touched.isdisjoint(other.writes)
+
+
+sequence_of = operator.attrgetter("sequence")
+
+
+class Search:
+    """How dependencies are followed, which :mod:`lazyviz.record.native_recorder` has a compiled form of."""
+
+    closure: Callable[[Iterable[TrackedNode]], list[TrackedNode]] = staticmethod(_closure)

@@ -1,0 +1,457 @@
+"""A CUDA card that is not there: what a recorded cell sees of it.
+
+While a cell is recorded for such a card, ``torch.cuda`` answers for it, and tensors sent there
+are pending tensors that say ``cuda:N``; to C++ they are on another device (see
+:mod:`lazyviz.torch_internals.cuda`), which this module maps back where an op reaches the recorder.
+Which kernels a GPU would choose is told by :mod:`lazyviz.record.fake_cuda.kernels` and
+:mod:`lazyviz.record.fake_cuda.autocast`.  Nothing here is in place where CUDA is present.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...torch_internals import cuda as torch_cuda
+from ...torch_internals import private_api
+from ..interception.attribute_patches import Patches
+from ..pending_ops import AbsentDeviceError, needs_absent
+from ..storage import TrackedNode
+from ..unrecorded_ops import nodes_before_access
+from . import data_errors, memory_stats, tensor_placement
+from . import layers as fake_cuda_layers
+from .autocast import AutocastKernels
+from .kernels import CudaKernels
+
+if TYPE_CHECKING:
+    from ..recorder import Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a cell may ask of the card it is planned for.
+
+    ``capability`` is its CUDA compute capability, ``count`` the number of such cards;
+    ``total_bytes`` of one, ``None`` if unknown; ``planned`` is what a plan calls it; ``current`` is the
+    number of the one in use at first.  A cell may still use further ones by their number.
+    """
+
+    name: str
+    total_bytes: int | None
+    capability: tuple[int, int]
+    planned: str
+    count: int = 1
+    current: int = 0
+
+
+def is_absent(device: torch.device) -> bool:
+    """Whether tensors on ``device`` are only planned."""
+    return device in torch_cuda.STAND_INS
+
+
+Memory = Callable[[torch.device, int], tuple[int, int]]
+"""Bytes allocated now and at most since a position of the graph, on a device, in eager PyTorch."""
+Reserved = Callable[[torch.device], int]
+"""Bytes that the caching allocator of a device would hold, in eager PyTorch."""
+
+
+_Generator = torch.Generator
+
+
+class _PlannedGenerator(torch.Generator):
+    """A generator of a planned device: a seed, and no numbers."""
+
+    _place: torch.device
+
+    def __new__(cls, place: torch.device) -> _PlannedGenerator:
+        self = super().__new__(cls)
+        self._place = place
+        return self
+
+    def __init__(self, place: torch.device) -> None: ...
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._place
+
+
+class _GeneratorType(type(_Generator)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _Generator)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A value that is assumed."""
+
+    value: Any
+
+
+class AbsentCards:
+    """While installed, PyTorch answers for ``card``."""
+
+    def __init__(
+        self, tape: Tape, card: Card, memory: Memory, reserved: Reserved, assume: Mapping[int, Any]
+    ) -> None:
+        self.card = card
+        self.current = card.current
+        self.tape = tape
+        self.memory = memory
+        self.reserved = reserved
+        self._assume = assume
+        self.reset_at = 0  # position of the last reset_peak_memory_stats
+        self.patches = Patches()
+        self._kernels = CudaKernels(self)
+        self._autocast = AutocastKernels()
+
+    def install(self) -> None:
+        torch_cuda.stand_in()
+        torch_cuda.make_on_cpu_first(True)
+        self._patch_functions()
+        memory_stats.install(self)
+        self._patch_randomness()
+        tensor_placement.install(self)
+        fake_cuda_layers.install(self)
+        self._kernels.install()
+        self._autocast.install(self.patches)
+
+    def remove(self) -> None:
+        self._autocast.remove()
+        self._kernels.remove()
+        self.patches.restore()
+        torch_cuda.make_on_cpu_first(False)
+        torch_cuda.require_init()
+
+    # --- devices --------------------------------------------------------------------
+
+    def index(self, device: Any = None) -> int:
+        """The number of the CUDA device that a user's argument means."""
+        if device is None:
+            return self.current
+        if isinstance(device, int):
+            number = device if device >= 0 else self.current
+        else:
+            found = torch.device(device)
+            if found.type != "cuda":
+                raise ValueError(f"Expected a cuda device, but got: {found}")
+            number = self.current if found.index is None else found.index
+        if number >= torch_cuda.MOST_DEVICES:
+            raise RuntimeError("CUDA error: invalid device ordinal")
+        return number
+
+    def device(self, device: torch.device) -> torch.device:
+        """The device that an op is recorded for: ``cuda`` is the current one."""
+        if device.type == "meta":
+            return torch_cuda.stands_for(device)
+        return torch.device("cuda", self.index(device)) if device.type == "cuda" else device
+
+    def below(self, device: torch.device) -> torch.device:
+        """The device of the same name for C++; torch's own shape rules name devices as they are."""
+        if self.tape.shapes.inferring:
+            return device
+        return torch_cuda.STAND_INS.get(self.device(device), device)
+
+    def record(
+        self,
+        mode: private_api.TorchDispatchMode,
+        op: private_api.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: Any,
+    ) -> Any:
+        """Record an op on the devices that Python shows.
+
+        In inference mode functions made of others come as one op; the choice of kernels is in their parts.
+        """
+        if torch.is_inference_mode_enabled() and torch_cuda.is_made_of_others(op):
+            with mode:
+                return self._kernels.of.get(op, op.decompose)(*args, **kwargs)
+        device = kwargs.get("device")
+        if device is not None:
+            kwargs = {**kwargs, "device": self.device(torch.device(device))}
+        if kwargs.get("pin_memory"):  # memory of the host like any other, which only a driver can pin
+            kwargs = {**kwargs, "pin_memory": False}
+        return self.tape.record(op, args, kwargs)
+
+    # --- reads ----------------------------------------------------------------------
+
+    def answer(self, needed: Sequence[TrackedNode]) -> Answer | None:
+        """What the user said a read returns that needs ``needed``."""
+        if not needs_absent(needed):
+            return None
+        line = self.tape.scopes.sources.find(sys._getframe(2))[0]
+        if line is not None and line.line in self._assume:
+            return Answer(self._assume[line.line])
+        return None
+
+    # --- functions ------------------------------------------------------------------
+
+    def _patch_functions(self) -> None:
+        cuda, replace = torch.cuda, self.replace
+        tape, card = self.tape, self.card
+        replace(cuda, "_lazy_init", lambda: None)
+        replace(cuda, "init", lambda: None)
+        # torch's own shape rules must not find a card that they could use
+        replace(cuda, "is_available", lambda: not tape.shapes.inferring)
+        replace(cuda, "device_count", lambda: card.count)
+        replace(cuda, "current_device", lambda: self.current)
+        replace(cuda, "set_device", self._set_device)
+        replace(cuda, "_exchange_device", self._exchange_device)
+        replace(cuda, "_maybe_exchange_device", self._exchange_device)
+        replace(cuda, "get_device_name", lambda device=None: self.properties(device).name)
+        replace(cuda, "get_device_capability", lambda device=None: (self.index(device), card.capability)[1])
+        replace(cuda, "get_device_properties", self.properties)
+        # torch.cuda.is_bf16_supported: from compute capability 8 on, or emulated
+        replace(
+            cuda,
+            "is_bf16_supported",
+            lambda including_emulation=True: card.capability >= (8, 0) or including_emulation,
+        )
+        replace(cuda, "is_tf32_supported", lambda: card.capability >= (8, 0))
+        replace(
+            cuda,
+            "can_device_access_peer",
+            lambda device, peer_device: self.index(device) != self.index(peer_device),
+        )
+        replace(cuda, "synchronize", lambda device=None: None)
+        replace(cuda, "ipc_collect", lambda: None)
+        replace(cuda, "is_current_stream_capturing", lambda: False)
+        replace(cuda, "Stream", _Stream)
+        replace(cuda, "Event", _Event)
+        for name in ("current_stream", "default_stream"):
+            replace(cuda, name, lambda device=None: _Stream(device))
+        replace(cuda, "stream", lambda stream: nullcontext())
+        replace(cuda, "set_stream", lambda stream: None)
+        replace(torch.backends.cuda, "is_built", lambda: True)
+        accelerator = torch.accelerator
+        replace(accelerator, "is_available", lambda: not tape.shapes.inferring)
+        replace(accelerator, "device_count", lambda: card.count)
+        replace(accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+        replace(accelerator, "current_device_index", lambda: self.current)
+        replace(accelerator, "current_device_idx", lambda: self.current)
+        replace(accelerator, "set_device_index", self._set_device)
+        replace(accelerator, "set_device_idx", self._set_device)
+        replace(accelerator, "synchronize", lambda device=None: None)
+        replace(accelerator, "current_stream", lambda device=None: _Stream(device))
+        replace(accelerator, "set_stream", lambda stream: None)
+        replace(torch.Tensor, "record_stream", lambda tensor, stream: None)
+        # its cards are all alike; and cuDNN, which orders an RNN's weights, is part of every CUDA build
+        replace(*torch_cuda.CHECK_BALANCE, lambda device_ids: None)
+        replace(torch.backends.cudnn, "is_available", lambda: True)
+        meshgrid: Any = getattr(private_api.VF, "meshgrid")  # noqa: B009
+        replace(private_api.VF, "meshgrid", data_errors.meshgrid(meshgrid))
+        replace(torch.Tensor, "__setitem__", data_errors.in_own_words(torch.Tensor.__setitem__))
+        replace(*torch_cuda.COMPATIBLE_TENSORS, _compatible_tensors)
+        replace(*torch_cuda.GROUP_TENSORS, _group_tensors)
+
+    def replace(self, owner: Any, name: str, function: Any) -> None:
+        original = getattr(owner, name, None)
+        if original is None:
+            return  # another version of PyTorch
+        if isinstance(function, type):
+            self.patches.set(owner, name, function)
+            return
+
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        self.patches.set(owner, name, replacement)
+
+    def _set_device(self, device: Any) -> None:
+        if not (isinstance(device, int) and device < 0):
+            self.current = self.index(device)
+
+    def _exchange_device(self, device: int) -> int:
+        before = self.current
+        self._set_device(device)
+        return before
+
+    def properties(self, device: Any = None) -> _Properties:
+        self.index(device)
+        return _Properties(self.card)
+
+    # --- random numbers ---------------------------------------------------------------
+
+    def _patch_randomness(self) -> None:
+        """Its generators have no state: nothing will be drawn."""
+        cuda, replace = torch.cuda, self.replace
+        with self.tape.paused():
+            state = torch.zeros(16, dtype=torch.uint8)  # a seed and an offset of 8 bytes each
+
+        def copy_of(state: torch.Tensor) -> torch.Tensor:
+            with self.tape.paused():
+                return state.clone()
+
+        for owner in (cuda, cuda.random):
+            for name in ("manual_seed", "manual_seed_all"):
+                replace(owner, name, lambda seed: None)
+            for name in ("seed", "seed_all"):
+                replace(owner, name, lambda: None)
+            replace(owner, "get_rng_state", lambda device="cuda": copy_of(state))
+            replace(owner, "get_rng_state_all", lambda: [copy_of(state)] * self.card.count)
+            replace(owner, "set_rng_state", lambda new_state, device="cuda": None)
+            replace(owner, "set_rng_state_all", lambda new_states: None)
+            replace(owner, "initial_seed", _unknown("torch.cuda.initial_seed()"))
+        draw = getattr(*torch_cuda.TRUNC_NORMAL)
+
+        def trunc_normal(
+            tensor: torch.Tensor, mean: float, std: float, a: float, b: float, **rest: Any
+        ) -> Any:
+            """Numbers out of bounds are drawn again until there are none: once, of a device that draws none.
+
+            Each further time takes the memory of the one before.
+            """
+            if not is_absent(tensor.device):
+                return draw(tensor, mean, std, a, b, **rest)
+            with torch.no_grad():
+                result = tensor.normal_(mean, std)
+                outside = (result < a) | (result > b)
+                again = torch.empty_like(result).normal_(mean, std)
+                result = torch.where(outside, again, result)
+                return tensor.copy_(result)
+
+        replace(*torch_cuda.TRUNC_NORMAL, trunc_normal)
+        cards = self
+
+        class Generator(_Generator, metaclass=_GeneratorType):
+            """In the place of ``torch.Generator``: makes those of planned devices, too."""
+
+            def __new__(cls, device: Any = "cpu") -> Any:
+                place = cards.device(torch.device(device))
+                return _PlannedGenerator(place) if is_absent(place) else _Generator(place)
+
+        self.patches.set(torch, "Generator", Generator)
+        defaults = tuple(_PlannedGenerator(torch.device("cuda", number)) for number in range(self.card.count))
+        self.patches.set(cuda, "default_generators", defaults)
+
+
+# --- reads that need no value -----------------------------------------------------------
+
+
+def _shown(tape: Tape, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> str:
+    return repr(tensor)
+
+
+def _deep_copy(tape: Tape, tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """A copy is recorded like any other."""
+    if not tensor.is_leaf:
+        with tape.paused():
+            torch.Tensor.__deepcopy__(torch.ones(1, requires_grad=True) * 1, memo)  # in PyTorch's words
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    copied = tensor.detach().clone(memory_format=torch.preserve_format)
+    if isinstance(tensor, torch.nn.Parameter):
+        copied = torch.nn.Parameter(copied, tensor.requires_grad)
+    else:
+        copied.requires_grad_(tensor.requires_grad)
+        if tensor.grad is not None:
+            copied.grad = _deep_copy(tape, tensor.grad, memo)
+    memo[id(tensor)] = copied
+    return copied
+
+
+def _list(tape: Tape, tensor: torch.Tensor) -> Any:
+    needed = nodes_before_access(tape, tensor, write=False)
+    answer = tape.absent.answer(needed) if tape.absent is not None else None
+    if answer is None:
+        tape.sync("tolist", needed, a_number=True)
+        raise AssertionError("a value that is out of reach has been read")
+    return answer.value
+
+
+READERS: dict[str, Callable[..., Any]] = {
+    "print": _shown,
+    "format": data_errors.formatted,
+    "deepcopy": _deep_copy,
+    "share_memory_": lambda tape, tensor: tensor,  # memory of a GPU is left as it is
+    "tolist": _list,
+}
+"""What methods of tensors do, by their cause, where only an absent GPU could tell the value."""
+
+
+class _Properties:
+    """``torch.cuda.get_device_properties`` of a card, as far as it is known."""
+
+    def __init__(self, card: Card) -> None:
+        self.name = card.name
+        self.major, self.minor = card.capability
+        if card.total_bytes is not None:
+            self.total_memory = card.total_bytes
+
+    def __repr__(self) -> str:
+        known = f"name='{self.name}', major={self.major}, minor={self.minor}"
+        if "total_memory" in vars(self):
+            known += f", total_memory={self.total_memory // 2**20}MB"
+        return f"_CudaDeviceProperties({known})"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AbsentDeviceError(f"{name} of {self.name} is not known: the card is not on this machine.")
+
+
+class _Stream:
+    """A stream on which nothing will run."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        self.device = device
+        self.cuda_stream = 0
+
+    def synchronize(self) -> None: ...
+    def wait_stream(self, stream: Any) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def record_event(self, event: Any = None) -> Any:
+        return event if event is not None else _Event()
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *error: Any) -> None: ...
+
+
+class _Event:
+    """An event that will never take place."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def record(self, stream: Any = None) -> None: ...
+    def wait(self, stream: Any = None) -> None: ...
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end_event: Any) -> float:
+        raise AbsentDeviceError("A planned GPU takes no time: Event.elapsed_time() is not known.")
+
+
+def _unknown(what: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise AbsentDeviceError(f"{what} is not known of a GPU that is not on this machine.")
+
+    return refuse
+
+
+def _compatible_tensors(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """A tensor's memory may be exchanged for one on a GPU, as on a machine that has one."""
+    if tensor.is_cuda or other.is_cuda:
+        return tensor.layout == other.layout == torch.strided
+    return bool(torch_cuda.compatible_tensors(tensor, other))
+
+
+def _group_tensors(*args: Any) -> dict[Any, Any]:
+    """C++ groups by the devices that it sees."""
+    groups = torch_cuda.group_tensors(*args)
+    return {(torch_cuda.stands_for(device), dtype): group for (device, dtype), group in groups.items()}

@@ -1,0 +1,144 @@
+"""Values of an absent card that the host has, too: what was only copied there, or viewed.
+
+A model that was moved to a planned card is the user's own: its values are those that it had, as long as
+nothing is recorded that writes them.  Reading such a tensor gives them; forgetting the plan gives every
+tensor that was moved its memory back, since nothing of the plan has run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...torch_internals import cuda as torch_cuda
+from ...torch_internals import private_api
+from ..dependencies import closure
+from ..lazy_tensor import LazyTensor, make_real
+from ..pending_ops import needs_absent
+from ..storage import TrackedNode, TrackedValue
+
+if TYPE_CHECKING:
+    from ...torch_internals.private_api import OpOverload
+    from ..pending_ops import Pending
+    from ..shapes.inference import OpInfo
+
+_aten = torch.ops.aten
+_COPIES = {
+    _aten._to_copy.default,
+    _aten.clone.default,
+    _aten.lift_fresh.default,
+    _aten.lift_fresh_copy.default,
+}
+
+
+def host_copy(tape: Pending, tensor: torch.Tensor) -> torch.Tensor | None:
+    """What a tensor of an absent card holds, on the CPU, if the host can tell; else ``None``.
+
+    May evaluate what the host has to compute for it.
+    """
+    value = tensor.__dict__.get("_lazyviz")
+    if value is None or not torch_cuda.STAND_INS:
+        return None
+    with tape.lock:
+        return _copy(tape, value, undo=False)
+
+
+def reads_host(op: OpOverload, info: OpInfo, kwargs: dict[str, Any]) -> bool:
+    """Whether an op brings to the host what it is given: a copy to the CPU, or Python's numbers."""
+    if op is _aten._to_copy.default:
+        return torch.device(kwargs.get("device") or "meta").type == "cpu"
+    return info.returns_numbers
+
+
+def on_host(tape: Pending, items: Any) -> Any:
+    """Arguments with the host's copy of each pending tensor; ``None`` if one of them has none."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def replace(item: Any) -> Any:
+        if isinstance(item, LazyTensor):
+            copy = copies.get(id(item))
+            if copy is None:
+                copy = host_copy(tape, item)
+                if copy is None:
+                    raise _OutOfReach
+                copies[id(item)] = copy
+            return copy
+        if isinstance(item, (list, tuple)):
+            return type(item)([replace(entry) for entry in item])
+        return item
+
+    try:
+        return replace(items)
+    except _OutOfReach:
+        return None
+
+
+def give_back(tape: Pending) -> None:
+    """Before the plan is forgotten: what was moved to the card is what it was before, on the host."""
+    if not torch_cuda.STAND_INS:
+        return
+    moved: dict[TrackedValue, torch.Tensor] = {}
+    for node in list(tape.pending):
+        for value in node.outputs:
+            tensor = value.tensor() if value.tensor is not None else None
+            if tensor is not None and tensor.__dict__.get("_lazyviz") is value and needs_absent([node]):
+                moved[value] = tensor
+    copies: dict[Any, torch.Tensor] = {}
+    for value in moved:
+        copy = _copy(tape, value, undo=True)
+        if copy is not None and not copy.is_meta:
+            copies[value] = copy
+    for value, copy in copies.items():
+        tensor = moved[value]
+        make_real(tensor, copy)
+        value.tensor = None
+        grad = tensor.grad if tensor.is_leaf else None
+        if isinstance(grad, LazyTensor) and grad._lazyviz not in copies:
+            tensor.grad = None  # of a backward pass that will not take place
+
+
+class _OutOfReach(Exception):
+    pass
+
+
+def _copy(tape: Pending, value: TrackedValue, *, undo: bool) -> torch.Tensor | None:
+    """The value on the CPU; with ``undo`` without what pending nodes would write to its memory."""
+    chain: list[TrackedNode] = []
+    current = value
+    while current.real is None:
+        node = current.node
+        if node is None or node.state == "done":
+            return None
+        if (not undo and current.storage.has_pending_write) or not _is_copy(node):
+            if needs_absent([node]):
+                return None
+            break  # the host can compute it
+        chain.append(node)
+        current = node.inputs[0]
+    first = chain[-1] if chain else None
+    if first is None:
+        return None
+    needed = closure(
+        [node for node in (current.node, *first.after) if node is not None and node not in chain]
+    )
+    if needs_absent(needed):
+        return None
+    if needed:
+        tape.evaluate(needed, "a copy of host data")
+    if current.real is None:
+        return None
+    result = current.real
+    with private_api.kernels_only():  # the tape would have them wait for what was recorded after them
+        for node in reversed(chain):
+            kwargs = {
+                k: v for k, v in node.kwargs.items() if k not in ("device", "pin_memory", "non_blocking")
+            }
+            result = node.op(result, *node.args[1:], **kwargs)
+        # `_to_copy` between devices is one without a change of type, too: never the host's own memory.
+        return result if any(node.op in _COPIES for node in chain) else result.clone()
+
+
+def _is_copy(node: TrackedNode) -> bool:
+    """Whether what it returns has the content of its one argument, as a copy or a view."""
+    return len(node.inputs) == 1 and not node.writes and (node.op in _COPIES or bool(node.op.is_view))

@@ -1,0 +1,145 @@
+"""Layers of PyTorch whose C++ code asks for values or a driver, on a card that is not there.
+
+Sequences packed by their lengths, which are on the host, and ``nn.DataParallel`` over one card;
+what a planned card does not do is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...torch_internals import cuda as torch_cuda
+from ...torch_internals import private_api
+from ..pending_ops import AbsentDeviceError
+from . import rnn as fake_cuda_rnn
+
+if TYPE_CHECKING:
+    from .device import AbsentCards
+
+
+def install(cards: AbsentCards) -> None:
+    _install_packing(cards)
+    _install_data_parallel(cards)
+    fake_cuda_rnn.install(cards)
+    cards.patches.set(torch.cuda, "CUDAGraph", _Graph)
+
+
+def _unsupported(what: str) -> AbsentDeviceError:
+    return AbsentDeviceError(f"{what} is not supported for a GPU that is not on this machine.")
+
+
+class _Graph:
+    """In the place of ``torch.cuda.CUDAGraph``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise _unsupported("torch.cuda.CUDAGraph")
+
+
+# --- packed sequences ------------------------------------------------------------------
+
+
+class _Pack(torch.autograd.Function):
+    """``_pack_padded_sequence`` and its backward pass, by steps (PackedSequence.cpp)."""
+
+    @staticmethod
+    def forward(ctx: Any, padded: torch.Tensor, batches: Sequence[int], batch_first: bool) -> torch.Tensor:
+        ctx.batches, ctx.batch_first = batches, batch_first
+        steps = padded.transpose(0, 1) if batch_first else padded
+        ctx.shape = steps.shape
+        parts = [
+            steps[first:last, :batch].contiguous().view(-1, *steps.shape[2:])
+            for first, last, batch in _stretches(batches)
+        ]
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (gradient,) = gradients
+        result = gradient.new_zeros(ctx.shape)
+        offset = 0
+        for step, batch in enumerate(ctx.batches):
+            result[step, :batch].copy_(gradient[offset : offset + batch])
+            offset += batch
+        return result.transpose(0, 1) if ctx.batch_first else result, None, None
+
+
+def _stretches(batches: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(First, last, batch) of the steps with the same number of sequences."""
+    ends = [step for step in range(1, len(batches) + 1) if batches[step : step + 1] != [batches[step - 1]]]
+    return [(first, last, batches[first]) for first, last in zip([0, *ends], ends)]
+
+
+def _install_packing(cards: AbsentCards) -> None:
+    """The lengths say the shapes: ATen's own kernels tell them, of sequences on the host with one feature."""
+    pack_here = private_api.VF._pack_padded_sequence
+    pad_here = private_api.VF._pad_packed_sequence
+
+    def pack(padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+        if padded.device not in torch_cuda.STAND_INS:
+            return pack_here(padded, lengths, batch_first)
+        if lengths.is_cuda:  # in ATen's words
+            raise RuntimeError(
+                "'lengths' argument should be a 1D CPU int64 tensor, but got "
+                f"{lengths.dim()}D {lengths.device} Long tensor"
+            )
+        with cards.tape.paused(), torch.no_grad():
+            like = torch.zeros(1).expand(*padded.shape[:2], 1)
+            sizes = pack_here(like, lengths, batch_first)[1]
+            batches = sizes.tolist()
+        return _Pack.apply(padded, batches, batch_first), sizes
+
+    def pad(
+        data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, padding_value: float, total_length: int
+    ) -> Any:
+        if data.device not in torch_cuda.STAND_INS:
+            return pad_here(data, sizes, batch_first, padding_value, total_length)
+        with cards.tape.paused(), torch.no_grad():
+            like = torch.zeros(1).expand(data.shape[0], 1)
+            padded, lengths = pad_here(like, sizes, False, padding_value, total_length)
+            batches = sizes.tolist()
+        result = data.new_full((*padded.shape[:2], *data.shape[1:]), padding_value)
+        offset = 0
+        for first, last, batch in _stretches(batches):
+            count = batch * (last - first)
+            part = data[offset : offset + count].view(last - first, batch, *data.shape[1:])
+            result[first:last, :batch].copy_(part)
+            offset += count
+        return result.transpose(0, 1) if batch_first else result, lengths
+
+    cards.replace(private_api.VF, "_pack_padded_sequence", pack)
+    cards.replace(private_api.VF, "_pad_packed_sequence", pad)
+
+
+# --- DataParallel ----------------------------------------------------------------------
+
+
+def _install_data_parallel(cards: AbsentCards) -> None:
+    """One card takes the batch as it is; several run on threads of their own, which are not recorded."""
+
+    def scatter(ctx: Any, devices: Sequence[Any], sizes: Any, dim: int, tensor: torch.Tensor) -> Any:
+        numbers = [cards.index(device) for device in devices]
+        ctx.dim, ctx.input_device = dim, tensor.get_device() if tensor.is_cuda else -1
+        parts = tensor.split(sizes, dim) if sizes is not None else tensor.chunk(len(numbers), dim)
+        return tuple(part.to(torch.device("cuda", number)) for part, number in zip(parts, numbers))
+
+    def gather(
+        tensors: Sequence[torch.Tensor], dim: int = 0, destination: Any = None, *, out: Any = None
+    ) -> torch.Tensor:
+        on_host = destination in ("cpu", -1, torch.device("cpu"))
+        there = torch.device("cpu") if on_host else torch.device("cuda", cards.index(destination))
+        return torch.cat([tensor.to(there) for tensor in tensors], dim)
+
+    cards.patches.set(torch_cuda.SCATTER, "forward", staticmethod(scatter))
+    cards.replace(torch.nn.parallel.comm, "gather", gather)
+    for owner, name in torch_cuda.REPLICATE:
+        cards.replace(owner, name, _refusal("torch.nn.DataParallel over several GPUs"))
+
+
+def _refusal(what: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise _unsupported(what)
+
+    return refuse

@@ -1,0 +1,86 @@
+"""What PyTorch tells of memory, for a card that is not there: its counters, and the host's pinned memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..pending_ops import AbsentDeviceError
+
+if TYPE_CHECKING:
+    from .device import AbsentCards
+
+
+def install(cards: AbsentCards) -> None:
+    _install_counters(cards)
+    _install_pinning(cards)
+
+
+def _install_counters(cards: AbsentCards) -> None:
+    """What eager PyTorch's tensors, and the simulated allocator, would take at this line."""
+    cuda, replace = torch.cuda, cards.replace
+
+    def counted(device: Any = None) -> tuple[int, int]:
+        return cards.memory(torch.device("cuda", cards.index(device)), cards.reset_at)
+
+    def reserved(device: Any = None) -> int:
+        return cards.reserved(torch.device("cuda", cards.index(device)))
+
+    def free_and_total(device: Any = None) -> tuple[int, int]:
+        total = cards.properties(device).total_memory
+        return total - counted(device)[0], total
+
+    def summary(device: Any = None, abbreviated: bool = False) -> str:
+        now, peak = counted(device)
+        return (
+            f"Projected for {cards.card.planned}, which is not on this machine, in bytes: "
+            f"allocated {now:,}, at most {peak:,}; held by the allocator {reserved(device):,}"
+        )
+
+    def reset(device: Any = None) -> None:
+        cards.reset_at = len(cards.tape.graph.nodes) if cards.tape.graph is not None else 0
+
+    for owner in (cuda, cuda.memory):
+        replace(owner, "memory_allocated", lambda device=None: counted(device)[0])
+        replace(owner, "max_memory_allocated", lambda device=None: counted(device)[1])
+        # nothing is given back to the driver before an allocation fails
+        replace(owner, "memory_reserved", reserved)
+        replace(owner, "max_memory_reserved", reserved)
+        replace(owner, "memory_summary", summary)
+        replace(owner, "mem_get_info", free_and_total)
+        replace(owner, "reset_peak_memory_stats", reset)
+        replace(owner, "reset_max_memory_allocated", reset)
+        replace(owner, "empty_cache", lambda: None)
+        replace(owner, "set_per_process_memory_fraction", lambda fraction, device=None: None)
+        for name in ("memory_stats", "memory_snapshot"):
+            replace(owner, name, _unknown(name))
+
+
+def _unknown(name: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise AbsentDeviceError(
+            f"torch.cuda.{name}() is not known of a GPU that is not on this machine; "
+            "memory_allocated() and memory_reserved() are."
+        )
+
+    return refuse
+
+
+def _install_pinning(cards: AbsentCards) -> None:
+    """Only a driver can pin memory of the host; the copy that pinning makes is one here, too."""
+    asked = torch.Tensor.is_pinned
+
+    def pin(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+        if is_pinned(tensor):
+            return tensor
+        pinned = tensor.clone()
+        pinned._lazyviz_pinned = True  # type: ignore[attr-defined]
+        return pinned
+
+    def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+        attributes = vars(tensor)
+        return "_lazyviz_pinned" in attributes or ("_lazyviz" not in attributes and asked(tensor))
+
+    cards.replace(torch.Tensor, "pin_memory", pin)
+    cards.replace(torch.Tensor, "is_pinned", is_pinned)

@@ -1,0 +1,151 @@
+"""Ways for a tensor to get on a card that is not there which C++ would look up in its driver.
+
+A device given by its number alone, the old tensor types (``torch.cuda.HalfTensor``) and
+``torch.load``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...torch_internals import cuda as torch_cuda
+
+if TYPE_CHECKING:
+    from .device import AbsentCards
+
+_TYPES: dict[str, torch.dtype] = {
+    "BFloat16Tensor": torch.bfloat16, "BoolTensor": torch.bool, "ByteTensor": torch.uint8,
+    "CharTensor": torch.int8, "DoubleTensor": torch.float64, "FloatTensor": torch.float32,
+    "HalfTensor": torch.float16, "IntTensor": torch.int32, "LongTensor": torch.int64,
+    "ShortTensor": torch.int16,
+}  # fmt: skip
+
+
+def install(cards: AbsentCards) -> None:
+    _install_numbers(cards)
+    _install_types(cards)
+    _Storages(cards).install()
+
+
+# --- numbers ---------------------------------------------------------------------------
+
+
+def _install_numbers(cards: AbsentCards) -> None:
+    """``torch.device("cuda", 1)`` for a device given as ``1``."""
+
+    def device(item: Any) -> Any:
+        return torch.device("cuda", cards.index(item)) if type(item) is int else item
+
+    def numbered(original: Callable[..., Any], by_position: bool) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            if by_position:
+                args = tuple([device(item) for item in args])
+            if type(kwargs.get("device")) is int:
+                kwargs["device"] = device(kwargs["device"])
+            return original(*args, **kwargs)
+
+        return function
+
+    for owner, name in ((torch.Tensor, "to"), (torch.Tensor, "cuda"), torch_cuda.PARSE_TO):
+        cards.patches.set(owner, name, numbered(getattr(owner, name), True))
+    for owner, name in torch_cuda.FACTORIES:
+        cards.patches.set(owner, name, numbered(getattr(owner, name), False))
+
+
+# --- types -----------------------------------------------------------------------------
+
+
+class _Type(type):
+    """The type of ``torch.cuda.FloatTensor`` and its like: not those of tensors, but of a test for them."""
+
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype == cls.dtype
+
+    def __call__(cls, *args: Any) -> torch.Tensor:
+        if args and not isinstance(args[0], (int, torch.Size)):
+            return torch.tensor(args[0], dtype=cls.dtype, device="cuda")
+        return torch.empty(*(args or (0,)), dtype=cls.dtype, device="cuda")
+
+
+def _install_types(cards: AbsentCards) -> None:
+    known: dict[Any, torch.dtype] = {}
+    for name, dtype in _TYPES.items():
+        before = getattr(torch.cuda, name, None)
+        kind = _Type(name, (), {"dtype": dtype, "__module__": "torch.cuda"})
+        known |= {kind: dtype, f"torch.cuda.{name}": dtype}
+        if before is not None:
+            known[before] = dtype  # held by a module that imported it
+            cards.patches.set(torch.cuda, name, kind)
+    original = torch.Tensor.type
+
+    @functools.wraps(original)
+    def convert(tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        found = known.get(dtype) if isinstance(dtype, (str, type)) else None
+        if found is not None:
+            there = tensor.device if tensor.is_cuda else cards.device(torch.device("cuda"))
+            return tensor.to(there, found, non_blocking)
+        if dtype is None:
+            return original(tensor)
+        return original(tensor, dtype, non_blocking, **kwargs)
+
+    cards.patches.set(torch.Tensor, "type", convert)
+
+
+# --- torch.load ------------------------------------------------------------------------
+
+
+class _Storages:
+    """Storages that ``torch.load`` puts on a card: read on the host, and copied there as tensors are made.
+
+    Such a storage says on which card it is; tensors that share it there share one copy of it.
+    """
+
+    def __init__(self, cards: AbsentCards) -> None:
+        self._cards = cards
+
+    def install(self) -> None:
+        cards = self._cards
+        owner, name = torch_cuda.RESTORE_LOCATION
+        restore = getattr(owner, name)
+
+        def restore_location(storage: Any, location: str) -> Any:
+            if location.partition(":")[0] == "cuda":
+                return self._put(storage, torch.device(location))
+            return restore(storage, location)
+
+        cards.replace(owner, name, restore_location)
+
+        def cuda(storage: Any, device: Any = None, non_blocking: bool = False) -> Any:
+            return self._put(storage, torch.device("cuda", cards.index(device)))
+
+        cards.patches.set(torch.UntypedStorage, "cuda", cuda)
+        owner, name = torch_cuda.REBUILD_TENSOR
+        rebuild = getattr(owner, name)
+
+        def rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any) -> torch.Tensor:
+            untyped = storage._untyped_storage
+            there = getattr(untyped, "_lazyviz_device", None)
+            if there is None:
+                return rebuild(storage, offset, size, stride)
+            flat = getattr(untyped, "_lazyviz_copy", None)
+            if flat is None or flat.dtype != storage.dtype:
+                count = untyped.nbytes() // storage.dtype.itemsize
+                flat = rebuild(storage, 0, (count,), (1,)).to(there)
+                untyped._lazyviz_copy = flat
+            with torch.no_grad():
+                tensor = torch.empty(0, dtype=storage.dtype, device=there)
+                tensor.data = flat.as_strided(size, stride, offset)  # its owner, not a view of it
+            return tensor
+
+        cards.replace(owner, name, rebuild_tensor)
+
+    def _put(self, storage: Any, device: torch.device) -> Any:
+        storage._lazyviz_device = self._cards.device(device)
+        return storage

@@ -1,0 +1,267 @@
+"""What ran while the rest was recorded: at a sync point, in the order of the record.
+
+A data-dependent operator, a compiled function or a formula that reads values is not deferred, and
+yet makes memory that the rest of the block lives with.  Once it has run, what it returned is known:
+it becomes a node that is done, with real sizes.  What its kernels took inside is not known.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
+from ..torch_internals import private_api
+from .interception.sparse_components import parts_of
+from .provenance.variable_names import tensors_under
+from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue
+from .unrecorded_ops import evaluate_arguments, replaced, tensors_in
+
+if TYPE_CHECKING:
+    from .recorder import Tape
+
+torch.library.define("lazyviz::ran_at_once", "(Tensor[] read) -> Tensor[]")
+region: private_api.OpOverload = torch.ops.lazyviz.ran_at_once.default
+"""Stands in a node for a stretch of the program that is no operator; nothing ever calls it."""
+assert region._schema.name == RAN_AT_ONCE
+
+
+def dispatch_opaque(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a higher-order operator (``torch.cond``, flex attention) at once: it is not one kernel."""
+    if getattr(op, "namespace", "") == "profiler":
+        return op(*args, **kwargs)
+    evaluate_arguments(tape, args, kwargs, str(op), write=False)
+    with tape.paused():
+        result = op(*args, **kwargs)
+    note_region(tape, str(op), (args, kwargs), result)
+    return result
+
+
+def note_operator(
+    tape: Tape,
+    cause: str,
+    op: private_api.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+    written: Sequence[torch.Tensor],
+    before: Sequence[tuple[int, int] | None],
+) -> None:
+    """An operator has run: it returned ``result``; ``before`` is where what it has ``written`` was then."""
+    if not _is_recording(tape):
+        return
+    read = list(tensors_in((*args, *kwargs.values())))
+    made = list(_made(tape, read, tensors_in((result,))))
+    grown: list[torch.Tensor] = []
+    for tensor, then, now in zip(written, before, map(memory_of, written)):
+        # Memory with another address has been exchanged (`set_`): what was there has not been resized.
+        if then is not None and now is not None and then[0] == now[0] and then[1] != now[1]:
+            grown.append(tensor)
+            if _known(tape, now[0]) is None and (old := _value_of(tape, tensor)) is not None:
+                old.storage.nbytes = then[1]
+    if not made and not grown:
+        return
+
+    def value(tensor: torch.Tensor) -> Any:
+        return _value_of(tape, tensor) or tensor.layout
+
+    node = TrackedNode(tape.graph, op, replaced(args, value), replaced(kwargs, value))  # type: ignore[arg-type]
+    node.inputs = [found for tensor in read if (found := _value_of(tape, tensor)) is not None]
+    outputs = _outputs(tape, node, made)
+    for tensor in grown:
+        address, nbytes = memory_of(tensor) or (0, 0)
+        if (fresh := _resized(tape, address, nbytes)) is not None:
+            outputs.append(TrackedValue(_meta(tape, tensor, nbytes), fresh, node, len(outputs)))
+    if outputs:
+        _append(tape, node, cause, outputs, sys._getframe(2), bool(written))
+
+
+def note_region(
+    tape: Tape, cause: str, read: Any, returned: Any, *, modules: Iterable[torch.nn.Module] = ()
+) -> None:
+    """A stretch of the program has run on what is in ``read`` and returned ``returned``: any containers."""
+    if not _is_recording(tape):
+        return
+    with tape.paused():
+        inputs = [*tensors_under(read), *(each for module in modules for each in _held_by(module))]
+        made = list(_made(tape, inputs, tensors_under(returned)))
+        if not made:
+            return
+        values = {found: None for tensor in inputs if (found := _value_of(tape, tensor)) is not None}
+        node = TrackedNode(tape.graph, region, (list(values),), {})  # type: ignore[arg-type]
+        node.inputs = list(values)
+        _append(tape, node, cause, _outputs(tape, node, made), sys._getframe(2), False)
+
+
+def note_copies(tape: Tape, copies: Any) -> None:
+    """Tensors that PyTorch made beside the record are outside memory, whether an op meets them or not."""
+    if _is_recording(tape):
+        for tensor in tensors_under(copies):
+            _value_of(tape, tensor)
+
+
+def note_resize(tape: Tape, cause: str, address: int, before: int, nbytes: int) -> None:
+    """Memory that the record knows has been given another size."""
+    storage = _known(tape, address)
+    if before == nbytes or storage is None or not _is_recording(tape):
+        return
+    old = TrackedValue(_bytes(storage), storage, None)
+    fresh = _resized(tape, address, nbytes)
+    if fresh is not None and nbytes:
+        node = TrackedNode(fresh.graph, region, ([old],), {})
+        node.inputs = [old]
+        _append(tape, node, cause, [TrackedValue(_bytes(fresh), fresh, node)], sys._getframe(2), False)
+
+
+def _resized(tape: Tape, address: int, nbytes: int) -> TrackedStorage | None:
+    """The storage from the next node on of memory that has another size: to an allocator, other memory.
+
+    Both are there while the content is copied (``resize_bytes_cpu``, ATen's Resize.cpp).
+    """
+    first, graph = _known(tape, address), tape.graph
+    if first is None or graph is None:
+        return None
+    fresh = TrackedStorage(nbytes, first.device, graph, external=not nbytes)
+    fresh.role, fresh.name, fresh.address = first.role, first.name, address
+    names: list[Storage | None] = [tape.storages.pop(address, None), tape.met.get(address)]
+    while names:
+        storage = names.pop()
+        if not isinstance(storage, TrackedStorage) or storage.replaced_by is not None:
+            continue
+        names.append(storage.continues)
+        if storage.live:
+            storage.dropped = len(storage.graph.nodes)
+            storage.dropped += nbytes > 0 and storage.graph is graph
+            fresh.live, storage.live = fresh.live + storage.live, 0
+        storage.replaced_by = fresh
+    tape.met[address] = fresh
+    return fresh
+
+
+def _meta(tape: Tape, tensor: torch.Tensor, nbytes: int) -> TensorMeta:
+    """The tensor's metadata; of a nested one, which has no sizes, its bytes."""
+    if tensor.is_nested:
+        return TensorMeta((nbytes,), (1,), 0, torch.uint8, tensor.device)
+    return tape.shapes.meta_of(tensor)
+
+
+def _bytes(storage: TrackedStorage) -> TensorMeta:
+    return TensorMeta((storage.nbytes,), (1,), 0, torch.uint8, storage.device)
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """The address and size in bytes of an ordinary tensor's memory."""
+    if tensor.layout != torch.strided or private_api.is_zero_tensor(tensor):
+        return None
+    return private_api.storage_address(tensor), private_api.TensorBase.untyped_storage(tensor).nbytes()
+
+
+def _is_recording(tape: Tape) -> bool:
+    return (
+        tape.graph is not None
+        and not tape.shapes.inferring
+        and (tape.owner == threading.get_ident() or tape.in_autograd())
+    )
+
+
+def _append(
+    tape: Tape, node: TrackedNode, cause: str, outputs: list[TrackedValue], frame: FrameType, mutates: bool
+) -> None:
+    node.at_once = cause
+    node.state = "done"
+    node.outputs = outputs
+    tape.scopes.locate(node, frame, mutates)
+    node.graph.nodes.append(node)
+
+
+def _outputs(tape: Tape, node: TrackedNode, made: Iterable[_Made]) -> list[TrackedValue]:
+    """The values of what was made; the record meets their tensors again."""
+    outputs: list[TrackedValue] = []
+    for tensor, address, nbytes, meta in made:
+        storage = TrackedStorage(nbytes, tensor.device, node.graph, external=False)
+        value = TrackedValue(meta, storage, node, len(outputs))
+        TensorRef(tensor, value)
+        outputs.append(value)
+        if address is not None:
+            tape.met[address] = storage
+            tape.storages.pop(address, None)  # of memory that is gone
+            tape.made[id(tensor)] = value
+    return outputs
+
+
+_Made = tuple[torch.Tensor, int | None, int, TensorMeta]  # a result, its memory's address and size
+
+
+def _made(tape: Tape, read: Iterable[torch.Tensor], results: Iterable[torch.Tensor]) -> Iterator[_Made]:
+    """The results in memory that was not there before, each memory once."""
+    known = {place[0] for tensor in read if (place := memory_of(tensor)) is not None}
+    for tensor in results:
+        if parts := parts_of(tensor):
+            nbytes = sum(private_api.TensorBase.untyped_storage(part).nbytes() for part in parts)
+            yield tensor, None, nbytes, tape.shapes.meta_of(parts[-1])
+            continue
+        if "_lazyviz" in tensor.__dict__ or tensor.is_meta or (place := memory_of(tensor)) is None:
+            continue
+        address, nbytes = place
+        if address in known:
+            continue
+        known.add(address)
+        if nbytes and _known(tape, address) is None and not tape.is_shared(tensor):
+            yield tensor, address, nbytes, _meta(tape, tensor, nbytes)
+
+
+def _known(tape: Tape, address: int) -> TrackedStorage | None:
+    """The record's storage at an address, if that memory is certainly there still."""
+    for storage in (tape.storages.get(address), tape.met.get(address)):
+        if storage is not None and (storage.live > 0 or storage.has_pending_access):
+            return storage
+    return None
+
+
+def _value_of(tape: Tape, tensor: torch.Tensor) -> TrackedValue | None:
+    """The value of a tensor that was read at once: nothing is kept of it for later."""
+    value = tape.value_of(tensor)
+    place = memory_of(tensor) if value is None or value.storage.address else None
+    if value is not None and (place is None or place[0] == value.storage.address):
+        return value
+    if place is None:
+        return None
+    address, nbytes = place
+    storage = _known(tape, address)
+    graph = tape.graph
+    assert graph is not None
+    if storage is None:
+        storage = TrackedStorage(nbytes, tensor.device, graph, external=True)
+        storage.role, storage.name = tape.scopes.role_of(tensor)
+        storage.foreign = tape.is_shared(tensor)
+        if not storage.foreign:
+            tape.met[address] = storage
+    value = TrackedValue(_meta(tape, tensor, nbytes), storage, None)
+    value.name = storage.name
+    TensorRef(tensor, value)
+    graph.inputs.append(value)
+    return value
+
+
+def _held_by(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def watched_resize(tape: Tape, original: Callable[..., Any]) -> Callable[..., Any]:
+    """``UntypedStorage.resize_`` that tells the record."""
+
+    @functools.wraps(original)
+    def resize_(storage: Any, size: int) -> Any:
+        before = storage.nbytes()
+        result = original(storage, size)
+        note_resize(tape, "UntypedStorage.resize_", storage._cdata, before, storage.nbytes())
+        return result
+
+    return resize_

@@ -1,0 +1,67 @@
+"""A record is freed when its owner goes, not when the garbage collector comes by.
+
+Its objects refer to each other in circles, and there are many of them: in a loop the collector, looking for
+those of earlier rounds, would take a good part of the time that recording does.  So when the owner has gone,
+a look (``graph_release.cpp``, compiled) tells whether anybody else refers to any of them: a pending tensor, a
+plan, another graph, a variable with a node.  If not, the circles are cut; else the record is the collector's,
+as it is where that module is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+
+from ..graph.ir import Graph
+from ..torch_internals import native_modules
+from . import native_recorder
+from .recorder import tape
+from .rng import DrawSequence
+from .storage import Shadow, TensorRef, TrackedNode, TrackedStorage, TrackedValue
+
+_held: list[weakref.ref[Graph]] = []  # without an owner, but somebody had some of them when it went
+
+
+class Owned:
+    """What the owner of a graph has last: when it goes, all else that the owner had has gone."""
+
+    __slots__ = ("graph",)
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_ending() or not hasattr(self, "graph"):
+            return  # modules have lost their names by then, or making it was interrupted
+        holder = [self.graph]
+        del self.graph
+        if not _release(holder):
+            native_recorder.show(holder[0])
+            if _module is not None:
+                _held.append(weakref.ref(holder[0]))
+
+
+def _release(holder: list[Graph]) -> bool:
+    """Free the graph that ``holder`` alone refers to, if nobody refers to its record."""
+    return _module is not None and bool(_module.release(holder))
+
+
+def release_held() -> None:
+    """Look a second time at graphs of which somebody had something: a plan, say, or they were to be run."""
+    global _held
+    if not _held:
+        return
+    pending = {id(node.graph) for node in list(tape.pending)}
+    held, _held = _held, []
+    for reference in held:
+        holder = [graph for graph in [reference()] if graph is not None]
+        if holder and id(holder[0]) in pending:
+            _held.append(reference)
+        elif holder:
+            _release(holder)
+
+
+_module = native_modules.load("graph_release.cpp")
+if _module is not None:
+    _module.connect(TrackedNode, TrackedValue, TrackedStorage, DrawSequence, Shadow, TensorRef)

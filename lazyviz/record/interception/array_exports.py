@@ -1,0 +1,97 @@
+"""Memory that is handed out to NumPy and DLPack is noted, with a reference of its own.
+
+An array keeps the tensor object alive of which it was made, which tells nothing where the user has that
+tensor, too.  So while exports are noted, arrays are made of another tensor on the same memory, which nobody
+else has.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...torch_internals import private_api, storage_owners
+from ..lazy_tensor import LazyTensor
+from .attribute_patches import Patches
+from .memory_holders import DLPACK, NUMPY, Outsiders
+
+BeforeRead = Callable[[torch.Tensor, str], None]  # evaluates what reading a tensor needs, for a cause
+CAUSES = {NUMPY: "numpy", DLPACK: "DLPack"}
+METHODS = {"numpy": NUMPY, "__dlpack__": DLPACK}
+FUNCTIONS = ((torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"))
+
+
+def hand_out(
+    outsiders: Outsiders, original: Callable[..., Any], who: str, tensor: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """``original(tensor, ...)``, which gives the memory of an ordinary tensor to others."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or storage_owners.address_of(tensor) is None:
+        return original(tensor, *args, **kwargs)
+    # One that requires gradients is refused, or detached by the function itself.
+    given = tensor if tensor.requires_grad else private_api.alias(tensor)
+    traced = storage_owners.is_ordinary(given)
+    result = original(given, *args, **kwargs)
+    if who is NUMPY:
+        base = result
+        while isinstance(base, storage_owners.numpy.ndarray):  # type: ignore[union-attr]
+            base = base.base
+        if isinstance(base, torch.Tensor):
+            outsiders.note_export(base, who, traced=traced)
+    elif given is not tensor:
+        outsiders.note_export(given, who, traced=False)
+    return result
+
+
+def noting(
+    outsiders: Outsiders, original: Callable[..., Any], who: str, before_read: BeforeRead
+) -> Callable[..., Any]:
+    """``original``, which gives ``who`` the memory of its first argument, noted."""
+
+    @functools.wraps(original)
+    def function(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(tensor) is LazyTensor:
+            before_read(tensor, CAUSES[who])  # only what is real can be noted
+            with outsiders.tape.paused():
+                return hand_out(outsiders, original, who, tensor, *args, **kwargs)
+        return hand_out(outsiders, original, who, tensor, *args, **kwargs)
+
+    return function
+
+
+class ExportPatches:
+    """Notes exports while nothing is recorded or pending.
+
+    Those by DLPack always: an export leaves no trace that could be found later.  An array does, so arrays are
+    noted only as long as what is known of some memory depends on it.
+    """
+
+    def __init__(self, outsiders: Outsiders, before_read: BeforeRead) -> None:
+        self._outsiders = outsiders
+        self._before_read = before_read
+        self._dlpack = Patches()
+        self._numpy = Patches()
+
+    def install(self, *, numpy: bool) -> None:
+        if not self._dlpack and not self._dlpack.again():
+            self._dlpack.set(torch.Tensor, "__dlpack__", self._noting(torch.Tensor.__dlpack__, DLPACK))
+            for owner, name in FUNCTIONS:
+                self._dlpack.set(owner, name, self._noting(getattr(owner, name), DLPACK))
+            self._dlpack.complete()
+        if numpy and not self._numpy and not self._numpy.again():
+            self._numpy.set(torch.Tensor, "numpy", self._noting(torch.Tensor.numpy, NUMPY))
+            self._numpy.complete()
+
+    def _noting(self, original: Callable[..., Any], who: str) -> Callable[..., Any]:
+        return noting(self._outsiders, original, who, self._before_read)
+
+    def begin_block(self) -> None:
+        """While something is recorded or pending its own patches note arrays."""
+        self.install(numpy=False)
+        self._numpy.restore()
+
+    def remove(self) -> None:
+        self._numpy.restore()
+        self._dlpack.restore()

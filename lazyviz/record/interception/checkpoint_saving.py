@@ -1,0 +1,106 @@
+"""What a library saves together is evaluated together, at the first of its tensors: one sync point for all.
+
+``torch.save``, ``safetensors.save_file`` or ``save_pretrained`` read one tensor after the other, past the
+dispatcher.  What else they are about to read is in the arguments of the functions that are running.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...torch_internals import private_api
+from ..lazy_tensor import is_pending
+from ..provenance.source_lines import is_user_file
+from ..storage import TrackedNode
+from ..unrecorded_ops import nodes_before_access
+
+if TYPE_CHECKING:
+    from ..recorder import Tape
+
+CAUSES = frozenset({"pickle", "storage access", "data_ptr", "numpy", "share_memory_"})
+"""Reads by which tensors are saved, or handed on."""
+_MOST = 100_000  # objects looked at
+
+
+def read_with(tape: Tape, tensor: torch.Tensor, *, write: bool, frame: FrameType | None) -> list[TrackedNode]:
+    """Pending nodes that the other tensors need which a library above ``frame`` was given with ``tensor``.
+
+    ``write``: those that get the memory may write it.
+    """
+    place = _place(tensor)
+    nodes: dict[TrackedNode, None] = {}
+    with tape.paused(), private_api.no_function_modes():
+        while frame is not None and _is_library(frame.f_code):
+            for given in _arguments(frame):
+                tensors = list(_tensors(given))
+                if any(_place(each) == place for each in tensors):
+                    for each in tensors:
+                        nodes.update(dict.fromkeys(nodes_before_access(tape, each, write=write)))
+            frame = frame.f_back
+    # One that has failed must not keep others from being read.
+    return [node for node in nodes if node.state == "pending"]
+
+
+def _is_library(code: CodeType) -> bool:
+    """Whether it is a library's function: what the user's own have been given they need not save."""
+    return bool(code.co_flags & inspect.CO_OPTIMIZED) and not is_user_file(code.co_filename)
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """The same for all tensors on one memory."""
+    if is_pending(tensor):
+        return id(tensor._lazyviz.storage)  # type: ignore[attr-defined]
+    return private_api.storage_address(tensor)
+
+
+def _arguments(frame: FrameType) -> list[Any]:
+    """The containers and modules among the arguments of a function that is running."""
+    variables = frame.f_locals
+    found = [
+        content for name in _names(frame.f_code) if isinstance(content := variables.get(name), _LOOKED_INTO)
+    ]
+    content = None
+    # Up to Python 3.12 the frame keeps this dictionary, and all that is in it; see `variables_of`.
+    if type(variables) is dict and sys.getrefcount(variables) == 3:
+        variables.clear()
+    return found
+
+
+def _names(code: CodeType) -> tuple[str, ...]:
+    varying = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + varying]
+
+
+_LOOKED_INTO = (dict, list, tuple, torch.nn.Module, torch.optim.Optimizer)
+
+
+def _tensors(given: Any) -> Iterator[torch.Tensor]:
+    """The plain tensors in a container, however deep."""
+    stack = [given]
+    seen: set[int] = set()
+    while stack and len(seen) < _MOST:
+        item = stack.pop()
+        if isinstance(item, torch.Tensor):
+            plain = type(item) in (torch.Tensor, torch.nn.Parameter) or is_pending(item)
+            if plain and item.layout == torch.strided and not item.is_nested:
+                yield item
+        elif isinstance(item, _LOOKED_INTO) and id(item) not in seen:
+            seen.add(id(item))
+            stack += _contents(item)
+
+
+def _contents(item: Any) -> list[Any]:
+    """What is in a container, without a call of methods that are its own."""
+    if isinstance(item, torch.nn.Module):
+        return [vars(item).get(name) for name in ("_parameters", "_buffers", "_modules")]
+    if isinstance(item, torch.optim.Optimizer):
+        return [vars(item).get(name) for name in ("state", "param_groups")]
+    if isinstance(item, dict):
+        return list(dict.values(item))
+    return list(list.__iter__(item) if isinstance(item, list) else tuple.__iter__(item))

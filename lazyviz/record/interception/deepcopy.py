@@ -1,0 +1,165 @@
+"""``copy.deepcopy`` and ``copy.copy`` of tensors that are pending, or owed a write: recorded.
+
+PyTorch's own methods copy storages, which have no content yet.  What they make is made here of recorded ops:
+tensors of one storage get a copy of it in common, found by the memo; a parameter is a clone, without gradient
+and attributes.  What is not a plain tensor is left to PyTorch's methods, at a sync point.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...torch_internals import private_api
+from ..lazy_tensor import class_of, is_pending
+from ..storage import TrackedStorage
+from ..unrecorded_ops import nodes_before_access
+
+if TYPE_CHECKING:
+    from ..recorder import Tape
+
+_OURS = ("_lazyviz", "_lazyviz_class", "_is_param")  # attributes of a pending tensor
+
+
+def deep_copy(
+    tape: Tape, original: Callable[..., Any], tensor: torch.Tensor, memo: dict[Any, Any]
+) -> torch.Tensor | None:
+    """What ``copy.deepcopy`` makes of ``tensor``; ``None`` where PyTorch's own method has to do it."""
+    cls = class_of(tensor)
+    if cls is torch.Tensor and not tensor.is_leaf:
+        refused: torch.Tensor = original(tensor, memo)
+        return refused
+    if not _records(tape) or _is_special(tensor):
+        return None
+    if id(tensor) in memo:
+        known: torch.Tensor = memo[id(tensor)]
+        return known
+    if issubclass(cls, torch.nn.Parameter) and cls.__deepcopy__ is torch.nn.Parameter.__deepcopy__:
+        if not nodes_before_access(tape, tensor, write=False):
+            return None
+        made = cls(tensor.data.clone(memory_format=torch.preserve_format), tensor.requires_grad)
+        memo[id(tensor)] = made
+        return made
+    if cls is not torch.Tensor:
+        return None
+    with torch.no_grad():
+        copied = _copy_in_common(tape, tensor, memo)
+        if copied is None:
+            return None
+        torch.autograd.graph.increment_version(copied)  # as `set_` does
+    if tensor.requires_grad:
+        copied.requires_grad_()
+    if tensor.grad is not None:
+        copied.grad = tensor.grad.__deepcopy__(memo)
+    attributes = {name: item for name, item in tensor.__dict__.items() if name not in _OURS}
+    copied.__dict__.update(copy.deepcopy(attributes, memo))
+    memo[id(tensor)] = copied
+    return copied
+
+
+def _records(tape: Tape) -> bool:
+    return (
+        tape.graph is not None
+        and not tape.pauses
+        and tape.owner == threading.get_ident()
+        and tape.absent is None
+        and not torch.is_inference_mode_enabled()
+    )
+
+
+def _is_special(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout != torch.strided
+        or tensor.is_quantized
+        or tensor.is_nested
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or tensor.is_inference()
+        or tensor.is_meta
+        or private_api.is_zero_tensor(tensor)
+    )
+
+
+def _copy_in_common(tape: Tape, tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor | None:
+    """A tensor in the copy of its storage that all tensors of one ``deepcopy`` share.
+
+    ``None``: there is nothing to wait for, or the copy has been made by PyTorch.
+    """
+    storage = _storage_of(tape, tensor)
+    if storage is None or not _has_to_wait(storage):
+        return None
+    copies = memo.setdefault("torch", {})
+    whole = copies.get(storage)
+    shape, stride, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
+    if whole is None:
+        if storage.address in copies:
+            return None
+        size, rest = divmod(storage.nbytes, tensor.element_size())
+        if rest:
+            return None
+        with private_api.below_autograd():  # no view of another, to autograd
+            covers = tensor.numel() == size and tensor.is_contiguous()
+            flat = tensor if covers else tensor.as_strided((size,), (1,), 0)
+            whole = copies[storage] = flat.clone()
+        if covers:
+            return whole
+    with private_api.below_autograd():
+        if whole.element_size() == tensor.element_size():
+            whole = whole.view(tensor.dtype)
+        else:
+            count = storage.nbytes // tensor.element_size() * tensor.element_size()
+            whole = whole.view(torch.uint8)[:count].view(tensor.dtype)
+        return whole.as_strided(shape, stride, offset)
+
+
+def _has_to_wait(storage: TrackedStorage) -> bool:
+    """Whether a storage has no content yet, or not what it will be."""
+    if storage.external or storage.has_pending_write:
+        return storage.has_pending_write
+    return storage.graph.nodes[storage.created].state != "done"
+
+
+def _storage_of(tape: Tape, tensor: torch.Tensor) -> TrackedStorage | None:
+    if is_pending(tensor):
+        value: Any = tensor._lazyviz  # type: ignore[attr-defined]
+        found: TrackedStorage = value.storage
+        return found
+    return tape.storages.get(private_api.storage_address(tensor))
+
+
+def shallow_copy(tape: Tape, tensor: torch.Tensor) -> torch.Tensor | None:
+    """What ``copy.copy`` makes of ``tensor``: another one on the same storage, with the same attributes."""
+    if not _records(tape) or _is_special(tensor) or tensor._backward_hooks:
+        return None
+    cls = class_of(tensor)
+    if cls is not torch.Tensor and cls is not torch.nn.Parameter:
+        return None
+    if not nodes_before_access(tape, tensor, write=False):
+        return None
+    made: Any = private_api.alias(tensor)
+    if cls is torch.nn.Parameter:
+        made = torch.nn.Parameter(made, tensor.requires_grad)
+    else:
+        torch.autograd.graph.increment_version(made)  # as `set_` does
+        made.requires_grad_(tensor.requires_grad)
+    made.__dict__.update({name: item for name, item in tensor.__dict__.items() if name not in _OURS})
+    return made
+
+
+def copier(tape: Tape) -> Callable[[torch.Tensor], Any]:
+    """``Tensor.__copy__``, which ``copy.copy`` calls where there is one."""
+
+    def __copy__(tensor: torch.Tensor) -> Any:
+        made = shallow_copy(tape, tensor) if tape.pending else None
+        if made is not None:
+            return made
+        reduced = tensor.__reduce_ex__(4)  # as it does else
+        if isinstance(reduced, str):
+            return tensor
+        return copy._reconstruct(tensor, None, *reduced)  # type: ignore[attr-defined]
+
+    return __copy__

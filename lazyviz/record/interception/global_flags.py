@@ -1,0 +1,95 @@
+"""Settings of the process that decide what a kernel computes, changed between recording and running.
+
+An op recorded runs later, under what is set then.  So a change of such a setting in a block is a
+sync point: what is pending runs under what was set when it was recorded.  Of the default dtype only a
+few ops depend, those that make floating numbers of integers; these run first at any time, also
+after the block, since nothing else would give them the dtype that the record shows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...torch_internals import private_api
+from ..pending_ops import needs_absent
+from ..recorder import Tape
+from ..storage import TrackedNode
+from .attribute_patches import Patches
+
+# What sets them: owner, name, and what says how they are set now.
+_SETTERS: Sequence[tuple[Any, str, Callable[[], Any]]] = (
+    (torch, "set_flush_denormal", lambda: None),  # nothing says
+    (torch, "set_float32_matmul_precision", torch.get_float32_matmul_precision),
+    (torch, "set_num_threads", torch.get_num_threads),
+    (torch, "use_deterministic_algorithms", torch.are_deterministic_algorithms_enabled),
+    (torch, "set_deterministic_debug_mode", torch.get_deterministic_debug_mode),
+    (private_api.mkldnn, "set_flags", lambda: None),  # `flags()` calls it, too
+)
+
+
+class SettingsPatches:
+    """Makes a change of a setting a sync point, where ops recorded before depend on it."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._patches = Patches()
+
+    def install(self) -> None:
+        if self._patches or self._patches.again():
+            return
+        for owner, name, is_set in _SETTERS:
+            self._patches.set(owner, name, self._setter(getattr(owner, name), is_set))
+        for name in ("set_default_dtype", "set_default_tensor_type"):
+            self._patches.set(torch, name, self._default_dtype(getattr(torch, name)))
+        self._patches.complete()
+
+    def remove(self) -> None:
+        self._patches.restore()
+
+    def _setter(self, original: Callable[..., Any], is_set: Callable[[], Any]) -> Callable[..., Any]:
+        tape = self._tape
+
+        @functools.wraps(original)
+        def setter(*args: Any, **kwargs: Any) -> Any:
+            if tape.graph is not None and (not args or is_set() is None or args[0] != is_set()):
+                self._run_first(list(tape.pending), original.__name__)
+            return original(*args, **kwargs)
+
+        return setter
+
+    def _default_dtype(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        tape = self._tape
+
+        @functools.wraps(original)
+        def setter(wanted: Any, /) -> Any:
+            before = torch.get_default_dtype()
+            if wanted is not before:
+                self._run_first(
+                    [node for node in list(tape.pending) if _takes_default(node)], original.__name__
+                )
+            return original(wanted)
+
+        return setter
+
+    def _run_first(self, nodes: list[TrackedNode], cause: str) -> None:
+        if nodes and not needs_absent(nodes):  # what a card that is not here would compute is only planned
+            with self._tape.lock:
+                self._tape.sync(cause, nodes)
+
+
+def _takes_default(node: TrackedNode) -> bool:
+    """Whether ``node``'s results may have the default dtype: they are floating, and nothing else says so."""
+    if not any(_floating(value.dtype) for value in node.outputs if value.node is node):
+        return False
+    arguments = (*node.args, *node.kwargs.values())
+    return not any(_floating(value.dtype) for value in node.inputs) and not any(
+        isinstance(item, torch.dtype) for item in arguments
+    )
+
+
+def _floating(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex

@@ -1,0 +1,342 @@
+"""Taking part in PyTorch while something is recorded or pending, and leaving it as it was after."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, FunctionType
+from typing import Any
+
+import torch
+
+from ...torch_internals import cuda as torch_cuda
+from ...torch_internals import dynamo, private_api
+from ..fallback import note_region
+from ..lazy_tensor import LazyTensor
+from ..parity.composites import CompositeKernels
+from ..parity.derivative_formulas import FormulaPatches
+from ..provenance.module_scopes import ScopePatches
+from ..recorder import RecorderMode, Tape
+from .attribute_patches import CodePatch, Patches, everything, originals
+from .global_flags import SettingsPatches
+from .memory_reads import SyncPatches
+
+
+class Watch:
+    """Installs the dispatch mode and the patches that feed the tape; takes them out again.
+
+    The mode is there per thread, on the one that records and those started while something
+    is pending; older threads are guarded only where they touch a lazy tensor.  It can only
+    be taken out by the thread that has it, and not while it is handling an op, so
+    :meth:`release` is called wherever it might work.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._mode = RecorderMode()
+        self._thread = threading.local()
+        self._reads = SyncPatches(tape)
+        self._formulas = FormulaPatches(tape, self._mode)
+        self._composites = CompositeKernels(tape, self._reads.before_read)
+        self._settings = SettingsPatches(tape)
+        self._scopes = ScopePatches(tape.scopes, tape.value_of)
+        self._rules = CodePatch(private_api.dispatch_rule)
+        self._threads = Patches()
+        self._patches = Patches()
+        self.away = False  # while compiled code runs
+
+    def begin_recording(self) -> None:
+        if not private_api.has_mode(self._mode):
+            private_api.insert_mode_at_bottom(self._mode)
+            self._thread.entered = 0
+        if not self._reads.installed:
+            self._reads.install()
+            self._composites.install()
+            self._formulas.install()
+            self._settings.install()
+            self._rules.set(_no_rules)
+            if not self._threads and not self._threads.again():
+                self._threads.set(threading.Thread, "start", self._guarded_start())
+                self._threads.complete()
+        if not self._patches and not self._patches.again():
+            self._watch_guards()
+        self._scopes.install()
+        self._tape.outsiders.begin_block()
+        torch_cuda.support_foreach(LazyTensor)
+
+    def rehearse(self) -> None:
+        """Begin and end once, so that the first block finds it prepared; nothing stays in place."""
+        with torch.profiler.record_function("lazyviz"), private_api.kernels_only():
+            pass  # as optimizers' steps and reads of constants have them: their first use imports
+        self.begin_recording()
+        self.leave()
+
+    def _guarded_start(self) -> Callable[[threading.Thread], None]:
+        """``Thread.start`` that gives the new thread our mode; those that run already cannot be given it."""
+        start, mode, local = threading.Thread.start, self._mode, self._thread
+
+        @functools.wraps(start)
+        def guarded_start(thread: threading.Thread) -> None:
+            run = thread.run
+
+            def guarded_run() -> None:
+                private_api.insert_mode_at_bottom(mode)
+                local.entered = 0
+                run()
+
+            thread.run = guarded_run  # type: ignore[method-assign]
+            start(thread)
+
+        return guarded_start
+
+    def _watch_guards(self) -> None:
+        """Follow what restores dispatch keys, and the calls of compiled functions."""
+        for guard in private_api.KEY_GUARDS:
+            undo = functools.partial(_leave, guard.__exit__)
+            self._patches.set(guard, "__enter__", self._entering(guard.__enter__, undo))
+            self._patches.set(guard, "__exit__", self._leaving(guard.__exit__))
+        if dynamo.KEPT_KEYS:
+            keep, bring_back = dynamo.KEPT_KEYS
+            self._patches.set(*keep, self._entering(getattr(*keep), getattr(*bring_back)))
+            self._patches.set(*bring_back, self._leaving(getattr(*bring_back)))
+        else:
+            before, after = dynamo.DEPTH, dynamo.UNDO_TO_DEPTH
+            self._patches.set(*before, self._before_unguarded(getattr(*before)))
+            self._patches.set(*after, self._after_unguarded(getattr(*after)))
+        for name in dynamo.BACKWARD_CALLS:
+            apply = getattr(dynamo.CustomBackward, name)
+            self._patches.set(dynamo.CustomBackward, name, self._backward_call(apply))
+        self._patches.set(torch.export, "export", self._at_once(torch.export.export, "torch.export"))
+        self._patches.complete()
+
+    def _backward_call(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        """``apply`` of the autograd nodes of custom functions, which lets compiled ones run at once."""
+        at_once = self._at_once(apply, "compiled backward")
+
+        @functools.wraps(apply)
+        def call(node: Any, *gradients: Any) -> Any:
+            return (at_once if dynamo.is_compiled_backward(node) else apply)(node, *gradients)
+
+        return call
+
+    def _entering(self, enter: Callable[..., Any], undo: Callable[..., Any]) -> Callable[..., Any]:
+        """``enter``, a guard's or a function without arguments, which keeps the dispatch keys of now."""
+        local = self._thread
+
+        def __enter__(*guard: Any) -> Any:
+            compiler = dynamo.set_eval_frame(None)  # it is on already, and would compile us
+            local.entered = getattr(local, "entered", 0) + 1
+            result = enter(*guard)
+            frame = sys._getframe(1)
+            if dynamo.calls_compiled_function(frame):
+                region = self._suspended("torch.compile")
+                try:
+                    region.__enter__()
+                except BaseException:  # nobody will leave what could not be entered
+                    local.entered -= 1
+                    undo(*guard)
+                    private_api.refresh_modes()
+                    dynamo.set_eval_frame(compiler)
+                    raise
+                region_of = id(guard[0] if guard else frame)
+                local.regions = {**getattr(local, "regions", {}), region_of: region}
+            dynamo.set_eval_frame(compiler)
+            return result
+
+        dynamo.skip_code(__enter__.__code__)
+        return __enter__
+
+    def _leaving(self, leave: Callable[..., Any]) -> Callable[..., Any]:
+        local = self._thread
+
+        def __exit__(*guard: Any) -> Any:
+            frame = sys._getframe(1)
+            region = getattr(local, "regions", {}).pop(id(guard[0] if guard else frame), None)
+            result = leave(*guard)
+            local.entered = getattr(local, "entered", 0) - 1
+            private_api.refresh_modes()
+            if region is not None:
+                region.__exit__(None, None, None)
+                self._note_compiled(frame)
+            self.release()
+            return result
+
+        return __exit__
+
+    def _before_unguarded(self, depth: Callable[[], int]) -> Callable[[], int]:
+        local = self._thread
+
+        def get_dynamic_layer_stack_depth() -> int:
+            frame = sys._getframe(1)
+            if dynamo.calls_unguarded(frame):
+                region = self._suspended("torch.compile")
+                region.__enter__()
+                entry = region, sys.exc_info()[1]
+                local.regions = {**getattr(local, "regions", {}), id(frame): entry}
+            return depth()
+
+        return get_dynamic_layer_stack_depth
+
+    def _after_unguarded(self, undo: Callable[[int], Any]) -> Callable[[int], Any]:
+        local = self._thread
+
+        def pop_dynamic_layer_stack_and_undo_to_depth(depth: int) -> Any:
+            result = undo(depth)
+            frame = sys._getframe(1)
+            entry = getattr(local, "regions", {}).pop(id(frame), None)
+            if entry is not None:
+                region, handled = entry
+                region.__exit__(None, None, None)
+                if sys.exc_info()[1] is not handled:  # the function failed
+                    self._note_compiled(frame)
+                elif not dynamo.when_returned(frame, functools.partial(self._note_compiled, frame)):
+                    self._note_compiled(frame)
+                    warnings.warn(
+                        f"lazyviz: what a compiled function returned is not counted in plans: torch "
+                        f"{torch.__version__} shows it to profilers only, and another one is active",
+                        stacklevel=3,
+                    )
+                self.release()
+            return result
+
+        return pop_dynamic_layer_stack_and_undo_to_depth
+
+    def _note_compiled(self, frame: FrameType, returned: Any = None) -> None:
+        """The compiled function that ``torch.compile``'s wrapper called in ``frame`` has returned."""
+        call = dynamo.compiled_call(frame)
+        returned = call.returned if returned is None else returned
+        note_region(self._tape, "torch.compile", call.read, returned, modules=call.modules)
+
+    def _at_once(self, function: Callable[..., Any], cause: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def at_once(*args: Any, **kwargs: Any) -> Any:
+            with self._suspended(cause):
+                result = function(*args, **kwargs)
+            note_region(self._tape, cause, (args, kwargs), result)
+            return result
+
+        return at_once
+
+    @contextmanager
+    def _suspended(self, cause: str) -> Iterator[None]:
+        """Evaluate all that is pending, and take no part in PyTorch until the end of the context.
+
+        A compiler takes our mode and patches for a part of the user's program, and compiled
+        code reads memory as it likes.
+        """
+        tape = self._tape
+        if self.away or (tape.graph is not None and tape.owner != threading.get_ident()):
+            yield
+            return
+        if tape.pending:
+            with tape.lock:
+                tape.sync(cause, list(tape.pending))
+        recording = tape.graph is not None
+        phase = tape.scopes.phase
+        self.away = True
+        self._scopes.remove()
+        self._remove()
+        private_api.remove_mode(self._mode)
+        try:
+            yield
+        finally:
+            self.away = False
+            if recording:
+                self.begin_recording()
+                tape.scopes.phase = phase
+
+    def end_recording(self) -> None:
+        self._tape.view_is_made()
+        self._scopes.remove()
+        self.release()
+
+    def release(self) -> None:
+        """Leave PyTorch as it was, if nothing is recorded or pending."""
+        if self._tape.graph is not None or self._tape.pending:
+            return
+        self._remove()
+        # Backward passes, inference modes and their like bring back what was active when they were entered.
+        if getattr(self._thread, "entered", 0) <= 0 and not self._tape.in_autograd():
+            private_api.remove_mode(self._mode)
+            self._patches.restore()
+
+    def leave(self) -> None:
+        """:meth:`release`, and take away the kernels that may stay from one block to the next."""
+        self.release()
+        if not self._reads.installed:
+            self._composites.remove()
+
+    def replaced_code(self) -> list[str]:
+        """The functions of PyTorch that do something else now."""
+        return [code.name for code in (self._rules, *self._scopes.code) if code.is_replaced]
+
+    def taking_part(self) -> list[str]:
+        """How else lazyviz takes part in PyTorch now, as far as this thread shows."""
+        found = ["dispatch mode of lazyviz"] if private_api.has_mode(self._mode) else []
+        found += [f"dispatch key {key}" for key in private_api.stray_keys()]
+        if torch_cuda.supports_foreach(LazyTensor):
+            found.append("types of foreach optimizers")
+        return found + self._scopes.hooks()
+
+    def reset(self) -> None:
+        """Nothing is being recorded, paused or planned, and nobody runs anything, whatever was noted."""
+        tape = self._tape
+        tape.graph, tape.pauses, tape.summing, tape.step_at_once = None, 0, None, None
+        tape.view_is_made()
+        if tape.absent is not None:
+            with contextlib.suppress(Exception):
+                tape.absent.remove()
+            tape.absent = None
+        self.away = False
+        self._thread.entered = 0
+        self._thread.regions = {}
+
+    def restore(self) -> None:
+        """:meth:`leave`, past what has been noted: what is there and of this package is taken out."""
+        self._scopes.remove()
+        self.leave()
+        for patches in list(everything):
+            patches.restore()
+        for code in (self._rules, *self._scopes.code):
+            code.put_back()
+        self._reads.installed = False
+        originals.put_back()
+        self._scopes.withdraw()
+        self._composites.remove()
+        private_api.remove_mode(self._mode)
+        private_api.drop_stray_keys()
+        self._reads.exports.install(numpy=False)  # as from the import on
+
+    def unload(self) -> None:
+        """Leave PyTorch as it was before lazyviz was imported, if nothing is recorded or pending."""
+        self.leave()
+        self._reads.unload()
+
+    def _remove(self) -> None:
+        if self._reads.installed:
+            self._threads.restore()
+            self._rules.restore()
+            self._settings.remove()
+            self._formulas.remove()
+            self._reads.remove()  # the last: as long as it is there, there is something to remove
+        torch_cuda.withdraw_foreach(LazyTensor)
+
+
+def _leave(leave: Callable[..., Any], guard: Any) -> None:
+    leave(guard, None, None, None)
+
+
+def _no_rules(rule_of: FunctionType) -> FunctionType:
+    """``_torch.dispatch_rule`` that knows without a look that nobody has a rule for our mode."""
+
+    def dispatch_rule(
+        op: Any, mode: type, *, _recorder: type = RecorderMode, _rule_of: FunctionType = rule_of
+    ) -> Any:
+        return None if mode is _recorder else _rule_of(op, mode)
+
+    return dispatch_rule  # type: ignore[return-value]

@@ -1,0 +1,416 @@
+"""Who, besides PyTorch's tensors, could notice that a write to a tensor's memory is deferred.
+
+A NumPy array, a consumer of DLPack, another process or a shared file shows what a tensor's memory holds, past
+everything that is watched here.  Memory is *shared* while one of them is there: it is written at once, and
+what reads it gets a copy.  Everything else is the program's own: files that are mapped for this process alone
+(safetensors, ``torch.load(mmap=True)``), what a loader has read, arrays that nobody has any more.
+
+Whether somebody has an array is known from references.  An array made by ``Tensor.numpy()`` keeps a tensor
+object alive, so all tensor objects on a storage are looked for, and all that refers to them; what neither
+containers nor variables account for may be an array.  A tensor made from an array keeps that array alive; if
+that is the only reference to it, nobody else has it.  What cannot be told counts as shared.  What a program
+does with an address (``data_ptr``, extensions in C++) cannot be known.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+import time
+import types
+import weakref
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...torch_internals import private_api, storage_owners
+from ...torch_internals.storage_owners import Memory, WeakTensor, memory_of
+
+if TYPE_CHECKING:
+    from ..pending_ops import Pending
+
+NUMPY = "a NumPy array"
+DLPACK = "a DLPack consumer"
+_OTHER_STORAGE = "another storage on the same memory"
+_SHARED_MEMORY = "shared memory"
+_SHARED_FILE = "a shared file mapping"
+_UNKNOWN_OWNER = "memory of another library"
+_BUFFER = "a Python buffer"
+UNKNOWN = "something that cannot be told"
+"""What :meth:`Outsiders.holder` says of memory that :meth:`Outsiders.examine` may know more of."""
+
+_CURES = {
+    NUMPY: "drop the array, or give it a copy (.numpy().copy())",
+    DLPACK: "drop what was exported, or export a clone()",
+    _SHARED_MEMORY: "clone() it",
+    _SHARED_FILE: "clone() it, or map the file for this process alone (shared=False)",
+}
+_MOST_LOOKS = 2  # in a block, for who has left: a call that uses a tensor refers to it, too
+_MAY_TAKE = 0.05  # of the process's time, what may be looked for again in the next block
+_HELD_BY_NOTHING = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+    type,
+    weakref.ref,
+    types.GetSetDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+)
+"""Types of objects that refer to no tensor and no array themselves; their dictionaries are other objects."""
+
+
+class Unexamined(Exception):
+    """Whether the memory of an argument is shared has to be found out first."""
+
+
+class Verdict:
+    """What is known of a storage: its place in memory and who shows it.
+
+    ``ties`` are the tensors that something unknown refers to: once they are gone nobody shows it any more.
+    ``looks``: how often they have been looked for in this block.
+    """
+
+    __slots__ = ("end", "holder", "looks", "memory", "start", "ties")
+
+    def __init__(self, tensor: torch.Tensor, holder: str | None, ties: Sequence[Any], looks: int = 0) -> None:
+        place = memory_of(private_api.storage_address(tensor))
+        self.memory = private_api.MemoryRef(tensor)
+        self.start = place.data if place is not None else 0
+        self.end = self.start + private_api.TensorBase.untyped_storage(tensor).nbytes()
+        self.holder = holder
+        self.ties = ties
+        self.looks = looks
+
+
+def cure_of(holder: str) -> str:
+    return _CURES.get(holder, "clone() it")
+
+
+class Outsiders:
+    """Who shows the memory of the program's tensors besides them.
+
+    ``exported`` has what was handed out while somebody of ours was looking, by address of the storage: weak
+    references to the tensors that it keeps.
+    """
+
+    def __init__(self, tape: Pending) -> None:
+        self.tape = tape
+        self._verdicts: dict[int, Verdict] = {}
+        self.exported = tape.exported
+        self.lasting = False  # something is known that has to stay known after the block
+        self._born = time.perf_counter()
+        self._examined_for = 0.0  # seconds
+
+    # --- asking -------------------------------------------------------------------
+
+    def holder(self, tensor: torch.Tensor) -> str | None:
+        """Who shows the memory of an ordinary tensor, ``None`` if nobody does, or ``UNKNOWN``."""
+        if private_api.TensorBase.device.__get__(tensor).type != "cpu":
+            return None
+        address = private_api.storage_address(tensor)
+        if self.exported and (who := self._exported_to(address)) is not None:
+            return who
+        if storage_owners.is_ordinary(tensor):
+            return None
+        memory = memory_of(address)
+        if not private_api.TensorBase.untyped_storage(tensor).nbytes():
+            return None
+        if memory is None:
+            return _UNKNOWN_OWNER
+        verdict = self._verdict(address)
+        if verdict is not None:
+            if verdict.holder is not None and verdict.ties and all(tie.expired() for tie in verdict.ties):
+                verdict.holder = None
+            return verdict.holder
+        return _owner(tensor, memory) or UNKNOWN
+
+    def could_tell(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether looking (again) may show that one of ``tensors`` is nobody else's."""
+        for tensor in tensors:
+            holder = self.holder(tensor)
+            if holder is UNKNOWN:
+                return True
+            if holder is None or private_api.storage_address(tensor) in self.exported:
+                continue
+            verdict = self._verdict(private_api.storage_address(tensor))
+            if verdict is not None and verdict.looks < _MOST_LOOKS:
+                return True
+        return False
+
+    def meet(self, module: torch.nn.Module) -> None:
+        """A block calls an outermost module for the first time: no call refers to its parameters yet."""
+        with private_api.no_function_modes():
+            for tensor in (*module.parameters(), *module.buffers()):
+                if storage_owners.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
+                    self.examine([])
+                    return
+
+    def begin_block(self) -> None:
+        """Whoever was found to show memory before may have gone."""
+        if self._examined_for < _MAY_TAKE * (time.perf_counter() - self._born):
+            for verdict in self._verdicts.values():
+                verdict.looks = 0
+
+    def overlapped(self, tensor: torch.Tensor) -> Iterator[int]:
+        """Addresses of other storages that have memory of ``tensor``'s, as far as they are known."""
+        memory = memory_of(private_api.storage_address(tensor))
+        if not self._verdicts or memory is None or memory.deleter == storage_owners.OWN:
+            return
+        start = memory.data
+        end = start + private_api.TensorBase.untyped_storage(tensor).nbytes()
+        for address, verdict in self._verdicts.items():
+            if verdict.start < end and start < verdict.end and address != private_api.storage_address(tensor):
+                yield address
+
+    def _exported_to(self, address: int) -> str | None:
+        exports = self.exported.get(address)
+        if exports is None:
+            return None
+        alive = [export for export in exports if not export[0].expired()]
+        if not alive:
+            del self.exported[address]
+            return None
+        self.exported[address] = alive
+        return alive[-1][1]
+
+    def _verdict(self, address: int) -> Verdict | None:
+        verdict = self._verdicts.get(address)
+        if verdict is not None and verdict.memory.storage() is None:
+            del self._verdicts[address]
+            return None
+        return verdict
+
+    # --- noting -------------------------------------------------------------------
+
+    def note_export(self, tensor: torch.Tensor, who: str, *, traced: bool) -> None:
+        """``who`` has been given memory, and with it a reference to ``tensor``.
+
+        ``traced``: before, nobody had any, for it could be resized.
+        """
+        address = storage_owners.address_of(tensor)
+        if address is None:
+            return
+        self.exported.setdefault(address, []).append((WeakTensor(tensor), who))
+        if traced:
+            self._verdicts[address] = Verdict(tensor, None, ())
+        self.tape.forget_storage(address)
+
+    def lasts(self) -> bool:
+        """Whether something is known that only stays true while exports are noted."""
+        self.forget_dead()
+        self.lasting = self.lasting and bool(self._verdicts)
+        return self.lasting
+
+    def begin_gap(self) -> None:
+        """Exports are not noted for a while: nothing that is known is certain after it."""
+        self._verdicts.clear()
+        self.lasting = False
+        self.forget_dead()
+
+    def forget_dead(self) -> None:
+        """Forget what was known of memory that is gone."""
+        for address in list(self._verdicts):
+            self._verdict(address)
+        for address in list(self.exported):
+            self._exported_to(address)
+
+    # --- looking ------------------------------------------------------------------
+
+    def examine(self, operands: list[torch.Tensor]) -> None:
+        """Find out of all memory that may be shared who refers to it.
+
+        ``operands`` are those of the call that is being recorded, which refers to each once more, unless it
+        is the autograd engine's.
+        """
+        start = time.perf_counter()
+        tape = self.tape
+        self.forget_dead()
+        with private_api.no_function_modes():
+            _Look(operands).judge(self._verdicts)
+            for tensor in operands:  # what cannot be told now is asked no more
+                if storage_owners.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
+                    verdict = Verdict(tensor, _UNKNOWN_OWNER, (), _MOST_LOOKS)
+                    self._verdicts[private_api.storage_address(tensor)] = verdict
+        self.lasting = True
+        self._examined_for += time.perf_counter() - start
+        owed = []
+        for address, verdict in self._verdicts.items():
+            owed += tape.forget_storage(address, but_if_foreign=verdict.holder is not None)
+        if owed:
+            tape.sync(f"use of {_OTHER_STORAGE}", owed)
+
+
+class _Look:
+    """All tensors of the process whose memory may be shared, and all that refers to them."""
+
+    def __init__(self, operands: list[torch.Tensor]) -> None:
+        engine = private_api.current_autograd_node() is not None
+        self._operands = {id(tensor): not engine for tensor in operands}
+        local, self._arrays = _in_variables(sys._getframe(2))
+        objects = gc.get_objects()
+        classes = list(map(type, objects))
+        found = {cls for cls in set(classes) if issubclass(cls, torch.Tensor)}
+        tensors = [
+            tensor
+            for tensor in compress(objects, map(found.__contains__, classes))
+            if storage_owners.address_of(tensor) is not None
+        ]
+        holders = {cls for cls in set(classes) if not issubclass(cls, _HELD_BY_NOTHING)}
+        referents = storage_owners.referents_of(compress(objects, map(holders.__contains__, classes)))
+        names = {id(tensor) for tensor in tensors}
+        visible = Counter(filter(names.__contains__, map(id, referents)))
+        if storage_owners.numpy is not None:
+            found = set(map(type, referents))
+            shows = {cls for cls in found if issubclass(cls, storage_owners.numpy.ndarray)}
+            self._arrays += compress(referents, map(shows.__contains__, map(type, referents)))
+        del referents
+        counts = _references(tensors)
+        del objects  # which has what keeps an array's memory, too
+        self._places: list[int] = []
+        self._tensors: list[torch.Tensor] = []
+        self.unexplained: list[int] = []
+        for tensor, count in zip(tensors, counts):
+            address = storage_owners.address_of(tensor)
+            if address is not None and _may_be_shared(tensor, address):
+                self._places.append(address)
+                self._tensors.append(tensor)
+                explained = _LISTS + visible[id(tensor)] + local[id(tensor)]
+                self.unexplained.append(count - explained - (storage_owners.use_count(tensor) > 1))
+
+    def judge(self, verdicts: dict[int, Verdict]) -> None:
+        """What is known to be nobody else's stays so: what has become of it since has been noted."""
+        ties: dict[int, list[Any]] = {}
+        tensors: dict[int, torch.Tensor] = {}
+        for address, tensor, unexplained in zip(self._places, self._tensors, self.unexplained):
+            tensors[address] = tensor
+            tied = ties.setdefault(address, [])
+            if unexplained > self._operands.get(id(tensor), 0):
+                tied.append(WeakTensor(tensor))
+        ranges = []
+        for address, tensor in tensors.items():
+            verdict = verdicts.get(address)
+            if verdict is None or verdict.holder is not None:
+                looks = 0 if verdict is None else verdict.looks
+                verdict = Verdict(tensor, NUMPY if ties[address] else None, ties[address], looks + 1)
+                verdicts[address] = verdict
+            ranges.append((verdict.start, verdict.end, verdict))
+        ranges.sort(key=lambda entry: entry[0])
+        for (_, end, one), (start, _, other) in pairwise(ranges):
+            if start < end:
+                one.holder = other.holder = _OTHER_STORAGE
+                one.ties = other.ties = ()
+        for low, high in map(_bounds, self._arrays):
+            for start, end, verdict in ranges:
+                if low < end and start < high and verdict.holder is None:
+                    verdict.holder, verdict.ties = NUMPY, ()
+
+
+def _may_be_shared(tensor: torch.Tensor, address: int) -> bool:
+    memory = memory_of(address)
+    if memory is None or not memory.data or storage_owners.is_ordinary(tensor):
+        return False
+    return _owner(tensor, memory) is None
+
+
+def _owner(tensor: torch.Tensor, memory: Memory) -> str | None:
+    """Who certainly has the memory besides PyTorch; ``None``: a part of it that is PyTorch's alone."""
+    if memory.deleter == storage_owners.OWN:
+        return None
+    whole = storage_owners.whole_of(memory)
+    if whole is not None:
+        while whole is not None:
+            found = memory_of(whole)
+            assert found is not None
+            memory, whole = found, storage_owners.whole_of(found)
+        if memory.deleter == storage_owners.OWN:
+            return _OTHER_STORAGE  # whose tensors are looked at without a thought of parts
+    if storage_owners.is_private_mapping(memory):
+        return None
+    if storage_owners.is_kept_by_python(memory):
+        return _keeper(memory)
+    storage = private_api.TensorBase.untyped_storage(tensor)
+    if storage_owners.shared_file(storage):
+        return _SHARED_FILE
+    return _SHARED_MEMORY if storage.is_shared() else _UNKNOWN_OWNER
+
+
+def _keeper(memory: Memory) -> str | None:
+    """Who has the Python object whose memory it is, besides the storage."""
+    kept = storage_owners.keeper(memory)
+    array_class = storage_owners.numpy.ndarray if storage_owners.numpy is not None else ()
+    held = NUMPY if isinstance(kept, array_class) else _BUFFER
+    while True:
+        if sys.getrefcount(kept) != storage_owners.ALONE or weakref.getweakrefcount(kept):
+            return held
+        if array_class and type(kept) is array_class:
+            if kept.base is None:
+                return None
+            kept = kept.base
+        elif type(kept) is memoryview:
+            kept = kept.obj
+        elif isinstance(kept, torch.Tensor):
+            return held  # another storage on the same memory
+        else:
+            return None if type(kept) in (bytes, bytearray, array) else _UNKNOWN_OWNER
+
+
+def _in_variables(frame: types.FrameType | None) -> tuple[Counter[int], list[Any]]:
+    """How often functions that are running refer to each tensor, by identity; and the arrays they have.
+
+    The garbage collector does not know of them.
+    """
+    counts: Counter[int] = Counter()
+    arrays: list[Any] = []
+    shows = storage_owners.numpy.ndarray if storage_owners.numpy is not None else ()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_flags & inspect.CO_OPTIMIZED:
+            variables = frame.f_locals
+            for name in code.co_varnames:
+                if name in code.co_cellvars:
+                    continue  # a cell has it, which is an object of its own
+                content = variables.get(name)
+                if issubclass(type(content), torch.Tensor):
+                    counts[id(content)] += 1
+                elif shows and issubclass(type(content), shows):
+                    arrays.append(content)
+            content = None
+            # Up to Python 3.12 the frame keeps this dictionary, and all that is in it; see `variables_of`.
+            if type(variables) is dict and sys.getrefcount(variables) == 3:
+                variables.clear()
+            del variables
+        frame = frame.f_back
+    return counts, arrays
+
+
+def _bounds(shown: Any) -> tuple[int, int]:
+    """The addresses between which an array's elements are."""
+    low = high = shown.__array_interface__["data"][0]
+    for size, stride in zip(shown.shape, shown.strides):
+        if stride < 0:
+            low += (size - 1) * stride
+        else:
+            high += (size - 1) * stride
+    return (low, high + shown.itemsize) if shown.size else (low, low)
+
+
+def _references(tensors: list[torch.Tensor]) -> list[int]:
+    return [sys.getrefcount(tensor) for tensor in tensors]
+
+
+def _references_of_lists() -> int:
+    """What `_references` counts of a tensor that only its list and another one have."""
+    made = [torch.empty(0, device="cpu")]
+    other = list(made)
+    (count,) = _references(made)
+    del other
+    return count
+
+
+_LISTS = _references_of_lists()

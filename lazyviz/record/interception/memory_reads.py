@@ -1,0 +1,507 @@
+"""Reads that pass below the dispatcher, and writes that pass beside it.
+
+``numpy()``, ``tolist()``, ``print``, pickling and their like read a tensor's memory where
+no dispatch mode sees it, and ``Tensor.data = `` exchanges it.  Pending tensors and real
+ones owed a write both need care there, so the methods of ``torch.Tensor`` and a few
+functions are patched while anything is pending or recording, and restored after.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...process.tracebacks import shorten, shortened
+from ...torch_internals import cuda as torch_cuda
+from ...torch_internals import private_api
+from .. import constant_folding, fallback
+from ..fake_cuda import data_errors
+from ..fake_cuda import device as fake_cuda_device
+from ..fake_cuda.host_values import host_copy
+from ..lazy_tensor import describe, is_pending, is_plain_memory, see_history, take_class
+from ..recorder import Tape
+from ..rng import READERS, rng_state
+from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
+from . import checkpoint_saving
+from . import deepcopy as deepcopy_hooks
+from .array_exports import FUNCTIONS, METHODS, ExportPatches, hand_out, noting
+from .attribute_patches import Patches
+from .memory_holders import DLPACK
+from .raw_memory import RAW_ACCESS, Addresses, patch_numbers, patch_storages
+
+# Modules that read a generator's state only to set it again.
+_HAND_BACK_STATES = ("torch.utils.checkpoint", "torch.random")
+
+# Methods that read memory, with the cause a sync point shows.
+_READERS = {
+    "numpy": "numpy",
+    "__array__": "numpy",
+    "tolist": "tolist",
+    "data_ptr": "data_ptr",
+    "untyped_storage": "storage access",
+    "storage": "storage access",
+    "_typed_storage": "storage access",
+    "share_memory_": "share_memory_",
+    "is_shared": "storage access",
+    "__dlpack__": "DLPack",
+    "as_subclass": "as_subclass",
+    "__reduce_ex__": "pickle",
+    "__deepcopy__": "deepcopy",
+    "__str__": "print",
+    "__format__": "format",
+    "set_": "set_",
+    "resize_": "resize_",
+    "apply_": "apply_",
+    "map_": "map_",
+    "map2_": "map2_",
+}
+
+
+# Who gets the memory itself may write it later, where nothing of ours sees it: readers run first.
+_HANDED_OUT = {
+    "set_", "resize_", "apply_", "map_", "map2_", "numpy", "data_ptr", "storage access", "share_memory_",
+    "DLPack", "__cuda_array_interface__", RAW_ACCESS,
+}  # fmt: skip
+
+
+_OTHERS = {"map_", "map2_"}  # they read the memory of further tensors, too
+
+
+class SyncPatches:
+    """Makes below-dispatcher access to pending memory a sync point."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self._patches = Patches()
+        self._addresses = Addresses(tape, self.before_read)
+        self.exports = ExportPatches(tape.outsiders, self.before_read)
+        self.exports.install(numpy=False)
+        self.installed = False  # whether any of it is in place, or has not been put away
+        self._generator_readers = {name: self._generator_reader(name) for name in READERS}
+
+    def install(self) -> None:
+        if self.installed:
+            return
+        self.installed = True
+        self._addresses.begin()
+        self.exports.begin_block()
+        if self._patches.again():
+            return
+        for name, reader in self._generator_readers.items():
+            self._patches.set(torch.Generator, name, reader)  # which no mode sees
+        for cls in (torch.Tensor, torch.nn.Parameter):
+            for name, cause in _READERS.items():
+                if cls is torch.Tensor or name in vars(cls):
+                    self._patches.set(cls, name, self._reader(getattr(cls, name), cause))
+            if cls is torch.Tensor or "__repr__" in vars(cls):
+                self._patches.set(cls, "__repr__", self._repr(cls.__repr__))
+        for name in ("__cuda_array_interface__", "data"):
+            self._patches.set(torch.Tensor, name, getattr(self, f"_{name.strip('_')}")())
+        self._patches.set(torch.Tensor, "__copy__", deepcopy_hooks.copier(self.tape))  # else it is pickled
+        self._patch_randomness()
+        resize = fallback.watched_resize(self.tape, torch.UntypedStorage.resize_)
+        self._patches.set(torch.UntypedStorage, "resize_", resize)
+        patch_storages(self.tape, self._patches)
+        patch_numbers(self.tape, self._patches, self.before_read)
+        self._patch_loaders()
+        self._patch_subclasses()
+        self._patch_native_readers()
+        self._patch_tracing()
+        self._patch_cuda()
+        self._patches.complete()
+
+    def remove(self) -> None:
+        self._addresses.end()
+        self._patches.restore()
+        if self.tape.outsiders.lasts():
+            self.exports.install(numpy=True)
+        else:
+            self.tape.outsiders.begin_gap()
+        self.installed = False
+
+    def unload(self) -> None:
+        """Nothing is watched any more."""
+        if not self.installed:
+            self.exports.remove()
+            self.tape.outsiders.begin_gap()
+
+    def before_read(self, tensor: torch.Tensor, cause: str) -> None:
+        """Evaluate what reading ``tensor``'s memory needs."""
+        tape = self.tape
+        if tape.shapes.inferring or tape.running == threading.get_ident():
+            return
+        needed = nodes_before_access(tape, tensor, write=(write := cause in _HANDED_OUT))
+        if needed:
+            if cause in checkpoint_saving.CAUSES and tape.absent is None:
+                needed += checkpoint_saving.read_with(tape, tensor, write=write, frame=sys._getframe(1))
+            with tape.lock:
+                tape.sync(cause, needed, tensor.numel() * tensor.element_size())
+
+    def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What ``tensor`` holds, if that can be told without evaluating anything."""
+        value = self.tape.value_of(tensor)
+        found = constant_folding.known(self.tape.shapes, [value]) if value is not None else None
+        return found[value] if found is not None and value is not None else None
+
+    # --- methods ------------------------------------------------------------------
+
+    def _reader(self, original: Callable[..., Any], cause: str) -> Callable[..., Any]:
+        patches = self
+        dispatches = cause in ("set_", "resize_")
+        who = METHODS.get(original.__name__)
+        give = original if who is None else functools.partial(hand_out, patches.tape.outsiders, original, who)
+
+        @functools.wraps(original)
+        @shortened
+        def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            tape = patches.tape
+            if tape.pending:
+                cls = type(tensor)
+                if (
+                    (cause == "tolist" or (cause == "numpy" and tensor.device.type == "cpu"))
+                    and is_out_of_reach(tape, tensor)
+                    and (copy := host_copy(tape, tensor)) is not None
+                ):
+                    with tape.paused():
+                        return original(copy, *args, **kwargs)
+                if cause in fake_cuda_device.READERS and (
+                    is_out_of_reach(tape, tensor)
+                    or (cause == "deepcopy" and tape.absent is not None and is_pending(tensor))
+                ):
+                    return fake_cuda_device.READERS[cause](tape, tensor, *args, **kwargs)
+                if (cause == "tolist" or (cause == "format" and tensor.dim() == 0)) and (
+                    constant := patches.known(tensor)
+                ) is not None:
+                    return original(constant, *args, **kwargs)
+                if cause == "deepcopy" and args:
+                    made = deepcopy_hooks.deep_copy(tape, original, tensor, args[0])
+                    if made is not None:
+                        return made
+                patches.before_read(tensor, cause)
+                if cause in _OTHERS:
+                    for other in tensors_in(args):
+                        patches.before_read(other, cause)
+                if type(tensor) not in (cls, torch.Tensor):  # now a Parameter, say, with a method of its own
+                    return getattr(tensor, original.__name__)(*args, **kwargs)
+            if tape.graph is None or dispatches or (cause == "tolist" and is_plain_memory(tensor)):
+                return give(tensor, *args, **kwargs)
+            with tape.paused():
+                result = give(tensor, *args, **kwargs)
+            if cause == "share_memory_" and (place := fallback.memory_of(tensor)) is not None:
+                tape.forget_storage(place[0])
+            if cause == "deepcopy":
+                fallback.note_copies(tape, result)
+            return result
+
+        return data_errors.with_own_errors(patches.tape, original, method)
+
+    def _repr(self, original: Callable[..., str]) -> Callable[..., str]:
+        tape = self.tape
+
+        @functools.wraps(original)
+        def __repr__(tensor: torch.Tensor, **kwargs: Any) -> str:
+            value = tensor.__dict__.get("_lazyviz")
+            if value is not None:
+                see_history(tensor)
+                return describe(value)
+            if nodes_before_access(tape, tensor, write=False):
+                see_history(tensor)
+                kind = "Parameter" if isinstance(tensor, torch.nn.Parameter) else "tensor"
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                return f"{kind}{list(tensor.shape)} {dtype} {tensor.device}, pending write"
+            with tape.paused():
+                return original(tensor, **kwargs)
+
+        return __repr__
+
+    def _data(self) -> property:
+        tape = self.tape
+
+        def get(tensor: torch.Tensor) -> torch.Tensor:
+            if isinstance(tensor, private_api.UninitializedTensorMixin):
+                with tape.paused():  # it has no data; asked for its device
+                    return private_api.alias(tensor)
+            return private_api.alias(tensor)
+
+        def set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+            tape.rebind(tensor, data)
+
+        return property(get, set_data, private_api.TensorBase.data.__delete__)  # type: ignore[attr-defined]
+
+    def _cuda_array_interface(self) -> property:
+        original = torch.Tensor.__cuda_array_interface__
+
+        @shortened
+        def get(tensor: torch.Tensor) -> Any:
+            self.before_read(tensor, "__cuda_array_interface__")
+            return original.fget(tensor)  # type: ignore[attr-defined]
+
+        return property(get)
+
+    # --- functions ----------------------------------------------------------------
+
+    def _patch_randomness(self) -> None:
+        """A generator with pending draws holds a marker, not the state the user may read."""
+        self._patch_states((torch, torch.random), lambda: torch.default_generator)
+        if torch_cuda.cuda_is_present():
+
+            def of_device(device: Any = "cuda") -> torch.Generator:
+                index = device if isinstance(device, int) else torch.device(device).index
+                return torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
+
+            self._patch_states((torch.cuda, torch.cuda.random), of_device)
+
+    def _generator_reader(self, name: str) -> Callable[..., Any]:
+        """A method of torch.Generator that tells its state: a marker's is nobody's business."""
+        tape, original = self.tape, READERS[name]
+
+        @functools.wraps(original)
+        @shortened
+        def method(generator: torch.Generator, *args: Any) -> Any:
+            if tape.running == threading.get_ident():  # a compiler keeps the state for the time it takes
+                return original(generator, *args)
+            with tape.lock:  # a run on another thread has the generators' states in its hands
+                if name == "initial_seed":
+                    return tape.generators.seed_of(generator)
+                draw = tape.generators.pending(generator)
+                if draw is not None:
+                    tape.sync(f"Generator.{name}", [draw])
+                return original(generator, *args)
+
+        return method
+
+    def _patch_states(self, owners: Sequence[Any], generator_of: Callable[..., torch.Generator]) -> None:
+        """``get_rng_state`` and ``set_rng_state`` of a kind of device."""
+        tape = self.tape
+        get_state, set_state = owners[0].get_rng_state, owners[0].set_rng_state
+
+        @functools.wraps(get_state)
+        def get_rng_state(*args: Any, **kwargs: Any) -> torch.Tensor:
+            generator = generator_of(*args, **kwargs)
+            running = tape.running == threading.get_ident()
+            draw = None if running else tape.generators.pending(generator)
+            if draw is not None:
+                caller = sys._getframe(1).f_globals.get("__name__")
+                if tape.graph is not None and not tape.pauses and caller in _HAND_BACK_STATES:
+                    return rng_state(generator)
+                try:
+                    tape.sync("get_rng_state", [draw])
+                except BaseException as error:
+                    shorten(error)
+                    raise
+            return get_state(*args, **kwargs)
+
+        @functools.wraps(set_state)
+        @shortened
+        def set_rng_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            if is_pending(new_state):
+                node = new_state._lazyviz.node  # type: ignore[attr-defined]
+                if tape.graph is not None and node.op is rng_state:
+                    tape.generators.restart(generator_of(*args, **kwargs), new_state._lazyviz)  # type: ignore[attr-defined]
+                    return
+                self.before_read(new_state, "set_rng_state")
+            set_state(new_state, *args, **kwargs)
+
+        for owner in owners:
+            self._patches.set(owner, "get_rng_state", get_rng_state)
+            self._patches.set(owner, "set_rng_state", set_rng_state)
+
+    def _patch_loaders(self) -> None:
+        """Batches are made eagerly: a loader's seeds, shuffles and copies are not part of the graph."""
+        tape, patches = self.tape, self
+        loader = torch.utils.data.DataLoader
+        iterator = torch.utils.data.dataloader._BaseDataLoaderIter
+        make_iterator, next_batch = loader.__iter__, iterator.__next__
+
+        @functools.wraps(make_iterator)
+        @shortened
+        def __iter__(self: Any) -> Any:
+            if self.num_workers and tape.pending:
+                # Workers are forked: what they read must be there. Elsewhere a dataset's own reads tell.
+                contents = (
+                    [*vars(self.dataset).values()] if hasattr(self.dataset, "__dict__") else [self.dataset]
+                )
+                for tensor in tensors_in([item for item in contents if not isinstance(item, dict)]):
+                    patches.before_read(tensor, "DataLoader workers")
+            with tape.paused():
+                return make_iterator(self)
+
+        @functools.wraps(next_batch)
+        def __next__(self: Any) -> Any:
+            with tape.paused():
+                return next_batch(self)
+
+        self._patches.set(loader, "__iter__", __iter__)
+        self._patches.set(iterator, "__next__", __next__)
+
+    def _patch_subclasses(self) -> None:
+        """``_make_subclass`` copies a tensor's C++ object past every dispatch: never a pending one."""
+        tape = self.tape
+        make_subclass = torch.Tensor._make_subclass
+
+        @shortened
+        def _make_subclass(cls: type, data: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.before_read(data, "_make_subclass")
+            return make_subclass(cls, data, *args, **kwargs)
+
+        self._patches.set(torch.Tensor, "_make_subclass", staticmethod(_make_subclass))
+        construct = torch.Tensor.__new__
+
+        @shortened
+        def new_tensor(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            whole = cls is not torch.Tensor
+            for item in (*args, *kwargs.values()):
+                for tensor in tensors_in((item,) if whole or isinstance(item, (list, tuple)) else ()):
+                    self.before_read(tensor, f"{cls.__name__}()")
+            if not whole:
+                return construct(cls, *args, **kwargs)
+            with private_api.excluding_python():  # it takes only a tensor that has no class yet
+                return construct(cls, *args, **kwargs)
+
+        self._patches.set(torch.Tensor, "__new__", staticmethod(new_tensor))
+        for cls in (torch.nn.parameter.UninitializedParameter, torch.nn.parameter.UninitializedBuffer):
+            new = cls.__new__
+
+            def __new__(cls: type, *args: Any, _new: Any = new, **kwargs: Any) -> Any:
+                with tape.paused():  # a placeholder without data
+                    return _new(cls, *args, **kwargs)
+
+            self._patches.set(cls, "__new__", __new__)
+
+        swap = torch.utils.swap_tensors
+
+        @functools.wraps(swap)
+        @shortened
+        def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+            tape.swap(swap, t1, t2)
+
+        self._patches.set(torch.utils, "swap_tensors", swap_tensors)
+
+        new_parameter = torch.nn.Parameter.__new__
+
+        def __new_parameter__(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
+            wanted = requires_grad and isinstance(data, torch.Tensor) and is_pending(data)
+            if wanted and not (data.is_floating_point() or data.is_complex()):
+                # In the words for ordinary tensors; those for subclasses are others.
+                raise RuntimeError("Only Tensors of floating point and complex dtype can require gradients")
+            tensor: Any = new_parameter(cls, data, requires_grad)
+            if is_pending(tensor) and cls is not torch.nn.Parameter:
+                take_class(tensor, cls)
+            return tensor
+
+        self._patches.set(torch.nn.Parameter, "__new__", __new_parameter__)
+
+        materialize = private_api.UninitializedTensorMixin.materialize
+
+        @functools.wraps(materialize)
+        def materialize_pending(tensor: Any, *args: Any, **kwargs: Any) -> None:
+            tensor.cls_to_become = type(
+                tensor
+            ).cls_to_become  # a class attribute; the class changes in between
+            materialize(tensor, *args, **kwargs)
+            del tensor.cls_to_become
+            if is_pending(tensor):
+                take_class(tensor, type(tensor))
+
+        self._patches.set(private_api.UninitializedTensorMixin, "materialize", materialize_pending)
+
+    def _patch_native_readers(self) -> None:
+        """Functions whose C++ code reads or fills memory past the dispatcher."""
+        for owner, name in ((torch, "ctc_loss"), (private_api.VF, "_pad_packed_sequence")):
+            self._patches.set(owner, name, self._at_once(getattr(owner, name)))  # they fill fresh tensors
+        for owner, name in FUNCTIONS:
+            give = noting(self.tape.outsiders, getattr(owner, name), DLPACK, self.before_read)
+            self._patches.set(owner, name, self._after_reading(give, "DLPack"))
+        constructors: list[tuple[Any, str]] = [
+            (torch, "tensor"),
+            (torch, "as_tensor"),
+            (torch, "asarray"),
+            (torch.Tensor, "new"),
+            (torch.Tensor, "new_tensor"),
+        ]
+        for owner, name in constructors:
+            # From a list of tensors they read each; a tensor itself goes through the dispatcher.
+            self._patches.set(
+                owner, name, self._after_reading(getattr(owner, name), f"torch.{name}", nested=True)
+            )
+        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+            original = getattr(private_api.VF, name)
+            self._patches.set(
+                private_api.VF, name, self._after_reading(original, "batch sizes", lengths=True)
+            )
+
+    def _patch_tracing(self) -> None:
+        """TorchScript's tracer runs the program to see it, and again, compiled, to compare: on values."""
+        for name in ("trace", "trace_module"):
+            original = getattr(torch.jit, name)
+
+            def traced(*args: Any, _original: Any = original, **kwargs: Any) -> Any:
+                tape = self.tape
+                if tape.pending:
+                    tape.sync(f"torch.jit.{_original.__name__}", list(tape.pending))
+                with tape.paused(), private_api.no_dispatch_modes():
+                    return _original(*args, **kwargs)
+
+            self._patches.set(torch.jit, name, functools.wraps(original)(shortened(traced)))
+
+    def _at_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        tape = self.tape
+
+        @functools.wraps(original)
+        @shortened
+        def function(*args: Any, **kwargs: Any) -> Any:
+            if tape.graph is not None and not tape.pauses:
+                tensors = list(tensors_in((*args, *kwargs.values())))
+                needed = [node for t in tensors for node in nodes_before_access(tape, t, write=False)]
+                tape.sync(original.__name__, needed, sum(t.numel() * t.element_size() for t in tensors))
+            with tape.paused():
+                return original(*args, **kwargs)
+
+        return data_errors.with_own_errors(tape, original, function)
+
+    def _after_reading(
+        self, original: Callable[..., Any], cause: str, *, nested: bool = False, lengths: bool = False
+    ) -> Callable[..., Any]:
+        """``original`` once the tensors it reads have their values: all, those in lists, or lengths only."""
+
+        @functools.wraps(original)
+        @shortened
+        def function(*args: Any, **kwargs: Any) -> Any:
+            if self.tape.pending:
+                items = [
+                    item
+                    for item in (*args, *kwargs.values())
+                    if not nested or isinstance(item, (list, tuple))
+                ]
+                for tensor in tensors_in(items):
+                    if not lengths or (tensor.dtype == torch.int64 and tensor.dim() == 1):
+                        self.before_read(tensor, cause)
+            return original(*args, **kwargs)
+
+        return data_errors.with_own_errors(self.tape, original, function)
+
+    def _patch_cuda(self) -> None:
+        """Synchronizing with the GPU, or asking for its memory, is asking for the work to be done."""
+        tape = self.tape
+        if not torch_cuda.cuda_is_present():
+            return
+        for name in (
+            "synchronize",
+            "memory_allocated",
+            "max_memory_allocated",
+            "memory_reserved",
+            "memory_stats",
+        ):
+            original = getattr(torch.cuda, name)
+
+            def function(*args: Any, _original: Any = original, _name: str = name, **kwargs: Any) -> Any:
+                if tape.pending:
+                    tape.sync(f"torch.cuda.{_name}", list(tape.pending))
+                return _original(*args, **kwargs)
+
+            self._patches.set(torch.cuda, name, functools.wraps(original)(shortened(function)))

@@ -1,0 +1,90 @@
+"""Optimizers' steps, announced by the global hooks that ``torch.optim`` offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+if TYPE_CHECKING:
+    from ...graph.ir import Phase
+    from ..provenance.module_scopes import Scopes, ValueFinder
+
+
+class OptimizerSteps:
+    """Tells ``scopes`` of the optimizers whose steps are being taken, and of their state."""
+
+    def __init__(self, scopes: Scopes, find: ValueFinder) -> None:
+        self.scopes = scopes
+        self._find = find
+        self._hooks: list[tuple[RemovableHandle, Callable[..., None]]] = []
+        self._phases: list[Phase] = []
+        self._named: list[int] = []  # what there was at the beginning of the last step
+
+    def install(self) -> None:
+        for handle, hook in self._hooks:
+            hooks: Any = handle.hooks_dict_ref()
+            hooks[handle.id] = hook  # as it was registered, under the same number
+        if not self._hooks:
+            self._hooks = [
+                (register_optimizer_step_pre_hook(self._before), self._before),
+                (register_optimizer_step_post_hook(self._after), self._after),
+            ]
+
+    def remove(self) -> None:
+        for handle, _ in self._hooks:
+            handle.remove()
+        self._end()
+
+    def registered(self) -> list[str]:
+        """The hooks that are there now."""
+        return [
+            f"{hook.__qualname__} in torch.optim's global step hooks"
+            for handle, hook in self._hooks
+            if handle.id in (handle.hooks_dict_ref() or ())
+        ]
+
+    def withdraw(self) -> None:
+        """Take out hooks of this class wherever they were registered."""
+        for handle, _ in self._hooks:
+            hooks: Any = handle.hooks_dict_ref()
+            for key, hook in list(hooks.items()):
+                if isinstance(getattr(hook, "__self__", None), OptimizerSteps):
+                    del hooks[key]
+
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.scopes.learn_state(optimizer, self._find)
+        self._named = _contents(optimizer)
+        if any(other is optimizer for other in self.scopes.steps):  # its last step has failed
+            self._end()
+        self._phases.append(self.scopes.phase)
+        self.scopes.phase = "optimizer"
+        self.scopes.steps.append(optimizer)
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._phases:
+            self.scopes.phase = self._phases.pop()
+            self.scopes.steps.pop()
+            if not self.scopes.steps:
+                self.scopes.stepped(optimizer)
+        if self._named != _contents(optimizer):  # as in the first step
+            self.scopes.learn_state(optimizer, self._find)
+
+    def _end(self) -> None:
+        """Nobody tells of the end of a step that fails."""
+        if self.scopes.steps:
+            self.scopes.phase = self._phases[0]
+            self.scopes.stepped(self.scopes.steps[0])
+            self.scopes.steps.clear()
+        self._phases.clear()
+
+
+def _contents(optimizer: Any) -> list[int]:
+    """The identities of what ``optimizer`` keeps, in order."""
+    found: list[int] = []
+    for state in optimizer.state.values():
+        if isinstance(state, dict):
+            found += map(id, state.values())
+    return found

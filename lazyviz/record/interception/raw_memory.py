@@ -1,0 +1,174 @@
+"""Memory that is read or written past every op: what is pending there runs first."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...process.tracebacks import shorten, shortened
+from ...torch_internals import cuda as torch_cuda
+from ...torch_internals import tensor_memory
+from .. import native_recorder
+from ..dependencies import closure
+from ..fallback import note_copies
+from ..pending_ops import needs_absent
+from ..recorder import Tape
+from ..unrecorded_ops import refuse_forgotten, tensors_in
+from .attribute_patches import Patches
+
+RAW_ACCESS = "raw memory access"
+# The rest of a storage's methods call ops, or look at its size alone.
+_METHODS = (
+    "_byteswap",
+    "_set_from_file",
+    "_share_cuda_",
+    "_share_fd_cpu_",
+    "_share_filename_cpu_",
+    "_swap_data_ptr_",
+    "_write_file",
+    "data_ptr",
+    "resize_",
+)
+
+
+class Addresses:
+    """C++ code that takes tensors' addresses, whoever called it; only the compiled modules can tell."""
+
+    def __init__(self, tape: Tape, before_read: Callable[[torch.Tensor, str], None]) -> None:
+        self._tape = tape
+        self._before_read = before_read
+
+    def begin(self) -> None:
+        native_recorder.watch_access(self._before_access)
+        native_recorder.watch_calls(self._before_call)
+
+    def end(self) -> None:
+        """Functions are as they were; a tensor that is pending still asks."""
+        native_recorder.watch_calls(None)
+
+    def _before_access(self, tensor: torch.Tensor) -> None:
+        """A pending tensor's address is taken: to read, to write or to hand it out."""
+        self._before_read(tensor, RAW_ACCESS)
+        if not self._tape.shapes.inferring and self._tape.running != threading.get_ident():
+            refuse_forgotten(self._tape, (tensor,))
+
+    def _before_call(self, number: int, args: Any, kwargs: Any) -> None:
+        """A C function reads its argument's memory, or that of tensors in lists."""
+        if self._tape.pending:
+            items = [*args, *(kwargs or {}).values()]
+            if number >= len(tensor_memory.EXPORTS):
+                items = [item for item in items if isinstance(item, (list, tuple))]
+            for tensor in tensors_in(items):
+                self._before_read(tensor, RAW_ACCESS)
+
+
+def patch_numbers(tape: Tape, patches: Patches, before_read: Callable[[torch.Tensor, str], None]) -> None:
+    """Have numbers that lists are made of read after what they are owed, whoever reads them."""
+
+    def reading(original: Callable[[torch.Tensor], Any]) -> Any:
+        @functools.wraps(original)
+        def method(tensor: torch.Tensor) -> Any:
+            try:
+                if tape.pending and tensor_memory.past_modes():
+                    before_read(tensor, RAW_ACCESS)
+                return original(tensor)
+            except BaseException as error:
+                shorten(error)
+                raise
+
+        return method
+
+    for name in tensor_memory.NUMBERS:
+        patches.set(torch.Tensor, name, reading(getattr(torch.Tensor, name)))
+
+
+def patch_storages(tape: Tape, patches: Patches) -> None:
+    """Make access to a storage's memory that no op tells of a sync point."""
+    cls = torch.UntypedStorage
+    for name in _METHODS:
+        if hasattr(cls, name):
+            patches.set(cls, name, _after_accesses(tape, getattr(cls, name)))
+    get_item = cls.__getitem__
+
+    @functools.wraps(get_item)
+    def __getitem__(storage: torch.UntypedStorage, index: Any) -> Any:
+        if isinstance(index, slice):  # another storage on the same memory
+            before_access(tape, storage)
+        with tape.paused():  # a number is read by ops, of a tensor that is made for that
+            return get_item(storage, index)
+
+    patches.set(cls, "__getitem__", __getitem__)
+    write_record = tensor_memory.FILE_WRITER.write_record
+
+    @functools.wraps(write_record)
+    def write(writer: Any, name: str, content: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(content, torch.UntypedStorage):
+            before_access(tape, content)
+        return write_record(writer, name, content, *args, **kwargs)
+
+    patches.set(tensor_memory.FILE_WRITER, "write_record", write)
+    utils, rebuild = torch_cuda.REBUILD_TENSOR
+    patches.set(utils, rebuild, _made_at_once(tape, getattr(utils, rebuild)))
+    for owner, name in tensor_memory.SCRIPT_WRITERS:
+        patches.set(owner, name, _at_once(tape, getattr(owner, name), writes=True))
+    for owner, name in tensor_memory.SCRIPT_READERS:
+        patches.set(owner, name, _at_once(tape, getattr(owner, name), writes=False))
+
+
+def before_access(tape: Tape, storage: torch.UntypedStorage) -> None:
+    """Evaluate what is pending on ``storage``, its readers too: who gets the memory may write it."""
+    if not tape.pending or tape.shapes.inferring or tape.running == threading.get_ident():
+        return
+    tracked = tape.storages.get(storage._cdata)
+    if tracked is None or not tracked.has_pending_access:
+        return
+    # Who reads it for an absent card never runs.
+    readers = [node for node in tracked.readers if not needs_absent(closure([node]))]
+    with tape.lock:
+        needed = [node for node in (tracked.writer, *readers) if node is not None and node.state != "done"]
+        if needed:
+            tape.sync("storage access", needed, storage.nbytes())
+    tracked.shadow = None
+
+
+def _after_accesses(tape: Tape, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        before_access(tape, storage)
+        for item in args:
+            if isinstance(item, torch.UntypedStorage):
+                before_access(tape, item)
+        return original(storage, *args, **kwargs)
+
+    return method
+
+
+def _at_once(tape: Tape, original: Callable[..., Any], *, writes: bool) -> Callable[..., Any]:
+    """A function in C++ that takes the memory of what ops in it make; and ``writes`` any that is there."""
+
+    @functools.wraps(original)
+    @shortened
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if writes and tape.pending and tape.running != threading.get_ident():
+            tape.sync(f"TorchScript's {original.__name__}", [*tape.pending])
+        with tape.paused():
+            return original(*args, **kwargs)
+
+    return function
+
+
+def _made_at_once(tape: Tape, original: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes a tensor of a storage that was read from a file: there is nothing to wait for."""
+
+    @functools.wraps(original)
+    def rebuild_tensor(*args: Any, **kwargs: Any) -> Any:
+        with tape.paused():
+            made = original(*args, **kwargs)
+        note_copies(tape, made)
+        return made
+
+    return rebuild_tensor

@@ -1,0 +1,60 @@
+"""Sparse tensors are made at once, of values that are there: a constructor is one sync point at most.
+
+ATen's constructors are functions made of others, which look at indices in memory, past the dispatcher:
+for the size that nobody has given, and where invariants are to be checked.  They get a kernel that has
+what they read evaluated first, in the way of :mod:`lazyviz.record.parity.composites`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ..fallback import note_region
+from ..parity.plain_tensors import Original
+from ..recorder import Tape
+from ..unrecorded_ops import nodes_before_access, tensors_in
+
+_COMPRESSED = {"csr": "crow_col", "csc": "ccol_row", "bsr": "crow_col", "bsc": "ccol_row"}
+CONSTRUCTORS = (
+    "sparse_coo_tensor.indices",
+    "sparse_coo_tensor.indices_size",
+    "_sparse_coo_tensor_unsafe",
+    "_validate_sparse_coo_tensor_args",
+    "_sparse_compressed_tensor_unsafe",
+    "_validate_sparse_compressed_tensor_args",
+    *(
+        f"sparse_{kind}_tensor.{parts}_value{size}"
+        for kind, parts in _COMPRESSED.items()
+        for size in ("", "_size")
+    ),
+    *(f"_sparse_{kind}_tensor_unsafe" for kind in _COMPRESSED),
+    *(f"_validate_sparse_{kind}_tensor_args" for kind in _COMPRESSED),
+)
+
+
+def kernels(tape: Tape) -> dict[str, Callable[..., Any]]:
+    """The constructors' kernels, by the names of the operators."""
+    return {name: functools.partial(_construct, tape, name.partition(".")[0]) for name in CONSTRUCTORS}
+
+
+def _cause(name: str) -> str:
+    if name.startswith("_validate"):
+        return f"{name} reads indices"
+    kind = next((kind for kind in ("coo", *_COMPRESSED) if kind in name), None)
+    return f"{name} (its {f'sparse_{kind}' if kind else 'sparse'} result cannot be deferred)"
+
+
+def _construct(tape: Tape, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+    if not original.is_next:
+        return original(*args, **kwargs)
+    tensors = list(tensors_in((*args, *kwargs.values())))
+    needed = [node for tensor in tensors for node in nodes_before_access(tape, tensor, write=False)]
+    if needed:
+        with tape.lock:
+            tape.sync(_cause(name), needed, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+    with tape.paused():
+        result = original(*args, **kwargs)
+    note_region(tape, name, tensors, result)
+    return result

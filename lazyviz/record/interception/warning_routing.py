@@ -1,0 +1,84 @@
+"""Where the warnings go that PyTorch's C++ code gives below an op: to Python, or nowhere.
+
+A function of PyTorch keeps them until it returns, and only then gives them to Python's ``warnings``; what is
+called by no such function writes them to the standard error stream.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar, ParamSpec, TypeVar
+
+import torch
+
+from ...process.transaction import no_warnings
+from ...torch_internals import tensor_memory
+from ...torch_internals.dispatch_handlers import past_torch_function
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class _Called:
+    """An argument with which a function of PyTorch calls another function."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0].function()
+
+
+def in_python(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """``function`` whose warnings have come to Python when it returns."""
+
+    @functools.wraps(function)
+    def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        if not tensor_memory.plain_overrides():  # it would not be called, or a mode would see it
+            return function(*args, **kwargs)
+        if tensor_memory.overrides_are_called():
+            return torch.neg(_Called(lambda: function(*args, **kwargs)))  # type: ignore[arg-type, return-value]
+
+        def within() -> Result:  # a mode's handler, which is past them
+            with past_torch_function():
+                return function(*args, **kwargs)
+
+        with tensor_memory.calling_overrides():
+            return torch.neg(_Called(within))  # type: ignore[arg-type, return-value]
+
+    return called
+
+
+class _Ignored(no_warnings):
+    """PyTorch's setting is one for all threads: the last of those that overlap puts it back."""
+
+    before = False  # the first one
+    under_way: ClassVar[list[_Ignored]] = []
+
+    def begin(self) -> None:
+        if not self.under_way:
+            _Ignored.before = torch.is_warn_always_enabled()
+        self.undo_by(self._stop)
+        self.under_way.append(self)
+        torch.set_warn_always(True)  # or a warning that comes once would be used up
+        super().begin()
+
+    def _stop(self) -> None:
+        if not [each for each in self.under_way if each is not self]:
+            torch.set_warn_always(_Ignored.before)
+        if self in self.under_way:  # only now: who begins meanwhile must not take ours for the user's
+            self.under_way.remove(self)
+
+
+def nowhere(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """``function`` whose warnings nobody sees: it computes what the user did not ask for."""
+    below = in_python(function)
+
+    @functools.wraps(function)
+    def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with _Ignored():
+            return below(*args, **kwargs)
+
+    return called

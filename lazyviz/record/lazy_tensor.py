@@ -1,0 +1,222 @@
+"""LazyTensor: the tensor a user holds while its value is pending."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from ..graph.ir import TensorMeta
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import private_api, tensor_memory
+from .storage import FORGOTTEN, TensorRef, TrackedValue
+
+_device_below = private_api.TensorBase.device.__get__
+_LEGACY_TYPE = private_api.TensorBase.type
+_STAND_INS = torch_cuda.STAND_INS
+
+
+class LazyTensor(torch.Tensor):
+    """A tensor with true metadata whose value has not been computed yet.
+
+    Once evaluated the same object is an ordinary ``torch.Tensor`` (or ``Parameter``).
+    The methods that would read its memory below the dispatcher are patched on
+    ``torch.Tensor`` itself while anything is pending (:mod:`lazyviz.record.interception.memory_reads`), since
+    real tensors owed a write need the same care.
+    """
+
+    _lazyviz: TrackedValue
+
+    # With an override here, library fast paths would not take a LazyTensor for a tensor.
+    __torch_function__ = private_api.disabled_torch_function  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Reached where no dispatch mode of ours is active: on other threads."""
+        from .recorder import tape
+
+        return tape.dispatch_unrecorded(func, types, args, kwargs or {})
+
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
+        see_history(self)
+        return describe(self._lazyviz)
+
+    def __getattr__(self, name: str) -> Any:
+        """Asked only for what is not there: the error names the class that the tensor has once it is real."""
+        cls = self.__dict__.get("_lazyviz_class")
+        if cls is None:
+            cls = torch.nn.Parameter if "_is_param" in self.__dict__ else torch.Tensor
+        raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    @property
+    def _is_param(self) -> bool:
+        """How ``nn.Parameter`` marks a tensor that it cannot give its class."""
+        return bool(self.__dict__.get("_is_param", False))
+
+    @_is_param.setter
+    def _is_param(self, is_param: bool) -> None:
+        self.__dict__["_is_param"] = is_param
+        if is_param and (value := self.__dict__.get("_lazyviz")) is not None and value.storage.role is None:
+            value.storage.role = "parameter"
+
+    # What C++ says is not true of tensors on a planned, absent device.
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        value = self.__dict__.get("_lazyviz")
+        if value is None:  # not tied to its value yet
+            return torch_cuda.stands_for(_device_below(self))
+        return value.meta.device
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return self.device.type == "cuda"
+
+    @property
+    def is_meta(self) -> bool:  # type: ignore[override]
+        return self.device.type == "meta"
+
+    def get_device(self) -> int:
+        index = self.device.index
+        return -1 if index is None else index
+
+    def type(self, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or not self.is_cuda:
+            return super().type(*args, **kwargs)
+        return f"torch.cuda.{_LEGACY_TYPE(torch.empty((), dtype=self.dtype)).removeprefix('torch.')}"
+
+
+# PyTorch's messages and other people's name the class of what they were given: it is a tensor to the user.
+LazyTensor.__name__ = LazyTensor.__qualname__ = torch.Tensor.__name__
+LazyTensor.__module__ = torch.Tensor.__module__
+
+
+def describe(value: TrackedValue) -> str:
+    """The one-line form of a pending tensor: ``lazy[8, 512] float32 cuda:0, pending``."""
+    meta = value.meta
+    state = "forgotten" if value.node is not None and value.node.error == FORGOTTEN else "pending"
+    return f"lazy{list(meta.shape)} {str(meta.dtype).removeprefix('torch.')} {meta.device}, {state}"
+
+
+def see_history(tensor: torch.Tensor) -> None:
+    """Ask for ``grad_fn`` as eager's ``repr`` does.
+
+    A view of what was written in place gets its new history only when somebody asks, and until
+    then PyTorch refuses to write to it as "a leaf": looking at a tensor decides what the next line does.
+    """
+    with contextlib.suppress(RuntimeError):  # a history that in-place writes made invalid
+        tensor.grad_fn  # noqa: B018
+
+
+class Wrappers:
+    """What makes tensors without memory; :mod:`lazyviz.record.native_recorder` has a compiled form of it."""
+
+    make = staticmethod(tensor_memory.make_wrapper)
+
+
+def memoryless(meta: TensorMeta, like: torch.Tensor | None = None) -> LazyTensor:
+    """A LazyTensor with ``meta``'s metadata, not yet tied to a value.
+
+    It is an inference tensor if ``like`` is one; without ``like`` the mode decides.
+    """
+    if like is not None and like.is_inference() != torch.is_inference_mode_enabled():
+        with private_api.inference_mode(like.is_inference()):
+            return memoryless(meta)
+    absent = _STAND_INS.get(meta.device)
+    if absent is not None:
+        tensor = tensor_memory.make_wrapper(
+            LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, absent
+        )
+        torch_cuda.mark(tensor)
+    else:
+        tensor = Wrappers.make(LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, meta.device)
+    if meta.flags:
+        private_api.set_conj(tensor, bool(meta.flags & 1))
+        private_api.set_neg(tensor, bool(meta.flags & 2))
+    return tensor
+
+
+def wrap(value: TrackedValue, base: torch.Tensor | None = None) -> LazyTensor:
+    """The tensor handed to the user for ``value``, a view of ``base`` if that is given."""
+    tensor = memoryless(value.meta, base)
+    tensor._lazyviz = value
+    TensorRef(tensor, value)
+    return tensor
+
+
+def make_pending(tensor: torch.Tensor, value: TrackedValue, data: torch.Tensor) -> None:
+    """Rebind an existing tensor object (``p.data = data``) to ``value``, keeping its identity."""
+    wrapper = memoryless(value.meta, data)
+    with torch_cuda.as_on_cpu(tensor, wrapper) if _STAND_INS else contextlib.nullcontext():
+        if type(tensor) is LazyTensor:
+            private_api.set_metadata(tensor, wrapper)
+        else:
+            cls = type(tensor)
+            private_api.become_pending(tensor, wrapper, LazyTensor)
+            take_class(tensor, cls)
+    tensor._lazyviz = value  # type: ignore[attr-defined]
+    TensorRef(tensor, value)
+    if value.storage.role is None and isinstance(tensor, torch.nn.Parameter):
+        value.storage.role = "parameter"
+
+
+def view_is_being_made(tensor: torch.Tensor) -> TensorRef | None:
+    """Our op has returned a view of ``tensor``; autograd now notes how to make it again: as in eager mode."""
+    private_api.show_as_wrapper(tensor, False)
+    return tensor._lazyviz.tensor  # type: ignore[attr-defined]
+
+
+def take_class(tensor: torch.Tensor, cls: type[torch.Tensor]) -> None:
+    """Remember that the pending ``tensor`` is to be of class ``cls`` once it is real."""
+    tensor.__class__ = LazyTensor
+    tensor._lazyviz_class = cls  # type: ignore[attr-defined]
+    if issubclass(cls, torch.nn.Parameter):
+        tensor._is_param = True
+
+
+def class_of(tensor: torch.Tensor) -> type[torch.Tensor]:
+    """The class of ``tensor``; of a pending one that which it will have."""
+    if type(tensor) is not LazyTensor:
+        return type(tensor)
+    attributes = tensor.__dict__
+    cls: type[torch.Tensor] | None = attributes.get("_lazyviz_class")
+    if cls is None:
+        # nn.Parameter marks wrapper subclasses with `_is_param` instead of giving them its class.
+        # Others put the mark on tensors with history, which stay what they are.
+        marked = "_is_param" in attributes and tensor.is_leaf
+        cls = torch.nn.Parameter if marked else torch.Tensor
+    return cls
+
+
+def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
+    """Turn the user's pending ``tensor`` into an ordinary one on ``real``'s memory."""
+    attributes = tensor.__dict__
+    cls = class_of(tensor)
+    if _STAND_INS:  # it may have been planned
+        with torch_cuda.as_on_cpu(tensor):
+            private_api.become_real(tensor, real, cls)
+    else:
+        private_api.become_real(tensor, real, cls)
+    attributes.pop("_lazyviz", None)
+    attributes.pop("_lazyviz_class", None)
+    if issubclass(cls, torch.nn.Parameter):
+        attributes.pop("_is_param", None)
+
+
+def is_pending(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is a lazy tensor that has not been evaluated."""
+    return type(tensor) is LazyTensor or "_lazyviz" in tensor.__dict__
+
+
+def is_plain_memory(tensor: torch.Tensor) -> bool:
+    """Whether what ``tensor`` holds stands in the host's memory as it is."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and tensor.is_cpu
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )

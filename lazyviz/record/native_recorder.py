@@ -1,0 +1,207 @@
+"""The compiled way through the recorder, where it was built; see ``recorder.pyx``.
+
+It is optional: without it (no compiler when lazyviz was installed, ``LAZYVIZ_PURE_PYTHON`` set in the
+environment) every op takes the way in Python, with the same results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..graph.ir import Graph, SourceLine, TensorMeta
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import native_modules, private_api, storage_owners, tensor_memory
+from ..torch_internals.private_api import OpOverload
+from . import backward_nodes, constant_folding, dependencies
+from .constant_folding import is_given
+from .constant_folding import number as known_number
+from .interception import attribute_patches
+from .interception.memory_holders import Unexamined
+from .lazy_tensor import LazyTensor, Wrappers, wrap
+from .pending_ops import NOWHERE, Pending
+from .provenance import module_scopes, source_lines
+from .recorder import RecorderMode, tape
+from .scalar_reads import evaluate_number, number_in
+from .shapes.inference import Inferred, OutputSpec
+from .shapes.kernel_probes import sharing
+from .shapes.scalar_operands import extent
+from .storage import Lost, TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
+from .unrecorded_ops import count_writes, written_tensors
+
+IN_PYTHON = (
+    RecorderMode.__torch_dispatch__,
+    module_scopes.ScopePatches.module_call_of,
+    module_scopes.content_of,
+    attribute_patches.exchange,
+    dependencies.Search.closure,
+    Pending.settle_after,
+    Pending.made_real,
+    constant_folding.Search.is_unknown,
+    source_lines.SourceFinder.find,
+)
+_ways: tuple[Any, ...] | None = None
+
+
+def _take(op: OpOverload) -> None:
+    """Have calls of ``op`` come straight from the dispatcher, if it is PyTorch's own: these do not change."""
+    if op.namespace == "aten" and not private_api.is_defined_in_python(op):
+        _dispatcher.take(op._schema.name, op._schema.overload_name, op)
+
+
+def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
+    """What :func:`use` puts in place of the functions in Python."""
+    graph = Graph()
+    device = torch.device("cpu")
+    storage = TrackedStorage(0, device, graph, external=False)
+    meta = TensorMeta((), (), 0, torch.float32, device)
+    dispatch = accelerator.connect(
+        dispatcher=dispatcher,
+        take=_take,
+        mode=RecorderMode,
+        slow=IN_PYTHON[0],
+        Unexamined=Unexamined,
+        tape=tape,
+        node=TrackedNode(graph, torch.ops.aten.add.Tensor, (), {}),
+        value=TrackedValue(meta, storage, None),
+        storage=storage,
+        Graph=Graph,
+        SourceLine=SourceLine,
+        TensorMeta=TensorMeta,
+        OutputSpec=OutputSpec,
+        Inferred=Inferred,
+        TensorRef=TensorRef,
+        TrackedStorage=TrackedStorage,
+        Lost=Lost,
+        LazyTensor=LazyTensor,
+        Tensor=torch.Tensor,
+        Parameter=torch.nn.Parameter,
+        OpOverload=OpOverload,
+        stand_ins=torch_cuda.STAND_INS,
+        wrap=wrap,
+        sharing=sharing,
+        extent=extent,
+        written_tensors=written_tensors,
+        count_writes=count_writes,
+        note_death=on_tensor_death,
+        storage_address=private_api.storage_address,
+        dispatch_depth=private_api.active_dispatch_modes,
+        default_dtype=torch.get_default_dtype,
+        grad_enabled=torch.is_grad_enabled,
+        inference_enabled=torch.is_inference_mode_enabled,
+        engine_node=private_api.current_autograd_node,
+        sequence_number=private_api.sequence_number,
+        is_calling=backward_nodes.is_calling,
+        default_generator=torch.default_generator,
+        make_wrapper=tensor_memory.make_wrapper,
+        strided=torch.strided,
+        dtype=torch.dtype,
+        layout=torch.layout,
+        memory_format=torch.memory_format,
+        cpu=device,
+        alias=private_api.alias,
+        memory_of=private_api.TensorBase.untyped_storage,
+        is_ordinary=storage_owners.is_ordinary,
+        is_given=is_given,
+        add_=torch.ops.aten.add_.Tensor,
+        increment_version=torch.autograd.graph.increment_version,
+        forward_mode_active=private_api.forward_mode_active,
+        engine_is_sole_owner=private_api.engine_is_sole_owner,
+        is_zero=private_api.is_zero_tensor,
+        snapshot_key=private_api.SNAPSHOT_KEY,
+        key_set_offset=private_api.KEY_SET_OFFSET,
+        ENTRY=source_lines.ENTRY,
+        NOWHERE=NOWHERE,
+        known_number=known_number,
+        evaluate_number=evaluate_number,
+        number_in=number_in,
+        gradient_check=constant_folding.CHECK_GRADIENTS,
+        goes_on_without=dependencies.goes_on_without,
+        MISSING=attribute_patches.MISSING,
+        MOST_FRAMES=source_lines.MOST_FRAMES,
+        NO_SEQUENCE=module_scopes.NO_SEQUENCE,
+    )
+    return (
+        dispatch,
+        accelerator.module_call_of,
+        accelerator.content_of,
+        accelerator.exchange,
+        accelerator.closure,
+        accelerator.settle_after,
+        accelerator.made_real,
+        accelerator.is_unknown,
+        accelerator.find_line,
+    )
+
+
+def shape_cache_hits() -> int:
+    """Those of the compiled module, which the cache's own count leaves out."""
+    return 0 if _module is None else int(_module.hits())
+
+
+def override_composite() -> Callable[[str, Callable[..., Any]], Any] | None:
+    """The compiled dispatcher's, which spares calls of composites a look from Python, if there is one."""
+    return _dispatcher.override_composite if active and _dispatcher is not None else None
+
+
+def watches_access() -> bool:
+    """Whether :func:`watch_access` can tell; else such code gets an error of PyTorch's."""
+    return active and _dispatcher is not None
+
+
+def watch_access(before: Callable[[torch.Tensor], None]) -> None:
+    """``before`` is called with a pending tensor whose memory C++ code is about to use past every op."""
+    if _dispatcher is not None:
+        _dispatcher.watch_access(before)
+
+
+def watch_calls(before: Callable[[int, Any, Any], None] | None) -> None:
+    """``before`` is called before C functions that read memory, whoever holds them; None: no longer.
+
+    It gets the function's place among ``EXPORTS``, or for a legacy type a number above, and the arguments.
+    """
+    if _dispatcher is not None:
+        _dispatcher.watch_calls(tensor_memory.EXPORTS, tensor_memory.LEGACY_TYPES, before)
+
+
+def show(graph: Graph) -> None:
+    """Let the garbage collector see what the compiled recorder kept from it: ``graph`` has no owner now."""
+    if _module is not None:
+        _module.show(graph)
+
+
+def use(compiled: bool) -> bool:
+    """Record by the compiled module, or in Python, from the next block on; returns what came of it."""
+    global active
+    ways = _ways if compiled and _ways is not None else IN_PYTHON
+    dispatch, module_call_of, content_of, exchange, closure, settle_after, made_real, is_unknown, find = ways
+    RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+    module_scopes.ScopePatches.module_call_of = staticmethod(module_call_of)
+    module_scopes.Root.content_of = staticmethod(content_of)
+    attribute_patches.Patches.exchange = staticmethod(exchange)
+    dependencies.Search.closure = staticmethod(closure)
+    Pending.settle_after = settle_after  # type: ignore[method-assign]
+    Pending.made_real = made_real  # type: ignore[method-assign]
+    constant_folding.Search.is_unknown = staticmethod(is_unknown)
+    source_lines.SourceFinder.find = find  # type: ignore[method-assign]
+    active = compiled and _ways is not None
+    make_wrapper = tensor_memory.make_wrapper
+    if _dispatcher is not None:
+        _dispatcher.use(active)
+        if active:
+            make_wrapper = _dispatcher.make_wrapper
+    Wrappers.make = staticmethod(make_wrapper)
+    return active
+
+
+_module = native_modules.load("recorder.pyx")
+# For ops of ATen a shorter way from PyTorch's dispatcher to the compiled recorder.
+_dispatcher: Any = native_modules.load("dispatch.cpp") if _module is not None else None
+if _module is not None:
+    _ways = _connect(_module, _dispatcher)
+if _dispatcher is not None:
+    for _mark in private_api.PROFILER_MARKS:
+        _dispatcher.pass_marks(_mark._schema.name, _mark._schema.overload_name)
+active = use(True)

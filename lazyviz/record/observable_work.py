@@ -1,0 +1,53 @@
+"""What of pending work somebody can still see, and what tensors keep of work that was forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..torch_internals.storage_owners import are_alone
+from .lazy_tensor import LazyTensor
+from .storage import FORGOTTEN, TrackedNode, TrackedStorage
+
+if TYPE_CHECKING:
+    from .pending_ops import Pending
+
+
+def seen(tape: Pending) -> set[TrackedStorage]:
+    """The storages written by pending nodes that a tensor of the user's may show, met or not."""
+    written = {storage for node in list(tape.pending) for storage in node.writes}
+    ours: dict[TrackedStorage, dict[int, torch.Tensor]] = {}
+    for value in (*[value for node in list(tape.pending) for value in node.inputs], *tape.outside.values()):
+        if value.real is not None and not value.storage.live and value.storage in written:
+            ours.setdefault(value.storage, {})[id(value.real)] = value.real
+    for storage, tensors in ours.items():
+        aliases = list(tensors.values())
+        if not storage.foreign and tape.outsiders.holder(aliases[0]) is None and are_alone(aliases):
+            written.discard(storage)
+    return {storage for storage in written if storage.live or storage.external}
+
+
+def is_owed(node: TrackedNode, seen: set[TrackedStorage]) -> bool:
+    """Whether eager PyTorch would have left something of ``node`` in a tensor, or in ``seen`` memory."""
+    return (
+        (node.draws is not None and node.state != "failed")
+        or not seen.isdisjoint(node.writes)
+        or any(value.tensor is not None for value in node.outputs)
+    )
+
+
+def give_up_gradients(met: Iterable[Any]) -> None:
+    """Of tensors that have been met: a gradient that was forgotten, which the next one would be added to."""
+    for value in met:
+        tensor = value.tensor() if value.tensor is not None else None
+        if tensor is None or not tensor.is_leaf:
+            continue
+        if type(tensor.grad) is LazyTensor and _is_forgotten(tensor.grad):
+            tensor.grad = None
+
+
+def _is_forgotten(tensor: LazyTensor) -> bool:
+    node = tensor._lazyviz.node
+    return node is not None and node.error == FORGOTTEN

@@ -1,0 +1,224 @@
+"""ATen functions made of others that compute in another way while a dispatch mode is active.
+
+Such a function asks whether its tensors are subclass-like, which all are while our mode is
+there, and then chooses other operators than for plain tensors: with other bits, or without
+a check of values that eager makes.  They are given a Python kernel here that takes lazy
+tensors for plain ones; it makes the choice that eager would, and stays deferred.  (Where
+it is a gradient's formula that asks, see :mod:`lazyviz.record.parity.derivative_formulas`.)
+
+The kernels are where PyTorch looks first when there is a dispatch mode or a wrapper subclass,
+and nowhere else: eager code on plain tensors does not pass them, so that they may stay from
+one block to the next, which saves a short block putting them in place.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...process.transaction import take_back
+from ...torch_internals import composite_ops, private_api
+from .. import fallback, native_recorder
+from ..interception import sparse_constructors
+from ..interception.raw_memory import RAW_ACCESS
+from ..recorder import Tape
+from ..unrecorded_ops import tensors_in
+from . import inplace_gradients
+from .plain_tensors import Original, is_plain
+
+_bmm = torch.ops.aten.bmm
+_unsafe_view = torch.ops.aten._unsafe_view.default
+
+_SPLIT = "tensor_split.tensor_indices_or_sections"
+
+# Not made of others alone: they read and write memory themselves, of plain tensors too.
+_ON_RAW_MEMORY = (
+    "_pack_padded_sequence_backward",
+    "_rowwise_prune",
+    "_saturate_weight_to_fp16",
+    "_sobol_engine_draw",
+    "_sobol_engine_ff_",
+    "_sobol_engine_initialize_state_",
+    "_sobol_engine_scramble_",
+    "choose_qparams_optimized",
+    "fbgemm_linear_fp16_weight",
+    "fbgemm_linear_fp16_weight_fp32_activation",
+    "fbgemm_linear_int8_weight",
+    "fbgemm_linear_int8_weight_fp32_activation",
+    "fbgemm_linear_quantize_weight",
+    "fbgemm_pack_gemm_matrix_fp16",
+    "fbgemm_pack_quantized_matrix",
+    "fbgemm_pack_quantized_matrix.KN",
+    "quantized_gru_cell",
+    "quantized_lstm_cell",
+    "quantized_rnn_relu_cell",
+    "quantized_rnn_tanh_cell",
+)
+
+
+class CompositeKernels:
+    """The kernels, and their coming and going."""
+
+    def __init__(self, tape: Tape, before_read: Callable[[torch.Tensor, str], None]) -> None:
+        self._tape = tape
+        self._before_read = before_read
+        self._undo: list[Callable[[], object]] = []
+
+    def install(self) -> None:
+        if not self._undo:
+            composite_ops.override_composites(
+                {
+                    "linalg_eigvals": _eigvals,
+                    "linalg_eigvalsh": _eigvalsh,
+                    "linalg_svdvals": _svdvals,
+                    "linalg_matrix_rank.atol_rtol_float_out": _rank_out,
+                    "linalg_matrix_rank.atol_rtol_tensor_out": _rank_out,
+                    "linalg_matrix_rank.out": _rank_out,
+                    "linalg_matrix_rank.out_tol_tensor": _rank_out,
+                    "linear": _linear,
+                    "matmul": _matmul,
+                    "matmul.out": _matmul_out,
+                    "nanquantile": functools.partial(self._quantile, "nanquantile"),
+                    "quantile": functools.partial(self._quantile, "quantile"),
+                    _SPLIT: self._tensor_split,
+                    **{name: functools.partial(self._at_once, name) for name in _ON_RAW_MEMORY},
+                    **inplace_gradients.KERNELS,
+                    **sparse_constructors.kernels(self._tape),
+                },
+                self._undo,
+                native_recorder.override_composite(),
+            )
+
+    def remove(self) -> None:
+        take_back(self._undo)
+
+    # --- memory past the dispatcher --------------------------------------------------
+
+    def _at_once(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+        tensors = list(tensors_in((*args, *kwargs.values())))
+        if not original.is_next:
+            return original(*args, **kwargs)
+        tape = self._tape
+        for tensor in tensors:
+            self._before_read(tensor, RAW_ACCESS)
+            tape.forget_shadow(tensor)
+        with tape.paused():
+            result = original(*args, **kwargs)
+        fallback.note_region(tape, name, tensors, result)
+        return result
+
+    # --- a check of values ----------------------------------------------------------
+
+    def _quantile(
+        self, name: str, original: Original, tensor: torch.Tensor, q: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        on_cpu = tensor.device.type == "cpu"  # elsewhere PyTorch does not check
+        if on_cpu and is_plain(original, q) and q.dtype == tensor.dtype and not q.is_complex():
+            self._before_read(q, f"{name} checks its q")
+            with self._tape.paused():
+                inside = bool(((q >= 0) & (q <= 1)).all())
+            if not inside:
+                raise RuntimeError(f"{name}() q values must be in the range [0, 1]")
+        return original(tensor, q, *args, **kwargs)
+
+    def _tensor_split(
+        self, original: Original, tensor: torch.Tensor, indices: torch.Tensor, *args: Any
+    ) -> list[torch.Tensor]:
+        if original.is_next and indices.device.type == "cuda":  # of an absent one C++ names another
+            raise RuntimeError(
+                f"tensor_split expected tensor_indices_or_sections to be on cpu, but it's on {indices.device}"
+            )
+        if original.is_next and indices.dtype == torch.int64:
+            # From memory, past the dispatcher.
+            self._before_read(indices, "tensor_split reads its indices")
+        return original(tensor, indices, *args)
+
+
+# --- without vectors where no gradient will ask for them -------------------------------
+
+
+def _eigvals(original: Original, tensor: torch.Tensor) -> torch.Tensor:
+    if not original.is_next:
+        return original(tensor)
+    if _may_be_differentiated(original, tensor):
+        return torch.linalg.eig(tensor)[0]
+    return composite_ops.linalg_eigvals(tensor)
+
+
+def _eigvalsh(original: Original, tensor: torch.Tensor, UPLO: str = "L") -> torch.Tensor:
+    if not original.is_next:
+        return original(tensor, UPLO)
+    return composite_ops.linalg_eigh(tensor, UPLO, _may_be_differentiated(original, tensor))[0]
+
+
+def _svdvals(original: Original, tensor: torch.Tensor, *, driver: str | None = None) -> torch.Tensor:
+    if not original.is_next:
+        return original(tensor, driver=driver)
+    return composite_ops.linalg_svd(tensor, False, _may_be_differentiated(original, tensor), driver=driver)[1]
+
+
+# --- a bias added in place ---------------------------------------------------------------
+
+
+def _linear(
+    original: Original, image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    if (
+        bias is not None
+        and image.dim() != 2
+        and not image.is_contiguous()
+        and image.layout == torch.strided
+        and is_plain(original, image, weight, bias)
+        and not private_api.has_tangent(bias)
+    ):
+        # Under a mode ATen adds to a copy: the same bits, and one more result's memory.
+        return torch.matmul(image, weight.t()).add_(bias)
+    return original(image, weight, bias)
+
+
+# --- one matrix for a batch of others ----------------------------------------------------
+
+
+def _matmul(original: Original, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    if _one_matrix_for_a_batch(original, left, right):
+        size = left.shape[0]
+        product = _bmm.default(left, right.expand(size, -1, -1))
+        return _unsafe_view(product, product.shape)
+    return original(left, right)
+
+
+def _matmul_out(
+    original: Original, left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor
+) -> torch.Tensor:
+    if _one_matrix_for_a_batch(original, left, right):
+        return _bmm.out(left, right.expand(left.shape[0], -1, -1), out=out)
+    return original(left, right, out=out)
+
+
+def _rank_out(original: Original, *args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """The rank, in ``out``: under a mode ATen computes it and does not write it there."""
+    if not original.is_next:
+        return original(*args, out=out, **kwargs)
+    return torch.add(torch.ops.aten.linalg_matrix_rank(*args, **kwargs), 0, out=out)
+
+
+def _may_be_differentiated(original: Original, tensor: torch.Tensor) -> bool:
+    return (
+        (torch.is_grad_enabled() and tensor.requires_grad)
+        or private_api.has_tangent(tensor)
+        or not is_plain(original, tensor)
+    )
+
+
+def _one_matrix_for_a_batch(original: Original, left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether eager multiplies matrix by matrix, where under a mode it makes one large matrix."""
+    return (
+        right.dim() == 3
+        and left.dim() == 3
+        and right.shape[0] == 1
+        and not right.requires_grad
+        and is_plain(original, left, right)
+    )

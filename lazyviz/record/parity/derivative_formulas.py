@@ -1,0 +1,169 @@
+"""Code of PyTorch that computes in another way when it does not see plain tensors.
+
+A few formulas ask whether a tensor is subclass-like, which every tensor is while a
+dispatch mode is active, and then avoid what subclasses might not support.  That way
+ends in other bits, or strides.  Such formulas are rare, and on their plain way they read
+values themselves (the gradient of ``prod`` looks for zeros), so they run at once, on
+plain tensors and with no mode of ours active: a sync point that says so.
+
+The list comes from running PyTorch's own operator samples with and without a mode that
+does nothing (``tests/record/test_formulas.py``).
+
+The autograd engine, too, adds up gradients in place only where it sees plain tensors.
+Here nothing reads values: the recorder is told which additions are the engine's.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ...torch_internals import private_api
+from .. import backward_nodes
+from ..fallback import note_region
+from ..interception.attribute_patches import Patches
+from ..recorder import Tape
+from ..storage import TrackedNode
+from ..unrecorded_ops import nodes_before_access, tensors_in
+
+# By the names of their autograd nodes.
+GRADIENTS = frozenset(
+    {
+        "LinalgEigBackward0",
+        "MaskedFillBackward1",
+        "MaxBackward1",
+        "MedianBackward0",
+        "MinBackward1",
+        "NanmedianBackward0",
+        "OrmqrBackward0",
+        "ProdBackward0",
+        "ProdBackward1",
+    }
+)
+# Only where gradients are to be differentiated again.
+GRADIENTS_WITH_GRAPH = frozenset({"CumprodBackward0", "LinalgDetBackward0", "LinalgMatrixExpBackward0"})
+if private_api.CUMPROD_ASKS_ALWAYS:
+    GRADIENTS |= {"CumprodBackward0"}
+# Only of complex tensors: eager looks whether the loss depends on the phase of a vector.
+COMPLEX_GRADIENTS = frozenset({"LinalgEighBackward0", "LinalgSvdBackward0"})
+
+
+class FormulaPatches:
+    """While installed, the formulas that do not take lazy tensors for plain ones run at once."""
+
+    def __init__(self, tape: Tape, mode: private_api.TorchDispatchMode) -> None:
+        self._tape = tape
+        self._mode = mode
+        self._patches = Patches()
+
+    def install(self) -> None:
+        if self._patches or self._patches.again():
+            return
+        for owner in private_api.BACKWARD_ENTRIES:
+            run_backward = self._run_backward(owner._engine_run_backward)
+            self._patches.set(owner, "_engine_run_backward", run_backward)
+        loss = self._cross_entropy(private_api.nn_functions.cross_entropy_loss)
+        self._patches.set(private_api.nn_functions, "cross_entropy_loss", loss)
+        self._patches.complete()
+
+    def remove(self) -> None:
+        self._patches.restore()
+
+    def _run_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The autograd engine, with the nodes of ``GRADIENTS`` at once."""
+        tape, mode = self._tape, self._mode
+
+        @functools.wraps(original)
+        def run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            if not private_api.has_mode(mode):  # between blocks and while paused it is there too
+                return original(outputs, *args, **kwargs)
+            plain = PlainTensors(tape, mode)
+            create_graph = args[2]
+            always = GRADIENTS | GRADIENTS_WITH_GRAPH if create_graph else GRADIENTS
+            handles: list[Any] = []
+            tape.scopes.sources.enter(sys._getframe())
+            asking, sums = backward_nodes.below(outputs, always | COMPLEX_GRADIENTS)
+            try:
+                for node in asking:
+                    if _asks(node, always):
+                        handles.append(node.register_prehook(functools.partial(_before, plain, tape, node)))
+                        handles.append(node.register_hook(plain.end_of_node))
+                sums.watch(functools.partial(_after, tape))
+                return original(outputs, *args, **kwargs)
+            finally:
+                tape.scopes.sources.leave(sys._getframe())
+                plain.end()  # where a node failed
+                tape.summing = None
+                sums.release()
+                for handle in handles:
+                    handle.remove()
+
+        return run_backward
+
+    def _cross_entropy(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """With class weights and label smoothing, a mean adds up the weights in another order."""
+        tape, mode = self._tape, self._mode
+
+        @functools.wraps(original)
+        def cross_entropy_loss(*args: Any, **kwargs: Any) -> Any:
+            weight = args[2] if len(args) > 2 else kwargs.get("weight")
+            smoothing = args[5] if len(args) > 5 else kwargs.get("label_smoothing", 0.0)
+            if weight is None or not smoothing or not private_api.has_mode(mode):
+                return original(*args, **kwargs)
+            plain = PlainTensors(tape, mode)
+            tensors = list(tensors_in((*args, *kwargs.values())))
+            needed = [node for t in tensors for node in nodes_before_access(tape, t, write=False)]
+            plain.begin("cross_entropy with weight and label_smoothing", needed, tensors)
+            result = None
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                plain.end(tensors, result)
+            return result
+
+        return cross_entropy_loss
+
+
+class PlainTensors:
+    """A stretch of the program on plain tensors, with our mode off."""
+
+    def __init__(self, tape: Tape, mode: private_api.TorchDispatchMode) -> None:
+        self._tape = tape
+        self._mode = mode
+        self._off = False
+        self._cause = ""
+
+    def begin(self, cause: str, needed: Iterable[TrackedNode], read: Iterable[torch.Tensor]) -> None:
+        self._cause = cause
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in read)
+        self._tape.sync(cause, needed, nbytes)
+        self._off = private_api.remove_mode(self._mode)
+
+    def end(self, read: Any = (), result: Any = None) -> None:
+        if self._off:
+            private_api.insert_mode_at_bottom(self._mode)
+            self._off = False
+            note_region(self._tape, self._cause, read, result)
+
+    def end_of_node(self, results: Any, gradients: Any) -> None:
+        self.end(gradients, results)
+
+
+def _asks(node: Any, always: frozenset[str]) -> bool:
+    """Whether the formula of one of these nodes is another one for tensors that are not plain."""
+    return node.name() in always or any(m.dtype.is_complex for m in private_api.gradient_metadata(node))
+
+
+def _before(plain: PlainTensors, tape: Tape, node: Any, gradients: Sequence[torch.Tensor | None]) -> None:
+    # All that is pending: which of it the node has saved cannot be asked, since asking for a
+    # saved tensor runs its hooks, and checkpointing's may run only once.
+    plain.begin(f"{node.name()} reads values", list(tape.pending), tensors_in(gradients))
+
+
+def _after(tape: Tape, node: Any) -> None:
+    """``node`` has computed its gradients; what it still calls is the engine adding them to others."""
+    tape.summing = node

@@ -1,0 +1,101 @@
+"""Gradients that eager PyTorch puts into zeros in place, and ATen under a dispatch mode into a copy of them.
+
+The bits are the same, the copy is as much memory once more: of a whole table, say, of which a few rows
+were taken.  ATen asks whether tensors are subclass-like (FunctionsManual.cpp, ReduceOpsUtils.h); these
+kernels take lazy tensors for plain ones, in the way of :mod:`lazyviz.record.parity.composites`.
+
+Where a batch has been named, what its samples add to a tensor that they share stays a result of its own:
+each piece of a split run has to have one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ...torch_internals import private_api
+from ..recorder import tape
+from .plain_tensors import Original, is_plain
+
+_INDEX_GRADIENTS = ("IndexBackward0",)
+
+
+def selected(
+    original: Original,
+    grad: torch.Tensor,
+    dim: int,
+    indices: torch.Tensor,
+    sizes: Sequence[int],
+    keepdim: bool,
+) -> torch.Tensor:
+    """Of the values of a maximum, a median, a sort: ``value_selecting_reduction_backward``."""
+    if not is_plain(original, grad, indices):
+        return original(grad, dim, indices, sizes, keepdim)
+    if not keepdim and len(sizes):
+        grad, indices = grad.unsqueeze(dim), indices.unsqueeze(dim)
+    return grad.new_zeros(sizes).scatter_(dim, indices, grad)
+
+
+def cumulative(
+    original: Original, grad: torch.Tensor, image: torch.Tensor, indices: torch.Tensor, dim: int
+) -> torch.Tensor:
+    """``cummaxmin_backward``."""
+    if not is_plain(original, grad, indices) or not image.numel():
+        return original(grad, image, indices, dim)
+    return grad.new_zeros(image.shape, dtype=image.dtype).scatter_add_(dim, indices, grad)
+
+
+def gathered(
+    original: Original,
+    grad: torch.Tensor,
+    image: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    sparse_grad: bool,
+) -> torch.Tensor:
+    """``gather_backward``."""
+    if sparse_grad or tape.batch is not None or not is_plain(original, grad, index):
+        return original(grad, image, dim, index, sparse_grad)
+    return grad.new_zeros(image.shape).scatter_add_(dim, index, grad)
+
+
+def rows_selected(
+    original: Original, grad: torch.Tensor, sizes: Sequence[int], dim: int, index: torch.Tensor
+) -> torch.Tensor:
+    """``index_select_backward``."""
+    if tape.batch is not None or not is_plain(original, grad, index):
+        return original(grad, sizes, dim, index)
+    return grad.new_zeros(sizes).index_add_(dim, index, grad)
+
+
+def indexed(
+    original: Original,
+    target: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor,
+    accumulate: bool = False,
+) -> torch.Tensor:
+    """``index_put``, where it is the formula of ``x[indices]`` that calls it with zeros of its own."""
+    node = private_api.current_autograd_node()
+    if (
+        accumulate
+        and tape.batch is None
+        and node is not None
+        and node.name() in _INDEX_GRADIENTS
+        and private_api.is_engine_call(sys._getframe(1).f_back)  # past the wrapper; not a hook's
+        and is_plain(original, target, values, *[index for index in indices if index is not None])
+    ):
+        return torch.ops.aten.index_put_.default(target, indices, values, True)
+    return original(target, indices, values, accumulate)
+
+
+KERNELS: dict[str, Callable[..., torch.Tensor]] = {
+    "cummaxmin_backward": cumulative,
+    "gather_backward": gathered,
+    "index_put": indexed,
+    "index_select_backward": rows_selected,
+    "value_selecting_reduction_backward": selected,
+}
+"""By the names of ATen's functions."""

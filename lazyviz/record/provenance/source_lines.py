@@ -1,0 +1,207 @@
+"""Which line of the user's code an op, or a read, comes from."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import sysconfig
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from ...graph.ir import Phase, SourceLine
+from ...process.paths import PACKAGE, TORCH
+from .notebook_cells import CellText, cell_number
+
+_LIBRARIES = tuple(
+    {os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, PACKAGE}
+    | {sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+# Library code whose ops belong to a phase of their own, whatever calls it.
+_PHASES: dict[str, Phase] = {
+    os.path.join(TORCH, "optim") + os.sep: "optimizer",
+    os.path.join(TORCH, "nn", "utils", "clip_grad.py"): "optimizer",
+    os.path.join(TORCH, "nn", "init.py"): "other",
+    os.path.join(TORCH, "nn", "parameter.py"): "other",
+    os.path.join(TORCH, "autograd", "__init__.py"): "backward",
+}
+# Library code that says nothing of who reads a value: the way to a dispatch mode, Python's own modules.
+_STDLIB = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
+_SITE = tuple({sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib")})
+_ON_THE_WAY = tuple(
+    os.path.join(TORCH, *parts)
+    for parts in (("_compile.py",), ("_dynamo", ""), ("_ops.py",), ("_tensor.py",), ("_tensor_str.py",))
+) + tuple(os.path.join(TORCH, "utils", name) for name in ("_python_dispatch.py", "_contextlib.py"))
+MOST_CODES = 1000  # code objects remembered from one block to the next
+MOST_FRAMES = 100  # looked at for the lines that led to an op
+ENTRY = "entry"  # the kind of code that :meth:`SourceFinder.enter` was called for
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether code of this file is the user's: not torch's, not a library's, not ours."""
+    if filename.startswith("<"):
+        return filename.startswith("<ipython-input")
+    return not filename.startswith(_LIBRARIES) and "site-packages" not in filename
+
+
+@functools.lru_cache(maxsize=1000)
+def _is_reader(filename: str) -> bool:
+    """Whether it is a library's file, and worth naming where a value is read."""
+    if filename.startswith(("<", PACKAGE, *_ON_THE_WAY)):
+        return False
+    return filename.startswith(_SITE) or not filename.startswith(_STDLIB)
+
+
+def _kind(filename: str) -> bool | Phase:
+    if is_user_file(filename):
+        return True
+    return next((phase for prefix, phase in _PHASES.items() if filename.startswith(prefix)), False)
+
+
+class Place(NamedTuple):
+    """Where the user is: the line, the phase of the library code below it, the lines that led to it."""
+
+    line: SourceLine | None
+    phase: Phase | None
+    callers: tuple[SourceLine, ...]  # innermost first, up to the cell's or the block's own
+
+
+class SourceFinder:
+    """Finds the innermost frame of the user's code; remembers what it learns by code object."""
+
+    def __init__(self) -> None:
+        # Per code object: the user's (True), a library's (False), a library's of a known phase, or ours
+        # that entered a place.  Keyed by id, since hashing a code object hashes all it contains;
+        # `_codes` keeps ids valid.
+        self._kinds: dict[int, bool | str] = {}
+        self._lines: dict[tuple[int, int], SourceLine] = {}
+        self._codes: list[CodeType] = []
+        # By id of a running frame: the place above it, so that no op below looks for it again.
+        self._above: dict[int, Place] = {}
+        self.cell: CellText | None = None  # the one that runs, if it is known
+        self.parts: dict[str, CellText] = {}  # by name of the code, what magics ran as cells of their own
+        self._of_magics: dict[int, CellText] = {}  # by id of code that a magic in a cell runs
+        self.block: CodeType | None = None  # the code that opened the outermost block: callers end there
+
+    def find(self, frame: FrameType | None) -> tuple[SourceLine | None, Phase | None]:
+        """The user's line above ``frame``, and the phase that the library code in between belongs to."""
+        kinds = self._kinds
+        phase: Any = None
+        while frame is not None:
+            code = frame.f_code
+            kind = kinds.get(id(code))
+            if kind is None:
+                kind = self._learn(code)
+            if kind is True:
+                return self._line(frame, code), phase
+            if kind:
+                if kind is not ENTRY:
+                    phase = kind
+                elif (place := self._above.get(id(frame))) is not None:
+                    return place.line, place.phase or phase
+            frame = frame.f_back
+        return None, phase
+
+    def read_at(self, frame: FrameType | None) -> tuple[SourceLine | None, SourceLine | None]:
+        """The user's line above ``frame``, and the innermost line of a library, if any, in between."""
+        kinds = self._kinds
+        reader: SourceLine | None = None
+        while frame is not None:
+            code = frame.f_code
+            kind = kinds.get(id(code))
+            if kind is None:
+                kind = self._learn(code)
+            if kind is True:
+                return self._line(frame, code), reader
+            if kind is ENTRY and (place := self._above.get(id(frame))) is not None:
+                return place.line, reader
+            if reader is None and _is_reader(code.co_filename):
+                reader = self._line(frame, code)
+            frame = frame.f_back
+        return None, reader
+
+    def place(self, frame: FrameType | None) -> Place:
+        """The user's line above ``frame``, with the lines that led to it."""
+        kinds = self._kinds
+        line: SourceLine | None = None
+        phase: Any = None
+        callers: list[SourceLine] = []
+        for _ in range(MOST_FRAMES):
+            if frame is None:
+                break
+            code = frame.f_code
+            kind = kinds.get(id(code))
+            kind = self._learn(code) if kind is None else kind
+            if kind is True:
+                found = self._line(frame, code)
+                if line is None:
+                    line = found
+                elif found is not None and found is not line and found not in callers:
+                    callers.append(found)  # of a function that calls itself once
+            elif kind is ENTRY and (place := self._above.get(id(frame))) is not None:
+                if line is None:
+                    return Place(place.line, place.phase or phase, place.callers)
+                above = (place.line, *place.callers) if place.line is not None else place.callers
+                callers += [found for found in above if found is not line and found not in callers]
+                break
+            elif kind and line is None and kind is not ENTRY:
+                phase = kind
+            if code is self.block or (kind is True and code.co_name == "<module>"):
+                break
+            frame = frame.f_back
+        return Place(line, phase, tuple(callers))
+
+    def enter(self, frame: FrameType) -> Place:
+        """Remember the place above ``frame`` until :meth:`leave`: ops below it look no further."""
+        code = frame.f_code
+        if self._kinds.get(id(code)) is not ENTRY:
+            self._kinds[id(code)] = ENTRY
+            self._codes.append(code)
+        place = self._above[id(frame)] = self.place(frame.f_back)
+        return place
+
+    def leave(self, frame: FrameType) -> None:
+        self._above.pop(id(frame), None)
+
+    def _learn(self, code: CodeType) -> bool | str:
+        kind = _kind(code.co_filename)
+        cell = self.parts.get(code.co_filename)
+        if cell is None and kind is False and self.cell is not None and self.cell.has(code):
+            cell = self.cell
+        if cell is not None:
+            self._of_magics[id(code)], kind = cell, True
+        self._kinds[id(code)] = kind
+        self._codes.append(code)
+        return kind
+
+    def _line(self, frame: FrameType, code: CodeType) -> SourceLine | None:
+        key = (id(code), frame.f_lasti)
+        line = self._lines.get(key)
+        if line is None:
+            file, number, cell = code.co_filename, frame.f_lineno, self._of_magics.get(id(code))
+            if cell is not None:
+                number += cell.shift
+                if number <= cell.above:  # of a line magic, which has lines of its own, too (`%timeit`)
+                    return self.find(frame.f_back)[0]
+                text = cell.lines[number - 1].strip() if number <= len(cell.lines) else ""
+                line = SourceLine(cell.file, number, text, cell.number)
+            else:
+                line = SourceLine(file, number, linecache.getline(file, number).strip(), self._number(file))
+            self._lines[key] = line
+        return line
+
+    def _number(self, file: str) -> int | None:
+        """Of the cell in ``file``; a magic may have run it as if it came after the cell that it is in."""
+        number = cell_number(file)
+        running = self.cell.number if self.cell is not None else None
+        return number if number is None or running is None else min(number, running)
+
+    def forget_old(self) -> None:
+        """Drop what is remembered once it is much: a cell that is run again has new code objects."""
+        if len(self._codes) > MOST_CODES:
+            self._kinds.clear()
+            self._codes.clear()
+            self._lines.clear()
+            self._of_magics.clear()

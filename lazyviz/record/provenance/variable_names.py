@@ -1,0 +1,180 @@
+"""What the user's variables call the tensors of a block, and which of them nothing else keeps alive."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...process.paths import PACKAGE
+from ...torch_internals import private_api
+
+if TYPE_CHECKING:
+    from ..recorder import Tape
+    from ..storage import TrackedStorage, TrackedValue
+
+MAX_ITEMS = 10_000  # looked at in all; names of more would say little
+MAX_DEPTH = 5  # out.past_key_values.layers[0].keys
+_ATOMS = (str, bytes, int, float, complex, type(None), torch.nn.Module, torch.optim.Optimizer, ModuleType)
+# Exact types of what neither is nor holds tensors, told without a look at their bases.
+_PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
+_PLAIN_VARIABLES = _PLAIN | {ModuleType, FunctionType, BuiltinFunctionType, type}
+_OURS = f"{__name__.partition('.')[0]}."  # a graph shows tensors, but holds none
+_BETWEEN = (PACKAGE, contextlib.__file__)
+
+
+class _Found:
+    """One tensor object: the user's expressions for it, and how many references they account for."""
+
+    __slots__ = ("alone", "expressions", "references", "tensor", "value")
+
+    def __init__(self, tensor: torch.Tensor, value: TrackedValue) -> None:
+        self.tensor = tensor
+        self.value = value
+        self.expressions: list[str] = []
+        self.references = 0
+        self.alone = True  # nothing else refers to the containers it was found in
+
+
+def variables_of(frame: FrameType | None) -> dict[str, Any]:
+    """A copy of the variables where the block was opened: of the first frame that is not ours."""
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = frame.f_back
+    if frame is None:
+        return {}
+    variables = frame.f_locals
+    copy = dict(variables)
+    # Up to Python 3.12 a function's frame keeps this dictionary, and with it every tensor in it; one
+    # that the user asked for himself (`locals()`) is the same object, and stays as it is.
+    snapshot = frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(variables) is dict
+    if snapshot and sys.getrefcount(variables) == 3:  # the frame's, ours, the argument's
+        variables.clear()
+    return copy
+
+
+def name_tensors(tape: Tape, variables: Mapping[str, Any], *, copied: bool) -> None:
+    """Call values as the user's variables are called; only names that do not begin with ``_``.
+
+    A storage that only such expressions refer to learns them: deleting them would free it.
+    ``copied``: ``variables`` is a copy, which holds a reference of its own to each of them.
+    """
+    found: dict[int, _Found] = {}
+    for expression, tensor, references, alone in _tensors(variables, copied):
+        value = tape.value_of(tensor)
+        if value is None:
+            continue
+        entry = found.get(id(tensor))
+        if entry is None:
+            entry = found[id(tensor)] = _Found(tensor, value)
+        entry.expressions.append(expression)
+        entry.references += references
+        entry.alone &= alone
+        if expression in variables and not value.name:
+            value.name = expression
+            if value.storage.external and not value.storage.name:
+                value.storage.name = expression
+    tensor = None  # type: ignore[assignment]  # the loop's reference would count
+    by_storage: dict[TrackedStorage, list[_Found]] = {}
+    for entry in found.values():
+        by_storage.setdefault(entry.value.storage, []).append(entry)
+    for storage, entries in by_storage.items():
+        names = tuple(name for entry in entries for name in entry.expressions)
+        storage.variables = names if _nothing_else_keeps(storage, entries) else ()
+
+
+def _nothing_else_keeps(storage: TrackedStorage, entries: list[_Found]) -> bool:
+    """Whether nothing but the expressions keeps the storage: neither autograd nor other containers.
+
+    A view keeps its base, which may be a tensor without a name (a linear layer's result is a view).
+    """
+    views: dict[int, int] = {}
+    named = {id(entry.tensor) for entry in entries}
+    nameless: list[torch.Tensor] = []
+    for entry in entries:
+        base = private_api.base_of(entry.tensor)
+        if base is not None:
+            if id(base) not in named and id(base) not in views:
+                nameless.append(base)
+            views[id(base)] = views.get(id(base), 0) + 1
+    base = None
+    if len(entries) + len(nameless) != storage.live or not all(entry.alone for entry in entries):
+        return False
+    held = [(entry.tensor, entry.references + 1) for entry in entries] + [(each, 1) for each in nameless]
+    for tensor, references in held:
+        of_views = views.get(id(tensor), 0)
+        # Ours are the list's, the loop's and the argument's; all of C++'s count as one.
+        if sys.getrefcount(tensor) != references + 3 + (of_views > 0):
+            return False
+        if private_api.use_count(tensor) != 1 + of_views:
+            return False
+    return True
+
+
+def tensors_under(content: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a container or plain object, as deep as ``MAX_DEPTH``."""
+    for _, tensor, _, _ in _tensors({"content": content}, False):
+        yield tensor
+
+
+def _tensors(variables: Mapping[str, Any], copied: bool) -> Iterator[tuple[str, torch.Tensor, int, bool]]:
+    """(Expression, tensor, references it stands for, whether its containers are referred to once).
+
+    Looks into lists, tuples, dictionaries and plain objects, as deep as ``MAX_DEPTH``.
+    """
+    queue: deque[tuple[str, Any, int, bool, int]] = deque(
+        (name, content, 1 + copied, True, 0)
+        for name, content in list(variables.items())
+        if type(content) not in _PLAIN_VARIABLES and not name.startswith("_")
+    )
+    seen: set[int] = set()
+    room = MAX_ITEMS
+    while queue:  # variables first, then what is in them: the nearest names are found before the limit
+        expression, content, references, alone, depth = queue.popleft()
+        if issubclass(type(content), torch.Tensor):
+            yield expression, content, references, alone
+        elif depth < MAX_DEPTH and room > 0 and id(content) not in seen:
+            children = _children(expression, content, room)
+            if children:
+                room -= len(children)
+                seen.add(id(content))
+                # The local variable's and the argument's come on top.
+                alone = alone and sys.getrefcount(content) == references + 2
+                queue.extend((*child, alone, depth + 1) for child in children)
+            del children  # they would count as references
+
+
+def _children(expression: str, content: Any, most: int) -> list[tuple[str, Any, int]]:
+    """(Expression, object, references) of the first objects in a container that may be, or hold, tensors."""
+    kind = type(content)  # a proxy answers isinstance() with what it stands for
+    if issubclass(kind, _ATOMS) or callable(content) or kind.__module__.startswith(_OURS):
+        return []
+    pairs: list[tuple[str, Any]] = []
+    if issubclass(kind, (list, tuple)):
+        pairs = [
+            (f"{expression}[{index}]", item)
+            for index, item in enumerate(content[:most])
+            if type(item) not in _PLAIN
+        ]
+    else:
+        # Attributes first: a model's output has its tensors as items, too.
+        try:
+            attributes = content.__dict__
+        except Exception:
+            attributes = {}
+        if issubclass(type(attributes), dict):
+            pairs = [(f"{expression}.{key}", item) for key, item in islice(attributes.items(), most)]
+        if issubclass(kind, dict):
+            pairs += [(f"{expression}[{key!r}]", item) for key, item in islice(content.items(), most)]
+    children: dict[int, tuple[str, Any, int]] = {}
+    for name, item in pairs:
+        if not issubclass(type(item), _ATOMS):
+            first, _, references = children.get(id(item), (name, item, 0))
+            children[id(item)] = first, item, references + 1
+    return list(children.values())

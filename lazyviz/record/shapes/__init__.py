@@ -1,0 +1,1 @@
+"""Shape inference: what an op returns, from its arguments' metadata alone."""

@@ -1,0 +1,67 @@
+"""What functions over lists of tensors (``foreach``) return: an operator by element at each place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .kernel_probes import sharing
+from .op_call import FLOATS, Call, Made, is_plain, new, one_dtype
+
+_WRITE = {
+    f"_foreach_{name}_"
+    for name in (
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "lerp",
+        "addcmul",
+        "addcdiv",
+        "sqrt",
+        "neg",
+        "maximum",
+        "minimum",
+        "zero",
+    )
+}
+MAKE = {f"_foreach_{name}" for name in ("add", "sub", "mul", "div", "sqrt", "neg", "reciprocal")}
+
+
+def writes(call: Call) -> bool:
+    """Whether the call writes each tensor of its first list, and certainly changes no metadata."""
+    return call.name in _WRITE and _are_alike(call)
+
+
+def made(call: Call) -> Made:
+    """What one that writes nothing makes."""
+    if not _are_alike(call):
+        return None
+    return [new(value.meta.shape, value.meta.dtype) for value in call.arguments["self"]]
+
+
+def _are_alike(call: Call) -> bool:
+    """Whether all lists are of one length, and all tensors of one place in them of one shape, new strides.
+
+    A number or a tensor without dimensions may stand for a list.
+    """
+    arguments = call.arguments
+    first = arguments["self"]
+    metas = [value.meta for value in call.inputs]
+    if not first or one_dtype(metas, FLOATS) is None or not is_plain(*metas):
+        return False
+    if any(before < len(first) and before != at for at, before in enumerate(sharing(call.inputs))):
+        return False  # what is written is met again
+    return all(_fits(item, first) for item in arguments.values())
+
+
+def _fits(item: Any, first: Any) -> bool:
+    if type(item) in (int, float):
+        return True
+    if hasattr(item, "meta"):
+        return item.meta.shape == ()
+    if type(item) not in (list, tuple) or len(item) != len(first):
+        return False
+    return all(
+        type(one) in (int, float) or (hasattr(one, "meta") and one.meta.shape == other.meta.shape)
+        for one, other in zip(item, first)
+    )

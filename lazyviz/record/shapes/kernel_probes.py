@@ -1,0 +1,447 @@
+"""Asking a kernel itself, on small tensors of known content, what its shape rule does not tell.
+
+Shape rules word errors in their own way, take dtypes that no kernel has, and do not mind
+operands that overlap.  A probe has the metadata of what was recorded, on memory shared in
+the same way, and holds zeros or ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...graph.ir import TensorMeta
+from ...torch_internals import cuda as torch_cuda
+from ...torch_internals import private_api
+from ...torch_internals.private_api import OpOverload
+from ..rng import Generators, state_of
+from . import probe_content, scalar_operands
+from .argument_checks import CHECK_MORE
+
+if TYPE_CHECKING:
+    from .inference import OpInfo
+
+
+class DataDependent(Exception):
+    """The op's result cannot be described without running it; ``sparse``: because it has no strides."""
+
+    def __init__(self, reason: str, *, sparse: bool = False) -> None:
+        super().__init__(reason)
+        self.sparse = sparse
+
+
+LARGEST_NBYTES = 256 * 2**20
+"""Inputs above this are not probed."""
+_LARGEST_DOUBTFUL_NBYTES = 4 * 2**20  # of inputs and outputs, where only the dtypes are unusual
+_LARGEST_UNCOMMON_NBYTES = 2**16  # likewise, where only the operator is
+# What most programs are made of: their rules are known to agree with their kernels, but for what
+# `unlike_its_rule` names, and are not held against these anew for each shape.  In-place variants included.
+_COMMON_NAMES = """
+_local_scalar_dense _log_softmax _log_softmax_backward_data
+_safe_softmax _scaled_dot_product_flash_attention_for_cpu
+_scaled_dot_product_flash_attention_for_cpu_backward _softmax _softmax_backward_data _to_copy
+_unsafe_view abs add addcdiv addcmul addmm all amax amin any arange argmax avg_pool2d
+avg_pool2d_backward baddbmm bernoulli bitwise_and bitwise_not bitwise_or bmm cat clamp clamp_max
+clamp_min clone constant_pad_nd convolution convolution_backward copy cos cumsum div elu embedding
+embedding_dense_backward empty empty_like eq exp expm1 fill full full_like gather ge gelu
+gelu_backward gt index index_select le leaky_relu lerp linalg_vector_norm log log1p log2
+logical_and logical_not logical_or lt masked_fill max max_pool2d_with_indices
+max_pool2d_with_indices_backward maximum mean min minimum mkldnn_rnn_layer
+mkldnn_rnn_layer_backward mm mul native_batch_norm native_batch_norm_backward native_dropout
+native_dropout_backward native_group_norm native_group_norm_backward native_layer_norm
+native_layer_norm_backward ne neg new_empty new_empty_strided new_full new_ones new_zeros
+nll_loss_backward nll_loss_forward normal ones ones_like pow rand rand_like randint randint_like
+randn randn_like random reciprocal relu repeat rsqrt rsub scalar_tensor scatter select_backward
+sigmoid sigmoid_backward sign silu silu_backward sin slice_backward softplus sort split sqrt stack
+std sub sum tanh tanh_backward threshold_backward topk tril triu unbind uniform
+upsample_bilinear2d upsample_nearest2d var where zero zeros zeros_like
+"""
+_COMMON = frozenset(_COMMON_NAMES.split())
+_EVERYWHERE_NAMES = "float32 float64 int32 int64 bool uint8 complex64 complex128"
+_EVERYWHERE = frozenset(getattr(torch, name) for name in _EVERYWHERE_NAMES.split())
+_COMMON_DTYPES = frozenset((torch.float32, torch.float64))
+# They want one dtype of all, which shape rules do not check.
+_SAME_DTYPE = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution"}
+
+# LAPACK counts rows from 1, and reads and writes where unchecked pivots say.
+_PIVOTED = {"linalg_ldl_solve", "linalg_lu_solve", "lu_solve"}
+_OURS = ("aten", "torch_nn")  # PyTorch's own kernels
+_MASKS = (torch.bool, torch.uint8)
+_FOR_INTEGERS = ("bitwise_", "__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__")
+
+
+def gradients_taken(op: OpOverload) -> list[str]:
+    """The gradients that the backward of an op of several inputs takes: without any it gives none."""
+    schema = op._schema
+    if len(schema.returns) == 1 or not schema.name.endswith("_backward"):
+        return []
+    if any(str(ret.type) != "Tensor" for ret in schema.returns):
+        return []
+    return [
+        argument.name
+        for argument in schema.arguments
+        if argument.name.startswith("grad_") and "Tensor" in str(argument.type)
+    ]
+
+
+def sharing(values: Sequence[Any]) -> tuple[int, ...]:
+    """Which of a call's values share memory: for each the first one on its storage; () if none do."""
+    storages = [value.storage for value in values]
+    if len(set(storages)) == len(storages):
+        return ()
+    return tuple([storages.index(storage) for storage in storages])
+
+
+def differ_in_shape(values: Sequence[Any]) -> bool:
+    """Whether two tensors that could be equal are not of one shape."""
+    left, right = (value.meta for value in values)
+    return left.shape != right.shape and (left.dtype, left.device) == (right.dtype, right.device)
+
+
+def answer(
+    op: OpOverload,
+    args: Any,
+    kwargs: Any,
+    inputs: Sequence[Any],
+    fill: tuple[int, int] = (0, 0),
+    *,
+    small: bool = False,
+) -> Any:
+    """What the kernel returns for probes that hold ``fill``; random ones leave their generator alone.
+
+    Args:
+        fill: what integers and booleans hold, and all other dtypes.
+        small: whether each probe has one element.
+    """
+    if nowhere(inputs, kwargs):
+        kwargs = {name: _cpu_for(item) for name, item in kwargs.items()}
+        args = tuple([_cpu_for(item) for item in args])
+    name = op._schema.name.rpartition("::")[2]
+    memory: dict[Any, torch.UntypedStorage] = {}
+    probes: dict[int, torch.Tensor] = {}
+    for value in inputs:
+        meta: TensorMeta = value.meta
+        shared = value if small else value.storage
+        if shared not in memory:
+            elements = 1 if small else value.storage.nbytes // meta.dtype.itemsize
+            numbers = meta.dtype.is_floating_point or meta.dtype.is_complex
+            held = fill[numbers] or int(name in _PIVOTED and not numbers)
+            place = _cpu_for(meta.device)
+            filled = torch.full((elements,), held, dtype=meta.dtype, device=place)
+            memory[shared] = private_api.TensorBase.untyped_storage(filled)
+        probe = torch.empty(0, dtype=meta.dtype, device=_cpu_for(meta.device))
+        ones = (1,) * len(meta.shape)
+        place = (0, ones, ones) if small else (meta.offset, meta.shape, meta.stride)
+        private_api.TensorBase.set_(probe, memory[shared], *place)
+        probes[id(value)] = with_flags(probe, meta.flags)
+    states: list[tuple[torch.Generator, torch.Tensor]] = []
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        own = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.Generator)]
+        device = _cpu_for(inputs[0].meta.device) if inputs else torch.device("cpu")
+        states = [(generator, state_of(generator)) for generator in own or [Generators.default(device)]]
+    given = dict(zip([argument.name for argument in op._schema.arguments], args)) | kwargs
+    probe_content.fill(name, {key: probes.get(id(item), item) for key, item in given.items()})
+    try:
+        return op(*substitute(args, probes), **substitute(kwargs, probes))
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
+
+
+def ask(
+    op: OpOverload,
+    info: OpInfo,
+    args: Any,
+    kwargs: Any,
+    inputs: Sequence[Any],
+    arguments: dict[str, Any],
+    result: Any,
+) -> Any | None:
+    """What the kernel returns where its shape rule may be wrong and it is cheap to ask; else None.
+
+    Args:
+        arguments: the call's arguments by name, with fake tensors.
+        result: what the rule says.
+
+    Raises:
+        DataDependent: the kernel may not take these arguments.
+        Exception: it refuses them whatever they hold.
+    """
+    if scalar_operands.are_unusual(op, arguments, inputs):
+        refused = _refusal_of_numbers(op, args, kwargs, inputs)
+        if refused is not None and info.counts_writes:
+            raise DataDependent(f"{op} may stop halfway through its list")
+        if refused is not None:
+            raise refused.with_traceback(None) from None
+    if unlike_its_rule(info.name, info.mutates, arguments, inputs):
+        planned = info.mutates and nowhere(inputs, kwargs)
+        refused = refusal(op, args, kwargs, inputs, of_dtypes=not planned)
+        if refused is not None:
+            raise refused.with_traceback(None) from None
+    elif info.is_view or info.name in probe_content.NOT_MADE_UP:
+        return None
+    elif nowhere(inputs, kwargs):
+        if _may_be_refused(op, inputs, result):
+            refuse_planned(op, args, kwargs, inputs, of_dtypes=False)
+    elif doubtful(info.name, inputs, result) or (info.draws and are_small(inputs, result)):
+        answered, refused = trial(op, args, kwargs, inputs)
+        if refused is not None:
+            raise DataDependent(f"{op} may not take these arguments")  # the kernel tells, at this line
+        return None if info.mutates else answered
+    return None
+
+
+def _may_be_refused(op: OpOverload, inputs: Sequence[Any], result: Any) -> bool:
+    """Whether a GPU's kernel would refuse what the CPU's does: both have one for these dtypes."""
+    return (
+        not op._schema.name.startswith("aten::_")
+        and all(value.dtype in _EVERYWHERE for value in inputs)
+        and are_small(inputs, result, _LARGEST_UNCOMMON_NBYTES)
+    )
+
+
+def refuse_planned(
+    op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], *, of_dtypes: bool = True
+) -> None:
+    """Raise what a GPU that is not here would refuse these arguments with, whatever they hold."""
+    if nowhere(inputs, kwargs):
+        refused = refusal(op, args, kwargs, inputs, of_dtypes=of_dtypes)
+        if refused is not None and "CPU" not in str(refused):
+            raise refused from None
+
+
+def refusal(
+    op: OpOverload,
+    args: Any,
+    kwargs: Any,
+    inputs: Sequence[Any],
+    *,
+    of_dtypes: bool = True,
+    small: bool = False,
+) -> Exception | None:
+    """What the kernel raises for zeros and for ones alike, so not for their sake; None if it takes either.
+
+    Where the words about a mask differ they are of what it holds: one of ones chooses more than one of zeros.
+    Without ``of_dtypes`` also None where it is the CPU's kernel that lacks a dtype, and a GPU's is asked for.
+    ``small``: for tensors of one element each.
+    """
+    refused = _refusals(op, args, kwargs, inputs, small=small)
+    if any(value.meta.dtype in _MASKS for value in inputs) and len(set(map(str, refused))) > 1:
+        return None
+    if not refused or (not of_dtypes and any(isinstance(error, NotImplementedError) for error in refused)):
+        return None
+    return refused[0]
+
+
+def _refusal_of_numbers(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> Exception | None:
+    """What the kernel raises for the numbers of a call, whatever its tensors, but not for ordinary ones."""
+    args, kwargs = scalar_operands.on_one_element(op, args, kwargs)
+    of_dtypes = not nowhere(inputs, kwargs)
+    refused = refusal(op, args, kwargs, inputs, of_dtypes=of_dtypes, small=True)
+    if (
+        refused is None
+        or refusal(op, *scalar_operands.ordinary(op, args, kwargs), inputs, small=True) is not None
+    ):
+        return None
+    return refused
+
+
+def trial(
+    op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]
+) -> tuple[Any | None, Exception | None]:
+    """What the kernel returns for zeros or for ones, and what it raises for any content; None if not known.
+
+    Integers often say where to look, and ones may be too large for that: floating ones with zeros then tell.
+    """
+    first: Exception | None = None
+    for found in _answers(op, args, kwargs, inputs, ((0, 0), (1, 1), (0, 1))):
+        if not isinstance(found, Exception):
+            return found, None
+        if isinstance(found, NotImplementedError) or str(found) == str(first):
+            return None, found
+        first = first or found
+    return None, None
+
+
+def _refusals(
+    op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], *, small: bool
+) -> list[Exception]:
+    """What the kernel raises for zeros and for ones; nothing if it takes either."""
+    answers = list(_answers(op, args, kwargs, inputs, small=small))
+    return answers if all(isinstance(found, Exception) for found in answers) else []
+
+
+def _answers(
+    op: OpOverload,
+    args: Any,
+    kwargs: Any,
+    inputs: Sequence[Any],
+    fills: Sequence[tuple[int, int]] = ((0, 0), (1, 1)),
+    *,
+    small: bool = False,
+) -> Iterator[Any]:
+    """What the kernel returns for the first of ``fills`` that it takes; the exceptions for those before.
+
+    A kernel that is not PyTorch's own may do anything: it is called only for the user.  For that of a
+    GPU which is not here the CPU's answers, with other words for the tensors.
+    """
+    if op.namespace not in _OURS or (_nbytes(inputs) > LARGEST_NBYTES and not small):
+        return
+    absent = nowhere(inputs, kwargs)
+    for fill in fills:
+        with torch.no_grad(), private_api.kernels_only():
+            try:
+                found = answer(op, args, kwargs, inputs, fill, small=small)
+            except Exception as error:
+                found = error.with_traceback(None)  # its frames would keep the user's tensors
+        if absent and isinstance(found, Exception):
+            if isinstance(found, NotImplementedError) and "not implemented for" not in str(found):
+                return  # the CPU has no such kernel
+            found = type(found)(*[of_gpu(item) for item in found.args])
+        yield found
+        if not isinstance(found, Exception):
+            return
+
+
+def unlike_its_rule(name: str, mutates: bool, arguments: dict[str, Any], inputs: Sequence[Any]) -> bool:
+    """Whether the kernel may refuse, for every content, what its shape rule takes (in some release)."""
+    if name == "as_strided":
+        return any(step < 0 for step in arguments["stride"])
+    if name == "embedding":
+        return arguments["indices"].dtype not in (torch.int64, torch.int32)
+    if name in CHECK_MORE and CHECK_MORE[name](arguments):
+        return True
+    if len(inputs) > 1 and name in _SAME_DTYPE and len({value.meta.dtype for value in inputs}) > 1:
+        return True
+    if name.startswith(_FOR_INTEGERS) and any(value.meta.dtype.is_floating_point for value in inputs):
+        return True
+    return mutates and (bool(sharing(inputs)) or any(_overlaps_itself(value.meta) for value in inputs))
+
+
+def doubtful(name: str, inputs: Sequence[Any], result: Any) -> bool:
+    """Whether it is cheap to ask the kernel, and the rule of a rare operator may be wrong.
+
+    The kernel may also lack these dtypes, or refuse empty tensors, or lay them out in its own way.
+    """
+    dtypes = {value.meta.dtype for value in inputs}
+    if len(dtypes) > 1 or not dtypes <= _COMMON_DTYPES or any(not value.meta.nbytes for value in inputs):
+        return are_small(inputs, result)
+    if any(not item.numel() for item in _results(result)):
+        return are_small(inputs, result)
+    if name.removesuffix("_") in _COMMON or name.startswith(("_foreach", "_fused")):
+        return False
+    return are_small(inputs, result, _LARGEST_UNCOMMON_NBYTES)
+
+
+def are_small(inputs: Sequence[Any], result: Any, limit: int = _LARGEST_DOUBTFUL_NBYTES) -> bool:
+    """Whether it is cheap to ask the kernel."""
+    if any(value.meta.device.type == "meta" for value in inputs):
+        return False
+    made = sum(item.numel() * item.element_size() for item in _results(result))
+    return _nbytes(inputs) + made <= limit
+
+
+def _results(result: Any) -> list[torch.Tensor]:
+    results = result if isinstance(result, (list, tuple)) else [result]
+    return [item for item in results if isinstance(item, torch.Tensor)]
+
+
+def nowhere(inputs: Sequence[Any], kwargs: Any) -> bool:
+    """Whether the kernel is that of a GPU which is not here."""
+    absent = torch_cuda.STAND_INS
+    return bool(absent) and (
+        kwargs.get("device") in absent or any(value.meta.device in absent for value in inputs)
+    )
+
+
+def as_of_kernel(error: Exception) -> Exception:
+    """What a shape rule raised, without the classes that only shape rules have."""
+    return error if type(error).__module__ == "builtins" else RuntimeError(str(error))
+
+
+def _cpu_for(item: Any) -> Any:
+    """The CPU for a device that is not here, and no generator for one of its own."""
+    if isinstance(item, torch.device):
+        return torch.device("cpu") if item in torch_cuda.STAND_INS else item
+    if isinstance(item, torch.Generator):
+        return None if item.device in torch_cuda.STAND_INS else item
+    return item
+
+
+def of_gpu(text: Any) -> Any:
+    """An error of the CPU's kernel in the words of a GPU's."""
+    if not isinstance(text, str):
+        return text
+    text = re.sub(r"\btorch\.(\w+Tensor)\b", r"torch.cuda.\1", text)
+    text = re.sub(r"\bCPU(\w+Type)\b", r"CUDA\1", text)
+    text = re.sub(r'^"(\w+)_cpu" not', r'"\1_cuda" not', text)
+    return text.replace("expected m1 and m2", "expected mat1 and mat2")
+
+
+def check_dimension(name: str, dim: Any, inputs: Sequence[Any], result: Any) -> None:
+    """Raise DataDependent where the op is to look at a dimension that is not there."""
+    if type(dim) is not int or not inputs:
+        return
+    made = [len(result.shape)] if isinstance(result, torch.Tensor) else []
+    rank = max(1, *made, *[len(value.meta.shape) for value in inputs])
+    if not -rank <= dim < rank:
+        raise DataDependent(f"{name} over dimension {dim}")
+
+
+def view_without_memory(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> None:
+    """Take a view with the kernel, which needs no memory; FakeTensor lets some impossible ones pass."""
+    with torch.no_grad(), private_api.kernels_only():
+        tensors = {}
+        for value in inputs:
+            meta = value.meta
+            elements = torch.empty(
+                value.storage.nbytes // meta.dtype.itemsize, dtype=meta.dtype, device="meta"
+            )
+            tensors[id(value)] = with_flags(
+                elements.as_strided(meta.shape, meta.stride, meta.offset), meta.flags
+            )
+        args, kwargs = substitute(args, tensors), substitute(kwargs, tensors)
+        # `Tensor.to`, whole as in inference mode, names a device, to which nothing can be copied from here.
+        nowhere = torch.device("meta")
+        args = [nowhere if isinstance(item, torch.device) else item for item in args]
+        op(*args, **(kwargs | {"device": nowhere} if kwargs.get("device") is not None else kwargs))
+
+
+def substitute(item: Any, tensors: dict[int, torch.Tensor]) -> Any:
+    """``item`` with each value replaced by its tensor."""
+    if isinstance(item, dict):
+        return {name: substitute(entry, tensors) for name, entry in item.items()}
+    if isinstance(item, (list, tuple)):
+        return type(item)([substitute(entry, tensors) for entry in item])
+    return tensors.get(id(item), item)
+
+
+def fake(meta: TensorMeta, storage_nbytes: int) -> torch.Tensor:
+    """A fake tensor with ``meta``'s metadata on a storage of the true size."""
+    elements = storage_nbytes // meta.dtype.itemsize
+    if meta.offset == 0 and meta.storage_nbytes == storage_nbytes and meta.nbytes == storage_nbytes:
+        fake = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
+    else:
+        fake = torch.empty(elements, dtype=meta.dtype, device=meta.device)
+        fake = fake.as_strided(meta.shape, meta.stride, meta.offset)
+    return with_flags(fake, meta.flags)
+
+
+def with_flags(tensor: torch.Tensor, flags: int) -> torch.Tensor:
+    """``tensor`` with the conjugate and negative bits of a :class:`TensorMeta`."""
+    if flags & 1:
+        tensor = tensor.conj()
+    if flags & 2:
+        tensor = private_api.neg_view(tensor)
+    return tensor
+
+
+def _nbytes(inputs: Sequence[Any]) -> int:
+    return sum(value.storage.nbytes for value in inputs)
+
+
+def _overlaps_itself(meta: TensorMeta) -> bool:
+    return any(step == 0 and size > 1 for size, step in zip(meta.shape, meta.stride))

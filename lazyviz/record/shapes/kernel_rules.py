@@ -1,0 +1,247 @@
+"""What common kernels of the CPU return, from metadata alone and at once.
+
+PyTorch's own shape rules are mostly references in Python: asking one takes up to ten milliseconds, which
+is most of what the first recording of a program costs.  A rule here knows one kind of operator for calls
+that are beyond doubt: dense kinds of tensors that have elements, dtypes that the kernel has, shapes that
+fit.  For any other call it answers ``None``, and PyTorch is asked: errors are its own.  What the rules
+say is compared with PyTorch's (``tests/conformance/test_known_shapes.py``) and with what the kernels return
+(``tests/conformance/test_metadata.py``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...graph.ir import works_by_element
+from ...torch_internals.private_api import OpOverload
+from . import foreach, layer_rules
+from .kernel_probes import sharing
+from .op_call import COMMON, FLOATS, INTEGERS, Call, Made, New, Rule, are_sizes, broadcast, new, one_dtype
+from .tensor_iterator import output_stride
+
+_CPU = torch.device("cpu")
+
+
+def made(call: Call) -> Made:
+    """What a call that writes nothing makes; ``None`` if that is for PyTorch to say."""
+    rule = _RULES.get(call.name)
+    if rule is None:
+        if not (call.name in _FLOAT_TO_FLOAT or call.name in _TO_BOOL) or not works_by_element(call.op):
+            return None
+        rule = _by_element
+    if not _are_common(call.inputs) or not (call.inputs or rule in (_filled, _range, _scalar)):
+        return None
+    arguments = call.arguments
+    if arguments.get("device") not in (None, _CPU) or arguments.get("pin_memory"):
+        return None
+    if arguments.get("layout") not in (None, torch.strided):
+        return None
+    try:
+        return rule(call)
+    except (LookupError, TypeError, AttributeError):
+        return None  # arguments that nobody thought of: a default, or one that PyTorch will refuse
+
+
+def writes_its_first(call: Call) -> bool:
+    """Whether the call writes its first argument, returns it, and certainly changes no metadata."""
+    base = call.name.removesuffix("_")
+    check = _WRITES.get(call.name)
+    if check is None and (base not in _FLOAT_TO_FLOAT or not works_by_element(call.op)):
+        return False
+    values = call.inputs
+    if not _are_common(values):
+        return False
+    target = values[0].meta
+    if not target.dense or (len(values) > 1 and 0 in sharing(values)[1:]):
+        return False  # the kernel may refuse to write what overlaps itself, or what it reads
+    try:
+        if check is not None:
+            return check(call)
+        found = _by_element(call)
+    except (LookupError, TypeError, AttributeError):
+        return False  # as in `made`: a number for a tensor, say
+    return found is not None and found[0] is not None and found[0].shape == target.shape
+
+
+def _are_common(values: Sequence[Any]) -> bool:
+    """Whether all tensors are on the CPU, have elements, and no bits that stand for an operation."""
+    for value in values:
+        meta = value.meta
+        if meta.device != _CPU or meta.flags or not meta.nbytes:
+            return False
+    return True
+
+
+# --- operators that work by element ---------------------------------------------------
+
+# Of tensors of one floating dtype they make one of that dtype.
+_FLOAT_TO_FLOAT = {
+    "add", "sub", "mul", "div", "neg", "abs", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt",
+    "rsqrt", "reciprocal", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "sigmoid",
+    "erf", "erfc", "floor", "ceil", "trunc", "sign", "relu", "gelu", "gelu_backward", "silu", "silu_backward",
+    "mish", "tanh_backward", "sigmoid_backward", "threshold_backward", "pow", "maximum", "minimum", "lerp",
+    "addcmul", "addcdiv", "where", "atan2", "clamp_min", "clamp_max", "sgn", "leaky_relu", "elu", "softplus",
+    "hardsigmoid", "hardswish",
+}  # fmt: skip
+_TO_BOOL = {"eq", "ne", "lt", "le", "gt", "ge"}
+_OF_INTEGERS = {"add", "sub", "mul", *_TO_BOOL}
+
+
+@functools.cache
+def _tensor_arguments(op: OpOverload) -> frozenset[str]:
+    """Arguments that are tensors by the schema, though a number may stand for one."""
+    return frozenset(argument.name for argument in op._schema.arguments if str(argument.type) == "Tensor")
+
+
+def _by_element(call: Call) -> Made:
+    arguments, base = call.arguments, call.name.removesuffix("_")
+    metas = [value.meta for value in call.inputs]
+    of_one_dtype = metas[1:] if base == "where" else metas
+    if base == "where" and (len(metas) != 3 or metas[0].dtype != torch.bool):
+        return None
+    dtype = one_dtype(of_one_dtype, (*FLOATS, *INTEGERS) if base in _OF_INTEGERS else FLOATS)
+    if dtype is None or (base == "pow" and "self" in arguments and type(arguments["self"]) in (int, float)):
+        return None
+    number = call.op._overloadname.startswith("Scalar")
+    for name, item in arguments.items():
+        if type(item) is int or (type(item) is float and dtype in FLOATS):
+            number = number or name in _tensor_arguments(call.op)
+        elif type(item) is str:
+            if not (base.startswith("gelu") and item in ("none", "tanh")):
+                return None
+        elif item is not None and not hasattr(item, "meta"):
+            return None
+    if base == "threshold_backward":
+        metas = [call.meta("self"), call.meta("grad_output")]
+    shape = broadcast([meta.shape for meta in metas])
+    if shape is None:
+        return None
+    operands: list[Any] = [(meta.shape, meta.stride) for meta in metas]
+    if number:
+        operands.append(((), ()))
+    return [New(shape, output_stride(shape, operands), torch.bool if base in _TO_BOOL else dtype)]
+
+
+# --- operators that only write --------------------------------------------------------
+
+
+def _fills(call: Call) -> bool:
+    """Any number fits a floating dtype."""
+    value = call.arguments.get("value", 0.0)
+    return call.inputs[0].meta.dtype in FLOATS and type(value) in (int, float) and len(call.inputs) == 1
+
+
+def _draws(call: Call) -> bool:
+    arguments = call.arguments
+    if call.inputs[0].meta.dtype not in FLOATS or len(call.inputs) != 1:
+        return False
+    if call.name == "bernoulli_":
+        return 0 <= arguments.get("p", 0.5) <= 1
+    if call.name == "normal_":
+        return bool(arguments.get("std", 1.0) >= 0)
+    low, high = arguments.get("from", 0.0), arguments.get("to", 1.0)
+    return -1e30 < low <= high < 1e30
+
+
+def _copies(call: Call) -> bool:
+    if type(call.arguments["src"]) in (int, float):  # which functions of Python take for a tensor
+        return call.inputs[0].meta.dtype in FLOATS
+    target, source = call.meta("self"), call.meta("src")
+    return one_dtype([target, source]) is not None and broadcast([target.shape, source.shape]) == target.shape
+
+
+def _clamps(call: Call) -> bool:
+    return _hardtanh(call) is not None
+
+
+_WRITES: dict[str, Callable[[Call], bool]] = {
+    "hardtanh_": _clamps,
+    "fill_": _fills,
+    "zero_": _fills,
+    "bernoulli_": _draws,
+    "normal_": _draws,
+    "uniform_": _draws,
+    "copy_": _copies,
+}
+
+
+# --- new tensors ----------------------------------------------------------------------
+
+
+def _like(call: Call) -> Made:
+    """``empty_like`` and its kind of a dense tensor."""
+    arguments, source = call.arguments, call.meta("self")
+    wanted = arguments.get("memory_format")
+    if len(call.inputs) != 1 or (call.name == "clone" and arguments.get("dtype") is not None):
+        return None
+    value = arguments.get("fill_value", 0)
+    dtype = arguments.get("dtype") or source.dtype
+    if source.dtype not in COMMON:
+        return None
+    if type(value) not in (int, float) or dtype not in COMMON:
+        return None
+    if call.name == "full_like" and dtype not in FLOATS:
+        return None
+    if wanted is torch.contiguous_format:
+        return [new(source.shape, dtype)]
+    if wanted not in (None, torch.preserve_format) or not source.dense:
+        return None
+    return [New(source.shape, source.stride, dtype)]
+
+
+def _hardtanh(call: Call) -> Made:
+    """It is made like its operand."""
+    low, high = call.arguments.get("min_val", -1), call.arguments.get("max_val", 1)
+    return _like(call) if call.meta("self").dtype in FLOATS and low <= high else None
+
+
+def _range(call: Call) -> Made:
+    """``arange`` of whole numbers."""
+    arguments = call.arguments
+    start, end, step = arguments.get("start", 0), arguments["end"], arguments.get("step", 1)
+    dtype = arguments.get("dtype") or torch.int64
+    if not type(start) is type(end) is type(step) is int or step < 1 or end < start or call.inputs:
+        return None
+    return [new((-((start - end) // step),), dtype)] if dtype in (*FLOATS, *INTEGERS) else None
+
+
+def _scalar(call: Call) -> Made:
+    dtype = call.arguments.get("dtype") or torch.get_default_dtype()
+    fits = type(call.arguments["s"]) in (int, float) and dtype in FLOATS
+    return [new((), dtype)] if fits and not call.inputs else None
+
+
+def _filled(call: Call) -> Made:
+    """``zeros(2, 3)`` and its kind."""
+    arguments = call.arguments
+    value = arguments.get("fill_value", 0.0)
+    dtype = arguments.get("dtype")
+    if dtype is None:
+        dtype = call.inputs[0].meta.dtype if call.inputs else torch.get_default_dtype()
+        if type(value) is not float and not call.inputs and call.name == "full":
+            return None
+    if dtype not in COMMON or not are_sizes(arguments["size"], 0):
+        return None
+    if type(value) not in (int, float) or ("fill_value" in arguments and dtype not in FLOATS):
+        return None
+    if arguments.get("memory_format") not in (None, torch.contiguous_format) or arguments.get("names"):
+        return None
+    return [new(arguments["size"], dtype)]
+
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("empty_like", "zeros_like", "ones_like", "full_like", "clone"), _like),
+    "_to_copy": _like,
+    "hardtanh": _hardtanh,
+    "hardtanh_backward": _by_element,
+    "arange": _range,
+    "scalar_tensor": _scalar,
+    **dict.fromkeys(foreach.MAKE, foreach.made),
+    **dict.fromkeys(("empty", "zeros", "ones", "full"), _filled),
+    **dict.fromkeys(("new_empty", "new_zeros", "new_ones", "new_full"), _filled),
+    **layer_rules.RULES,
+}

@@ -1,0 +1,276 @@
+"""What an op that is *not* recorded needs first, so that it sees what eager PyTorch would show.
+
+While anything is pending: reading a pending tensor or a storage owed a write, writing a
+storage that pending nodes read or write, and drawing from a generator with pending
+draws each evaluate first what they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import private_api
+from ..torch_internals.private_api import OpOverload
+from .dependencies import closure
+from .fake_cuda.host_values import on_host, reads_host
+from .interception.sparse_components import parts_of
+from .lazy_tensor import LazyTensor, describe, is_pending
+from .partial_writes import OVERWRITES, is_all_of, is_half_done, set_anew
+from .pending_ops import needs_absent
+from .rng import Generators
+from .shapes.inference import OpInfo
+from .storage import FORGOTTEN, Lost, TrackedNode, TrackedStorage
+
+if TYPE_CHECKING:
+    from .recorder import Tape
+
+
+def tensors_in(items: Any, around: tuple[int, ...] = ()) -> Iterator[torch.Tensor]:
+    """Every tensor among a call's arguments, lists included; ``around`` are the ids of those it is in."""
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, (list, tuple)) and id(item) not in around:
+            yield from tensors_in(item, (*around, id(item)))
+
+
+def written_tensors(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors that the call mutates."""
+    if info.hidden_writes and _argument(info, info.hidden_condition, args, kwargs, True):
+        for position in info.hidden_writes:
+            tensor = _argument(info, position, args, kwargs, None)
+            if isinstance(tensor, torch.Tensor):
+                yield tensor
+    for position, name in zip(info.mutable_positions, info.mutable_kwargs):
+        item = args[position] if position < len(args) else kwargs.get(name)
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, (list, tuple)):
+            yield from tensors_in(item)
+
+
+def count_writes(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Advance the version counters that the kernel would have advanced in eager PyTorch, on the CPU."""
+    for tensor in written_tensors(info, args, kwargs):
+        if tensor.device.type == "cpu" and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
+
+def _argument(info: OpInfo, position: int | None, args: Any, kwargs: Any, default: Any) -> Any:
+    if position is None:
+        return default
+    return args[position] if position < len(args) else kwargs.get(info.argument_names[position], default)
+
+
+def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> list[TrackedNode]:
+    """Pending nodes that have to run before ``tensor``'s memory may be read (or written)."""
+    needed: list[TrackedNode] = []
+    if type(tensor) is LazyTensor or "_lazyviz" in tensor.__dict__:
+        value = tensor._lazyviz  # type: ignore[attr-defined]
+        storage = value.storage
+        if value.node is not None:
+            needed.append(value.node)
+    elif not tape.storages:
+        return needed
+    elif tensor.layout != torch.strided:
+        return [node for part in parts_of(tensor) for node in nodes_before_access(tape, part, write=write)]
+    else:
+        found = tape.storages.get(private_api.storage_address(tensor))
+        if found is None:
+            return tape.owed_to_overlapping(tensor)
+        storage = found
+    if storage.writer is not None:
+        needed.append(storage.writer)
+    if write:
+        needed.extend(node for node in storage.readers if not is_half_done(node))  # which never run
+    return [node for node in needed if node.state != "done"]
+
+
+def is_out_of_reach(tape: Tape, tensor: torch.Tensor) -> bool:
+    """Whether only a GPU that is not here could tell what ``tensor`` holds."""
+    if not torch_cuda.STAND_INS:  # before the walk: every read comes by here
+        return False
+    return needs_absent(closure(nodes_before_access(tape, tensor, write=False)))
+
+
+def needed_nodes(
+    tape: Tape,
+    info: OpInfo,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    anew: Sequence[TrackedStorage] = (),
+) -> tuple[list[TrackedNode], int]:
+    """Pending nodes a call needs, and the bytes of the pending tensors it reads.
+
+    What has left the storages of ``anew`` half written is not needed.
+    """
+    needed: list[TrackedNode] = []
+    nbytes = 0
+    written = {id(tensor) for tensor in written_tensors(info, args, kwargs)} if info.mutates else ()
+    for tensor in tensors_in((*args, *kwargs.values())):
+        nodes = nodes_before_access(tape, tensor, write=id(tensor) in written)
+        if anew and tape.storages.get(private_api.storage_address(tensor)) in anew:
+            nodes = [node for node in nodes if not is_half_done(node)]
+        if nodes:
+            needed.extend(nodes)
+            nbytes += tensor.numel() * tensor.element_size()
+    if info.draws:
+        generator = kwargs.get("generator")
+        if generator is None and info.generator is not None and info.generator < len(args):
+            generator = args[info.generator]
+        if generator is None:
+            device = next((tensor.device for tensor in tensors_in(args)), None) or kwargs.get("device")
+            device = torch.device(device) if device is not None else torch.device("cpu")
+            generator = None if device in torch_cuda.STAND_INS else Generators.default(device)
+        draw = tape.generators.pending(generator) if generator is not None else None
+        if draw is not None:
+            needed.append(draw)
+    return needed, nbytes
+
+
+def _set_anew(
+    tape: Tape, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[TrackedStorage]:
+    """Storages that were left half written, and that the call overwrites."""
+    addresses = [
+        private_api.storage_address(tensor)
+        for tensor in tensors_in((*args, *kwargs.values()))
+        if type(tensor) is not LazyTensor and tensor.layout == torch.strided
+    ]
+    for tensor in written_tensors(info, args, kwargs):
+        if type(tensor) is LazyTensor or tensor.layout != torch.strided:
+            continue
+        address = private_api.storage_address(tensor)
+        storage = tape.storages.get(address)
+        if storage is None or storage.writer is None or not is_half_done(storage.writer):
+            continue
+        if addresses.count(address) == 1 and is_all_of(storage, tape.shapes.meta_of(tensor)):
+            yield storage
+
+
+def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run one op that is not being recorded, after what it needs."""
+    info = tape.shapes.info(op)
+    if info.metadata_only:
+        with private_api.excluding_python():
+            return op(*args, **kwargs)
+    anew: list[TrackedStorage] = []
+    if tape.pending:
+        if Lost.something and tape.graph is None:
+            tape.forget_lost()
+        if info.is_view and any(type(tensor) is LazyTensor for tensor in tensors_in(args)):
+            with tape.lock:  # another thread's run may be about to make it real
+                if any(type(tensor) is LazyTensor for tensor in tensors_in(args)):
+                    return tape.record_view(op, args, kwargs)
+        if info.name in OVERWRITES:
+            anew = list(_set_anew(tape, info, args, kwargs))
+        needed, nbytes = needed_nodes(tape, info, args, kwargs, anew)
+        if info.is_view:  # which reads nothing: what it gives can be overwritten, too
+            needed = [node for node in needed if not is_half_done(node)]
+        if info.draws and not anew and not needed:
+            with tape.lock:  # a run on another thread has the generators' states in its hands
+                return op(*args, **kwargs)
+        if needed:
+            if reads_host(op, info, kwargs) and needs_absent(closure(needed)):
+                copies = on_host(tape, args)
+                if copies is not None:
+                    return op(*copies, **kwargs)
+            with tape.lock:
+                tape.sync(info.name if info.name != "_local_scalar_dense" else "item", needed, nbytes)
+        if info.mutates:
+            for tensor in written_tensors(info, args, kwargs):
+                tape.forget_shadow(tensor)
+                if info.set_like or info.metadata_write:
+                    tape.forget_place(tensor)  # it showed other memory, or the same in another way
+    refuse_forgotten(tape, (*args, *kwargs.values()))
+    result = call(op, info, args, kwargs)
+    for storage in anew:
+        set_anew(storage)
+    if info.counts_writes:
+        count_writes(info, args, kwargs)
+    return result
+
+
+def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an op on real tensors, at the level where recording met it."""
+    if info.of_parts:
+        with private_api.with_autograd():
+            return op(*args, **kwargs)
+    with private_api.seeing_lazy_bits():
+        return op(*args, **kwargs)
+
+
+def is_differentiated(items: Any) -> bool:
+    """Whether autograd would record an op on these arguments."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(items))
+
+
+def dispatch_traced(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Hand an op to the tracer below us (``make_fx``, fake tensors): it is part of its program."""
+    evaluate_arguments(tape, args, kwargs, f"tracing {op}", write=True)
+    return op(*args, **kwargs)
+
+
+def evaluate_arguments(
+    tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any], cause: str, *, write: bool
+) -> None:
+    """Evaluate what reading (or writing) any tensor of a call needs."""
+    if not tape.pending:
+        return
+    needed = [
+        node
+        for tensor in tensors_in((*args, *kwargs.values()))
+        for node in nodes_before_access(tape, tensor, write=write)
+    ]
+    if needed:
+        with tape.lock:
+            tape.sync(cause, needed)
+
+
+def refuse_forgotten(tape: Tape, items: Any) -> None:
+    """A tensor that nothing can evaluate any more is one clear error.
+
+    Raises:
+        RuntimeError: one of the tensors is still without a value.
+    """
+    for tensor in tensors_in(items):
+        if type(tensor) is LazyTensor:
+            tape.lock.wait()  # another thread that has run its node may be about to make it real
+        if type(tensor) is LazyTensor:
+            raise RuntimeError(f"{describe(tensor._lazyviz)}; {FORGOTTEN}")
+
+
+def replaced(item: Any, replacement: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Arguments with ``replacement(tensor)`` for each tensor, lists included."""
+    if isinstance(item, dict):
+        return {name: replaced(entry, replacement) for name, entry in item.items()}
+    if isinstance(item, (list, tuple)):
+        return type(item)([replaced(entry, replacement) for entry in item])
+    return replacement(item) if isinstance(item, torch.Tensor) else item
+
+
+def lazy_bits(tensor: torch.Tensor) -> list[OpOverload]:
+    """The views that set the conjugate and negative bits which ``tensor`` has."""
+    views = {
+        torch.ops.aten._conj.default: tensor.is_conj(),
+        torch.ops.aten._neg_view.default: tensor.is_neg(),
+    }
+    return [view for view, has in views.items() if has]
+
+
+def with_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Ordinary zeros for autograd's zeros without memory."""
+    if private_api.is_zero_tensor(tensor):
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return tensor
+
+
+def on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """A stand-in for a pending tensor where only metadata counts."""
+    if is_pending(tensor):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return tensor
