@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .execute.backend import Backend as Backend
 from .execute.backend import register_backend as register_backend
-from .execute.clusters import NoWorkersError as NoWorkersError
 from .execute.eager import Interrupted as Interrupted
+from .execute.microbatch.clusters import NoWorkersError as NoWorkersError
 from .notebook.magic import load_ipython_extension as load_ipython_extension
 from .notebook.magic import unload_ipython_extension as unload_ipython_extension
 from .plan.devices import DeviceProfile as DeviceProfile

@@ -13,7 +13,7 @@ import torch
 
 from ..graph.ir import Node, Value
 from ..torch_internals.cuda import missing_cuda
-from .clusters import Cluster, IPyParallelBackend, RayBackend
+from .microbatch.clusters import Cluster, IPyParallelBackend, RayBackend
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ _backends: dict[str, Backend | Cluster | None] = {"eager": None}  # built in: la
 
 
 def _inductor() -> Backend:
-    from .inductor import InductorBackend  # which is defined by this module's protocol
+    from .compiler.inductor import InductorBackend  # which is defined by this module's protocol
 
     return InductorBackend()
 
@@ -86,7 +86,7 @@ def _inductor() -> Backend:
 def _xla() -> Backend:
     if why := missing("xla"):
         raise ValueError(f"the backend 'xla' {why}")
-    from .xla import XlaBackend  # which imports JAX
+    from .xla.backend import XlaBackend  # which imports JAX
 
     return XlaBackend()
 
@@ -94,7 +94,7 @@ def _xla() -> Backend:
 def _cudagraphs() -> Backend:
     if why := missing("cudagraphs"):
         raise ValueError(f"the backend 'cudagraphs' {why}")
-    from .cuda_graphs import CudaGraphsBackend  # which is defined by this module's protocol
+    from .cuda_graphs.backend import CudaGraphsBackend  # which is defined by this module's protocol
 
     return CudaGraphsBackend()
 
@@ -125,7 +125,7 @@ def register_backend(name: str, backend: Backend | Cluster) -> None:
     """Make ``backend`` available as ``backend=name``.
 
     One with a method ``compile`` runs segments of a graph, one with ``workers`` (a
-    :class:`lazyviz.execute.clusters.Cluster`) the pieces of a split batch.
+    :class:`lazyviz.execute.microbatch.clusters.Cluster`) the pieces of a split batch.
 
     Raises:
         TypeError: it is neither.

@@ -27,13 +27,14 @@ from ..record.recorder import Tape
 from ..record.rng import state_of
 from ..record.storage import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue
 from ..torch_internals import dispatch_level, op_calls, private_api
-from . import exits, put_back, straight_line, sweeps
+from . import shutdown, write_rollback
 from .failures import note_failure
-from .memory import ResidentMemory
+from .memory_tracker import ResidentMemory
+from .replay import codegen, node_passes
 
 if TYPE_CHECKING:
-    from .recompute import RecomputeRun
-    from .summaries import Summaries
+    from .rematerialization import RecomputeRun
+    from .value_stats import Summaries
 
 Progress = Callable[[int, int, TrackedNode], None]
 
@@ -141,7 +142,7 @@ class kernel_level:
         self._outer_level, self._arrived.level = self._arrived.level, self.outside
         self._arrived.leave = partial(self._leave, BaseException)
         try:
-            exits.enter(self._arrived)
+            shutdown.enter(self._arrived)
             if torch.is_inference_mode_enabled():  # each node runs in the mode of its record
                 self._inference = private_api.inference_mode(False)
                 self._inference.__enter__()
@@ -180,7 +181,7 @@ class kernel_level:
                         self._inference.__exit__(None, None, None)
                         self._inference = None
                     self._arrived.level, self._arrived.leave = self._outer_level, None
-                    exits.leave(self._arrived)
+                    shutdown.leave(self._arrived)
                     self._signals.__exit__()
 
     def _note_done(self) -> None:
@@ -288,11 +289,11 @@ def _start(node: TrackedNode, ran: list[Any], begun: list[Any]) -> None:
     kernel = partial(op_calls.plain(node.op), *args, **kwargs)
     del args, kwargs
     if node.writes and not node.again:
-        if put_back.is_refused(node):
-            ran[:] = put_back.noted(begun, kernel)
+        if write_rollback.is_refused(node):
+            ran[:] = write_rollback.noted(begun, kernel)
             return
-        if copied := put_back.copied(node):
-            kernel = partial(put_back.guarded, [_real(value) for value in copied], kernel)
+        if copied := write_rollback.copied(node):
+            kernel = partial(write_rollback.guarded, [_real(value) for value in copied], kernel)
     ran[:] = map(_called, (kernel,))
 
 
@@ -343,7 +344,7 @@ def _note(node: TrackedNode, ran: list[Any], memory: ResidentMemory, seen: Summa
                 memory.resized(value.storage, results[value.index])
         # A kernel may leave out a gradient that nobody needs and that its shape rule has.
         deliver({value: results[value.index] for value in own if results[value.index] is not None}, memory)
-        ran[1:] = map(sweeps.note_used, ((node,),))
+        ran[1:] = map(node_passes.note_used, ((node,),))
         ran[0] = None
     free(node, memory)
 
@@ -368,7 +369,7 @@ def deliver(results: Mapping[TrackedValue, torch.Tensor], memory: ResidentMemory
 
 def give(value: TrackedValue, real: torch.Tensor | None) -> None:
     """Make the user's tensor real, if it is still there; a kernel may leave out a result."""
-    if real is None or straight_line.give(value, real):
+    if real is None or codegen.give(value, real):
         return
     tensor = value.tensor() if value.tensor is not None else None
     if tensor is not None and "_lazyviz" in tensor.__dict__:
@@ -379,7 +380,7 @@ def give(value: TrackedValue, real: torch.Tensor | None) -> None:
 
 def consumed(node: TrackedNode, memory: ResidentMemory) -> None:
     """``node`` has run: free what it was the last to need."""
-    sweeps.note_used((node,))
+    node_passes.note_used((node,))
     free(node, memory)
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..record.storage import TrackedNode
-from .forecast import Forecast
-from .memory import Memory
+from .memory_tracker import Memory
+from .time_estimate import Forecast
 
 if TYPE_CHECKING:
-    from .split import SplitRun
+    from .microbatch.run import SplitRun
 
 
 @dataclass(frozen=True, slots=True)

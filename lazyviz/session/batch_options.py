@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ..execute.clusters import Cluster
-from ..execute.split import SplitRun
+from ..execute.microbatch.clusters import Cluster
+from ..execute.microbatch.run import SplitRun
 from ..graph.ir import Value
 from ..plan.placement import Shard
 from ..plan.split import Batch, describe, sizes_of

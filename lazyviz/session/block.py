@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ..execute import exits
+from ..execute import shutdown
 from ..execute.backend import find_backend
-from ..execute.clusters import is_cluster
+from ..execute.microbatch.clusters import is_cluster
 from ..graph.ir import Graph
 from ..plan.split import check_split
 from ..process.gc_pause import patience
@@ -125,7 +125,7 @@ class LazyBlock(Transaction):
         self.thread = threading.get_ident()
         self._refuse_others()
         tape.refuse_nested()
-        exits.uses()
+        shutdown.uses()
         tape.lock.wait()  # a run on another thread ends first
         graph = self._make(
             Graph(),

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..execute.backend import backend_counters, compiled_programs
-from ..execute.replay import replays
+from ..execute.replay.program_cache import replays
 from ..graph.sync_points import listed
 from ..plan.batch_analysis import Blocker
 from ..plan.explain import verdict

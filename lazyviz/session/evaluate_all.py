@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..execute.clusters import NoWorkersError
+from ..execute.microbatch.clusters import NoWorkersError
 from ..execute.report import Report
 from ..plan.words import line_with_text
 from ..record.dependencies import closure, goes_on_without

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..execute import eager, sweeps
-from ..execute.forecast import learn
-from ..execute.memory import Memory, Timelines
+from ..execute import eager
+from ..execute.memory_tracker import Memory, Timelines
+from ..execute.microbatch.run import SplitRun
+from ..execute.replay import node_passes
 from ..execute.report import Report, difference
-from ..execute.split import SplitRun
+from ..execute.time_estimate import learn
 from ..graph.ir import Graph
 from ..process.signals import Deferred
 from ..process.transaction import complete
@@ -109,8 +110,8 @@ def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
     graph, context = wishes.graph, under_way(nodes)
     try:
         with context as arrived:
-            nodes = sweeps.unfinished(nodes)  # a signal's handler may have run them until now
-            errors, irs = sweeps.begin(nodes)
+            nodes = node_passes.unfinished(nodes)  # a signal's handler may have run them until now
+            errors, irs = node_passes.begin(nodes)
             for error in errors:
                 if error.startswith((FORGOTTEN, HALF_DONE)):
                     raise RuntimeError(error)

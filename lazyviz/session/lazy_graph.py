@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..execute import sweeps
 from ..execute.backend import find_backend
-from ..execute.clusters import is_cluster
+from ..execute.microbatch.clusters import is_cluster
+from ..execute.microbatch.run import SplitRun
+from ..execute.replay import node_passes
 from ..execute.report import Report as Report
-from ..execute.split import SplitRun
 from ..graph.ir import Graph, Node, SyncPoint
 from ..plan.devices import devices as devices
 from ..process.tracebacks import shortened
@@ -94,7 +94,7 @@ class LazyGraph(Choices, Shown):
         if is_ending() or "ir" not in vars(self):
             return  # modules have lost their names by then, or making it was interrupted
         self.ir.lost = True
-        if Lost.look is not None and tape.pending and sweeps.unfinished(self.nodes):
+        if Lost.look is not None and tape.pending and node_passes.unfinished(self.nodes):
             Lost.look()
 
     def __repr__(self) -> str:
@@ -125,7 +125,7 @@ class LazyGraph(Choices, Shown):
         nodes = self.nodes
         if self._waits < len(nodes) and nodes[self._waits].state != "done":
             return True  # still the one that was found before
-        waiting = sweeps.unfinished(nodes)
+        waiting = node_passes.unfinished(nodes)
         self._waits = waiting[0].index if waiting else len(nodes)
         return bool(waiting)
 
@@ -184,7 +184,7 @@ class LazyGraph(Choices, Shown):
         pending = list(tape.pending)
         if pending == self.ir.nodes:  # as is usual, and sooner seen than what each of them is
             return pending
-        return sweeps.unfinished(self.nodes)
+        return node_passes.unfinished(self.nodes)
 
     @shortened
     def evaluate(

@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from typing import cast
 
 from ..execute.backend import EXTRAS, backend_names, find_backend, is_loaded, missing, offered
-from ..execute.clusters import is_cluster
+from ..execute.microbatch.clusters import is_cluster
 from ..execute.progress import Run
 from ..execute.report import NonFinite
-from ..execute.summaries import readable, summarise_now
+from ..execute.value_stats import readable, summarise_now
 from ..graph.ir import Graph, Node
 from ..plan.split import check_split
 from ..process.tracebacks import report_ignored

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ..execute import eager, replay
+from ..execute import eager
 from ..execute.backend import Backend, Compiled, find_backend
-from ..execute.clusters import Cluster, is_cluster
-from ..execute.memory import Memory, ResidentMemory
+from ..execute.compiler.partitioned_run import Outcome, run_with_backend
+from ..execute.compiler.segment_cache import repeats, run_again
+from ..execute.memory_tracker import Memory, ResidentMemory
+from ..execute.microbatch.clusters import Cluster, is_cluster
+from ..execute.microbatch.run import SplitRun
 from ..execute.progress import Run
-from ..execute.recompute import RecomputeRun
-from ..execute.repeats import repeats, run_again
-from ..execute.segments import Outcome, run_with_backend
-from ..execute.split import SplitRun
-from ..execute.stretch import Stretch
-from ..execute.summaries import Summaries
+from ..execute.rematerialization import RecomputeRun
+from ..execute.replay import program_cache
+from ..execute.replay.program_key import Stretch
+from ..execute.value_stats import Summaries
 from ..plan.alive import categorize
 from ..plan.projection import Peak, project
 from ..plan.recompute import Choice
@@ -35,7 +36,7 @@ from . import batch_options, recompute_options
 if TYPE_CHECKING:
     from .lazy_graph import LazyGraph
 
-Projection = replay.Projection
+Projection = program_cache.Projection
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Way:
     is_begun: bool = False  # the split run, earlier
     choice: Choice | None = None  # of what is computed again
     stretch: Stretch | None = None
-    found: replay.Replay | None = None
+    found: program_cache.Replay | None = None
     code: Compiled | None = None  # of a backend, for all nodes
     new: str | None = None  # why the stretch was not recognised
     projection: Projection | None = None
@@ -144,9 +145,9 @@ class Way:
                 self.stretch = repeats.look_at(tape, nodes, self.compiler)
                 self.code = repeats.find(self.stretch, self.compiler) if self.stretch is not None else None
         elif self.choice is None and not (self.cuda and self.wishes.timings):
-            self.stretch = replay.replays.look_at(tape, nodes, self.wishes.graph is not None)
-            self.found = replay.replays.find(self.stretch) if self.stretch is not None else None
-            self.new = replay.replays.not_looked_at if self.stretch is None else None
+            self.stretch = program_cache.replays.look_at(tape, nodes, self.wishes.graph is not None)
+            self.found = program_cache.replays.find(self.stretch) if self.stretch is not None else None
+            self.new = program_cache.replays.not_looked_at if self.stretch is None else None
 
     # --- projecting -----------------------------------------------------------------------
 
@@ -276,7 +277,7 @@ class Way:
         """It has run: the same nodes are to be recognised when they come again."""
         if self.stretch is not None and self.found is None and self.compiler is None:
             with gc_pause.paused():
-                self.new = replay.replays.learn(self.stretch, self.resident, self.projection)
+                self.new = program_cache.replays.learn(self.stretch, self.resident, self.projection)
         elif self.found is not None and self.found.projection is None:
             self.found.learn(self.projection)
 

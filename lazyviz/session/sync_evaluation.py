@@ -9,13 +9,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..execute import eager, in_one_go, replay, sweeps
+from ..execute import eager
 from ..execute.backend import find_backend
-from ..execute.clusters import is_cluster
-from ..execute.memory import KnownMemory, Levels, Memory, ResidentMemory, timeline_of
+from ..execute.memory_tracker import KnownMemory, Levels, Memory, ResidentMemory, timeline_of
+from ..execute.microbatch.clusters import is_cluster
 from ..execute.progress import Run
+from ..execute.replay import native_run, node_passes, program_cache
+from ..execute.replay.program_key import Stretch
 from ..execute.report import Report
-from ..execute.stretch import Stretch
 from ..process import gc_pause
 from ..process.signals import Deferred
 from ..process.transaction import complete
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 def _touched_alone(nodes: Sequence[TrackedNode]) -> list[LazyGraph] | None:
     """The graphs of ``nodes``, if there is nothing to it but to run them."""
-    errors, irs = sweeps.begin(nodes)
+    errors, irs = node_passes.begin(nodes)
     if not nodes or errors or torch_cuda.STAND_INS or torch_cuda.may_have_cuda():
         return None
     touched = []
@@ -53,16 +54,16 @@ def _touched_alone(nodes: Sequence[TrackedNode]) -> list[LazyGraph] | None:
 
 def run_in_one_go(nodes: Sequence[TrackedNode], cause: str) -> bool:
     """:func:`run_for_values` of what is short and known; False: it is not."""
-    if not in_one_go.is_possible(tape):
+    if not native_run.is_possible(tape):
         return False
     touched = _touched_alone(nodes)
-    found = replay.replays.glance(tape, nodes, False) if touched is not None else None
-    if touched is None or found is None or not in_one_go.is_suited(*found):
+    found = program_cache.replays.glance(tape, nodes, False) if touched is not None else None
+    if touched is None or found is None or not native_run.is_suited(*found):
         return False
     stretch, known = found
     start = time.perf_counter()
     try:
-        if not in_one_go.run(tape, stretch, known):
+        if not native_run.run(tape, stretch, known):
             return False
     except BaseException as error:
         seconds, outcome = time.perf_counter() - start, outcome_of(error, Deferred())
@@ -72,7 +73,7 @@ def run_in_one_go(nodes: Sequence[TrackedNode], cause: str) -> bool:
         memory = KnownMemory(known.levels, stretch, None)
         _note_values(nodes, touched, memory, outcome, seconds, cause, True, None)
         raise
-    replay.replays.hits += 1
+    program_cache.replays.hits += 1
     _note_read(nodes, touched, known.levels, time.perf_counter() - start, cause)
     return True
 
@@ -111,12 +112,12 @@ def run_for_values(nodes: Sequence[TrackedNode], cause: str) -> bool:
     context = under_way(nodes)
     try:
         arrived = context.__enter__()
-        nodes = sweeps.unfinished(nodes)  # a signal's handler may have run them until now
+        nodes = node_passes.unfinished(nodes)  # a signal's handler may have run them until now
         if not nodes:
             return True
-        stretch = replay.replays.look_at(tape, nodes, False)
-        found = replay.replays.find(stretch) if stretch is not None else None
-        new = replay.replays.not_looked_at if stretch is None else None
+        stretch = program_cache.replays.look_at(tape, nodes, False)
+        found = program_cache.replays.find(stretch) if stretch is not None else None
+        new = program_cache.replays.not_looked_at if stretch is None else None
         _run_for_values(nodes, cause, touched, stretch, found, new, context, arrived)
     finally:
         try:
@@ -131,7 +132,7 @@ def _run_for_values(
     cause: str,
     touched: Sequence[LazyGraph],
     stretch: Stretch | None,
-    found: replay.Replay | None,
+    found: program_cache.Replay | None,
     new: str | None,
     context: under_way,
     arrived: Deferred,
@@ -167,7 +168,7 @@ def _run_for_values(
             nonlocal new
             if outcome is None and stretch is not None and resident is not None:
                 with gc_pause.paused():
-                    new = replay.replays.learn(stretch, resident, None)
+                    new = program_cache.replays.learn(stretch, resident, None)
             tape.under_way = 0
             _note_values(nodes, touched, memory, outcome, seconds, cause, found is not None, new)
             context.running = ()

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ..execute.backend import find_backend
-from ..execute.results import WrongResults
+from ..execute.compiler.output_checks import WrongResults
 from ..session.lazy_graph import lazy
 
 Tensors = Mapping[str, torch.Tensor]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from lazyviz.execute import wire, worker
-from lazyviz.execute.clusters import LostWorkerError, NoWorkersError
+from lazyviz.execute.microbatch import protocol, worker
+from lazyviz.execute.microbatch.clusters import LostWorkerError, NoWorkersError
 
 
 class Here:
@@ -38,7 +38,7 @@ class Here:
         self.calls.append((name, function.__name__, size))
         job = len(self.calls)
         if function is worker.run_piece:
-            self.pieces.append((name, wire.loads(arguments[1]).piece))
+            self.pieces.append((name, protocol.loads(arguments[1]).piece))
             if len(self.pieces) - 1 in self.losing:
                 self.there.remove(name)
                 self.results[job] = LostWorkerError(f"worker {name} died")

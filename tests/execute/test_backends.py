@@ -8,7 +8,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.execute import backend as registry
-from lazyviz.execute.verify import run_recorded
+from lazyviz.execute.compiler.verify import run_recorded
 
 
 class Interpreter:

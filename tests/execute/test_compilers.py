@@ -8,8 +8,8 @@ import torch
 import lazyviz
 from lazyviz.execute import backend as registry
 from lazyviz.execute.backend import Refused
-from lazyviz.execute.compilers import SegmentCompiler
-from lazyviz.execute.lowering import lower
+from lazyviz.execute.compiler.fx_lowering import lower
+from lazyviz.execute.compiler.segment_compiler import SegmentCompiler
 from lazyviz.torch_internals.dynamo import Compiled
 from lazyviz.torch_internals.private_api import FakeTensorMode
 

@@ -11,8 +11,9 @@ from torch import nn
 
 import lazyviz
 from lazyviz.execute import backend as registry
-from lazyviz.execute import cuda_graphs, replay
-from lazyviz.execute.cuda_graphs import CudaGraphsBackend
+from lazyviz.execute.cuda_graphs import backend as cuda_graphs_backend
+from lazyviz.execute.cuda_graphs.backend import CudaGraphsBackend
+from lazyviz.execute.replay import program_cache
 from lazyviz.session import strategies
 from lazyviz.testing import PROGRAMS, check_backend
 from lazyviz.torch_internals import cuda as torch_cuda
@@ -108,7 +109,7 @@ def test_it_computes_what_eager_pytorch_does(graphs, program):
 
 def test_a_step_is_captured_when_it_comes_again_and_launched_from_then_on(graphs, captures):
     first, second, *later = both(SGD, 5)
-    assert first.share == 0 and first.fallbacks == (cuda_graphs.WARM_UP,)
+    assert first.share == 0 and first.fallbacks == (cuda_graphs_backend.WARM_UP,)
     assert second.share == 1 and not second.cache_hit
     assert second.cache_miss_reason == "captured as a CUDA Graph"
     assert all(report.share == 1 and report.cache_hit and not report.fallbacks for report in later)
@@ -342,7 +343,7 @@ def test_where_a_device_counts_its_memory_a_repeat_is_found_as_quickly(graphs, m
     monkeypatch.setattr(torch_cuda, "synchronize", lambda index: None)
     monkeypatch.setattr(torch_cuda, "max_memory_allocated", lambda index: 12345)
     monkeypatch.setattr(graphs, "compile", compiles := Compiles(graphs.compile))
-    known = len(replay.replays)
+    known = len(program_cache.replays)
     reports = both(SGD, 5)
     assert compiles.count == 2 and [report.cache_hit for report in reports] == [
         False,
@@ -354,7 +355,7 @@ def test_where_a_device_counts_its_memory_a_repeat_is_found_as_quickly(graphs, m
     assert [report.share for report in reports] == [0, 1, 1, 1, 1]
     assert all(report.peak_bytes == 12345 for report in reports[2:])
     assert reports[1].cache_miss_reason == "captured as a CUDA Graph"
-    assert len(replay.replays) == known  # the eager backend has learnt nothing of it
+    assert len(program_cache.replays) == known  # the eager backend has learnt nothing of it
 
 
 class Compiles:
@@ -470,10 +471,10 @@ def test_it_is_checked_when_asked_to_be(graphs):
 
 
 def test_wrong_kernels_are_found_out_when_checked(graphs, captures, monkeypatch):
-    replay = type(captures).capture
+    captured = type(captures).capture
 
     def wrong(self, device, run):
-        graph = replay(self, device, run)
+        graph = captured(self, device, run)
         graph.calls.pop()
         return graph
 
@@ -492,13 +493,13 @@ def test_wrong_kernels_are_found_out_when_checked(graphs, captures, monkeypatch)
 
 def test_what_changes_too_often_is_given_up(graphs, captures):
     step = lambda x: (x * 2 + 1).relu().tanh().sum(1)  # noqa: E731
-    for number in range(cuda_graphs.MOST_CAPTURES + 4):
+    for number in range(cuda_graphs_backend.MOST_CAPTURES + 4):
         captures.switch = number
         x = torch.randn(3, 4)
         result, report = evaluate(step, x)
         assert torch.equal(result, step(x))
-    assert graphs.counters["captures"] == cuda_graphs.MOST_CAPTURES
-    assert f"it was captured {cuda_graphs.MOST_CAPTURES} times" in report.fallbacks[0]
+    assert graphs.counters["captures"] == cuda_graphs_backend.MOST_CAPTURES
+    assert f"it was captured {cuda_graphs_backend.MOST_CAPTURES} times" in report.fallbacks[0]
 
 
 def test_the_backend_says_what_it_lacks():
@@ -513,7 +514,7 @@ def test_the_backend_says_what_it_lacks():
 
 
 def test_strides_that_a_kernel_makes_otherwise_than_recorded_are_handed_out_as_they_are(graphs, monkeypatch):
-    record = cuda_graphs.Layout
+    record = cuda_graphs_backend.Layout
 
     class Otherwise(record):
         """The record of a kernel whose result has its columns side by side in truth."""
@@ -524,7 +525,7 @@ def test_strides_that_a_kernel_makes_otherwise_than_recorded_are_handed_out_as_t
             meta = self.metas[number]
             self.metas[number] = type(meta)((3, 4), (1, 3), 0, meta.dtype, meta.device)
 
-    monkeypatch.setattr(cuda_graphs, "Layout", Otherwise)
+    monkeypatch.setattr(cuda_graphs_backend, "Layout", Otherwise)
 
     def step(x, also):
         made = x * 2

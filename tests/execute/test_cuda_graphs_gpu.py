@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import cuda_graphs
 from lazyviz.execute.backend import find_backend
+from lazyviz.execute.cuda_graphs import backend as cuda_graphs_backend
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
@@ -145,10 +145,10 @@ def test_what_waits_for_the_gpu_runs_by_itself_and_nothing_is_broken_by_it():
 
 
 def test_an_op_that_nobody_knows_to_wait_is_found_out(monkeypatch):
-    from lazyviz.execute import capture_layout
+    from lazyviz.execute.cuda_graphs import partition
 
-    monkeypatch.setattr(capture_layout, "_INDEXED_WRITES", set())  # so that CUDA has to refuse it
-    backend = cuda_graphs.CudaGraphsBackend()
+    monkeypatch.setattr(partition, "_INDEXED_WRITES", set())  # so that CUDA has to refuse it
+    backend = cuda_graphs_backend.CudaGraphsBackend()
     lazyviz.register_backend("cudagraphs", backend)
     total = torch.zeros(64, device=CUDA)
     expected = total.clone()
@@ -224,7 +224,7 @@ def test_memory_does_not_grow_from_run_to_run():
 
 
 def test_programs_that_are_dropped_give_their_memory_back_and_others_go_on():
-    backend = cuda_graphs.CudaGraphsBackend(most=1)
+    backend = cuda_graphs_backend.CudaGraphsBackend(most=1)
     lazyviz.register_backend("cudagraphs", backend)
     steps = [
         lambda x: (x * 2 + 1).relu().tanh().sum(0),

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 import lazyviz
 from lazyviz.execute import backend as registry
-from lazyviz.execute import capture_layout
-from lazyviz.execute.cuda_graphs import CudaGraphsBackend
+from lazyviz.execute.cuda_graphs import partition
+from lazyviz.execute.cuda_graphs.backend import CudaGraphsBackend
 
 from .captures import Captures
 
@@ -102,7 +102,7 @@ class Machine:
 @pytest.mark.parametrize("seed", range(PROGRAMS))
 def test_a_random_program(seed, monkeypatch):
     dice = random.Random(seed)
-    monkeypatch.setattr(capture_layout, "LEAST_KERNELS", dice.choice([1, 2, 4]))
+    monkeypatch.setattr(partition, "LEAST_KERNELS", dice.choice([1, 2, 4]))
     program = [
         (dice.choice(list(INSTRUCTIONS)), *(dice.randrange(100) for _ in range(2)), dice.randrange(12))
         for _ in range(dice.randint(4, 20))

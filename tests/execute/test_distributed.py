@@ -20,9 +20,9 @@ from traitlets.config import Config
 
 import lazyviz
 from lazyviz.execute import backend as registry
-from lazyviz.execute import clusters as cluster_module
-from lazyviz.execute import packed, worker
-from lazyviz.execute.distributed import IPyParallelBackend, LostWorkerError, RayBackend
+from lazyviz.execute.microbatch import clusters as cluster_module
+from lazyviz.execute.microbatch import serialization, worker
+from lazyviz.execute.microbatch.cluster_run import IPyParallelBackend, LostWorkerError, RayBackend
 
 from .clusters import Here
 
@@ -416,8 +416,8 @@ def test_tensors_travel_with_their_strides_and_shared_memory_once():
         "bool": torch.tensor([True, False]),
         "complex": torch.randn(3, dtype=torch.complex64).conj(),
     }
-    sent = packed.pack(tensors)
-    received = packed.unpack(sent, lambda device: device)
+    sent = serialization.pack(tensors)
+    received = serialization.unpack(sent, lambda device: device)
     for name, tensor in tensors.items():
         assert torch.equal(received[name], tensor.resolve_conj()) and received[name].dtype == tensor.dtype
         if name != "every 10th":
@@ -426,7 +426,7 @@ def test_tensors_travel_with_their_strides_and_shared_memory_once():
     received["whole"].zero_()
     assert base.abs().sum() > 0 and received["row"].abs().sum() == 0
     with pytest.raises(ValueError, match="sparse"):
-        packed.pack({"sparse": torch.ones(2).to_sparse()})
+        serialization.pack({"sparse": torch.ones(2).to_sparse()})
 
 
 def test_a_worker_computes_with_the_senders_settings_and_gives_its_own_back():

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.execute import in_one_go, straight_line, sweeps
-from lazyviz.execute.replay import replays
+from lazyviz.execute.replay import codegen, native_run, node_passes
+from lazyviz.execute.replay.program_cache import replays
 
 from ..faults.inject import Fault, in_lazyviz, inject
 
 pytestmark = pytest.mark.skipif(
-    not (sweeps.active and straight_line.active), reason="it needs the C++ modules"
+    not (node_passes.active and codegen.active), reason="it needs the C++ modules"
 )
 
 ROUNDS = 6
@@ -25,14 +25,14 @@ ROUNDS = 6
 @pytest.fixture(autouse=True)
 def counted(monkeypatch):
     """How often something ran in one go."""
-    found, run = [], in_one_go.run
+    found, run = [], native_run.run
 
     def counting(*args):
         ran = run(*args)
         found.append(ran)
         return ran
 
-    monkeypatch.setattr(in_one_go, "run", counting)
+    monkeypatch.setattr(native_run, "run", counting)
     replays.clear()
     return found
 

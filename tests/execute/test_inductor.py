@@ -16,11 +16,11 @@ from torch import nn
 
 import lazyviz
 from lazyviz.execute import backend as registry
-from lazyviz.execute import inductor as inductor_module
-from lazyviz.execute import verify
-from lazyviz.execute.inductor import InductorBackend
-from lazyviz.execute.lowering import lower, row_major
-from lazyviz.execute.repeats import repeats
+from lazyviz.execute.compiler import inductor as inductor_module
+from lazyviz.execute.compiler import verify
+from lazyviz.execute.compiler.fx_lowering import lower, row_major
+from lazyviz.execute.compiler.inductor import InductorBackend
+from lazyviz.execute.compiler.segment_cache import repeats
 from lazyviz.testing import check_backend
 from lazyviz.torch_internals.dynamo import Compiled
 

@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import lazyviz
-from lazyviz.execute.likeness import forms_differ
-from lazyviz.execute.replay import replays
-from lazyviz.execute.stretch import Form
+from lazyviz.execute.replay.miss_reason import forms_differ
+from lazyviz.execute.replay.program_cache import replays
+from lazyviz.execute.replay.program_key import Form
 
 X, W = torch.ones(3, 4), torch.ones(4, 4)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import sweeps
+from lazyviz.execute.replay import node_passes
 from lazyviz.record import native_recorder
 from lazyviz.record.recorder import tape
 from lazyviz.torch_internals.private_api import MemoryRef
@@ -26,19 +26,19 @@ def either_way(request):
     if compiled and not native_recorder.active:
         pytest.skip("lazyviz was installed without it")
     native_recorder.use(compiled)
-    sweeps.use(compiled)
+    node_passes.use(compiled)
     yield compiled
     native_recorder.use(True)
-    sweeps.use(True)
+    node_passes.use(True)
 
 
 @pytest.fixture
 def in_python():
     native_recorder.use(False)
-    sweeps.use(False)
+    node_passes.use(False)
     yield
     native_recorder.use(True)
-    sweeps.use(True)
+    node_passes.use(True)
 
 
 def steps_of(kind):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import lazyviz
-from lazyviz.execute import recompute as recompute_run
+from lazyviz.execute import rematerialization as recompute_run
 
 Loss = Callable[..., torch.Tensor]
 Made = tuple[nn.Module, tuple[torch.Tensor, ...], Loss]

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import replay, straight_line, sweeps, written_line
-from lazyviz.execute.replay import replays
+from lazyviz.execute.replay import codegen, node_passes, program_cache, python_codegen
+from lazyviz.execute.replay.program_cache import replays
 
 from .. import programs
 from ..bits import difference
@@ -25,7 +25,7 @@ from ..bits import difference
 @pytest.fixture(autouse=True, params=[True, False], ids=["C++", "Python"])
 def nothing_known(request):
     """Each test runs with both kinds of code, where there is a compiled module."""
-    parts = (straight_line, sweeps)
+    parts = (codegen, node_passes)
     before = [part.active for part in parts]
     if [part.use(request.param) for part in parts] != [request.param] * len(parts):
         pytest.skip("lazyviz was installed without compiled modules")
@@ -82,7 +82,7 @@ def training(steps, lazily, optimizer=torch.optim.Adam):
 
 @pytest.mark.parametrize(("optimizer", "nodes_in_one"), [(torch.optim.SGD, 20), (torch.optim.Adam, 1000)])
 def test_a_training_loop_is_replayed_bit_by_bit(optimizer, nodes_in_one, monkeypatch):
-    monkeypatch.setattr(written_line, "NODES_IN_ONE", nodes_in_one)
+    monkeypatch.setattr(python_codegen, "NODES_IN_ONE", nodes_in_one)
     expected, _ = training(5, lazily=False, optimizer=optimizer)
     actual, reports = training(5, lazily=True, optimizer=optimizer)
     assert difference(expected, actual) is None
@@ -94,7 +94,7 @@ def test_a_training_loop_is_replayed_bit_by_bit(optimizer, nodes_in_one, monkeyp
 def test_a_replay_reports_what_running_op_by_op_does(monkeypatch):
     _, replayed = training(5, lazily=True)
     replays.clear()
-    monkeypatch.setattr(replay, "LEAST_NODES", 10**9)
+    monkeypatch.setattr(program_cache, "LEAST_NODES", 10**9)
     _, one_by_one = training(5, lazily=True)
     assert [report.cache_hit for report in replayed] == [False, False, True, True, True]
     assert not any(report.cache_hit for report in one_by_one)
@@ -124,7 +124,7 @@ def test_nodes_are_left_as_running_op_by_op_leaves_them(monkeypatch):
         ]
 
     hit, replayed = run()
-    monkeypatch.setattr(replay, "LEAST_NODES", 10**9)
+    monkeypatch.setattr(program_cache, "LEAST_NODES", 10**9)
     miss, one_by_one = run()
     assert (hit, miss) == (True, False)
     assert replayed == one_by_one
@@ -132,8 +132,8 @@ def test_nodes_are_left_as_running_op_by_op_leaves_them(monkeypatch):
 
 def test_random_programs_are_replayed_as_eager(monkeypatch):
     """Of every length, and from several functions."""
-    monkeypatch.setattr(replay, "LEAST_NODES", 1)
-    monkeypatch.setattr(written_line, "NODES_IN_ONE", 4)
+    monkeypatch.setattr(program_cache, "LEAST_NODES", 1)
+    monkeypatch.setattr(python_codegen, "NODES_IN_ONE", 4)
     names = [name for name, weight in programs.weights.items() for _ in range(weight)]
     chance = random.Random(5)
     before = replays.hits
@@ -168,7 +168,7 @@ def looking_up(index):
 
 @pytest.mark.parametrize("nodes_in_one", [1, 2, 3, 1000])
 def test_an_error_in_a_replay_leaves_finished_ops_finished(nodes_in_one, monkeypatch):
-    monkeypatch.setattr(written_line, "NODES_IN_ONE", nodes_in_one)
+    monkeypatch.setattr(python_codegen, "NODES_IN_ONE", nodes_in_one)
     for _ in range(2):
         looking_up(torch.tensor([0, 3]))[0].evaluate()
     graph, doubled, total, rows, summed, _ = looking_up(torch.tensor([0, 9]))
@@ -214,7 +214,7 @@ def test_the_error_of_a_replay_keeps_nothing_alive():
 
 @pytest.mark.parametrize("nodes_in_one", [3, 7, 1000])
 def test_an_interrupt_of_a_replay_lands_between_two_ops(nodes_in_one, monkeypatch):
-    monkeypatch.setattr(written_line, "NODES_IN_ONE", nodes_in_one)
+    monkeypatch.setattr(python_codegen, "NODES_IN_ONE", nodes_in_one)
 
     def counting():
         x = torch.zeros(3)
@@ -337,7 +337,7 @@ def test_memory_is_what_it_is_op_by_op_whatever_is_kept(monkeypatch):
     seen = {}
     for recognised in (True, False):
         if not recognised:
-            monkeypatch.setattr(replay, "LEAST_NODES", 10**9)
+            monkeypatch.setattr(program_cache, "LEAST_NODES", 10**9)
         for number, kept in enumerate(choices):
             torch.manual_seed(number)
             graph, held = keeping(kept, source, weight)
@@ -381,7 +381,7 @@ def test_why_ops_of_two_modes_are_not_recognised():
 
 
 def test_few_ops_are_recognised_when_they_come_again():
-    if not sweeps.active:
+    if not node_passes.active:
         pytest.skip("the look that they are known by is compiled")
     reports, source = [], torch.ones(2)
     for _ in range(5):
@@ -417,12 +417,12 @@ def test_reads_of_few_ops_are_replayed_as_eager():
     hits = replays.hits
     with lazyviz.lazy() as graph:
         assert program() == expected
-    if sweeps.active:
+    if node_passes.active:
         assert replays.hits - hits > 0.8 * len(graph.sync_points)
 
 
 def test_what_is_known_of_a_stretch_goes_with_it(monkeypatch):
-    monkeypatch.setattr(replay, "MOST_KEPT", 8)
+    monkeypatch.setattr(program_cache, "MOST_KEPT", 8)
     x = torch.randn(4)
     for _ in range(3):
         for size in (1, 2, 3, 4):
@@ -559,7 +559,7 @@ def test_replay_in_inference_mode_and_without_gradients():
 
 
 def test_no_more_is_kept_than_the_limit(monkeypatch):
-    monkeypatch.setattr(replay, "MOST_KEPT", 40)
+    monkeypatch.setattr(program_cache, "MOST_KEPT", 40)
     for size in range(2, 12):
         with lazyviz.lazy() as graph:
             y = torch.ones(size)

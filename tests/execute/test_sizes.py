@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lazyviz.execute.sizes import Shapes, follow
+from lazyviz.execute.compiler.dynamic_shapes import Shapes, follow
 from lazyviz.graph.ir import TensorMeta
 
 

@@ -348,7 +348,7 @@ def test_a_value_read_in_the_midst_of_an_interrupted_run_ends_it():
 
 
 def test_a_piece_for_which_memory_does_not_suffice_is_halved(monkeypatch):
-    from lazyviz.execute import split
+    from lazyviz.execute.microbatch import run as microbatch_run
 
     x, y, _ = data(torch.float32)
     model, whole = perceptron(), perceptron()
@@ -357,14 +357,14 @@ def test_a_piece_for_which_memory_does_not_suffice_is_halved(monkeypatch):
     torch.manual_seed(8)
     with lazyviz.lazy(batch=[x, y], split=2) as graph:
         F.cross_entropy(F.dropout(model(x), 0.4), y).backward()
-    run = split._PieceHere.run
+    run = microbatch_run._PieceHere.run
 
     def short(self, number, step):
         if self.piece.samples > 4 and "mm" in str(step.op):  # some sums have been made by then
             raise torch.OutOfMemoryError("CUDA out of memory")
         run(self, number, step)
 
-    monkeypatch.setattr(split._PieceHere, "run", short)
+    monkeypatch.setattr(microbatch_run._PieceHere, "run", short)
     report = graph.evaluate()
     assert report.pieces == 4
     for one, other in zip(model.parameters(), whole.parameters()):
@@ -502,14 +502,14 @@ FOUND = {
 @pytest.mark.parametrize("name", FOUND)
 def test_programs_that_were_wrong_once(name, leaf):
     results = []
-    for split in ("off", 4):
+    for pieces in ("off", 4):
         torch.manual_seed(10)
         x = torch.randn(B, 4, 6, dtype=torch.float64, requires_grad=leaf)
         w = torch.randn(6, 6, dtype=torch.float64, requires_grad=True)
-        with lazyviz.lazy(batch=x, split=split) as graph:
+        with lazyviz.lazy(batch=x, split=pieces) as graph:
             result = FOUND[name](x, w)
             (result + x.sum() * w.sum()).square().sum().backward()
-        assert graph.evaluate().pieces == (1 if split == "off" else 4)
+        assert graph.evaluate().pieces == (1 if pieces == "off" else 4)
         results.append((result.detach(), w.grad, x.grad if leaf else w.grad))
     for whole, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours, whole, rtol=1e-10, atol=1e-10)
@@ -518,11 +518,11 @@ def test_programs_that_were_wrong_once(name, leaf):
 @pytest.mark.parametrize("name", ["gather", "index_select"])
 def test_the_gradient_of_a_batch_that_is_indexed(name):
     grads = []
-    for split in ("off", 5):
+    for pieces in ("off", 5):
         torch.manual_seed(10)
         x = torch.randn(B, 4, 6, requires_grad=True)
         places = torch.tensor([1, 1, 0, 2])
-        with lazyviz.lazy(batch=x, split=split) as graph:
+        with lazyviz.lazy(batch=x, split=pieces) as graph:
             picked = (
                 x.index_select(1, places)
                 if name == "index_select"

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import summaries
-from lazyviz.execute.summaries import merged, summarise
+from lazyviz.execute import value_stats
+from lazyviz.execute.value_stats import merged, summarise
 
 TENSORS = {
     "matrix": lambda: torch.randn(200, 40),
@@ -30,7 +30,7 @@ TENSORS = {
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_a_summary_says_what_is_in_a_tensor(name, monkeypatch):
-    monkeypatch.setattr(summaries, "CHUNK", 1000)  # several chunks
+    monkeypatch.setattr(value_stats, "CHUNK", 1000)  # several chunks
     torch.manual_seed(0)
     tensor = TENSORS[name]()
     before = tensor.clone()
@@ -62,7 +62,7 @@ def test_a_large_histogram_is_of_values_taken_evenly():
     torch.manual_seed(0)
     summary = summarise(torch.rand(1000, 1000))
     total = sum(summary.histogram)
-    assert 1000 < total <= summaries.SAMPLE
+    assert 1000 < total <= value_stats.SAMPLE
     assert all(abs(16 * count / total - 1) < 0.25 for count in summary.histogram)
 
 
@@ -236,21 +236,21 @@ def test_how_long_a_run_will_take_is_foreseen_from_what_its_ops_have_to_do():
     graph.evaluate(progress=seen.append)
     half = next(each for each in seen if each.done == 40)
     assert half.seconds_left > half.seconds, "counting ops is all that is known without looking at them"
-    from lazyviz.execute.forecast import Forecast
+    from lazyviz.execute.time_estimate import Forecast
 
     assert Forecast(graph.nodes).share(40) > 0.25, "though it is one op in eleven"
 
 
 def test_a_long_run_is_foreseen_from_some_of_its_ops(monkeypatch):
-    from lazyviz.execute import forecast
+    from lazyviz.execute import time_estimate
 
     x = torch.randn(4)
     with lazyviz.lazy() as graph:
         for _ in range(300):
             x = (x + 1) * 2
-    whole = forecast.Forecast(graph.nodes)
-    monkeypatch.setattr(forecast, "MOST_SEEN", 50)
-    some = forecast.Forecast(graph.nodes)
+    whole = time_estimate.Forecast(graph.nodes)
+    monkeypatch.setattr(time_estimate, "MOST_SEEN", 50)
+    some = time_estimate.Forecast(graph.nodes)
     for done in (0, 1, 100, 299, 600):
         assert some.share(done) == pytest.approx(whole.share(done), abs=0.03)
 

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import sweeps
-from lazyviz.execute.replay import replays
-from lazyviz.execute.sweeps import InPython, Storages, Survey
+from lazyviz.execute.replay import node_passes
+from lazyviz.execute.replay.node_passes import InPython, Storages, Survey
+from lazyviz.execute.replay.program_cache import replays
 from lazyviz.record.recorder import tape
 
-pytestmark = pytest.mark.skipif(not sweeps.active, reason="lazyviz was installed without it")
-IN_CPP = sweeps._module
+pytestmark = pytest.mark.skipif(not node_passes.active, reason="lazyviz was installed without it")
+IN_CPP = node_passes._module
 
 
 def training():

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import wire
-from lazyviz.execute.packed import pack, unpack
+from lazyviz.execute.microbatch import protocol
+from lazyviz.execute.microbatch.serialization import pack, unpack
 
 from .clusters import Here
 
@@ -19,14 +19,14 @@ from .clusters import Here
 def test_plain_data_dtypes_devices_and_errors_travel():
     item = [1, 2.5, 3j, "x", b"y", bytearray(b"z"), None, (True, {"a": {1}}), slice(1, 2), torch.float16]
     item += [torch.device("cuda", 1), torch.Size([2, 3]), torch.channels_last, torch.strided]
-    assert wire.loads(wire.dumps(item)) == item
-    error = wire.loads(wire.dumps(torch.OutOfMemoryError("no memory")))
+    assert protocol.loads(protocol.dumps(item)) == item
+    error = protocol.loads(protocol.dumps(torch.OutOfMemoryError("no memory")))
     assert isinstance(error, torch.OutOfMemoryError)
 
 
 def test_tensors_travel_as_bytes():
     x = torch.randn(3, 4)
-    back = unpack(wire.loads(wire.dumps(pack({"x": x, "part": x[1:, ::2]}))), lambda device: device)
+    back = unpack(protocol.loads(protocol.dumps(pack({"x": x, "part": x[1:, ::2]}))), lambda device: device)
     assert torch.equal(back["x"], x)
     assert back["part"].stride() == x[1:, ::2].stride()
 
@@ -46,27 +46,27 @@ class Hostile:
 )  # fmt: skip
 def test_a_message_can_name_no_function(call):
     with pytest.raises(pickle.UnpicklingError, match="may not name"):
-        wire.loads(wire.dumps(Hostile(*call)))
+        protocol.loads(protocol.dumps(Hostile(*call)))
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x05N.", b"lazyviz work", b"x" * 10_000, pickle.dumps(None)])
 def test_what_is_no_message_is_refused(data):
     with pytest.raises(pickle.UnpicklingError, match="not a message"):
-        wire.loads(data)
+        protocol.loads(data)
 
 
 @pytest.mark.parametrize("what", ["__version__", "PROTOCOL"])
 def test_another_version_is_one_sentence(what, monkeypatch):
-    data = wire.dumps(None)
-    monkeypatch.setattr(*((torch, what, "2.0.0") if what == "__version__" else (wire, what, 2)))
-    with pytest.raises(wire.MismatchError, match=r"^sender and worker differ: .*PyTorch.*this is .*$"):
-        wire.loads(data)
+    data = protocol.dumps(None)
+    monkeypatch.setattr(*((torch, what, "2.0.0") if what == "__version__" else (protocol, what, 2)))
+    with pytest.raises(protocol.MismatchError, match=r"^sender and worker differ: .*PyTorch.*this is .*$"):
+        protocol.loads(data)
 
 
 def test_a_message_that_is_too_long_is_refused(monkeypatch):
-    monkeypatch.setattr(wire, "MOST_BYTES", 10)
+    monkeypatch.setattr(protocol, "MOST_BYTES", 10)
     with pytest.raises(pickle.UnpicklingError, match="longer than"):
-        wire.loads(wire.dumps(None))
+        protocol.loads(protocol.dumps(None))
 
 
 class Hanging(Here):

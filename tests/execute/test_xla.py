@@ -19,7 +19,7 @@ jax = pytest.importorskip("jax", reason="the extra xla is not installed")
 if find_spec("torchax") is None:  # not imported as it is: see lazyviz/torch_internals/torchax_table.py
     pytest.skip("the extra xla is not installed", allow_module_level=True)
 
-from lazyviz.execute.xla import XlaBackend  # noqa: E402
+from lazyviz.execute.xla.backend import XlaBackend  # noqa: E402
 
 from .compiled_training import reports_of_training_as_eager_does  # noqa: E402
 
@@ -157,7 +157,7 @@ def test_what_xla_does_not_have_runs_op_by_op_and_the_report_says_why(xla):
 
 
 def test_code_that_is_not_right_is_found_out_and_never_runs_again(xla, monkeypatch):
-    from lazyviz.execute import xla_ops
+    from lazyviz.execute.xla import ops as xla_ops
 
     monkeypatch.setitem(xla_ops.OWN, torch.ops.aten.tanh.default, lambda x: x)
     xla_ops.lowering_of.cache_clear()

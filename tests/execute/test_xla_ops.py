@@ -14,8 +14,8 @@ from lazyviz.execute import backend as registry
 if find_spec("jax") is None or find_spec("torchax") is None:
     pytest.skip("the extra xla is not installed", allow_module_level=True)
 
-from lazyviz.execute import xla_ops
-from lazyviz.execute.xla import XlaBackend
+from lazyviz.execute.xla import ops as xla_ops
+from lazyviz.execute.xla.backend import XlaBackend
 
 aten = torch.ops.aten
 

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import straight_line
-from lazyviz.execute.replay import replays
+from lazyviz.execute.replay import codegen
+from lazyviz.execute.replay.program_cache import replays
 from lazyviz.process import signals
 from lazyviz.record.recorder import tape
 from lazyviz.session.recompute_options import RecomputeError
@@ -200,7 +200,7 @@ class Trial:
 
     def __init__(self, way: Way, step: str = "perceptron") -> None:
         self.way, self.step = dataclasses.replace(way, evaluate=dict(way.evaluate)), Step(step, way.reads)
-        straight_line.use(way.compiled)
+        codegen.use(way.compiled)
         replays.clear()
         if way.name == "workers":
             lazyviz.register_backend("lazyviz-here", Here())
@@ -225,7 +225,7 @@ class Trial:
         lazyviz.reset()
         if self.way.reads:
             tape.evaluator = self._evaluator
-        straight_line.use(True)
+        codegen.use(True)
         replays.clear()
 
     def _at_sync_points(self, nodes: Any, cause: str) -> None:

@@ -7,15 +7,16 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import put_back, straight_line
-from lazyviz.execute.replay import replays
+from lazyviz.execute import write_rollback
+from lazyviz.execute.replay import codegen
+from lazyviz.execute.replay.program_cache import replays
 from lazyviz.record.recorder import tape
 
 from ..bits import difference
 from .faulty_kernels import FaultyKernels, KernelError, error_after_it
 
 ops = torch.ops.aten
-SMALL, LARGE = 100, put_back.MOST_COPIED // 4 + 1
+SMALL, LARGE = 100, write_rollback.MOST_COPIED // 4 + 1
 
 
 def batch_norm(size):
@@ -70,10 +71,10 @@ WAYS = ("op by op", "replay, C++", "replay, Python", "sync point")
 
 @pytest.fixture(params=WAYS)
 def way(request):
-    straight_line.use(request.param != "replay, Python")
+    codegen.use(request.param != "replay, Python")
     replays.clear()
     yield request.param
-    straight_line.use(True)
+    codegen.use(True)
     replays.clear()
 
 
@@ -195,7 +196,9 @@ def test_what_writes_all_of_it_or_fails_before_is_run_again():
         y.copy_(x)
         y.mul_(2)
         torch.mm(torch.ones(2, 2), torch.ones(2, 2), out=torch.empty(2, 2))
-    risky = [str(node.op) for node in graph.nodes if put_back.is_refused(node) or put_back.copied(node)]
+    risky = [
+        str(node.op) for node in graph.nodes if write_rollback.is_refused(node) or write_rollback.copied(node)
+    ]
     assert risky == []
     lazyviz.reset()
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.execute.replay import replays
+from lazyviz.execute.replay.program_cache import replays
 from lazyviz.process import signals
 
 from ..bits import difference

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute.split import SplitRun
+from lazyviz.execute.microbatch.run import SplitRun
 from lazyviz.plan.planner import make_plan
 from lazyviz.view import answers, running
 from lazyviz.view import widget as module

@@ -1,0 +1,1 @@
+"""What backends share that compile whole segments, and the Inductor backend."""

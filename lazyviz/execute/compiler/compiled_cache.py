@@ -1,0 +1,401 @@
+"""Recognising a stretch of nodes that has been met before, and what is kept for it.
+
+A :class:`Program` is what a compiled version of the stretch depends on, with values numbered
+in order of first appearance: operators, wiring, kinds of tensors, who shares memory, and static
+arguments.  Two things stand apart, since they change from step to step: Python numbers that only feed
+arithmetic (``scalars``), and sizes (``shapes``).  Which of them may vary is for whoever compiles.  This is
+the structure of :mod:`lazyviz.graph.fingerprint` in a form that costs less an op and means
+something in this process alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from ...graph.ir import Node, Storage, TensorMeta, Value
+from ...torch_internals.private_api import OpOverload
+from ..replay.miss_reason import ENOUGH, sketch
+from .dynamic_shapes import Shapes, Sizes
+from .scalar_arguments import Numbers, kind_of, scalars_of
+
+Compiled = TypeVar("Compiled")
+MOST_PROGRAMS = 64  # kept for each backend; a program keeps its compiled code alive
+MOST_VARIANTS = 8  # of one program, for other values of its static numbers and sizes
+
+
+Made = tuple[int, int]  # a node by position, and which of its outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One stretch of nodes as plain data.
+
+    ``steps`` has an entry for each node, ``inputs`` the values from outside in order of first
+    use, ``scalars`` the numbers that take part in arithmetic in order of appearance, and ``varying`` the
+    positions of those that change from step to step in a training loop.  ``kept`` are the values that are
+    handed out, one for each storage made here and needed afterwards: the node, and which of its outputs.
+    ``settings`` are the process's (:func:`settings`).
+    """
+
+    steps: tuple[tuple[Any, ...], ...]
+    inputs: tuple[Any, ...]
+    kept: tuple[Made, ...]
+    scalars: tuple[float, ...]
+    varying: tuple[int, ...]
+    shapes: Shapes
+    users: tuple[OpOverload, ...]  # of each scalar, the operator that takes it
+    settings: Hashable
+
+    @property
+    def key(self) -> Hashable:
+        return self.settings, self.steps, self.inputs
+
+    def with_scalars(self, scalars: Sequence[float]) -> Program:
+        """The same with other numbers."""
+        return replace(self, scalars=tuple(scalars))
+
+
+def settings() -> Hashable:
+    """Settings of the process that compilers build into their code."""
+    deterministic: Any = torch.utils.deterministic
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        deterministic.fill_uninitialized_memory,
+        torch.get_float32_matmul_precision(),
+    )
+
+
+def program_of(nodes: Sequence[Node], outputs: Sequence[Value]) -> Program:
+    """The structure of ``nodes``, of whose results ``outputs`` are handed out."""
+    values: dict[Value, int] = {}
+    storages: dict[Storage, int] = {}
+    kinds: dict[TensorMeta, tuple[Any, ...]] = {}
+    inputs: list[Any] = []
+    given: list[TensorMeta] = []
+    made: list[TensorMeta] = []
+    scalars: list[float] = []
+    sizes: list[int] = []
+    varying: list[int] = []
+    users: list[OpOverload] = []
+    steps: list[tuple[Any, ...]] = []
+
+    def of(meta: TensorMeta) -> tuple[Any, ...]:
+        kind = kinds.get(meta)
+        if kind is None:
+            kind = kinds[meta] = (len(meta.shape), meta.dtype, meta.device, meta.flags)
+        return kind
+
+    def scalar(item: float) -> Any:
+        scalars.append(item)
+        return type(item)
+
+    def size(item: int) -> Any:
+        sizes.append(item)
+        return "size"
+
+    def other(item: Any) -> Any:
+        if isinstance(item, Value):
+            number = values.get(item)
+            if number is None:
+                number = values[item] = len(values)
+                inputs.append((number, storages.setdefault(item.storage, len(storages)), of(item.meta)))
+                given.append(item.meta)
+            return number
+        # 1, 1.0 and True are equal as keys, and other programs.
+        return (type(item), item) if isinstance(item, Hashable) else (type(item), str(item))
+
+    numbers = Numbers(scalar, size, other, lambda cls, items: (cls, *items))
+    for node in nodes:
+        before = len(scalars)
+        kind = kind_of(node.op)
+        args, kwargs = numbers.call(node)
+        if len(scalars) > before:
+            users += [node.op] * (len(scalars) - before)
+            if node.phase == "optimizer" and kind.changes:
+                at = before
+                for name, item in (*zip(kind.positional, node.args), *node.kwargs.items()):
+                    count = sum(1 for _ in scalars_of(item, name, kind))
+                    if name in kind.changes:
+                        varying += range(at, at + count)
+                    at += count
+            elif kind.zero_counts:
+                varying += [at for at in range(before, len(scalars)) if scalars[at] == 0]
+        parts: list[Any] = [node.op, node.phase == "optimizer", args, *kwargs.items()]
+        for value in node.outputs:
+            if value.node is node:
+                values[value] = len(values)
+                storages.setdefault(value.storage, len(storages))
+                parts.append(of(value.meta))
+                made.append(value.meta)
+        steps.append(tuple(parts))
+    position = {value.node: -1 for value in outputs}
+    position |= {node: at for at, node in enumerate(nodes) if node in position}
+    kept = tuple(
+        sorted({(position[value.node], value.node.outputs.index(value)) for value in outputs if value.node})
+    )
+    places = [place for _, place, _ in inputs]
+    written = {storages[storage] for node in nodes for storage in node.writes if storage in storages}
+    offsets = [
+        meta.offset for meta, place in zip(given, places) if place in written and places.count(place) > 1
+    ]
+    shapes = Shapes(tuple(given), tuple(made), tuple(offsets), tuple(sizes))
+    return Program(
+        tuple(steps),
+        tuple(inputs),
+        kept,
+        tuple(scalars),
+        tuple(varying),
+        shapes,
+        tuple(users),
+        settings(),
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Variant(Generic[Compiled]):
+    """A compiled program, for its static scalars alone; those of each of ``groups`` are one input.
+
+    Its sizes are those of ``program``, or what ``sizes`` says, as far as ``holds`` agrees.  It hands out what
+    ``program`` keeps; where less is needed that does no harm.
+    """
+
+    program: Program
+    groups: tuple[tuple[int, ...], ...]
+    compiled: Compiled
+    sizes: Sizes | None = None
+    holds: Callable[[int], bool] | None = None  # whether the code is right for this varying size
+    _static: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        free = {position for group in self.groups for position in group}
+        self._static = [at for at in range(len(self.program.scalars)) if at not in free]
+
+    def fits(self, program: Program) -> bool:
+        """Whether the compiled program computes what ``program``, of the same key, does."""
+        return (
+            set(program.kept) <= set(self.program.kept)
+            and self.takes(program.scalars)
+            and self._has_sizes_of(program.shapes)
+        )
+
+    def takes(self, scalars: Sequence[float]) -> bool:
+        """Whether it computes with these numbers, or for them."""
+        mine = self.program.scalars
+        return all(_same(mine[at], scalars[at]) for at in self._static) and all(
+            _same(scalars[group[0]], scalars[at]) for group in self.groups for at in group[1:]
+        )
+
+    def _has_sizes_of(self, shapes: Shapes) -> bool:
+        if self.sizes is None:
+            return same_shapes(self.program.shapes, shapes)
+        return self.sizes.fits(shapes) and (self.holds is None or self.holds(self.sizes.of(shapes)))
+
+
+def _same(one: float, other: float) -> bool:
+    """Whether two numbers of one type are the same: 0.0 and -0.0 are not, NaN and NaN are."""
+    return str(one) == str(other) if one != other or not one or type(one) is complex else True
+
+
+def same_shapes(one: Shapes, other: Shapes) -> bool:
+    """Whether two recordings of a program have the same sizes; metadata is interned while it is in use."""
+    return one == other or one.numbers() == other.numbers()
+
+
+class Known(Generic[Compiled]):
+    """A program that was met before: what was compiled for its numbers and sizes, the newest last."""
+
+    def __init__(self) -> None:
+        self.variants: list[Variant[Compiled]] = []
+        self.used = 0  # when it was found last, in a count of its cache's own
+        self.dropped = False
+
+    def find(self, program: Program) -> Variant[Compiled] | None:
+        return next((each for each in self.variants if each.fits(program)), None)
+
+
+class Programs(Generic[Compiled]):
+    """Compiled programs, the least recently used dropped first."""
+
+    def __init__(self, most: int = MOST_PROGRAMS) -> None:
+        self.most = most
+        self._known: dict[Hashable, Known[Compiled]] = {}
+        self._uses = itertools.count(1)
+
+    def __len__(self) -> int:
+        return sum(len(known.variants) for known in self._known.values())
+
+    def known(self, program: Program) -> Known[Compiled] | None:
+        return self._known.get(program.key)
+
+    def find(self, program: Program) -> Variant[Compiled] | None:
+        known = self.known(program)
+        found = known.find(program) if known is not None else None
+        if known is not None and found is not None:
+            self.use(known)
+        return found
+
+    def use(self, known: Known[Compiled]) -> None:
+        """Its code runs now."""
+        known.used = next(self._uses)
+
+    def variants(self, program: Program) -> Sequence[Variant[Compiled]]:
+        """What is there for other numbers and sizes of ``program``, the newest last."""
+        known = self.known(program)
+        return () if known is None else tuple(known.variants)
+
+    def groups(self, program: Program) -> tuple[tuple[int, ...], ...]:
+        """Which scalars are to be inputs of a new variant: those that vary, equal ones together.
+
+        What has varied before varies again; what has been equal so far, to the same operator, stays equal.
+        """
+        known = [each.program.scalars for each in self.variants(program)]
+        free = set(program.varying)
+        for scalars in known:
+            free.update(at for at, value in enumerate(program.scalars) if not _same(scalars[at], value))
+        for variant in self.variants(program):
+            free.update(position for group in variant.groups for position in group)
+        free = {at for at in free if type(program.scalars[at]) is not complex}  # no input of compiled code
+        alike: dict[tuple[Any, ...], list[int]] = {}
+        for position in sorted(free):
+            values = [scalars[position] for scalars in (*known, program.scalars)]
+            history = (program.users[position], *map(str, values))
+            alike.setdefault(history, []).append(position)
+        return tuple(map(tuple, alike.values()))
+
+    def add(self, variant: Variant[Compiled]) -> Known[Compiled]:
+        """Keep it; gives the program that it is of."""
+        known = self._known.setdefault(variant.program.key, Known())
+        known.variants.append(variant)
+        del known.variants[:-MOST_VARIANTS]
+        self.use(known)
+        while len(self._known) > self.most:
+            oldest = min(self._known, key=lambda key: self._known[key].used)
+            self._known.pop(oldest).dropped = True
+        return known
+
+    def drop(self, program: Program) -> None:
+        """Forget every variant of ``program``."""
+        known = self._known.pop(program.key, None)
+        if known is not None:
+            known.dropped = True
+
+    def difference(self, program: Program, nodes: Sequence[Node]) -> str:
+        """Why ``program`` was not found: the first difference from the program that is most like it."""
+        variants = self.variants(program)
+        if variants:
+            # Where numbers alone differ that says more than sizes do.
+            needed = set(program.kept)
+            if all(needed - set(each.program.kept) for each in variants):
+                at, _ = min(needed - set(variants[-1].program.kept))
+                where = f" at {nodes[at].source}" if nodes[at].source is not None else ""
+                return f"{nodes[at].name}{where}: its result is needed afterwards, was not"
+            like = next((each for each in variants if same_shapes(each.program.shapes, program.shapes)), None)
+            if like is None:
+                return _shapes_differ(variants[-1].program, program, nodes)
+            changed = next(_changed(like.program.scalars, program.scalars), "others are no more equal")
+            return f"a number that was compiled as a constant is another: {changed}"
+        drawn = sketch([step[0] for step in program.steps], None)
+        nearest, alike, same = program, ENOUGH, 0
+        for each in self._known.values():
+            other = each.variants[-1].program
+            rank = (
+                drawn.alike(sketch([step[0] for step in other.steps], None)),
+                _alike(other.steps, program.steps),
+            )
+            if rank >= (alike, same):
+                nearest, (alike, same) = other, rank
+        if nearest is program:
+            return "the first program of its kind"
+        if same == len(nodes):
+            if len(nearest.steps) > same:
+                return f"it ends after {same:,} ops, the one known goes on"
+            if nearest.inputs != program.inputs:
+                return "inputs share memory otherwise"
+            return "PyTorch's settings are others: deterministic algorithms, or the precision of products"
+        node = nodes[same]
+        where = f" at {node.source}" if node.source is not None else ""
+        if same >= len(nearest.steps):
+            return f"it goes on with {node.name}{where}, the one known ends there"
+        old, new = nearest.steps[same], program.steps[same]
+        return f"{node.name}{where}: {_words(old, new, nearest, program)}"
+
+
+def _alike(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """How many steps from the first on are equal."""
+    for number, (one, other) in enumerate(zip(left, right)):
+        if one != other:
+            return number
+    return min(len(left), len(right))
+
+
+def _changed(old: Sequence[float], new: Sequence[float]) -> Iterator[str]:
+    for before, now in zip(old, new):
+        if str(before) != str(now):
+            yield f"{now:g}, was {before:g}"
+
+
+def _shapes_differ(old: Program, new: Program, nodes: Sequence[Node]) -> str:
+    """The first tensor or argument, in program order, that has another size."""
+    given = iter(zip(old.shapes.inputs, new.shapes.inputs))
+    made = iter(zip(old.shapes.made, new.shapes.made))
+    sizes: list[int] = []
+    reader = Numbers(lambda item: item, lambda item: sizes.append(item), lambda item: item)
+    seen: set[Value] = set()
+    for node in nodes:
+        where = f" at {node.source}" if node.source is not None else ""
+        pairs = []
+        for value in node.inputs:
+            if value not in seen:
+                seen.add(value)
+                pairs.append(next(given))
+        for value in node.outputs:
+            if value.node is node:
+                seen.add(value)
+                pairs.append(next(made))
+        for before, now in pairs:
+            if before.shape != now.shape:
+                return f"{node.name}{where}: {now}, was {before}"
+            if before.stride != now.stride:
+                return f"{node.name}{where}: strides {list(now.stride)}, were {list(before.stride)}"
+        start = len(sizes)
+        reader.call(node)
+        for at in range(start, len(sizes)):
+            if sizes[at] != old.shapes.arguments[at]:
+                return f"{node.name}{where}: argument {sizes[at]}, was {old.shapes.arguments[at]}"
+    return "inputs begin elsewhere in the memory that they share"
+
+
+def _words(old: tuple[Any, ...], new: tuple[Any, ...], before: Program, now: Program) -> str:
+    if old[0] is not new[0]:
+        return f"{new[0]}, was {old[0]}"
+    inputs = {number: meta for (number, *_), meta in zip(now.inputs, now.shapes.inputs)}
+    known = {number: meta for (number, *_), meta in zip(before.inputs, before.shapes.inputs)}
+    for one, other in zip(_flat(old[2:]), _flat(new[2:])):
+        if isinstance(other, int) and isinstance(one, int):
+            if inputs.get(other) is not known.get(other):
+                return f"{inputs.get(other)}, was {known.get(other)}"
+            if one != other:
+                return "it works on other tensors"
+        elif one != other:
+            return f"{other}, was {one}"
+    return "it has other arguments"
+
+
+def _flat(item: Any) -> Iterator[Any]:
+    """The leaves of a step: a static argument, a tensor's kind and a tensor's number are one each."""
+    if isinstance(item, tuple) and item and item[0] in (list, tuple):
+        yield from _flat(item[1:])
+    elif isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], type):
+        yield f"argument {item[1]}"
+    elif isinstance(item, tuple) and len(item) == 4 and isinstance(item[1], torch.dtype):
+        yield f"{item[0]} dimensions {str(item[1]).removeprefix('torch.')} {item[2]}"
+    elif isinstance(item, (list, tuple)):
+        for entry in item:
+            yield from _flat(entry)
+    else:
+        yield item

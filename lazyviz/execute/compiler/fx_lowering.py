@@ -1,0 +1,371 @@
+"""A segment of recorded nodes as an fx graph that a compiler takes.
+
+Everything here is still the recorded program: operators, order, in-place writes.  Only three
+things are made for compilers: operators whose writes their schema hides are replaced by
+the ones that show them, numbers that vary from run to run become inputs, and what is
+handed out is each new storage once, in the form it was made in; views are made of it
+afterwards (:func:`views_of`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...graph.ir import Node, Storage, TensorMeta, Value
+from ..backend import Segment
+from .bernoulli import drawn
+from .dynamic_shapes import Size, Sizes
+from .rng_prologue import Draw, draw_all, draw_of, draws, in_words
+from .scalar_arguments import Numbers
+
+aten = torch.ops.aten
+
+
+class NotLowered(ValueError):
+    """A segment that cannot be handed to a compiler; the message names the op and its line."""
+
+
+def refuse(node: Node, why: str) -> NotLowered:
+    where = f" at {node.source}" if node.source is not None else ""
+    return NotLowered(f"{node.op}{where} {why}")
+
+
+def made_storages(nodes: Sequence[Node]) -> dict[Storage, Value]:
+    """The storages that ``nodes`` allocate, with the value each was made as."""
+    made: dict[Storage, Value] = {}
+    for node in nodes:
+        fresh = set(node.made)
+        for value in node.outputs:
+            if value.node is node and value.storage in fresh:
+                made.setdefault(value.storage, value)
+    return made
+
+
+_CUTS = (aten.select.int, aten.slice.Tensor)
+
+
+def cut_first(segment: Segment) -> Segment:
+    """The segment without the views that cut a part out of its inputs: on those parts.
+
+    A batch is cut from another place in each step, which is to be no other program.  A view reads nothing, so
+    that it may be taken before everything else.  Parts of what is written stay: a compiler has to see how
+    they overlap.
+    """
+    written = {storage for node in segment.nodes for storage in node.writes}
+    known = set(segment.inputs)
+    rest: list[Node] = []
+    for node in segment.nodes:
+        cut = node.op in _CUTS and not node.kwargs and node.args[0] in known
+        if cut and node.args[0].storage not in written:
+            known.add(node.outputs[0])
+        else:
+            rest.append(node)
+    inside = set(rest)
+    inputs = dict.fromkeys(
+        value for node in rest for value in node.inputs if value in known or value.node not in inside
+    )
+    return Segment(rest, list(inputs), segment.outputs)
+
+
+def lower(
+    nodes: Sequence[Node],
+    inputs: Sequence[Value],
+    results: Sequence[Value],
+    groups: Sequence[Sequence[int]],
+    sizes: Sizes | None = None,
+    *,
+    channels_last: bool = False,
+    draws_first: bool = False,
+) -> fx.GraphModule:
+    """The module from ``inputs``, then a 0-d tensor for each of ``groups``, to ``results``.
+
+    ``groups`` are positions among the scalars of ``nodes`` (``Program.scalars``) that are one input.
+    With ``sizes`` the size that varies comes before all others, an int.  ``channels_last`` has convolutions,
+    and what is computed of them, in that layout, results included, but not the gradients of weights.
+    ``draws_first`` has all random numbers drawn by ATen's kernels, in program order, into memory of the
+    recorded strides (:mod:`lazyviz.execute.compiler.rng_prologue`).
+
+    Raises:
+        NotLowered: one of the nodes cannot be.
+    """
+    graph = fx.Graph()
+    env: dict[Value, fx.Node] = {}
+    varying = fx.Proxy(graph.placeholder("size")) if sizes is not None else None
+    for number, value in enumerate(inputs):
+        env[value] = graph.placeholder(f"input_{number}")
+        if value.meta.flags:
+            raise NotLowered("an input is a conjugate or negative view")
+    numbers: dict[int, fx.Node] = {}
+    given = [graph.placeholder(f"number_{number}") for number in range(len(groups))]
+    for group, placeholder in zip(groups, given, strict=True):
+        content = graph.call_function(aten._local_scalar_dense.default, (placeholder,))
+        numbers.update(dict.fromkeys(group, content))
+    functions = iter(sizes.arguments if sizes is not None else ())
+    made: dict[Size, Any] = {}
+    positions = itertools.count()
+
+    def scalar(item: float) -> Any:
+        return numbers.get(next(positions), item)
+
+    def size(item: int) -> Any:
+        return sized(next(functions, item))
+
+    def sized(function: int | Size) -> Any:
+        if isinstance(function, int):
+            return function
+        if function not in made:
+            made[function] = function(varying).node
+        return made[function]
+
+    def other(item: Any) -> Any:
+        if isinstance(item, torch.Generator):
+            raise NotLowered("an op draws from a generator of its own")
+        return env[item] if isinstance(item, Value) else item
+
+    written = {storage for node in nodes for storage in node.writes}
+    reader = Numbers(scalar, size, other)
+    random = _draws(nodes) if draws_first else {}
+    if random:
+        dimensions = _dimensions(nodes, inputs, sizes)
+        every = [sized(item) for draw in random.values() for item in dimensions(draw.like)]
+        source = graph.call_function(draw_all, (in_words(list(random.values())), every))
+        content_of = {
+            node: graph.call_function(operator.getitem, (source, at)) for at, node in enumerate(random)
+        }
+    for node in nodes:
+        check(node)
+        args, kwargs = reader.call(node)
+        if node in random:
+            if any(isinstance(item, fx.Node) for item in args[len(node.inputs) :]):
+                raise refuse(node, "draws with numbers that vary")
+            env.update(_random(graph, node, content_of[node], args))
+            continue
+        op, args, kwargs = drawn(graph, *adapted(node, args, kwargs))
+        if channels_last:
+            for at in _IMAGES.get(op, ()):
+                image = graph.call_function(  # the same, where it is traced in that layout
+                    aten.contiguous.default, (args[at],), {"memory_format": torch.channels_last}
+                )
+                args = (*args[:at], image, *args[at + 1 :])
+            if op in _RESHAPES and node.outputs[0].storage not in written:
+                op = aten.reshape.default
+        result = graph.call_function(op, args, kwargs)
+        returns = op._schema.returns
+        alone = len(returns) == 1 and str(returns[0].type) == "Tensor"
+        for value in node.outputs:
+            if value.node is node:
+                env[value] = result if alone else graph.call_function(operator.getitem, (result, value.index))
+                if channels_last and op is aten.convolution_backward.default and is_to_be_row_major(value):
+                    env[value] = graph.call_function(row_major, (env[value],))
+    graph.output(tuple([env[value] for value in results]))
+    return fx.GraphModule(torch.nn.Module(), graph, class_name="Segment")
+
+
+def _draws(nodes: Sequence[Node]) -> dict[Node, Draw]:
+    found: dict[Node, Draw] = {}
+    for node in nodes:
+        if draws(node):
+            draw = draw_of(node)
+            if draw is None:
+                raise refuse(node, NEEDS_VALUES)
+            found[node] = draw
+    return found
+
+
+NEEDS_VALUES = "draws random numbers within its kernel, in an order that compiled code does not keep"
+
+
+def _dimensions(
+    nodes: Sequence[Node], inputs: Sequence[Value], sizes: Sizes | None
+) -> Callable[[Value], Sequence[int | Size]]:
+    """Gives the shape and strides of a value, as functions of the size that varies."""
+    if sizes is None:
+        return lambda value: (*value.meta.shape, *value.meta.stride)
+    found: dict[Value, Sequence[int | Size]] = {}
+    at = 0
+    for value in (*inputs, *[value for node in nodes for value in node.outputs if value.node is node]):
+        rank = len(value.meta.shape)
+        found[value] = sizes.every[at : at + 2 * rank]
+        at += 2 * rank
+    return found.__getitem__
+
+
+def _random(graph: fx.Graph, node: Node, content: fx.Node, args: tuple[Any, ...]) -> dict[Value, fx.Node]:
+    """The results of a node that draws ``content``, which is written where the node writes."""
+    if node.writes:
+        graph.call_function(aten.copy_.default, (args[0], content))
+        return {}
+    if node.op is not aten.native_dropout.default:
+        return {node.outputs[0]: content}
+    kept = 1 - node.args[1]
+    product = graph.call_function(aten.mul.Tensor, (args[0], content))
+    product = graph.call_function(aten.mul.Tensor, (product, 1 / kept if kept else 0.0))
+    return {value: (product, content)[value.index] for value in node.outputs if value.node is node}
+
+
+def is_to_be_row_major(gradient: Value) -> bool:
+    """Whether a convolution's gradient is a weight's, recorded row by row, not channels last as well."""
+    if gradient.index != 1:
+        return False
+    _, channels, *window = gradient.meta.shape
+    size = math.prod(window)
+    return channels > 1 and size > 1 and gradient.meta.stride[1] == size
+
+
+def _like_row_major(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _row_major(tensor: torch.Tensor) -> torch.Tensor:
+    return _like_row_major(tensor).copy_(tensor)
+
+
+# Inductor does not look into it: in the midst of an optimizer's update it would read each element several
+# times, a few at once.
+torch.library.define("lazyviz::row_major", "(Tensor tensor) -> Tensor")
+torch.library.impl("lazyviz::row_major", "CompositeExplicitAutograd", _row_major)
+torch.library.register_fake("lazyviz::row_major", _like_row_major)
+row_major = torch.ops.lazyviz.row_major.default
+
+_IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1, 2)}
+_RESHAPES = (aten.view.default, aten._unsafe_view.default)  # of other strides they are not to be had
+
+
+def wants_channels_last(nodes: Sequence[Node]) -> bool:
+    """Whether Inductor would change the layout of the convolutions in ``nodes``, back and forth.
+
+    On the CPU it has convolutions read and write channels last (``decide_layout_opt`` in
+    torch/_inductor/graph.py), but keeps the layout that was traced for what their gradients read and for
+    what is handed out: of a forward and backward pass in one graph each activation would be held in both,
+    some of them twice, and the gradients of all weights would be copied at once, when all of them are there.
+    """
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+        return False
+    images = [node for node in nodes if node.op in _IMAGES]
+    return (
+        any(node.op is aten.convolution_backward.default for node in images)
+        and all(value.meta.device.type == "cpu" for node in images for value in node.inputs)
+        and all(len(node.args[at].meta.shape) == 4 for node in images for at in _IMAGES[node.op])
+    )
+
+
+def check(node: Node) -> None:
+    """Raises :class:`NotLowered` if a compiler cannot be given ``node``."""
+    name = node.op._schema.name
+    if "as_strided" in name:  # it counts on strides that a compiler chooses anew
+        raise refuse(node, "takes strides as they are")
+    if torch.Tag.inplace_view in node.op.tags:  # what a tensor was made as is how its memory is handed out
+        raise refuse(node, "gives a tensor another shape in place")
+    if "mkldnn_rnn" in name:  # Inductor checks it against a shape rule that the kernel does not keep
+        raise refuse(node, "hands on a workspace that only its kernel knows")
+    own = [value for value in node.outputs if value.node is node]
+    if (
+        name != "aten::cat"  # which is lowered by itself, below
+        and any(not value.meta.nbytes for value in node.inputs)
+        and any(value.meta.nbytes for value in own)
+    ):
+        raise refuse(node, "makes numbers of a tensor without elements, which Inductor may take for zeros")
+    shown = any(
+        item.alias_info is not None and item.alias_info.is_write for item in node.op._schema.arguments
+    )
+    if node.writes and not shown and (node.op is not aten.native_batch_norm.default or node.kwargs):
+        raise refuse(node, "writes tensors that its schema does not name")
+    for value in (*node.inputs, *node.outputs):
+        if value.meta.flags:
+            raise refuse(node, "takes or makes a conjugate or negative view")
+        if value.meta.device.type not in ("cpu", "cuda"):
+            raise refuse(node, f"is on {value.meta.device}")
+
+
+def adapted(
+    node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The call in a form that compilers get right."""
+    if node.op is aten.native_batch_norm.default:
+        return _batch_norm(args)
+    if node.op is aten.cat.default:
+        return _cat(node, args, kwargs)
+    if node.op in _LERPS and isinstance(args[2], fx.Node) and node.inputs[0].dtype.is_floating_point:
+        return _lerp(node, args)
+    return _SPLITS.get(node.op, node.op), args, kwargs
+
+
+# These are views that their schemas do not call so, and a compiler would lose what is written to them.
+_SPLITS = {
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
+
+
+def _batch_norm(args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """With an operator whose schema tells that running statistics are written.
+
+    ``_native_batch_norm_legit`` is the same operator with the marks (ATen's native_functions.yaml).
+    """
+    image, weight, bias, mean, variance, training, momentum, eps = args
+    if mean is None or variance is None:
+        return aten._native_batch_norm_legit.no_stats, (image, weight, bias, training, momentum, eps), {}
+    return aten._native_batch_norm_legit.default, args, {}
+
+
+_LERPS = (aten.lerp.Scalar, aten.lerp_.Scalar)
+
+
+def _lerp(node: Node, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """With a weight that varies as a tensor: it decides between two formulas (ATen's Lerp.h), and Inductor's
+    rule for a number (``_lerp_scalar`` in torch/_inductor/decomposition.py) asks which while it compiles.
+    """
+    start, end, weight = args
+    graph, dtype, device = weight.graph, node.inputs[0].dtype, node.inputs[0].device
+    wide = dtype if dtype.itemsize >= 4 else torch.float32  # in which ATen computes
+    weight = graph.call_function(aten.full.default, ([], weight), {"dtype": wide, "device": device})
+    if wide is not dtype:
+        start, end = (
+            graph.call_function(aten._to_copy.default, (item,), {"dtype": wide}) for item in (start, end)
+        )
+    if node.op is aten.lerp_.Scalar:
+        return aten.copy_.default, (args[0], graph.call_function(aten.lerp.Tensor, (start, end, weight))), {}
+    if wide is dtype:
+        return aten.lerp.Tensor, (start, end, weight), {}
+    result = graph.call_function(aten.lerp.Tensor, (start, end, weight))
+    return aten._to_copy.default, (result,), {"dtype": dtype}
+
+
+def _cat(
+    node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Without the tensors of shape [0] that fit every other shape: with one of them Inductor's rule
+    (``cat`` in torch/_inductor/decomposition.py) keeps strides of the rest which the kernel does not keep.
+    """
+    given = [item for item in node.args[0] if isinstance(item, Value)]
+    full = [number for number, value in enumerate(given) if value.meta.shape != (0,)]
+    if len(full) in (0, len(given)):
+        return node.op, args, kwargs
+    if len(full) == 1:
+        return aten.clone.default, (args[0][full[0]],), {"memory_format": torch.contiguous_format}
+    return node.op, ([args[0][number] for number in full], *args[1:]), kwargs
+
+
+def views_of(wanted: Sequence[Value], memory: Mapping[Storage, torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors for ``wanted``, each on the memory of its storage's tensor in ``memory``."""
+    return [view_of(memory[value.storage], value.meta) for value in wanted]
+
+
+def view_of(whole: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
+    """The tensor of that metadata on the memory of ``whole``; that itself, where it is the same."""
+    if (
+        whole.dtype is meta.dtype
+        and whole.shape == meta.shape
+        and whole.stride() == meta.stride
+        and whole.storage_offset() == meta.offset
+    ):
+        return whole
+    view = torch.empty(0, dtype=meta.dtype, device=whole.device)
+    return view.set_(whole.untyped_storage(), meta.offset, meta.shape, meta.stride)

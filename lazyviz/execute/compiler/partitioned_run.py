@@ -1,0 +1,438 @@
+"""Running pending nodes with a registered backend, segment by segment."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from ...graph.ir import Storage
+from ...process.signals import Deferred
+from ...process.transaction import complete
+from ...record.recorder import Tape
+from ...record.rng import DrawSequence, state_of
+from ...record.storage import TrackedNode, TrackedValue
+from ...torch_internals import private_api
+from ..backend import Backend, Compiled, Refused, Segment
+from ..eager import Progress, check_interrupts, deliver, free, kernel_level, recorded_modes, run_node, tell
+from ..memory_tracker import ResidentMemory
+from ..replay import node_passes
+from ..replay.program_key import Stretch
+from ..value_stats import Summaries
+from . import verify
+from .compile_context import nothing_around, stoppable, told
+from .fx_lowering import views_of
+from .output_checks import refuse_other_metadata
+from .segment_cache import Again, half_done, name_segment, repeats
+
+_MOST_REASONS = 8
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run with a backend came to: ``share`` counts the ops that the backend itself ran.
+
+    ``left`` counts those that it was given and ran one by one.  ``hits`` and ``misses`` count segments whose
+    code was there, or had to be made; ``missed`` says what was new about these, ``fallbacks`` why ops ran op
+    by op.  ``seconds`` went into asking the backend for code.
+    """
+
+    share: int = 0
+    left: int = 0
+    hits: int = 0
+    misses: int = 0
+    missed: list[str] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def ran(self, count: int, compiled: object) -> None:
+        """Code for so many ops has run."""
+        left, why = (
+            compiled.left() if isinstance(compiled, Compiled) and compiled.left is not None else (0, ())
+        )
+        self.share += count - left
+        self.left += left
+        for reason in why:
+            self.note(self.fallbacks, reason)
+
+    def note(self, reasons: list[str], reason: str) -> None:
+        if reason not in reasons and len(reasons) < _MOST_REASONS:
+            reasons.append(reason)
+
+
+def run_with_backend(
+    tape: Tape,
+    nodes: Sequence[TrackedNode],
+    backend: Backend,
+    memory: ResidentMemory,
+    *,
+    progress: Progress | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    verify: bool = False,
+    seen: Summaries | None = None,
+    compiles: Callable[[str | None], None] | None = None,
+    stretch: Stretch | None = None,
+) -> Outcome:
+    """Run pending ``nodes``, given in program order, with ``backend``.
+
+    Draws of random numbers run eagerly between its segments, unless it takes them, so that their values and
+    the generators' states stay eager's.  A segment that it refuses is tried phase by phase, and then
+    runs op by op.  ``memory`` counts what is held between segments.  With ``verify`` what newly compiled
+    segments compute is compared with the recorded ops' results, which stand where they differ by more than
+    rounding.  ``compiles`` is called with what is being compiled, now and then, on a thread of its own,
+    and with None afterwards.  ``stretch`` is the structure of ``nodes``, by which they are
+    recognised when they come again.
+
+    Raises:
+        Interrupted, KeyboardInterrupt: between two segments or while one is compiled; nothing is half done.
+        ValueError: the backend gave back another number of tensors than the segment has outputs.
+        Exception: whatever the backend raises; the segment stays pending, unless it had begun to write
+            tensors from outside: then it can never be run again.
+    """
+    run = _Run(tape, backend, memory, len(nodes), progress, cancelled, verify, seen, compiles)
+    with nothing_around():
+        stretches = list(_stretches(nodes, backend, run.outcome))
+    run.segments = sum(taken for _, taken in stretches)
+    for part, taken in stretches:
+        if taken:
+            run.number += 1
+            run.segment(part)
+        else:
+            run.op_by_op(part)
+    if stretch is not None and run.again is not None and run.outcome.share + run.outcome.left == len(nodes):
+        repeats.learn(stretch, backend, run.again)
+    return run.outcome
+
+
+class _Run:
+    def __init__(
+        self,
+        tape: Tape,
+        backend: Backend,
+        memory: ResidentMemory,
+        total: int,
+        progress: Progress | None,
+        cancelled: Callable[[], bool] | None,
+        verifies: bool,
+        seen: Summaries | None,
+        compiles: Callable[[str | None], None] | None,
+    ) -> None:
+        self.tape = tape
+        self.backend = backend
+        self.memory = memory
+        self.total = total
+        self.progress = progress
+        self.cancelled = cancelled
+        self.verify = verifies
+        self.seen = seen
+        self.compiles = compiles
+        self.number = self.segments = 0  # the segment at hand, of how many
+        self.again: Again | None = None  # finds the code for all nodes
+        self.done = 0
+        self.outcome = Outcome()
+
+    def op_by_op(self, nodes: Sequence[TrackedNode]) -> None:
+        with kernel_level(self.tape, nodes) as arrived:
+            for node in nodes:
+                self._check(arrived)
+                self.memory.step(node)
+                with recorded_modes(node):
+                    run_node(node, self.memory, self.seen)
+                self._finished([node], arrived)
+
+    def segment(self, nodes: Sequence[TrackedNode]) -> None:
+        segment = segment_of(nodes)
+        inputs = [value.real for value in segment.inputs if isinstance(value, TrackedValue)]
+        reals = [real for real in inputs if real is not None]
+        start = time.perf_counter()
+        try:
+            _check_memory(segment, reals)
+            compiled = self._compiled(segment, reals, nodes[0].inference_mode)
+        except Refused as refusal:
+            phases = list(_phases(nodes))
+            if len(phases) > 1:
+                for part in phases:
+                    self.segment(part)
+            else:
+                self.outcome.note(self.outcome.fallbacks, str(refusal))
+                self.op_by_op(nodes)
+            return
+        self.outcome.seconds += time.perf_counter() - start
+        if isinstance(compiled, Compiled):
+            self.outcome.hits += compiled.cache_hit
+            self.outcome.misses += not compiled.cache_hit
+            if compiled.cache_miss_reason is not None:
+                self.outcome.note(self.outcome.missed, compiled.cache_miss_reason)
+        try:
+            with kernel_level(self.tape, nodes) as arrived, recorded_modes(nodes[0]):
+                self._check(arrived)
+                self.memory.step(nodes[-1])
+                self._execute(nodes, segment, compiled, reals)
+                self.outcome.ran(len(nodes), compiled)
+                if len(nodes) == self.total and isinstance(compiled, Compiled):
+                    self.again = compiled.again
+                self._finished(nodes, arrived)
+        except _NeverRan as failure:
+            self.outcome.note(self.outcome.fallbacks, str(failure))
+            self.op_by_op(nodes)
+
+    def _compiled(
+        self, segment: Segment, reals: Sequence[torch.Tensor], inference_mode: bool
+    ) -> Callable[..., Sequence[torch.Tensor]]:
+        where = (
+            f"cancelled while {len(segment.nodes):,} ops were being compiled, "
+            f"after {self.done} of {self.total} ops"
+        )
+        tape = self.tape
+        with ExitStack() as stack:
+            stack.callback(setattr, tape, "running", tape.running)
+            tape.running = threading.get_ident()
+            stack.enter_context(nothing_around(inference_mode))
+            if self.compiles is not None:
+                what = f"segment {self.number} of {self.segments} ({len(segment.nodes):,} ops)"
+                stack.enter_context(told(self.compiles, what))
+            stack.enter_context(stoppable(self.cancelled, where))
+            return self.backend.compile(segment, reals)
+
+    def _execute(
+        self,
+        nodes: Sequence[TrackedNode],
+        segment: Segment,
+        compiled: Callable[..., Sequence[torch.Tensor]],
+        reals: Sequence[torch.Tensor],
+    ) -> None:
+        draws: dict[DrawSequence, None] = {node.draws: None for node in nodes if node.draws is not None}
+        check: _Expected | None = None
+        fresh = not getattr(compiled, "cache_hit", False)
+        before = verify.saved(segment, reals) if fresh else None
+        verifies = self.verify or getattr(self.backend, "verifies", False)
+        if verifies and fresh:
+            check = self._expected(segment, reals, draws)
+        for sequence in draws:
+            sequence.generator.set_state(sequence.state)
+        try:
+            results = list(compiled(*reals))
+            refuse_other_metadata(segment.outputs, results)
+        except Refused as refusal:  # nothing is written yet
+            raise _NeverRan(str(refusal)) from refusal
+        except BaseException as error:
+            if before is None:
+                half_done(nodes, error)
+                raise
+            for at, content in before.items():  # nothing is lost
+                reals[at].untyped_storage().copy_(content)
+            if isinstance(compiled, Compiled) and isinstance(error, Exception):
+                # Code that fails when it first runs is wrong.
+                self._forget(segment, f"{type(error).__name__}: {error}")
+                raise _NeverRan(f"compiled code failed: {type(error).__name__}: {error}") from error
+            name_segment(nodes, error)
+            raise
+        for sequence in draws:
+            sequence.state = state_of(sequence.generator)
+        if check is not None:
+            results = self._verified(segment, reals, results, check)
+        complete(partial(self._note, nodes, segment, results, []))
+
+    def _note(
+        self,
+        nodes: Sequence[TrackedNode],
+        segment: Segment,
+        results: Sequence[torch.Tensor],
+        stage: list[None],
+    ) -> None:
+        """The segment has run; may be called again where it was stopped."""
+        if not stage:
+            for node in nodes:
+                node.state, node.error = "done", None
+            outputs = [value for value in segment.outputs if isinstance(value, TrackedValue)]
+            if self.seen is not None:  # what stays inside the backend nobody sees
+                for value, real in zip(outputs, results):
+                    self.seen.whole(value, real)
+            deliver(dict(zip(outputs, results)), self.memory)
+            stage[:] = map(node_passes.note_used, (nodes,))
+        for node in nodes:
+            free(node, self.memory)
+
+    def _expected(
+        self, segment: Segment, reals: Sequence[torch.Tensor], draws: Iterable[DrawSequence]
+    ) -> _Expected:
+        """What the recorded ops make of copies of the inputs: the outputs, and the inputs afterwards."""
+        untouched = verify.Copies(segment.inputs, reals)
+        states = [(sequence.generator, sequence.state) for sequence in draws]
+
+        def run(nudge: float = 0.0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+            for generator, state in states:
+                generator.set_state(state)
+            copies = verify.Copies(segment.inputs, untouched.tensors, nudge=nudge).tensors
+            return verify.run_recorded(segment, copies), copies
+
+        outputs, inputs = run()
+        ends = {sequence: state_of(sequence.generator) for sequence in draws}
+        return _Expected(outputs, inputs, ends, lambda: run(verify.rounding(segment)))
+
+    def _verified(
+        self,
+        segment: Segment,
+        reals: Sequence[torch.Tensor],
+        results: list[torch.Tensor],
+        expected: _Expected,
+    ) -> list[torch.Tensor]:
+        """``results``, if they and what was written are eager's; else eager's."""
+        outputs, inputs = expected.outputs, expected.inputs
+        changed = verify.written(segment)
+        blank = verify.blank(segment)
+        filled = [at for at, value in enumerate(segment.outputs) if value.storage not in blank]
+        values = [*[segment.outputs[at] for at in filled], *[segment.inputs[at] for at in changed]]
+        made = {value: value.node for value in segment.outputs if value.node is not None}
+        ours = [*[results[at] for at in filled], *[reals[at] for at in changed]]
+        theirs = [*[outputs[at] for at in filled], *[inputs[at] for at in changed]]
+        mismatch = verify.first_mismatch(values, ours, theirs, made)
+        if mismatch is not None:
+            moved, moved_inputs = expected.nudged()
+            mismatch = verify.first_mismatch(
+                values,
+                ours,
+                theirs,
+                made,
+                [*[moved[at] for at in filled], *[moved_inputs[at] for at in changed]],
+            )
+        if mismatch is None:
+            return results
+        self.outcome.note(
+            self.outcome.fallbacks, f"compiled code was not right, eager's results stand: {mismatch}"
+        )
+        self.outcome.share -= len(segment.nodes)
+        self._forget(segment, mismatch)
+        for sequence, state in expected.ends.items():
+            sequence.state = state
+        for at in changed:
+            reals[at].copy_(inputs[at])
+        memory = dict(zip([value.storage for value in segment.inputs], reals, strict=True))
+        outside = [value for value in segment.outputs if value.storage in memory]
+        return [
+            views_of([value], memory)[0] if value in outside else tensor
+            for value, tensor in zip(segment.outputs, outputs, strict=True)
+        ]
+
+    def _forget(self, segment: Segment, why: str) -> None:
+        forget = getattr(self.backend, "forget", None)
+        if forget is not None:
+            forget(segment, why)
+
+    def _check(self, arrived: Deferred) -> None:
+        check_interrupts(arrived, self.cancelled, f"after {self.done} of {self.total} ops")
+
+    def _finished(self, nodes: Sequence[TrackedNode], arrived: Deferred) -> None:
+        for node in nodes:
+            self.tape.finished(node)
+        self.done += len(nodes)
+        if self.progress is not None:
+            tell(arrived, self.progress, self.done, self.total, nodes[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What the recorded ops make of a segment's inputs, and what they leave in these.
+
+    ``ends`` are the states of generators afterwards.  ``nudged`` gives the first two for inputs that are off
+    by one rounding.
+    """
+
+    outputs: list[torch.Tensor]
+    inputs: list[torch.Tensor]
+    ends: dict[DrawSequence, torch.Tensor]
+    nudged: Callable[[], tuple[list[torch.Tensor], list[torch.Tensor]]]
+
+
+class _NeverRan(Exception):
+    """New code failed when it first ran; what it had written is as it was before."""
+
+
+def segment_of(nodes: Sequence[TrackedNode]) -> Segment:
+    """``nodes`` with what they read from outside and what is needed afterwards."""
+    inside = set(nodes)
+    uses: dict[TrackedValue, int] = {}
+    for node in nodes:
+        for value in node.inputs:
+            uses[value] = uses.get(value, 0) + 1
+    inputs = [value for value in uses if value.node not in inside]
+    own = [value for node in nodes for value in node.outputs if value.node is node]
+    outputs = [value for value in own if value.tensor is not None or value.uses > uses.get(value, 0)]
+    return Segment(nodes, inputs, outputs)
+
+
+def _check_memory(segment: Segment, reals: Sequence[torch.Tensor]) -> None:
+    """Raise :class:`Refused` where inputs share memory otherwise than recorded, on which code is built.
+
+    A kernel that ran by itself may keep to no shape rule.
+    """
+    written = {storage for node in segment.nodes for storage in node.writes}
+    places: dict[Storage, int] = {}
+    storages: dict[int, Storage] = {}
+    for value, real in zip(segment.inputs, reals, strict=True):
+        storage = value.storage
+        place = private_api.storage_address(real)
+        other = storages.setdefault(place, storage)
+        if places.setdefault(storage, place) != place:
+            what = "shares no memory, as it was recorded to, with another result"
+        elif other is not storage and (storage in written or other in written):
+            what = "shares memory that it was not recorded to share"
+        else:
+            continue
+        where = f" at {value.node.source}" if value.node is not None and value.node.source is not None else ""
+        name = f"the result of {value.node.name}{where}" if value.node is not None else f"{value.meta}"
+        raise Refused(f"{name} {what}")
+
+
+def _stretches(
+    nodes: Sequence[TrackedNode], backend: Backend, outcome: Outcome
+) -> Iterator[tuple[list[TrackedNode], bool]]:
+    """``nodes`` cut into the longest runs that ``backend`` may take (True) and what lies between."""
+    takes_draws = getattr(backend, "draws", False)
+    refuses: Callable[[TrackedNode], str | None] = getattr(backend, "refuses", lambda node: None)
+    current: list[TrackedNode] = []
+    compiles = False
+    drawing: dict[torch.Generator, DrawSequence] = {}
+    for node in nodes:
+        takes = not node.again and node.op.namespace != "lazyviz"
+        if takes and (reason := refuses(node)) is not None:
+            outcome.note(outcome.fallbacks, reason)
+            takes = False
+        if node.draws is not None:
+            takes = (
+                takes
+                and takes_draws
+                and not any(isinstance(item, torch.Generator) for item in (*node.args, *node.kwargs.values()))
+            )
+        # A generator that was seeded in between begins another segment.
+        reseeded = (
+            takes
+            and node.draws is not None
+            and drawing.setdefault(node.draws.generator, node.draws) is not node.draws
+        )
+        # Results show whether they were made in inference mode.
+        other_mode = bool(current) and node.inference_mode is not current[-1].inference_mode
+        if current and (takes is not compiles or reseeded or other_mode):
+            yield current, compiles
+            current = []
+        if not current:
+            drawing = {node.draws.generator: node.draws} if takes and node.draws is not None else {}
+        compiles = takes
+        current.append(node)
+    if current:
+        yield current, compiles
+
+
+def _phases(nodes: Sequence[TrackedNode]) -> Iterator[list[TrackedNode]]:
+    current: list[TrackedNode] = []
+    for node in nodes:
+        if current and node.phase != current[-1].phase:
+            yield current
+            current = []
+        current.append(node)
+    yield current

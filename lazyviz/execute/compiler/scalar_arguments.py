@@ -1,0 +1,117 @@
+"""The numbers among operators' arguments: operands of arithmetic (scalars), sizes, or part of the program."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ...graph.fingerprint import operands
+from ...graph.ir import Node, works_by_element
+from ...torch_internals.private_api import OpOverload
+
+# Arguments that optimizers compute anew in each step (bias corrections, learning rates).
+_VARYING = {"value", "alpha", "other", "scalar", "scalars"}
+# Operators that write a number, without the tag of those that compute with it.
+_FILL = {"fill", "fill_", "full", "full_like", "new_full", "scalar_tensor"}
+
+
+class Kind:
+    """What the ints among an operator's arguments are: operands, sizes, or part of the program."""
+
+    __slots__ = ("changes", "operands", "positional", "sizes", "zero_counts")
+
+    def __init__(self, op: OpOverload) -> None:
+        schema = op._schema
+        name = schema.name.rpartition("::")[2]
+        self.positional = [argument.name for argument in schema.arguments]
+        numbers = {item.name for item in schema.arguments if "number" in str(item.type)}
+        each = name.startswith("_foreach")
+        self.operands = operands(op) | (numbers if each or name in _FILL else set())
+        # Sizes that may be symbols show in a schema's text alone; those of ``arange`` are numbers.
+        self.sizes = {*re.findall(r"SymInt[^ ]* (\w+)", str(schema)), *numbers} - self.operands
+        self.changes = _VARYING if each or works_by_element(op) else set()
+        self.zero_counts = "mul" in name  # Inductor takes a product with zero for zero, also one of infinity
+
+
+@functools.cache
+def kind_of(op: OpOverload) -> Kind:
+    """What is known of an operator's arguments."""
+    return Kind(op)
+
+
+class Numbers:
+    """Finds the numbers among arguments; the order in which it is asked is that of ``Program``'s tuples."""
+
+    def __init__(
+        self,
+        scalar: Callable[[float], Any],
+        size: Callable[[int], Any],
+        other: Callable[[Any], Any],
+        together: Callable[[type, list[Any]], Any] = lambda cls, items: cls(items),
+    ) -> None:
+        self._scalar, self._size, self._other, self._together = scalar, size, other, together
+
+    def call(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of ``node``, each number and each other leaf replaced by what was said of it."""
+        kind = kind_of(node.op)
+        names = kind.positional
+        args = tuple([self._item(item, names[at], kind) for at, item in enumerate(node.args)])
+        return args, {name: self._item(item, name, kind) for name, item in node.kwargs.items()}
+
+    def _item(self, item: Any, name: str, kind: Kind) -> Any:
+        cls = type(item)
+        if _is_scalar(item, name, kind):
+            return self._scalar(item)
+        if cls is int and name in kind.sizes:
+            return self._size(item)
+        if cls is list or cls is tuple:
+            return self._together(cls, [self._item(entry, name, kind) for entry in item])
+        return self._other(item)
+
+
+Place = tuple[int, int | str, int | None]  # a node, its argument by position or name, the place in a list
+
+
+def places_of_scalars(nodes: Sequence[Node]) -> list[Place]:
+    """Where the scalars of ``program_of(nodes, ...)`` are, in order; they stand in lists of lists nowhere."""
+    places: list[Place] = []
+    for at, node in enumerate(nodes):
+        kind = kind_of(node.op)
+        given: list[tuple[int | str, str, Any]] = [
+            *[(number, kind.positional[number], item) for number, item in enumerate(node.args)],
+            *[(name, name, item) for name, item in node.kwargs.items()],
+        ]
+        for key, name, item in given:
+            if type(item) in (list, tuple):
+                places += [(at, key, n) for n, each in enumerate(item) if _is_scalar(each, name, kind)]
+            elif _is_scalar(item, name, kind):
+                places.append((at, key, None))
+    return places
+
+
+def scalars_at(nodes: Sequence[Node], places: Sequence[Place]) -> list[Any]:
+    """The scalars there."""
+    return [
+        nodes[at].args[key] if number is None and type(key) is int else _scalar_in(nodes[at], key, number)
+        for at, key, number in places
+    ]
+
+
+def _scalar_in(node: Node, key: int | str, number: int | None) -> Any:
+    item = node.args[key] if isinstance(key, int) else node.kwargs[key]
+    return item if number is None else item[number]
+
+
+def _is_scalar(item: Any, name: str, kind: Kind) -> bool:
+    cls = type(item)
+    return cls is float or cls is complex or (cls is int and name in kind.operands)
+
+
+def scalars_of(item: Any, name: str, kind: Kind) -> Iterator[float]:
+    if _is_scalar(item, name, kind):
+        yield item
+    elif type(item) in (list, tuple):
+        for entry in item:
+            yield from scalars_of(entry, name, kind)

@@ -1,0 +1,163 @@
+"""Runs that are one segment whose code is there: what comes again runs without a look at each of its ops.
+
+The first run of a stretch with a backend cuts it into segments, asks the backend for code and looks at each
+node (:mod:`lazyviz.execute.compiler.partitioned_run`).  Where it came to one segment, the code is kept with
+the stretch's structure (:mod:`lazyviz.execute.replay.program_key`), which leaves the call itself to do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import marshal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...process.transaction import complete
+from ...record.recorder import Tape
+from ...record.rng import DrawSequence, state_of
+from ...record.storage import HALF_DONE, TrackedNode
+from ..backend import Backend, Compiled, Refused, Segment
+from ..eager import Progress, check_interrupts, give, kernel_level, recorded_modes, tell
+from ..replay.program_cache import finish, replays
+from ..replay.program_key import Key, Stretch
+from .output_checks import refuse_other_metadata
+
+Again = Callable[[Segment], Compiled | None]
+MOST_KEPT = 128  # structures; their programs are kept by the backends
+
+
+@dataclass(slots=True)
+class _Known:
+    """Who has code for a structure, and when it was asked for last, in a count of :class:`Repeats`."""
+
+    backend: Backend
+    again: Again
+    used: int
+
+
+class Repeats:
+    """Structures that came to one segment, with code that can be asked for again."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, _Known] = {}  # hashing a key takes longer than all else here
+        self._uses = itertools.count(1)
+
+    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Stretch | None:
+        """The structure of ``nodes``, if it can be recognised."""
+        stretch = replays.look_at(tape, nodes, id(backend))  # kept alive with what is known
+        return None if stretch is None or stretch.later else stretch
+
+    def find(self, stretch: Stretch, backend: Backend) -> Compiled | None:
+        """Code for the whole of ``stretch``."""
+        assert stretch.key is not None
+        known = self._known.get(stretch.key)
+        if known is None or known.backend is not backend:
+            return None
+        known.used = next(self._uses)
+        return known.again(Segment(stretch.nodes, stretch.outside, stretch.users, _open(stretch)))
+
+    def learn(self, stretch: Stretch, backend: Backend, again: Again) -> None:
+        """The stretch has run as one segment, for which ``again`` finds code."""
+        assert stretch.key is not None
+        self._known[stretch.key] = _Known(backend, again, next(self._uses))
+        if len(self._known) > MOST_KEPT:
+            del self._known[min(self._known, key=lambda key: self._known[key].used)]
+
+
+def _open(stretch: Stretch) -> bytes | None:
+    """What the key leaves open beside the tensors, bit for bit: 0.0 and -0.0, 1 and 1.0 are not the same."""
+    try:
+        # The second version of the format: later ones tell which of the objects are one.
+        return marshal.dumps((stretch.scalars, [value.meta.offset for value in stretch.outside]), 2)
+    except ValueError:  # something else than plain numbers
+        return None
+
+
+repeats = Repeats()
+
+
+def run_again(
+    tape: Tape,
+    stretch: Stretch,
+    compiled: Compiled,
+    *,
+    progress: Progress | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> bool:
+    """Run all of ``stretch`` by its code; False if that cannot be, and nothing has run.
+
+    Raises:
+        Interrupted, KeyboardInterrupt: before it; nothing has run.
+        Exception: whatever the code raises, as in
+        :func:`lazyviz.execute.compiler.partitioned_run.run_with_backend`.
+    """
+    nodes = stretch.nodes
+    drawing = [nodes[at] for at in stretch.draws]
+    draws: dict[DrawSequence, None] = {node.draws: None for node in drawing if node.draws is not None}
+    if len({id(sequence.generator) for sequence in draws}) < len(draws):
+        return False  # seeded in between, this time: code draws from one state
+    reals: list[torch.Tensor] = []
+    for value in stretch.outside:
+        if value.real is None:
+            raise RuntimeError(f"internal error: {value!r} was freed before its last use")
+        reals.append(value.real)
+    with kernel_level(tape, drawing) as interrupted, recorded_modes(nodes[0]):
+        check_interrupts(interrupted, cancelled, f"after 0 of {len(nodes)} ops")
+        for sequence in draws:
+            sequence.generator.set_state(sequence.state)
+        try:
+            results = compiled(*reals)
+            refuse_other_metadata(stretch.users, results)
+        except Refused:  # nothing is written yet
+            return False
+        except BaseException as error:
+            half_done(nodes, error)
+            raise
+        del reals
+        stage: list[None] = []
+
+        def note() -> None:
+            for sequence in draws:
+                sequence.state = state_of(sequence.generator)
+            for value, real in zip(stretch.users, results, strict=True):
+                give(value, real)
+            for value in stretch.outside:
+                value.real = None
+            finish(tape, stretch, nodes, None, stage)
+
+        complete(note)
+        del note
+        if progress is not None:
+            tell(interrupted, progress, len(nodes), len(nodes), nodes[-1])
+    return True
+
+
+def half_done(nodes: Sequence[TrackedNode], error: BaseException) -> None:
+    """Code for ``nodes`` has raised ``error``; memory from outside may have been written, or not.
+
+    Raises:
+        RuntimeError: it may have been: the nodes can never be run again.
+    """
+    if any(storage.external for node in nodes for storage in node.writes):
+        reason = f"{HALF_DONE}: {_first(nodes)}"
+        for node in nodes:
+            node.state, node.error = "failed", reason
+        raise RuntimeError(f"{reason}; it raised {type(error).__name__}: {error}") from error
+    name_segment(nodes, error)
+
+
+def name_segment(nodes: Sequence[TrackedNode], error: BaseException) -> None:
+    """Add what the code was for to an error that leaves ``nodes`` as they were."""
+    if error.args and isinstance(error.args[0], str) and isinstance(error, Exception):
+        words = (
+            f"raised by the backend's code for {_first(nodes)}\nNothing is lost: these ops are still pending"
+        )
+        error.args = (f"{error.args[0]}\n{words}", *error.args[1:])
+
+
+def _first(nodes: Sequence[TrackedNode]) -> str:
+    node = nodes[0]
+    where = f" at {node.source}: {node.source.text}" if node.source is not None else ""
+    return f"{node.name}{where}" if len(nodes) == 1 else f"{len(nodes):,} ops from {node.name}{where}"

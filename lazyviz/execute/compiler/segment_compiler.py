@@ -1,0 +1,216 @@
+"""What backends share that compile whole segments: finding code, making it, and remembering what was refused.
+
+Recording happened below autograd, so forward, backward and optimizer of a step are one program.  A
+segment met again (the same structure, :mod:`lazyviz.execute.compiler.compiled_cache`) runs the code that is
+there (:mod:`lazyviz.execute.compiler.calling_convention`).
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ...graph.ir import Node, Value
+from ...torch_internals import dynamo
+from ..backend import Compiled, Refused, Segment
+from .calling_convention import Again, Call, Code, Cuts
+from .compiled_cache import MOST_VARIANTS, Made, Program, Programs, Variant, program_of, same_shapes
+from .dynamic_shapes import Shapes, Sizes, follow
+from .fx_lowering import NotLowered, check, cut_first, made_storages
+
+MOST_REFUSED = 256
+MOST_LIKELY = 8
+
+
+@dataclass(frozen=True)
+class Task:
+    """What code is to be: from ``segment``'s inputs and a 0-d tensor for each of ``groups`` to ``kept``.
+
+    ``inputs`` are examples.  ``groups`` are positions among ``program.scalars``, each of one number.
+    With ``sizes`` the code is for all sizes, and is given the one that varies before everything else.
+    """
+
+    segment: Segment
+    inputs: Sequence[torch.Tensor]
+    kept: Sequence[Value]
+    program: Program
+    groups: Sequence[Sequence[int]]
+    sizes: Sizes | None
+
+    @property
+    def numbers(self) -> list[Any]:
+        """The recorded number of each group."""
+        return [self.program.scalars[group[0]] for group in self.groups]
+
+
+class SegmentCompiler(ABC):
+    """A backend that compiles segments as a whole, one program at a time, on any thread.
+
+    Numbers that vary from run to run are inputs of the code.  What cannot be compiled runs op by op, and
+    the report says why.
+    """
+
+    draws = True  # segments may hold random operators
+    follows_sizes = True  # code can be for all sizes of one dimension
+
+    def __init__(self) -> None:
+        self.programs: Programs[Code] = Programs()
+        self._lock = threading.Lock()
+        self._refused: OrderedDict[Hashable, str] = OrderedDict()  # programs that are not to be tried again
+
+    @abstractmethod
+    def _code(self, task: Task) -> dynamo.Compiled:
+        """Code for a segment, as ``task`` says.
+
+        Raises:
+            lazyviz.execute.backend.Refused: there can be none; the message says why.
+        """
+
+    def refuses(self, node: Node) -> str | None:
+        """Why ``node`` has to run by itself, or None."""
+        try:
+            check(node)
+        except NotLowered as error:
+            return str(error)
+        return None
+
+    def compile(self, segment: Segment, inputs: Sequence[torch.Tensor]) -> Compiled:
+        """The segment as one function of its inputs.
+
+        Raises:
+            lazyviz.execute.backend.Refused: it cannot be compiled; the message says why.
+        """
+        cuts = Cuts(segment, cut_first(segment))
+        inner = cuts.inner
+        if not inner.nodes:
+            return cuts.only()
+        needed = _needed(inner)
+        for value in needed:
+            if not _shows_all(value):
+                raise Refused(f"{value.meta} does not show all of its memory")
+        program = program_of(inner.nodes, needed)
+        with self._lock:
+            if (why := self._refused.get(program.key)) is not None:
+                raise Refused(why)
+            variant = self.programs.find(program)
+            reason = None
+            if variant is None:
+                reason = self.programs.difference(program, inner.nodes)
+                if len(self.programs.variants(program)) >= MOST_VARIANTS:
+                    raise Refused(f"it was compiled {MOST_VARIANTS} times, and is new again: {reason}")
+                try:
+                    variant, fixed = self._variant(inner, cuts.inputs(inputs), program)
+                except Refused as refusal:
+                    self._refuse(program, str(refusal))
+                    raise
+                reason = f"{reason} ({fixed})" if fixed else reason
+                self.programs.add(variant)
+            known = self.programs.known(program)
+        assert known is not None
+        again = Again(self.programs, known, variant, program, cuts)
+        return Compiled(Call(cuts, variant, program.scalars, program.shapes), reason is None, reason, again)
+
+    def forget(self, segment: Segment, why: str) -> None:
+        """The code for ``segment`` is wrong: it is not to be run or made again."""
+        inner = cut_first(segment)
+        program = program_of(inner.nodes, _needed(inner))
+        with self._lock:
+            self.programs.drop(program)
+            self._refuse(program, f"compiled code was not right: {why}")
+
+    def _refuse(self, program: Program, why: str) -> None:
+        self._refused[program.key] = why
+        while len(self._refused) > MOST_REFUSED:
+            self._refused.popitem(last=False)
+
+    def _variant(
+        self,
+        segment: Segment,
+        inputs: Sequence[torch.Tensor],
+        program: Program,
+    ) -> tuple[Variant[Code], str]:
+        """New code: for all sizes and numbers that have changed where a compiler can, else for these.
+
+        The second is why it is for these, or nothing.  It hands out what was needed before, too, and what
+        is likely to be: which variables are alive is to cost no more than one compilation.
+        """
+        likely = set(_likely(segment.nodes))
+        likely.update(*[variant.program.kept for variant in self.programs.variants(program)])
+        nodes = segment.nodes
+        more = {each for each in likely if _shows_all(nodes[each[0]].outputs[each[1]])}
+        program = replace(program, kept=tuple(sorted({*program.kept, *more})))
+        kept = [nodes[at].outputs[number] for at, number in program.kept]
+        groups = self.programs.groups(program)
+        certain = tuple(group for group in groups if set(group) <= set(program.varying))
+        sizes = self._sizes(segment, program)
+        why = ""
+        for free, follows in dict.fromkeys([(groups, sizes), (groups, None), (certain, None)]):
+            try:
+                made = self._code(Task(segment, inputs, kept, program, free, follows))
+            except Refused as refusal:
+                why = why or str(refusal)
+                continue
+            if follows and made.holds is not None and not made.holds(follows.of(program.shapes)):
+                why = why or "the compiler wants these sizes alone"
+                continue
+            fixed = f"for these numbers and sizes alone: {why}" if why else ""
+            return Variant(program, free, made.code, follows, made.holds), fixed
+        raise Refused(why)
+
+    def _sizes(self, segment: Segment, program: Program) -> Sizes | None:
+        """What varies since an earlier recording of ``program``, if new code can follow it."""
+        if not self.follows_sizes:
+            return None
+        written = {storage for node in segment.nodes for storage in node.writes}
+        memory = [value.storage for value in segment.inputs]
+        if any(memory.count(storage) > 1 for storage in written):
+            return None  # a compiler is told that inputs overlap by their own memory, at their own sizes
+        known: list[Shapes] = []
+        for variant in self.programs.variants(program):
+            shapes = variant.program.shapes
+            if not any(same_shapes(shapes, each) for each in (*known, program.shapes)):
+                known.append(shapes)
+        sizes = follow(known, program.shapes)
+        # Compilers take a size of 1 for a number, since it broadcasts.
+        return sizes if sizes is not None and sizes.of(program.shapes) > 1 else None
+
+
+def _needed(segment: Segment) -> list[Value]:
+    """Of each storage that the segment makes and that is needed afterwards, the value it is made as.
+
+    In program order, whichever of the views on them are left: that is how code met again hands them out.
+    """
+    needed = {value.storage for value in segment.outputs}
+    return [value for storage, value in made_storages(segment.nodes).items() if storage in needed]
+
+
+def _shows_all(value: Value) -> bool:
+    """Whether nothing that was computed is in memory beyond what ``value`` shows.
+
+    Kernels that reduce a loss (``mse_loss``) first write every element into the tensor that they then make
+    smaller: what is left of it no operator that is compiled can read.
+    """
+    meta, nbytes = value.meta, value.storage.nbytes
+    return meta.storage_nbytes == nbytes or (meta.dense and not meta.offset and meta.storage_nbytes < nbytes)
+
+
+def _likely(nodes: Sequence[Node]) -> list[Made]:
+    """Results that somebody may want to see in another run of the program: a loss, an accuracy.
+
+    Those of one number, made in the forward pass, the last ones.
+    """
+    made = {value: storage for storage, value in made_storages(nodes).items()}
+    found = [
+        (at, number)
+        for at, node in enumerate(nodes)
+        if node.phase == "forward" or node.phase == "other"
+        for number, value in enumerate(node.outputs)
+        if value in made and not value.meta.shape and value.dtype.is_floating_point
+    ]
+    return found[-MOST_LIKELY:]

@@ -1,0 +1,500 @@
+"""The CUDA Graphs backend: a segment that comes again is launched as a whole.
+
+The first time a segment runs node by node, which makes what is made once (cuBLAS's handles, tuned kernels).
+The next time its kernels are captured, in parts where some cannot be
+(:mod:`lazyviz.execute.cuda_graphs.partition`), and from then on these are launched
+(:mod:`lazyviz.execute.cuda_graphs.captured_graph`).  The kernels, their order and their arguments are
+eager's.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from ...graph.ir import Node, Storage, Value
+from ...torch_internals import private_api
+from ..backend import Compiled, Refused, Segment
+from ..compiler.compiled_cache import Programs, Variant, program_of
+from ..compiler.fx_lowering import cut_first, views_of
+from ..compiler.scalar_arguments import Place, places_of_scalars, scalars_at
+from ..replay.program_key import moving
+from .captured_graph import CapturedForm, Moved, Turn
+from .device import CaptureDevice, CudaCaptures
+from .partition import TOO_FEW, Layout, named, parts_of, refused, unfit
+
+MOST_PROGRAMS = 16  # each keeps the memory of a whole run
+MOST_FORMS = 4  # of one program: models of one structure in turn
+MOST_CAPTURES = 16  # of one program; what is new more often than that is not worth it
+PATIENCE = 2  # times that a parameter may move before it is copied to where it was captured
+WARM_UP = "a program that is met for the first time runs op by op, to be captured when it comes again"
+
+STAYING = ("parameter", "buffer", "optimizer")
+"""Roles of memory that is the same from step to step."""
+
+
+class CudaGraphsBackend:
+    """Captures segments as CUDA Graphs and launches them; results are eager's to the last bit.
+
+    Args:
+        captures: what captures; default: CUDA.
+        most: programs that are kept, the least recently used dropped first.
+    """
+
+    draws = True  # segments may hold random operators
+
+    def __init__(self, captures: CaptureDevice | None = None, *, most: int = MOST_PROGRAMS) -> None:
+        self.programs: Programs[Known] = Programs(most)
+        self.counters: Counter[str] = Counter(
+            dict.fromkeys(("warm-ups", "captures", "failed captures", "replays"), 0)
+        )
+        self.captures = captures if captures is not None else CudaCaptures()
+        self.lock = threading.RLock()  # graphs share the memory that they work in
+
+    def refuses(self, node: Node) -> str | None:
+        """Why ``node`` cannot be in a segment, or None."""
+        return refused(node)
+
+    def compile(self, segment: Segment, inputs: Sequence[torch.Tensor]) -> Compiled:
+        """What runs the segment: op by op, capturing it, or by what was captured.
+
+        Raises:
+            lazyviz.execute.backend.Refused: nothing of it can be captured; the message says why.
+        """
+        if why := self.captures.obstacle():
+            raise Refused(f"CUDA Graphs: {why}")
+        inner = cut_first(segment)
+        inside = set(inner.nodes)
+        first = tuple([at for at, node in enumerate(segment.nodes) if node not in inside])
+        if not inner.nodes:
+            raise Refused("it computes nothing")
+        program = program_of(inner.nodes, ())
+        modes = tuple([(_grad_mode(node), _inference_mode(node)) for node in segment.nodes])
+        if len({inference for _, inference in modes}) > 1:
+            raise Refused("some of it was recorded in inference mode, and some was not")
+        with self.lock:
+            variant = self.programs.find(program)
+            reason = ""
+            if variant is None:
+                reason = self.programs.difference(program, inner.nodes)
+                every = tuple([(at,) for at in range(len(program.scalars))])  # any numbers
+                variant = Variant(program, every, Known(self, segment, first, modes))
+                self.programs.add(variant)
+            elif (variant.compiled.first, variant.compiled.modes) != (first, modes):
+                reason = "it was recorded in another mode, or its inputs are cut elsewhere"
+                variant.compiled = Known(self, segment, first, modes)
+            return variant.compiled.compile(segment, inputs, reason)
+
+    def forget(self, segment: Segment, why: str) -> None:
+        """What was captured of ``segment`` is wrong: it is not to be launched or captured again."""
+        with self.lock:
+            variant = self.programs.find(program_of(cut_first(segment).nodes, ()))
+            if variant is not None:
+                variant.compiled.refuse(f"a CUDA Graph was not right: {why}")
+
+
+Ran = tuple[list[torch.Tensor], int, Sequence[str]]
+"""What a run has come to: the segment's outputs, the number of ops that ran by themselves, and why."""
+
+
+class Handed:
+    """What a segment hands out: for each output its number, and that of the storage that it is on."""
+
+    def __init__(self, layout: Layout, segment: Segment) -> None:
+        numbers: dict[Storage, int] = {
+            segment.nodes[at].outputs[place].storage: storage for storage, (at, place) in layout.made.items()
+        }
+        for number, value in enumerate(segment.inputs):
+            numbers[value.storage] = layout.storage_of[number]
+        values = {
+            value: number
+            for node, line in zip(segment.nodes, layout.lines)
+            for value, (_, number) in zip([each for each in node.outputs if each.node is node], line.outputs)
+        }
+        self.values = [values[value] for value in segment.outputs]
+        self.storages = [numbers[value.storage] for value in segment.outputs]
+        self.made = [storage for storage in dict.fromkeys(self.storages) if storage in layout.made]
+        self._base = {storage: layout.base_of(storage) for storage in self.storages}
+        self._makers = {storage: layout.made[storage][0] for storage in self.made}
+
+    def captured(self, form: CapturedForm) -> list[int]:
+        """Those of the storages made here that captured nodes make."""
+        return [storage for storage, at in self._makers.items() if at not in form.alone]
+
+    def results(self, segment: Segment, memory: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+        """The segment's outputs, of the tensors on their storages."""
+        return [
+            memory[storage] if number == self._base[storage] else _view_of(value, memory[storage])
+            for value, number, storage in zip(segment.outputs, self.values, self.storages)
+        ]
+
+
+class Known:
+    """A program that was met before: what is known of its nodes, and its forms, the last one used first.
+
+    ``first`` are its cuts of inputs, ``modes`` the modes that its nodes were recorded in.
+    """
+
+    def __init__(
+        self, backend: CudaGraphsBackend, segment: Segment, first: tuple[int, ...], modes: tuple[Any, ...]
+    ) -> None:
+        self.first, self.modes = first, modes
+        self.inference = bool(modes[0][1])
+        self.forms: list[Form] = []
+        self.layout = Layout(segment, first)
+        self.lock, self.counters, self.captures = backend.lock, backend.counters, backend.captures
+        self.why_not = ""  # it is captured
+        self.places: list[Place] = places_of_scalars(segment.nodes)
+        self._moving = [
+            at for at, node in enumerate(segment.nodes) if moving(node.op) and at not in self.layout.first
+        ]
+        self._scalars: list[Any] = []  # of the last run that was looked at
+        self._varying: dict[int, tuple[Any, Any]] = {}  # numbers that changed, by position: before, after
+        self.alone: dict[int, str] = {}  # nodes that turned out not to be captured
+        self._strangers: set[int] = set()  # values that are on another device than the record has it
+        self._handed: Collection[int] = ()  # storages, when it ran node by node
+        self._odd: dict[int, str] = {}  # storages that are not as the record has them, and how
+        self._memory_of: dict[int, int] = {}  # by storage, where it was when it ran node by node
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # in which it has run
+        self._moved: Counter[int] = Counter()  # how often each storage was elsewhere
+        self._tries = 0
+        self.device = self._home()
+
+    def _home(self) -> torch.device | None:
+        """The device of most of its nodes, of those that capture."""
+        metas = [self.layout.metas[number] for line in self.layout.lines for _, number in line.outputs]
+        devices = Counter(meta.device for meta in metas if self.captures.takes(meta))
+        return devices.most_common(1)[0][0] if devices else None
+
+    def refuse(self, why: str) -> None:
+        """It is not captured from now on."""
+        self.why_not = why
+        self.forms.clear()
+
+    # --- finding a form, or making one -------------------------------------------------------
+
+    def compile(self, segment: Segment, inputs: Sequence[torch.Tensor], reason: str) -> Compiled:
+        """What runs a recording of it; as :meth:`CudaGraphsBackend.compile`."""
+        if self.device is None:
+            self.refuse("CUDA Graphs: none of it is on a CUDA device")
+        if self.why_not:
+            raise Refused(self.why_not)
+        handed = Handed(self.layout, segment)
+        scalars = scalars_at(segment.nodes, self.places)
+        self._note(scalars)
+        if threading.current_thread() not in self._threads:
+            # What is made once is made for each thread.
+            reason = reason or "it has not run in this thread before"
+            return self._compiled(segment, handed, self._warm_up, reason)
+        self._check_odd(handed, ())
+        with private_api.kernels_only():
+            turn = Turn(self.layout, segment, inputs)
+            for form in self.forms:
+                why = form.unlike(segment.nodes, scalars, handed) or self._moved_of(form, turn)
+                if not why:
+                    return self._compiled(segment, handed, functools.partial(self.launch, [form]))
+                reason = reason or why
+        form = self._plan(segment, handed, scalars, reason)
+        reason = f"captured as a CUDA Graph: {reason}" if reason else "captured as a CUDA Graph"
+        return self._compiled(segment, handed, form.capture, reason)
+
+    def _compiled(
+        self,
+        segment: Segment,
+        handed: Handed,
+        how: Callable[[Turn, Handed], Ran],
+        reason: str | None = None,
+    ) -> Compiled:
+        run = Run(self, segment, handed, how)
+        return Compiled(run, reason is None, reason, Again(self, handed), run.left)
+
+    def _note(self, scalars: list[Any]) -> None:
+        """Note which numbers have changed since the last run."""
+        for at, (before, now) in enumerate(zip(self._scalars, scalars)):
+            if str(before) != str(now):
+                self._varying[at] = before, now
+        self._scalars = scalars
+
+    def _moved_of(self, form: Form, turn: Turn) -> str:
+        """Why the form cannot take these tensors here and now, or ""."""
+        if form.settings != self.captures.settings():
+            return "PyTorch's settings for its kernels are others"
+        try:
+            form.captured.check(turn)
+        except Moved as moved:
+            self._moved.update(moved.storages)
+            return str(moved)
+        return ""
+
+    def _plan(self, segment: Segment, handed: Handed, scalars: list[Any], reason: str) -> Form:
+        """A form to be captured.
+
+        Raises:
+            lazyviz.execute.backend.Refused: there is nothing to capture, or it was captured too often.
+        """
+        device, nodes = self.device, segment.nodes
+        assert device is not None
+        if self._tries >= MOST_CAPTURES:
+            self.refuse(f"it was captured {MOST_CAPTURES} times as a CUDA Graph, and is new again: {reason}")
+            raise Refused(self.why_not)
+        alone = dict(self.alone)
+        for at, node in enumerate(nodes):
+            if at not in self.layout.first and (why := unfit(node, device, self.captures)):
+                alone.setdefault(at, why)
+        for position, (before, now) in self._varying.items():
+            why = f"has a number that changes, as a captured one does not: {before}, then {now}"
+            alone.setdefault(self.places[position][0], why)
+        feeds = self._feeds(segment)
+        parts = parts_of(self.layout, alone, feeds, self._tied(alone))
+        self._check_odd(
+            handed, feeds.union(at for at in self.layout.made if self.layout.made[at][0] in alone)
+        )
+        if not any(part.captured for part in parts):
+            at, why = min(alone.items(), key=lambda item: (item[1] == TOO_FEW, item[0]))
+            raise Refused(f"CUDA Graphs: {named(nodes[at])} {why}")
+        self._tries += 1
+        captured = CapturedForm(self.layout, parts, alone, device, self.captures)
+        return Form(self, captured, nodes, scalars, feeds)
+
+    def _feeds(self, segment: Segment) -> set[int]:
+        """The storages from outside that are copied: what is read alone, as a batch is, and what moves.
+
+        Parameters, an optimizer's states and what is written are used where they are while they stay there.
+        """
+        layout, feeds = self.layout, set()
+        cut = {layout.storage_of[number] for at in layout.first for number in layout.lines[at].inputs}
+        for number, value in enumerate(segment.inputs):
+            storage = layout.storage_of[number]
+            patience = PATIENCE if value.storage.role in STAYING else 0 if storage in layout.written else -1
+            if storage in cut or self._moved[storage] > patience:
+                feeds.add(storage)
+        return feeds
+
+    def _tied(self, alone: dict[int, str]) -> list[frozenset[int]]:
+        """Nodes of which all are captured or none, for they hand on what a capture keeps elsewhere.
+
+        The state that attention draws its dropout from is on the CPU in eager mode, on the GPU in a capture.
+        """
+        groups = []
+        lines = self.layout.lines
+        for number in self._strangers:
+            makers = [at for at, line in enumerate(lines) if number in [made for _, made in line.outputs]]
+            group = [*makers, *(at for at, line in enumerate(lines) if number in line.inputs)]
+            if not makers or self.layout.storage_of[number] in self._handed:
+                for at in group:
+                    alone.setdefault(at, "takes or hands on a state that is not on the GPU")
+            groups.append(frozenset(group))
+        return groups
+
+    def moves(self, nodes: Sequence[Node]) -> list[Any]:
+        """The arguments of its nodes that say where in a tensor something is."""
+        return [nodes[at].args[place : place + 1] for at in self._moving for place in moving(nodes[at].op)]
+
+    # --- running -----------------------------------------------------------------------------
+
+    def _warm_up(self, turn: Turn, handed: Handed) -> Ran:
+        """Run node by node, where it will be captured."""
+        assert self.device is not None
+        self.counters["warm-ups"] += 1
+        self._handed, turn.holds = handed.made, frozenset(handed.values)
+        turn.seen = self._look
+        self._memory_of.clear()
+        for number in range(self.layout.inputs):
+            self._look(number, turn.values[number])
+
+        def run() -> Sequence[torch.Tensor]:
+            turn.call_all()
+            return [turn.values[number] for number in handed.values]
+
+        results = self.captures.warm_up(self.device, run)
+        self._threads.add(threading.current_thread())
+        return list(results), len(turn.nodes), [WARM_UP]
+
+    def _look(self, number: int, tensor: torch.Tensor) -> None:
+        """Compare a value with the record, by which results are told that captured nodes make."""
+        layout = self.layout
+        meta, storage = layout.metas[number], layout.storage_of[number]
+        if tensor.device != meta.device:
+            self._strangers.add(number)
+            return
+        place = private_api.storage_address(tensor)
+        steps = zip(meta.shape, meta.stride, tensor.stride()) if meta.nbytes else ()
+        if (
+            tensor.dtype is not meta.dtype
+            or tuple(tensor.shape) != meta.shape
+            or any(size > 1 and step != other for size, step, other in steps)
+            or (storage in layout.made and meta.nbytes and tensor.storage_offset() != meta.offset)
+            or self._memory_of.setdefault(storage, place) != place
+        ):
+            shown = f"{list(tensor.shape)} {tensor.dtype} with strides {tensor.stride()}"
+            self._odd.setdefault(storage, f"a kernel made {shown}, the record has {meta}, {meta.stride}")
+
+    def _check_odd(self, handed: Handed, loose: Container[int]) -> None:
+        """Raises :class:`Refused` where a tensor is told by a record that its kernel does not keep to."""
+        for storage, why in self._odd.items():
+            views = [each for each, on in zip(handed.values, handed.storages) if on == storage]
+            if storage in loose or any(each != self.layout.base_of(storage) for each in views):
+                raise Refused(f"CUDA Graphs: {why}")
+
+    def launch(self, forms: Sequence[Form], turn: Turn, handed: Handed) -> Ran:
+        """Run the first of ``forms`` that takes these tensors.
+
+        Raises:
+            Moved: none does; nothing has run.
+        """
+        why = "what was captured is there no more"
+        for form in forms:
+            if form in self.forms and not (why := self._moved_of(form, turn)):
+                self.forms.remove(form)
+                self.forms.insert(0, form)
+                return form.run(turn, handed)
+        raise Moved(why, ())
+
+
+class Form:
+    """A captured form of a program, and which of its recordings it is for."""
+
+    def __init__(
+        self,
+        known: Known,
+        captured: CapturedForm,
+        nodes: Sequence[Node],
+        scalars: Sequence[Any],
+        feeds: Collection[int],
+    ) -> None:
+        self.captured = captured
+        self._known = weakref.ref(known)
+        self._captures, self._counters = known.captures, known.counters
+        self._feeds, self._moves = feeds, known.moves(nodes)
+        self.settings = known.captures.settings()
+        alone = captured.alone
+        reasons = [f"{named(nodes[at])} {alone[at]}" for at in sorted(alone) if alone[at] != TOO_FEW]
+        self._fallbacks = list(dict.fromkeys(reasons))
+        # Nodes that run by themselves have the numbers of each run.
+        self._places = known.places
+        self._fixed = [at for at, place in enumerate(known.places) if place[0] not in alone]
+        self._scalars = [scalars[at] for at in self._fixed]
+        self._exact = list(map(str, self._scalars))
+
+    def unlike(self, nodes: Sequence[Node], scalars: Sequence[Any], handed: Handed) -> str:
+        """Why a recording is not what was captured, as far as the record tells; or ""."""
+        values = [scalars[at] for at in self._fixed]
+        if (values != self._scalars or 0 in values) and (exact := list(map(str, values))) != self._exact:
+            at = next(at for at, (was, now) in enumerate(zip(self._exact, exact)) if was != now)
+            node = nodes[self._places[self._fixed[at]][0]]
+            return f"{named(node)} has the number {exact[at]}, was {self._exact[at]}"
+        known = self._known()
+        if known is None or known.moves(nodes) != self._moves:
+            return "it works on another place in a tensor"
+        if not self.captured.kept.keys() >= set(handed.captured(self.captured)):
+            return "other results are still referred to"
+        return ""
+
+    def capture(self, turn: Turn, handed: Handed) -> Ran:
+        """Capture it, and run it."""
+        known, captured = self._known(), self.captured
+        assert known is not None
+        self._counters["captures"] += 1
+        needed = set(handed.made).union(*[form.captured.kept for form in known.forms])
+        captured.capture(turn, self._feeds, needed)
+        if captured.failed is None:
+            known.forms.insert(0, self)
+            del known.forms[MOST_FORMS:]
+            return self._ran(turn, handed)
+        self._counters["failed captures"] += 1
+        at, why = captured.failed
+        if at is None:
+            known.refuse(f"CUDA Graphs: it cannot be captured: {why}")
+        else:
+            known.alone[at] = f"cannot be captured: {why}"
+        why = known.why_not if at is None else f"{named(turn.nodes[at])} {known.alone[at]}"
+        return self._results(turn, handed), len(turn.nodes), [why]
+
+    def run(self, turn: Turn, handed: Handed) -> Ran:
+        """Launch it on tensors that were checked."""
+        self._counters["replays"] += 1
+        if self.captured.run(turn):
+            return self._ran(turn, handed)
+        why = "what ops by themselves have made is cut otherwise than when the rest was captured"
+        return self._results(turn, handed), len(turn.nodes), [why]
+
+    def _ran(self, turn: Turn, handed: Handed) -> Ran:
+        return self._results(turn, handed), len(self.captured.alone), self._fallbacks
+
+    def _results(self, turn: Turn, handed: Handed) -> list[torch.Tensor]:
+        """What is handed out, none of it in memory that a later run writes."""
+        kept = self.captured.kept
+        storages = [storage for storage in handed.made if storage in kept and storage not in turn.memory]
+        turn.memory.update(zip(storages, self.captured.copies(storages)))
+        return handed.results(turn.segment, turn.memory)
+
+
+class Run:
+    """Runs one recording of a program."""
+
+    def __init__(
+        self, known: Known, segment: Segment, handed: Handed, how: Callable[[Turn, Handed], Ran]
+    ) -> None:
+        self._known, self._segment, self._handed, self._how = known, segment, handed, how
+        self._left: tuple[int, Sequence[str]] = 0, ()
+
+    def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
+        known = self._known
+        with known.lock, private_api.inference_mode(True) if known.inference else nullcontext():
+            turn = Turn(known.layout, self._segment, given)
+            try:
+                results, ops, why = self._how(turn, self._handed)
+            except Moved as moved:
+                raise Refused(str(moved)) from moved
+            self._left = ops, why
+            return results
+
+    def left(self) -> tuple[int, Sequence[str]]:
+        """How many ops the run left to run by themselves, and why."""
+        return self._left
+
+
+class Again:
+    """Finds what runs further recordings of one structure; it keeps no recording and no graph alive."""
+
+    def __init__(self, known: Known, handed: Handed) -> None:
+        self._known, self._handed = weakref.ref(known), handed
+        self._last: tuple[Any, list[weakref.ref[Form]]] | None = None
+
+    def __call__(self, segment: Segment) -> Compiled | None:
+        known, handed = self._known(), self._handed
+        if known is None or not known.forms:
+            return None
+        forms: list[Form] = []
+        with known.lock:
+            if self._last is not None and self._last[0] == segment.open:
+                found = [reference() for reference in self._last[1]]
+                forms = [form for form in found if form in known.forms]
+            if not forms:
+                scalars = scalars_at(segment.nodes, known.places)
+                forms = [form for form in known.forms if not form.unlike(segment.nodes, scalars, handed)]
+                self._last = (segment.open, [*map(weakref.ref, forms)]) if segment.open is not None else None
+        if not forms:
+            return None
+        run = Run(known, segment, handed, functools.partial(known.launch, forms))
+        return Compiled(run, True, None, None, run.left)
+
+
+def _view_of(value: Value, whole: torch.Tensor) -> torch.Tensor:
+    (view,) = views_of([value], {value.storage: whole})
+    return view
+
+
+def _grad_mode(node: Node) -> bool:
+    return bool(getattr(node, "grad_mode", False))
+
+
+def _inference_mode(node: Node) -> bool:
+    return bool(getattr(node, "inference_mode", False))

@@ -1,0 +1,270 @@
+"""What a run holds: counted from the real sizes of its tensors as they come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+
+from ..graph.ir import Storage
+from ..plan.alive import Category
+from ..plan.projection import ByCategory, Peak
+from ..record.storage import TrackedNode, TrackedStorage
+from ..torch_internals import private_api
+from .replay.program_key import Stretch
+from .report import Timeline
+
+_storage_of = private_api.TensorBase.untyped_storage
+_nbytes_of = torch.UntypedStorage.nbytes
+
+Timelines = Mapping[int, Sequence[tuple[int, int]]]
+"""By id of a graph: positions of its nodes as they ran, each with the most bytes held while it did."""
+
+
+class ResidentMemory:
+    """Bytes of the storages that the run holds, on all devices; what else kernels take is not seen."""
+
+    def __init__(self, nodes: Sequence[TrackedNode]) -> None:
+        there = dict.fromkeys(
+            [value.storage for node in nodes for value in node.inputs if value.real is not None]
+        )
+        self._sizes: dict[Storage, int] = {}  # by origin: of memory met again after a sync point once
+        # The record's storages for each origin, where it has others than itself.
+        self._names: dict[Storage, set[Storage]] = {}
+        for storage in there:
+            origin = storage.origin
+            self._sizes[origin] = storage.nbytes
+            if origin is not storage:
+                self._names.setdefault(origin, {origin} if origin in there else set()).add(storage)
+        # What came and went: whose memory, how much, and where each step begins (before the first node runs
+        # is one, too).  Few containers: the garbage collector counts them, and looks at all there are.
+        self._storages: list[Storage] = list(self._sizes)
+        self._bytes: list[int] = list(self._sizes.values())
+        self._begins: list[int] = [0]
+        self._freed: list[Storage] = []  # at the step that is to come
+        self._freed_bytes: list[int] = []
+        self.now = sum(self._bytes)
+        self.peak = self.now
+        self._steps: list[TrackedNode | None] = []  # of the timeline, and the most held during each
+        self._marks: list[int] = []
+        self._high = self.now
+
+    def step(self, node: TrackedNode | None = None, *, shown: bool = True) -> None:
+        """The next node runs: what was freed before is gone.
+
+        The timeline leaves out one that is not ``shown``; without a ``node`` it counts to the next one.
+        """
+        self._begins.append(len(self._storages))
+        if self._freed:
+            self._storages += self._freed
+            self._bytes += self._freed_bytes
+            self._freed.clear()
+            self._freed_bytes.clear()
+        if node is not None:
+            if self._steps:
+                self._marks.append(self._high)
+            self._steps.append(node if shown else None)
+            self._high = self.now
+
+    def timeline(self) -> list[tuple[TrackedNode, int]]:
+        """The nodes in the order in which they ran, each with the most bytes held while it did."""
+        marks = zip(self._steps, [*self._marks, self._high])
+        return [(node, nbytes) for node, nbytes in marks if node is not None]
+
+    def timelines(self) -> Timelines:
+        """The timeline of each graph that nodes are of."""
+        graphs = dict.fromkeys([node.graph for node in self._steps if node is not None])
+        if len(graphs) == 1 and None not in self._steps:
+            positions = [node.index for node in self._steps if node is not None]
+            return {id(graph): Timeline(positions, [*self._marks, self._high]) for graph in graphs}
+        result: dict[int, list[tuple[int, int]]] = {}
+        for node, held in self.timeline():
+            result.setdefault(id(node.graph), []).append((node.index, held))
+        return result
+
+    def levels(self, storages: Sequence[TrackedStorage]) -> Levels:
+        """What came and went, for another run of the same stretch, whose storages these are."""
+        places: dict[Storage, int] = {}
+        for place, storage in enumerate(storages):
+            places.setdefault(storage, place)
+            places.setdefault(storage.origin, place)
+        whose = [places[storage] for storage in self._storages]
+        ends = [*self._begins[1:], len(whose)]
+        sums = [0, *accumulate(self._bytes)]
+        after = []
+        for end, stop in pairwise(ends):
+            # What is freed after a node is noted with the next one.
+            after.append(sums[end] + sum([nbytes for nbytes in self._bytes[end:stop] if nbytes < 0]))
+        after.append(sums[-1] + sum(self._freed_bytes))
+        return Levels(whose, list(self._bytes), ends, [*self._marks, self._high], after, self.peak)
+
+    def _came(self, storage: Storage, nbytes: int) -> None:
+        self._storages.append(storage)
+        self._bytes.append(nbytes)
+        now = self.now = self.now + nbytes
+        if now > self._high:
+            self._high = now
+            if now > self.peak:
+                self.peak = now
+
+    def _went(self, storage: Storage, nbytes: int) -> None:
+        self._freed.append(storage)
+        self._freed_bytes.append(-nbytes)
+        self.now -= nbytes
+
+    def beside(self, storage: Storage, size: int) -> None:
+        """``size`` bytes more, or less, beside ``storage`` itself: of a piece, or made once more."""
+        if size > 0:
+            self._came(storage, size)
+        else:
+            self._went(storage, -size)
+
+    def made(self, storage: Storage, real: torch.Tensor) -> None:
+        size = _nbytes_of(_storage_of(real))
+        before = self._sizes.get(storage, 0)  # a sum of pieces is there before it is handed over
+        self._sizes[storage] = size
+        if self._names:
+            self._names.pop(storage, None)
+        self._came(storage, size - before)
+
+    def resized(self, storage: Storage, real: torch.Tensor) -> None:
+        """``out=`` may have grown what it was given."""
+        origin = storage.origin
+        if (before := self._sizes.get(origin)) is None:
+            return
+        size = self._sizes[origin] = _nbytes_of(_storage_of(real))
+        if size != before:
+            self._came(origin, size - before)
+
+    def freed(self, storage: Storage) -> None:
+        origin = storage.origin
+        if self._names or origin is not storage:
+            names = self._names.get(origin, {origin})
+            names.discard(storage)
+            if names:
+                return
+        size = self._sizes.pop(origin, 0)
+        if size:
+            self._went(origin, size)
+
+    def peak_on(self, device: torch.device, categories: Mapping[Storage, Category]) -> Peak:
+        """The peak of one device, and what it was for."""
+        ends = [*self._begins[1:], len(self._storages)]
+        return _highest(device, self._storages, self._bytes, ends, categories)
+
+
+@dataclass(frozen=True)
+class Levels:
+    """What a run of a stretch held, with its storages by number.
+
+    ``places`` are the storages that came and went, one after another, and ``nbytes`` how much; ``ends`` are
+    where that ends which came before the first node, and at each of them.  ``marks`` are the most that was
+    held during each node, ``after`` what was left after it (first: before all of them), ``peak`` the most.
+    """
+
+    places: Sequence[int]
+    nbytes: Sequence[int]
+    ends: Sequence[int]
+    marks: Sequence[int]
+    after: Sequence[int]
+    peak: int
+
+    def kept_otherwise(self, deaths: Mapping[int, int], freed: Set[int], kept: Set[int]) -> Levels | None:
+        """The levels of a run in which storages in ``freed`` are freed, too, and those in ``kept`` are not.
+
+        ``deaths`` are the positions of the nodes after which they are or were. ``None``: one is not freed as
+        a storage of its own.
+        """
+        places, nbytes = list(self.places), list(self.nbytes)
+        ends, marks, after = list(self.ends), list(self.marks), list(self.after)
+        for place in (*freed, *kept):
+            size = sum([came for each, came in zip(self.places, self.nbytes) if each == place and came > 0])
+            death = deaths[place]
+            last = death + 1 == len(marks)  # what is freed after the last node is in no step
+            start = ends[death + 1]
+            if place in kept:
+                step = range(start, start if last else ends[death + 2])
+                found = [at for at in step if (places[at], nbytes[at]) == (place, -size)]
+                if not last and len(found) != 1:
+                    return None
+                for at in found:
+                    del places[at], nbytes[at]
+            elif not last:
+                places.insert(start, place)
+                nbytes.insert(start, -size)
+            more = size if place in kept else -size
+            shift = 0 if last else -1 if place in kept else 1
+            ends[death + 2 :] = [end + shift for end in ends[death + 2 :]]
+            marks[death + 1 :] = [mark + more for mark in marks[death + 1 :]]
+            after[death + 1 :] = [level + more for level in after[death + 1 :]]
+        return Levels(places, nbytes, ends, marks, after, max([after[0], *marks]))
+
+
+def timeline_of(nodes: Sequence[TrackedNode], held: Sequence[int]) -> Timeline:
+    """The timeline of ``nodes`` of one graph, in program order, with what is ``held`` while each runs."""
+    first, count = nodes[0].index, len(nodes)
+    in_a_row = nodes[-1].index - first == count - 1
+    return Timeline(range(first, first + count) if in_a_row else [node.index for node in nodes], held)
+
+
+class KnownMemory:
+    """What a run holds of which every allocation is known; as :class:`ResidentMemory`, which see."""
+
+    def __init__(self, levels: Levels, stretch: Stretch, held: Peak | None) -> None:
+        self._levels, self._stretch, self._held = levels, stretch, held
+        self._finished = len(stretch.nodes)
+        self.peak = levels.peak
+        self.now = levels.after[0]
+
+    def reach(self, count: int) -> None:
+        """So many nodes have run."""
+        self.now = self._levels.after[count]
+
+    def stop(self, count: int) -> None:
+        """No more than so many nodes have run; the next one may have been tried."""
+        self._finished = count + 1
+        self.reach(count)
+        self.peak = max([self._levels.after[0], *self._levels.marks[: count + 1]])
+
+    def timelines(self) -> Timelines:
+        nodes, marks = self._stretch.nodes[: self._finished], self._levels.marks
+        if len(self._stretch.graphs) == 1:
+            return {id(nodes[0].graph): timeline_of(nodes, marks)}
+        result: dict[int, list[tuple[int, int]]] = {}
+        for node, held in zip(nodes, marks):
+            result.setdefault(id(node.graph), []).append((node.index, held))
+        return result
+
+    def peak_on(self, device: torch.device, categories: Mapping[Storage, Category]) -> Peak:
+        if self._held is not None:
+            return self._held
+        levels, storages = self._levels, self._stretch.storages
+        there = [storages[place] for place in levels.places]
+        return _highest(device, there, levels.nbytes, levels.ends, categories)
+
+
+def _highest(
+    device: torch.device,
+    storages: Sequence[Storage],
+    sizes: Sequence[int],
+    ends: Sequence[int],
+    categories: Mapping[Storage, Category],
+) -> Peak:
+    """The most of what came (above 0) and went on ``device``, at the end of a step, and what it was for."""
+    devices = [storage.device for storage in storages]
+    if any(each != device for each in {id(each): each for each in devices}.values()):
+        sizes = [nbytes if each == device else 0 for nbytes, each in zip(sizes, devices)]
+    sums = [0, *accumulate(sizes)]
+    levels = [sums[end] for end in ends]
+    peak = max(levels, default=0)
+    end = ends[levels.index(peak)] if peak else 0
+    totals: dict[Storage, int] = {}
+    for storage, nbytes in zip(storages[:end], sizes):
+        totals[storage] = totals.get(storage, 0) + nbytes
+    alive = [(storage, nbytes) for storage, nbytes in totals.items() if nbytes]
+    return Peak(device, peak, ByCategory(alive, categories))
+
+
+Memory = ResidentMemory | KnownMemory

@@ -1,0 +1,1 @@
+"""Runs in micro-batches: here, or on the workers of a cluster."""

@@ -1,0 +1,272 @@
+"""The pieces of a split run on the workers of a cluster: the same program, the same sums.
+
+Each worker gets the program of a pass once, with the tensors that all pieces share (weights among them);
+then a piece at a time, with its part of the batch.  What pieces give is added up here, in the order of
+the pieces whatever the order they end in, so that the result does not depend on the workers' speed.
+A piece whose worker is lost runs on another, one that does not fit a worker's memory is halved.  As
+in a run in this process, nothing the user holds is touched before a pass is complete.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...plan.placement import Piece
+from ...record.storage import TrackedNode
+from ..eager import check_interrupts
+from ..failures import name_line
+from . import protocol
+from . import worker as remote
+from .clusters import Cluster as Cluster
+from .clusters import IPyParallelBackend as IPyParallelBackend
+from .clusters import LostWorkerError as LostWorkerError
+from .clusters import NoWorkersError as NoWorkersError
+from .clusters import RayBackend as RayBackend
+from .program import Part, PassProgram, Step, Whole
+from .serialization import pack, unpack
+from .worker import Done, Drawing, Failed, PassWork, PieceWork
+
+if TYPE_CHECKING:
+    from .run import SplitRun
+
+POLL_SECONDS = 0.05
+"""How often a run that waits for workers looks for an interrupt."""
+
+PATIENCE = 1800.0
+"""Seconds after which a worker that has not answered is given up, unless its cluster has a ``patience``."""
+
+MOST_LOSSES = 3
+"""A piece that cost this many workers is halved, if it can be, before it is given to another."""
+
+_NOBODY = "no worker is left: {reason}. Evaluate again, with this backend or another, to go on"
+_DEADLY = (
+    "samples {piece.start} to {piece.stop} cost {most} workers, the last: {error}. Evaluate again, with "
+    "another backend or with other workers, to go on"
+)
+
+
+def run_pass(run: SplitRun, program: PassProgram, cluster: Cluster) -> None:
+    """Run the pieces that are left of a pass, and collect what they give.
+
+    Raises:
+        NoWorkersError: all are gone.
+        Exception: what a kernel raised there, with the recording line added.
+    """
+    _PassElsewhere(run, program, cluster).run()
+
+
+def on_cuda(programs: Iterable[PassProgram]) -> bool:
+    """Whether pieces have tensors on a GPU."""
+    return any(value.device.type == "cuda" for each in programs for value in each.values.values())
+
+
+class _PassElsewhere:
+    """One pass: who runs which piece, and what has come back."""
+
+    def __init__(self, run: SplitRun, program: PassProgram, cluster: Cluster) -> None:
+        self.owner, self.program, self.cluster = run, program, cluster
+        self.cuda = on_cuda([program])
+        self.token = uuid.uuid4().hex
+        self.parts = list(dict.fromkeys(part for step in program.steps for part in _leaves(step, Part)))
+        self.waiting: list[Piece] = run.pieces[run._next :]
+        self.idle: list[Any] = []
+        self.asked: set[Any] = set()  # workers that were sent the program
+        self.unfit: set[Any] = set()  # and those that could not hold it
+        self.jobs: dict[Any, tuple[Any, Piece | None]] = {}  # job: its worker and piece; none: the program
+        self.ended: dict[int, Done] = {}  # by first sample: pieces whose turn to be added has not come
+        self.silent: set[Any] = set()  # workers that were given up; they may still come back
+        self.begun: dict[Any, float] = {}  # when each job was given out
+        self.patience = float(getattr(cluster, "patience", PATIENCE))
+        self.losses: Counter[int] = Counter()
+        self.reason = "there was none"  # why the last one is gone
+
+    def run(self) -> None:
+        run = self.owner
+        shared = self.cluster.share(self._work())
+        self.idle = list(self.cluster.workers(self.cuda))
+        try:
+            while run._next < len(run.pieces):
+                where = f"after {run._next} of {len(run.pieces)} pieces"
+                check_interrupts(run._interrupted, run._cancelled, where)
+                self._hand_out(shared)
+                if not self.jobs:
+                    raise NoWorkersError(_NOBODY.format(reason=self.reason))
+                for job in self.cluster.finished(list(self.jobs), POLL_SECONDS):
+                    self._take(job)
+                self._give_up()
+                self._add_up()
+        finally:
+            for worker in self.asked | self.silent:
+                try:
+                    self.cluster.submit(worker, remote.forget, self.token)
+                except LostWorkerError:
+                    pass
+
+    # --- what is sent ---------------------------------------------------------------------
+
+    def _work(self) -> bytes:
+        """The program with the tensors that all pieces share."""
+        program = self.program
+        keys = {leaf.key for step in program.steps for leaf in _leaves(step, Whole)}
+        whole = pack({key: self._real(key) for key in sorted(keys)})
+        draws: dict[int, Drawing] = {}
+        for number, step in enumerate(program.steps):
+            node = program.nodes[number]
+            if node.draws is None or (step.draw is None and not step.draws_itself):
+                continue
+            cuda = node.draws.generator.device.type == "cuda"
+            if step.draw is None:
+                draws[number] = Drawing(cuda, seed=self.owner._draws.seed(node))
+            else:
+                self.owner._draws.begin(node)
+                state = self.owner._draws.state(node)
+                draws[number] = Drawing(cuda, bytes(state.tolist()))
+        work = PassWork(remote.portable(program.steps), whole, draws, remote.settings())
+        return protocol.dumps(work)
+
+    def _piece(self, piece: Piece) -> bytes:
+        parts = {part: part.of(self._real(part.key), piece) for part in self.parts}
+        return protocol.dumps(PieceWork(piece, pack(parts), self.program.changes(piece)))
+
+    def _real(self, key: int) -> torch.Tensor:
+        value = self.program.values[key]
+        if value.real is None:
+            raise RuntimeError(f"internal error: {value!r} was freed before its last use")
+        return value.real
+
+    # --- who gets what ----------------------------------------------------------------------
+
+    def _hand_out(self, shared: Any) -> None:
+        """Give every idle worker something to do; none gets a piece before it has the program."""
+        run = self.owner
+        left = len(run.pieces) - run._next
+        for worker in sorted(self.idle, key=lambda worker: worker not in self.asked):
+            piece: Piece | None = None
+            call: tuple[Any, ...] = (remote.prepare, self.token, self.cluster.device(worker), shared)
+            if worker in self.asked:
+                turn = bool(self.waiting) and self.waiting[0].start == run.pieces[run._next].start
+                if not self.waiting or (not turn and len(self.ended) > 2 * len(self.asked)):
+                    continue  # enough results wait for the piece whose turn it is
+                piece = self.waiting.pop(0)
+                call = (remote.run_piece, self.token, self._piece(piece))
+            elif len(self.asked) >= left:
+                continue
+            self.idle.remove(worker)
+            try:
+                job = self.cluster.submit(worker, *call)
+                self.jobs[job], self.begun[job] = (worker, piece), time.monotonic()
+            except LostWorkerError as error:
+                return self._lost(worker, piece, error)
+            self.asked.add(worker)
+
+    def _take(self, job: Any) -> None:
+        """``job`` has ended, in one way or another."""
+        worker, piece = self.jobs.pop(job)
+        try:
+            result = protocol.loads(self.cluster.result(job))
+        except LostWorkerError as error:
+            self._lost(worker, piece, error)
+            return
+        if isinstance(result, Failed):
+            self._failed(worker, piece, result)
+            return
+        self.idle.append(worker)
+        if piece is not None:
+            self.ended[piece.start] = result
+
+    def _give_up(self) -> None:
+        """Workers that have not answered for too long are lost, and get nothing more to do."""
+        now = time.monotonic()
+        for job, (worker, piece) in list(self.jobs.items()):
+            if now - self.begun[job] > self.patience:
+                del self.jobs[job]
+                self.unfit.add(worker)
+                self.silent.add(worker)
+                self._lost(worker, piece, LostWorkerError(f"no answer within {self.patience:g} seconds"))
+
+    def _lost(self, worker: Any, piece: Piece | None, error: LostWorkerError) -> None:
+        """``worker`` is gone: others, that may have come in its place, have its piece to run."""
+        self.reason = str(error)
+        self.asked.discard(worker)
+        if piece is not None:
+            self.losses[piece.start] += 1
+            if self.losses[piece.start] < MOST_LOSSES:
+                self._return(piece)
+            elif self._halve(piece):  # a system that ends a worker for lack of memory does not say so
+                self.losses[piece.start] = 0
+            else:
+                raise NoWorkersError(_DEADLY.format(piece=piece, most=MOST_LOSSES, error=error))
+        busy = {owner for owner, _ in self.jobs.values()}
+        try:
+            there = [each for each in self.cluster.workers(self.cuda) if each != worker]
+        except NoWorkersError as nobody:
+            self.reason, there = f"{error}; {nobody}", []
+        self.idle = [each for each in there if each not in busy and each not in self.unfit]
+
+    def _failed(self, worker: Any, piece: Piece | None, failure: Failed) -> None:
+        error = failure.error
+        if failure.out_of_memory and piece is not None and self._halve(piece):
+            self.idle.append(worker)
+            return
+        if failure.out_of_memory and piece is None:
+            self.reason = f"worker {worker} has no memory for the weights: {error}"
+            self.unfit.add(worker)
+            return
+        if failure.step is not None and failure.step < len(self.program.nodes):
+            node = self.program.nodes[failure.step]
+            if not failure.out_of_memory:
+                node.state, node.error = "failed", str(error)
+            name_line(error, node)
+        raise error
+
+    def _halve(self, piece: Piece) -> bool:
+        """Cut ``piece``, and those as large that nobody has yet, in two; ``False`` if it is the smallest."""
+        if not self.owner._halve(piece, self.waiting):
+            return False
+        ranges = [(each.start, each.stop) for each in (piece, *self.waiting)]
+        self.waiting = [
+            each
+            for each in self.owner.pieces
+            if any(start <= each.start and each.stop <= stop for start, stop in ranges)
+        ]
+        return True
+
+    def _return(self, piece: Piece) -> None:
+        """``piece`` is to run as soon as a worker is free."""
+        self.waiting = sorted([piece, *self.waiting], key=lambda each: each.start)
+
+    # --- what comes back --------------------------------------------------------------------
+
+    def _add_up(self) -> None:
+        run, program = self.owner, self.program
+        while run._next < len(run.pieces):
+            piece = run.pieces[run._next]
+            done = self.ended.pop(piece.start, None)
+            if done is None:
+                return
+            parts: Mapping[int, torch.Tensor] = unpack(done.collected, lambda device: device)
+            for step in program.steps:
+                for key in step.collects:
+                    value = program.values[key]
+                    run._collect(value, parts[key].to(value.device), piece)
+            node: TrackedNode = program.nodes[0]
+            for node, seconds in zip(program.nodes, done.seconds):
+                node.seconds = (node.seconds or 0.0) + seconds
+            run._next += 1
+            run._report(node, len(program.nodes), piece=run._next)
+
+
+def _leaves(step: Step, kind: type) -> Iterator[Any]:
+    stack: list[Any] = [step.args, list(step.kwargs.values()), [part for _, part in step.takes]]
+    while stack:
+        item = stack.pop()
+        if type(item) is kind:
+            yield item
+        elif type(item) in (list, tuple):
+            stack.extend(item)

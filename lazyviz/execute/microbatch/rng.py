@@ -1,0 +1,170 @@
+"""Random numbers of a split run: drawn for the whole batch, from the states eager PyTorch would have had.
+
+Every draw gets the state that the draws before it leave, whichever pass or piece comes first; a draw
+whose turn is later is drawn ahead and thrown away to know that state, and drawn again when it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...graph.ir import Node, TensorMeta
+from ...plan.batch import separable
+from ...plan.batch_call import base_name
+from ...record.rng import DrawSequence, state_of
+from ...record.storage import TrackedNode
+
+
+class Draws:
+    """The pending draws of some nodes, in program order, and the states before those reached so far."""
+
+    def __init__(self, nodes: Iterable[TrackedNode]) -> None:
+        self._chains: dict[DrawSequence, list[TrackedNode]] = {}
+        self._states: dict[TrackedNode, torch.Tensor] = {}  # before the draw
+        self._next: dict[DrawSequence, int] = {}
+        self._now: dict[DrawSequence, torch.Tensor] = {}  # before the next draw nobody has made
+        self._own: dict[TrackedNode, torch.Tensor] = {}  # of draws that go on from piece to piece
+        self._seeds: dict[TrackedNode, int] = {}
+        for node in nodes:
+            if node.draws is not None:
+                self._chains.setdefault(node.draws, []).append(node)
+
+    def begin(self, node: TrackedNode) -> torch.Generator:
+        """Bring the generator of ``node`` into the state before its draw."""
+        sequence = node.draws
+        assert sequence is not None
+        generator = sequence.generator
+        state = self._states.get(node)
+        if state is None:
+            if sequence not in self._now:
+                self._now[sequence] = sequence.state
+                self._next[sequence] = 0
+            chain = self._chains[sequence]
+            while chain[self._next[sequence]] is not node:
+                ahead = chain[self._next[sequence]]
+                generator.set_state(self._now[sequence])
+                self._states[ahead] = self._now[sequence]
+                draw_whole(ahead)
+                self._now[sequence] = state_of(generator)
+                self._next[sequence] += 1
+            state = self._states[node] = self._now[sequence]
+        generator.set_state(state)
+        return generator
+
+    def state(self, node: TrackedNode) -> torch.Tensor:
+        """The state before the draw of ``node``, once begun."""
+        return self._states[node]
+
+    def end(self, node: TrackedNode) -> None:
+        """``node`` has drawn: the next one begins where it ended."""
+        sequence = node.draws
+        assert sequence is not None
+        chain = self._chains[sequence]
+        if self._next[sequence] < len(chain) and chain[self._next[sequence]] is node:
+            self._now[sequence] = state_of(sequence.generator)
+            self._next[sequence] += 1
+
+    def go_on(self, node: TrackedNode) -> torch.Generator:
+        """As ``begin`` for a piece's own draw: the first begins there, the next where that ended."""
+        generator = self.begin(node)
+        if node in self._own:
+            generator.set_state(self._own[node])
+        return generator
+
+    def stop(self, node: TrackedNode) -> None:
+        assert node.draws is not None
+        if node not in self._own:
+            self.end(node)
+        self._own[node] = state_of(node.draws.generator)
+
+    def seed(self, node: TrackedNode) -> int:
+        """For pieces that draw by themselves elsewhere, at the same time: what to begin from."""
+        if node not in self._seeds:
+            generator = self.go_on(node)
+            number = torch.randint(2**62, (), generator=generator, device=generator.device)
+            self._seeds[node] = int(number)
+            self.stop(node)
+        return self._seeds[node]
+
+    def finish(self, node: TrackedNode) -> None:
+        """``node`` has run, or need not: after the last of them its sequence is in the state after that."""
+        sequence = node.draws
+        assert sequence is not None
+        chain = self._chains[sequence]
+        if node is not chain[-1]:
+            return
+        self.begin(node)
+        if self._next[sequence] < len(chain):
+            draw_whole(node)
+            self.end(node)
+        sequence.state = self._now[sequence]
+
+    def finish_all(self) -> None:
+        """All have run."""
+        for chain in self._chains.values():
+            self.finish(chain[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A draw whose numbers can be made without any tensor's values; ``name`` is the operator's (ATen's).
+
+    ``like`` is the tensor that it would read or fill (``None``: a factory), ``mask`` what dropout makes.
+    """
+
+    name: str
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    like: TensorMeta | None = None
+    mask: TensorMeta | None = None
+
+    def numbers(self) -> torch.Tensor | None:
+        """What is drawn for the whole tensors; for dropout its mask, ``None`` if it has no use.
+
+        The generator has to be in the right state.
+        """
+        like = self.like
+        if like is None:
+            return self.op(*self.args, **self.kwargs)
+        if self.name == "native_dropout":
+            return self._dropout_mask(like)
+        return self.op(_blank(like), *self.args[1:], **self.kwargs)
+
+    def _dropout_mask(self, like: TensorMeta) -> torch.Tensor | None:
+        probability = self.args[1]
+        train = self.args[2] if len(self.args) > 2 else self.kwargs.get("train")
+        if self.mask is None or train is False or not like.nbytes:
+            return None
+        if like.device.type == "cpu":
+            # As native_dropout_cpu (ATen's Dropout.cpp) fills its mask.
+            blank = _blank(self.mask)
+            return blank.bernoulli_(1 - probability) if probability < 1 else blank.zero_()
+        return self.op(_blank(like), probability, train)[1]
+
+
+def draw_of(node: Node) -> Draw:
+    """The draw that ``node`` makes: one that needs no values."""
+    name = base_name(node.op)
+    if not node.inputs:  # a factory
+        return Draw(name, node.op, node.args, node.kwargs)
+    assert separable(node), "only draws that need no values are made ahead"
+    mask = next((each.meta for each in node.outputs if each.index == 1), None)
+    return Draw(name, node.op, (None, *node.args[1:]), node.kwargs, node.inputs[0].meta, mask)
+
+
+def draw_whole(node: Node) -> None:
+    """Draw what ``node`` draws for its whole tensors, to know the state after it.
+
+    What draws within a kernel either draws nothing, or was allowed other numbers.
+    """
+    if not node.inputs or separable(node):
+        draw_of(node).numbers()
+
+
+def _blank(meta: TensorMeta) -> torch.Tensor:
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)

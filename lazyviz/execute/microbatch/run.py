@@ -1,0 +1,477 @@
+"""Running a graph in pieces of its batch.
+
+Whole nodes run as ever.  Between them pieces run one after another, each with tensors of its own that
+live no longer than the piece; what is needed whole is added up or put together as it comes.  Nothing
+the user holds, and nothing outside, is touched before a pass over all pieces is complete, so that an
+interruption or a lack of memory between two ops loses no more than the piece at hand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+
+from ...graph.ir import Storage
+from ...plan.batch import BatchAnalysis
+from ...plan.placement import Partial, Piece, Shard
+from ...plan.schedule import Pass, Schedule
+from ...plan.split import SHOWN
+from ...record.recorder import Tape
+from ...record.storage import TrackedNode, TrackedValue
+from ...torch_internals import private_api
+from ..eager import (
+    check_interrupts,
+    deliver,
+    free,
+    kernel_level,
+    recorded_modes,
+    run_node,
+    spent_on,
+    tell,
+    together,
+)
+from ..failures import name_line
+from ..memory_tracker import ResidentMemory
+from ..replay import node_passes
+from ..value_stats import Summaries
+from . import cluster_run
+from .clusters import Cluster
+from .masks import Masks
+from .program import ONEDNN_FAILED, Part, PassProgram, PieceRun, Step, compile_pass, cut, out_of_memory, place
+from .rng import Draw, Draws
+
+Progress = Callable[[int, int, TrackedNode], None]
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+class SplitRun:
+    """A split run, from its first op to its last; interrupted, ``run`` goes on from there.
+
+    ``pieces`` become more where memory did not suffice for one.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        nodes: Sequence[TrackedNode],
+        analysis: BatchAnalysis,
+        schedule: Schedule,
+        sizes: Sequence[int],
+    ) -> None:
+        self.tape, self.nodes, self.analysis, self.schedule = tape, nodes, analysis, schedule
+        # What the plan has is what was recorded: nodes and values with their tensors.
+        self._whole = cast("list[list[TrackedNode]]", schedule.whole)
+        bounds = [0]
+        for size in sizes:
+            bounds.append(bounds[-1] + size)
+        self.pieces = [
+            Piece(index, start, stop, analysis.size) for index, (start, stop) in enumerate(pairwise(bounds))
+        ]
+        self.out_of_memory = 0  # how often a piece was halved
+        self.complete = False
+        self._level = self._next = 0  # the pass, and its piece at hand
+        self._begun = self._over = -1  # the last pass that was begun, and that was handed over
+        self.piece = 0  # that the last op was run for, from 1; 0: for all
+        self._draws = Draws(nodes)
+        self._masks = Masks()
+        self._sums: dict[TrackedValue, torch.Tensor] = {}
+        self._added: dict[TrackedValue, int] = {}  # up to which sample each sum goes
+        self._divided: set[TrackedValue] = set()  # sums that are means already
+        self._last = self._last_levels()
+        self._programs = [compile_pass(each, analysis) for each in schedule.passes]
+
+    @property
+    def total(self) -> int:
+        """Runs of nodes, from first to last."""
+        in_pieces = sum(len(each.steps) for each in self._programs) * len(self.pieces)
+        return sum(map(len, self.schedule.whole)) + in_pieces
+
+    @property
+    def spread(self) -> set[TrackedNode]:
+        """The nodes that pieces run."""
+        return {node for each in self._programs for node in each.nodes}
+
+    def run(
+        self,
+        memory: ResidentMemory,
+        *,
+        progress: Progress | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        cluster: Cluster | None = None,
+        seen: Summaries | None = None,
+        timed: bool = True,
+    ) -> None:
+        """Run to the end; with ``cluster``, pieces on its workers.
+
+        Raises what :func:`lazyviz.execute.eager.run` raises, and :class:`NoWorkersError`.
+        """
+        self._cluster, self.seen, self._timed = cluster, seen, timed
+        if cluster is not None:
+            cluster.workers(cluster_run.on_cuda(self._programs))  # none: nothing runs
+        self._memory, self._progress, self._cancelled = memory, progress, cancelled
+        self._done = 0
+        with kernel_level(self.tape, self.nodes) as self._interrupted, ExitStack() as self._modes:
+            while self._level < len(self.schedule.whole):
+                level = self._level
+                for node in self._whole[level]:
+                    self._run_whole(node)
+                self._retire(level, before_pass=True)
+                if level < len(self.schedule.passes):
+                    if self._over < level:
+                        self._run_pass(level)
+                    self._retire(level, before_pass=False)
+                self._level += 1
+            for node in cast("list[TrackedNode]", self.schedule.idle):
+                self._finish(node)
+            self._draws.finish_all()
+            self.complete = True
+
+    # --- whole nodes ----------------------------------------------------------------
+
+    def _run_whole(self, node: TrackedNode) -> None:
+        if node.state == "done":
+            return
+        check_interrupts(self._interrupted, self._cancelled, "between two ops")
+        blanks = []
+        for value in cast("list[TrackedValue]", self.analysis.unread.get(node, [])):
+            if value.real is None:
+                meta = value.meta
+                value.real = torch.empty_strided(
+                    meta.shape, meta.stride, dtype=meta.dtype, device=meta.device
+                )
+                blanks.append(value)
+        self._memory.step(node)
+        with recorded_modes(node):
+            if node in self.schedule.views:
+                self._run_view(node)
+            else:
+                if node.draws is not None:
+                    self._draws.begin(node)
+                    node.draws.state = self._draws.state(node)
+                spent, start = spent_on(self.seen), time.perf_counter()
+                run_node(node, self._memory, self.seen)
+                if self._timed:
+                    node.seconds = time.perf_counter() - start - spent_on(self.seen) + spent
+                if node.draws is not None:
+                    self._draws.end(node)
+                self.tape.finished(node)
+        for value in blanks:
+            value.real = None
+        self._report(node)
+
+    def _run_view(self, node: TrackedNode) -> None:
+        """Show the user, and whole nodes, what was collected: spread nodes read it in their own way."""
+        args, kwargs = _whole(node.args), {name: _whole(item) for name, item in node.kwargs.items()}
+        result = node.op(*args, **kwargs)
+        results = list(result) if isinstance(result, (list, tuple)) else [result]
+        deliver({value: results[value.index] for value in node.outputs}, self._memory)
+
+    def _last_levels(self) -> dict[TrackedNode, tuple[int, bool]]:
+        """When a spread node is done with: the level, and whether before its pass."""
+        last: dict[TrackedNode, tuple[int, bool]] = {}
+        for level, each in enumerate(self.schedule.passes):
+            for node in cast("list[TrackedNode]", each.nodes):
+                last[node] = (level, False)
+        for level, nodes in enumerate(self._whole):
+            for node in nodes:
+                if node in self.schedule.views and last.get(node, (-1, False))[0] < level:
+                    last[node] = (level, True)
+        return last
+
+    def _retire(self, level: int, *, before_pass: bool) -> None:
+        for node, when in self._last.items():
+            if when == (level, before_pass):
+                self._finish(node)
+
+    def _finish(self, node: TrackedNode) -> None:
+        if node.state != "done":
+            if node.draws is not None:  # the generator, if nothing else draws
+                self._draws.finish(node)
+            node.error = None
+            together(partial(node_passes.note_used, (node,)), partial(setattr, node, "state", "done"))
+            free(node, self._memory)
+            self.tape.finished(node)
+            self._drop_mask(node)
+
+    def _drop_mask(self, node: TrackedNode) -> None:
+        if nbytes := self._masks.nbytes(node):
+            self._masks.drop(node)
+            self._memory.beside(node.outputs[-1].storage, -nbytes)
+
+    def _report(self, node: TrackedNode, runs: int = 1, piece: int = 0) -> None:
+        self._done += runs
+        self.piece = piece
+        if self._progress is not None:
+            tell(self._interrupted, self._progress, self._done, self.total, node)
+
+    # --- pieces -----------------------------------------------------------------------
+
+    def _run_pass(self, level: int) -> None:
+        program = self._programs[level]
+        if self._begun < level:
+            self._next, self._added, self._divided, self._begun = 0, {}, set(), level
+        if self._next < len(self.pieces):
+            if self._cluster is not None:
+                cluster_run.run_pass(self, program, self._cluster)
+            else:
+                self._run_pieces(program)
+        self._hand_over(self.schedule.passes[level])
+        self._over = level
+        for each in self.schedule.passes[level].collected:
+            self._sums.pop(cast(TrackedValue, each.value), None)
+
+    def _run_pieces(self, program: PassProgram) -> None:
+        while self._next < len(self.pieces):
+            piece = self.pieces[self._next]
+            run = _PieceHere(self, piece, program)
+            try:
+                for number, step in enumerate(program.steps):
+                    where = f"in piece {self._next + 1} of {len(self.pieces)}"
+                    check_interrupts(self._interrupted, self._cancelled, where)
+                    self._memory.step(program.nodes[number], shown=self._next < SHOWN)
+                    added = step.adds is not None and self._add_product(program.values[step.adds], run, step)
+                    if not added:
+                        run.run(number, step)
+                    for key in () if added else step.collects:
+                        if self._collect(program.values[key], run.env[key], piece):
+                            run.given(key)
+                    run.free(step.frees)
+                    self._report(program.nodes[number], piece=self._next + 1)
+            except Exception as error:
+                run.drop()
+                coming = self.pieces[self._next + 1 :]
+                if not out_of_memory(error) or not self._halve(piece, coming):
+                    raise
+                if ONEDNN_FAILED in str(error):
+                    self._modes.enter_context(torch.backends.mkldnn.flags(enabled=False))
+                del error
+                continue
+            run.drop()
+            self._next += 1
+
+    def _halve(self, piece: Piece, coming: Sequence[Piece]) -> bool:
+        """Cut this piece, and those ``coming`` that are as large, in two; ``False`` if it is the smallest."""
+        group = self.analysis.group
+        half = piece.samples // 2 // group * group
+        if not half:
+            return False
+        self.out_of_memory += 1
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        cut_too = {piece.start, *(each.start for each in coming if each.samples >= piece.samples)}
+        parts: list[tuple[int, int]] = []
+        for each in self.pieces:
+            if each.start not in cut_too:
+                parts.append((each.start, each.stop))
+            else:
+                parts += [(each.start, each.start + half), (each.start + half, each.stop)]
+        self.pieces = [Piece(index, *bounds, piece.total) for index, bounds in enumerate(parts)]
+        return True
+
+    def mask(self, node: TrackedNode, draw: Draw, shard: Shard, piece: Piece) -> torch.Tensor | None:
+        """The piece's part of a mask of zeros and ones; ``None`` if a dropout needs none."""
+        samples = piece.start, piece.stop
+        kept = self._masks.take(node, samples)
+        if kept is not None:
+            return kept
+        self._drop_mask(node)
+        self._draws.begin(node)
+        whole = draw.numbers()
+        self._draws.end(node)
+        if whole is None:
+            return None
+        parts = {(each.start, each.stop): cut(whole, shard, each).bool() for each in self.pieces}
+        if len(parts) > 1:
+            self._masks.keep(node, parts)
+            self._memory.beside(node.outputs[-1].storage, self._masks.nbytes(node))
+        return parts[samples]
+
+    def _collect(self, value: TrackedValue, part: torch.Tensor, piece: Piece) -> bool:
+        """Add a piece's summand, or put its samples in their place; whether ``part`` has become the sum."""
+        placement = self.analysis.placements[value]
+        whole = self._sums.get(value)
+        meta = value.meta
+        if isinstance(placement, Shard):
+            if whole is None:
+                whole = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
+                self._sums[value] = whole
+                self._memory.made(value.storage, whole)
+            target = place(whole, placement, piece)
+            target.copy_(part.reshape(target.shape))
+            return False
+        if self._added.get(value, 0) >= piece.stop:
+            return False  # before memory ran out, or an interruption
+        if whole is None:
+            dtype = torch.float32 if meta.dtype in _HALVES else meta.dtype
+            if part.dtype == dtype and part.stride() == meta.stride and _alone(part):
+                whole = part
+            else:
+                whole = torch.empty_strided(meta.shape, meta.stride, dtype=dtype, device=meta.device)
+                whole.copy_(part)
+            add: partial[Any] = partial(self._sums.__setitem__, value, whole)
+            self._memory.made(value.storage, whole)
+        elif isinstance(placement, Partial) and placement.how == "any":
+            add = partial(whole.logical_or_, part)
+        elif isinstance(placement, Partial) and placement.how == "all":
+            add = partial(whole.logical_and_, part)
+        else:
+            add = partial(whole.add_, part)
+        together(add, partial(self._added.__setitem__, value, piece.stop))
+        return whole is part
+
+    def _add_product(self, value: TrackedValue, run: _PieceHere, step: Step) -> bool:
+        """Add a piece's product to the sum without a tensor of its own; whether there is a sum yet."""
+        whole = self._sums.get(value)
+        piece = run.piece
+        if whole is None or not isinstance(self.analysis.placements[value], Partial):
+            return False
+        if whole.dtype != value.dtype or self._added.get(value, 0) >= piece.stop:
+            return False
+        run.take(step)
+        add = partial(whole.addmm_, *[run.read(item) for item in step.args])
+        together(add, partial(self._added.__setitem__, value, piece.stop))
+        return True
+
+    def _hand_over(self, work: Pass) -> None:
+        """All pieces have run: what was collected is whole.  May be called again where it was stopped."""
+        results: dict[TrackedValue, torch.Tensor] = {}
+        for each in work.collected:
+            value = cast(TrackedValue, each.value)
+            whole = self._sums[value]
+            if whole.dtype != value.dtype:
+                whole = whole.to(value.dtype)
+            results[value] = self._sums[value] = whole
+        for value, whole in results.items():
+            placement = self.analysis.placements[value]
+            if isinstance(placement, Partial) and placement.mean_of is not None:
+                assert value.node is not None
+                divisor = next(each for each in value.node.outputs if each.index == placement.mean_of)
+                by = results.get(divisor, divisor.real)
+                assert by is not None
+                if value not in self._divided:
+                    together(partial(whole.div_, by), partial(self._divided.add, value))
+        if self.seen is not None:
+            for value, whole in results.items():
+                if not isinstance(self.analysis.placements[value], Shard) or self._cluster is not None:
+                    self.seen.whole(value, whole)
+        deliver(results, self._memory)
+
+
+class _PieceHere(PieceRun):
+    """A piece run in this process, on the recorded values' own tensors."""
+
+    def __init__(self, run: SplitRun, piece: Piece, program: PassProgram) -> None:
+        super().__init__(piece, program.changes(piece))
+        self._values, self._nodes = program.values, program.nodes
+        self._own: dict[Storage, list[int]] = {}  # bytes, and how many values on it
+        self._split, self._memory, self._draws = run, run._memory, run._draws
+
+    def run(self, number: int, step: Step) -> None:
+        node = self._nodes[number]
+        seen = self._split.seen
+        spent, start = spent_on(seen), time.perf_counter()
+        try:
+            super().run(number, step)
+        except Exception as error:
+            if not out_of_memory(error):
+                node.state, node.error = "failed", str(error)
+                name_line(error, node)
+            raise
+        if self._split._timed:
+            own = time.perf_counter() - start - spent_on(seen) + spent
+            node.seconds = (node.seconds or 0.0) + own
+
+    def whole(self, key: int) -> torch.Tensor:
+        return _real(self._values[key])
+
+    def part(self, part: Part) -> torch.Tensor:
+        return part.of(_real(self._values[part.key]), self.piece)
+
+    def numbers(self, number: int, draw: Draw) -> torch.Tensor | None:
+        self._draws.begin(self._nodes[number])
+        whole = draw.numbers()
+        self._draws.end(self._nodes[number])
+        return whole
+
+    def drawn(self, number: int, draw: Draw, shard: Shard) -> torch.Tensor | None:
+        if draw.name in ("native_dropout", "bernoulli"):
+            return self._split.mask(self._nodes[number], draw, shard, self.piece)
+        return super().drawn(number, draw, shard)
+
+    def before_draw(self, number: int) -> None:
+        self._draws.go_on(self._nodes[number])
+
+    def after_draw(self, number: int) -> None:
+        self._draws.stop(self._nodes[number])
+
+    # --- memory -----------------------------------------------------------------------
+
+    def keep(self, key: int, result: torch.Tensor) -> None:
+        self.env[key] = result
+        value = self._values[key]
+        if self._split.seen is not None:
+            self._split.seen.part(value, result, self._split.analysis.placements.get(value))
+        storage = value.storage
+        own = self._own.get(storage)
+        if own is not None:
+            own[1] += 1
+            return
+        node = value.node
+        view = node is not None and storage.created != node.index
+        size = 0 if view else private_api.TensorBase.untyped_storage(result).nbytes()
+        self._own[storage] = [size, 1]
+        if size:
+            self._memory.beside(storage, size)
+
+    def given(self, key: int) -> None:
+        """The tensor is no longer the piece's own."""
+        storage = self._values[key].storage
+        own = self._own[storage]
+        if own[0]:
+            self._memory.beside(storage, -own[0])
+        own[0] = 0
+
+    def free(self, keys: Sequence[int]) -> None:
+        env, own = self.env, self._own
+        for key in keys:
+            storage = self._values[key].storage
+            if env.pop(key, None) is None or storage not in own:
+                continue
+            mine = own[storage]
+            mine[1] -= 1
+            if not mine[1]:
+                del own[storage]
+                if mine[0]:
+                    self._memory.beside(storage, -mine[0])
+
+    def drop(self) -> None:
+        """The piece has run, or failed: nothing of it stays."""
+        for storage, (size, _) in self._own.items():
+            if size:
+                self._memory.beside(storage, -size)
+        self._own.clear()
+        self.env.clear()
+
+
+def _real(value: TrackedValue) -> torch.Tensor:
+    if value.real is None:
+        raise RuntimeError(f"internal error: {value!r} was freed before its last use")
+    return value.real
+
+
+def _whole(item: Any) -> Any:
+    if isinstance(item, TrackedValue):
+        return _real(item)
+    return type(item)([_whole(entry) for entry in item]) if type(item) in (list, tuple) else item
+
+
+def _alone(tensor: torch.Tensor) -> bool:
+    """Whether nothing else can be in the tensor's memory."""
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize and not tensor._is_view()

@@ -1,0 +1,86 @@
+"""Tensors as bytes, for another process: with their strides, and once where several show the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...torch_internals import private_api
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Where a tensor lies in a buffer; ``offset`` and ``stride`` count elements."""
+
+    buffer: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Tensors by their names: ``buffers`` are (bytes, type, device as recorded)."""
+
+    buffers: list[tuple[bytearray, torch.dtype, torch.device]]
+    views: dict[Any, View]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(buffer) for buffer, _, _ in self.buffers)
+
+
+def pack(tensors: Mapping[Any, torch.Tensor]) -> Packed:
+    """Copies of ``tensors``.
+
+    To be called where no mode and no autograd is active.  Raises ``ValueError`` for tensors that are not
+    strided.
+    """
+    groups: dict[Hashable, list[tuple[Any, torch.Tensor]]] = {}
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"a tensor of layout {tensor.layout} cannot be sent to a worker")
+        tensor = tensor.resolve_conj().resolve_neg()
+        if _extent(tensor) > 2 * tensor.numel():  # what lies between its elements is not wanted
+            tensor = tensor.clone()
+        groups.setdefault((private_api.storage_address(tensor), tensor.dtype), []).append((name, tensor))
+    result = Packed([], {})
+    for members in groups.values():
+        start = min(tensor.storage_offset() for _, tensor in members)
+        stop = max(tensor.storage_offset() + _extent(tensor) for _, tensor in members)
+        first = members[0][1]
+        buffer = bytearray((stop - start) * first.itemsize)
+        if buffer:
+            memory = torch.as_strided(first, (stop - start,), (1,), start)
+            torch.frombuffer(buffer, dtype=torch.uint8).copy_(memory.view(torch.uint8))
+        for name, tensor in members:
+            offset = int(tensor.storage_offset() - start)
+            result.views[name] = View(
+                len(result.buffers), tuple(tensor.shape), tuple(tensor.stride()), offset
+            )
+        result.buffers.append((buffer, first.dtype, first.device))
+    return result
+
+
+def unpack(packed: Packed, device: Callable[[torch.device], torch.device]) -> dict[Any, torch.Tensor]:
+    """The tensors again, in memory of their own; ``device`` says where those of a device go."""
+    memories = []
+    for buffer, dtype, recorded in packed.buffers:
+        memory = torch.empty(len(buffer) // dtype.itemsize, dtype=dtype, device=device(recorded))
+        if buffer:
+            memory.view(torch.uint8).copy_(torch.frombuffer(buffer, dtype=torch.uint8))
+        memories.append(memory)
+    return {
+        name: torch.as_strided(memories[view.buffer], view.shape, view.stride, view.offset)
+        for name, view in packed.views.items()
+    }
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Elements from the tensor's first to its last."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))

@@ -1,0 +1,185 @@
+"""Running a graph in which activations are dropped and computed again.
+
+The kernels and their order are those of the eager run; before some nodes others run once more, on the
+same inputs, from the same states of generators.  Between two nodes every value that a pending node
+reads is either there or can be made: where a run ends early, the nodes whose results were dropped are
+pending again, so that whatever is evaluated next makes them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+
+from ..graph.ir import Storage
+from ..plan.again import Again, Trace, statistics
+from ..plan.replay import Key
+from ..process.transaction import complete
+from ..record.recorder import Tape
+from ..record.rng import DrawSequence
+from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
+from ..torch_internals import private_api
+from .eager import call, consumed, recorded_modes
+from .failures import name_line
+from .memory_tracker import ResidentMemory
+
+
+class RecomputeRun:
+    """What a run that recomputes does between its nodes; a context that leaves what is pending in order."""
+
+    def __init__(self, tape: Tape, trace: Trace, again: Again, memory: ResidentMemory) -> None:
+        self.tape, self.trace, self.again, self.memory = tape, trace, again, memory
+        # What the plan has is what was recorded: nodes and values with their tensors.
+        self.nodes = cast("Sequence[TrackedNode]", trace.nodes)
+        self.count = 0  # nodes run again so far
+        self._left = set(again.repeated)
+        self._values: dict[Key, list[TrackedValue]] = {key: [] for key in again.made}
+        self._states: dict[TrackedNode, torch.Tensor] = {}
+        self._sequences: dict[TrackedNode, DrawSequence] = {}
+
+    def __enter__(self) -> RecomputeRun:
+        seen: set[TrackedValue] = set()
+        for node in self.nodes:
+            for value in (*node.inputs, *node.outputs):
+                key = self.trace.key(value)
+                if key in self._values and value not in seen:
+                    seen.add(value)
+                    self._values[key].append(value)
+        for at, group in self.again.groups.items():
+            for position in group:
+                for value in self.nodes[position].inputs:
+                    value.uses += 1
+                    storage = value.storage
+                    storage.uses += 1
+                    if storage.external or storage.live:  # who writes it has to wait
+                        storage.readers.append(self.nodes[at])
+        return self
+
+    def before(self, position: int) -> None:
+        """Run again what the node at ``position`` needs."""
+        group = self.again.groups.get(position)
+        if group is not None:
+            self._run(group, position)
+        node = self.nodes[position]
+        if position in self._left and node.draws is not None:
+            self._states[node] = node.draws.state
+
+    def after(self, position: int) -> None:
+        """The node at ``position`` has run: drop what only waits from here on."""
+        node = self.nodes[position]
+        if position in self._left:
+            node.again = True
+            if node.draws is not None:
+                self._sequences[node] = node.draws
+                node.draws = DrawSequence(node.draws.generator, self._states.pop(node))
+        for key in self.again.drops.get(position, ()):
+            self._drop(key)
+
+    def finished(self, position: int) -> None:
+        """Tell the record that the node has run, for good or not yet."""
+        self.tape.finished(self.nodes[position], for_good=position not in self._left)
+
+    def _drop(self, key: Key) -> None:
+        for value in self._values[key]:
+            value.real = None
+        self.memory.freed(self._values[key][0].storage)
+
+    def _run(self, group: Sequence[int], at: int) -> None:
+        waiting: dict[int, list[int]] = {}  # by the node of the group until which they keep their inputs
+        try:
+            for position in group:
+                node = self.nodes[position]
+                self.memory.step()
+                with recorded_modes(node):
+                    complete(partial(self._deliver, node, call(node), set()))
+                self.count += 1
+                done = waiting.pop(position, [])
+                if position in self.again.held:
+                    waiting.setdefault(self.again.held[position], []).append(position)
+                else:
+                    done.append(position)
+                for each in done:
+                    self._left.discard(each)
+                    consumed(self.nodes[each], self.memory)
+                    self.tape.finished(self.nodes[each])
+        except BaseException as error:
+            # Memory that several nodes make, and that some have made: all of them begin anew.
+            for each in (each for several in waiting.values() for each in several):
+                for value in self.nodes[each].outputs:
+                    key = self.trace.key(value)
+                    if key is not None and self.again.made.get(key) == at:
+                        self._drop(key)
+            if isinstance(error, Exception):
+                name_line(error, node)
+            raise
+
+    def _deliver(self, node: TrackedNode, results: list[Any], given: set[TrackedValue]) -> None:
+        """May be called again where it was stopped, with the same ``given``."""
+        beside: dict[Storage, int] = {}  # memory that is there already, made once more
+        for value in node.outputs:
+            if value.node is not node or results[value.index] is None or value in given:
+                continue
+            real = results[value.index]
+            fresh = value.storage.created == node.index and value.storage.graph is node.graph
+            if value.uses and (value.real is None or value.real is real):
+                value.real = real
+                if fresh:
+                    self.memory.made(value.storage, real)
+                given.add(value)
+            elif fresh and value.storage not in beside:
+                beside[value.storage] = private_api.TensorBase.untyped_storage(real).nbytes()
+                self.memory.beside(value.storage, beside[value.storage])
+        for storage, size in beside.items():
+            self.memory.beside(storage, -size)
+
+    # --- the end ------------------------------------------------------------------------
+
+    def __exit__(self, *error: object) -> None:
+        if not self._left:
+            return
+        reopened = self._needed()
+        for position in reopened:
+            self._reopen(self.nodes[position])
+        for position in self._left - reopened:
+            node = self.nodes[position]
+            consumed(node, self.memory)
+            if node.state == "done":
+                self.tape.finished(node)
+        pending = sorted(self.tape.pending, key=lambda node: node.sequence)
+        self.tape.pending.clear()
+        self.tape.pending.update(dict.fromkeys(pending))
+
+    def _needed(self) -> set[int]:
+        """What has to run again so that the nodes that are still pending can run."""
+        found: set[int] = set()
+        stack = [value for node in self.nodes if node.state != "done" for value in node.inputs]
+        while stack:
+            value = stack.pop()
+            if value.real is not None or value.node is None or value.node.state != "done":
+                continue
+            key = self.trace.key(value)
+            makers = [self.trace.position.get(value.node, -1)]
+            if key is not None:
+                makers += self.trace.writers[key]
+            for position in makers:
+                if position in self._left and position not in found and self.nodes[position].state == "done":
+                    found.add(position)
+                    stack.extend(self.nodes[position].inputs)
+        return found
+
+    def _reopen(self, node: TrackedNode) -> None:
+        node.state = "pending"
+        for value in cast("list[TrackedValue]", statistics(node)):
+            if value.storage.writer is node:
+                value.storage.writer = None  # they have been moved along, once and for all
+        storages: set[TrackedStorage] = {value.storage for value in node.inputs}
+        for storage in storages:
+            if node not in storage.readers and storage.writer is not node:
+                storage.readers.append(node)
+        sequence = self._sequences.get(node)
+        if sequence is not None and sequence.last is node:
+            sequence.last = None  # it has drawn: nobody who wants the generator waits for it
+        self.tape.pending[node] = None

@@ -1,0 +1,112 @@
+"""A stretch of nodes as code that runs its kernels one after another, without a look at each node.
+
+What each node comes to (:mod:`lazyviz.execute.replay.instructions`) becomes a program that C++ runs
+(``interpreter.cpp``), where that was compiled and can represent it, or Python
+(:mod:`lazyviz.execute.replay.python_codegen`).  Both do the same, in the same order.
+
+The code has no name and no text of the user's in it.  What differs from run to run it is given: tensors
+from outside, numbers, generators, and whose tensors its results are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...record.rng import state_of
+from ...record.storage import TrackedValue
+from ...torch_internals import dispatch_level, native_modules, op_calls
+from ...torch_internals.cuda import STAND_INS
+from .instructions import NOWHERE, Code, Give, lines
+from .program_key import Steps, Stretch, values_in
+from .python_codegen import write
+
+_CONSTANT, _TENSOR, _TENSORS, _SCALAR = range(4)  # what an argument is to the compiled program
+
+
+def generate(stretch: Stretch, steps: Steps, give: Give) -> Code:
+    """A function that runs the stretch's kernels in order.
+
+    Its arguments: ``tensors``, those from outside (the list is emptied); ``scalars``; ``draws``, for
+    each random node its sequence; the values in ``users``, whose tensors ``give`` makes real, and in
+    ``later``, which keep their tensor for nodes to come; ``arrived``, the signals, whose handlers are called
+    between two nodes; ``times``, an array of doubles that has the time at which the run begins, to which the
+    end of each node is added; ``done``, called after each node then, or ``None``.
+
+    It returns ``None``, or what stopped it and the local variables then.
+    """
+    if active:
+        try:
+            return _program(stretch, steps, give)
+        except _module.Refused:
+            pass
+    return write(stretch, steps, give)
+
+
+def _program(stretch: Stretch, steps: Steps, give: Give) -> Code:
+    """As a program of ``interpreter.cpp``, which see for what describes a node; ``Refused`` if it cannot
+    be.
+    """
+    numbers = stretch.numbers
+    nodes: list[tuple[Any, ...]] = []
+    for line in lines(stretch, steps):
+        node, scalars = line.node, line.scalars
+        given: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
+        arguments = tuple(
+            [
+                (place, _SCALAR, scalars[place]) if place in scalars else (place, *_argument(item, numbers))
+                for place, item in given
+            ]
+        )
+        schema = node.op._schema
+        mode = NOWHERE if line.grad_mode is None else int(line.grad_mode)
+        nodes.append(
+            (
+                schema.name,
+                schema.overload_name,
+                mode,
+                line.draw,
+                arguments,
+                tuple(line.results),
+                tuple(line.gone),
+                tuple(line.copied),
+                int(line.refused),
+            )
+        )
+    outside = tuple([numbers[value] for value in stretch.outside])
+    program: Code = _module.Program(len(numbers), outside, nodes, give, state_of)
+    return program
+
+
+def _argument(item: Any, numbers: Mapping[TrackedValue, int]) -> tuple[int, Any]:
+    """What kind of argument it is, and what the program is told of it."""
+    cls = type(item)
+    if cls is TrackedValue:
+        return _TENSOR, numbers[item]
+    if (cls is list or cls is tuple) and next(values_in(item), None) is not None:
+        for entry in item:
+            if entry is not None and type(entry) is not TrackedValue:
+                raise _module.Refused("a list of tensors and others")
+        return _TENSORS, tuple([NOWHERE if entry is None else numbers[entry] for entry in item])
+    return _CONSTANT, item
+
+
+def give(value: TrackedValue, real: torch.Tensor) -> bool:
+    """What :func:`lazyviz.execute.eager.give` does, if compiled code can do it; False: it is to be done."""
+    return bool(_give(value, real)) if active else False
+
+
+def use(compiled: bool) -> bool:
+    """Let C++ run what is generated from now on, or Python; returns what came of it."""
+    global active
+    active = compiled and _module is not None
+    dispatch_level.compiled = _module.KernelsOnly if active else None
+    return active
+
+
+if (_module := native_modules.load("interpreter.cpp")) is not None:
+    _module.connect(torch.Tensor, torch.nn.Parameter, STAND_INS, *op_calls.LEVEL_KEYS)
+_give: Any = _module.give if _module is not None else None
+active = use(True)

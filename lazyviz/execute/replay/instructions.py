@@ -1,0 +1,105 @@
+"""What each node of a stretch comes to when it runs: worked out once, for whatever code is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ...record.storage import TrackedNode, TrackedValue
+from .. import write_rollback
+from .program_key import Step, Steps, Stretch
+
+Stopped = tuple[BaseException, Mapping[str, Any], bool, bool]
+"""What stopped a run, the local variables then, and of the node at hand whether its kernel has run, and
+whether it had begun to write what nobody can put back (:func:`lazyviz.execute.write_rollback.is_refused`)."""
+Code = Callable[..., Stopped | None]
+"""Runs the stretch; see :func:`lazyviz.execute.replay.codegen.generate`."""
+Give = Callable[[TrackedValue, torch.Tensor], None]
+
+NOWHERE = -1
+
+
+def name_of(number: int) -> str:
+    """The local variable of a value."""
+    return f"v{number}"
+
+
+class Result(NamedTuple):
+    """A result that somebody needs: its position among the node's, its number, and whose it is.
+
+    ``user`` and ``later`` are places in the lists of those that the code is given, or ``NOWHERE``.
+    """
+
+    position: int
+    number: int
+    user: int
+    later: int
+
+
+class Line(NamedTuple):
+    """What a node comes to.
+
+    Attributes:
+        grad_mode: to be set before it; ``None``: it is set already.
+        scalars: for each argument that is a number from outside (its position or name) where that is.
+        draw: where its sequence of random numbers is among those that the code is given, or ``NOWHERE``.
+        results: those that are kept.
+        gone: the numbers of the values that nobody needs after it.
+        copied: of those that are copied before it runs, and put back if it fails.
+        refused: what it writes cannot be put back.
+    """
+
+    node: TrackedNode
+    step: Step
+    grad_mode: bool | None
+    scalars: Mapping[int | str, int]
+    draw: int
+    results: list[Result]
+    gone: list[int]
+    copied: list[int]
+    refused: bool
+
+
+def lines(stretch: Stretch, steps: Steps) -> Iterator[Line]:
+    """What the nodes come to, in order."""
+    numbers = stretch.numbers
+    users = {value: at for at, value in enumerate(stretch.users)}
+    later = {value: at for at, value in enumerate(stretch.later)}
+    ends: dict[TrackedValue, int] = {}  # the position of the node that reads it last
+    for at, node in enumerate(stretch.nodes):
+        for value in node.inputs:
+            ends[value] = at
+    dead: dict[int, list[int]] = {}
+    for value, at in ends.items():
+        dead.setdefault(at, []).append(numbers[value])
+    grad_mode: bool | None = None
+    scalars = draws = 0
+    for at, node in enumerate(stretch.nodes):
+        step = steps.of(node)
+        places: list[int | str] = [*step.args, *step.kwargs]
+        results: list[Result] = []
+        gone = dead.get(at, [])
+        for value in node.outputs:
+            if value.node is not node:  # an in-place op returns its argument
+                continue
+            user, kept = users.get(value, NOWHERE), later.get(value, NOWHERE)
+            if value in ends or user != NOWHERE or kept != NOWHERE:
+                results.append(Result(value.index, numbers[value], user, kept))
+                if value not in ends:
+                    gone.append(numbers[value])
+        yield Line(
+            node,
+            step,
+            None if node.grad_mode is grad_mode else node.grad_mode,
+            {place: number for number, place in enumerate(places, scalars)} if places else {},
+            draws if step.draws else NOWHERE,
+            results,
+            gone,
+            [numbers[value] for value in write_rollback.copied(node)],
+            write_rollback.is_refused(node),
+        )
+        grad_mode = node.grad_mode
+        scalars += len(places)
+        draws += step.draws

@@ -1,0 +1,142 @@
+"""Which of the known stretches a new one is most like, and where it first differs from it, in words."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from ...graph.ir import SourceLine
+from ...record.storage import TrackedNode, TrackedValue
+from ...torch_internals.private_api import OpOverload
+from .program_key import Form, Key, Step, Stretch
+
+ENOUGH = 0.5  # of the ops in common: the programs are versions of one
+
+
+class Sketch(NamedTuple):
+    """What programs are told apart by: how often each operator is called, and the line of the first call."""
+
+    ops: Counter[int]  # by identity: operators hash in Python
+    line: SourceLine | None
+
+    def alike(self, other: Sketch) -> float:
+        """The share of the ops that both have, of the longer program's."""
+        return (self.ops & other.ops).total() / max(self.ops.total(), other.ops.total(), 1)
+
+    def at_the_line_of(self, other: Sketch) -> bool:
+        return self.line is not None and self.line == other.line
+
+
+def sketch(ops: Iterable[OpOverload], line: SourceLine | None) -> Sketch:
+    return Sketch(Counter([id(op) for op in ops]), line)
+
+
+def what_is_new(stretch: Stretch, drawn: Sketch, known: Iterable[tuple[Key, Sketch]]) -> str:
+    """How ``stretch`` differs from the one of ``known``, the latest last, that is most like it."""
+    key = stretch.key
+    assert key is not None
+    nearest, best = None, (False, False, 0.0, 0)
+    for other, its in known:
+        alike, here = drawn.alike(its), drawn.at_the_line_of(its)
+        if alike < ENOUGH and not here:
+            continue
+        rank = (alike >= ENOUGH, here, alike, _same(other.steps, key.steps))
+        if rank >= best:
+            nearest, best = other, rank
+    if nearest is None:
+        return "the first program of its kind"
+    return _first_difference(nearest, key, stretch.nodes)
+
+
+def _first_difference(old: Key, new: Key, nodes: Sequence[TrackedNode]) -> str:
+    same = _same(old.steps, new.steps)
+    wired = _same(_wiring(old), _wiring(new))
+    counts = accumulate(len(node.inputs) for node in nodes)
+    otherwise = next((at for at, count in enumerate(counts) if count > wired), len(nodes))
+    if otherwise < same:
+        return f"{_place(nodes[otherwise])}: it works on other tensors"
+    if same == len(new.steps) == len(old.steps):
+        return _beside_wiring(old, new)
+    if same == len(new.steps):
+        return f"it ends after {same:,} ops, the one known goes on"
+    node = nodes[same]
+    if same == len(old.steps):
+        return f"it goes on with {_place(node)}, the one known ends there"
+    return f"{_place(node)}: {_words(old.steps[same], new.steps[same])}"
+
+
+def _wiring(key: Key) -> list[int]:
+    """The numbers of the inputs; those from outside count down from -1, however many values are made."""
+    made = key.made
+    return [number if number < made else made - 1 - number for number in array("i", key.wiring)]
+
+
+def _place(node: TrackedNode) -> str:
+    return f"{node.name} at {node.source}" if node.source is not None else node.name
+
+
+def _words(old: Step, new: Step) -> str:
+    if old.op is not new.op:
+        return f"{new.op}, was {old.op}"
+    for was, now in zip(old.results, new.results):
+        if was != now:
+            return forms_differ(was, now)
+    for was, now in zip(old.inputs, new.inputs):
+        if was != now:
+            return f"an input is {forms_differ(was, now)}"
+    for name in {**new.arguments, **old.arguments}:
+        before, given = (
+            _plain(step.arguments[name]) if name in step.arguments else "not given" for step in (old, new)
+        )
+        if before != given:
+            return f"{name} is {given}, was {before}"
+    if list(new.arguments) != list(old.arguments):
+        return "its arguments are given in another order"
+    return "its results are in memory otherwise, or it was recorded in another mode"
+
+
+def forms_differ(was: Form, now: Form) -> str:
+    if str(was) != str(now):
+        return f"{now}, was {was}"
+    if was.stride != now.stride:
+        return f"{now} of strides {list(now.stride)}, was {list(was.stride)}"
+    return f"{now}, conjugated or negated otherwise"
+
+
+def _plain(given: Any) -> Any:
+    """An argument as the user would write it, as far as it is structure."""
+    if isinstance(given, type):
+        return "a tensor" if given is TrackedValue else given.__name__
+    cls, *entries = given
+    return cls(_plain(entry) for entry in entries) if cls in (list, tuple) else entries[0]
+
+
+def _same(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many items from the first on are equal."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _beside_wiring(old: Key, new: Key) -> str:
+    """What differs in stretches of the same ops."""
+    for was, form in zip(old.outside, new.outside):
+        if form != was:
+            return f"an input is {forms_differ(was, form)}"
+    if old.places != new.places:
+        return "inputs share memory otherwise"
+    if (old.later, old.kept, old.whole) != (new.later, new.kept, new.whole):
+        return "other ops are pending beside it"
+    if old.sizes != new.sizes:
+        return "the memory that inputs are in is of another size"
+    if old.users != new.users or old.memory != new.memory:
+        return "other results are still referred to"
+    return "it was recorded in another mode or phase, or evaluated otherwise"

@@ -1,0 +1,286 @@
+"""What is asked of all nodes of a stretch at once, and noted on them: in C++ (``node_passes.cpp``) where
+compiled.
+
+A replay looks at no node by itself but for this: a good part of what it takes beside its kernels.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
+
+from ...record.pending_ops import unlink_tensors
+from ...record.recorder import tape
+from ...record.storage import TrackedNode, TrackedStorage, TrackedValue
+from ...torch_internals import native_modules
+
+
+class Survey(NamedTuple):
+    """What is found of nodes that may be a stretch: see :class:`lazyviz.execute.replay.program_key.Stretch`
+    and its key.
+
+    ``values`` are in order of their numbers: so many ``made`` ones, then those from outside.  ``users`` are
+    the numbers of those whose tensor the user has, ``scalars`` the numbers that are inputs, ``draws`` the
+    positions of the nodes that draw; ``more`` is whether nodes have other results than their steps.
+    """
+
+    steps: tuple[Any, ...]
+    values: list[TrackedValue]
+    made: int
+    users: tuple[int, ...]
+    wiring: bytes
+    phases: tuple[str, ...]
+    graphs: list[Any]
+    scalars: list[Any]
+    draws: tuple[int, ...]
+    more: bool
+
+
+class Storages(NamedTuple):
+    """Of the values of a stretch: each storage, in the order of their numbers.
+
+    ``places`` are the numbers of those that the values from outside are on.  Of each of which there is
+    anything to be told, ``told`` has three ints (its number, whether the user has tensors on it, and whether
+    it was never dropped), and ``roles`` its role.  ``live`` are the numbers of those with tensors,
+    ``continued`` those from outside that are the memory of an earlier one.  ``later`` are the numbers of the
+    values that pending nodes beyond the stretch need, ``beyond`` the numbers of such storages.
+    """
+
+    storages: list[TrackedStorage]
+    places: tuple[int, ...]
+    told: bytes
+    roles: tuple[str | None, ...]
+    live: tuple[int, ...]
+    continued: list[TrackedStorage]
+    later: tuple[int, ...]
+    beyond: tuple[int, ...]
+
+
+class Glance(NamedTuple):
+    """What a run of a stretch takes if it is known by its ``words``, which stand for its key.
+
+    Equal words mean equal keys as long as somebody keeps what the words are addresses of: the key of one of
+    them does.  The rest is as in :class:`lazyviz.execute.replay.program_key.Stretch`.
+    """
+
+    words: bytes
+    values: list[TrackedValue]
+    outside: list[TrackedValue]
+    graphs: list[Any]
+    users: list[TrackedValue]
+    scalars: list[Any]
+    draws: tuple[int, ...]
+    storages: list[TrackedStorage]
+    live: tuple[int, ...]
+    later: list[TrackedValue]
+    kept: tuple[int, ...]
+    whole: bool
+
+
+class InPython:
+    """The sweeps in Python."""
+
+    @staticmethod
+    def glance(
+        nodes: Sequence[TrackedNode],
+        known: Mapping[Any, Any],
+        forms: Mapping[Any, Any],
+        purpose: Hashable,
+        pending: int,
+    ) -> Glance | None:
+        """A first look at ``nodes``, of so many ``pending`` ones; ``None``: there is none, take a closer one.
+
+        ``known`` are the steps by the shape cache's answer, ``forms`` those of metadata.
+        """
+        return None
+
+    @staticmethod
+    def take(
+        values: Sequence[TrackedValue], kept: Sequence[int], nodes: Iterable[TrackedNode] = ()
+    ) -> list[Any] | None:
+        """The tensors of ``values``, which they keep at the positions ``kept`` alone.
+
+        ``None`` if one of ``nodes`` has run.
+        """
+        if any(node.state == "done" for node in nodes):
+            return None
+        tensors = [value.real for value in values]
+        for tensor in tensors:
+            if tensor is None:
+                raise RuntimeError("internal error: an input was freed before its last use")
+        for value in values:
+            value.real = None
+        for at in kept:
+            values[at].real = tensors[at]
+        return tensors
+
+    @staticmethod
+    def let_go(
+        nodes: Iterable[TrackedNode],
+        outside: Sequence[TrackedValue],
+        later: Sequence[TrackedValue],
+        pending: dict[TrackedNode, None],
+    ) -> None:
+        """``nodes`` have run and are no longer ``pending``; values that no node needs keep no tensor."""
+        for value in (*outside, *later):
+            if not value.uses:
+                value.real = None
+        for node in nodes if pending else ():
+            pending.pop(node, None)
+
+    @staticmethod
+    def unfinished(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
+        """Those that have not run."""
+        return [node for node in nodes if node.state != "done"]
+
+    @staticmethod
+    def begin(nodes: Iterable[TrackedNode]) -> tuple[list[str], list[Any]]:
+        """What is known to be wrong with ``nodes``, and the graphs they are of, each once in order."""
+        errors = [node.error for node in nodes if node.error is not None]
+        return list(dict.fromkeys(errors)), list(dict.fromkeys([node.graph for node in nodes]))
+
+    @staticmethod
+    def survey(nodes: Sequence[TrackedNode], known: Mapping[Any, Any]) -> Survey | None:
+        """What is needed of all ``nodes``; ``None`` if one has failed, runs again or has another mode.
+
+        ``known`` are the steps by the shape cache's answer.
+
+        Raises:
+            KeyError: one of them is not known.
+        """
+        inference = nodes[0].inference_mode
+        if [node for node in nodes if node.again or node.error is not None] or [
+            node for node in nodes if node.inference_mode is not inference
+        ]:
+            return None
+        steps = tuple([known[node.entry] for node in nodes])
+        made = dict.fromkeys([value for node in nodes for value in node.outputs if value.node is node])
+        values = [*dict.fromkeys([*made, *[value for node in nodes for value in node.inputs]])]
+        numbers = {value: number for number, value in enumerate(values)}
+        scalars: list[Any] = []
+        for node, step in zip(nodes, steps):
+            if step.special:
+                scalars += [node.args[position] for position in step.args]
+                scalars += [node.kwargs[name] for name in step.kwargs]
+        return Survey(
+            steps,
+            values,
+            len(made),
+            tuple([number for number, value in enumerate(made) if value.tensor is not None]),
+            array("i", [numbers[value] for node in nodes for value in node.inputs]).tobytes(),
+            tuple([node.phase for node in nodes]),
+            list(dict.fromkeys([node.graph for node in nodes])),
+            scalars,
+            tuple([at for at, step in enumerate(steps) if step.draws]),
+            sum([len(node.outputs) for node in nodes]) != sum([len(step.results) for step in steps]),
+        )
+
+    @staticmethod
+    def storages_of(values: Sequence[TrackedValue], made: int, wiring: bytes) -> Storages:
+        """The storages that ``values`` are on, as :class:`Survey` has them, with the ``wiring``."""
+        storages = list(dict.fromkeys([value.storage for value in values]))
+        places = {storage: place for place, storage in enumerate(storages)}
+        told = array("i")
+        roles: list[str | None] = []
+        live: list[int] = []
+        continued: list[TrackedStorage] = []
+        for storage, place in places.items():
+            if storage.live or storage.role is not None or storage.dropped is None or storage.external:
+                told.extend((place, storage.live > 0, storage.dropped is None))
+                roles.append(storage.role)
+                if storage.live:
+                    live.append(place)
+                if storage.external and storage.continues is not None:
+                    continued.append(storage)
+        outside = tuple([places[value.storage] for value in values[made:]])
+        counts = Counter(memoryview(wiring).cast("i"))
+        later = tuple([number for number, value in enumerate(values) if value.uses > counts[number]])
+        inside: Counter[TrackedStorage] = Counter()
+        for number, count in counts.items():
+            inside[values[number].storage] += count
+        beyond = tuple([place for place, each in enumerate(storages) if each.uses > inside[each]])
+        return Storages(
+            storages, outside, told.tobytes(), tuple(roles), tuple(live), continued, later, beyond
+        )
+
+    @staticmethod
+    def note_done(nodes: Iterable[TrackedNode], times: array[float] | None) -> None:
+        """They have run; between two of ``times`` each, the first one's beginning first.
+
+        What they have written no longer runs ahead of them.
+        """
+        for at, node in enumerate(nodes):
+            node.state = "done"
+            if times is not None:
+                node.seconds = times[at + 1] - times[at]
+            if node.after:
+                node.after = ()
+            if node.writes and not node.folded:
+                for storage in node.writes:
+                    storage.shadow = None
+
+    @staticmethod
+    def note_unused(values: Iterable[TrackedValue], storages: Iterable[TrackedStorage]) -> None:
+        """Nothing pending needs them."""
+        for value in values:
+            value.uses = 0
+        for storage in storages:
+            storage.uses = 0
+
+    @staticmethod
+    def note_used(nodes: Iterable[TrackedNode]) -> None:
+        """They have run, and need their inputs no longer.
+
+        All of it is noted or nothing, whatever exception comes from elsewhere.
+        """
+        counts: Counter[TrackedValue | TrackedStorage] = Counter()
+        for node in nodes:
+            for value in node.inputs:
+                counts[value] += 1
+                counts[value.storage] += 1
+        left = [each.uses - count for each, count in counts.items()]
+        deque(map(setattr, counts, repeat("uses"), left), maxlen=0)
+
+    unlink_tensors = staticmethod(unlink_tensors)
+
+
+def use(compiled: bool) -> bool:
+    """Let C++ do it from now on, or Python; returns what came of it."""
+    global \
+        active, \
+        unfinished, \
+        begin, \
+        survey, \
+        storages_of, \
+        note_done, \
+        note_unused, \
+        note_used, \
+        glance, \
+        take, \
+        let_go
+    active = compiled and _module is not None
+    chosen: Any = _module if active else InPython
+    unfinished, begin = chosen.unfinished, chosen.begin
+    survey, storages_of = chosen.survey, chosen.storages_of
+    note_done, note_unused, note_used = chosen.note_done, chosen.note_unused, chosen.note_used
+    glance, take, let_go = chosen.glance, chosen.take, chosen.let_go
+    tape.unlink_tensors = chosen.unlink_tensors
+    return active
+
+
+def connect(step: type) -> None:
+    """``step``: the class of what nodes of the same structure have in common."""
+    if _module is not None:
+        _module.connect(TrackedNode, TrackedValue, TrackedStorage, step)
+    use(True)
+
+
+glance, take, let_go = InPython.glance, InPython.take, InPython.let_go
+unfinished, begin = InPython.unfinished, InPython.begin
+survey, storages_of = InPython.survey, InPython.storages_of
+note_done, note_unused, note_used = InPython.note_done, InPython.note_unused, InPython.note_used
+_module = native_modules.load("node_passes.cpp")
+active = False  # until it is connected

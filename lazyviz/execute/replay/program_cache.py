@@ -1,0 +1,435 @@
+"""Stretches of nodes that were met before run as generated code, without a look at each node.
+
+The first time a stretch runs op by op (:mod:`lazyviz.execute.eager`), and what memory it took is kept with
+its structure.  The second time code is generated for it, which is what runs from then on.  The kernels,
+their order, their arguments and the moments at which memory is freed are the same.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ...graph.ir import Storage
+from ...plan.alive import Category
+from ...plan.projection import Peak
+from ...process.gc_pause import paused
+from ...process.signals import Deferred
+from ...process.transaction import complete
+from ...record.recorder import Tape
+from ...record.rng import state_of
+from ...record.storage import TrackedNode
+from ...torch_internals import private_api
+from ..eager import check_interrupts, give, kernel_level, tell
+from ..failures import note_failure
+from ..memory_tracker import KnownMemory, Levels, Memory, ResidentMemory
+from . import node_passes
+from .codegen import generate
+from .instructions import Code, Stopped, name_of
+from .miss_reason import Sketch, sketch, what_is_new
+from .program_key import Key, Steps, Stretch
+
+LEAST_NODES = 1  # worth recognising
+FEW_NODES = 4  # fewer are worth it when they come again
+MOST_FEW = 10_000  # of such stretches that are remembered to have come
+MOST_NODES = 100_000  # of one stretch
+MOST_KEPT = 200_000  # nodes of all stretches that are kept
+MOST_WORDS = 8  # that one stretch goes by: equal strings may be others
+MOST_COMPARED = 16  # of those at the same line, and of the others, to say what is new about another
+
+Progress = Callable[[int, int, TrackedNode], None]
+Projection = tuple[Peak, Mapping[Storage, Category]]
+
+
+@dataclass
+class Known:
+    """A stretch that has run: its code, once it was met again, and what memory it takes."""
+
+    key: Key
+    size: int  # nodes
+    sketch: Sketch
+    levels: Levels
+    live: frozenset[int]  # the numbers of the storages that the user's tensors showed
+    code: Code | None = None
+    # What was projected of it and what it held of that, where both depend on nothing else.
+    projected: Peak | None = None
+    held: Peak | None = None
+    words: list[tuple[bytes, Key]] = field(default_factory=list)  # each with the key that keeps it valid
+    met: bool = False  # by its words, since it was last looked for what was not used
+    seconds: float | None = None  # that its code took the last time it ran to its end
+    in_one_go: bool | None = None  # whether its code may run so, once that was asked
+
+    def learn(self, stretch: Stretch, memory: Memory, projection: Projection | None) -> None:
+        """What was projected of it, if that depends on nothing else."""
+        if projection is not None and stretch.is_all_of_a_graph:
+            self.projected = _settled(projection[0])
+            self.held = _settled(memory.peak_on(self.projected.device, projection[1]))
+
+
+def _settled(peak: Peak) -> Peak:
+    """The same without its storages, whose graph would be kept for it."""
+    return peak._replace(by_category=dict(peak.by_category))
+
+
+class Replays:
+    """The stretches that this process has met, the least recently used dropped first."""
+
+    def __init__(self) -> None:
+        self.steps = Steps()
+        self.hits = self.misses = self.generated = self.dropped = 0
+        self.last_miss = ""  # what was new about it, in words
+        self.not_looked_at = ""  # why the last nodes were nothing to recognise
+        self._known: OrderedDict[Key, Known] = OrderedDict()
+        self._latest: dict[Key, Key] = {}  # by program
+        self._by_words: dict[bytes, Known] = {}  # of those with code
+        self._few: set[bytes] = set()  # the words of stretches of few nodes that have come once
+        self._kept = 0  # nodes
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None) -> Stretch | None:
+        """The structure of ``nodes``, if they are worth it; as :meth:`Steps.look_at`, which see."""
+        if not LEAST_NODES <= len(nodes) <= MOST_NODES:
+            bound = f"fewer than {LEAST_NODES}" if len(nodes) < LEAST_NODES else f"more than {MOST_NODES:,}"
+            self.not_looked_at = f"{bound} ops are not recognised"
+            return None
+        glanced = self.steps.glance(tape, nodes, purpose)
+        if glanced is not None and (known := self._by_words.get(glanced.words)) is not None:  # type: ignore[arg-type]
+            glanced.key = known.key
+            return glanced
+        if len(nodes) < FEW_NODES and not self._have_come(tape, nodes, purpose, glanced):
+            self.not_looked_at = f"fewer than {FEW_NODES} ops are recognised when they come again"
+            return None
+        stretch = self.steps.look_at(tape, nodes, purpose=purpose)
+        if stretch.key is not None:
+            stretch.words = glanced.words if glanced is not None else None
+            return stretch
+        mixed = any(node.inference_mode is not nodes[0].inference_mode for node in nodes)
+        self.not_looked_at = (
+            "ops of inference mode and others are not recognised together"
+            if mixed
+            else "an op that has failed, runs once more or has an argument without a hash is not recognised"
+        )
+        return None
+
+    def _have_come(
+        self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable, glanced: Stretch | None
+    ) -> bool:
+        """Whether these few nodes have come before; most that are read once never do again."""
+        if glanced is None and node_passes.active:
+            self.steps.look_at(tape, nodes, purpose=purpose)  # whose steps are known from now on
+            glanced = self.steps.glance(tape, nodes, purpose)
+        if glanced is None or glanced.words is None:
+            return False
+        if glanced.words in self._few:
+            return True
+        if len(self._few) >= MOST_FEW:
+            self._few.clear()
+        self._few.add(glanced.words)
+        return False
+
+    def glance(
+        self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None
+    ) -> tuple[Stretch, Known] | None:
+        """What is known of ``nodes``, if it has code and that can be told at once."""
+        glanced = self.steps.glance(tape, nodes, purpose)
+        known = self._by_words.get(glanced.words) if glanced is not None else None  # type: ignore[arg-type]
+        if glanced is None or known is None or known.code is None:
+            return None
+        glanced.key = known.key
+        known.met = True
+        return glanced, known
+
+    def find(self, stretch: Stretch) -> Replay | None:
+        """What runs the stretch, if it was met before."""
+        assert stretch.key is not None
+        words = stretch.words
+        known = self._by_words.get(words) if words is not None else None
+        if known is not None and known.code is not None:
+            self.hits += 1
+            known.met = True
+            return Replay(stretch, known, known.code)
+        known = self._known.get(stretch.key) or self._kept_otherwise(stretch)
+        if known is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._known.move_to_end(known.key)  # its own: an equal one is compared once more
+        if known.code is None:
+            with paused():
+                known.code = generate(stretch, self.steps, give)
+            self.generated += 1
+        if words is not None:
+            known.words.append((words, stretch.key))
+            self._by_words[words] = known
+            if len(known.words) > MOST_WORDS:
+                del self._by_words[known.words.pop(0)[0]]
+        return Replay(stretch, known, known.code)
+
+    def learn(self, stretch: Stretch, memory: ResidentMemory, projection: Projection | None) -> str:
+        """The stretch has run op by op; why it was not found, in words."""
+        assert stretch.key is not None
+        drawn = sketch([step.op for step in stretch.key.steps], stretch.nodes[0].source)
+        self.last_miss = what_is_new(stretch, drawn, self._comparable(drawn))
+        levels, live = memory.levels(stretch.storages), frozenset(stretch.live)
+        known = Known(stretch.key, len(stretch.nodes), drawn, levels, live)
+        known.learn(stretch, memory, projection)
+        self._keep(known)
+        return self.last_miss
+
+    def _kept_otherwise(self, stretch: Stretch) -> Known | None:
+        """The same program was met, with other results that the user still refers to."""
+        assert stretch.key is not None
+        before = self._known.get(self._latest.get(stretch.key.program))  # type: ignore[arg-type]
+        if (
+            before is None
+            or not stretch.whole
+            or any(storage.origin is not storage for storage in stretch.storages)
+        ):
+            return None
+        live, deaths = frozenset(stretch.live), stretch.deaths()
+        if not live ^ before.live <= deaths.keys():
+            return None
+        levels = before.levels.kept_otherwise(deaths, before.live - live, live - before.live)
+        if levels is None:
+            return None
+        known = Known(stretch.key, before.size, before.sketch, levels, live)
+        self._keep(known)
+        return known
+
+    def _keep(self, known: Known) -> None:
+        key = known.key
+        self._known[key] = known
+        self._latest[key.program] = key
+        self._kept += known.size
+        while self._kept > MOST_KEPT:
+            oldest, dropped = self._known.popitem(last=False)
+            if dropped.met:
+                dropped.met = False
+                self._known[oldest] = dropped
+                continue
+            for words, _ in dropped.words:
+                del self._by_words[words]
+            if self._latest.get(oldest.program) == oldest:
+                del self._latest[oldest.program]
+            self._kept -= dropped.size
+            self.dropped += 1
+
+    def _comparable(self, drawn: Sketch) -> list[tuple[Key, Sketch]]:
+        """The latest that are known, the latest last: those recorded at the same line, and others."""
+        here: list[tuple[Key, Sketch]] = []
+        others: list[tuple[Key, Sketch]] = []
+        for key, known in reversed(self._known.items()):
+            into = here if drawn.at_the_line_of(known.sketch) else others
+            if len(into) < MOST_COMPARED:
+                into.append((key, known.sketch))
+        return [*reversed(others), *reversed(here)]
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self._known.clear()
+        self._by_words.clear()
+        self._few.clear()
+        self._latest.clear()
+        self._kept = 0
+
+
+replays = Replays()
+
+
+class Replay:
+    """A stretch that is to run by its code."""
+
+    def __init__(self, stretch: Stretch, known: Known, code: Code) -> None:
+        self.stretch = stretch
+        self.memory = KnownMemory(known.levels, stretch, known.held)
+        self.projection: Projection | None = (known.projected, {}) if known.projected is not None else None
+        self.known, self.code = known, code
+
+    def learn(self, projection: Projection | None) -> None:
+        """It has run, and this was projected of it."""
+        self.known.learn(self.stretch, self.memory, projection)
+
+    def run(
+        self,
+        tape: Tape,
+        *,
+        progress: Progress | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        timed: bool = False,
+    ) -> None:
+        """Run it; as :func:`lazyviz.execute.eager.run`, which see for the arguments and what it raises."""
+        nodes = self.stretch.nodes
+        with kernel_level(tape, [nodes[at] for at in self.stretch.draws], nodes) as arrived:
+            check_interrupts(arrived, cancelled, f"after 0 of {len(nodes)} ops")
+            mode = private_api.inference_mode(True) if nodes[0].inference_mode else nullcontext()
+            with mode:
+                self._run(tape, arrived, progress, cancelled, timed)
+
+    def _run(
+        self,
+        tape: Tape,
+        arrived: Deferred,
+        progress: Progress | None,
+        cancelled: Callable[[], bool] | None,
+        timed: bool,
+    ) -> None:
+        stretch, nodes = self.stretch, self.stretch.nodes
+        outside: list[torch.Tensor] = []
+        take: partial[Any] = partial(node_passes.take, stretch.outside, stretch.kept)
+        before = None if node_passes.active else [value.real for value in stretch.outside]
+        times = array("d", [perf_counter()])
+        watch = (
+            _Watch(nodes, times, self.memory, arrived, progress, cancelled) if progress or cancelled else None
+        )
+        code = partial(
+            self.code,
+            outside,
+            stretch.scalars,
+            [nodes[at].draws for at in stretch.draws],
+            stretch.users,
+            stretch.later,
+            arrived,
+            times,
+            watch.done if watch is not None else None,
+        )
+        ran: list[Stopped | None] = []  # what the code returns, as soon as it has run
+        note = partial(self.note, tape, times, timed, ran, [])
+        try:
+            outside.extend(chain.from_iterable(map(partial.__call__, (take,))))
+            ran[:] = map(partial.__call__, (code,))
+            complete(note)
+        except BaseException:
+            if ran:
+                complete(note)
+            else:
+                for value, real in zip(stretch.outside, before or outside):
+                    value.real = real
+            raise
+        if ran[0] is not None:
+            error, _, has_run, midway = ran.pop()  # type: ignore[misc]
+            self.raise_from(arrived, len(times) - 1, error, has_run, midway)
+
+    def raise_from(
+        self, arrived: Deferred, finished: int, error: BaseException, has_run: bool, midway: bool
+    ) -> None:
+        """Raise what has stopped the code: the error of a kernel, or another."""
+        nodes = self.stretch.nodes
+        error = error.with_traceback(None)  # it holds the code's variables
+        of_a_kernel = error is not arrived.raised and not has_run and finished < len(nodes)
+        if of_a_kernel:
+            note_failure(nodes[finished], error, midway=midway)
+        try:
+            raise error
+        finally:  # this frame is in its traceback: nothing is to wait for the garbage collector
+            del error
+
+    def note(
+        self,
+        tape: Tape,
+        times: array[float],
+        timed: bool,
+        ran: Sequence[Stopped | None],
+        stage: list[Any],
+    ) -> None:
+        """The code has run, or was stopped; may be called again where it was stopped itself."""
+        stretch, nodes, stopped = self.stretch, self.stretch.nodes, ran[0]
+        if stopped is None:
+            finish(tape, stretch, nodes, times if timed else None, stage)
+            self.known.seconds = times[-1] - times[0]
+            return
+        _, variables, has_run, _ = stopped
+        finished = len(times) - 1
+        if has_run:  # the kernel of one more
+            self._hand_over(nodes[finished], variables)
+            finished += 1
+        seconds = array("d", [*times, perf_counter()]) if timed else None
+        finish(tape, stretch, nodes[:finished], seconds, stage)
+        for number, value in enumerate(stretch.values):  # what the nodes that are left need
+            if value.uses and value.real is None:
+                value.real = variables.get(name_of(number))
+        self.memory.stop(finished)
+
+    def _hand_over(self, node: TrackedNode, variables: Mapping[str, Any]) -> None:
+        """The kernel of ``node`` has run: what was not noted of it."""
+        if node.draws is not None:
+            node.draws.state = state_of(node.draws.generator)
+        for value in node.outputs:
+            if value.node is node and value.tensor is not None:
+                give(value, variables.get(name_of(self.stretch.numbers[value])))
+
+
+class _Watch:
+    """Is told after each node, for whoever follows the run or may cancel it."""
+
+    def __init__(
+        self,
+        nodes: Sequence[TrackedNode],
+        times: array[float],
+        memory: KnownMemory,
+        arrived: Deferred,
+        progress: Progress | None,
+        cancelled: Callable[[], bool] | None,
+    ) -> None:
+        self._nodes, self._times, self._memory = nodes, times, memory
+        self._arrived, self._progress, self._cancelled = arrived, progress, cancelled
+
+    def done(self) -> None:
+        times, nodes = self._times, self._nodes
+        count = len(times) - 1
+        node = nodes[count - 1]
+        node.state = "done"
+        self._memory.reach(count)
+        try:
+            if self._progress is not None:
+                node.seconds = times[count] - times[count - 1]
+                tell(self._arrived, self._progress, count, len(nodes), node)
+            if count < len(nodes):
+                check_interrupts(self._arrived, self._cancelled, f"after {count} of {len(nodes)} ops")
+        except BaseException as error:  # not of a kernel
+            self._arrived.raised = error
+            raise
+
+
+def finish(
+    tape: Tape,
+    stretch: Stretch,
+    ran: Sequence[TrackedNode],
+    times: array[float] | None,
+    stage: list[None],
+) -> None:
+    """Note that the nodes in ``ran`` have run: what is pending, what is needed, how long they took.
+
+    May be called again where it was stopped, with the same ``stage``, where that is noted which is done once.
+    """
+    node_passes.note_done(ran, times)
+    graph = stretch.graphs[0]
+    outside = stretch.outside
+    several = len(stretch.graphs) > 1 or any(
+        value.node is not None and value.node.graph is not graph for value in outside
+    )
+    if stretch.whole and ran is stretch.nodes and not stretch.later:
+        node_passes.note_unused(stretch.values, stretch.storages)
+        if not several:
+            tape.pending.clear()
+    else:
+        if not stage:
+            stage[:] = map(node_passes.note_used, (ran,))
+        node_passes.let_go((), outside, stretch.later, tape.pending)
+    if several:
+        for node in ran:
+            tape.finished(node)
+        return
+    node_passes.let_go(ran, [], [], tape.pending)
+    if tape.graph is not None:
+        tape.made_real(value for value in stretch.users if value.node and value.node.state == "done")

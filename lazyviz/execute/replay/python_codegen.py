@@ -1,0 +1,259 @@
+"""Python for a stretch of nodes: a line for each kernel, locals for tensors, freed at last use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ...graph.ir import TensorMeta
+from ...record.rng import state_of
+from ...record.storage import TrackedNode, TrackedValue
+from ...torch_internals import op_calls
+from .. import write_rollback
+from .instructions import NOWHERE, Code, Give, Line, Stopped, lines, name_of
+from .program_key import Step, Steps, Stretch, values_in
+
+NODES_IN_ONE = 1000  # function: compiling one takes many times the memory that it keeps
+_PARAMETERS = "tensors, scalars, draws, users, later, arrived, times, done"
+_LITERALS = (int, bool, type(None))
+
+
+def write(stretch: Stretch, steps: Steps, give: Give) -> Code:
+    """A function as :func:`lazyviz.execute.replay.codegen.generate` tells."""
+    choose_calls(stretch, steps)
+    return _Writer(stretch, give).function(list(lines(stretch, steps)))
+
+
+def choose_calls(stretch: Stretch, steps: Steps) -> None:
+    """Find out how each operator of the stretch is called quickest, where it is not known yet."""
+    made: dict[TensorMeta, list[torch.Tensor]] = {}
+    trials: dict[Step, tuple[TrackedNode, list[Any], dict[str, Any]]] = {}
+    for node in stretch.nodes:
+        step = steps.of(node)
+        if step.call is not None or step in trials:
+            continue
+        if any(value.meta.flags for value in node.inputs):  # conjugate bits are resolved above kernels
+            step.call = op_calls.plain(node.op)
+            continue
+        stand_ins = _stand_ins(node, made)
+
+        def stand_in(item: Any, stand_ins: Mapping[TrackedValue, torch.Tensor] = stand_ins) -> Any:
+            if type(item) in (list, tuple):
+                return type(item)([stand_in(entry, stand_ins) for entry in item])
+            return stand_ins[item] if isinstance(item, TrackedValue) else item
+
+        named = {name: stand_in(item) for name, item in node.kwargs.items()}
+        trials[step] = node, [stand_in(item) for item in node.args], named
+    if trials:
+        with op_calls.proving() as quickest:
+            for step, (node, args, kwargs) in trials.items():
+                step.call = quickest(node.op, args, kwargs)
+
+
+def _stand_ins(
+    node: TrackedNode, made: dict[TensorMeta, list[torch.Tensor]]
+) -> dict[TrackedValue, torch.Tensor]:
+    """For each input a tensor like it without memory; ``made`` are those of other nodes."""
+    taken: dict[TensorMeta, int] = {}
+    result: dict[TrackedValue, torch.Tensor] = {}
+    for value in dict.fromkeys(node.inputs):
+        meta = value.meta
+        number = taken[meta] = taken.get(meta, -1) + 1
+        alike = made.setdefault(meta, [])
+        if number == len(alike):
+            alike.append(torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta"))
+        result[value] = alike[number]
+    return result
+
+
+class _Writer:
+    """Writes one function."""
+
+    def __init__(self, stretch: Stretch, give: Give) -> None:
+        self.numbers = stretch.numbers
+        self.names: dict[str, Any] = {
+            "give": give,
+            "perf_counter": perf_counter,
+            "set_grad_enabled": op_calls.set_grad_enabled,
+            "state_of": state_of,
+            "stopped": self.stopped,
+            "partial": partial,
+            "chain": chain,
+            "guarded": write_rollback.guarded,
+            "noted": write_rollback.noted,
+        }
+        self.results: list[Sequence[tuple[int, str]]] = []  # of each node: their positions and names
+        self.constants: dict[Any, str] = {}
+        self.text: list[str] = []
+        self.alive: dict[str, None] = dict.fromkeys(name_of(self.numbers[v]) for v in stretch.outside)
+
+    def function(self, nodes: list[Line]) -> Code:
+        parts: list[Code] = []
+        left: list[list[str]] = []
+        self.total = len(nodes)
+        for start in range(0, len(nodes), NODES_IN_ONE):
+            given = list(self.alive)
+            self.text = []
+            for line in nodes[start : start + NODES_IN_ONE]:
+                self._write(line)
+            parts.append(self._compiled(given))
+            left.append(list(self.alive))
+        return parts[0] if len(parts) == 1 else _one_after_another(parts, left)
+
+    def _compiled(self, given: list[str]) -> Code:
+        """A function of the lines so far, which is given these variables and leaves those that are alive."""
+        text = [f"def replay({_PARAMETERS}):"]
+        if given:
+            text.append(f" {', '.join(given)}, = tensors")
+        text += [
+            " ran, begun = [], []",
+            " try:",
+            "  tensors.clear()",
+            *[f"  {line}" for line in self.text],
+        ]
+        text += [
+            " except BaseException as error:",
+            "  return stopped(error, locals(), ran, begun, len(times) - 1)",
+        ]
+        if self.alive:
+            text.append(f" tensors += {', '.join(self.alive)},")
+        exec(compile("\n".join(text), "<lazyviz replay>", "exec"), self.names)
+        code: Code = self.names.pop("replay")
+        return code
+
+    def stopped(
+        self,
+        error: BaseException,
+        variables: dict[str, Any],
+        ran: Sequence[Any],
+        begun: Sequence[Any],
+        done: int,
+    ) -> Stopped:
+        """What a function returns that was stopped after ``done`` nodes."""
+        if done >= len(self.results):
+            return error, variables, False, False
+        names = self.results[done]
+        if has_run := len(ran) == 2 and ran[1] == done:
+            result = ran[0] if isinstance(ran[0], (list, tuple)) else (ran[0],)
+            variables = {**variables, **{name: result[position] for position, name in names}}
+        else:
+            has_run = bool(names) and all(name in variables for _, name in names)
+        return error, variables, has_run, bool(begun) and not has_run
+
+    def _write(self, line: Line) -> None:
+        """What is written of one node."""
+        text, results = self.text, line.results
+        number = len(self.results)
+        if line.grad_mode is not None:
+            text.append(f"set_grad_enabled({line.grad_mode})")
+        text.append(f"if arrived: arrived.handle('after {number} of {self.total} ops')")
+        draw = f"draws[{line.draw}]"
+        if line.draw != NOWHERE:
+            text.append(f"{draw}.generator.set_state({draw}.state)")
+        names = {result.position: name_of(result.number) for result in results}
+        self.results.append(tuple(names.items()))
+        returns = line.node.op._schema.returns
+        one = len(returns) == 1 and str(returns[0].type) == "Tensor"
+        whole = 0 < len(names) == len(results) == len(returns) and str(returns[0].type) == "Tensor"
+        if line.node.writes or line.draw != NOWHERE:
+            # Where it ran twice it would do so to memory, or draw twice: nothing of Python's comes between
+            # the kernel and its being noted, so neither does an exception from elsewhere.
+            text.append(f"ran[:] = chain({self._mapped(line)}, ({number},))")
+            call = "ran[0]"
+        else:
+            call = self._call(line)
+        if not results:
+            text += [call] if call != "ran[0]" else []
+        elif whole:
+            text.append(f"{', '.join(names[at] for at in sorted(names))} = {call}")
+        else:
+            text.append(f"results = {call}")
+            if one:
+                text.append("results = (results,)")
+            text += [f"{name_of(result.number)} = results[{result.position}]" for result in results]
+            text.append("del results")
+        if line.draw != NOWHERE:
+            text.append(f"{draw}.state = state_of({draw}.generator)")
+        for result in results:
+            name = name_of(result.number)
+            if result.later != NOWHERE:
+                text.append(f"later[{result.later}].real = {name}")
+            if result.user != NOWHERE:
+                text.append(f"give(users[{result.user}], {name})")
+        text.append("times.append(perf_counter())")
+        if call == "ran[0]":
+            text.append("ran.clear()")
+        if line.refused:
+            text.append("begun.clear()")
+        self.alive.update(dict.fromkeys(name_of(result.number) for result in results))
+        gone = [name_of(number) for number in line.gone]
+        if gone:
+            text.append(f"del {', '.join(gone)}")
+            for name in gone:
+                del self.alive[name]
+        text.append("if done: done()")
+
+    def _call(self, line: Line) -> str:
+        """The expression that calls the kernel."""
+        args, kwargs = self._arguments(line)
+        return f"{self._constant(line.step.call)}({', '.join([*args, *kwargs])})"
+
+    def _mapped(self, line: Line) -> str:
+        """An iterator that calls the kernel when it is asked for its only item."""
+        args, kwargs = self._arguments(line)
+        kernel = f"partial({', '.join([self._constant(line.step.call), *args, *kwargs])})"
+        if line.refused:
+            return f"noted(begun, {kernel})"
+        if line.copied:
+            kernel = f"partial(guarded, ({', '.join(map(name_of, line.copied))},), {kernel})"
+        return f"map({self._constant(partial.__call__)}, ({kernel},))"
+
+    def _arguments(self, line: Line) -> tuple[list[str], list[str]]:
+        varying = {place: f"scalars[{number}]" for place, number in line.scalars.items()}
+        args = [varying.get(at) or self._argument(item) for at, item in enumerate(line.node.args)]
+        kwargs = line.node.kwargs.items()
+        return args, [f"{name}={varying.get(name) or self._argument(item)}" for name, item in kwargs]
+
+    def _argument(self, item: Any) -> str:
+        cls = type(item)
+        if cls is TrackedValue:
+            return name_of(self.numbers[item])
+        if cls in _LITERALS:
+            return repr(item)
+        if (cls is list or cls is tuple) and next(values_in(item), None) is not None:
+            inside = ", ".join(map(self._argument, item))
+            return f"[{inside}]" if cls is list else f"({inside},)"
+        return self._constant(item)
+
+    def _constant(self, item: Any) -> str:
+        """The name of something that is the same each time."""
+        key = (type(item), repr(item)) if isinstance(item, (list, tuple, float)) else id(item)
+        if key not in self.constants:
+            name = self.constants[key] = f"c{len(self.constants)}"
+            self.names[name] = item
+        return self.constants[key]
+
+
+def _one_after_another(parts: list[Code], left: list[list[str]]) -> Code:
+    """A function of several; each leaves the list of tensors as the next one takes it, with these names."""
+
+    def replay(tensors: list[torch.Tensor], *arguments: Any) -> Stopped | None:
+        names: list[str] = []
+        try:
+            for part, names_then in zip(parts, left):
+                stopped = part(tensors, *arguments)
+                if stopped is not None:
+                    return stopped
+                names = names_then
+        except BaseException as error:  # between two of them
+            if not names:
+                raise
+            return error, dict(zip(names, tensors)), False, False
+        return None
+
+    return replay

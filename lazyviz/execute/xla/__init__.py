@@ -1,0 +1,1 @@
+"""The xla backend: segments compiled by XLA through JAX."""
