@@ -36,8 +36,8 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 import lazyviz
-from lazyviz.plan.allocator import AllocatorConfig, CachingAllocator
-from lazyviz.plan.lifetimes import events, lifetimes
+from lazyviz.plan.allocator.simulation import AllocatorConfig, CachingAllocator
+from lazyviz.plan.liveness.lifetimes import events, lifetimes
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parent / "tests" / "plan" / "data"

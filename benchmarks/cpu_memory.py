@@ -27,7 +27,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import lazyviz
-from lazyviz.plan.lifetimes import lifetimes
+from lazyviz.plan.liveness.lifetimes import lifetimes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from models.catalogue import Case, by_hand, hugging_face

@@ -8,7 +8,7 @@ from .execute.eager import Interrupted as Interrupted
 from .execute.microbatch.clusters import NoWorkersError as NoWorkersError
 from .notebook.magic import load_ipython_extension as load_ipython_extension
 from .notebook.magic import unload_ipython_extension as unload_ipython_extension
-from .plan.devices import DeviceProfile as DeviceProfile
+from .plan.devices.devices import DeviceProfile as DeviceProfile
 from .record.pending_ops import AbsentDeviceError as AbsentDeviceError
 from .record.pending_ops import SyncError as SyncError
 from .session.lazy_graph import LazyGraph as LazyGraph

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..plan.again import statistics
+from ..plan.remat.candidates import statistics
 from ..process.signals import Deferred
 from ..process.transaction import complete
 from ..record.lazy_tensor import make_real

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 import torch
 
 from ..graph.ir import Storage
-from ..plan.alive import Category
+from ..plan.liveness.live_set import Category
 from ..plan.projection import ByCategory, Peak
 from ..record.storage import TrackedNode, TrackedStorage
 from ..torch_internals import private_api

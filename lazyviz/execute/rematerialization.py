@@ -15,8 +15,8 @@ from typing import Any, cast
 import torch
 
 from ..graph.ir import Storage
-from ..plan.again import Again, Trace, statistics
-from ..plan.replay import Key
+from ..plan.liveness.allocation_trace import Key
+from ..plan.remat.candidates import Again, Trace, statistics
 from ..process.transaction import complete
 from ..record.recorder import Tape
 from ..record.rng import DrawSequence

@@ -8,10 +8,10 @@ from typing import Any, Literal, overload
 
 from ..graph.ir import Node, SourceLine, Value
 from ..graph.summary import Summary, share_text
-from ..plan.alive import CATEGORIES
+from ..plan.formatting import line_text
+from ..plan.liveness.live_set import CATEGORIES
 from ..plan.projection import ByCategory, Peak
 from ..plan.units import format_bytes
-from ..plan.words import line_text
 
 
 class Timeline(Sequence[tuple[int, int]]):

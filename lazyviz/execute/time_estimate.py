@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from itertools import accumulate
 
 from ..graph.ir import Node
-from ..plan.recompute import work
+from ..plan.remat.selection import work
 
 BYTES_PER_SECOND = 5e9
 CALL_SECONDS = 8e-6  # of an op that does nothing

@@ -20,7 +20,7 @@ import torch
 
 from ..graph.ir import Node, Storage, is_dense
 from ..graph.summary import BINS, Summary
-from ..plan.placement import Placement, Shard
+from ..plan.batch.placement import Placement, Shard
 from ..record.storage import TrackedNode, TrackedValue
 from ..torch_internals import private_api
 from .report import NonFinite

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..plan.again import statistics
+from ..plan.remat.candidates import statistics
 from ..process.transaction import complete
 from ..record.partial_writes import OVERWRITES
 from ..record.storage import TrackedNode, TrackedValue

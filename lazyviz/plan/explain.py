@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..graph.sync_points import listed
-from .alive import CATEGORIES, Allocation, Moment
-from .remedies import Remedy, cheapest
+from .formatting import family, line_text, line_with_text, where
+from .liveness.live_set import CATEGORIES, Allocation, Moment
+from .remedies.remedies import Remedy, cheapest
 from .units import format_bytes, format_range
-from .words import family, line_text, line_with_text, where
 
 if TYPE_CHECKING:
-    from .memory import Plan
+    from .plan import Plan
 
 LARGEST = 5  # allocations listed
 REMEDIES = 3  # named

@@ -1,4 +1,4 @@
-"""Making a :class:`~lazyviz.plan.memory.Plan`: for a device, another batch size, so many pieces."""
+"""Making a :class:`~lazyviz.plan.plan.Plan`: for a device, another batch size, so many pieces."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ import torch
 
 from ..graph.ir import Graph
 from ..process import gc_pause
-from .alive import CATEGORIES, Category, categorize, largest_first, moment
-from .devices import Device, DeviceProfile, planned
-from .events import Need
-from .lifetimes import Lifetime, allocated, by_device, lifetimes, with_most
-from .memory import Plan
-from .per_device import (
+from .batch.placement import Shard
+from .batch.split import SHOWN, Batch, SplitPlan, check_split, lay_out, scaled, sizes_of
+from .capacity_search import TimeIsUp, fewest_pieces, largest_fitting
+from .device_plan import (
     MARGIN,
     DevicePlan,
     DevicePlans,
@@ -28,10 +26,12 @@ from .per_device import (
     same_device,
     target_of,
 )
-from .placement import Shard
-from .recompute import NOTHING_AGAIN, RecomputePlan, recomputed
-from .search import TimeIsUp, fewest_pieces, largest_fitting
-from .split import SHOWN, Batch, SplitPlan, check_split, lay_out, scaled, sizes_of
+from .devices.devices import Device, DeviceProfile, planned
+from .liveness.lifetimes import Lifetime, allocated, by_device, lifetimes, with_most
+from .liveness.live_set import CATEGORIES, Category, categorize, largest_first, moment
+from .plan import Plan
+from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
+from .workspace.size import Need
 
 
 @gc_pause.paused()

@@ -1,6 +1,6 @@
 """What running some of a graph's nodes would peak at, to be held against what it did peak at.
 
-A :class:`~.memory.Plan` is of a whole graph.  A run is often of a part: what one tensor
+A :class:`~lazyviz.plan.plan.Plan` is of a whole graph.  A run is often of a part: what one tensor
 needs, or what is left after a sync point.  Sizes are bytes.
 """
 
@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 
 from ..graph.ir import Graph, Node, Storage
-from .alive import Category, categorize
-from .lifetimes import Lifetime, lifetimes, main_device
-from .scratch import scratch
+from .liveness.lifetimes import Lifetime, lifetimes, main_device
+from .liveness.live_set import Category, categorize
+from .workspace.table import scratch
 
 
 class Peak(NamedTuple):

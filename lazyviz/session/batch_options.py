@@ -17,8 +17,8 @@ import torch
 from ..execute.microbatch.clusters import Cluster
 from ..execute.microbatch.run import SplitRun
 from ..graph.ir import Value
-from ..plan.placement import Shard
-from ..plan.split import Batch, describe, sizes_of
+from ..plan.batch.placement import Shard
+from ..plan.batch.split import Batch, describe, sizes_of
 from ..record.lazy_tensor import is_pending
 from ..record.recorder import Tape
 from ..record.storage import TrackedNode, TrackedValue

@@ -22,7 +22,7 @@ from ..execute import shutdown
 from ..execute.backend import find_backend
 from ..execute.microbatch.clusters import is_cluster
 from ..graph.ir import Graph
-from ..plan.split import check_split
+from ..plan.batch.split import check_split
 from ..process.gc_pause import patience
 from ..process.tracebacks import shorten_block
 from ..process.transaction import Exclusive, Transaction, forget_holder

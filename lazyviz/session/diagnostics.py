@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ..execute.backend import backend_counters, compiled_programs
 from ..execute.replay.program_cache import replays
 from ..graph.sync_points import listed
-from ..plan.batch_analysis import Blocker
+from ..plan.batch.analysis import Blocker
+from ..plan.batch.split import describe
 from ..plan.explain import verdict
-from ..plan.split import describe
 from ..record import native_recorder
 from ..record.recorder import tape
 from ..torch_internals import native_modules

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..execute.microbatch.clusters import NoWorkersError
 from ..execute.report import Report
-from ..plan.words import line_with_text
+from ..plan.formatting import line_with_text
 from ..record.dependencies import closure, goes_on_without
 from ..record.partial_writes import is_half_done
 from ..record.pending_ops import AbsentDeviceError

@@ -20,7 +20,7 @@ from ..execute.microbatch.run import SplitRun
 from ..execute.replay import node_passes
 from ..execute.report import Report as Report
 from ..graph.ir import Graph, Node, SyncPoint
-from ..plan.devices import devices as devices
+from ..plan.devices.devices import devices as devices
 from ..process.tracebacks import shortened
 from ..process.transaction import Transaction, complete
 from ..record import partial_writes
@@ -45,7 +45,7 @@ from .run_options import Choices
 from .sync_evaluation import run_for_sync
 
 if TYPE_CHECKING:
-    from ..plan.memory import Plan
+    from ..plan.plan import Plan
 
 
 class LazyGraph(Choices, Shown):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..plan.batch.split import check_split
 from ..plan.projection import parts_of
-from ..plan.recompute import Choice, Recomputation
-from ..plan.split import check_split
+from ..plan.remat.selection import Choice, Recomputation
 from ..plan.units import parse_bytes
 from ..record.storage import TrackedNode
 

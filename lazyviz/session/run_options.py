@@ -16,7 +16,7 @@ from ..execute.progress import Run
 from ..execute.report import NonFinite
 from ..execute.value_stats import readable, summarise_now
 from ..graph.ir import Graph, Node
-from ..plan.split import check_split
+from ..plan.batch.split import check_split
 from ..process.tracebacks import report_ignored
 from ..record.storage import TrackedNode
 from .batch_options import NamedBatch

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 
 import torch
 
-from ..plan.devices import cuda_devices
+from ..plan.devices.devices import cuda_devices
 from ..process.gc_pause import patience
 from ..record.interception.attribute_patches import is_ours, originals
 from ..record.recorder import tape

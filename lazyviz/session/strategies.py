@@ -24,9 +24,9 @@ from ..execute.rematerialization import RecomputeRun
 from ..execute.replay import program_cache
 from ..execute.replay.program_key import Stretch
 from ..execute.value_stats import Summaries
-from ..plan.alive import categorize
+from ..plan.liveness.live_set import categorize
 from ..plan.projection import Peak, project
-from ..plan.recompute import Choice
+from ..plan.remat.selection import Choice
 from ..process import gc_pause
 from ..record.recorder import tape
 from ..record.storage import TrackedNode

@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from ..graph.nested import flattened
-from ..plan.devices import Device, DeviceProfile, planned
+from ..plan.devices.devices import Device, DeviceProfile, planned
 from ..plan.explain import essence, needed
-from ..plan.memory import Plan
+from ..plan.plan import Plan
 from ..plan.planner import make_plan
 from ..plan.units import format_bytes, parse_bytes
 from ..session.lazy_graph import LazyGraph, lazy

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..plan.batch_analysis import Blocker
-from ..plan.split import describe
+from ..plan.batch.analysis import Blocker
+from ..plan.batch.split import describe
 from .boxes import chain
 from .scene import PlanLike, Scene, plural
 

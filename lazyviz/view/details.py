@@ -8,8 +8,8 @@ from typing import Any
 
 from ..graph.ir import Node, SourceLine, Storage, Value
 from ..plan.explain import keeper
+from ..plan.formatting import line_text
 from ..plan.units import format_bytes
-from ..plan.words import line_text
 from .boxes import Box, Hierarchy, chain, module_path, named, op_name
 from .memory import alive_json
 from .relations import relations

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 from ..graph.ir import Graph
-from ..plan.memory import Plan
+from ..plan.plan import Plan
 from .boxes import Hierarchy
 from .convert import REMEDY, convert
 from .dot import to_dot

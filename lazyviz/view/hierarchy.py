@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 
 from ..graph.ir import Graph, Node, SyncPoint, Value
-from ..plan.words import line_text
+from ..plan.formatting import line_text
 from ..process.gc_pause import paused
 from .boxes import Box, Hierarchy, Kind, op_name
 from .flow import Reads, crowded_lanes, data_flow, hidden_views, lanes_of, steps_of, updates

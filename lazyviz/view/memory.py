@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..graph.ir import Node
-from ..plan.split import SHOWN, SplitPlan
+from ..plan.batch.split import SHOWN, SplitPlan
+from ..plan.formatting import line_text
 from ..plan.units import format_bytes, format_range
-from ..plan.words import line_text
 from .boxes import chain, op_name
 from .scene import AllocationLike, PlanLike, Scene
 

@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..plan.devices import Device, DeviceProfile, devices
-from ..plan.profiles import KINDS
+from ..plan.devices.devices import Device, DeviceProfile, devices
+from ..plan.devices.profiles import KINDS
 from ..plan.units import format_bytes
 from .choices import Selectable
 from .scene import PlanLike

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from ..graph.ir import Graph, Node
-from ..plan.devices import memory_in_use
+from ..plan.devices.devices import memory_in_use
 from ..plan.units import format_bytes
 from ..process.tracebacks import report_ignored
 

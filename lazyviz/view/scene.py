@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ..graph.ir import Graph, Node, SourceLine, Storage, Value, places
-from ..plan.alive import Moment
-from ..plan.devices import Device, DeviceProfile
-from ..plan.split import SplitPlan
+from ..plan.batch.split import SplitPlan
+from ..plan.devices.devices import Device, DeviceProfile
+from ..plan.liveness.live_set import Moment
 from ..plan.units import format_bytes
 from .boxes import Box, Hierarchy, op_name
 from .facts import Facts

@@ -11,10 +11,10 @@ import os
 from typing import Any
 
 from ..graph.ir import Node, Storage
-from ..plan.alive import categorize
-from ..plan.allocator_config import SMALL_LIMIT
-from ..plan.memory import Plan
-from ..plan.trace import Entry, trace
+from ..plan.allocator.config import SMALL_LIMIT
+from ..plan.allocator.history import Entry, trace
+from ..plan.liveness.live_set import categorize
+from ..plan.plan import Plan
 
 Frames = list[dict[str, Any]]
 

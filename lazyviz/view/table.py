@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..graph.ir import Node
+from ..plan.formatting import line_text
 from ..plan.units import format_bytes
-from ..plan.words import line_text
 from .boxes import Box, module_path, op_name
 from .code import Code
 from .details import seconds_text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..graph.ir import Graph
 from ..graph.sync_points import listed
+from ..plan.formatting import line_text, line_with_text
 from ..plan.units import format_bytes
-from ..plan.words import line_text, line_with_text
 from .batch import batch_lines
 from .boxes import Box
 from .memory import needed_for, verdict

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..graph.ir import Node, Phase
-from ..plan.alive import CATEGORIES
+from ..plan.liveness.live_set import CATEGORIES
 from .scene import PHASE_TITLES, PlanLike
 
 _LANES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "other")

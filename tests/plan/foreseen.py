@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lazyviz.plan.memory import Plan
+from lazyviz.plan.plan import Plan
 from lazyviz.torch_internals.kernel_selection import multiplies_bfloat16_in_onednn
 
 

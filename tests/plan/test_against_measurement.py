@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lazyviz
-from lazyviz.plan.lifetimes import lifetimes
+from lazyviz.plan.liveness.lifetimes import lifetimes
 
 from .profiler import allocated_by
 

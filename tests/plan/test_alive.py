@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lazyviz.plan.memory import CATEGORIES
+from lazyviz.plan.plan import CATEGORIES
 from lazyviz.plan.planner import make_plan
 
 

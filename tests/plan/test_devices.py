@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.plan import devices as module
-from lazyviz.plan.devices import PROFILES, Device, DeviceProfile, capacity, devices, lookup, resolve
-from lazyviz.plan.nvml import LiveMemory
+from lazyviz.plan.devices import devices as module
+from lazyviz.plan.devices.devices import PROFILES, Device, DeviceProfile, capacity, devices, lookup, resolve
+from lazyviz.plan.devices.nvml import LiveMemory
 from lazyviz.plan.units import format_bytes
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lazyviz.plan.devices import Device
+from lazyviz.plan.allocator.history import trace
+from lazyviz.plan.allocator.reserved_memory import CUBLAS_WORKSPACE_BYTES
+from lazyviz.plan.devices.devices import Device
 from lazyviz.plan.planner import make_plan
-from lazyviz.plan.reservation import CUBLAS_WORKSPACE_BYTES
-from lazyviz.plan.trace import trace
 
 from .conftest import Program
 

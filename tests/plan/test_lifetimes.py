@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from lazyviz.graph.ir import Graph
-from lazyviz.plan.lifetimes import allocated, events, lifetimes, main_device
+from lazyviz.plan.liveness.lifetimes import allocated, events, lifetimes, main_device
 
 
 def timelines(graph: Graph) -> tuple[list[int], list[int]]:

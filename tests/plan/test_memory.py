@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.plan.devices import DeviceProfile
-from lazyviz.plan.memory import CATEGORIES
+from lazyviz.plan.devices.devices import DeviceProfile
+from lazyviz.plan.plan import CATEGORIES
 from lazyviz.plan.planner import make_plan
 
 
@@ -118,11 +118,12 @@ def test_a_profile_with_enough_memory_fits_and_a_small_one_does_not(training_ste
 
 
 def test_the_capacity_of_the_cpu_includes_counted_tensors_that_exist_already(program, monkeypatch):
-    from lazyviz.plan import devices, per_device
+    from lazyviz.plan import device_plan
+    from lazyviz.plan.devices import devices as plan_devices
 
     program.outside(1000)
-    here = devices.Device("cpu", "system memory", 10_000, 300, 9_700)
-    monkeypatch.setattr(per_device, "planned", lambda device: here)
+    here = plan_devices.Device("cpu", "system memory", 10_000, 300, 9_700)
+    monkeypatch.setattr(device_plan, "planned", lambda device: here)
     x = program.graph.inputs[0]
     a = program.op([x], 200)
     assert make_plan(program.graph).capacity_bytes == 1300

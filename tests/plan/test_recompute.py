@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.devices import DeviceProfile
-from lazyviz.plan.recompute import work
+from lazyviz.plan.devices.devices import DeviceProfile
+from lazyviz.plan.remat.selection import work
 from lazyviz.view.details import describe_moment
 from lazyviz.view.memory import memory_json
 from lazyviz.view.scene import Scene

@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lazyviz
+from lazyviz.plan.liveness.allocation_trace import program_of
 from lazyviz.plan.planner import make_plan
-from lazyviz.plan.remedies import KINDS, cheapest
-from lazyviz.plan.replay import program_of
+from lazyviz.plan.remedies.remedies import KINDS, cheapest
 
 from .foreseen import check_autocast, unfolds_in_bfloat16
 

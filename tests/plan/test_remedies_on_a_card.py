@@ -161,7 +161,7 @@ def test_on_the_cpu_tensors_decide_and_an_unknown_memory_gives_no_verdict():
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_record_replayed_without_a_change_is_held_like_the_plan(name):
-    from lazyviz.plan.replay import program_of
+    from lazyviz.plan.liveness.allocation_trace import program_of
 
     plan = step(name).plan()
     program = program_of(plan._nodes, plan._lifetimes.values())

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.devices import CONTEXT_BYTES
-from lazyviz.plan.reservation import CUBLAS_WORKSPACE_BYTES, LARGE_CUBLAS_WORKSPACE_BYTES
+from lazyviz.plan.allocator.reserved_memory import CUBLAS_WORKSPACE_BYTES, LARGE_CUBLAS_WORKSPACE_BYTES
+from lazyviz.plan.devices.devices import CONTEXT_BYTES
 from lazyviz.plan.units import format_bytes, format_range
 from lazyviz.view.memory import verdict
 from lazyviz.view.text import render_text

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.events import Need
+from lazyviz.plan.workspace.size import Need
 from lazyviz.session import lazy_graph
 from lazyviz.torch_internals.kernel_selection import Instructions, onednn_instructions
 

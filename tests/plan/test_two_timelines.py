@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lazyviz
-from lazyviz.plan.lifetimes import lifetimes
+from lazyviz.plan.liveness.lifetimes import lifetimes
 
 from .profiler import allocated_by
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lazyviz.graph.ir import Graph, Node, Phase, Role, SourceLine, Storage, SyncPoint, TensorMeta, Value
-from lazyviz.plan.memory import Plan
+from lazyviz.plan.plan import Plan
 from lazyviz.plan.planner import make_plan
 
 CPU = torch.device("cpu")

@@ -18,8 +18,8 @@ from torch import nn
 
 import lazyviz
 from lazyviz.graph.ir import Graph
+from lazyviz.plan.formatting import line_text
 from lazyviz.plan.planner import make_plan
-from lazyviz.plan.words import line_text
 from lazyviz.view import convert, export
 from lazyviz.view.code import Code
 from lazyviz.view.dot import to_dot

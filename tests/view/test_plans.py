@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.devices import PROFILES
-from lazyviz.plan.profiles import KINDS
+from lazyviz.plan.devices.devices import PROFILES
+from lazyviz.plan.devices.profiles import KINDS
 from lazyviz.view import plans
 from lazyviz.view import widget as module
 from lazyviz.view.widget import LazyWidget

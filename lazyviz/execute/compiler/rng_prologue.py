@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...graph.ir import Node, Value
-from ...plan.batch import draws_nothing
+from ...plan.batch.propagation import draws_nothing
 
 aten = torch.ops.aten
 

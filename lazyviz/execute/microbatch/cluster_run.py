@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...plan.placement import Piece
+from ...plan.batch.placement import Piece
 from ...record.storage import TrackedNode
 from ..eager import check_interrupts
 from ..failures import name_line

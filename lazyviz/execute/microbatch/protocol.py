@@ -24,12 +24,17 @@ MOST_BYTES = 2**40
 
 _MAGIC = b"lazyviz work"
 _VALUES = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
-_KERNELS = tuple(f"lazyviz.execute.{name}" for name in ("piece", "masks", "bernoulli", "draws"))
+_KERNELS = (
+    "lazyviz.execute.microbatch.program",
+    "lazyviz.execute.microbatch.masks",
+    "lazyviz.execute.microbatch.rng",
+    "lazyviz.execute.compiler.bernoulli",
+)
 """Modules whose functions a piece calls as it calls operators."""
 _RECORDS = (
-    *(f"lazyviz.execute.{name}" for name in ("worker", "piece", "packed", "draws")),
+    *(f"lazyviz.execute.microbatch.{name}" for name in ("worker", "program", "serialization", "rng")),
     "lazyviz.graph.ir",
-    "lazyviz.plan.placement",
+    "lazyviz.plan.batch.placement",
 )
 """Modules whose classes messages are made of."""
 _PLAIN = {

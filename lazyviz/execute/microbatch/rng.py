@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ...graph.ir import Node, TensorMeta
-from ...plan.batch import separable
-from ...plan.batch_call import base_name
+from ...plan.batch.propagation import separable
+from ...plan.batch.rule import base_name
 from ...record.rng import DrawSequence, state_of
 from ...record.storage import TrackedNode
 

@@ -18,10 +18,10 @@ from typing import Any, cast
 import torch
 
 from ...graph.ir import Storage
-from ...plan.batch import BatchAnalysis
-from ...plan.placement import Partial, Piece, Shard
-from ...plan.schedule import Pass, Schedule
-from ...plan.split import SHOWN
+from ...plan.batch.placement import Partial, Piece, Shard
+from ...plan.batch.propagation import BatchAnalysis
+from ...plan.batch.schedule import Pass, Schedule
+from ...plan.batch.split import SHOWN
 from ...record.recorder import Tape
 from ...record.storage import TrackedNode, TrackedValue
 from ...torch_internals import private_api

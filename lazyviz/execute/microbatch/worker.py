@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...graph.ir import TensorMeta
-from ...plan.placement import Piece
+from ...plan.batch.placement import Piece
 from ...record.rng import state_of
 from ...torch_internals import private_api
 from . import protocol

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ...graph.ir import Storage
-from ...plan.alive import Category
+from ...plan.liveness.live_set import Category
 from ...plan.projection import Peak
 from ...process.gc_pause import paused
 from ...process.signals import Deferred

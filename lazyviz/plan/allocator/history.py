@@ -1,0 +1,127 @@
+"""What PyTorch's caching allocator would do during the run, event by event, with addresses.
+
+A recording of the simulator in :mod:`lazyviz.plan.allocator.caching_allocator`, for exports in the form that
+``torch.cuda.memory._record_memory_history`` gives.  A plan for the CPU, which has no such
+allocator, is played on it all the same: sizes and times are the plan's, addresses are made up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...graph.ir import Storage
+from ..liveness.lifetimes import events
+from .caching_allocator import Block, CachingAllocator, _Pool, _Range
+from .config import AllocatorConfig
+from .reserved_memory import reserve_calls
+
+if TYPE_CHECKING:
+    from ..plan import Plan
+
+
+class Entry(NamedTuple):
+    """One event.  ``action`` is PyTorch's word for it (``alloc``, ``segment_alloc``, ...); ``nbytes``
+    of an allocation are those asked for, as in PyTorch's traces; ``key`` is a storage or a name."""
+
+    action: str
+    address: int
+    nbytes: int
+    position: int
+    key: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """``entries`` in time order, and what is left in the end: ``segments`` of blocks, whose
+    ``owners`` are known by address."""
+
+    entries: list[Entry]
+    segments: list[list[Block]] = field(repr=False)
+    owners: Mapping[int, tuple[Hashable, int]] = field(repr=False)
+    reserved_peak: int
+
+
+class _Recorded(CachingAllocator):
+    """Notes what it takes from CUDA and gives back."""
+
+    def __init__(self, config: AllocatorConfig | None, total: int | None) -> None:
+        self.entries: list[Entry] = []
+        self.position = -1
+        super().__init__(config, total=total)
+
+    def _grow(self, pool: _Pool, size: int, segment: int) -> Block | None:
+        block = super()._grow(pool, size, segment)
+        if block is not None and block.range is None:
+            self.note("segment_alloc", block.address, block.size)
+        return block
+
+    def _release(self, block: Block) -> None:
+        self.note("segment_free", block.address, block.size)
+        super()._release(block)
+
+    def _map(self, block: Block, nbytes: int) -> bool:
+        address, before = block.address, self.reserved
+        done = super()._map(block, nbytes)
+        if done:
+            self.note("segment_map", address, self.reserved - before)
+        return done
+
+    def _unmap(self, block: Block, range_: _Range) -> None:
+        # The whole pages inside of the block, as there.
+        start = range_.start - (range_.start - block.address) // range_.page * range_.page
+        before = self.reserved
+        super()._unmap(block, range_)
+        if self.reserved < before:
+            self.note("segment_unmap", start, before - self.reserved)
+
+    def note(self, action: str, address: int, nbytes: int, key: Hashable = "") -> None:
+        self.entries.append(Entry(action, address, nbytes, self.position, key))
+
+    def address(self, key: Hashable) -> int | None:
+        block = self._live[key]
+        return block.address if block is not None else None
+
+
+def trace(plan: Plan, *, eager: bool = False) -> Trace:
+    """The allocator's events of our run, or of eager PyTorch, cuBLAS's workspaces included.
+
+    What the user's code still holds in the end, and what PyTorch keeps, is not freed.
+    """
+    spans = plan._lifetimes.values()
+    kept: set[Hashable] = {span.storage for span in spans if span.kept}
+    reservation = plan._reservation
+    if reservation is not None and not eager:
+        calls = reservation.calls
+    else:
+        calls = [(event.position, event.storage, event.nbytes) for event in events(spans, eager=eager)]
+    if eager and reservation is not None and plan._planner is not None:
+        whole = reserve_calls(plan._nodes, calls, list(spans), plan._planner.target, None, eager=True)
+        calls = whole.calls if whole is not None else calls
+    config = AllocatorConfig.from_environment(os.environ) if reservation is not None else None
+    allocator = _Recorded(config, plan.capacity_bytes if reservation is not None else None)
+    owners: dict[int, tuple[Hashable, int]] = {}
+    sizes: dict[Hashable, int] = {}
+    for position, key, nbytes in calls:
+        allocator.position = position
+        if nbytes > 0:
+            allocator.allocate(key, nbytes)
+            address = allocator.address(key)
+            if address is not None:
+                sizes[key] = nbytes
+                owners[address] = key, position
+                allocator.note("alloc", address, nbytes, key)
+        elif key not in kept:
+            address = allocator.address(key)
+            if address is not None:
+                allocator.note("free_requested", address, sizes[key], key)
+                allocator.note("free_completed", address, sizes[key], key)
+                del owners[address]
+            allocator.free(key)
+    return Trace(allocator.entries, allocator.blocks(), owners, allocator.reserved_peak)
+
+
+def storage_of(key: Hashable) -> Storage | None:
+    return key if isinstance(key, Storage) else None

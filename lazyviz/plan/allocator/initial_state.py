@@ -1,0 +1,102 @@
+"""What this process holds of a GPU already: the state in which the caching allocator would start.
+
+``torch.cuda.memory_snapshot()`` lists segments and blocks.  Some of them are tensors that a plan
+counts, too; each of those is one block, and no bytes are counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..devices.devices import Device, DeviceProfile
+from ..liveness.lifetimes import Lifetime
+
+Segment = Mapping[str, Any]
+
+
+class Start(NamedTuple):
+    """``segments`` of one GPU; ``blocks``, the address of what is in them already, by its name in the plan;
+    ``again``, the addresses of what is there, but which the plan has made anew at its node;
+    ``foreign_bytes`` are in blocks that nothing in the plan accounts for.
+    """
+
+    segments: Sequence[Segment]
+    blocks: Mapping[Hashable, int]
+    again: Sequence[int]
+    foreign_bytes: int
+
+
+EMPTY = Start((), {}, (), 0)
+
+
+def segments_on(target: Device | DeviceProfile) -> Sequence[Segment]:
+    """The allocator's segments on a real GPU that this process uses; none for any other device."""
+    if isinstance(target, DeviceProfile) or not target.name.startswith("cuda"):
+        return ()
+    if not torch.cuda.is_initialized():
+        return ()
+    index = int(target.name.partition(":")[2] or 0)
+    return [segment for segment in torch.cuda.memory_snapshot() if segment["device"] == index]
+
+
+def nbytes_of(segments: Iterable[Segment]) -> int:
+    return sum(segment["total_size"] for segment in segments)
+
+
+def exists(span: Lifetime) -> bool:
+    """Whether the storage takes up memory at this moment, so that "free" excludes it."""
+    if span.maker is not None:
+        return span.storage.dropped is None and span.maker.state == "done"
+    if not span.storage.external and span.first_use is not None:  # an earlier graph makes it
+        origin = span.storage.origin
+        makers = [value.node for value in span.first_use.inputs if value.storage.origin is origin]
+        return all(maker is None or maker.state == "done" for maker in makers)
+    if span.storage.dropped is None:
+        return True
+    return span.last_use is not None and span.last_use.state != "done"
+
+
+def start(
+    segments: Sequence[Segment], spans: Iterable[Lifetime], workspaces: Iterable[tuple[str, int]]
+) -> Start:
+    """How the plan's storages, and library workspaces (name, bytes), are found in ``segments``.
+
+    A storage is found by the address the recorder saw; where it saw none, any block of that size
+    that nobody else claims stands for it, which is right about bytes if not about the place.
+    """
+    if not segments:
+        return EMPTY
+    free: dict[int, int] = {}  # blocks nobody claims: address -> bytes asked for
+    for segment in segments:
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                free[address] = block["requested_size"]
+            address += block["size"]
+    blocks: dict[Hashable, int] = {}
+    again: list[int] = []
+    unplaced = []
+    for span in spans:
+        if not span.storage.nbytes or span.storage.device.type != "cuda" or not exists(span):
+            continue
+        if span.maker is None and span.storage.place in free:
+            blocks[span.storage] = span.storage.place
+            del free[span.storage.place]
+        else:
+            unplaced.append(span)
+    by_size: dict[int, list[int]] = {}
+    for address, nbytes in free.items():
+        by_size.setdefault(nbytes, []).append(address)
+    for span in unplaced:
+        if alike := by_size.get(span.storage.nbytes):
+            if span.maker is None:
+                blocks[span.storage] = alike.pop()
+            else:
+                again.append(alike.pop())
+    for name, nbytes in workspaces:
+        if alike := by_size.get(nbytes):
+            blocks[name] = alike.pop()
+    return Start(segments, blocks, again, sum(size * len(alike) for size, alike in by_size.items()))

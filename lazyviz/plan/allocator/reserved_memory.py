@@ -1,0 +1,151 @@
+"""What a graph would take of a GPU beyond its tensors' bytes: the allocator, libraries, the context.
+
+The allocator is simulated event by event (:mod:`lazyviz.plan.allocator.simulation`).  The rest is a small
+table of facts; what is estimated is said to be.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ...graph.ir import Graph, Node, Storage
+from ..devices.devices import CONTEXT_BYTES, Device, DeviceProfile
+from ..liveness.lifetimes import Lifetime, events
+from .initial_state import Segment, Start, start
+from .simulation import AllocationFailure, AllocatorConfig, simulate
+
+# ATen's CublasHandlePool.cpp: 2 x 4096 KiB + 8 x 16 KiB, or 32 MiB for compute capability 9, 10 and 12;
+# one per handle and stream, from the caching allocator, at the first call, kept.
+CUBLAS_WORKSPACE_BYTES = (2 * 4096 + 8 * 16) * 1024
+LARGE_CUBLAS_WORKSPACE_BYTES = 32 * 2**20
+_LARGE_WORKSPACE = ("H100", "H200", "GH200", "B100", "B200", "GB200", "B300", "RTX-50", "RTX-PRO")
+_CALL_CUBLAS = {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "addr", "linear"}
+
+
+Call = tuple[int, Hashable, int]
+"""(Position, name, bytes) of an allocation, or of a free if the bytes are not above 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Bytes of a GPU that one run needs.
+
+    ``reserved_bytes`` is the peak of what the caching allocator holds with memory to spare, reached
+    before the node ``node`` (``None``: outside of any); ``workspace_bytes`` of it are cuBLAS's.
+    ``context_bytes`` comes on top, an estimate; 0 where this process has a CUDA context already.
+    ``failure`` is the allocation that would not be served; ``None`` if all fit, or room is unknown.
+    ``calls`` are the run's own allocations, of what was there already, too.  ``foreign_bytes`` are in
+    blocks that are there and that the run does not count: other tensors of this process.
+    """
+
+    reserved_bytes: int
+    node: Node | None
+    workspace_bytes: int
+    context_bytes: int
+    failure: AllocationFailure | None
+    calls: Sequence[Call] = field(repr=False, default=())
+    foreign_bytes: int = 0
+
+
+def reserve(
+    graph: Graph,
+    spans: Sequence[Lifetime],
+    target: Device | DeviceProfile,
+    room: int | None,
+    *,
+    eager: bool = False,
+    segments: Sequence[Segment] = (),
+) -> Reservation | None:
+    """What running ``graph`` would reserve on ``target``, of which ``room`` bytes can be had.
+
+    ``segments`` are what the allocator holds there already, fragments included; ``room`` counts them, too.
+    ``None`` where PyTorch is told to use CUDA's own asynchronous allocator, which nobody simulates.
+
+    Raises ``ValueError`` for a ``PYTORCH_CUDA_ALLOC_CONF`` that PyTorch would refuse, too.
+    """
+    calls = [(event.position, event.storage, event.nbytes) for event in events(spans, eager=eager)]
+    return reserve_calls(graph.nodes, calls, spans, target, room, eager=eager, segments=segments)
+
+
+def reserve_calls(
+    nodes: Sequence[Node],
+    calls: Sequence[Call],
+    spans: Sequence[Lifetime],
+    target: Device | DeviceProfile,
+    room: int | None,
+    *,
+    eager: bool = False,
+    segments: Sequence[Segment] = (),
+) -> Reservation | None:
+    """The same of the ``calls`` that running ``nodes`` would make; ``spans`` are the record's storages."""
+    config = AllocatorConfig.from_environment(os.environ)
+    if config.backend != "native":
+        return None
+    workspaces = _workspaces(nodes, target, eager=eager)
+    named = [(f"workspace {number}", position, size) for number, (position, size) in enumerate(workspaces)]
+    timed: list[Call] = [*calls, *((position, name, size) for name, position, size in named)]
+    timed.sort(key=lambda call: (call[0], call[2] > 0))
+    there = start(segments, spans, [(name, size) for name, _, size in named])
+    played = _played(timed, there) if segments else timed
+    asked = [(key, nbytes) for _, key, nbytes in played]
+    if isinstance(target, DeviceProfile):
+        context = target.context_bytes
+    else:
+        context = 0 if torch.cuda.is_initialized() else CONTEXT_BYTES
+    total = target.total_bytes
+    free = simulate(asked, config, total=total, segments=there.segments)
+    failure = None
+    if room is not None and free.reserved_peak + context > room:
+        limit = max(room - context, 0)
+        failure = simulate(asked, config, total=total, capacity=limit, segments=there.segments).failure
+    at = played[free.reserved_at][0] if free.reserved_at >= 0 else -1
+    return Reservation(
+        reserved_bytes=free.reserved_peak,
+        node=nodes[at] if 0 <= at < len(nodes) else None,
+        workspace_bytes=sum(size for _, size in workspaces),
+        context_bytes=context,
+        failure=failure,
+        calls=timed,
+        foreign_bytes=there.foreign_bytes,
+    )
+
+
+def _played(calls: Sequence[Call], there: Start) -> list[Call]:
+    """``calls`` without the allocations that are there already; they are freed by their address.
+
+    What a changed program has in another size is freed first, and allocated as it says.
+    """
+    blocks = dict(there.blocks)
+    again = list(there.again)
+    for _, key, nbytes in calls:
+        if nbytes > 0 and isinstance(key, Storage) and key in blocks and nbytes != key.nbytes:
+            again.append(blocks.pop(key))
+    return [
+        *((-1, address, 0) for address in again),
+        *(
+            (position, blocks.get(key, key), nbytes)
+            for position, key, nbytes in calls
+            if nbytes <= 0 or key not in blocks
+        ),
+    ]
+
+
+def _workspaces(
+    nodes: Sequence[Node], target: Device | DeviceProfile, *, eager: bool
+) -> list[tuple[int, int]]:
+    """(Position, bytes) of each cuBLAS workspace: eager's backward has a thread, and a handle, of its own."""
+    large = target.name.startswith(_LARGE_WORKSPACE)
+    if target.present and torch.cuda.is_initialized():
+        large = torch.cuda.get_device_capability(target.name)[0] >= 9
+    size = LARGE_CUBLAS_WORKSPACE_BYTES if large else CUBLAS_WORKSPACE_BYTES
+    first: dict[bool, int] = {}
+    for position, node in enumerate(nodes):
+        if node.op._schema.name.rpartition("::")[2] in _CALL_CUBLAS:
+            first.setdefault(eager and node.phase == "backward", position)
+            if len(first) == 2 or not eager:
+                break
+    return [(position, size) for position in first.values()]

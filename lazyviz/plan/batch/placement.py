@@ -1,0 +1,97 @@
+"""Where the batch lies in a tensor: DTensor's vocabulary, for pieces of one batch on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ...graph.ir import TensorMeta
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The batch lies in dimension ``dim``, which has ``outer * (samples / group) * unit`` entries.
+
+    Merged dimensions keep their factors: ``(B, T)`` flattened is ``Shard(0, unit=T)``, ``(T, B)``
+    is ``Shard(0, outer=T)``, the first of the two dimensions of a batch seen as ``(B / 4, 4)`` is
+    ``Shard(0, group=4)``: pieces then have a multiple of 4 samples.
+    """
+
+    dim: int
+    outer: int = 1
+    unit: int = 1
+    group: int = 1
+
+    def at(self, dim: int) -> Shard:
+        return self if dim == self.dim else Shard(dim, self.outer, self.unit, self.group)
+
+    def like(self, other: Shard) -> bool:
+        """Whether both cut their dimension in the same places."""
+        return (self.outer, self.unit, self.group) == (other.outer, other.unit, other.group)
+
+    def size(self, samples: int) -> int:
+        """Entries of the dimension for that many samples."""
+        return self.outer * (samples // self.group) * self.unit
+
+    def shape(self, full: Sequence[int], samples: int) -> list[int]:
+        """The shape of the part that holds ``samples`` of a tensor of shape ``full``."""
+        result = list(full)
+        result[self.dim] = self.size(samples)
+        return result
+
+    def symbolic(self, full: Sequence[int]) -> tuple[int | str, ...]:
+        """The shape ``full`` with the size of the batch as ``"B"``: ``("128*B", 512)``, ``("B/4", 4)``."""
+        factor = self.outer * self.unit
+        name = ("B" if factor == 1 else f"{factor}*B") + (f"/{self.group}" if self.group > 1 else "")
+        return (*full[: self.dim], name, *full[self.dim + 1 :])
+
+    def stride(self, meta: TensorMeta, samples: int) -> list[int]:
+        """The strides of a part laid out as the whole is: in its order of dimensions, as dense."""
+        own = meta.stride[self.dim]
+        full, part = meta.shape[self.dim], self.size(samples)
+        return [
+            step * part // full if step > own or (step == own and index < self.dim) else step
+            for index, step in enumerate(meta.stride)
+        ]
+
+    def nbytes(self, meta: TensorMeta, samples: int) -> int:
+        """Bytes of the part's elements."""
+        return prod(self.shape(meta.shape, samples)) * meta.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Each piece has a summand of the value, or what ``how`` combines (``"any"``, ``"all"``).
+
+    With ``mean_of`` its total is divided by another value's: that output of the same node.
+    """
+
+    mean_of: int | None = None
+    how: str = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Something of a kernel's own that only the same piece's nodes can read."""
+
+
+Placement = Shard | Partial | Local
+"""How a value is spread over the pieces; ``None`` stands for ``Replicate``: each piece sees all of it."""
+
+PARTIAL = Partial()
+LOCAL = Local()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Samples ``start`` to ``stop`` of a batch of ``total``."""
+
+    index: int
+    start: int
+    stop: int
+    total: int
+
+    @property
+    def samples(self) -> int:
+        return self.stop - self.start

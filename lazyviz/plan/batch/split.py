@@ -1,0 +1,445 @@
+"""How the batch would be cut, and what a run in pieces would hold: the :class:`SplitPlan`.
+
+A split run is laid out as a program of its own, in which spread nodes appear once a piece; its storages
+get lifetimes on that program's clock, so that timeline, categories and allocator are computed as for
+any other.  Two pieces of a pass stand for all of them: from the second on, what was added up before is
+there, and nothing else grows.  Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+
+from ...graph.ir import Graph, Node, Storage, Value
+from ..formatting import line_text
+from ..liveness.lifetimes import Lifetime
+from ..workspace.size import NOTHING, Need
+from .placement import Partial, Shard
+from .propagation import Blocker, analyse, is_view, separable
+from .rule import base_name
+from .schedule import Schedule, Unschedulable, schedule
+
+SHOWN = 2
+"""Pieces of each pass in a plan's timeline: from the second on what was added up before is there, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """How the batch is cut: ``pieces`` of ``piece_sizes`` samples; 1 is the whole batch.
+
+    ``blocked_by`` are the nodes that do not allow a cut, ``reasons`` say why, one each.  ``passes`` is
+    how often the pieces are gone through, ``again`` how many nodes a piece runs more than once for it.
+    ``stretches`` are the parts of the plan's timeline: (first position, number of the piece from 1, or 0
+    where whole nodes run); the first two pieces of a pass stand for all of them.  Pieces have a multiple
+    of ``group`` samples.
+    """
+
+    pieces: int
+    piece_sizes: Sequence[int] = ()
+    blocked_by: Sequence[Node] = ()
+    reasons: Sequence[str] = ()
+    passes: int = 1
+    again: int = 0
+    stretches: Sequence[tuple[int, int]] = ()
+    group: int = 1
+
+    def explain(self) -> str:
+        """The cut in words, or what forbids it."""
+        if self.blocked_by:
+            return "\n".join(describe(Blocker(*each)) for each in zip(self.blocked_by, self.reasons))
+        if self.pieces == 1:
+            return "in one piece"
+        sizes = sorted(set(self.piece_sizes), reverse=True)
+        text = f"in {self.pieces} pieces of {' or '.join(map(str, sizes))} samples"
+        if self.again:
+            text += f", {self.again:,} ops a piece run again for what all samples decide together"
+        return text
+
+
+REMEDIES = {
+    "batch norm": "model.eval(), GroupNorm or LayerNorm in its place",
+}
+
+
+def describe(blocker: Blocker) -> str:
+    """``blocker`` as a line for the user: where, why, and what to do."""
+    node = blocker.node
+    where = [
+        part for part in (node.module, line_text(node.source) if node.source is not None else "") if part
+    ]
+    text = (
+        f"{node.name} ({', '.join(where)}): {blocker.reason}" if where else f"{node.name}: {blocker.reason}"
+    )
+    advice = next((advice for word, advice in REMEDIES.items() if word in blocker.reason), None)
+    name = node.op._schema.name.partition("::")[2].rstrip("_")
+    return f"{text}. Use {advice}." if advice else f"{text}. To run it on the whole batch: whole=[{name!r}]."
+
+
+def sizes_of(total: int, pieces: int, group: int, first: int | None = None) -> list[int]:
+    """Sizes of that many pieces, in samples, larger ones first; fewer if there are not enough samples.
+
+    ``first``: of that many of them alone.
+    """
+    blocks = total // group
+    pieces = max(1, min(pieces, blocks))
+    least, more = divmod(blocks, pieces)
+    shown = pieces if first is None else min(first, pieces)
+    return [(least + (index < more)) * group for index in range(shown)]
+
+
+def check_split(split: int | str | None) -> None:
+    """Raise ``ValueError`` unless ``split`` is ``None``, ``"off"``, ``"auto"`` or a number of pieces."""
+    if split in (None, "off", "auto"):
+        return
+    if isinstance(split, bool) or not isinstance(split, int) or split < 1:
+        raise ValueError(f"split is 'off', 'auto' or a number of pieces, not {split!r}")
+
+
+class Batch:
+    """A graph's batch: where it goes, and how a run in pieces would be ordered."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        roots: Mapping[Value, Shard],
+        kept: Callable[[Value], bool],
+        *,
+        whole: Iterable[str] = (),
+        independent_rng: bool = False,
+    ) -> None:
+        self.nodes = nodes
+        self.analysis = analyse(nodes, roots, whole=frozenset(whole), independent_rng=independent_rng)
+        self._kept = kept
+        for value, placement in self.analysis.placements.items():
+            if isinstance(placement, Shard):
+                value.symbolic_shape = placement.symbolic(value.meta.shape)
+
+    @property
+    def size(self) -> int:
+        return self.analysis.size
+
+    @cached_property
+    def _scheduled(self) -> tuple[Schedule | None, list[Blocker]]:
+        if self.size < 2:  # nothing to cut
+            return None, []
+        if self.analysis.blocked:
+            return None, self.analysis.blocked
+        try:
+            return schedule(self.nodes, self.analysis, self._kept), []
+        except Unschedulable as error:
+            return None, error.blockers
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The order of a split run; ``None`` if there can be none."""
+        return self._scheduled[0]
+
+    @property
+    def blocked(self) -> list[Blocker]:
+        return self._scheduled[1]
+
+    def split(self, pieces: int, size: int | None = None) -> SplitPlan:
+        """A batch of ``size`` samples (default: as recorded) in that many pieces, if it can be cut."""
+        size = size or self.size
+        found = self.schedule
+        if found is None or pieces <= 1 or not found.passes:
+            blocked = self.blocked
+            nodes, reasons = [each.node for each in blocked], [each.reason for each in blocked]
+            return SplitPlan(1, (size,), nodes, reasons, group=self.analysis.group)
+        sizes = sizes_of(size, pieces, self.analysis.group)
+        return SplitPlan(
+            len(sizes),
+            sizes,
+            passes=len(found.passes),
+            again=found.again,
+            stretches=_stretches(found, len(sizes)),
+            group=self.analysis.group,
+        )
+
+
+def _stretches(order: Schedule, pieces: int) -> list[tuple[int, int]]:
+    """Where whole nodes and pieces begin in the program that :func:`lay_out` makes."""
+    result: list[tuple[int, int]] = []
+    position = 0
+    for level, nodes in enumerate(order.whole):
+        if nodes:
+            result.append((position, 0))
+            position += len(nodes)
+        work = order.passes[level].nodes if level < len(order.passes) else ()
+        for piece in range(1, min(pieces, SHOWN) + 1 if work else 0):
+            result.append((position, piece))
+            position += len(work)
+    return result
+
+
+# --- another batch size --------------------------------------------------------------------
+
+
+def scaled(
+    spans: Iterable[Lifetime], needs: Mapping[int, Need], batch: Batch, samples: int
+) -> tuple[list[Lifetime], dict[int, Need]]:
+    """Lifetimes and scratch memory of the same program with a batch of ``samples``.
+
+    Every storage is affine in the batch: those that hold it grow in proportion, the others stay.  A
+    tensor made from a plain int that happens to be the batch's size counts as one that does not grow,
+    unless it is used sample by sample.
+
+    Raises ``ValueError`` if it is not known how an operator's results grow.
+    """
+    analysis = batch.analysis
+    if analysis.unknown:
+        node = analysis.unknown[0]
+        raise ValueError(f"it is not known how the results of {node.name} ({node.op}) grow with the batch")
+    grows = {
+        value.storage.origin
+        for value, placement in analysis.placements.items()
+        if not isinstance(placement, Partial)
+    }
+    for call in analysis.calls.values():
+        grows.update(value.storage.origin for value in call.slices)
+    total = batch.size
+    result = [
+        span._replace(storage=_copy(span.storage, span.storage.nbytes * samples // total))
+        if span.storage.origin in grows
+        else span
+        for span in spans
+    ]
+    spread = {node.index for node in analysis.calls} | {each.node.index for each in analysis.blocked}
+    return result, {
+        at: Need(*(size * samples // total for size in need)) if at in spread else need
+        for at, need in needs.items()
+    }
+
+
+def _copy(storage: Storage, nbytes: int) -> Storage:
+    """The same storage to whoever asks what it is for, of another size."""
+    copy = Storage(nbytes, storage.device, external=storage.external, created=storage.created)
+    copy.dropped, copy.role, copy.name = storage.dropped, storage.role, storage.name
+    copy.variables, copy.continues = storage.variables, storage
+    return copy
+
+
+# --- a run in pieces as a program -------------------------------------------------------------
+
+
+class SplitProgram(NamedTuple):
+    """A split run, laid out: its nodes in order, lifetimes and scratch memory by their positions."""
+
+    graph: Graph
+    spans: list[Lifetime]
+    needs: dict[int, Need]
+
+
+def lay_out(
+    graph: Graph,
+    spans: Iterable[Lifetime],
+    needs: Mapping[int, Need],
+    batch: Batch,
+    sizes: Sequence[int],
+    total: int,
+) -> SplitProgram:
+    """The program of a run in pieces of ``sizes`` samples, ``total`` together; of ``spans``' storages alone.
+
+    ``needs`` is the scratch memory of the whole batch as recorded.
+    """
+    return _Layout(graph, spans, needs, batch, sizes, total).program()
+
+
+@dataclass(slots=True)
+class _Life:
+    """A storage of the split program: from ``start`` on, last used at ``last``."""
+
+    nbytes: int
+    start: int
+    last: int
+    maker: Node | None
+
+
+@dataclass(slots=True)
+class _Layout:
+    graph: Graph
+    spans: Iterable[Lifetime]
+    needs: Mapping[int, Need]
+    batch: Batch
+    sizes: Sequence[int]
+    total: int
+    order: list[Node] = field(default_factory=list)
+    scratch: dict[int, Need] = field(default_factory=dict)
+    known: dict[Storage, Lifetime] = field(default_factory=dict)
+    whole: dict[Storage, _Life] = field(default_factory=dict)
+    parts: list[tuple[Storage, _Life]] = field(default_factory=list)
+    masks: dict[Node, _Life] = field(default_factory=dict)
+
+    def program(self) -> SplitProgram:
+        found = self.batch.schedule
+        assert found is not None, "a blocked graph cannot be laid out"
+        self.known = {span.storage.origin: span for span in self.spans}
+        for storage, span in self.known.items():
+            if span.maker is None:
+                self.whole[storage] = _Life(span.storage.nbytes, -1, -1, None)
+        for level, nodes in enumerate(found.whole):
+            for node in nodes:
+                self.step(node, 1.0)
+                for value in (*node.inputs, *node.outputs):
+                    self.use(value, node)
+                for storage in node.writes:
+                    self.touch(storage)
+            if level < len(found.passes):
+                before = len(self.order)
+                for samples in self.shown():
+                    self.piece(level, samples)
+                for life in (*self.masks.values(), *self.whole.values()):  # further pieces need it
+                    if life.last >= before:
+                        life.last = len(self.order) - 1
+        return self.finished()
+
+    def shown(self) -> list[int]:
+        """The pieces that stand for all."""
+        return list(self.sizes[:SHOWN])
+
+    def step(self, node: Node, share: float) -> None:
+        position = len(self.order)
+        self.order.append(node)
+        need = self.needs.get(node.index)
+        if need is not None:
+            self.scratch[position] = need if share == 1 else Need(*(int(size * share) for size in need))
+
+    def touch(self, storage: Storage) -> None:
+        life = self.whole.get(storage.origin)
+        if life is not None:
+            life.last = len(self.order) - 1
+
+    def use(self, value: Value, node: Node) -> None:
+        """``node`` has ``value`` whole."""
+        storage = value.storage.origin
+        span = self.known.get(storage)
+        if span is None:
+            return
+        if storage not in self.whole and span.maker is node:
+            self.whole[storage] = _Life(span.storage.nbytes, len(self.order) - 1, 0, node)
+        self.touch(storage)
+
+    def piece(self, level: int, samples: int) -> None:
+        analysis = self.batch.analysis
+        found = self.batch.schedule
+        assert found is not None
+        work = found.passes[level]
+        collected: dict[Node, list[Value]] = {}
+        for each in work.collected:
+            collected.setdefault(each.after, []).append(each.value)
+        local: dict[Storage, _Life] = {}
+        products: list[_Life] = []
+        share = samples / analysis.size
+        for node in work.nodes:
+            call = analysis.calls[node]
+            self.step(node, share)
+            now = len(self.order) - 1
+            if separable(node) and node.outputs:
+                self.draw(now, node)
+            gathers = analysis.gathers.get(node, ())
+            for value in node.inputs:
+                storage = value.storage.origin
+                if (
+                    storage in local
+                    and value not in call.slices
+                    and value not in call.whole
+                    and value not in gathers
+                ):
+                    local[storage].last = now
+                else:
+                    self.touch(storage)
+            for value in node.outputs:
+                storage = value.storage.origin
+                span = self.known.get(storage)
+                if span is None:
+                    continue
+                if storage in local:
+                    local[storage].last = now
+                elif value.node is node and not is_view(node):
+                    local[storage] = _Life(self.part(value, samples), now, now, node)
+                    self.parts.append((storage, local[storage]))
+            for value in collected.get(node, ()):
+                storage = value.storage.origin
+                if storage in self.known and storage not in self.whole:
+                    mine = local.get(storage)
+                    self.whole[storage] = _Life(self.known[storage].storage.nbytes, now, now, node)
+                    if mine is not None and isinstance(analysis.placements[value], Partial):
+                        mine.nbytes = 0  # the first piece's summand becomes the sum
+                elif storage in self.known:
+                    self.touch(storage)
+                    product = node.op is torch.ops.aten.mm.default and storage in local
+                    if product and isinstance(analysis.placements[value], Partial):
+                        products.append(local[storage])
+        for life in products:
+            if life.last == life.start:
+                life.nbytes = 0  # added to the sum as it is made
+
+    def draw(self, position: int, node: Node) -> None:
+        """Random numbers are drawn for the whole batch, and the piece's part is taken.
+
+        A mask is drawn once, and kept a bit an element.
+        """
+        drawn = node.outputs[-1]
+        storage = drawn.storage.origin
+        if storage not in self.known:
+            return
+        more = drawn.nbytes * self.total // self.batch.size
+        if base_name(node.op) in ("native_dropout", "bernoulli") and len(self.sizes) > 1:
+            kept = self.masks.get(node)
+            if kept is None:
+                bits = -(-more // (8 * drawn.dtype.itemsize))
+                kept = self.masks[node] = _Life(bits, position, position, node)
+                self.parts.append((storage, kept))
+            else:
+                more = 0
+            kept.last = position
+        need = self.scratch.get(position, NOTHING)
+        self.scratch[position] = Need(*(size + more for size in need))
+
+    def part(self, value: Value, samples: int) -> int:
+        """Bytes of a piece's own storage."""
+        placement = self.batch.analysis.placements.get(value)
+        nbytes = value.storage.nbytes
+        if isinstance(placement, Partial):
+            return nbytes
+        if isinstance(placement, Shard):
+            return (
+                placement.nbytes(value.meta, samples)
+                if value.meta.dense
+                else nbytes * samples // self.batch.size
+            )
+        return nbytes * samples // self.batch.size
+
+    def finished(self) -> SplitProgram:
+        count = len(self.order)
+        spans = []
+        for storage, life in self.whole.items():
+            span = self.known[storage]
+            stop = count if span.kept else max(life.last + 1, life.start + 1, 0)
+            spans.append(
+                span._replace(start=life.start, eager_start=life.start, eager_stop=stop, lazy_stop=stop)
+            )
+        for storage, life in self.parts:
+            if life.nbytes:
+                span = self.known[storage]
+                copy = _copy(storage, life.nbytes)
+                stop = life.last + 1
+                spans.append(
+                    span._replace(
+                        storage=copy,
+                        start=life.start,
+                        eager_start=life.start,
+                        eager_stop=stop,
+                        lazy_stop=stop,
+                        kept=False,
+                    )
+                )
+        program = Graph()
+        program.nodes = self.order
+        program.card = self.graph.card
+        return SplitProgram(program, spans, self.scratch)

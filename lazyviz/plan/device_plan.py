@@ -1,0 +1,253 @@
+"""What a graph needs on one of its devices: the timelines, the peak, what is reserved, whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ..graph.ir import Graph, Node, Storage
+from .allocator.initial_state import Segment, exists, nbytes_of, segments_on
+from .allocator.reserved_memory import Call, Reservation, reserve, reserve_calls
+from .devices.devices import Device, DeviceProfile, capacity, planned
+from .liveness.lifetimes import Lifetime, allocated
+from .workspace.cudnn import unsure
+from .workspace.size import Need
+from .workspace.table import lifetime_of, scratch
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """One device of a :class:`~lazyviz.plan.plan.Plan`; the fields are the plan's, sizes are bytes.
+
+    ``device`` is the device whose tensors are counted, by its name in the record.
+    """
+
+    device: str
+    peak_bytes: int
+    peak_node: Node | None
+    peak_at: int
+    reserved_bytes: int | None
+    eager_peak_bytes: int
+    timeline: Sequence[tuple[int, int]] = field(repr=False)
+    eager_timeline: Sequence[tuple[int, int]] = field(repr=False)
+    capacity_bytes: int | None
+    fits: bool | None
+    reservation: Reservation | None = field(repr=False, compare=False)
+    tensor_peak_bytes: int = field(repr=False)
+    peak_range: tuple[int, int] = field(repr=False)
+    eager_peak_range: tuple[int, int] = field(repr=False)
+    scratch: Mapping[int, Need] = field(repr=False, compare=False)
+    estimated: Mapping[Storage, Need] = field(repr=False, compare=False)  # tensors of a size that is not sure
+    reserve: Callable[[bool], tuple[int, int, int] | None] = field(repr=False, compare=False)
+    reserve_calls: Callable[[Sequence[Node], Sequence[Call]], Reservation | None] = field(
+        repr=False, compare=False
+    )
+    spans: Sequence[Lifetime] = field(repr=False, compare=False)  # scratch memory's included
+    graph: Graph = field(repr=False, compare=False)
+
+
+def plan_device(
+    graph: Graph,
+    tensors: Sequence[Lifetime],
+    device: torch.device,
+    target: Device | DeviceProfile,
+    needs: Mapping[int, Need] | None = None,
+    room: int | None = None,
+) -> DevicePlan:
+    """The plan of the storages ``tensors``, all recorded on ``device``, as if they lived on ``target``.
+
+    ``needs`` is the scratch memory by position, where it is not that of the nodes as recorded,
+    ``room`` the capacity where another plan has found it, maybe before some nodes ran.
+    """
+    count = len(graph.nodes)
+    card = is_card(target)
+    if needs is None:
+        needs = scratch(graph, device, "cuda" if card else device.type)
+    estimates = unsure(tensors) if device.type == "cuda" else []
+    without = allocated(tensors, count)
+    eager_without = allocated(tensors, count, eager=True)
+    spans = [*tensors, *(lifetime_of(at, graph.nodes[at], need.nbytes, device) for at, need in needs.items())]
+    totals = _raised(without, needs)
+    eager_totals = _raised(eager_without, needs)
+    peak_bytes = max(totals, default=0)
+    segments = segments_on(target) if card else ()
+    if room is None:
+        # Of another batch size what is there is still what was recorded.
+        room = capacity(target, sum(span.storage.origin.nbytes for span in spans if exists(span)))
+        if segments and isinstance(target, Device) and target.free_bytes is not None:
+            room = target.free_bytes + nbytes_of(segments)
+    reservation = reserve(graph, spans, target, room, segments=segments) if card else None
+
+    def reserved(eager: bool) -> tuple[int, int, int] | None:
+        return _reserved(graph, tensors, target, needs, estimates, device, eager, segments) if card else None
+
+    def changed(nodes: Sequence[Node], calls: Sequence[Call]) -> Reservation | None:
+        return reserve_calls(nodes, calls, spans, target, room, segments=segments) if card else None
+
+    fits = None if room is None else peak_bytes <= room
+    if room is not None and reservation is not None:
+        fits = reservation.failure is None
+    return DevicePlan(
+        device=str(device),
+        peak_bytes=peak_bytes,
+        peak_node=graph.nodes[totals.index(peak_bytes)] if totals else None,
+        peak_at=totals.index(peak_bytes) if totals else 0,
+        reserved_bytes=reservation.reserved_bytes if reservation is not None else None,
+        eager_peak_bytes=max(eager_totals, default=0),
+        timeline=[(node.index, total) for node, total in zip(graph.nodes, totals)],
+        eager_timeline=list(enumerate(eager_totals)),
+        capacity_bytes=room,
+        fits=fits,
+        reservation=reservation,
+        tensor_peak_bytes=max(without, default=0),
+        peak_range=_range(without, needs, estimates, eager=False),
+        eager_peak_range=_range(eager_without, needs, estimates, eager=True),
+        scratch=needs,
+        estimated={span.storage: need for span, need in estimates},
+        reserve=reserved,
+        reserve_calls=changed,
+        spans=spans,
+        graph=graph,
+    )
+
+
+class DevicePlans(Mapping[str, DevicePlan]):
+    """The plans of a graph's devices by name: the plan's own first, the others made when asked for.
+
+    Tensors on further CUDA devices are taken to live on further cards of the planned kind.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        spans: Mapping[torch.device, Sequence[Lifetime]],
+        own: DevicePlan,
+        target: Device | DeviceProfile,
+    ) -> None:
+        self._graph = graph
+        self._target = target
+        self._made = {own.device: own}
+        self._spans: dict[str, Sequence[Lifetime]] = {own.device: ()}
+        self._spans.update({str(device): each for device, each in spans.items()})
+
+    def __getitem__(self, name: str) -> DevicePlan:
+        if name not in self._made:
+            spans = self._spans[name]
+            device = torch.device(name)
+            alike = device.type == "cuda" and isinstance(self._target, DeviceProfile)
+            target = self._target if alike else target_of(device)
+            self._made[name] = plan_device(self._graph, spans, device, target)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._spans)
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __repr__(self) -> str:
+        return f"<DevicePlans of {', '.join(self)}>"
+
+
+def target_of(recorded: torch.device) -> Device | DeviceProfile:
+    """The device the graph was recorded on, also one whose memory nobody can tell (``meta``)."""
+    try:
+        return planned(recorded)
+    except ValueError as error:
+        return Device(str(recorded), recorded.type, None, None, None, str(error))
+
+
+def is_card(target: Device | DeviceProfile) -> bool:
+    """Whether PyTorch's CUDA allocator would hold the memory."""
+    if isinstance(target, DeviceProfile):
+        return target.context_bytes > 0
+    return target.name.startswith("cuda")
+
+
+def same_device(name: str, device: torch.device) -> bool:
+    """Whether ``name`` is the name of ``device``."""
+    if device.type == "cuda" and device.index is None:
+        return name in ("cuda", "cuda:0")
+    return name == str(device)
+
+
+def _raised(totals: Sequence[int], needs: Mapping[int, Need]) -> list[int]:
+    """The timeline with each node's scratch memory."""
+    raised = list(totals)
+    for position, need in needs.items():
+        raised[position] += need.nbytes
+    return raised
+
+
+def _range(
+    totals: Sequence[int],
+    needs: Mapping[int, Need],
+    estimates: Sequence[tuple[Lifetime, Need]],
+    *,
+    eager: bool,
+) -> tuple[int, int]:
+    """The least and the most that the peak may be."""
+    found = []
+    for which in (1, 2):
+        level = totals
+        if estimates:
+            spans = [(_resized(span, need[which] - need.nbytes)) for span, need in estimates]
+            level = [a + b for a, b in zip(totals, allocated(spans, len(totals), eager=eager))]
+        raised = [level[position] + need[which] for position, need in needs.items()]
+        found.append(max(max(level, default=0), max(raised, default=0)))
+    return found[0], found[1]
+
+
+def _resized(span: Lifetime, nbytes: int) -> Lifetime:
+    """The same moments of another storage of ``nbytes``."""
+    old = span.storage
+    storage = Storage(nbytes, old.device, external=old.external, created=old.created)
+    return span._replace(storage=storage)
+
+
+def _reserved(
+    graph: Graph,
+    tensors: Sequence[Lifetime],
+    target: Device | DeviceProfile,
+    needs: Mapping[int, Need],
+    estimates: Sequence[tuple[Lifetime, Need]],
+    device: torch.device,
+    eager: bool,
+    segments: Sequence[Segment],
+) -> tuple[int, int, int] | None:
+    """What the allocator would hold at most: best figure, least, most."""
+    found = []
+    exact = all(need.exact for need in needs.values()) and not estimates
+    of = {span.storage: need for span, need in estimates}
+    for which in range(1 if exact else 3):
+        scratched = (lifetime_of(at, graph.nodes[at], need[which], device) for at, need in needs.items())
+        sized = (
+            _resized(span, of[span.storage][which]) if which and span.storage in of else span
+            for span in tensors
+        )
+        reservation = reserve(graph, [*sized, *scratched], target, None, eager=eager, segments=segments)
+        if reservation is None:
+            return None
+        found.append(reservation.reserved_bytes)
+    # More scratch memory can leave the allocator with fewer fragments.
+    return found[0], min(found), max(found)
+
+
+MARGIN = 0.05
+"""Share of a device's free memory that ``split="auto"`` leaves alone: what is estimated may be more."""
+
+
+def roomy(plan: DevicePlan) -> bool | None:
+    """Whether the plan fits with :data:`MARGIN` to spare; ``None`` if the room is not known."""
+    if plan.capacity_bytes is None:
+        return None
+    return bool(plan.fits) and needed(plan) <= plan.capacity_bytes * (1 - MARGIN)
+
+
+def needed(plan: DevicePlan) -> int:
+    """What has to fit: on a GPU what is reserved and the CUDA context, else the peak."""
+    if plan.reservation is None:
+        return plan.peak_bytes
+    return plan.reservation.reserved_bytes + plan.reservation.context_bytes

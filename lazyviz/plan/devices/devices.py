@@ -1,0 +1,223 @@
+"""Where a graph could run: the devices of this machine, and known cards that are absent.
+
+A machine without a driver, without a GPU or with a driver that fails is described in words
+(:attr:`Devices.cuda_state`), never an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import torch
+
+from ..units import format_bytes, parse_bytes
+from .nvml import Device as Device
+from .nvml import LiveMemory
+from .nvml import cuda_devices as cuda_devices
+from .profiles import CONTEXT_BYTES as CONTEXT_BYTES
+from .profiles import PROFILES as PROFILES
+from .profiles import WELL_KNOWN
+from .profiles import DeviceProfile as DeviceProfile
+from .profiles import lookup as lookup
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
+
+
+class Devices(list["Device | DeviceProfile"]):
+    """Real devices first, then known profiles; prints as a table.
+
+    ``cuda_state`` says in words what NVML answered.
+    """
+
+    def __init__(self, items: Iterable[Device | DeviceProfile], cuda_state: str) -> None:
+        super().__init__(items)
+        self.cuda_state = cuda_state
+
+    def __repr__(self) -> str:
+        lines = [f"NVIDIA: {self.cuda_state}"]
+        for item in self:
+            if isinstance(item, Device):
+                if item.total_bytes is None or item.free_bytes is None:
+                    sizes = item.state
+                else:
+                    sizes = f"{format_bytes(item.free_bytes)} free of {format_bytes(item.total_bytes)}"
+                    if item.other_bytes:
+                        sizes += f", {format_bytes(item.other_bytes)} used by other processes"
+                lines.append(f"{item.name:<12} {sizes}  ({item.model})")
+            else:
+                lines.append(f"{item.name:<12} {format_bytes(item.total_bytes)}  (profile; {item.source})")
+        return "\n".join(lines)
+
+
+def devices() -> Devices:
+    """The devices of this machine (CUDA through NVML, then the CPU) and the known profiles."""
+    gpus, state = cuda_devices()
+    return Devices([*gpus, cpu_device(), *PROFILES.values()], state)
+
+
+def resolve(device: str | torch.device | Device | DeviceProfile) -> Device | DeviceProfile:
+    """What ``device`` names: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a profile's name or object.
+
+    ``"cpu:2GiB"`` is the host with no more than that for tensors.
+
+    Raises ``ValueError`` for an unknown name or a CUDA device that this machine lacks.
+    """
+    if isinstance(device, (Device, DeviceProfile)):
+        return device
+    name = str(device)
+    if name == "cpu":
+        return cpu_device()
+    if name.startswith("cpu:") and not name[4:].isdecimal():
+        return DeviceProfile("cpu", parse_bytes(name[4:]))
+    if (position := card_number(name)) is not None:
+        gpus, state = cuda_devices()
+        if name == "cuda" and _cuda_in_use():
+            position = torch.cuda.current_device()
+        for gpu in gpus:
+            if gpu.name == f"cuda:{position}":
+                return gpu
+        raise ValueError(
+            f"There is no device {name!r} on this machine ({state}); "
+            f"name a profile to plan for a card that is absent, such as {' or '.join(WELL_KNOWN[:2])}."
+        )
+    return lookup(name)
+
+
+def planned(device: str | torch.device | Device | DeviceProfile) -> Device | DeviceProfile:
+    """Like :func:`resolve`; where there is no GPU at all, ``"cuda"`` is a card of which nothing is known.
+
+    What would be needed of it can be told, and held against a budget; not whether it fits.
+
+    Raises ``ValueError`` for an unknown name, and for a number that this machine's cards do not have.
+    """
+    try:
+        return resolve(device)
+    except ValueError:
+        number = card_number(device)
+        gpus, state = cuda_devices()
+        if number is None or gpus:
+            raise
+        return unknown_card(number, state)
+
+
+def card_number(device: object) -> int | None:
+    """The number in ``"cuda"`` or ``"cuda:1"``; ``None`` for anything else."""
+    kind, _, index = str(device).partition(":")
+    if kind != "cuda" or not (not index or (index.isdecimal() and index.isascii())):
+        return None
+    return int(index or 0)
+
+
+def unknown_card(number: int, state: str) -> Device:
+    """``cuda`` where there is none."""
+    return Device(f"cuda:{number}", "a CUDA GPU of no known kind", None, None, None, state)
+
+
+def cpu_device() -> Device:
+    """The host's memory, or what this process may have of it: a container's limit, or its own."""
+    memory = psutil.virtual_memory()
+    total, free = memory.total, memory.available
+    model = "system memory"
+    limited = _cgroup_memory()
+    if limited is not None and limited[0] < total:
+        total = limited[0]
+        free = min(free, limited[1])
+        model = "memory limit of this container"
+    for limit, used in _own_limits():
+        if limit - used < free:
+            total, free = limit, max(limit - used, 0)
+            model = "memory limit of this process"
+    return Device("cpu", model, total, free, total - free)
+
+
+@contextmanager
+def memory_in_use(device: torch.device) -> Iterator[Callable[[], tuple[int, int] | None]]:
+    """A function that tells ``(used, total)`` bytes of a device, all processes; ``None`` if nobody knows."""
+    if device.type == "cuda":
+        live = LiveMemory(device.index or 0)
+        try:
+            yield live.read
+        finally:
+            live.close()
+        return
+
+    def read() -> tuple[int, int] | None:
+        cpu = cpu_device()
+        return (
+            None if cpu.used_bytes is None or cpu.total_bytes is None else (cpu.used_bytes, cpu.total_bytes)
+        )
+
+    yield read if device.type == "cpu" else lambda: None
+
+
+def _own_limits() -> Iterator[tuple[int, int]]:
+    """``(limit, used)`` in bytes of each limit of this process on memory (``setrlimit``)."""
+    if resource is None:
+        return
+    memory = psutil.Process().memory_info()
+    for name, used in (("RLIMIT_AS", memory.vms), ("RLIMIT_DATA", getattr(memory, "data", memory.vms))):
+        limit = resource.getrlimit(getattr(resource, name))[0]
+        if limit != resource.RLIM_INFINITY:
+            yield limit, used
+
+
+def _cgroup_memory(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
+    """``(limit, still available)`` in bytes of this process's control group, if it has a limit."""
+    for limit_file, usage_file, stat_file, cache in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+            "total_inactive_file",
+        ),
+    ):
+        try:
+            limit = int((root / limit_file).read_text())  # "max" where there is none
+            used = int((root / usage_file).read_text())
+            stat = (root / stat_file).read_text()
+        except (OSError, ValueError):
+            continue
+        # Page cache is given back under pressure, so it is not in the way.
+        for line in stat.splitlines():
+            key, _, number = line.partition(" ")
+            if key == cache:
+                used -= int(number)
+        return limit, max(limit - used, 0)
+    return None
+
+
+def _cuda_in_use() -> bool:
+    """Whether this process has a CUDA context; asking for more would create one."""
+    return bool(torch.cuda.is_initialized())
+
+
+def capacity(device: Device | DeviceProfile, counted_bytes: int) -> int | None:
+    """Bytes that a plan for ``device`` may use; ``None`` if the driver did not say.
+
+    A plan's peak counts tensors that exist already (parameters, inputs) beside those still
+    to come.  On a real device the former are inside what is used now, so the peak is
+    compared with *free memory now, plus the counted tensors already there*
+    (``counted_bytes``), plus what PyTorch's CUDA allocator holds in reserve without using; and with
+    what ``torch.cuda.set_per_process_memory_fraction`` leaves this process, if that is less.
+    A profile stands for an empty card: its whole memory.
+    """
+    if isinstance(device, DeviceProfile):
+        return device.total_bytes
+    if device.free_bytes is None:
+        return None
+    spare = 0
+    if device.name.startswith("cuda") and _cuda_in_use():
+        index = int(device.name.partition(":")[2])
+        allocated = torch.cuda.memory_allocated(index)
+        spare = torch.cuda.memory_reserved(index) - allocated
+        fraction = torch.cuda.get_per_process_memory_fraction(index)
+        if device.total_bytes is not None and fraction < 1:  # torch.cuda.set_per_process_memory_fraction
+            spare = min(spare, int(fraction * device.total_bytes) - allocated - device.free_bytes)
+    return max(device.free_bytes + counted_bytes + spare, 0)

@@ -1,0 +1,1 @@
+"""Liveness: when each storage exists, and what is live at a moment."""

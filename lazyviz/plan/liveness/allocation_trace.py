@@ -1,0 +1,163 @@
+"""A recorded program as steps that use and allocate memory, to be changed and played again.
+
+What a change to the user's code would bring is not guessed: the change is made to the steps
+(fewer uses, other sizes, steps that run twice), and their lifetimes and peak are computed anew,
+by the rules of :mod:`lazyviz.plan.liveness.lifetimes` for our own run: freed after the last use.  Sizes are
+bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+
+from ...graph.ir import Node, Storage
+from .lifetimes import Lifetime
+
+Key = int  # one allocation of the program; the recorded ones are numbered from 0
+
+
+class Step(NamedTuple):
+    """One operator: ``node`` is what was recorded, ``uses`` and ``makes`` the allocations it touches."""
+
+    node: Node
+    uses: tuple[Key, ...]
+    makes: tuple[Key, ...]
+
+
+@dataclass
+class Program:
+    """Steps in the order in which they run, and what is known of each allocation.
+
+    Attributes:
+        sizes: bytes of each allocation.
+        dtypes: of the tensors in it; ``None`` if no tensor shows it.
+        kept: those that stay to the end, since the user's code still refers to them.
+        storages: the recorded storage of each; keys beyond them were added by a change.
+        keys: of each storage that the nodes show; memory met again under another name has one key.
+        makers: index of the node that made each recorded one, -1 if it is from outside.
+    """
+
+    steps: list[Step]
+    sizes: list[int]
+    dtypes: list[torch.dtype | None]
+    kept: set[Key]
+    storages: Sequence[Storage]
+    keys: Mapping[Storage, Key]
+    makers: list[int] = field(default_factory=list)
+
+    def key(self, like: Key, nbytes: int | None = None) -> Key:
+        """A new allocation, of ``like``'s type, and size if ``nbytes`` does not say another."""
+        self.sizes.append(self.sizes[like] if nbytes is None else nbytes)
+        self.dtypes.append(self.dtypes[like])
+        self.makers.append(self.makers[like])
+        return len(self.sizes) - 1
+
+    @property
+    def scratch(self) -> list[Key]:
+        """What kernels allocate within one node: made by it, and no tensor shows it."""
+        return [key for key, dtype in enumerate(self.dtypes) if dtype is None and self.makers[key] >= 0]
+
+    def copy(self) -> Program:
+        return Program(
+            list(self.steps),
+            list(self.sizes),
+            list(self.dtypes),
+            set(self.kept),
+            self.storages,
+            self.keys,
+            list(self.makers),
+        )
+
+    def peak(self) -> tuple[int, int]:
+        """(Bytes, position of the step that first reaches them); (0, 0) without steps."""
+        timeline = self.timeline()
+        if not timeline:
+            return 0, 0
+        most = max(timeline)
+        return most, timeline.index(most)
+
+    def spans(self) -> dict[Key, tuple[int, int]]:
+        """First and, exclusive, last position of each allocation; -1 where it is from outside."""
+        count = len(self.steps)
+        starts: dict[Key, int] = {}
+        stops: dict[Key, int] = {}
+        for position, step in enumerate(self.steps):
+            for key in step.uses:
+                stops[key] = position + 1
+            for key in step.makes:
+                stops[key] = position + 1
+                starts.setdefault(key, position)
+        for key in self.kept:
+            stops[key] = count
+        return {key: (starts.get(key, -1), stop) for key, stop in stops.items()}
+
+    def timeline(self) -> list[int]:
+        """Bytes allocated during each step."""
+        changes = [0] * (len(self.steps) + 1)
+        for key, (start, stop) in self.spans().items():
+            changes[max(start, 0)] += self.sizes[key]
+            changes[stop] -= self.sizes[key]
+        return list(accumulate(changes[:-1]))
+
+    def calls(self) -> list[tuple[int, Hashable, int]]:
+        """The allocations and frees in time order, as an allocator would see them: (position, name, bytes).
+
+        The name is the storage that was recorded, or the key of what a change has added.
+        """
+        found: list[tuple[int, Hashable, int]] = []
+        for key, (start, stop) in sorted(self.spans().items()):
+            if size := self.sizes[key]:
+                name = self.storages[key] if key < len(self.storages) else key
+                found += [(start, name, size), (stop, name, -size)]
+        found.sort(key=lambda call: (call[0], call[2] > 0))
+        return found
+
+    def replaced(self, mapping: Mapping[Key, Key]) -> None:
+        """Let every use of a key, its making apart, be of the one it is mapped to."""
+        for position, step in enumerate(self.steps):
+            if any(key in mapping for key in step.uses):
+                uses = tuple(dict.fromkeys(mapping.get(key, key) for key in step.uses))
+                self.steps[position] = step._replace(uses=uses)
+
+
+def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
+    """The program that was recorded, of the storages in ``spans`` alone."""
+    spans = [span for span in spans if span.storage.nbytes]
+    keys = {span.storage.origin: key for key, span in enumerate(spans)}  # planned in another size, say
+    keys |= {span.storage: key for key, span in enumerate(spans)}
+    makes: dict[Node, list[Key]] = {}
+    for key, span in enumerate(spans):
+        if span.maker is not None:
+            makes.setdefault(span.maker, []).append(key)
+    dtypes: list[torch.dtype | None] = [None] * len(spans)
+    steps = []
+
+    def find(storage: Storage) -> Key | None:
+        return keys.get(storage, keys.get(storage.origin))
+
+    for node in nodes:
+        uses: dict[Key, None] = {}
+        for value in (*node.inputs, *node.outputs):
+            if (found := find(value.storage)) is not None:
+                uses[found] = None
+                if dtypes[found] is None:
+                    dtypes[found] = value.dtype
+        for storage in node.writes:
+            if (found := find(storage)) is not None:
+                uses[found] = None
+        steps.append(Step(node, tuple(uses), tuple(makes.get(node, ()))))
+    kept = {key for key, span in enumerate(spans) if span.kept}
+    return Program(
+        steps,
+        [span.storage.nbytes for span in spans],
+        dtypes,
+        kept,
+        [span.storage for span in spans],
+        keys,
+        [span.maker.index if span.maker is not None else -1 for span in spans],
+    )

@@ -1,0 +1,250 @@
+"""When each storage exists, in eager PyTorch and in our own run.
+
+A graph's program order is the clock: position ``i`` is node ``i``.  A storage is alive
+*during* node ``i`` if ``start <= i < stop``; a node's outputs are alive during it, and
+what is freed at ``stop`` is freed just before node ``stop`` runs.  Storages from outside
+the graph start at ``-1``.
+
+Two timelines share these rules and differ in when a storage is freed:
+
+* **eager**: when the user's code (autograd included) dropped its last reference, which
+  the recorder saw.  Nobody saw when a storage from outside came to be: one that stays was
+  there all along, one that was dropped while recording, a loop's batch, came with its first use.
+* **lazy**, our run: after its last use, since by the time the run starts it is known that
+  nobody will ask for it again; one that is still referenced stays to the end.  A storage
+  from outside that the user has dropped since is kept alive by the pending graph alone, so
+  it is there from the start of the run, whatever eager did.
+
+:func:`events` turns either into the list of allocations and frees that an allocator would
+see, :func:`allocated` into the sum that a memory chart shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain, repeat
+from typing import NamedTuple
+
+import torch
+
+from ...graph.ir import Graph, Node, Storage, Value
+
+
+class Lifetime(NamedTuple):
+    """The span of positions of one storage on both timelines; ``stop`` is exclusive.
+
+    ``start`` to ``lazy_stop`` is our run's, ``eager_start`` to ``eager_stop`` eager's.
+
+    ``maker`` is the node that allocated it (``None``: from outside), ``first_use`` and
+    ``last_use`` the first and last node that touches it (``None``: none does);
+    ``in_backward`` says whether a backward node reads it, ``kept`` whether the user's code still
+    referred to it when the lifetimes were taken.
+    """
+
+    storage: Storage
+    start: int
+    eager_start: int
+    eager_stop: int
+    lazy_stop: int
+    maker: Node | None
+    first_use: Node | None
+    last_use: Node | None
+    in_backward: bool
+    kept: bool
+
+    @property
+    def held(self) -> bool:
+        """Whether only the pending graph keeps this outside storage alive."""
+        return self.maker is None and not self.kept
+
+    def alive(self, position: int) -> bool:
+        """Whether our run holds the storage during node ``position``."""
+        return self.start <= position < self.lazy_stop
+
+
+class Event(NamedTuple):
+    """One allocation (``nbytes > 0``) or free (``nbytes < 0``) before node ``position``."""
+
+    position: int
+    nbytes: int
+    storage: Storage
+
+
+def by_device(spans: Iterable[Lifetime]) -> dict[torch.device, list[Lifetime]]:
+    """The lifetimes of each device's storages, in order."""
+    found: dict[torch.device, list[Lifetime]] = {}
+    device: torch.device | None = None
+    own: list[Lifetime] = []
+    for span in spans:
+        if span.storage.device is not device:  # the same object nearly always
+            device = span.storage.device
+            own = found.setdefault(device, [])
+        own.append(span)
+    return found
+
+
+def main_device(spans: Iterable[Lifetime]) -> torch.device:
+    """The device that holds most of the bytes; the CPU if there are none."""
+    return with_most(by_device(spans))
+
+
+def with_most(found: Mapping[torch.device, Sequence[Lifetime]]) -> torch.device:
+    """:func:`main_device` of what :func:`by_device` has found."""
+    if len(found) < 2:
+        return next(iter(found), torch.device("cpu"))
+    return max(found, key=lambda device: sum([span.storage.nbytes for span in found[device]]))
+
+
+def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
+    """The lifetime of every storage that the graph made or touches, on any device.
+
+    ``as_recorded``: what was dropped after the last node counts as referenced, as it was then.
+
+    A graph may work on storages of an earlier one.  To it they are from outside; where
+    their ``dropped`` counts the other graph's nodes, their last use here stands for it.
+    Linear in the number of nodes and their inputs.
+    """
+    nodes = graph.nodes
+    count = len(nodes)
+    first: dict[Storage, Node] = {}  # without most, which the node that makes them is the first to touch
+    last: dict[Storage, Node] = {}
+    backward: set[Storage] = set()
+    for node in nodes:
+        for value in node.inputs:
+            storage = value.storage
+            if storage not in last:
+                first[storage] = node
+            last[storage] = node
+        if node.phase == "backward":
+            # What the node reads, not what it makes.
+            backward.update([value.storage for value in node.inputs])
+        for value in node.outputs:
+            storage = value.storage
+            if storage not in last and storage.created != node.index:
+                first[storage] = node
+            last[storage] = node
+        for storage in node.writes:
+            if storage not in last:
+                first[storage] = node
+            last[storage] = node
+
+    own = graph.storages
+    uses = list(map(last.pop, own, repeat(None)))  # what is left are other graphs' storages
+    continued = False
+    result = []
+    for at, (storage, last_use) in enumerate(chain(zip(own, uses), last.items())):
+        foreign = at >= len(own)
+        continued = continued or storage.continues is not None
+        start = -1 if foreign or storage.external else storage.created
+        maker = nodes[start] if 0 <= start < count else None
+        # A node's own output is alive during the node, even if dropped at once.
+        earliest = start + 1
+        eager_start = start
+        first_use = first.get(storage)
+        if first_use is None and last_use is not None:
+            first_use = nodes[storage.created]
+        dropped = storage.dropped
+        if dropped is not None and as_recorded and dropped >= count and not foreign:
+            dropped = None
+        if dropped is None:
+            eager_stop = lazy_stop = count
+        else:
+            lazy_stop = max(last_use.index + 1 if last_use is not None else earliest, earliest)
+            eager_stop = lazy_stop if foreign else max(dropped, earliest)
+            if maker is not None and maker.at_once:
+                lazy_stop = max(lazy_stop, dropped)  # it was there as the user's code had it
+            if start < 0 and storage.role is None and first_use is not None:
+                eager_start = first_use.index
+                eager_stop = max(eager_stop, eager_start + 1)
+        result.append(
+            Lifetime(
+                storage,
+                start,
+                eager_start,
+                eager_stop,
+                lazy_stop,
+                maker,
+                first_use,
+                last_use,
+                storage in backward,
+                dropped is None,
+            )
+        )
+    return _joined(result) if continued else result
+
+
+def _joined(spans: list[Lifetime]) -> list[Lifetime]:
+    """Memory that the record met again after a sync point counts once, under its first name."""
+    merged: dict[Storage, Lifetime] = {}
+    for span in spans:  # the first name comes first
+        root = span.storage.origin
+        before = merged.get(root)
+        if before is None:
+            merged[root] = span
+            continue
+        uses = [node for node in (before.last_use, span.last_use) if node is not None]
+        merged[root] = before._replace(
+            eager_stop=max(before.eager_stop, span.eager_stop),
+            lazy_stop=max(before.lazy_stop, span.lazy_stop),
+            first_use=before.first_use or span.first_use,
+            last_use=max(uses, key=lambda node: node.index) if uses else None,
+            in_backward=before.in_backward or span.in_backward,
+            kept=before.kept or span.kept,
+        )
+    return list(merged.values())
+
+
+def by_origin(spans: Iterable[Lifetime]) -> dict[Storage, list[Lifetime]]:
+    """The lifetimes of each recorded storage: of a run in pieces it has several, one a piece."""
+    found: dict[Storage, list[Lifetime]] = {}
+    for span in spans:
+        found.setdefault(span.storage.origin, []).append(span)
+    return found
+
+
+def positions(spans: Mapping[Storage, Sequence[Lifetime]], what: Storage | Value | Node) -> list[range]:
+    """When our run holds ``what`` (of a node, what it allocated), in order; ``spans`` by their origins."""
+    if isinstance(what, Node):
+        made = dict.fromkeys(value.storage.origin for value in what.outputs)
+        own = [span for storage in made for span in spans.get(storage, ()) if span.maker is what]
+    else:
+        own = list(spans.get((what.storage if isinstance(what, Value) else what).origin, ()))
+    ranges = [range(max(span.start, 0), span.lazy_stop) for span in own]
+    return sorted(ranges, key=lambda each: each.start)
+
+
+def events(spans: Iterable[Lifetime], *, eager: bool = False) -> list[Event]:
+    """Allocations and frees in time order; at one position frees come before allocations.
+
+    Storages of 0 bytes are left out.  What stays to the end is freed at the position after
+    the last node.  ``eager`` chooses the eager timeline instead of our run's.
+    """
+    result = []
+    for span in spans:
+        storage = span.storage
+        if not storage.nbytes:
+            continue
+        start, stop = (span.eager_start, span.eager_stop) if eager else (span.start, span.lazy_stop)
+        result.append(Event(start, storage.nbytes, storage))
+        result.append(Event(stop, -storage.nbytes, storage))
+    result.sort(key=_time)
+    return result
+
+
+def _time(event: Event) -> int:
+    return 2 * event.position + (event.nbytes > 0)
+
+
+def allocated(spans: Iterable[Lifetime], count: int, *, eager: bool = False) -> list[int]:
+    """Bytes allocated during each of ``count`` nodes: the running sum of :func:`events`.
+
+    Summed without making the events, which are two objects a storage.
+    """
+    changes = [0] * (count + 1)
+    for span in spans:
+        nbytes = span.storage.nbytes
+        start, stop = (span.eager_start, span.eager_stop) if eager else (span.start, span.lazy_stop)
+        changes[start if start > 0 else 0] += nbytes
+        changes[stop] -= nbytes
+    del changes[count]
+    return list(accumulate(changes))

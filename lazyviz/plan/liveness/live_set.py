@@ -1,0 +1,177 @@
+"""What is alive at one moment of the run, what it is for, and what keeps it there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ...graph.ir import Node, Role, SourceLine, Storage
+from .lifetimes import Lifetime
+
+Category = Literal[
+    "parameters", "gradients", "optimizer", "activations", "inputs", "buffers", "temporaries", "held"
+]
+
+CATEGORIES: tuple[Category, ...] = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "inputs",
+    "buffers",
+    "temporaries",
+    "held",
+)
+
+_OF_ROLE: dict[Role, Category] = {
+    "parameter": "parameters",
+    "gradient": "gradients",
+    "optimizer": "optimizer",
+    "buffer": "buffers",
+    "input": "inputs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One storage that is alive at some moment.
+
+    ``nbytes`` is its size in bytes; ``node`` made it at the line ``source`` (both ``None``
+    if it is from outside the graph); ``module`` is where it was made, for one from outside
+    where it was first used.  ``name`` is the recorder's name for it (a parameter's), or "".
+
+    What keeps it: ``last_use`` is the last node that touches it (``None``: none does);
+    ``variables`` are the user's expressions (``"out.logits"``) that referred to it when the
+    block ended, empty where our run frees it at its last use or where no name is known.
+    """
+
+    nbytes: int
+    category: Category
+    node: Node | None
+    module: str
+    source: SourceLine | None
+    name: str
+    storage: Storage = field(repr=False)
+    last_use: Node | None = field(repr=False, default=None)
+    variables: tuple[str, ...] = ()
+
+    @property
+    def saved_for(self) -> Node | None:
+        """The backward node that reads it last, if it is from before the backward pass."""
+        last = self.last_use
+        if last is None or last.phase != "backward" or self.category != "activations":
+            return None
+        return last
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What our run holds during the node at ``position``.  Sizes are bytes.
+
+    ``alive`` is largest first.  ``by_category`` names every category, the others only what
+    has bytes: ``by_module`` counts activations and temporaries where they were made and all
+    else where it belongs; ``by_line`` what the graph made, by the user's line that made it.
+    """
+
+    position: int
+    node: Node
+    nbytes: int
+    alive: Sequence[Allocation] = field(repr=False)
+
+    @property
+    def by_category(self) -> dict[Category, int]:
+        sizes: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
+        for allocation in self.alive:
+            sizes[allocation.category] += allocation.nbytes
+        return sizes
+
+    @property
+    def by_module(self) -> dict[str, int]:
+        return _sums((allocation.module, allocation.nbytes) for allocation in self.alive)
+
+    @property
+    def activations_by_module(self) -> dict[str, int]:
+        """Of the activations alone."""
+        return _sums(
+            (allocation.module, allocation.nbytes)
+            for allocation in self.alive
+            if allocation.category == "activations"
+        )
+
+    @property
+    def by_line(self) -> dict[SourceLine, int]:
+        return _sums(
+            (allocation.source, allocation.nbytes)
+            for allocation in self.alive
+            if allocation.source is not None
+        )
+
+
+def largest_first(spans: Iterable[Lifetime]) -> list[tuple[int, int, Allocation]]:
+    """The positions [start, stop) of everything that takes memory, and what it is."""
+    found = [(span.start, span.lazy_stop, allocation(span)) for span in spans if span.storage.nbytes]
+    found.sort(key=lambda each: -each[2].nbytes)
+    return found
+
+
+def moment(position: int, node: Node, allocations: Iterable[tuple[int, int, Allocation]]) -> Moment:
+    """The moment of ``node``, whose index is ``position``, of what :func:`largest_first` has found."""
+    alive = [what for start, stop, what in allocations if start <= position < stop]
+    return Moment(position, node, sum(each.nbytes for each in alive), alive)
+
+
+def categorize(span: Lifetime) -> Category:
+    """What a storage is for: the recorder's word if it said one, else from its lifetime."""
+    maker, kept = span.maker, span.kept
+    if maker is None and not kept:
+        return "held"
+    role = span.storage.role
+    if role is not None:
+        return _OF_ROLE[role]
+    if maker is None:
+        # State of an optimizer that has stepped before: no module and no data loader made it.
+        in_optimizer = span.first_use is not None and span.first_use.phase == "optimizer"
+        return "optimizer" if in_optimizer else "inputs"
+    phase = maker.phase
+    if phase == "optimizer":
+        return "optimizer" if kept else "temporaries"
+    # Code outside of modules is "other": a loss written by hand is forward like any.
+    if phase != "backward" and (kept or span.in_backward):
+        return "activations"
+    return "temporaries"
+
+
+def allocation(span: Lifetime) -> Allocation:
+    """The storage of ``span`` as it is told to the user."""
+    storage, maker = span.storage, span.maker
+    place = maker if maker is not None else span.first_use
+    return Allocation(
+        nbytes=storage.nbytes,
+        category=categorize(span),
+        node=maker,
+        module=module_of(storage) or (place.module if place is not None else ""),
+        source=maker.source if maker is not None else None,
+        name=storage.name,
+        storage=storage,
+        last_use=span.last_use,
+        variables=storage.variables if span.kept else (),
+    )
+
+
+# How many last parts of its name a storage has beyond its module: "h.0.attn.weight.exp_avg".
+_NAME_PARTS = {"parameter": 1, "buffer": 1, "gradient": 2, "optimizer": 2}
+
+
+def module_of(storage: Storage) -> str:
+    """The module a named storage belongs to, wherever it was made (optimizer state, say)."""
+    parts = storage.name.split(".")
+    return ".".join(parts[: -_NAME_PARTS.get(storage.role or "", len(parts))])
+
+
+def _sums(pairs: Iterable[tuple]) -> dict:
+    """Bytes added up by key, largest first."""
+    sizes: dict = {}
+    for key, nbytes in pairs:
+        sizes[key] = sizes.get(key, 0) + nbytes
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))

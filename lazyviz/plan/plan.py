@@ -1,0 +1,317 @@
+"""How much memory a graph needs, when, and for what: the :class:`Plan`.
+
+Sizes are those of the tensors' storages, to the byte, and during a node what its kernel takes
+beside them (:mod:`lazyviz.plan.workspace.table`).  On a GPU more is needed: what the caching allocator
+adds (rounding, fragments) and library workspaces make ``reserved_bytes``, which decides whether
+a graph fits, beside the CUDA context.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..graph.ir import Graph, Node, Storage, Value
+from ..process import gc_pause
+from .allocator.reserved_memory import Call, Reservation
+from .batch.split import SplitPlan as SplitPlan
+from .batch.split import check_split
+from .capacity_search import TimeIsUp
+from .device_plan import DevicePlan as DevicePlan
+from .device_plan import same_device
+from .devices.devices import Device, DeviceProfile
+from .liveness.lifetimes import Lifetime, by_origin, positions
+from .liveness.live_set import CATEGORIES as CATEGORIES
+from .liveness.live_set import Allocation as Allocation
+from .liveness.live_set import Category as Category
+from .liveness.live_set import Moment as Moment
+from .liveness.live_set import allocation, largest_first, moment
+from .remat.selection import NOTHING_AGAIN
+from .remat.selection import RecomputePlan as RecomputePlan
+from .units import format_bytes
+from .workspace.size import Need
+
+if TYPE_CHECKING:
+    from .planner import Planner
+    from .remedies.remedies import Remedy
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What running the graph would need on one device.  Sizes are bytes.
+
+    Made from the record alone; nothing has run.
+
+    Attributes:
+        device: what the plan is for: ``"cpu"``, ``"cuda:0"`` or a profile's name.
+        recorded_device: the device whose tensors were counted.
+        peak_bytes: projected peak of allocated tensor memory of our run.
+        peak_node: the node that reaches it (``None`` for an empty graph).
+        reserved_bytes: what the CUDA caching allocator would hold at most, cuBLAS's workspace
+            included; ``None`` on the CPU, which has none.
+        eager_peak_bytes: what plain eager PyTorch would have peaked at on the same code.
+        tensor_peak_bytes: the peak of tensors alone, which an evaluation on the CPU reports.
+        peak_range, eager_peak_range: the least and the most that the two may be: kernels' scratch
+            memory, counted during their nodes, is an estimate where a library decides, as is ``estimated``.
+        peak_position: where in ``timeline`` that is.
+        timeline: ``(node_index, allocated_bytes)`` during every node of our run; of a run in pieces in the
+            order of that run, where the first two pieces of a pass stand for all.
+        eager_timeline: the same for eager PyTorch.
+        category_timeline: per category, the bytes during every node; they add up to ``timeline``.
+        alive_at_peak: the storages alive at the peak, largest first.
+        by_category: bytes per category at the peak, every category named.
+        capacity_bytes: what the peak is compared with: on a real device the memory free now
+            plus the counted tensors that are there already (on a GPU all that PyTorch's allocator
+            holds there), for a profile the whole card; ``None`` if the driver does not say.
+        fits: whether the peak is within the capacity, on a GPU what is reserved and the CUDA
+            context; ``None`` if that is not known.
+        split: how the batch is cut, and which nodes forbid that.
+        recompute: what is computed again to save memory.
+        batch_size: samples of the batch that is planned; ``None``: none was named.
+        scratch: per node position, what its kernel allocates and frees within it: best figure
+            and range, in bytes; nodes that need nothing are left out.
+        estimated: the tensors whose own size is an estimate (what cuDNN keeps for the backward pass).
+    """
+
+    device: str
+    recorded_device: torch.device
+    peak_bytes: int
+    peak_node: Node | None
+    reserved_bytes: int | None
+    eager_peak_bytes: int
+    timeline: Sequence[tuple[int, int]]
+    eager_timeline: Sequence[tuple[int, int]]
+    category_timeline: dict[Category, list[int]]
+    alive_at_peak: Sequence[Allocation]
+    by_category: dict[Category, int]
+    capacity_bytes: int | None
+    fits: bool | None
+    split: SplitPlan
+    _graph: Graph = field(repr=False, compare=False)
+    _lifetimes: dict[Storage, Lifetime] = field(repr=False, compare=False)
+    _profile: DeviceProfile | None = field(repr=False, default=None)
+    _reservation: Reservation | None = field(repr=False, compare=False, default=None)
+    _recorded_for: str = field(repr=False, compare=False, default="")
+    _devices: Mapping[str, DevicePlan] = field(repr=False, compare=False, default_factory=dict)
+    _cache: dict[str, Any] = field(repr=False, compare=False, default_factory=dict)  # what is asked for late
+    tensor_peak_bytes: int = 0
+    peak_range: tuple[int, int] = (0, 0)
+    eager_peak_range: tuple[int, int] = (0, 0)
+    scratch: Mapping[int, Need] = field(repr=False, compare=False, default_factory=dict)
+    estimated: Mapping[Storage, Need] = field(repr=False, compare=False, default_factory=dict)
+    _reserve_calls: Callable[[Sequence[Node], Sequence[Call]], Reservation | None] = field(
+        repr=False, compare=False, default=lambda nodes, calls: None
+    )
+    batch_size: int | None = None
+    peak_position: int = 0
+    recompute: RecomputePlan = NOTHING_AGAIN
+    _planner: Planner | None = field(repr=False, compare=False, default=None)
+    _reserve: Callable[[bool], tuple[int, int, int] | None] = field(
+        repr=False, compare=False, default=lambda eager: None
+    )
+
+    @property
+    def _nodes(self) -> Sequence[Node]:
+        return self._graph.nodes
+
+    def __repr__(self) -> str:
+        return f"<Plan for {self.device}: peak {format_bytes(self.peak_bytes)}, {_VERDICT[self.fits]}>"
+
+    def lifetime(self, what: Storage | Value | Node) -> range:
+        """The positions in ``timeline`` from the first to the last at which our run holds ``what``.
+
+        For a node, what it allocated.  Empty for what allocates nothing on the planned device (an in-place
+        operator, a view).
+        """
+        found = self.held(what)
+        return range(found[0].start, max(each.stop for each in found)) if found else range(0)
+
+    def held(self, what: Storage | Value | Node) -> list[range]:
+        """The positions in ``timeline`` at which our run holds ``what``: in pieces, a range a piece."""
+        if "held" not in self._cache:
+            self._cache["held"] = by_origin(self._lifetimes.values())
+        return positions(self._cache["held"], what)
+
+    @property
+    def device_state(self) -> str:
+        """What is known of a real device, in words (``"ready"``); of a profile ``""``."""
+        target = self._planner.target if self._planner is not None else None
+        return target.state if isinstance(target, Device) else ""
+
+    @property
+    def needed_bytes(self) -> int:
+        """What has to fit: on a GPU what is reserved and the CUDA context, else the peak."""
+        reservation = self._reservation
+        if reservation is None:
+            return self.peak_bytes
+        return reservation.reserved_bytes + reservation.context_bytes
+
+    @property
+    def needed_range(self) -> tuple[int, int]:
+        """The least and the most that ``needed_bytes`` may be."""
+        reservation = self._reservation
+        if reservation is None:
+            return self.peak_range
+        low = high = reservation.reserved_bytes
+        exact = not self.estimated and all(need.exact for need in self.scratch.values())
+        if not exact and self.reserved_range is not None:
+            low, high = self.reserved_range
+        return low + reservation.context_bytes, high + reservation.context_bytes
+
+    def straddles(self, limit: int) -> bool:
+        """Whether ``limit`` bytes are within ``needed_range``: the best figure decides, but is not sure."""
+        low, high = self.needed_range
+        return low <= limit < high
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether the tensors were recorded on another device than the plan's."""
+        if self._recorded_for and self.recorded_device.type == "cuda":
+            return self._recorded_for != self.device
+        if self._profile is not None:
+            return self._profile.name != str(
+                self.recorded_device
+            )  # "cpu:2GiB" is the same device, with a limit
+        return not same_device(self.device, self.recorded_device)
+
+    @property
+    def devices(self) -> Mapping[str, DevicePlan]:
+        """Each device with tensors of the graph by its name (``"cuda:0"``, ``"cpu"``), the plan's first."""
+        return self._devices
+
+    def at(self, position: int) -> Moment:
+        """What our run holds at ``position`` of the timeline, from 0.
+
+        Raises ``IndexError`` if the timeline has no such position.
+        """
+        if not 0 <= position < len(self._nodes):
+            raise IndexError(f"there is no node {position}: the graph has {len(self._nodes):,}")
+        if "allocations" not in self._cache:
+            self._cache["allocations"] = largest_first(self._lifetimes.values())
+        return moment(position, self._nodes[position], self._cache["allocations"])
+
+    def made(self, start: int, stop: int) -> list[Allocation]:
+        """What our run allocates from position ``start`` to before ``stop``, largest first."""
+        made = [
+            allocation(span)
+            for span in self._lifetimes.values()
+            if start <= span.start < stop and span.storage.nbytes
+        ]
+        return sorted(made, key=lambda each: -each.nbytes)
+
+    @property
+    def reserved_range(self) -> tuple[int, int] | None:
+        """The least and the most that ``reserved_bytes`` may be, simulated when asked for."""
+        held = self._reserved(eager=False)
+        return held[1:] if held is not None else None
+
+    @property
+    def eager_reserved_bytes(self) -> int | None:
+        """What the CUDA caching allocator would hold at most for plain eager PyTorch."""
+        held = self._reserved(eager=True)
+        return held[0] if held is not None else None
+
+    @property
+    def eager_reserved_range(self) -> tuple[int, int] | None:
+        """The least and the most that ``eager_reserved_bytes`` may be."""
+        held = self._reserved(eager=True)
+        return held[1:] if held is not None else None
+
+    @property
+    def eager_driver_range(self) -> tuple[int, int] | None:
+        """What the driver may say that eager PyTorch's process takes of the card, at its peak.
+
+        At least what is allocated; at most what the allocator would hold and the CUDA context, of
+        which a part is there from the start and a part comes with the kernels that are loaded.
+        """
+        held, reservation = self._reserved(eager=True), self._reservation
+        if held is None or reservation is None:
+            return None
+        return self.eager_peak_range[0], held[2] + reservation.context_bytes
+
+    def _reserved(self, *, eager: bool) -> tuple[int, int, int] | None:
+        key = f"reserved {eager}"
+        if key not in self._cache:
+            self._cache[key] = self._reserve(eager)
+        return self._cache[key]
+
+    @property
+    def recorded_batch_size(self) -> int | None:
+        """Samples of the batch as it was recorded; ``None``: none was named."""
+        batch = self._planner.batch if self._planner is not None else None
+        return batch.size if batch is not None else None
+
+    @property
+    def max_batch_size(self) -> int | None:
+        """The largest batch that fits, cut as this plan is: in as many pieces, with ``"auto"`` in any number.
+
+        ``None`` if no batch was named, if the capacity is not known, or how an operator's results grow.
+        Found by planning again with other sizes; 0 if not even one sample fits.
+        """
+        if "batch" not in self._cache:
+            self._cache["batch"] = self._planner.largest() if self._planner is not None else None
+        return self._cache["batch"]
+
+    @gc_pause.paused()
+    def largest_within(self, seconds: float, split: int | str | None = None) -> tuple[int | None, bool]:
+        """The largest batch known to fit after about so long, cut as ``split`` says, and whether that is all.
+
+        Asked again it goes on from there, until it is ``replan(split=split).max_batch_size``.
+        """
+        planner = self._planner
+        try:
+            return planner.cut(split).largest(time.monotonic() + seconds) if planner else None, True
+        except TimeIsUp as so_far:
+            return so_far.samples, False
+
+    @gc_pause.paused()
+    def replan(
+        self,
+        batch_size: int | None = None,
+        split: int | str | None = None,
+        device: str | torch.device | Device | DeviceProfile | None = None,
+    ) -> Plan:
+        """The same record with another number of samples, cut otherwise, or on another device.
+
+        As ``graph.plan(device, batch_size, split)``, but quicker: the record is not read and the batch not
+        followed again, and the room on the same device is what it was.  Raises what that raises.
+        """
+        check_split(split)
+        planner = self._planner
+        assert planner is not None
+        if device is not None:
+            planner = planner.on(device)
+        return planner.cut(split).plan(batch_size)
+
+    @property
+    def remedies(self) -> Sequence[Remedy]:
+        """What would lower the peak, cheapest first; computed from the record when asked for.
+
+        None beside recomputation: what they would bring is known of the run without it.
+        """
+        if self.recompute.nodes:
+            return ()
+        if "remedies" not in self._cache:
+            from .remedies.remedies import remedies
+
+            self._cache["remedies"] = remedies(self)
+        return self._cache["remedies"]
+
+    def explain(self) -> str:
+        """The plan as text: the peak, where it is, what is alive there and why, whether it fits."""
+        from .explain import explain
+
+        return explain(self)
+
+    def verdict(self) -> str:
+        """Whether it fits, in one sentence."""
+        from .explain import verdict
+
+        return verdict(self)
+
+
+_VERDICT = {True: "fits", False: "does not fit", None: "unknown whether it fits"}

@@ -1,0 +1,1 @@
+"""Rematerialization: which activations are dropped and computed again."""

@@ -1,0 +1,475 @@
+"""Activations that are dropped and computed again: which ones, so that a run stays below a budget.
+
+The forward pass is cut into segments where little is alive; what crosses a cut is kept, and within a
+segment what is cheapest to compute again for the memory it gives back is dropped first, as the min-cut
+partitioner of AOTAutograd weighs recomputation against what is saved.  Every
+choice is played through as a run of its own (:mod:`lazyviz.plan.remat.candidates`); its peak is that of the
+run, not an estimate of it.  Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from ...graph.ir import Graph, Node, Storage, Value
+from ..device_plan import MARGIN, DevicePlan, plan_device, roomy
+from ..devices.devices import Device, DeviceProfile
+from ..liveness.allocation_trace import Key
+from ..liveness.lifetimes import Lifetime
+from ..liveness.live_set import Category, categorize
+from ..projection import Held, Peak, highest
+from ..units import format_bytes
+from ..workspace.size import Need
+from .candidates import Again, Trace
+
+SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Into how many segments a forward pass is tried to be cut."""
+TRIED = 4  # of them, played through
+WORTHWHILE = 4096  # an allocation smaller than the peak by this factor is left alone
+
+FLOPS_PER_BYTE = {torch.float32: 12.5, torch.float16: 200.6, torch.bfloat16: 200.6}
+"""Operations that take as long as moving a byte: 19.5 TFLOPS in float32 and 312 TFLOPS in half precision
+at 1,555 GB/s (NVIDIA A100 datasheet).  Other types count as float32.  Only the order of operators by cost,
+and the share of work that is stated, depend on it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputePlan:
+    """What is computed again so that its memory is free in between.
+
+    Attributes:
+        nodes: those that run again, in the order in which they do; empty: nothing is recomputed.
+        saves_bytes: by how much the peak is lower for it.
+        budget_bytes: what the peak was to stay below (``None``: no budget was needed, or asked for).
+        least_bytes: the lowest peak that was found to be within reach (``None``: not looked for).
+        seconds: how long the nodes took when they ran, where all have run; an estimate of the time paid.
+        share: what runs again, as a share of the whole run's work, by the bytes and operations of each node;
+            an estimate.
+        reason: why the budget is not met; "" if it is.
+    """
+
+    nodes: Sequence[Node] = ()
+    saves_bytes: int = 0
+    budget_bytes: int | None = None
+    least_bytes: int | None = None
+    seconds: float | None = None
+    share: float = 0.0
+    reason: str = ""
+
+    @property
+    def ops(self) -> int:
+        """How many operators run again."""
+        return len(self.nodes)
+
+    def explain(self) -> str:
+        """The choice in words: time paid, memory saved."""
+        if not self.nodes:
+            return self.reason or "nothing is recomputed"
+        cost = f"about {self.share:.0%} more work" if self.share >= 0.005 else "under 1 % more work"
+        if self.seconds is not None:
+            cost += f", about {self.seconds:.3g} s"
+        text = f"{self.ops:,} ops run again ({cost}) for {format_bytes(self.saves_bytes)} less at the peak"
+        return f"{text}; {self.reason}" if self.reason else text
+
+
+NOTHING_AGAIN = RecomputePlan()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A run that recomputes: ``again`` is ``None`` where nothing needs to, ``peak_bytes`` its peak."""
+
+    trace: Trace
+    again: Again | None
+    peak_bytes: int
+    plan: RecomputePlan
+
+    def program(self, graph: Graph, needs: Mapping[int, Need]) -> RecomputeProgram:
+        """The run laid out, with ``needs`` kernels' scratch memory as recorded, by position."""
+        again, trace = self.again, self.trace
+        assert again is not None
+        spans = []
+        count = len(again.order)
+        program = again.program
+        for key, (start, stop) in program.spans().items():
+            twin = again.twins.get(key)
+            span = trace.spans[program.storages[key if twin is None else twin]]
+            storage = span.storage
+            if twin is not None:
+                storage = _copy(storage)
+            elif key in program.kept:
+                stop = count
+            spans.append(
+                span._replace(
+                    storage=storage,
+                    start=start,
+                    eager_start=start,
+                    eager_stop=stop,
+                    lazy_stop=stop,
+                    kept=twin is None and span.kept,
+                )
+            )
+        laid_out = Graph()
+        laid_out.nodes = [step.node for step in program.steps]
+        laid_out.card = graph.card
+        laid_out.calls = graph.calls
+        return RecomputeProgram(
+            laid_out, spans, {at: needs[p] for at, p in enumerate(again.order) if p in needs}
+        )
+
+    def projected(self) -> tuple[Peak, dict[Storage, Category]]:
+        """The peak as a run would measure it, and what each storage is for; a CPU's is of tensors alone."""
+        again, trace = self.again, self.trace
+        device = next((storage.device for storage in trace.spans), torch.device("cpu"))
+        categories = {storage.origin: categorize(span) for storage, span in trace.spans.items()}
+        program = trace.program if again is None else again.program
+        held: list[Held] = []
+        for key, (start, stop) in program.spans().items():
+            twin = again.twins.get(key) if again is not None else None
+            storage = program.storages[key if twin is None else twin]
+            held.append((storage, program.sizes[key], max(start, 0), stop))
+        order = again.order if again is not None else range(len(program.steps))
+        extra = [trace.needs.get(position, 0) for position in order]
+        return highest(device, held, extra, categories), categories
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeProgram:
+    """A run that recomputes: its nodes in order, lifetimes and scratch memory by their positions."""
+
+    graph: Graph
+    spans: list[Lifetime]
+    needs: dict[int, Need]
+
+
+def _copy(storage: Storage) -> Storage:
+    """The same memory to whoever asks what it is for, allocated once more."""
+    copy = Storage(storage.nbytes, storage.device, external=False, created=storage.created)
+    copy.dropped, copy.role, copy.name, copy.continues = storage.dropped, storage.role, storage.name, storage
+    return copy
+
+
+class Recomputation:
+    """What recomputing can do for a run of ``nodes``."""
+
+    def __init__(self, nodes: Sequence[Node], spans: Iterable[Lifetime], needs: Mapping[int, int]) -> None:
+        """``spans`` are of one device's storages, ``needs`` kernels' scratch memory by position."""
+        self.trace = Trace(nodes, spans, needs)
+        self.whole = self.trace.peak()
+
+    @cached_property
+    def work(self) -> list[float]:
+        return [work(node) for node in self.trace.nodes]
+
+    @cached_property
+    def _candidates(self) -> list[Key]:
+        """What may be dropped, cheapest for its size first."""
+        trace = self.trace
+        big = [key for key in trace.gaps if trace.size[key] * WORTHWHILE >= self.whole]
+        return sorted(big, key=lambda key: (round(self._cost(key) / trace.size[key], 3), trace.maker[key]))
+
+    def _cost(self, key: Key) -> float:
+        """Work to make ``key`` again, where everything else that may be dropped is there."""
+        trace, seen, total = self.trace, set[int](), 0.0
+        last = trace.gaps[key][0]
+        at = trace.gaps[key][1]
+        stack = [writer for writer in trace.writers[key] if writer <= last]
+        while stack:
+            position = stack.pop()
+            if position in seen:
+                continue
+            seen.add(position)
+            total += self.work[position]
+            for value in trace.nodes[position].inputs:
+                other = trace.key(value)
+                if other is None or other in trace.fixed or other in trace.gaps:
+                    continue
+                end = trace.touches[other][-1]
+                if end < at and trace.repeats(other, end, at):
+                    stack += trace.writers[other]
+        return total
+
+    # --- segments -----------------------------------------------------------------------
+
+    @cached_property
+    def _stretches(self) -> list[range]:
+        """The stretches of nodes before each backward pass."""
+        result = []
+        start = 0
+        nodes = self.trace.nodes
+        for position, node in enumerate(nodes):
+            if node.phase == "backward":
+                if position > start:
+                    result.append(range(start, position))
+                start = position + 1
+        return [stretch for stretch in result if any(trace_gap in stretch for trace_gap in self._made_at)]
+
+    @cached_property
+    def _made_at(self) -> dict[int, int]:
+        """Bytes that may be dropped, by where they are made."""
+        made: dict[int, int] = {}
+        for key in self._candidates:
+            position = self.trace.maker[key]
+            made[position] = made.get(position, 0) + self.trace.size[key]
+        return made
+
+    @cached_property
+    def _crossing(self) -> list[int]:
+        """Bytes made before each position that nodes at or after it, apart from the backward pass, use."""
+        trace = self.trace
+        changes = [0] * (len(trace.nodes) + 2)
+        for key, (start, stop) in self._forward_span.items():
+            changes[start + 1] += trace.size[key]
+            changes[stop + 1] -= trace.size[key]
+        return list(accumulate(changes))
+
+    @cached_property
+    def _forward_span(self) -> dict[Key, tuple[int, int]]:
+        trace = self.trace
+        result = {}
+        for key, start in enumerate(trace.maker):
+            if start < 0 or trace.nodes[start].phase in ("backward", "optimizer"):
+                continue
+            stop = start
+            for position in trace.touches[key]:
+                if trace.nodes[position].phase == "backward":
+                    break
+                stop = position
+            result[key] = (start, stop)
+        return result
+
+    def _cuts(self, segments: int) -> list[int]:
+        """Positions that begin a segment: about equal bytes apart, where little crosses."""
+        cuts: list[int] = []
+        for stretch in self._stretches:
+            sums = list(accumulate(self._made_at.get(position, 0) for position in stretch))
+            total = sums[-1]
+            reach = total / segments / 2
+            at = 0
+            for index in range(1, segments):
+                target = total * index / segments
+                while at < len(sums) and sums[at] < target - reach:
+                    at += 1
+                best = None
+                look = at
+                while look < len(sums) and sums[look] <= target + reach:
+                    position = stretch[look] + 1
+                    rank = (self._crossing[position], abs(sums[look] - target))
+                    if best is None or rank < best[0]:
+                        best = (rank, position)
+                    look += 1
+                if best is not None and (not cuts or best[1] > cuts[-1]) and best[1] < stretch.stop:
+                    cuts.append(best[1])
+        return cuts
+
+    def _anchors(self, cuts: Sequence[int]) -> set[Key]:
+        """What crosses a cut."""
+        result = set()
+        for key, (start, stop) in self._forward_span.items():
+            if any(start < cut <= stop for cut in cuts):
+                result.add(key)
+        return result
+
+    @cached_property
+    def _cuttings(self) -> list[_Cutting]:
+        """The ways to cut that promise the lowest peaks, lowest first; each drops all that it can."""
+        found: dict[tuple[int, ...], _Cutting] = {}
+        for segments in SEGMENTS:
+            cuts = self._cuts(segments)
+            if tuple(cuts) in found:
+                continue
+            anchors = self._anchors(cuts)
+            items = [key for key in self._candidates if key not in anchors]
+            kept = sum(self.trace.size[key] for key in anchors)
+            sizes: dict[int, int] = {}
+            for key in items:
+                segment = sum(cut <= self.trace.maker[key] for cut in cuts)
+                sizes[segment] = sizes.get(segment, 0) + self.trace.size[key]
+            found[tuple(cuts)] = _Cutting(cuts, anchors, items, kept + max(sizes.values(), default=0))
+        best = sorted(found.values(), key=lambda each: each.estimate)[:TRIED]
+        for each in best:
+            each.least = self.trace.peak(self.trace.again(set(each.items), each.anchors))
+        return sorted(best, key=lambda each: each.least)
+
+    @property
+    def least(self) -> int:
+        """The lowest peak that was found."""
+        if not self._candidates:
+            return self.whole
+        return min(self.whole, self._cuttings[0].least)
+
+    # --- choosing -------------------------------------------------------------------------
+
+    def within(self, budget: int) -> Choice:
+        """The cheapest run found that peaks at ``budget`` at most; the lowest one if none does."""
+        if self.whole <= budget:
+            return Choice(self.trace, None, self.whole, RecomputePlan(budget_bytes=budget))
+        if self.least >= self.whole:
+            reason = self._too_much(budget, "no activation could be computed again for less memory,")
+            plan = RecomputePlan(budget_bytes=budget, least_bytes=self.whole, reason=reason)
+            return Choice(self.trace, None, self.whole, plan)
+        if self.least > budget:
+            lowest = self._cuttings[0]
+            again = self.trace.again(set(lowest.items), lowest.anchors)
+            return self._choice(again, budget, self._too_much(budget, "even with all activations recomputed"))
+        best: tuple[float, Again] | None = None
+        for cutting in self._cuttings:
+            if cutting.least <= budget:
+                again = self._fewest(cutting, budget)
+                price = sum(self.work[position] for position in again.repeated)
+                if best is None or price < best[0]:
+                    best = price, again
+        assert best is not None
+        return self._choice(best[1], budget, "")
+
+    def _fewest(self, cutting: _Cutting, budget: int) -> Again:
+        """The cheapest part of what the cutting can drop that meets the budget."""
+        trace, items, anchors = self.trace, cutting.items, cutting.anchors
+
+        def attempt(keys: Iterable[Key]) -> Again | None:
+            again = trace.again(set(keys), anchors)
+            return again if trace.peak(again) <= budget else None
+
+        low, high = 0, len(items)  # `low` is too few
+        best = None
+        while high - low > 1:
+            middle = (low + high) // 2
+            again = attempt(items[:middle])
+            if again is not None:
+                high, best = middle, again
+            else:
+                low = middle
+        best = best or trace.again(set(items[:high]), anchors)
+        # What the peak does not need: whole segments, from the last one on, which comes back first.
+        chosen = items[:high]
+        starts = [0, *cutting.cuts]
+        for segment in reversed(range(max(len(starts) - PRUNED, 0), len(starts))):
+            stop = starts[segment + 1] if segment + 1 < len(starts) else math.inf
+            fewer = [key for key in chosen if not starts[segment] <= trace.maker[key] < stop]
+            if fewer and len(fewer) < len(chosen) and (again := attempt(fewer)) is not None:
+                chosen, best = fewer, again
+        return best
+
+    def _choice(self, again: Again, budget: int, reason: str) -> Choice:
+        nodes = [self.trace.nodes[position] for position in again.repeated]
+        peak = self.trace.peak(again)
+        seconds = [node.seconds for node in nodes]
+        plan = RecomputePlan(
+            nodes=nodes,
+            saves_bytes=self.whole - peak,
+            budget_bytes=budget,
+            least_bytes=self.least,
+            seconds=None if None in seconds else sum(second for second in seconds if second is not None),
+            share=sum(self.work[position] for position in again.repeated) / (sum(self.work) or 1.0),
+            reason=reason,
+        )
+        return Choice(self.trace, again, peak, plan)
+
+    def _too_much(self, budget: int, why: str) -> str:
+        return f"{format_bytes(budget)} are not enough: {why} the peak is {format_bytes(self.least)}"
+
+
+PRUNED = 8  # segments that are tried without
+
+
+@dataclass(slots=True)
+class _Cutting:
+    cuts: Sequence[int]
+    anchors: set[Key]
+    items: list[Key]
+    estimate: int
+    least: int = field(default=0)
+
+
+def work(node: Node) -> float:
+    """What running ``node`` costs, in bytes moved: those of its operands and results, and its operations.
+
+    Operations are counted by ``torch.utils.flop_counter``; operators it does not know, which are not
+    products of matrices, are bound by the memory that they touch.
+    """
+    moved = 0
+    for value in node.inputs:
+        moved += value.meta.nbytes
+    fresh = False
+    for value in node.outputs:
+        if value.node is node:
+            moved += value.meta.nbytes
+            fresh = fresh or all(value.storage is not other.storage for other in node.inputs)
+    if not fresh and not node.writes:
+        return 0.0  # a view
+    count = flop_registry.get(node.op.overloadpacket)
+    name = node.op._schema.name
+    if count is None and name == "aten::_scaled_dot_product_flash_attention_for_cpu":
+        count = flop_registry.get(torch.ops.aten._scaled_dot_product_flash_attention)
+    if count is None or not node.outputs:
+        return float(moved)
+    args = [_shape(item) for item in node.args]
+    if name == "aten::_scaled_dot_product_flash_attention_for_cpu":
+        args = args[:3]
+    try:
+        flops = count(*args, out_val=node.outputs[0].shape)
+    except (TypeError, AssertionError, ValueError):
+        return float(moved)
+    return moved + flops / FLOPS_PER_BYTE.get(node.outputs[0].dtype, FLOPS_PER_BYTE[torch.float32])
+
+
+def _shape(item: object) -> object:
+    return item.shape if isinstance(item, Value) else item
+
+
+# --- a plan --------------------------------------------------------------------------------------
+
+
+def recomputed(
+    graph: Graph,
+    spans: Sequence[Lifetime],
+    own: DevicePlan,
+    target: Device | DeviceProfile,
+    budget: int | str,
+) -> tuple[DevicePlan, RecomputePlan]:
+    """The plan of a device, changed to stay within ``budget``, with ``"auto"`` so that it fits.
+
+    ``own`` is that without recomputation, of the same ``spans``.
+    """
+    auto = budget == "auto"
+    if auto and roomy(own) is not False:
+        return own, NOTHING_AGAIN
+    recomputation = Recomputation(graph.nodes, spans, {at: need.nbytes for at, need in own.scratch.items()})
+    device = next((span.storage.device for span in spans), torch.device("cpu"))
+
+    def planned(choice: Choice) -> DevicePlan:
+        if choice.again is None:
+            return own
+        program = choice.program(graph, own.scratch)
+        return plan_device(program.graph, program.spans, device, target, program.needs)
+
+    if not auto:
+        assert isinstance(budget, int)
+        choice = recomputation.within(budget)
+        return planned(choice), choice.plan
+    assert own.capacity_bytes is not None
+    limit = int(own.capacity_bytes * (1 - MARGIN))
+    if own.reservation is not None:  # what the allocator adds to the tensors, and the context
+        reserved = own.reservation.reserved_bytes + own.reservation.context_bytes
+        limit = max(limit - max(reserved - own.peak_bytes, 0), 0)
+    for _ in range(ATTEMPTS):
+        choice = recomputation.within(limit)
+        found = planned(choice)
+        if choice.plan.reason or roomy(found) is not False:
+            break
+        limit = int(limit * 0.95)  # fragments: the allocator's simulation says more than the tensors
+    if roomy(found) is False and not choice.plan.reason:
+        text = f"recomputing is not enough: {format_bytes(found.peak_bytes)} and what the allocator adds"
+        return found, replace(choice.plan, reason=text)
+    return found, choice.plan
+
+
+ATTEMPTS = 6  # at what the allocator adds

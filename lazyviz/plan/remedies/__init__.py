@@ -1,0 +1,1 @@
+"""What would lower the peak, and by how much."""

@@ -1,0 +1,189 @@
+"""What would lower the peak, and by how much: each change is made to the record and played again.
+
+A remedy is offered only where the replay shows that it brings something.  Remedies are ordered by
+what they cost (nothing, launches, recomputation, copies, precision), then by what they bring.
+Cutting the batch, and a smaller one, are offered where the block named it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ...graph.ir import SourceLine
+from ..liveness.allocation_trace import Program, program_of
+from ..units import format_bytes
+from . import precision, program_edits
+
+if TYPE_CHECKING:
+    from ..plan import Plan
+
+WORTHWHILE = 0.005  # of the peak: what brings less is not listed
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a remedy takes: ``ops`` more operators run (recomputed, or launched one by one),
+    ``copied_bytes`` between device and host, ``numerics`` where results are no longer the same bits."""
+
+    ops: int = 0
+    copied_bytes: int = 0
+    numerics: bool = False
+
+    def __str__(self) -> str:
+        parts = []
+        if self.ops:
+            parts.append(f"{self.ops:,} more operator{'' if self.ops == 1 else 's'}")
+        if self.copied_bytes:
+            parts.append(f"{format_bytes(self.copied_bytes)} copied to the host and back")
+        if self.numerics:
+            parts.append("other precision")
+        return ", ".join(parts) or "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change of the user's code that lowers the projected peak.
+
+    ``kind`` is one of :data:`KINDS`; ``text`` says what to do; ``peak_bytes`` is the peak of our run
+    with the change, ``saves_bytes`` what that is less; ``source`` is the line to change, where there is
+    one.  ``estimate``: the replay stands on assumptions (about what a kernel allocates, say);
+    ``at_best``: it may bring less, never more.  ``fits``: whether the changed run would fit the device, on
+    a GPU by what its allocator would hold; ``None`` if the device's memory is not known.
+    """
+
+    kind: str
+    text: str
+    saves_bytes: int
+    peak_bytes: int
+    cost: Cost
+    source: SourceLine | None
+    estimate: bool = False
+    at_best: bool = False
+    fits: bool | None = None
+
+    def __str__(self) -> str:
+        saves, peak = format_bytes(self.saves_bytes), format_bytes(self.peak_bytes)
+        if self.at_best:
+            saves, peak = f"at most {saves}", f"at least {peak}"
+        elif self.estimate:
+            saves = f"about {saves}"
+        return f"{self.text}: {saves} less, peak {peak}; costs {self.cost}"
+
+
+KINDS = (
+    "variable",
+    "no_grad",
+    "inplace",
+    "foreach",
+    "split",
+    "recompute",
+    "offload",
+    "autocast",
+    "bf16",
+    "batch",
+)
+"""In the order of what they cost."""
+
+
+def remedies(plan: Plan) -> tuple[Remedy, ...]:
+    """What would lower ``plan``'s peak, cheapest first.
+
+    Takes a replay of the whole record for each candidate.  None for a plan in pieces.
+    """
+    if not plan.peak_bytes or plan.split.pieces > 1:  # a run in pieces is another program than the record
+        return ()
+    program = program_of(plan._nodes, plan._lifetimes.values())
+    calls = plan._graph.calls
+    peak, at = program.peak()
+    host = plan.device == "cpu"
+    candidates: list[Callable[[], Iterable[program_edits.Changed]]] = [
+        lambda: program_edits.variables(program),
+        lambda: program_edits.no_grad(program),
+        lambda: program_edits.in_place(program, at),
+        lambda: program_edits.foreach(program),
+        lambda: program_edits.recompute(program, at, calls),
+        lambda: () if host else program_edits.offload(program),
+        lambda: precision.autocast(program, "cpu" if host else "cuda"),
+        lambda: precision.bf16(program, "cpu" if host else "cuda"),
+    ]
+    found: list[tuple[Remedy, Program]] = []
+    for candidate in candidates:
+        for changed in candidate():
+            saves = peak - changed.program.peak()[0]
+            if saves >= WORTHWHILE * peak:
+                cost = Cost(changed.ops, changed.copied_bytes, changed.numerics)
+                remedy = Remedy(
+                    changed.kind,
+                    changed.text,
+                    saves,
+                    peak - saves,
+                    cost,
+                    changed.source,
+                    changed.estimate,
+                    changed.at_best,
+                )
+                found.append((remedy, changed.program))
+    kept = [
+        replace(remedy, fits=_fits(plan, program))
+        for remedy, program in found
+        if not any(_beats(other, remedy) for other, _ in found)
+    ]
+    kept += [remedy for remedy in _of_the_batch(plan) if remedy.saves_bytes >= WORTHWHILE * peak]
+    kept.sort(key=lambda each: (KINDS.index(each.kind), -each.saves_bytes, each.cost.ops))
+    return tuple(kept)
+
+
+def _of_the_batch(plan: Plan) -> Iterator[Remedy]:
+    """The batch in pieces (as many as fit, else two), and half of it: plans of their own, not replays."""
+    size = plan.batch_size
+    if size is None or size < 2:
+        return
+    if not plan.split.blocked_by:
+        cut = plan.replan(split="auto")
+        if cut.split.pieces == 1:
+            cut = plan.replan(split=2)
+        split = cut.split
+        if split.pieces > 1:
+            text = f"run the batch in {split.pieces} pieces: split={split.pieces} (--split {split.pieces})"
+            yield _planned("split", text, plan, cut, Cost(split.again * split.pieces))
+    if plan.max_batch_size is not None:
+        half = size // 2
+        text = f"a batch of {half} samples in place of {size}"
+        yield _planned("batch", text, plan, plan.replan(batch_size=half), Cost())
+
+
+def _planned(kind: str, text: str, plan: Plan, other: Plan, cost: Cost) -> Remedy:
+    saves = plan.peak_bytes - other.peak_bytes
+    return Remedy(kind, text, saves, other.peak_bytes, cost, None, fits=other.fits)
+
+
+def _fits(plan: Plan, program: Program) -> bool | None:
+    """Whether the program would fit the plan's device, by the plan's own rule."""
+    room = plan.capacity_bytes
+    if room is None:
+        return None
+    peak = program.peak()[0]
+    if peak > room or plan._reservation is None:
+        return peak <= room
+    reservation = plan._reserve_calls([step.node for step in program.steps], program.calls())
+    return reservation is not None and reservation.failure is None
+
+
+def _beats(one: Remedy, other: Remedy) -> bool:
+    """Whether ``one`` is of the same kind, brings more and costs no more."""
+    return (
+        one.kind == other.kind == "recompute"
+        and one.saves_bytes >= other.saves_bytes
+        and one.cost.ops <= other.cost.ops
+        and (one.saves_bytes, -one.cost.ops) != (other.saves_bytes, -other.cost.ops)
+    )
+
+
+def cheapest(all_of_them: Sequence[Remedy], count: int) -> list[Remedy]:
+    """The best of each kind, of the ``count`` cheapest kinds."""
+    best: dict[str, Remedy] = {}
+    for remedy in all_of_them:
+        best.setdefault(remedy.kind, remedy)
+    return list(best.values())[:count]

@@ -1,0 +1,104 @@
+"""What cuDNN's recurrent kernels take beside their results, and what is not sure about those.
+
+All of it is an estimate but the copies that PyTorch makes (``ATen/native/cudnn/RNN.cpp``): see
+:mod:`lazyviz.torch_internals.cudnn_sizes`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ...graph.ir import Node, TensorMeta, Value
+from ...torch_internals import cudnn_sizes
+from ..liveness.lifetimes import Lifetime
+from .size import NOTHING, Need
+
+_FORWARD = torch.ops.aten._cudnn_rnn.default
+_DROPOUT_STATE = torch.ops.aten._cudnn_init_dropout_state.default
+
+
+def _call(node: Node) -> cudnn_sizes.Recurrence:
+    names = [argument.name for argument in node.op._schema.arguments]
+    arguments: dict[str, Any] = dict(zip(names, node.args)) | node.kwargs
+    image: TensorMeta = arguments["input"].meta
+    return cudnn_sizes.of_call(
+        image.shape,
+        image.dtype.itemsize,
+        *(
+            arguments[name]
+            for name in (
+                "mode", "hidden_size", "proj_size", "num_layers", "batch_first", "dropout",
+                "bidirectional", "batch_sizes",
+            )
+        ),
+    )  # fmt: skip
+
+
+def unsure(spans: Iterable[Lifetime]) -> list[tuple[Lifetime, Need]]:
+    """The tensors whose size is an estimate, each with it."""
+    found = []
+    for span in spans:
+        node = span.maker
+        if node is None or not span.storage.nbytes:
+            continue
+        if node.op is _FORWARD and span.storage is node.outputs[3].storage:
+            found.append((span, Need(*_call(node).reserve)))
+        elif node.op is _DROPOUT_STATE:
+            found.append((span, Need(*cudnn_sizes.DROPOUT_STATE)))
+    return found
+
+
+def forward(node: Node, threads: int) -> Need:
+    """The input in the order of steps, and cuDNN's work space."""
+    return _more(_call(node).workspace(node.args[12]), _turned(node.args[0].meta, _is_turned(node)))
+
+
+def backward(node: Node, threads: int) -> Need:
+    """Two passes: gradients of the data, then of the weights, from copies in the order of steps.
+
+    Gradients that nobody gave are zeros; those that nobody asked for are computed all the same.
+    """
+    image, weights, flat, hx, cx, output = (node.args[at] for at in (0, 1, 3, 4, 5, 6))
+    given, mask = node.args[7:10], node.args[21]
+    if not any(isinstance(gradient, Value) for gradient in given):
+        return NOTHING
+    turned = _is_turned(node)
+    all_along = 0
+    for gradient, like in zip(given, (output, hx, cx)):
+        if gradient is None and like is not None:
+            all_along += like.nbytes
+    for wanted, like in zip(mask, (image, hx, cx)):
+        if not wanted and like is not None:
+            all_along += like.nbytes
+    steps = _turned(image.meta, turned)
+    data = steps + (_turned(given[0].meta, turned) if given[0] is not None else 0)
+    apart = mask[3] and (len(weights) > 0 and node.args[2] < 4)  # gradients are copied out of the buffer
+    known = all_along + max(data, steps + (flat.nbytes if apart else 0))
+    return _more(_call(node).workspace(True), known)
+
+
+def _is_turned(node: Node) -> bool:
+    """Whether the kernel turns a batch that comes first."""
+    names = [argument.name for argument in node.op._schema.arguments]
+    return bool(node.args[names.index("batch_first")]) and not node.args[names.index("batch_sizes")]
+
+
+def _turned(meta: TensorMeta, turned: bool) -> int:
+    """Bytes of the copy that ``contiguous()`` makes, of the transpose if ``turned``."""
+    shape, stride = list(meta.shape), list(meta.stride)
+    if turned:
+        shape[:2], stride[:2] = shape[1::-1], stride[1::-1]
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride)):
+        if size != 1 and step != expected:
+            return math.prod(shape) * meta.dtype.itemsize
+        expected *= size
+    return 0
+
+
+def _more(space: cudnn_sizes.Estimate, known: int) -> Need:
+    return Need(*(size + known for size in space))

@@ -1,0 +1,142 @@
+"""Scratch memory of ATen's CPU kernels for images: resizing, sliding windows, grids.
+
+Sizes are to the byte; each entry names the file below ``aten/src/ATen/native`` that fixes them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ...graph.ir import Node, TensorMeta
+from .rules import Rule, argument, channels_last, contiguous, copied, exactly, on
+from .size import NOTHING, Need
+
+TABLE: dict[str, Rule] = {}
+
+# Neighbours along a dimension, each a list of positions and one of weights (``HelperInterp...``).
+_NEIGHBOURS = {"nearest": 1, "linear": 2, "bilinear": 2, "trilinear": 2, "bicubic": 4}
+
+
+@on(
+    TABLE,
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "upsample_trilinear3d",
+    "upsample_bicubic2d",
+)
+def _resize(node: Node, threads: int) -> Need:
+    """Copies of image and result in channels-last for the kernels that want it, else lists of neighbours.
+
+    ``_use_vectorized_kernel_cond_2d`` and ``_3d`` (cpu/UpSampleKernel.cpp) choose: channels-last images
+    of more than 3 channels, and in 2D results whose height and width sum to 128 at most; one thread
+    also resizes colours that way.
+    """
+    name = node.op._schema.name
+    image, result = node.args[0].meta, node.outputs[0].meta
+    dims = len(image.shape) - 2
+    if image.dtype.itemsize == 1 and dims == 2 and "nearest" not in name:
+        return _bytes_resized(image, result)
+    if dims > 1 and "cubic" not in name:
+        last = channels_last(image)
+        small = dims == 2 and sum(result.shape[2:]) <= 128
+        colours = "bilinear" in name and threads == 1 and image.shape[1] == 3
+        if (last and image.shape[1] > 3) or small or colours:
+            return exactly((0 if last else image.nbytes) + (0 if channels_last(result) else result.nbytes))
+    neighbours = next(count for kind, count in _NEIGHBOURS.items() if kind in name)
+    return exactly(neighbours * sum(result.shape[2:]) * (8 + image.dtype.itemsize))
+
+
+@on(TABLE, "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
+def _resize_smoothly(node: Node, threads: int) -> Need:
+    """Rows first, into an image of their new length, then columns; each with its lists of weights.
+
+    ``separable_upsample_generic_Nd_kernel_impl`` and ``_compute_index_ranges_weights``
+    (cpu/UpSampleKernel.cpp).
+    """
+    image, result = node.args[0].meta, node.outputs[0].meta
+    if image.dtype.itemsize == 1:
+        return _bytes_resized(image, result)
+    support = 4 if "cubic" in node.op._schema.name else 2
+    item = image.dtype.itemsize
+
+    def lists(dim: int) -> int:
+        inside, outside = image.shape[dim], result.shape[dim]
+        if node.args[2] and outside > 1:  # align_corners
+            scale = (inside - 1) / (outside - 1)
+        else:
+            given = argument(node, dim + 1 if dim == 2 else 4, "scales_h" if dim == 2 else "scales_w")
+            scale = 1 / given if given else inside / outside
+        reach = math.ceil(support / 2 * max(scale, 1.0)) * 2 + 1
+        return outside * (4 * 8 + reach * item)
+
+    changed = [dim for dim in (3, 2) if image.shape[dim] != result.shape[dim]]
+    between = math.prod((*image.shape[:3], result.shape[3])) * item if len(changed) == 2 else 0
+    return exactly(between + max((lists(dim) for dim in changed), default=0))
+
+
+def _bytes_resized(image: TensorMeta, result: TensorMeta) -> Need:
+    """Rows first, as above; colours one image at a time, unpacked to four (UpSampleKernelAVXAntialias.h)."""
+    between = math.prod((*image.shape[:3], result.shape[3]))
+    lists = 64 * sum(result.shape[2:])
+    return Need(between + lists, 0, 4 * (image.nbytes + between) + 4 * lists)
+
+
+@on(TABLE, "im2col", "col2im")
+def _windows(node: Node, threads: int) -> Need:
+    """The result starts as large as the operand (``im2col_cpu``, Im2Col.cpp; ``col2im_cpu``, Col2Im.cpp).
+
+    A smaller one keeps that memory, which is then its own; a larger one has both while it grows.
+    """
+    operand = node.args[0].meta
+    grows = node.outputs[0].nbytes > operand.nbytes
+    return exactly(copied(operand) + (operand.nbytes if grows else 0))
+
+
+@on(TABLE, "affine_grid_generator")
+def _grid(node: Node, threads: int) -> Need:
+    """A grid of homogeneous coordinates, and a line of it (AffineGridGenerator.cpp)."""
+    theta, size = node.args[0].meta, node.args[1]
+    points = size[0] * math.prod(size[2:])
+    return exactly(points * (len(size) - 1) * theta.dtype.itemsize)
+
+
+@on(
+    TABLE,
+    "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices_backward",
+    "avg_pool2d_backward",
+    "avg_pool3d_backward",
+    "_adaptive_avg_pool2d_backward",
+    "_adaptive_avg_pool3d_backward",
+    "adaptive_max_pool2d_backward",
+    "adaptive_max_pool3d_backward",
+    "embedding_dense_backward",
+    "grid_sampler_2d_backward",
+    "upsample_nearest1d_backward",
+    "upsample_nearest2d_backward",
+    "upsample_linear1d_backward",
+    "upsample_bilinear2d_backward",
+    "upsample_bicubic2d_backward",
+    "upsample_trilinear3d_backward",
+    "reflection_pad1d_backward",
+    "reflection_pad2d_backward",
+    "replication_pad1d_backward",
+    "replication_pad2d_backward",
+    "replication_pad3d_backward",
+)
+def _gradient_in_order(node: Node, threads: int) -> Need:
+    """Kernels that work on ``grad_output.contiguous()``, in the image's memory format."""
+    gradient = node.args[0].meta
+    if contiguous(gradient):
+        return NOTHING
+    if len(gradient.shape) == 4 and hasattr(node.args[1], "meta"):
+        image = node.args[1].meta
+        if channels_last(gradient) and channels_last(image):
+            return NOTHING
+    return exactly(gradient.nbytes)

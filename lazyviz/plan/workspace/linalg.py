@@ -1,0 +1,205 @@
+"""Scratch memory of linear algebra on the CPU: LAPACK's copies and work space, distances, bfloat16 products.
+
+Copies are those of the files named, below ``aten/src/ATen/native``.  Work space is what LAPACK asks for;
+its figures are what MKL 2024's answers were in the allocator's events, and have a range.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...graph.ir import Node, TensorMeta, Value
+from ...torch_internals.kernel_selection import (
+    Instructions,
+    multiplies_bfloat16_in_onednn,
+    onednn_instructions,
+)
+from .rules import Rule, argument, exactly, on
+from .size import NOTHING, Events, Need
+
+TABLE: dict[str, Rule] = {}
+
+
+def _matrices(meta: TensorMeta) -> tuple[int, int, int, int]:
+    """Their number, rows, columns, and bytes of an element."""
+    *batch, rows, columns = meta.shape
+    return math.prod(batch), rows, columns, meta.dtype.itemsize
+
+
+@on(TABLE, "linalg_inv_ex", "inverse")
+def _inverse(node: Node, threads: int) -> Need:
+    """LU factors, pivots, checks of them (``linalg_solve_ex_out``, BatchLinearAlgebra.cpp)."""
+    matrix = node.args[0].meta
+    count, rows, _, _ = _matrices(matrix)
+    return exactly(matrix.nbytes + count * rows * (4 + 1) + 12)
+
+
+@on(TABLE, "_linalg_det", "_linalg_slogdet")
+def _determinant(node: Node, threads: int) -> Need:
+    """The parity of the pivots: which of them moved, as numbers (``lu_det_P``, BatchLinearAlgebra.cpp)."""
+    count, rows, _, _ = _matrices(node.args[0].meta)
+    return exactly(rows * 4 + count * rows * (1 + 8) + 12 * count)
+
+
+@on(TABLE, "_linalg_svd")
+def _singular(node: Node, threads: int) -> Need:
+    """A copy in Fortran's order, which LAPACK overwrites (``_linalg_svd_out``), and its status."""
+    matrix = node.args[0].meta
+    return exactly(matrix.nbytes + _transposing(matrix) + 4 * _matrices(matrix)[0])
+
+
+@on(TABLE, "_linalg_eigh")
+def _eigenvalues(node: Node, threads: int) -> Need:
+    """LAPACK's ``syevd`` (``apply_lapack_eigh``, BatchLinearAlgebraKernel.cpp)."""
+    matrix = node.args[0].meta
+    count, size, _, item = _matrices(matrix)
+    if argument(node, 2, "compute_v", True):
+        work = (2 * size * size + 6 * size + 2) * item + (5 * size + 3) * 4
+        return Need(work + 4 * count, work - item, work + 32 * size * item + 4 * count)
+    known = matrix.nbytes + 4 * count
+    work = (22 * size + 1) * item + 4
+    return Need(known + max(work, _transposing(matrix)), known, known + 3 * work + _transposing(matrix))
+
+
+@on(TABLE, "linalg_qr")
+def _orthogonal(node: Node, threads: int) -> Need:
+    """The reflectors' factors, and work space of ``geqrf`` and ``orgqr`` (``linalg_qr_out``)."""
+    count, rows, columns, item = _matrices(node.args[0].meta)
+    order = min(rows, columns)
+    factors = count * order * item
+    work = 17 * (columns + 1)
+    if node.outputs[0].nbytes:
+        work = max(work, 32 * node.outputs[0].shape[-1] + 1)
+    return Need(factors + work * item, factors, factors + 4 * work * item)
+
+
+@on(TABLE, "linalg_matrix_exp")
+def _exponential(node: Node, threads: int) -> Need:
+    """Powers of the matrix and what they are put together from (LinearAlgebra.cpp): an estimate.
+
+    The norms of the matrices choose the polynomial: four matrices for the smallest, twelve for the
+    largest, if all of a batch are alike.
+    """
+    nbytes = node.args[0].meta.nbytes
+    return Need(12 * nbytes, 4 * nbytes, 13 * nbytes + 4096)
+
+
+@on(TABLE, "_euclidean_dist", "_cdist_forward")
+def _distances(node: Node, threads: int) -> Need:
+    """Squares, their sums and ones, and wider operands (``_euclidean_dist``, Distance.cpp).
+
+    ``_cdist_forward`` does so for p = 2, if one operand has more than 25 rows or the call demands it.
+    """
+    left, right = node.args[0].meta, node.args[1].meta
+    rows = (math.prod(left.shape[:-1]), math.prod(right.shape[:-1]))
+    item = left.dtype.itemsize
+    if node.op._schema.name == "aten::_cdist_forward":
+        mode = node.args[3]
+        many = left.shape[-2] > 25 or right.shape[-2] > 25
+        if node.args[2] != 2 or mode == 2 or (not many and mode != 1) or left.shape[:-2] != right.shape[:-2]:
+            return NOTHING
+    run = Events()
+    sums = [count * item for count in rows]
+    run.take(left.nbytes, sums[0])
+    run.free(left.nbytes)
+    run.take(sums[0], right.nbytes, sums[1])
+    run.free(right.nbytes)
+    run.take(sums[1], left.nbytes, left.nbytes + 2 * sums[0])
+    run.free(*sums[:1] * 2, left.nbytes)
+    run.take(right.nbytes + 2 * sums[1])
+    run.free(*sums[1:] * 2)
+    run.take(node.outputs[0].nbytes)
+    return run.need(node.outputs[0].nbytes)
+
+
+@on(TABLE, "_trilinear")
+def _bilinear(node: Node, threads: int) -> Need:
+    """``nn.Bilinear``: one output feature at a time, by the one input, then the other (Linear.cpp)."""
+    left, weight, right, *expand, summed = node.args[:7]
+    if [list(dims) for dims in (*expand, summed)] != [[1, 3], [0], [1, 2], [2, 3]]:
+        return NOTHING
+    return exactly(left.meta.shape[0] * (right.meta.shape[-1] + 1) * weight.meta.dtype.itemsize)
+
+
+@on(TABLE, "mm", "addmm", "bmm", "baddbmm", "mv", "addmv")
+def _matrix_product(node: Node, threads: int) -> Need:
+    """Operands without a BLAS leading dimension are copied (``addmm_impl_cpu_``, LinearAlgebra.cpp)."""
+    left, right = [value.meta for value in node.args if isinstance(value, Value)][-2:]
+    if left.dtype is torch.bfloat16 and multiplies_bfloat16_in_onednn():
+        return _in_blocks(left, right, threads)
+    if len(left.shape) != 2 or len(right.shape) != 2:
+        return NOTHING
+    return exactly(sum(meta.nbytes for meta in (left, right) if not _leading(meta)))
+
+
+def _leading(meta: TensorMeta) -> bool:
+    if not meta.nbytes:
+        return True
+    (rows, cols), (row, col) = meta.shape, meta.stride
+    return (col == 1 and row >= max(1, cols)) or (row == 1 and col >= max(1, rows)) or rows == cols == 1
+
+
+def _in_blocks(left: TensorMeta, right: TensorMeta, threads: int) -> Need:
+    """oneDNN's product of bfloat16: a thread's block of the right operand, packed, and of sums in float32.
+
+    The scratchpad is that of ``init_scratchpad`` (oneDNN, x64/matmul/brgemm_matmul_utils.cpp), the sizes
+    of blocks were seen in the allocator's events of 170 products with each of the three instruction sets
+    and oneDNN 3.12.  All are estimates: it divides the work among threads by its own reckoning.
+    """
+    *batch, rows, steps = left.shape
+    columns = right.shape[-1] if len(right.shape) > 1 else 1
+    count = math.prod(batch)
+    if count * rows * steps * columns <= 16**3:  # ATen does these itself (mkldnn/Matmul.cpp)
+        return NOTHING
+    instructions = onednn_instructions()
+    other_order = left.stride[-1] != 1 and rows > 1
+    pad = 128  # of each entry: common/memory_tracking.hpp
+    deep = -(-steps // 32) * 32
+    if instructions < Instructions.AVX512_BF16:  # the sums of all of the result
+        size = count * rows * columns * 4 + pad
+    elif instructions is Instructions.AMX:  # all steps of a block of columns, and a page for the tiles
+        size = threads * (deep * min(-(-columns // 64) * 64, 128) * 2 + 4096 + 5 * pad) + 3 * pad
+        if other_order:
+            size += threads * min(rows, 256) * deep * 2
+    else:  # 64 columns, 512 steps (1024 of more than 1024), rows in equal parts of at most 256
+        at_once = min(deep, 512 if steps <= 1024 else 1024)
+        tasks = count * -(-columns // 64)
+        parts = max(-(-threads // tasks), -(-rows // 256))
+        height = max(-(-rows // parts), min(rows, 16))
+        size = threads * (at_once * 64 * 2 + height * min(columns, 64) * 4 + 5 * pad) + 3 * pad
+        if other_order:
+            aside = at_once + 32 if at_once % 512 == 0 else at_once  # rows that do not share a cache set
+            size += threads * height * aside * 2 + pad
+    packed = (count * rows * (deep + 32) + count * deep * -(-columns // 64) * 64) * 2
+    sums = count * rows * max(columns, 64) * 4
+    return Need(size, 0, 2 * size + packed + sums + threads * (deep * 64 * 2 + 16 * 1024))
+
+
+def _transposing(meta: TensorMeta) -> int:
+    return transposing(meta.shape, meta.stride, meta.dtype.itemsize, fortran=True)
+
+
+def transposing(shape: tuple[int, ...], stride: tuple[int, ...], item: int, *, fortran: bool = False) -> int:
+    """Bytes of the tile through which a matrix is copied into the other order (``copy_transpose_valid``,
+    Copy.cpp): 60 x 60 elements, if the matrix has as many.  ``fortran``: its transpose is copied."""
+    if len(shape) != 2 or math.prod(shape) < 60 * 60:
+        return 0
+    if fortran:
+        shape, stride = shape[::-1], stride[::-1]
+    return 60 * 60 * item if stride == (1, shape[0]) else 0
+
+
+@on(TABLE, "clone", "copy_")
+def _copy(node: Node, threads: int) -> Need:
+    """A matrix copied into the other order goes through a tile."""
+    source = node.args[1 if node.op._schema.name == "aten::copy_" else 0]
+    if not isinstance(source, Value) or not node.outputs:
+        return NOTHING
+    made, given = node.outputs[0].meta, source.meta
+    if len(given.shape) != 2 or made.dtype != given.dtype or made.shape != given.shape:
+        return NOTHING
+    if made.stride != (made.shape[1], 1):
+        return NOTHING
+    return exactly(transposing(given.shape, given.stride, given.dtype.itemsize))

@@ -1,0 +1,426 @@
+"""Memory that a convolution on the CPU takes and gives back while it runs.
+
+oneDNN keeps images in layouts of its own: it copies what it is given into them, and the result back.
+Which ones was seen in the allocator's events and in oneDNN's own log of 300 convolutions
+(``ONEDNN_VERBOSE=profile_create``, oneDNN 3.12, x86-64): blocks of 16 channels with AVX-512, channels
+rounded up.  ``at::native::mkldnn_convolution`` (mkldnn/Conv.cpp) and ideep fix the order of copies.
+
+Work space beyond the copies depends on how oneDNN divides the work among threads; a part that is
+not derived here to the byte has a range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from .size import Events, Workspace
+
+PAGE = 4096
+
+
+class Conv(NamedTuple):
+    """One convolution as oneDNN sees it; ``weight`` is (out, in / groups, kernel)."""
+
+    batch: int
+    channels: int
+    image: tuple[int, ...]
+    out_channels: int
+    out_image: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    itemsize: int
+    threads: int
+    block: int  # channels of a block: 16 with AVX-512, 8 with AVX2
+
+    @property
+    def depthwise(self) -> bool:
+        return self.groups == self.channels == self.out_channels and self.groups > 1
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether oneDNN's 1x1 kernels take it; strided ones if the steps come out even."""
+        if math.prod(self.kernel) > 1 or any(self.padding) or self.groups > 1:
+            return False
+        return all(size * step == whole for size, step, whole in zip(self.out_image, self.stride, self.image))
+
+    @property
+    def strided(self) -> bool:
+        return any(step > 1 for step in self.stride)
+
+    def src(self, block: int = 1) -> int:
+        return self._image(self.channels, self.image, block)
+
+    def dst(self, block: int = 1) -> int:
+        return self._image(self.out_channels, self.out_image, block)
+
+    def _image(self, channels: int, image: Sequence[int], block: int) -> int:
+        return self.batch * _up(channels, block) * math.prod(image) * self.itemsize
+
+    def weights(self, of_out: int = 1, of_in: int = 1) -> int:
+        """Bytes of the weights with channels rounded up; a depthwise one blocks its groups."""
+        size = math.prod(self.kernel) * self.itemsize
+        if self.depthwise:
+            return _up(self.groups, of_out) * size
+        inside, outside = self.channels // self.groups, self.out_channels // self.groups
+        return self.groups * _up(inside, of_in) * _up(outside, of_out) * size
+
+    @property
+    def group_block(self) -> int:
+        """Channels of a block: what divides a group's channels; 0 if oneDNN multiplies matrices instead."""
+        if self.groups == 1 or self.depthwise:
+            return self.block
+        inside, outside = self.channels // self.groups, self.out_channels // self.groups
+        for block in (16, 8, 4):
+            if block <= self.block and inside % block == 0 and outside % block == 0:
+                return block
+        return 0
+
+
+def _up(size: int, block: int) -> int:
+    return -(-size // block) * block
+
+
+def _ceil(size: int, parts: int) -> int:
+    return -(-size // parts)
+
+
+def _booked(size: int, align: int = 128) -> int:
+    """One entry of a oneDNN scratchpad: its bytes, and room to align them (common/memory_tracking.hpp)."""
+    return size + align if size else 0
+
+
+def _exactly(size: int) -> Workspace:
+    return Workspace(size, size, size)
+
+
+# What threads that sum partial results wait at: simple_barrier::ctx_t, a page, booked with room for another.
+_BARRIER = _booked(PAGE, PAGE)
+
+
+def forward(conv: Conv, *, bias: bool, direct: bool = False) -> Events:
+    """``mkldnn_convolution``: operands copied, the result in blocks, then as it should be.
+
+    ``direct``: tensors that are channels-last already are worked on as they are.
+    """
+    run = Events()
+    block = conv.group_block
+    space = _forward_space(conv, bias, direct)
+    if direct:
+        # Channels in blocks of 16 to 64, as oneDNN's estimate of its speed has it.
+        least, most = conv.weights(16), conv.weights(16 if conv.depthwise else 64)
+        run.take(conv.dst(), space, Workspace(least, least, most))
+        return run
+    if not block:  # matrix products on the layout as it is
+        run.take(space, conv.dst())
+        run.free(space)
+        run.take(conv.dst())
+        return run
+    first = conv.groups == 1 and conv.channels < block and not conv.pointwise
+    image = 0 if first else conv.src(block)
+    weights = conv.weights(block, 1 if first else block)
+    run.take(space, image, weights, conv.dst(block))
+    run.free(weights, image, space)
+    run.take(conv.dst())
+    return run
+
+
+def _forward_space(conv: Conv, bias: bool, direct: bool) -> Workspace:
+    if direct and conv.depthwise:
+        return _exactly(0)
+    if direct:  # brgemm kernels: a page and a little of pointers for each thread
+        return _exactly(conv.threads * (PAGE + 24) + PAGE)
+    block = conv.group_block
+    if not block:
+        columns = columns_of(conv)
+        return Workspace(_booked(columns), 0, _booked(columns * conv.threads))
+    size = 0
+    if bias and conv.out_channels % block:
+        size += _booked(_up(conv.out_channels, block) * conv.itemsize)
+    if conv.pointwise and conv.strided:
+        size += _booked(conv.threads * _reduced_image(conv) * _ceil(conv.channels, block))
+    return _exactly(size)
+
+
+def _reduced_image(conv: Conv) -> int:
+    """Bytes of one block of channels of the image that a strided 1x1 kernel sees (rtus in oneDNN)."""
+    return math.prod(conv.out_image) * conv.block * conv.itemsize
+
+
+def columns_of(conv: Conv) -> int:
+    """Bytes of one sample's image as columns of one group; 0 where the image is its own columns."""
+    if math.prod(conv.kernel) == 1 and not conv.strided and not any(conv.padding):
+        return 0
+    inside = conv.channels // conv.groups
+    return inside * math.prod(conv.kernel) * math.prod(conv.out_image) * conv.itemsize
+
+
+def backward_data(run: Events, conv: Conv, *, direct: bool = False) -> None:
+    """``mkldnn_convolution_backward_input``; leaves the image's gradient taken."""
+    block = conv.group_block
+    if not block:
+        space = Workspace(_booked(columns_of(conv)), 0, _booked(columns_of(conv) * conv.threads))
+        run.take(conv.src(), space)
+        run.free(space)
+        run.take(conv.src())
+        run.free(conv.src())
+        return
+    if direct or (conv.strided and _takes_strided(conv)):
+        # Channels last, for oneDNN's strided kernel as for tensors that are so already.
+        space = _strided_space(conv) if conv.strided else _exactly(conv.threads * (PAGE + 88) + PAGE)
+        weights = _strided_weights(conv)
+        if conv.depthwise:
+            space, weights = _exactly(0), conv.weights(16)
+        if direct:
+            run.take(conv.src(), weights, space)
+            run.free(space, weights)
+            return
+        copy = conv.dst()
+        run.take(copy, weights, conv.src(), space)
+        run.free(space, weights, copy)
+        copies = 1 if conv.channels == 1 else 2  # out of its layout, and into the one asked for
+        run.take(*[conv.src()] * copies)
+        run.free(*[conv.src()] * copies)
+        return
+    image, weights, gradient = conv.src(block), conv.weights(block, block), conv.dst(block)
+    run.take(gradient, weights, image)
+    run.free(weights, gradient)
+    run.take(conv.src())
+    run.free(image)
+
+
+def _takes_strided(conv: Conv) -> bool:
+    """Whether oneDNN's brgemm kernel for strided gradients takes it; it does one group after the other."""
+    if conv.block != 16 or conv.depthwise:
+        return False
+    if conv.groups == 1:
+        return True
+    return (conv.channels // conv.groups) % 16 == 0 and conv.out_channels // conv.groups > 16
+
+
+def _strided_weights(conv: Conv) -> int:
+    """Weights with the image's channels rounded up to the kernel's block, of 16 to 64."""
+    inside, outside = conv.channels // conv.groups, conv.out_channels // conv.groups
+    return conv.groups * outside * _up(inside, 16) * math.prod(conv.kernel) * conv.itemsize
+
+
+def _strided_space(conv: Conv) -> Workspace:
+    """Pointers, the gradient padded and its mask for each thread (jit_brgemm_conv_bwd_utils.cpp)."""
+    padded = conv.out_channels
+    for whole, size, kernel, dilation, pad, step in zip(
+        conv.image, conv.out_image, conv.kernel, conv.dilation, conv.padding, conv.stride
+    ):
+        reach = (kernel - 1) * dilation
+        after = (size - 1) * step + reach + 1 - whole - pad  # the padding that the kernel sees on the right
+        padded *= size + max(0, reach - pad) // step + max(0, reach - after) // step
+    pointers = _ceil(
+        _up(40 * max(1, math.prod(_ceil(k, s) for k, s in zip(conv.kernel, conv.stride))), PAGE), 40
+    )
+    size = _booked(conv.threads * pointers * 40, PAGE)
+    size += _booked(conv.threads * _up(padded, PAGE) * conv.itemsize, PAGE)
+    size += _booked(conv.threads * PAGE, PAGE)
+    if not conv.image[-1] % conv.stride[-1]:
+        return _exactly(size)
+    # Uneven rows are written beside the result first; oneDNN's choice of a block may be less than a row.
+    row = _up(conv.image[-1], conv.stride[-1])
+    more = _booked(conv.threads * _up(row * conv.channels, PAGE) * conv.itemsize, PAGE)
+    return Workspace(size + more, size, size + more)
+
+
+def backward_weights(run: Events, conv: Conv, *, bias: bool, direct: bool = False) -> None:
+    """``mkldnn_convolution_backward_weights``; leaves the gradients of weights and bias taken."""
+    block = conv.group_block
+    plain = conv.weights()
+    with_bias = conv.out_channels * conv.itemsize if bias else 0
+    wide = conv.depthwise and max(conv.kernel) > 3
+    by_matrix = not block or (not direct and conv.groups > 1 and (block < 8 or wide))
+    if by_matrix:
+        space = _matrix_space(conv)
+        run.take(plain, space, with_bias)
+        run.free(space)
+        run.take(with_bias, plain)
+        run.free(plain, with_bias)
+        return
+    if conv.groups == 1 and not conv.pointwise and 3 < conv.channels < 16 and block == 16:
+        block = 8  # the AVX2 kernel takes it
+    first = conv.groups == 1 and conv.channels < 4 and not conv.pointwise
+    weights = conv.weights(block, 1 if first else block)
+    space = _reduction_space(conv, block, bias, first)
+    if direct and conv.depthwise:
+        # Depthwise or not, larger kernels get blocks of 16 by 16 channels for each group.
+        width = _up(conv.groups, block) * conv.itemsize
+        if wide:
+            weights *= block * conv.groups * block // _up(conv.groups, block)
+            space = _exactly(_booked(conv.groups * block * conv.itemsize if bias else 0))
+        elif conv.threads > 1:
+            others = conv.threads - 1
+            space = _exactly(_booked(weights * others) + _booked(width * others if bias else 0))
+    gradient, image = (0, 0) if direct else (conv.dst(block), 0 if first else conv.src(block))
+    run.take(gradient, image, weights, space, with_bias)
+    run.free(space, image, gradient)
+    run.take(with_bias, plain)
+    if direct:  # out of its layout, and into channels last
+        run.take(plain)
+        run.free(plain)
+    run.free(weights, with_bias)
+
+
+def _matrix_space(conv: Conv) -> Workspace:
+    """Columns, and partial weights, a float for each of their bytes (gemm_convolution_utils.cpp)."""
+    outer = math.prod(conv.out_image) // conv.threads < 256 and (conv.batch != 1 or conv.groups > 2)
+    threads = conv.threads if outer else 1
+    size = _booked(threads * conv.weights() * 4) + _booked(threads * columns_of(conv))
+    return _exactly(size)
+
+
+def _reduction_space(conv: Conv, block: int, bias: bool, first: bool) -> Workspace:
+    """Partial weights of the threads that share the batch, one set fewer than threads, and a barrier."""
+    padded = (
+        _booked(_up(conv.out_channels, block) * conv.itemsize) if bias and conv.out_channels % block else 0
+    )
+    weights = conv.weights(block, 1 if first else block)
+    bias_size = _up(conv.out_channels, block) * conv.itemsize
+    threads = conv.threads
+    if conv.depthwise:
+        # Channels first, the batch among what threads are left (jit_uni_dw_conv_kernel_utils.cpp).
+        shares = min(max(1, threads // min(threads, _ceil(conv.groups, block))), conv.batch) - 1
+        return _exactly(_booked(weights * shares) + _booked(bias_size * shares if bias else 0))
+    rtus = 0
+    if conv.pointwise:
+        blocks = _ceil(conv.channels, block)
+        if conv.strided:
+            factor = next((part for part in range(min(5, blocks), blocks + 1) if blocks % part == 0), blocks)
+            rtus = _booked(threads * _reduced_image(conv) * factor)
+        bias_size = 0
+
+    def reduction(shares: int) -> int:
+        if block < conv.block:  # the AVX2 kernel's
+            return _booked(weights * (shares - 1), PAGE) + _BARRIER if shares > 1 else 0
+        return _booked((weights + bias_size) * (shares - 1)) + _BARRIER if shares > 1 else 0
+
+    shares = batch_shares(conv, block, first)
+    base = padded + rtus + (_bias_space(conv, block) if bias else 0)
+    most = base + reduction(threads)
+    known = threads <= 2 or shares == threads
+    mid = base + reduction(shares)
+    return Workspace(mid, mid if known else base, mid if known else max(most, mid))
+
+
+def _bias_space(conv: Conv, block: int) -> int:
+    """Where threads that share the batch sum the bias's gradient: too few blocks of channels for all."""
+    jobs = conv.groups * _ceil(conv.out_channels // conv.groups, block)
+    groups = min(jobs, conv.threads)
+    each = min(conv.threads // groups, conv.batch)
+    if each < 2:
+        return 0
+    size = _up(conv.out_channels, block) * conv.itemsize
+    return _booked(size * (each - 1), PAGE) + _booked(groups * PAGE, PAGE)
+
+
+@lru_cache(4096)
+def batch_shares(conv: Conv, block: int, first: bool) -> int:
+    """Among how many threads oneDNN divides the batch when it sums the weights' gradient.
+
+    It takes the division of batch, input and output channels that moves the fewest bytes a thread
+    (``balance`` in jit_avx512_common_conv_kernel.cpp and jit_avx512_common_1x1_conv_kernel.cpp).
+    """
+    threads = conv.threads // conv.groups
+    if threads < 2:
+        return 1
+    inner = conv.channels // conv.groups if first else block
+    ins = _ceil(conv.channels // conv.groups, inner if first else block)
+    outs = _ceil(conv.out_channels // conv.groups, block)
+    taps = math.prod(conv.kernel)
+    image, out_image = math.prod(conv.image), math.prod(conv.out_image)
+    if conv.pointwise:
+        rows, image, out_image, factor = 1, out_image, out_image, 12
+        steps = conv.batch * _reduce_steps(out_image, conv.out_image[-1])
+        per_step = out_image * conv.batch / steps
+    else:
+        factor = 8
+        by_row = len(conv.kernel) == 2 and conv.out_image[0] > 9 and conv.dilation[0] == 1
+        rows = conv.out_image[0] if by_row else 1
+    strides = math.prod(conv.stride)
+
+    def cost(batch: int, out: int, inn: int) -> float:
+        if conv.pointwise:
+            moved = _ceil(steps, batch) * per_step
+            read = moved * _ceil(ins, inn) * inner / strides
+            written = moved * _ceil(outs, out) * block
+        else:
+            row_in = conv.image[0] if by_row else 1
+            read = _ceil(conv.batch * row_in, batch) * _ceil(ins, inn) * inner * (image // row_in) / strides
+            written = _ceil(conv.batch * rows, batch) * _ceil(outs, out) * block * (out_image // rows)
+        return read + written + factor * _ceil(outs, out) * _ceil(ins, inn) * taps * inner * block
+
+    most = conv.batch * (
+        max(1, rows // 9) if not conv.pointwise else _reduce_steps(out_image, conv.out_image[-1])
+    )
+    best, chosen = cost(1, 1, 1), 1
+    splits = [
+        (batch, out, min(threads // batch // out, ins))
+        for batch in range(1, min(threads, most) + 1)
+        for out in range(1, min(threads // batch, outs) + 1)
+    ]
+    for split in splits:
+        price = cost(*split)
+        if price <= best:
+            best, chosen = price, split[0]
+    if conv.pointwise:
+        if conv.threads / 2 < chosen < conv.threads:
+            chosen = min(conv.batch, conv.threads)
+        return chosen
+
+    # A second pass prefers fewer steps a thread where that moves hardly more.
+    def work(batch: int, out: int, inn: int) -> int:
+        return _ceil(conv.batch * rows, batch) * _ceil(outs, out) * _ceil(ins, inn)
+
+    at = next(split for split in [(1, 1, 1), *splits] if split[0] == chosen and cost(*split) == best)
+    least = work(*at)
+    for split in splits:
+        steps_now = work(*split)
+        if (steps_now <= least and cost(*split) < 1.1 * best) or 4 * steps_now <= 3 * least:
+            least, chosen = steps_now, split[0]
+    return chosen
+
+
+def _reduce_steps(positions: int, width: int) -> int:
+    """Into how many steps a 1x1 kernel cuts the image's positions: a divisor of 7 to 16 if there is one."""
+    for step in range(16, 6, -1):
+        if positions % step == 0:
+            return positions // step
+    for step in range(4, width + 1):
+        if width % step == 0:
+            return positions // step if step <= 256 else positions
+    return 1
+
+
+def transpose(run: Events, conv: Conv, *, bias: bool, direct: bool) -> None:
+    """``mkldnn_convolution_transpose``: another convolution's gradient of its image."""
+    if not direct and conv.strided and _takes_strided(conv):
+        space = _strided_space(conv)
+        if bias and conv.image[-1] % conv.stride[-1]:
+            space = _more(space, _booked(conv.src()))  # the bias is added to a copy
+        copy, weights, space = conv.dst(), _strided_weights(conv), _nested(space)
+        run.take(space, copy, weights, conv.src())
+        run.free(weights, copy, space)
+        run.take(conv.src(), conv.src())
+        return
+    extra = _booked(conv.src(conv.group_block or 1)) if bias and not direct else 0
+    run.take(extra)
+    backward_data(run, conv, direct=direct)
+    run.free(extra)
+
+
+def _more(space: Workspace, size: int) -> Workspace:
+    return Workspace(*(part + size for part in space))
+
+
+def _nested(space: Workspace) -> Workspace:
+    """The scratchpad of a kernel inside of another's: an entry of it."""
+    return Workspace(*(_booked(size) for size in space))

@@ -1,0 +1,60 @@
+"""What the tables of scratch memory share: how an entry is added, and questions about layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...graph.ir import Node, TensorMeta, Value
+from .size import Need
+
+# What a node needs on so many threads.
+Rule = Callable[[Node, int], Need]
+
+
+def on(table: dict[str, Rule], *names: str) -> Callable[[Rule], Rule]:
+    """Enters a rule for the operators of these names."""
+
+    def add(rule: Rule) -> Rule:
+        table.update((f"aten::{name}", rule) for name in names)
+        return rule
+
+    return add
+
+
+def exactly(nbytes: int) -> Need:
+    return Need(nbytes, nbytes, nbytes)
+
+
+def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
+    """An argument by position or name, as the call gave it."""
+    if position < len(node.args):
+        return node.args[position]
+    return node.kwargs.get(name, default)
+
+
+def meta_of(value: Any) -> TensorMeta | None:
+    return value.meta if isinstance(value, Value) else None
+
+
+def contiguous(meta: TensorMeta) -> bool:
+    return in_order(meta, range(len(meta.shape) - 1, -1, -1))
+
+
+def channels_last(meta: TensorMeta) -> bool:
+    return in_order(meta, (1, *range(len(meta.shape) - 1, 1, -1), 0))
+
+
+def in_order(meta: TensorMeta, dims: Sequence[int]) -> bool:
+    """Whether the elements lie as if ``dims`` were nested from the innermost."""
+    expected = 1
+    for dim in dims:
+        if meta.shape[dim] != 1 and meta.stride[dim] != expected:
+            return False
+        expected *= meta.shape[dim]
+    return True
+
+
+def copied(*metas: TensorMeta | None) -> int:
+    """Bytes of the copies that ``contiguous()`` makes of operands that do not lie in order."""
+    return sum(meta.nbytes for meta in metas if meta is not None and meta.nbytes and not contiguous(meta))

@@ -1,0 +1,410 @@
+"""Scratch memory: what a kernel allocates and frees within one node, by operator and operands.
+
+Storages are not all that is allocated: kernels copy operands into other layouts, convert them, and
+keep partial results.  The level is higher *during* such a node only.  An entry of the table is exact
+where the kernel's source fixes it (``tests/plan/test_scratch.py`` compares it with the allocator's
+events), and has a range where a library decides.  Operators without an entry take none that is known;
+the few bytes of a Python number made a tensor are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ...graph.ir import Graph, Node, Storage, TensorMeta, Value
+from ...torch_internals.kernel_selection import Instructions, onednn_instructions
+from ..liveness.lifetimes import Lifetime
+from . import images as workspace_images
+from . import linalg as workspace_linalg
+from .convolution import backward_need, forward_need
+from .cuda import TABLE as CUDA_TABLE
+from .linalg import transposing
+from .onednn import PAGE
+from .rules import Rule, argument, channels_last, contiguous, copied, exactly, in_order, meta_of, on
+from .size import NOTHING, Need
+
+_CPU_TABLE: dict[str, Rule] = {**workspace_images.TABLE, **workspace_linalg.TABLE}
+SCRATCH = "scratch"  # the name of a storage that stands for it
+
+
+def scratch(
+    graph: Graph, device: torch.device, kind: str, nodes: Iterable[Node] | None = None
+) -> dict[int, Need]:
+    """What each node on ``device`` needs beyond its storages, by its position; the rest need nothing.
+
+    ``nodes`` are some of the graph's, or ``None`` for all.  ``kind`` is the type of device whose kernels
+    would run: ``"cuda"`` for a graph recorded on the CPU and planned for a card.
+    """
+    table = CUDA_TABLE if kind == "cuda" else _CPU_TABLE if kind == "cpu" else {}
+    threads = torch.get_num_threads()
+    found: dict[int, Need] = {}
+    for node in graph.nodes if nodes is None else nodes:
+        rule = table.get(node.op._schema.name)
+        if rule is None:
+            continue
+        if not any(value.meta.device == device for value in (*node.outputs, *node.inputs)):
+            continue
+        if node.at_once and _has_sparse_operand(node.args):
+            continue  # another kernel than the one the rule is of
+        need = rule(node, threads)
+        if need.high:
+            found[node.index] = need
+    return found
+
+
+def _has_sparse_operand(args: tuple[Any, ...]) -> bool:
+    """Whether a tensor without strides is among the arguments: the record has its layout in its place."""
+    items = [item for entry in args for item in (entry if isinstance(entry, (list, tuple)) else [entry])]
+    return any(isinstance(item, torch.layout) for item in items)
+
+
+def in_lower_precision(node: Node, lower: Container[int]) -> int | None:
+    """Bytes that ``node`` would need on the CPU if values of these ids were bfloat16; ``None``: no rule."""
+    rule = _CPU_TABLE.get(node.op._schema.name)
+    if rule is None:
+        return None
+    return rule(_retyped(node, lower), torch.get_num_threads()).nbytes
+
+
+def _retyped(node: Node, lower: Container[int]) -> Node:
+    def retyped(item: Any) -> Any:
+        if isinstance(item, Value):
+            if item.id not in lower or item.dtype is not torch.float32:
+                return item
+            meta = item.meta
+            meta = TensorMeta(meta.shape, meta.stride, meta.offset, torch.bfloat16, meta.device, meta.flags)
+            return Value(meta, item.storage, item.node, item.index)
+        if type(item) in (list, tuple):
+            return type(item)([retyped(entry) for entry in item])
+        return item
+
+    changed = Node(
+        node.index,
+        node.op,
+        retyped(node.args),
+        {name: retyped(item) for name, item in node.kwargs.items()},
+    )
+    changed.inputs, changed.outputs = retyped(list(node.inputs)), retyped(list(node.outputs))
+    return changed
+
+
+def lifetime_of(at: int, node: Node, nbytes: int, device: torch.device) -> Lifetime:
+    """The scratch memory of the node at ``at``: a storage that lives during it, on both timelines."""
+    stop = at + 1
+    storage = Storage(nbytes, device, external=False, created=at)
+    storage.name, storage.dropped = SCRATCH, stop
+    return Lifetime(
+        storage=storage,
+        start=at,
+        eager_start=at,
+        eager_stop=stop,
+        lazy_stop=stop,
+        maker=node,
+        first_use=node,
+        last_use=node,
+        in_backward=False,
+        kept=False,
+    )
+
+
+# --- convolutions --------------------------------------------------------------------------
+
+
+# The same layers come again in every step, and in every block of a model.
+_forward_need = lru_cache(4096)(forward_need)
+_backward_need = lru_cache(4096)(backward_need)
+
+
+@on(_CPU_TABLE, "convolution", "convolution_overrideable")
+def _convolution(node: Node, threads: int) -> Need:
+    image, weight, bias, *rest = node.args
+    return _forward_need(image.meta, weight.meta, bias is not None, _hashable(rest), threads)
+
+
+@on(_CPU_TABLE, "convolution_backward")
+def _convolution_backward(node: Node, threads: int) -> Need:
+    gradient, image, weight, _, *rest, mask = node.args
+    return _backward_need(gradient.meta, image.meta, weight.meta, _hashable(rest), tuple(mask), threads)
+
+
+def _hashable(items: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(item) if isinstance(item, list) else item for item in items)
+
+
+# --- ATen's own CPU kernels ----------------------------------------------------------------
+
+
+@on(_CPU_TABLE, "_softmax_backward_data", "_log_softmax_backward_data")
+def _softmax_backward(node: Node, threads: int) -> Need:
+    """``softmax_backward_cpu_out`` (SoftMax.cpp) copies what is not contiguous."""
+    return exactly(copied(node.args[0].meta, node.args[1].meta))
+
+
+@on(_CPU_TABLE, "native_layer_norm_backward")
+def _layer_norm_backward(node: Node, threads: int) -> Need:
+    """Operands in order, and a row of sums for gamma and beta for each thread (layer_norm_kernel.cpp)."""
+    gradient, image, shape, _, _, weight, _, mask = node.args
+    size = copied(gradient.meta, image.meta, meta_of(weight))
+    if mask[1] or mask[2]:
+        size += 2 * threads * math.prod(shape) * image.meta.dtype.itemsize
+    return exactly(size)
+
+
+@on(_CPU_TABLE, "native_group_norm_backward")
+def _group_norm_backward(node: Node, threads: int) -> Need:
+    """Sums of each sample's channels, twice (``GroupNormBackwardKernelImpl``, group_norm_kernel.cpp)."""
+    gradient, image, _, _, _, batch, channels, *_ = node.args
+    size = 0 if channels_last(image.meta) else copied(gradient.meta)
+    return exactly(size + 2 * batch * channels * max(image.meta.dtype.itemsize, 4))
+
+
+@on(_CPU_TABLE, "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
+def _batch_norm(node: Node, threads: int) -> Need:
+    """A scale and a shift for each channel (batch_norm_kernel.cpp)."""
+    image = node.args[0].meta
+    return exactly(2 * image.shape[1] * max(image.dtype.itemsize, 4))
+
+
+@on(_CPU_TABLE, "native_batch_norm_backward", "batch_norm_backward")
+def _batch_norm_backward(node: Node, threads: int) -> Need:
+    """The image's gradient, made twice on the fast path; else a sum a channel (Normalization.cpp)."""
+    gradient, image = node.args[0].meta, node.args[1].meta
+    if any(test(gradient) and test(image) for test in (contiguous, channels_last)):
+        return exactly(image.nbytes if argument(node, 9, "output_mask")[0] else 0)
+    return exactly(image.shape[1] * max(image.dtype.itemsize, 4))
+
+
+@on(_CPU_TABLE, "_embedding_bag_backward")
+def _embedding_bag_backward(node: Node, threads: int) -> Need:
+    """Each index's bag, indices and places, sorted (EmbeddingBag.cpp); other modes copy rows, too."""
+    gradient, indices, mode = node.args[0].meta, node.args[1].meta, node.args[8]
+    count = math.prod(indices.shape)
+    size = (count + 1) * 8 + copied(gradient) + 3 * count * 8
+    if mode == 0:
+        return exactly(size)
+    return Need(size, size, size + 2 * gradient.nbytes + 2 * count * gradient.shape[-1] * 4)
+
+
+@on(_CPU_TABLE, "native_dropout_backward")
+def _dropout_backward(node: Node, threads: int) -> Need:
+    """``grad * (mask.type_as(grad) * scale)`` (Dropout.cpp): the mask as numbers, scaled."""
+    return exactly(node.args[0].meta.nbytes)
+
+
+@on(_CPU_TABLE, "logsumexp")
+def _logsumexp(node: Node, threads: int) -> Need:
+    """The exponentials, and the maxima (``logsumexp_out_impl``, ReduceOps.cpp)."""
+    return exactly(node.args[0].meta.nbytes + node.outputs[0].nbytes)
+
+
+@on(_CPU_TABLE, "mse_loss", "smooth_l1_loss", "huber_loss")
+def _elementwise_loss(node: Node, threads: int) -> Need:
+    """The losses of the elements, before they are reduced (Loss.cpp)."""
+    reduction = argument(node, 2, "reduction", 1)
+    losses = _broadcast(node.args[0].meta, node.args[1].meta)
+    return exactly(losses + _as_float(node, losses, reduction) if reduction else 0)
+
+
+@on(_CPU_TABLE, "binary_cross_entropy_with_logits")
+def _logits_loss(node: Node, threads: int) -> Need:
+    """``(1 - target) * input - log_sigmoid(input)`` (Loss.cpp): two results at a time."""
+    losses = _broadcast(node.args[0].meta, node.args[1].meta)
+    reduction = argument(node, 4, "reduction", 1)
+    return exactly(2 * losses + _as_float(node, losses, reduction) if reduction else losses)
+
+
+@on(_CPU_TABLE, "soft_margin_loss", "binary_cross_entropy")
+def _loss_in_place(node: Node, threads: int) -> Need:
+    """The losses of the elements are computed into the result's memory (Loss.cpp)."""
+    position = 3 if node.op._schema.name.endswith("entropy") else 2
+    losses = _broadcast(node.args[0].meta, node.args[1].meta)
+    return exactly(_as_float(node, losses, argument(node, position, "reduction", 1)))
+
+
+def _as_float(node: Node, losses: int, reduction: int) -> int:
+    """Bytes of the losses in float32, which the mean of half precision is taken of (see ``_reduction``)."""
+    return 2 * losses if reduction == 1 and node.outputs[0].dtype in _HALVES else 0
+
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def _broadcast(a: TensorMeta, b: TensorMeta) -> int:
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+    return math.prod(shape) * torch.promote_types(a.dtype, b.dtype).itemsize
+
+
+@on(_CPU_TABLE, "sort")
+def _sort(node: Node, threads: int) -> Need:
+    """One row's positions, for ``stable_sort`` beside its keys (SortingKernel.cpp)."""
+    image = node.args[0].meta
+    if not image.shape:
+        return NOTHING
+    dim = next((arg for arg in node.args[1:] if isinstance(arg, int) and not isinstance(arg, bool)), None)
+    if dim is None:
+        dim = node.kwargs.get("dim", -1)
+    return exactly(image.shape[dim] * 8)
+
+
+@on(_CPU_TABLE, "sum", "nansum", "prod", "any", "all", "mean", "linalg_vector_norm")
+def _reduction(node: Node, threads: int) -> Need:
+    """The operand in the type that is reduced (``make_reduction_from_ty``, ReduceOpsUtils.h).
+
+    That is the result's; a mean in half precision is computed in float32 (``mean_out``, ReduceOps.cpp).
+    """
+    operand, result = node.args[0].meta, node.outputs[0].meta
+    if not isinstance(operand, TensorMeta) or operand.dtype == result.dtype:
+        if not node.op._schema.name.endswith("mean") or result.dtype not in _HALVES:
+            return NOTHING
+        return exactly(math.prod(operand.shape) * 4 + math.prod(result.shape) * 4)
+    return exactly(math.prod(operand.shape) * result.dtype.itemsize)
+
+
+@on(_CPU_TABLE, "median", "nanmedian")
+def _median(node: Node, threads: int) -> Need:
+    """A copy to be sorted; along a dimension one in whose order that is not the last (Sorting.cpp)."""
+    operand = node.args[0].meta
+    if len(node.outputs) == 1:
+        return exactly(operand.nbytes)
+    shape, stride = operand.shape, operand.stride
+    dim = argument(node, 1, "dim")
+    if not shape or stride[dim] == 1:
+        return NOTHING
+    order = list(range(len(shape)))
+    order[dim], order[-1] = order[-1], order[dim]
+    tile = transposing(
+        tuple(shape[i] for i in order), tuple(stride[i] for i in order), operand.dtype.itemsize
+    )
+    return exactly(operand.nbytes + tile)
+
+
+@on(_CPU_TABLE, "kthvalue")
+def _kth(node: Node, threads: int) -> Need:
+    """Values and their places, which the selection moves (``kthvalue_out_impl_cpu``, Sorting.cpp)."""
+    operand = node.args[0].meta
+    return exactly(operand.nbytes + math.prod(operand.shape) * 8)
+
+
+@on(_CPU_TABLE, "multinomial")
+def _draws(node: Node, threads: int) -> Need:
+    """Without replacement a random number for each chance, and the chosen ones (Distributions.cpp).
+
+    With it sums along a row (cpu/MultinomialKernel.cpp).
+    """
+    chances, result = node.args[0].meta, node.outputs[0].meta
+    item = chances.dtype.itemsize
+    count = node.args[1]
+    if argument(node, 2, "replacement", False) and count > 1:
+        return exactly(chances.shape[-1] * item)
+    return exactly(chances.nbytes + (math.prod(result.shape) * item if count > 1 else 0))
+
+
+@on(_CPU_TABLE, "cumsum", "cumprod")
+def _cumulative(node: Node, threads: int) -> Need:
+    """The operand in the result's type (``impl_func_cum_ops``, ReduceOps.cpp)."""
+    image, result = node.args[0].meta, node.outputs[0]
+    return exactly(result.nbytes if image.dtype != result.dtype else 0)
+
+
+# --- attention -----------------------------------------------------------------------------
+
+
+def _attention_blocks(queries: int, keys: int) -> tuple[int, int]:
+    """Queries and keys that a thread takes at once (cpu/FlashAttentionKernel.cpp)."""
+    block = 256 if queries >= 768 else 64 if queries >= 192 else 32
+    return min(block, queries), min(512, keys)
+
+
+@on(_CPU_TABLE, "_scaled_dot_product_flash_attention_for_cpu")
+def _attention(node: Node, threads: int) -> Need:
+    """A thread's scores, their maxima and sums, and its results (``cpu_flash_attention``).
+
+    In half precision the scores once more; oneDNN's products of blocks then need an unknown little.
+    """
+    query, key = node.args[0].meta, node.args[1].meta
+    queries, keys = _attention_blocks(query.shape[-2], key.shape[-2])
+    wide = max(4, query.dtype.itemsize)
+    size = threads * queries * (keys + 2 + query.shape[-1]) * wide
+    return _and_products(size, threads * queries * keys * 2, query)
+
+
+@on(_CPU_TABLE, "_scaled_dot_product_flash_attention_for_cpu_backward")
+def _attention_backward(node: Node, threads: int) -> Need:
+    """The gradient in the order of steps; a thread's scores and their gradients, a sum for each query."""
+    gradient, query, key = (value.meta for value in node.args[:3])
+    queries, keys = _attention_blocks(query.shape[-2], key.shape[-2])
+    wide = max(4, query.dtype.itemsize)
+    order = in_order(gradient, (3, 1, 2, 0))  # (batch, steps, heads, size)
+    size = 0 if order else gradient.nbytes
+    size += (threads * 2 * keys + 1) * queries * wide
+    return _and_products(size, 2 * threads * queries * keys * 2, query)
+
+
+def _and_products(size: int, half: int, query: TensorMeta) -> Need:
+    if query.dtype not in _HALVES:
+        return exactly(size)
+    return Need(size + half, size, size + 2 * half + 64 * 1024)
+
+
+# --- recurrent layers by oneDNN ------------------------------------------------------------
+
+
+@on(_CPU_TABLE, "mkldnn_rnn_layer")
+def _recurrent(node: Node, threads: int) -> Need:
+    """Both biases summed, weights in oneDNN's order, all steps' gates (mkldnn/RNN.cpp, rnn_utils.cpp).
+
+    What is derived is to the byte with AVX-512; what oneDNN adds (pages, addresses of blocks) was seen in
+    the events.
+    """
+    image, hidden = node.args[0].meta, node.args[5].meta
+    train = node.outputs[-1].nbytes > 0  # a workspace for the backward
+    steps, batch, inside = image.shape
+    size = hidden.shape[-1]
+    item = image.dtype.itemsize
+    gates = 4 * size
+    if train:
+        weights = (inside + size) * _leading_dimension(gates) * item
+        space = steps * batch * _leading_dimension(gates) * item + 2 * batch * size * item
+        known = gates * item + weights + space
+        state = batch * size * item
+        return Need(known + 12856, known - PAGE - state, known + 4 * PAGE + state)
+    weights = (inside + size) * 4 * _rounded(size, 32) * item
+    # Each step's states and cells, of the layer and before it, then one step's gates: ``set_offsets``.
+    states = 2 * (steps + 1) * batch * _leading_dimension(max(inside, size)) * item
+    cells = 2 * (steps + 1) * batch * size * item
+    space = _rounded(_rounded(states, PAGE) + cells, PAGE) + batch * _leading_dimension(gates) * item
+    known = gates * item + weights + space
+    if onednn_instructions() < Instructions.AVX512:  # other blocks of weights, other rows of states
+        return Need(known + 12856, known // 2, 2 * known + 64 * 1024)
+    return Need(known + 12856, known - PAGE, known + 64 * 1024 + space // 5)
+
+
+@on(_CPU_TABLE, "mkldnn_rnn_layer_backward")
+def _recurrent_backward(node: Node, threads: int) -> Need:
+    image, hidden, gradient = node.args[0].meta, node.args[5].meta, meta_of(node.args[10])
+    steps, batch, inside = image.shape
+    size = hidden.shape[-1]
+    item = image.dtype.itemsize
+    gates = 4 * size
+    known = (inside + size) * _leading_dimension(gates) * item  # weights, as the forward takes them
+    for width in (inside, size):  # and as the backward does
+        if _leading_dimension(width) != width:
+            known += gates * _leading_dimension(width) * item
+    known += copied(gradient) + gates * item + 2 * batch * size * item
+    known += steps * batch * _leading_dimension(gates) * item + 2 * batch * size * item
+    return Need(known + 12856, known, known + 4 * PAGE + batch * size * item)
+
+
+def _rounded(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def _leading_dimension(size: int) -> int:
+    """A row's length that avoids cache conflicts: ``get_good_ld`` (rnn_utils.cpp)."""
+    rounded = _rounded(size, 16)
+    return rounded + 16 if rounded % 256 == 0 else rounded
