@@ -1,5 +1,5 @@
 // One drawing of the widget: toolbar, graph, code, details and memory chart, and what passes between them and Python.
-// Python's side is lazyviz/view/widget.py; a message to it names an action and an id.
+// Python's side is lazyviz/view/widget/widget.py; a message to it names an action and an id.
 
 import { Announcer, keepingFocus } from "./announcer";
 import { Breadcrumbs } from "./breadcrumbs";

@@ -1,5 +1,5 @@
 // What boxes are coloured by, and how: classes of a sequential scale for amounts, hues for kinds.
-// The scale is that of lazyviz/view/colours.py.
+// The scale is that of lazyviz/view/colors.py.
 
 import { bytesText } from "./memory-chart";
 import { seconds } from "./dom";

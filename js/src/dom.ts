@@ -47,7 +47,7 @@ export function shorten(text: string, room: number, size: number, style: "" | "m
 }
 
 const segments = new Intl.Segmenter();
-// East Asian letters and emoji: about twice as wide as others.  Python's part is view/letters.py.
+// East Asian letters and emoji: about twice as wide as others.  Python's part is view/layout/text_width.py.
 const WIDE = /[\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff01-\uff60\uffe0-\uffe6]|\ufe0f|\p{Emoji_Presentation}/u;
 
 /** The text in graphemes: what must not be cut in two. */

@@ -1,5 +1,5 @@
 // Where the words of edges stand: beside their line, where they touch no line, no box and no other words.
-// The same as lazyviz/view/edge_labels.py, where it is explained, held to the same golden files.
+// The same as lazyviz/view/layout/edge_labels.py, where it is explained, held to the same golden files.
 
 import type { Size } from "./layout";
 

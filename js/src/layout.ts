@@ -1,4 +1,4 @@
-// Coordinates of one group.  The same arithmetic as `place` in lazyviz/view/layout.py, held to the same
+// Coordinates of one group.  The same arithmetic as `place` in lazyviz/view/layout/sugiyama.py, held to the same
 // golden files: Python finds layers and orders, the browser places what is open.
 
 export const LAYER_GAP = 34;

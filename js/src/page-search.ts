@@ -1,4 +1,4 @@
-// Search in the saved page, as lazyviz/view/find.py does it in Python.
+// Search in the saved page, as lazyviz/view/widget/search.py does it in Python.
 
 import type { Found } from "./types";
 

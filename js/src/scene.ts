@@ -1,5 +1,5 @@
 // The groups received so far, which of them are open, and where everything is drawn.
-// The counterpart of lazyviz/view/arrange.py.
+// The counterpart of lazyviz/view/layout/coordinates.py.
 
 import { placeLabels, type Label } from "./edge-labels";
 import { curve, place, type Placed, type Size } from "./layout";

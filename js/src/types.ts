@@ -1,4 +1,4 @@
-// What Python sends.  lazyviz/view/scene.py, details.py and widget.py are the other side of this contract.
+// What Python sends.  lazyviz/view/scene/scene.py, details.py and widget.py are the other side of this contract.
 
 export type State = "pending" | "running" | "done" | "failed" | "interrupted";
 export type Phase = "forward" | "backward" | "optimizer" | "other";

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     import graphviz
     import torch
 
-    from ..view.boxes import Hierarchy
-    from ..view.plans import Plans
-    from ..view.scene import Scene
+    from ..view.scene.boxes import Hierarchy
+    from ..view.scene.scene import Scene
+    from ..view.widget.plan_choice import Plans
 
 
 class Shown:
@@ -32,7 +32,7 @@ class Shown:
 
     def scene(self) -> Scene:
         """What every picture of the graph is drawn from; its boxes are kept, its plan is made anew."""
-        from ..view.scene import Scene
+        from ..view.scene.scene import Scene
 
         scene = Scene(self.ir, self.plan(), drawn=self._drawn)
         self._drawn = scene.hierarchy
@@ -40,13 +40,13 @@ class Shown:
 
     def text(self) -> str:
         """The graph and its plan as text."""
-        from ..view.text import render_text
+        from ..view.render.text import render_text
 
         scene = self.scene()
         return render_text(self.ir, scene.plan, scene=scene)
 
     def to_dot(self) -> graphviz.Digraph:
-        from ..view.dot import to_dot
+        from ..view.render.dot import to_dot
 
         return to_dot(self.ir)
 
@@ -73,14 +73,14 @@ class Shown:
             ValueError: an unknown format.
             RuntimeError: nothing is installed that makes a ``.pdf`` or ``.png``, or it failed.
         """
-        from ..view.export import save
+        from ..view.export.save import save
 
         shown: dict[str, Any] = {"title": self.title, "state": self.state}
         if paths:
             shown |= {"drawn": self._drawn, "pictured": self}
             save(self.ir, self.plan(), path, format, eager=eager, **shown)
             return
-        from ..view.without_paths import WithoutPaths, without_paths
+        from ..view.export.path_redaction import WithoutPaths, without_paths
 
         with without_paths(self.ir) as told:
             pictured: Any = WithoutPaths(self, told)
@@ -90,7 +90,7 @@ class Shown:
     def widget(self, scene: Scene | None = None) -> Any:
         """The interactive widget; the same one each time, until it is closed."""
         if self._widget is None or self._widget.comm is None:
-            from ..view.widget import LazyWidget
+            from ..view.widget.widget import LazyWidget
 
             self._widget = LazyWidget(self, scene=scene or self.scene())  # type: ignore[arg-type]
         return self._widget
@@ -98,7 +98,7 @@ class Shown:
     @paused()
     def static_bundle(self, scene: Scene | None = None) -> dict[str, str]:
         """The picture for saved notebooks: MIME type -> data."""
-        from ..view.static import static_bundle
+        from ..view.render.svg import static_bundle
 
         scene = scene or self.scene()
         return static_bundle(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from lazyviz.view.widget import LazyWidget
+from lazyviz.view.widget.widget import LazyWidget
 
 # Colours of JupyterLab's two themes, as far as the widget reads them.
 LIGHT = {

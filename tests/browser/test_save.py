@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.view import convert
+from lazyviz.view.render import rasterize
 
 from .stage import Stage
 
@@ -85,9 +85,9 @@ def test_dot_html_and_pdf_are_written_by_python(page, browser, tmp_path):
 
 def test_what_cannot_be_saved_is_said_in_words_and_the_menu_can_be_used_again(page, monkeypatch):
     graph, _keep = small_step()
-    monkeypatch.setattr(convert, "_by_cairo", lambda svg, kind: None)
-    monkeypatch.setattr(convert, "browser", lambda: None)
-    monkeypatch.setattr("lazyviz.view.export.shutil.which", lambda name: None)
+    monkeypatch.setattr(rasterize, "_by_cairo", lambda svg, kind: None)
+    monkeypatch.setattr(rasterize, "browser", lambda: None)
+    monkeypatch.setattr("lazyviz.view.export.save.shutil.which", lambda name: None)
     with Stage(page, graph, width=1000) as stage:
         choose(page, "PDF")
         for _ in range(50):
@@ -126,7 +126,7 @@ def test_the_menu_is_used_by_keyboard_and_gives_the_focus_back(page):
 
 def test_a_large_file_comes_in_pieces(page, monkeypatch):
     graph, _keep = small_step()
-    monkeypatch.setattr("lazyviz.view.files.PIECE", 4000)
+    monkeypatch.setattr("lazyviz.view.export.downloads.PIECE", 4000)
     with Stage(page, graph, width=1000) as stage:
         _, dot = saved(stage, lambda: choose(page, "DOT"))
         assert dot.decode() == graph.to_dot().source

@@ -75,7 +75,7 @@ def test_groups_open_details_and_lines_are_told_and_search_finds(opened, screens
     assert "loss = net(x).pow(2).mean()" in details.inner_text()
     page.locator('input[data-action="search"]').fill("layer_norm")
     page.locator(".lz-hit").first.wait_for()
-    found = lazyviz.view.find.Index(graph.scene()).find("layer_norm")
+    found = lazyviz.view.widget.search.Index(graph.scene()).find("layer_norm")
     assert str(len(found)) in page.locator(".lz-search").inner_text()
     page.keyboard.press("Enter")
     page.locator(".lazyviz .lz-selected[data-node]").wait_for()
@@ -87,7 +87,7 @@ def test_groups_open_details_and_lines_are_told_and_search_finds(opened, screens
 def test_search_finds_there_what_python_finds(opened):
     graph, _keep = step()
     page = opened(graph)
-    index = lazyviz.view.find.Index(graph.scene())
+    index = lazyviz.view.widget.search.Index(graph.scene())
     box = page.locator('input[data-action="search"]')
     for query in (
         "relu",

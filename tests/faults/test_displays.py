@@ -15,7 +15,7 @@ from ipywidgets.widgets import widget as registry
 from torch import nn
 
 import lazyviz
-from lazyviz.view import widget as widgets
+from lazyviz.view.widget import widget as widgets
 
 MIB = 2**20
 

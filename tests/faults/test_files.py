@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.view import export, whole_files
+from lazyviz.view.export import atomic_write
+from lazyviz.view.export import save as export_save
 
 FORMATS = ("svg", "html", "dot", "pdf", "png", "json", "pickle", "model-explorer")
 WORTH_KEEPING = b"what was there before"
@@ -58,14 +59,14 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(
     path = tmp_path / name_of(kind)
     path.write_bytes(WORTH_KEEPING)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    convert = export.convert
+    convert = export_save.convert
     if kind in ("pdf", "png"):  # as any program that draws: made before the limit holds
-        made = convert(export.render_svg(graph.ir, graph.plan()), kind)
-        monkeypatch.setattr(export, "convert", lambda *_: made)
+        made = convert(export_save.render_svg(graph.ir, graph.plan()), kind)
+        monkeypatch.setattr(export_save, "convert", lambda *_: made)
     if fault == "disk full":
-        monkeypatch.setattr(whole_files.os, "fsync", refuse)
+        monkeypatch.setattr(atomic_write.os, "fsync", refuse)
     elif fault == "no rename":
-        monkeypatch.setattr(whole_files.os, "replace", refuse)
+        monkeypatch.setattr(atomic_write.os, "replace", refuse)
     else:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
@@ -84,7 +85,7 @@ def test_a_renderer_that_fails_leaves_the_old_file_and_nothing_else(kind, graph,
 
     drawing = {"pickle": "memory_snapshot", "json": "trace_events", "model-explorer": "model_explorer"}
     drawing |= {"dot": "to_dot", "html": "interactive_page"}
-    monkeypatch.setattr(export, drawing.get(kind, "render_svg"), fail)
+    monkeypatch.setattr(export_save, drawing.get(kind, "render_svg"), fail)
     path = tmp_path / name_of(kind)
     path.write_bytes(WORTH_KEEPING)
     with pytest.raises(RuntimeError, match="cannot draw"):
@@ -98,7 +99,7 @@ def test_whatever_stops_the_writing_leaves_the_old_file(stop, graph, tmp_path, m
     def fail(*_):
         raise stop
 
-    monkeypatch.setattr(whole_files.os, "fsync", fail)
+    monkeypatch.setattr(atomic_write.os, "fsync", fail)
     path = tmp_path / "graph.svg"
     path.write_bytes(WORTH_KEEPING)
     with pytest.raises(stop):

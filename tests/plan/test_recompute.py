@@ -11,9 +11,9 @@ from torch import nn
 import lazyviz
 from lazyviz.plan.devices.devices import DeviceProfile
 from lazyviz.plan.remat.selection import work
-from lazyviz.view.details import describe_moment
-from lazyviz.view.memory import memory_json
-from lazyviz.view.scene import Scene
+from lazyviz.view.scene.details import describe_moment
+from lazyviz.view.scene.memory_chart import memory_json
+from lazyviz.view.scene.scene import Scene
 
 
 def recorded(layers: int = 12, rows: int = 1024, width: int = 32, **options) -> lazyviz.LazyGraph:

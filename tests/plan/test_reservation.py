@@ -10,8 +10,8 @@ import lazyviz
 from lazyviz.plan.allocator.reserved_memory import CUBLAS_WORKSPACE_BYTES, LARGE_CUBLAS_WORKSPACE_BYTES
 from lazyviz.plan.devices.devices import CONTEXT_BYTES
 from lazyviz.plan.units import format_bytes, format_range
-from lazyviz.view.memory import verdict
-from lazyviz.view.text import render_text
+from lazyviz.view.render.text import render_text
+from lazyviz.view.scene.memory_chart import verdict
 
 MIB = 2**20
 

@@ -12,8 +12,8 @@ from torch import nn
 import lazyviz
 from lazyviz.graph.ir import SourceLine, SyncPoint
 from lazyviz.plan.planner import make_plan
-from lazyviz.view.code import Code
-from lazyviz.view.scene import Scene
+from lazyviz.view.scene.scene import Scene
+from lazyviz.view.widget.source_view import Code
 
 CELL = "loss = net(x)\nloss.backward()\nopt.step()\n# the end"
 

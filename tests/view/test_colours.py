@@ -8,8 +8,8 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.planner import make_plan
-from lazyviz.view.colours import HEATS, heat, largest
-from lazyviz.view.scene import Scene
+from lazyviz.view.colors import HEATS, heat, largest
+from lazyviz.view.scene.scene import Scene
 
 
 def luminance(color: str) -> float:

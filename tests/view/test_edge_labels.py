@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from lazyviz.view.edge_labels import place_labels
-from lazyviz.view.layout import layers_of, place
+from lazyviz.view.layout.edge_labels import place_labels
+from lazyviz.view.layout.sugiyama import layers_of, place
 
 from .test_layout import random_group
 

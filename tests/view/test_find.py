@@ -8,8 +8,8 @@ import time
 import pytest
 
 from lazyviz.plan.planner import make_plan
-from lazyviz.view.find import MOST_LIT, PAGE, Index
-from lazyviz.view.scene import Scene
+from lazyviz.view.scene.scene import Scene
+from lazyviz.view.widget.search import MOST_LIT, PAGE, Index
 
 
 @pytest.fixture

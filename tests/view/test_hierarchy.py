@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.view.hierarchy import MAX_CHILDREN, build_hierarchy
+from lazyviz.view.scene.hierarchy import MAX_CHILDREN, build_hierarchy
 
 
 def lanes_of(graph, **options):

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from lazyviz.plan.planner import make_plan
-from lazyviz.view.arrange import arrange
-from lazyviz.view.layout import BOX_GAP, layers_of, place
-from lazyviz.view.scene import Scene
+from lazyviz.view.layout.coordinates import arrange
+from lazyviz.view.layout.sugiyama import BOX_GAP, layers_of, place
+from lazyviz.view.scene.scene import Scene
 
 GOLDEN = Path(__file__).parent / "golden"
 

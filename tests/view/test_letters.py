@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lazyviz.view.letters import letters, shortened, width
-from lazyviz.view.static import shorten
+from lazyviz.view.layout.text_width import letters, shortened, width
+from lazyviz.view.render.svg import shorten
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from lazyviz.plan.planner import make_plan
-from lazyviz.view.memory import CHART_POINTS, memory_json, points, range_json
-from lazyviz.view.scene import Scene
+from lazyviz.view.scene.memory_chart import CHART_POINTS, memory_json, points, range_json
+from lazyviz.view.scene.scene import Scene
 
 
 @pytest.fixture

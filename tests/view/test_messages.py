@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lazyviz
-from lazyviz.view.widget import LONGEST_ID, LazyWidget
+from lazyviz.view.widget.widget import LONGEST_ID, LazyWidget
 
 
 @pytest.fixture(scope="module")

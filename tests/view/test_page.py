@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.view import page
+from lazyviz.view.export import html_page
 
 TYPES = Path(__file__).parent.parent.parent / "js" / "src" / "types.ts"
 
@@ -43,8 +43,8 @@ def test_every_action_of_the_page_is_answered_offline_or_has_a_reason_why_not():
     assert union is not None
     actions = set(re.findall(r'"([\w-]+)"', union[1]))
     assert actions >= {"open", "select", "search"}
-    assert actions == set(page.OFFLINE) | set(page.NEEDS_PYTHON)
-    assert not set(page.OFFLINE) & set(page.NEEDS_PYTHON)
+    assert actions == set(html_page.OFFLINE) | set(html_page.NEEDS_PYTHON)
+    assert not set(html_page.OFFLINE) & set(html_page.NEEDS_PYTHON)
 
 
 def test_the_page_has_an_answer_for_every_group_box_line_and_position(graph, tmp_path):
@@ -91,8 +91,8 @@ def test_names_that_look_like_markup_are_text(tmp_path):
 
 
 def test_details_and_moments_beyond_the_room_are_left_out(graph, tmp_path, monkeypatch):
-    monkeypatch.setattr(page, "DETAILS", 3)
-    monkeypatch.setattr(page, "MOMENTS", 4)
+    monkeypatch.setattr(html_page, "DETAILS", 3)
+    monkeypatch.setattr(html_page, "MOMENTS", 4)
     graph.save(tmp_path / "graph.html")
     parts = parts_of((tmp_path / "graph.html").read_text(encoding="utf-8"))
     assert sum(len(part) for name, part in parts.items() if name.startswith("select-")) == 3

@@ -20,15 +20,16 @@ import lazyviz
 from lazyviz.graph.ir import Graph
 from lazyviz.plan.formatting import line_text
 from lazyviz.plan.planner import make_plan
-from lazyviz.view import convert, export
-from lazyviz.view.code import Code
-from lazyviz.view.dot import to_dot
-from lazyviz.view.export import save
-from lazyviz.view.hierarchy import build_hierarchy
-from lazyviz.view.memory import memory_json, verdict
-from lazyviz.view.scene import Scene
-from lazyviz.view.static import WIDTH, render_svg, static_bundle
-from lazyviz.view.text import render_text
+from lazyviz.view.export import save as export_save
+from lazyviz.view.export.save import save
+from lazyviz.view.render import rasterize
+from lazyviz.view.render.dot import to_dot
+from lazyviz.view.render.svg import WIDTH, render_svg, static_bundle
+from lazyviz.view.render.text import render_text
+from lazyviz.view.scene.hierarchy import build_hierarchy
+from lazyviz.view.scene.memory_chart import memory_json, verdict
+from lazyviz.view.scene.scene import Scene
+from lazyviz.view.widget.source_view import Code
 
 NASTY = '<script>alert("x")</script> & "quotes" \\n {a|b} \x00 ]]>'
 SVG = "{http://www.w3.org/2000/svg}"
@@ -216,8 +217,8 @@ def no_cairo(monkeypatch):
 
 
 def test_pdf_where_nothing_can_make_one_says_what_to_install(step, plan, tmp_path, monkeypatch, no_cairo):
-    monkeypatch.setattr(export.shutil, "which", lambda _: None)
-    monkeypatch.setattr(convert.sys, "platform", "linux")
+    monkeypatch.setattr(export_save.shutil, "which", lambda _: None)
+    monkeypatch.setattr(rasterize.sys, "platform", "linux")
     with pytest.raises(RuntimeError, match="pip install cairosvg"):
         save(step, plan, tmp_path / "a.pdf")
 
@@ -243,7 +244,7 @@ def test_a_browser_is_asked_for_a_page_of_the_pictures_size(step, plan, tmp_path
     )
     program.chmod(0o755)
     monkeypatch.setattr(
-        convert.shutil, "which", lambda name: str(program) if name == "chromium" else shutil.which("grep")
+        rasterize.shutil, "which", lambda name: str(program) if name == "chromium" else shutil.which("grep")
     )
     save(step, plan, tmp_path / "a.pdf")
     width, height = re.search(r'width="(\d+)" height="(\d+)"', render_svg(step, plan)).groups()
@@ -251,11 +252,11 @@ def test_a_browser_is_asked_for_a_page_of_the_pictures_size(step, plan, tmp_path
 
 
 def test_dot_is_stopped_after_its_time(step, plan, tmp_path, monkeypatch, no_cairo):
-    monkeypatch.setattr(export, "convert", lambda svg, kind: None)
+    monkeypatch.setattr(export_save, "convert", lambda svg, kind: None)
     program = tmp_path / "dot"
     program.write_text("#!/bin/sh\nexec sleep 30\n")
     program.chmod(0o755)
-    monkeypatch.setattr(export.shutil, "which", lambda _: str(program))
+    monkeypatch.setattr(export_save.shutil, "which", lambda _: str(program))
     with pytest.raises(RuntimeError, match="did not finish"):
         save(step, plan, tmp_path / "a.png", dot_seconds=0.2)
     program.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.view.details import describe
-from lazyviz.view.hierarchy import build_hierarchy
-from lazyviz.view.relations import relations
-from lazyviz.view.scene import Scene
+from lazyviz.view.scene.details import describe
+from lazyviz.view.scene.hierarchy import build_hierarchy
+from lazyviz.view.scene.relations import relations
+from lazyviz.view.scene.scene import Scene
 
 
 def named(hierarchy, box):

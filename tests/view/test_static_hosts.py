@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import lazyviz
-from lazyviz.view.widget import LazyWidget
+from lazyviz.view.widget.widget import LazyWidget
 
 ROOT = Path(__file__).parent.parent.parent
 # What viewers of saved notebooks let through, at least: elements, and their attributes.

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from lazyviz.plan.planner import make_plan
-from lazyviz.view.code import Code
-from lazyviz.view.find import Index
-from lazyviz.view.scene import Scene
-from lazyviz.view.table import COLUMNS, ROWS, Request, Table
+from lazyviz.view.scene.scene import Scene
+from lazyviz.view.widget.search import Index
+from lazyviz.view.widget.source_view import Code
+from lazyviz.view.widget.table import COLUMNS, ROWS, Request, Table
 
 
 def table_of(graph) -> Table:

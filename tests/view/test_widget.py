@@ -16,10 +16,11 @@ from torch import nn
 import lazyviz
 from lazyviz.execute.microbatch.run import SplitRun
 from lazyviz.plan.planner import make_plan
-from lazyviz.view import answers, running
-from lazyviz.view import widget as module
-from lazyviz.view.hierarchy import build_hierarchy
-from lazyviz.view.widget import LazyWidget
+from lazyviz.view.scene.hierarchy import build_hierarchy
+from lazyviz.view.widget import requests as widget_requests
+from lazyviz.view.widget import runner
+from lazyviz.view.widget import widget as module
+from lazyviz.view.widget.widget import LazyWidget
 
 
 class FakeRun:
@@ -90,15 +91,15 @@ class FakeController:
     def summarise(self, nodes):
         pass
 
-    def tell(self, running: bool = False) -> None:
-        self.going = running
+    def tell(self, going: bool = False) -> None:
+        self.going = going
         for listener in self.listeners:
             listener()
 
     def evaluate(self, *, cancel=None, nodes=None):
         self.threads.append(threading.current_thread())
         self.live = FakeRun(self.graph.nodes)
-        self.tell(running=True)
+        self.tell(going=True)
         try:
             return self._run(cancel)
         finally:
@@ -255,7 +256,7 @@ def test_expanding_all_says_when_it_leaves_something_closed(made, monkeypatch):
     assert len(made.sent[-1]["groups"]) == sum(
         box.is_group for box in made.widget._answers.scene.hierarchy.boxes.values()
     )
-    monkeypatch.setattr(answers, "EXPANDED_BOXES", 8)
+    monkeypatch.setattr(widget_requests, "EXPANDED_BOXES", 8)
     say(made, "open-all")
     assert "too many boxes" in made.sent[-1]["note"]
 
@@ -338,7 +339,7 @@ def test_orders_about_running_that_make_no_sense_are_ignored(made):
 
 def test_boxes_of_groups_that_the_page_has_are_told_and_no_others(step, monkeypatch):
     monkeypatch.setattr(module, "bundle", lambda name: "")
-    monkeypatch.setattr(answers, "FIRST_BYTES", 0)
+    monkeypatch.setattr(widget_requests, "FIRST_BYTES", 0)
     widget = LazyWidget(FakeController(step))
     made = types.SimpleNamespace(widget=widget, sent=[])
     monkeypatch.setattr(widget, "send", lambda content, buffers=None: made.sent.append(content))
@@ -553,7 +554,7 @@ def test_the_views_button_keeps_size_and_cut(batched):
 
 def test_progress_of_a_split_run_counts_its_pieces(batched, monkeypatch):
     made = batched(split=4)
-    monkeypatch.setattr(running, "INTERVAL", 1e-3)
+    monkeypatch.setattr(runner, "INTERVAL", 1e-3)
     report = SplitRun._report
 
     def slowly(*args, **kwargs):
@@ -588,7 +589,7 @@ def test_sizes_that_cannot_be_planned_say_why(batched, monkeypatch):
 def test_expanding_all_comes_in_small_messages_of_which_the_last_says_that_it_is(made, monkeypatch):
     say(made, "open-all")
     (whole,) = made.sent
-    monkeypatch.setattr(answers, "MESSAGE_BYTES", 600)
+    monkeypatch.setattr(widget_requests, "MESSAGE_BYTES", 600)
     made.sent.clear()
     say(made, "open-all")
     assert len(made.sent) > 1

@@ -1,0 +1,1 @@
+"""Files: saved pages, and projections in other tools' formats."""

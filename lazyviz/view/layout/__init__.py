@@ -1,0 +1,1 @@
+"""Where everything is drawn: a layered layout of nested boxes."""

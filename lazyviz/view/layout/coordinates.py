@@ -1,0 +1,193 @@
+"""Where everything is drawn: coordinates of all boxes of a picture, open groups inside one another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..scene.boxes import Box
+from ..scene.scene import SIZES, Scene
+from .edge_labels import place_labels
+from .sugiyama import Placed, place
+
+# Room inside an open group: left and right, above (its title), below.
+GROUP_PADDING = (16.0, 40.0, 18.0)
+LANE_PADDING = (18.0, 64.0, 22.0)
+LANE_GAP = 22.0
+LANE_MIN_WIDTH = 224.0
+STACKED_HEIGHT = 1600.0  # higher lanes stay side by side: one below the other they would be out of sight
+
+
+@dataclass(slots=True)
+class Frame:
+    """A box with its absolute position; ``open`` if its children are drawn."""
+
+    box: Box
+    x: float
+    y: float
+    width: float
+    height: float
+    open: bool
+
+
+@dataclass(slots=True)
+class Line:
+    """An edge as a list of points, in the direction the data flows."""
+
+    points: list[tuple[float, float]]
+    label: str
+    at: tuple[float, float, str] | None  # middle of the label's base line and its words, if it is drawn
+
+
+@dataclass(slots=True)
+class Arrangement:
+    frames: list[Frame]  # outer before inner
+    lines: list[Line]
+    width: float
+    height: float
+
+
+def padding(box: Box) -> tuple[float, float, float]:
+    if box.kind == "lane":
+        return LANE_PADDING
+    return (0.0, 0.0, 0.0) if box.kind == "root" else GROUP_PADDING
+
+
+def is_row(box: Box) -> bool:
+    """Whether the children stand side by side: lanes."""
+    return bool(box.children) and box.children[0].kind == "lane"
+
+
+def lane_rows(sizes: Sequence[tuple[float, float]], room: float) -> tuple[Placed, list[tuple[float, float]]]:
+    """Lanes side by side, in several rows where ``room`` (pixels) is too narrow for one.
+
+    Lanes of a row are as high as the highest; shorter rows are stretched to the widest.
+    Returns positions and the new sizes.
+    """
+    rows: list[list[int]] = []
+    used = 0.0
+    if any(height > STACKED_HEIGHT for _, height in sizes):
+        room = math.inf
+    for lane, (width, _) in enumerate(sizes):
+        if rows and used + LANE_GAP + width <= room:
+            rows[-1].append(lane)
+            used += LANE_GAP + width
+        else:
+            rows.append([lane])
+            used = width
+    total = max(sum(sizes[lane][0] for lane in row) + LANE_GAP * (len(row) - 1) for row in rows)
+    x, y, stretched = [0.0] * len(sizes), [0.0] * len(sizes), list(sizes)
+    top = 0.0
+    for row in rows:
+        tall = max(sizes[lane][1] for lane in row)
+        own = sum(sizes[lane][0] for lane in row) + LANE_GAP * (len(row) - 1)
+        left = 0.0
+        for lane in row:
+            wide = sizes[lane][0] + (total - own) / len(row)
+            x[lane], y[lane], stretched[lane] = left, top, (wide, tall)
+            left += wide + LANE_GAP
+        top += tall + LANE_GAP
+    return Placed(x, y, total, top - LANE_GAP), stretched
+
+
+def arrange(scene: Scene, opened: set[str], *, room: float = math.inf) -> Arrangement:
+    """Coordinates of the picture with the groups of ``opened`` (ids) open.
+
+    ``room`` is the width in pixels that the lanes of a step should keep to.
+    """
+    order = [scene.hierarchy.root]
+    for box in order:  # grows while it is read
+        order += [child for child in box.children if child.id in opened]
+    size: dict[str, tuple[float, float]] = {}
+    placed: dict[str, Placed] = {}
+    for box in reversed(order):
+        side, above, below = padding(box)
+        sizes = [size.get(child.id) or SIZES.get(child.kind, SIZES["module"]) for child in box.children]
+        if is_row(box):
+            result, stretched = lane_rows(sizes, room)
+            size.update((child.id, each) for child, each in zip(box.children, stretched, strict=True))
+        else:
+            result = place(scene.layers(box), sizes, flip=box.phase == "backward")
+        placed[box.id] = result
+        least = LANE_MIN_WIDTH if box.kind == "lane" else SIZES["module"][0] + 2 * side
+        width = max(result.width + 2 * side, least) if side else result.width
+        size[box.id] = (width, result.height + above + below)
+    root = scene.hierarchy.root
+    frames: list[Frame] = []
+    lines: list[Line] = []
+    origin: dict[str, tuple[float, float]] = {root.id: (0.0, 0.0)}
+    for box in order:
+        left, top = origin[box.id]
+        above = padding(box)[1]
+        width = size[box.id][0]
+        result = placed[box.id]
+        left += (width - result.width) / 2
+        top += above
+        rects: list[tuple[float, float, float, float]] = []
+        for position, child in enumerate(box.children):
+            w, h = size.get(child.id) or SIZES.get(child.kind, SIZES["module"])
+            x, y = left + result.x[position], top + result.y[position]
+            rects.append((x, y, w, h))
+            origin[child.id] = (x, y)
+            frames.append(Frame(child, x, y, w, h, child.id in opened))
+        if not is_row(box):
+            lines += _lines(scene, box, result, rects, left, top)
+    width, height = size[root.id]
+    return Arrangement(frames, lines, width, height)
+
+
+def _lines(
+    scene: Scene,
+    box: Box,
+    placed: Placed,
+    rects: list[tuple[float, float, float, float]],
+    left: float,
+    top: float,
+) -> list[Line]:
+    """Edges of one group: out of the boxes' flow side, straight through the layers they pass."""
+    layers = scene.layers(box)
+    flip = box.phase == "backward"
+    level = {i: number for number, layer in enumerate(layers.layers) for i in layer}
+    last = len(layers.layers) - 1
+    texts = [scene.edge_text(values) for values in box.edges.values()]
+    drawn: list[list[tuple[float, float]]] = []
+    for path in layers.paths:
+        points: list[tuple[float, float]] = []
+        for step, i in enumerate(path):
+            if i < layers.boxes:
+                x, y, w, h = rects[i]
+                start = step == 0
+                points.append((x + w / 2, y + h if start != flip else y))
+            else:
+                row = last - level[i] if flip else level[i]
+                x = left + placed.x[i] + 4.0
+                ends = (top + placed.tops[row], top + placed.bottoms[row])
+                points += [(x, end) for end in (reversed(ends) if flip else ends)]
+        drawn.append(points)
+    side = padding(box)[0]
+    labels = place_labels(
+        drawn,
+        texts,
+        [child.kind in ("module", "step") for child in box.children],
+        layers.paths,
+        [(x, y, x + w, y + h) for x, y, w, h in rects],
+        [6.0 if child.repeats > 1 else 0.0 for child in box.children],
+        (left - side + 3.0, left + placed.width + side - 3.0),
+        flip=flip,
+    )
+    return [Line(*line) for line in zip(drawn, texts, labels, strict=True)]
+
+
+def curve(points: list[tuple[float, float]]) -> str:
+    """An SVG path through ``points``: vertical at both ends of each segment."""
+    x, y = points[0]
+    parts = [f"M{x:.1f},{y:.1f}"]
+    for nx, ny in points[1:]:
+        middle = (y + ny) / 2
+        if abs(nx - x) < 0.5:
+            parts.append(f"L{nx:.1f},{ny:.1f}")
+        else:
+            parts.append(f"C{x:.1f},{middle:.1f} {nx:.1f},{middle:.1f} {nx:.1f},{ny:.1f}")
+        x, y = nx, ny
+    return "".join(parts)

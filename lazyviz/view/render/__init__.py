@@ -1,0 +1,1 @@
+"""Pictures and text: SVG, PDF, PNG, Graphviz, the terminal."""

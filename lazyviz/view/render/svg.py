@@ -1,0 +1,442 @@
+"""The static picture: one self-contained SVG, for saved notebooks, exports and previews.
+
+A saved notebook shows it wherever the widget cannot run, so it has an opaque card of its
+own and reads the same on dark and on light pages.  No scripts, no links, no fonts to load;
+every string from the user's program is escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import itertools
+import uuid
+from typing import Any
+
+from ...graph.ir import Graph
+from ...graph.sync_points import sites
+from ...plan.units import format_bytes
+from ..colors import HEATS, heat, largest
+from ..layout.coordinates import Arrangement, Frame, arrange, curve
+from ..layout.text_width import shortened
+from ..printable_text import visible
+from ..scene.batch_text import batch_lines
+from ..scene.boxes import Box
+from ..scene.memory_chart import memory_json
+from ..scene.scene import PlanLike, Scene, plural
+from .text import render_text
+
+WIDTH = 900.0
+MARGIN = 20.0
+MIN_SCALE = 0.85  # lanes that would be drawn smaller than this go into a second row
+FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
+MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
+STATIC_CLASS = "lazyviz-static"
+
+CATEGORY_COLORS = {
+    "parameters": "#1f5fe6",
+    "gradients": "#e8124e",
+    "optimizer": "#551a7c",
+    "activations": "#109b5f",
+    "inputs": "#195264",
+    "buffers": "#d46207",
+    "temporaries": "#6a5a22",
+    "held": "#80838c",
+}
+PHASE_COLORS = {"forward": "#2f6fb3", "backward": "#b8561c", "optimizer": "#7d4f9e", "other": "#5f6b7a"}
+ROLE_COLORS = {
+    "parameter": "#1f5fe6",
+    "gradient": "#e8124e",
+    "optimizer": "#551a7c",
+    "buffer": "#d46207",
+    "input": "#195264",
+}
+_VERDICT_COLORS = {"fits": "#1a7f4b", "too-big": "#c0352b", "unknown": "#5f6b7a"}
+_INK, _MUTED, _FAINT, _CARD, _LINE = "#1d2733", "#5c6874", "#e3e8ee", "#ffffff", "#98a4b1"
+
+
+def char_width(size: float, *, mono: bool = False, bold: bool = False) -> float:
+    """Mean width of a character in pixels, of the widest of the fonts that may be there."""
+    return size * (0.605 if mono else 0.66 if bold else 0.58)
+
+
+def shorten(text: str, room: float, size: float, *, mono: bool = False, bold: bool = False) -> str:
+    """``text`` with its middle left out where it would be wider than ``room`` pixels."""
+    return shortened(text, int(room / char_width(size, mono=mono, bold=bold)))
+
+
+def _escape(text: object) -> str:
+    # Characters that XML 1.0 does not allow would make the whole picture unreadable.
+    return html.escape(visible(str(text)), quote=True)
+
+
+def _text(
+    x: float,
+    y: float,
+    text: str,
+    *,
+    size: float = 12,
+    fill: str = _INK,
+    weight: int = 400,
+    anchor: str = "start",
+    mono: bool = False,
+    extra: str = "",
+) -> str:
+    family = f' font-family="{MONO}"' if mono else ""
+    bold = f' font-weight="{weight}"' if weight != 400 else ""
+    where = f' text-anchor="{anchor}"' if anchor != "start" else ""
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" fill="{fill}"{family}{bold}{where}{extra}>'
+        f"{_escape(text)}</text>"
+    )
+
+
+def _rect(
+    x: float,
+    y: float,
+    w: float,
+    h: float,
+    *,
+    fill: str,
+    stroke: str = "none",
+    radius: float = 6,
+    extra: str = "",
+) -> str:
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="{radius:g}" '
+        f'fill="{fill}" stroke="{stroke}"{extra}/>'
+    )
+
+
+def render_svg(
+    graph: Graph,
+    plan: PlanLike,
+    *,
+    title: str = "lazyviz",
+    state: str = "pending",
+    report: Any = None,
+    scene: Scene | None = None,
+) -> str:
+    """The picture of ``graph``: lanes of modules, memory, verdict and legend, as SVG text.
+
+    ``state`` is one of pending, running, done, failed, interrupted; ``report``, once there
+    is one, has ``ops_run``, ``seconds`` and ``peak_bytes``.  ``scene``: that of ``graph`` and
+    ``plan``, where there is one already.
+    """
+    scene = scene or Scene(graph, plan)
+    parts, top = _header(scene, title, state, report)
+    if graph.nodes:
+        picture = arrange(scene, {box.id for box in scene.opened()}, room=WIDTH / MIN_SCALE)
+        room = WIDTH - 2 * MARGIN
+        scale = min(1.0, room / picture.width)
+        left = (WIDTH - picture.width * scale) / 2
+        parts.append(f'<g transform="translate({left:.1f},{top:.1f}) scale({scale:.4f})">')
+        parts += _picture(picture, scene)
+        parts.append("</g>")
+        top += picture.height * scale + 22
+        parts += _scale(largest(scene.opened()), top - 4)
+        top += 22
+        chart, top = _chart(memory_json(scene), top)
+        parts += chart
+    else:
+        parts.append(
+            _text(MARGIN, top + 14, "Nothing was recorded: no PyTorch op ran.", fill=_MUTED, size=13)
+        )
+        top += 30
+    height = top + 12
+    described = _escape(f"{title}: {scene.summary()}")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {height:.0f}" width="{WIDTH:g}" '
+        f'height="{height:.0f}" role="img" aria-label="{described}" font-family="{_escape(FONT)}">'
+        f"<title>{described}</title>"
+        + _rect(0.5, 0.5, WIDTH - 1, height - 1, fill=_CARD, stroke="#cfd6de", radius=10)
+        + "".join(parts)
+        + "</svg>"
+    )
+
+
+def _scale(most: int, top: float) -> list[str]:
+    """What the boxes' colours mean."""
+    parts = [_text(MARGIN, top, "bytes that a box's ops allocate: 0", size=11, fill=_MUTED)]
+    x = MARGIN + 34 * char_width(11) + 6
+    for fill, _ in HEATS:
+        parts.append(_rect(x, top - 9, 20, 11, fill=fill, stroke="#98a4b1", radius=0))
+        x += 20
+    return [*parts, _text(x + 7, top, format_bytes(most), size=11, fill=_MUTED)]
+
+
+def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str], float]:
+    memory = memory_json(scene)
+    color = _VERDICT_COLORS[memory["verdict"]]
+    chip = shorten(memory["verdictText"], 600, 12, bold=True)
+    wide = len(chip) * char_width(12, bold=True) + 40
+    parts = [
+        _text(MARGIN, 33, shorten(title, WIDTH - wide - 70, 17, bold=True), size=17, weight=650),
+        _rect(WIDTH - MARGIN - wide, 16, wide, 25, fill=color, radius=12.5, extra=' fill-opacity="0.12"'),
+        f'<circle cx="{WIDTH - MARGIN - wide + 14:.1f}" cy="28.5" r="4.5" fill="{color}"/>',
+        _text(WIDTH - MARGIN - wide + 25, 33, chip, fill=color, weight=600, size=12),
+    ]
+    words = {
+        "pending": "partly run" if any(node.state == "done" for node in scene.graph.nodes) else "not run yet",
+        "running": "running",
+        "done": "evaluated",
+        "failed": "failed",
+        "interrupted": "interrupted",
+    }
+    line = f"{scene.summary()} · {words.get(state, state)}"
+    if report is not None and state != "pending":  # else it is of a sync point, a part only
+        line += f" · ran {plural(report.ops_run, 'op')} in {report.seconds:.3g} s"
+        if getattr(report, "peak_bytes", None) is not None:
+            line += f", measured peak {format_bytes(report.peak_bytes)}"
+        if getattr(report, "pieces", 1) > 1:
+            line += f", in {report.pieces} pieces"
+    parts.append(_text(MARGIN, 56, shorten(line, WIDTH - 2 * MARGIN, 12.5), fill=_MUTED, size=12.5))
+    top = 74.0
+    for line in batch_lines(scene.plan):
+        color = _MUTED if not scene.plan.split.blocked_by else _VERDICT_COLORS["too-big"]
+        parts.append(_text(MARGIN, top, shorten(line, WIDTH - 2 * MARGIN, 12.5), fill=color, size=12.5))
+        top += 18
+    syncs = sites(scene.graph.sync_points)
+    for site in syncs[:4]:
+        where = f": {site.text}" if site.text else ""
+        text = shorten(f"sync point: {site}{where}", WIDTH - 2 * MARGIN - 14, 12)
+        parts.append(f'<circle cx="{MARGIN + 4:.1f}" cy="{top - 4:.1f}" r="4" fill="#c0352b"/>')
+        parts.append(_text(MARGIN + 14, top, text, size=12, fill="#9b2c22"))
+        top += 17
+    if len(syncs) > 4:
+        parts.append(_text(MARGIN + 14, top, f"and at {len(syncs) - 4} more lines", fill=_MUTED))
+        top += 17
+    return parts, top + 4
+
+
+def _picture(picture: Arrangement, scene: Scene) -> list[str]:
+    parts = [_frame(frame, scene) for frame in picture.frames if frame.open]
+    for line in picture.lines:
+        x, y = line.points[-1]
+        before = line.points[-2][1]
+        tip = 5.0 if before < y else -5.0
+        parts.append(
+            f'<path d="{curve([*line.points[:-1], (x, y - tip)])}" fill="none" stroke="{_LINE}" '
+            f'stroke-width="1.3"/><path d="M{x - 4:.1f},{y - tip * 1.4:.1f}L{x:.1f},{y:.1f}'
+            f'L{x + 4:.1f},{y - tip * 1.4:.1f}Z" fill="{_LINE}"/>'
+        )
+    for line in picture.lines:
+        if line.at is not None:
+            halo = f' paint-order="stroke" stroke="{_CARD}" stroke-width="4" stroke-linejoin="round"'
+            parts.append(_text(*line.at, size=11, fill=_MUTED, anchor="middle", extra=halo))
+    most = largest(scene.opened())
+    frames = {frame.box: frame for frame in picture.frames}
+    parts += [_closed(frame, scene, frames, most) for frame in picture.frames if not frame.open]
+    return parts
+
+
+def _frame(frame: Frame, scene: Scene) -> str:
+    box = frame.box
+    color = PHASE_COLORS[box.phase]
+    lane = box.kind == "lane"
+    parts = [
+        _rect(
+            frame.x,
+            frame.y,
+            frame.width,
+            frame.height,
+            fill=color if lane or box.kind == "module" else _CARD,
+            stroke=color,
+            radius=10,
+            extra=' fill-opacity="0.05" stroke-opacity="0.3"',
+        )
+    ]
+    if lane:
+        arrow = {"forward": " ↓", "backward": " ↑"}.get(box.phase, "")
+        title = box.label.capitalize() + arrow
+        parts.append(_text(frame.x + 16, frame.y + 25, title, size=14, weight=650, fill=color))
+        subtitle = shorten(scene.subtitle(box), frame.width - 24, 11.5)
+        parts.append(_text(frame.x + 16, frame.y + 43, subtitle, size=11.5, fill=_MUTED))
+    else:
+        name = f"{box.label} × {box.repeats}" if box.repeats > 1 else box.label
+        label = shorten(name, frame.width - 24, 12.5, bold=True)
+        parts.append(_text(frame.x + 14, frame.y + 23, label, size=12.5, weight=600, fill=color))
+    return "".join(parts)
+
+
+def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame], most: int) -> str:
+    box, x, y, w, h = frame.box, frame.x, frame.y, frame.width, frame.height
+    color = PHASE_COLORS[box.phase]
+    subtitle = scene.subtitle(box)
+    parts = []
+    if box.kind == "sync":
+        lane = frames.get(box.parent) if box.parent is not None else None
+        if lane is not None:  # a barrier: what is below it ran after what is above
+            parts.append(
+                f'<path d="M{lane.x + 6:.1f},{y + h / 2:.1f}h{lane.width - 12:.1f}" stroke="#c0352b" '
+                'stroke-width="2.5" stroke-dasharray="7 4"/>'
+            )
+        parts.append(_rect(x, y, w, h, fill="#fdecea", stroke="#c0352b"))
+        label = shorten(box.label, w - 20, 11.5, bold=True)
+        parts.append(_text(x + 11, y + 18, label, size=11.5, fill="#9b2c22", weight=600))
+        parts.append(_text(x + 11, y + 33, shorten(subtitle, w - 20, 11), size=11, fill="#9b2c22"))
+        return "".join(parts)
+    if box.kind in ("input", "output"):
+        parts.append(_tensor_card(box, x, y, w, h))
+        label = shorten(box.label, w - 42, 11.5, bold=True)
+        parts.append(_text(x + 28, y + 18, label, size=11.5, weight=600))
+        parts.append(_text(x + 28, y + 32, shorten(subtitle, w - 42, 11), size=11, fill=_MUTED))
+        return "".join(parts)
+    fill, ink = HEATS[heat(box.nbytes, most)]
+    if box.kind == "op":
+        parts.append(_rect(x, y, w, h, fill=fill, stroke="#b9c3cd"))
+        label = shorten(box.label, w - 20, 11.5, mono=True)
+        parts.append(_text(x + 11, y + 17, label, size=11.5, mono=True, fill=ink))
+        parts.append(_text(x + 11, y + 33, shorten(subtitle, w - 20, 11), size=11, fill=ink))
+        return "".join(parts)
+    badge = f"× {box.repeats}" if box.repeats > 1 else ""
+    wide = len(badge) * 7.5 + 12
+    faint = ' stroke-opacity="0.5"'
+    parts += [_rect(x + by, y + by, w, h, fill=fill, stroke=color, extra=faint) for by in (6, 3) if badge]
+    parts.append(_rect(x, y, w, h, fill=fill, stroke=color))
+    parts.append(f'<path d="M{x + 7:.1f},{y + h / 2 - 4:.1f}l4.5,4l-4.5,4Z" fill="{ink}"/>')
+    label = shorten(box.label, w - 26 - (wide - 3 if badge else 0), 12.5, bold=True)
+    parts.append(_text(x + 17, y + 19, label, size=12.5, weight=600, fill=ink))
+    parts.append(_text(x + 17, y + 36, shorten(subtitle, w - 26, 11), size=11, fill=ink))
+    if badge:
+        parts.append(_rect(x + w - wide - 6, y + 6, wide, 18, fill=_CARD, stroke=color, radius=9))
+        middle = x + w - wide / 2 - 6
+        parts.append(_text(middle, y + 19, badge, size=11.5, weight=650, fill=color, anchor="middle"))
+    return "".join(parts)
+
+
+def _tensor_card(box: Box, x: float, y: float, w: float, h: float) -> str:
+    """A tensor from outside or a result: round; parameters and buffers with their corners cut."""
+    role = str(box.key) if box.kind == "input" else "output"
+    if role in ("input", "output"):
+        card = _rect(x, y, w, h, fill="#ffffff", stroke="#b9c3cd", radius=h / 2)
+    else:
+        card = (
+            f'<path d="M{x + 9:.1f},{y:.1f}h{w - 18:.1f}l9,9v{h - 18:.1f}l-9,9h{18 - w:.1f}l-9,-9'
+            f'v{18 - h:.1f}Z" fill="#ffffff" stroke="#b9c3cd"/>'
+        )
+    shape = {
+        "parameter": "M12,10.5h9v9h-9Z",
+        "buffer": "M16.5,9l6,6l-6,6l-6,-6Z",
+        "optimizer": "M16.5,9.5l6,10h-12Z",
+    }.get(role, "M12,15a4.5,4.5 0 1 0 9,0a4.5,4.5 0 1 0 -9,0")
+    color = ROLE_COLORS.get(role, _MUTED)
+    ink = f'fill="{color}"' if role != "output" else f'fill="none" stroke="{_INK}" stroke-width="1.6"'
+    return f'{card}<path transform="translate({x:.1f},{y:.1f})" d="{shape}" {ink}/>'
+
+
+def _chart(memory: dict[str, Any], top: float) -> tuple[list[str], float]:
+    """The memory chart and its legend; returns where the next thing may start."""
+    left, right, tall = MARGIN + 66, WIDTH - MARGIN, 130.0
+    parts = [_text(MARGIN, top + 4, "Projected memory", size=13, weight=650)]
+    note = f"peak {memory['peakText']} at {memory['peakName']}" if memory["peakName"] else ""
+    note += f" · plain eager PyTorch: {memory['eagerText']}"
+    parts.append(
+        _text(MARGIN + 160, top + 4, shorten(note, WIDTH - 2 * MARGIN - 160, 11.5), size=11.5, fill=_MUTED)
+    )
+    top += 18 if not memory["pieces"] else 32
+    bottom = top + tall
+    drawn = memory["points"]
+    points = len(drawn["at"])
+    near = memory["capacity"] is not None and memory["capacity"] < 2 * memory["peak"]
+    most = max(memory["peak"], memory["capacity"] if near else 0, 1) * 1.08
+    step = (right - left) / max(points, 1)
+
+    def y_of(nbytes: float) -> float:
+        return bottom - nbytes / most * tall
+
+    parts.append(_rect(left, top, right - left, tall, fill="#f6f8fa", radius=0))
+    shares = (0, 0.5, 1)
+    for share in shares:
+        y = y_of(memory["peak"] * share)
+        parts.append(f'<path d="M{left:.1f},{y:.1f}H{right:.1f}" stroke="{_FAINT}"/>')
+        label = format_bytes(round(memory["peak"] * share))
+        parts.append(_text(left - 7, y + 4, label, size=11, fill=_MUTED, anchor="end"))
+    below = [0] * points
+    for category, sizes in zip(memory["categories"], drawn["bytes"], strict=True):
+        above = [low + size for low, size in zip(below, sizes, strict=True)]
+        path = [f"M{left:.1f},{y_of(above[0]):.1f}"]
+        path += [f"V{y_of(above[i]):.1f}H{left + (i + 1) * step:.1f}" for i in range(points)]
+        path += [f"V{y_of(below[i]):.1f}H{left + i * step:.1f}" for i in reversed(range(points))]
+        color = CATEGORY_COLORS.get(category["name"], _MUTED)
+        parts.append(f'<path d="{"".join(path)}Z" fill="{color}"/>')
+        below = above
+    if memory["peakAt"] is not None and memory["peakAt"] in drawn["at"]:
+        x = left + (drawn["at"].index(memory["peakAt"]) + 0.5) * step
+        y = y_of(memory["peak"])
+        parts.append(f'<path d="M{x:.1f},{top:.1f}V{bottom:.1f}" stroke="{_INK}" stroke-dasharray="3 3"/>')
+        parts.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{_CARD}" stroke="{_INK}" stroke-width="1.6"/>'
+        )
+    if near:
+        y = y_of(memory["capacity"])
+        parts.append(f'<path d="M{left:.1f},{y:.1f}H{right:.1f}" stroke="#c0352b" stroke-width="1.5"/>')
+        words = f"{memory['device']}: {memory['capacityText']}"
+        halo = f' paint-order="stroke" stroke="{_CARD}" stroke-width="3"'
+        parts.append(_text(right - 4, y - 4, words, size=11, fill="#9b2c22", anchor="end", extra=halo))
+    parts += _pieces(memory, left, right, top, bottom)
+    starts = memory["phases"]
+    for (phase, first), following in itertools.zip_longest(starts, starts[1:]):
+        last = following[1] if following else memory["count"]
+        x0 = left + (right - left) * first / max(memory["count"], 1)
+        x1 = left + (right - left) * last / max(memory["count"], 1)
+        color = PHASE_COLORS[phase]
+        parts.append(_rect(x0, bottom + 3, max(x1 - x0 - 1, 1), 4, fill=color, radius=1))
+        if x1 - x0 > 70:
+            parts.append(_text((x0 + x1) / 2, bottom + 19, phase, size=11, fill=color, anchor="middle"))
+    bottom += 40
+    x = left
+    for category in memory["categories"]:
+        label = f"{category['name']} {format_bytes(category['peak'])}"
+        wide = 16 + len(label) * char_width(11) + 16
+        if x + wide > right:
+            x, bottom = left, bottom + 18
+        parts.append(
+            _rect(x, bottom - 9, 10, 10, fill=CATEGORY_COLORS.get(category["name"], _MUTED), radius=2)
+        )
+        parts.append(_text(x + 15, bottom, label, size=11, fill=_MUTED))
+        x += wide
+    return parts, bottom + 8
+
+
+def _pieces(memory: dict[str, Any], left: float, right: float, top: float, bottom: float) -> list[str]:
+    """Where the pieces of a split run begin, and which they are, where there is room to say it."""
+    parts = []
+    starts = memory["pieces"]
+    for (first, name), following in itertools.zip_longest(starts, starts[1:]):
+        last = following[0] if following else memory["count"]
+        x0 = left + (right - left) * first / max(memory["count"], 1)
+        x1 = left + (right - left) * last / max(memory["count"], 1)
+        if first:
+            parts.append(f'<path d="M{x0:.1f},{top:.1f}V{bottom:.1f}" stroke="{_MUTED}" stroke-width="0.8"/>')
+        # In full where there is room, else the piece alone: "piece 2, and 6 more like it".
+        for text in (name, name.partition(",")[0]):
+            if text and len(text) * char_width(11) + 8 < x1 - x0:
+                parts.append(_text(x0 + 4, top - 4, text, size=11, fill=_MUTED))
+                break
+    return parts
+
+
+def static_bundle(
+    graph: Graph,
+    plan: PlanLike,
+    *,
+    title: str = "lazyviz",
+    state: str = "pending",
+    report: Any = None,
+    scene: Scene | None = None,
+) -> dict[str, str]:
+    """The separate output that saved notebooks keep: MIME type -> data.
+
+    ``text/html`` is one ``<img>`` with the picture in it; its id (``static_id``) lets a live
+    widget hide it.
+    """
+    scene = scene or Scene(graph, plan)
+    svg = render_svg(graph, plan, title=title, state=state, report=report, scene=scene)
+    data = base64.b64encode(svg.encode()).decode()
+    alt = _escape(f"{title}: the recorded graph and its projected memory")
+    image = (
+        f'<img class="{STATIC_CLASS}" id="{STATIC_CLASS}-{uuid.uuid4().hex[:12]}" alt="{alt}" '
+        f'style="max-width:100%;height:auto" src="data:image/svg+xml;base64,{data}">'
+    )
+    return {"text/html": image, "text/plain": render_text(graph, plan, scene=scene)}

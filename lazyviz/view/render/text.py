@@ -1,0 +1,109 @@
+"""The text form: what a terminal, a log or a saved notebook without pictures shows."""
+
+from __future__ import annotations
+
+from ...graph.ir import Graph
+from ...graph.sync_points import listed
+from ...plan.formatting import line_text, line_with_text
+from ...plan.units import format_bytes
+from ..printable_text import visible
+from ..scene.batch_text import batch_lines
+from ..scene.boxes import Box
+from ..scene.memory_chart import needed_for, verdict
+from ..scene.scene import PHASE_TITLES, PlanLike, Scene
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_LISTED = 6
+
+
+def render_text(graph: Graph, plan: PlanLike, *, width: int = 100, scene: Scene | None = None) -> str:
+    """A summary of ``graph`` and its projected memory, at most ``width`` characters wide.
+
+    What was recorded, sync points with cause and line, modules by phase with repeats folded,
+    the memory over time, what is alive at the peak, and whether it fits.
+    """
+    width = max(width, 48)
+    scene = scene or Scene(graph, plan)
+    lines = [scene.summary()]
+    lines += [f"  {line}" for line in listed(graph.sync_points, width=width - 2)]
+    if not graph.nodes:
+        return "\n".join(_cut(line, width) for line in [*lines, "Nothing was recorded: no PyTorch op ran."])
+    for lane in _steps_and_lanes(scene):
+        lines += ["", *_lane(lane, scene, width)]
+    lines += ["", *_memory(plan, width)]
+    return "\n".join(_cut(visible(line), width) for line in lines)
+
+
+def _steps_and_lanes(scene: Scene) -> list[Box]:
+    """Lanes that are drawn, and steps that stand for others, in program order."""
+    result: list[Box] = []
+    stack = [scene.hierarchy.root]
+    opened = {box.id for box in scene.opened()}
+    while stack:
+        box = stack.pop()
+        if box.id in opened and box.kind != "lane":
+            stack.extend(reversed(box.children))
+        else:
+            result.append(box)
+    return result
+
+
+def _lane(lane: Box, scene: Scene, width: int) -> list[str]:
+    if lane.kind != "lane":
+        times = f" × {lane.repeats}" if lane.repeats > 1 else ""
+        return [f"{lane.label}{times}: {scene.subtitle(lane)}"]
+    lines = [f"{PHASE_TITLES[lane.phase]}: {scene.subtitle(lane)}"]
+    name_width = min(max((len(_name(box)) for box in lane.children), default=0), max(width // 2 - 4, 20))
+    for box in lane.children:
+        mark = {"input": "> ", "output": "< ", "sync": "! "}.get(box.kind, "  ")
+        out = scene.edge_text(
+            [value for (start, _), found in lane.edges.items() if start is box for value in found]
+        )
+        arrow = f"  -> {out}" if box.is_group and out else ""
+        lines.append(f"  {mark}{_cut(_name(box), name_width):<{name_width}}  {scene.subtitle(box)}{arrow}")
+    return lines
+
+
+def _name(box: Box) -> str:
+    return f"{box.label} × {box.repeats}" if box.repeats > 1 else box.label
+
+
+def _memory(plan: PlanLike, width: int) -> list[str]:
+    sizes = [size for _, size in plan.timeline]
+    columns = min(len(sizes), width - 2)
+    most = max(plan.peak_bytes, 1)
+    bars = ""
+    for column in range(columns):
+        part = sizes[column * len(sizes) // columns : (column + 1) * len(sizes) // columns]
+        bars += _BARS[min(round(max(part) / most * 8), 8)]
+    lines = [f"Memory over the run, peak {format_bytes(plan.peak_bytes)}:", f"  {bars}"]
+    peak = plan.peak_node
+    if peak is not None:
+        source = f", {line_with_text(peak.source)}" if peak.source is not None else ""
+        lines.append(f"  peak at {peak.name} ({peak.module or peak.phase}){source}")
+    lines.append(f"  plain eager PyTorch would peak at {format_bytes(plan.eager_peak_bytes)}")
+    lines.append("Alive at the peak:")
+    shown = [(str(name), size) for name, size in plan.by_category.items() if size]
+    for name, size in sorted(shown, key=lambda item: -item[1]):
+        lines.append(f"  {format_bytes(size):>10}  {name}")
+    if plan.alive_at_peak:
+        lines.append("Largest:")
+    for allocation in plan.alive_at_peak[:_LISTED]:
+        name = getattr(allocation, "name", "") or allocation.module or "(outside of a module)"
+        made = f", {allocation.node.name}" if allocation.node is not None else ""
+        line = f", {line_text(allocation.source)}" if allocation.source is not None else ""
+        lines.append(f"  {format_bytes(allocation.nbytes):>10}  {allocation.category}: {name}{made}{line}")
+    lines += batch_lines(plan)
+    if parts := needed_for(plan):
+        lines.append(f"Needed: {parts}")
+    lines.append(verdict(plan)[1])
+    return lines
+
+
+def _cut(text: str, width: int) -> str:
+    """One line of at most ``width`` characters, shortened in the middle."""
+    text = " ".join(text.splitlines())
+    if len(text) <= width:
+        return text
+    head = (width - 1) * 3 // 5
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"

@@ -1,0 +1,103 @@
+"""What boxes are coloured by: the dtype and module of each, and what of it is alive at the plan's peak."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...graph.ir import Node
+from .boxes import Box, Hierarchy
+
+if TYPE_CHECKING:
+    from .scene import PlanLike
+
+MIXED = "mixed"
+
+
+class Facts:
+    """Facts of every box of a hierarchy; groups add up what is inside."""
+
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self._hierarchy = hierarchy
+        self._dtypes: dict[Box, torch.dtype | None] = {}  # None: several
+        self._modules: dict[Box, str] = {}
+        roots = {node.root for node in hierarchy.graph.nodes if node.root}
+        self._only_root = len(roots) == 1
+        # Children come after their parents in `boxes`.
+        for box in reversed(hierarchy.boxes.values()):
+            if box.node is not None:
+                value = next(iter(box.node.outputs), None)
+                if value is not None:
+                    self._dtypes[box] = value.dtype
+                self._modules[box] = self._module(box.node)
+            elif box.values and not box.children:
+                self._dtypes[box] = box.values[0].dtype
+            parent = box.parent
+            if parent is None or box.kind == "input" or box.kind == "output" or box.sync is not None:
+                continue
+            if box in self._dtypes:
+                known = self._dtypes.setdefault(parent, self._dtypes[box])
+                if known is not self._dtypes[box]:
+                    self._dtypes[parent] = _of_both(known, self._dtypes[box])
+            module = self._modules.get(box, "")
+            before = self._modules.setdefault(parent, module)
+            if before != module:
+                self._modules[parent] = _common(before, module)
+
+    def dtype(self, box: Box) -> str:
+        """``"float32"``, ``"mixed"`` for a group of several, ``""`` where nothing is made."""
+        if box not in self._dtypes:
+            return ""
+        dtype = self._dtypes[box]
+        return MIXED if dtype is None else str(dtype).removeprefix("torch.")
+
+    def module(self, box: Box) -> str:
+        """The path of the innermost module that holds all of ``box``, ``""`` if there is none."""
+        return self._modules.get(box, "")
+
+    def held(self, plan: PlanLike) -> dict[Box, int]:
+        """For each box the bytes of what its ops made, or what it shows, that are alive at the peak."""
+        result: dict[Box, int] = {}
+        of_storage: dict[int, Box] = {}
+        for box in self._hierarchy.boxes.values():
+            if box.kind == "input":
+                for value in box.values:
+                    of_storage.setdefault(value.storage.id, box)
+        for allocation in plan.alive_at_peak:
+            storage = getattr(allocation, "storage", None)
+            if allocation.node is not None:
+                maker: Box | None = self._hierarchy.box_of[allocation.node.index]
+                while maker is not None:
+                    result[maker] = result.get(maker, 0) + allocation.nbytes
+                    maker = maker.parent
+            elif storage is not None and (shown := of_storage.get(storage.id)) is not None:
+                result[shown] = result.get(shown, 0) + allocation.nbytes
+        return result
+
+    def _module(self, node: Node) -> str:
+        """The module of an op; of an optimizer's that of the parameter it writes."""
+        if node.phase == "optimizer":
+            names = [storage.name for storage in node.writes if storage.role == "parameter"]
+            return names[0].rpartition(".")[0] if len(names) == 1 else ""
+        if self._only_root:
+            return node.module or node.root
+        return ".".join(part for part in (node.root, node.module) if part)
+
+
+def _of_both(one: torch.dtype | None, other: torch.dtype | None) -> torch.dtype | None:
+    """Integers and booleans do not make a group of one floating dtype a mixed one."""
+    if one is None or other is None or one is other:
+        return None if one is not other else one
+    computes = [dtype for dtype in (one, other) if dtype.is_floating_point or dtype.is_complex]
+    return computes[0] if len(computes) == 1 else None
+
+
+def _common(one: str, other: str) -> str:
+    """The path that both begin with."""
+    parts = []
+    for a, b in zip(one.split("."), other.split("."), strict=False):
+        if a != b:
+            break
+        parts.append(a)
+    return ".".join(parts)

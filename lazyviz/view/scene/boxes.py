@@ -1,0 +1,165 @@
+"""The boxes that are drawn, as a tree over the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ...graph.ir import RAN_AT_ONCE, Graph, Node, SyncPoint, Value
+
+Kind = Literal["root", "lane", "step", "module", "op", "input", "output", "sync"]
+
+
+class Box:
+    """One box of the picture: an op, a group of boxes, a tensor from outside, or a sync point.
+
+    ``ops`` and ``syncs`` count the ops (hidden views included) and sync points inside, ``nbytes`` is the
+    size of what they allocate.  ``repeats`` is how many equal members a fold stands for, else 1.  ``edges``
+    of a group join its children; ``order`` are pairs that only fix an order.
+    """
+
+    __slots__ = (
+        "children", "depth", "edges", "entry", "exit", "first", "id", "key", "kind", "label", "nbytes",
+        "node", "ops", "order", "parent", "phase", "position", "repeats", "shape_hash", "sync",
+        "syncs", "values",
+    )  # fmt: skip
+
+    def __init__(self, kind: Kind, label: str, phase: str, parent: Box | None, key: object = None) -> None:
+        self.id = ""
+        self.kind: Kind = kind
+        self.label = label
+        self.phase = phase
+        self.parent = parent
+        self.key = key
+        self.children: list[Box] = []
+        self.position = 0  # among the parent's children
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.node: Node | None = None  # of an op
+        self.values: Sequence[Value] = ()  # of an input or output
+        self.sync: SyncPoint | None = None
+        self.first = -1  # program position of the first op inside
+        self.ops = 0
+        self.syncs = 0
+        self.nbytes = 0
+        self.repeats = 1
+        self.shape_hash = 0
+        self.edges: dict[tuple[Box, Box], list[Value]] = {}
+        self.order: list[tuple[Box, Box]] = []
+        self.entry = False  # reads something made elsewhere in its lane
+        self.exit = False  # makes something read elsewhere in its lane
+
+    @property
+    def is_group(self) -> bool:
+        return bool(self.children)
+
+    def __repr__(self) -> str:
+        return f"<Box {self.id} {self.kind} {self.label!r} {self.ops} ops>"
+
+
+@dataclass(slots=True)
+class Hierarchy:
+    """The tree of boxes, and the data flow it was made from.
+
+    ``box_of[i]`` is the box of node ``i`` (``None`` for a hidden view), ``reads[i]`` the
+    values it reads with what made each (a node position, or ``None`` for one from outside),
+    seen through hidden views, ``behind[i]`` the views hidden behind it.
+    """
+
+    graph: Graph
+    root: Box
+    boxes: dict[str, Box]
+    box_of: list[Box | None]
+    box_of_value: dict[int, Box]
+    reads: list[list[tuple[int | None, Value]]]
+    behind: dict[int, list[Node]]
+    drawn_of: tuple[object, ...] = ()  # tells the graph, as far as boxes depend on it
+    opened: set[str] = field(default_factory=set)  # groups drawn open from the start, besides lanes
+    gradients: dict[Node, list[Node]] | None = None  # of each forward op; found when first asked for
+    _readers: list[list[int]] | None = None
+    _value_readers: dict[int, list[int]] | None = None
+
+    def readers(self, index: int) -> list[int]:
+        """Positions of the drawn nodes that read what node ``index`` made."""
+        if self._readers is None:
+            self._readers = [[] for _ in self.reads]
+            for reader, reads in enumerate(self.reads):
+                if self.box_of[reader] is not None:
+                    for producer in dict.fromkeys(producer for producer, _ in reads):
+                        if producer is not None:
+                            self._readers[producer].append(reader)
+        return self._readers[index]
+
+    def readers_of(self, value: int) -> list[int]:
+        """Positions of the nodes that read the value with that id, hidden views included."""
+        if self._value_readers is None:
+            self._value_readers = {}
+            for reader, reads in enumerate(self.reads):
+                for _, read in reads:
+                    self._value_readers.setdefault(read.id, []).append(reader)
+        return self._value_readers.get(value, [])
+
+    def nodes_in(self, box: Box) -> Iterator[Node]:
+        """The drawn ops inside ``box``, itself included."""
+        stack = [box]
+        while stack:
+            current = stack.pop()
+            if current.node is not None:
+                yield current.node
+            stack.extend(reversed(current.children))
+
+    def lanes(self) -> Iterator[Box]:
+        """Every lane, in drawing order."""
+        stack = [self.root]
+        while stack:
+            box = stack.pop()
+            if box.kind == "lane":
+                yield box
+            elif box.kind in ("root", "step"):
+                stack.extend(reversed(box.children))
+
+
+def chain(box: Box) -> list[str]:
+    """Ids from the outermost group down to ``box``: the first of them that is drawn stands for it."""
+    ids: list[str] = []
+    current: Box | None = box
+    while current is not None:
+        ids.append(current.id)
+        current = current.parent
+    return ids[::-1]
+
+
+def op_name(node: Node) -> str:
+    """``"addmm"``, ``"_foreach_add_"``, or ``"mylib::op"`` for one that is not ATen's."""
+    name: str = node.op._schema.name
+    if name == RAN_AT_ONCE:
+        return node.at_once
+    return name.removeprefix("aten::")
+
+
+def around(boxes: Iterable[Box], limit: int) -> list[str]:
+    """Ids of these boxes and of the groups around them, which stand for them while they are closed."""
+    ids: dict[str, None] = {}
+    for each in boxes:
+        box: Box | None = each
+        while box is not None and box.kind not in ("root", "lane") and box.id not in ids:
+            if len(ids) >= limit:
+                return list(ids)
+            ids[box.id] = None
+            box = box.parent
+    return list(ids)
+
+
+def module_path(node: Node) -> str:
+    """``"GPT2.transformer.h.0.attn"``; "" outside of modules."""
+    return ".".join(part for part in (node.root, node.module) if part)
+
+
+def named(box: Box) -> dict[str, Any]:
+    """What a link to ``box`` needs, as JSON: words for it, and the ids that lead to it."""
+    label = box.label
+    if box.node is not None:
+        label = f"{box.node.module or box.node.phase}: {op_name(box.node)}"
+    elif box.repeats > 1:
+        label = f"{label} × {box.repeats}"
+    return {"label": label, "chain": chain(box)}

@@ -1,0 +1,173 @@
+"""Which op reads what: the data flow that the boxes are sorted and joined by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...graph.ir import Graph, Node, Phase, Value
+
+# For each node the values it reads, each with the position of the node that made it.
+Reads = list[list[tuple["int | None", Value]]]
+
+_KEPT = ("parameter", "buffer", "optimizer")  # roles of what outlives a step
+LOOSE_OPS = 24  # ops outside of modules in one lane; more are grouped by source line
+# Only metadata, though the schema does not call them views.
+LIKE_VIEWS = {
+    "aten::_conj",
+    "aten::_reshape_alias",
+    "aten::_unsafe_view",
+    "aten::detach",
+    "aten::lift_fresh",
+}
+
+
+def hidden_views(graph: Graph) -> list[bool]:
+    """Which nodes only view memory, and so hide behind their consumer."""
+    by_op: dict[object, bool] = {}
+    hidden = []
+    for node in graph.nodes:
+        known = by_op.get(node.op)
+        if known is None:
+            known = by_op[node.op] = bool(node.op.is_view) or node.op._schema.name in LIKE_VIEWS
+        hidden.append(known and bool(node.inputs) and node.state != "failed")
+    return hidden
+
+
+def data_flow(graph: Graph, hidden: list[bool]) -> tuple[Reads, dict[int, list[Node]]]:
+    """What each node reads, seen through hidden views; the views behind each."""
+    nodes = graph.nodes
+    reads: Reads = []
+    behind: dict[int, list[Node]] = {}
+    waiting: dict[int, list[Node]] = {}  # hidden views, by the id of the value they make
+    writer: dict[int, int] = {}  # last node that wrote a storage in place
+    origin: dict[int, tuple[int | None, Value]] = {}  # of hidden nodes
+    for index, node in enumerate(nodes):
+        found: list[tuple[int | None, Value]] = []
+        seen: set[int] = set()
+        for value in node.inputs:
+            if value.id in seen:
+                continue
+            seen.add(value.id)
+            maker = value.node
+            known = maker is not None and maker.index < index and nodes[maker.index] is maker
+            producer = maker.index if maker is not None and known else None
+            if producer is not None and hidden[producer]:
+                producer, source = origin[producer]
+            else:
+                source = value
+            written = writer.get(value.storage.id)
+            if written is not None and (producer is None or written > producer):
+                producer, source = written, value
+            found.append((producer, source))
+            if value.id in waiting:
+                (waiting if hidden[index] else behind).setdefault(
+                    node.outputs[0].id if hidden[index] and node.outputs else index, []
+                ).extend(waiting[value.id])
+        if hidden[index]:
+            origin[index] = found[0]
+            for output in node.outputs:
+                waiting.setdefault(output.id, []).append(node)
+        for storage in node.writes:
+            writer[storage.id] = index
+        reads.append(found)
+    return reads, behind
+
+
+def steps_of(graph: Graph) -> list[int]:
+    """The training step of each node: a new one starts with the first forward op after a backward.
+
+    Only one with a backward of its own is a step; what merely looks at the results of the last
+    step belongs to that.
+    """
+    steps: list[int] = []
+    step, after, begin = 0, False, 0
+    last = max((index for index, node in enumerate(graph.nodes) if node.phase == "backward"), default=-1)
+    for index, node in enumerate(graph.nodes):
+        if node.phase in ("backward", "optimizer"):
+            after, begin = True, index + 1
+        elif node.phase == "forward" and after and index < last:
+            step, after = step + 1, False
+            steps[begin:] = [step] * (index - begin)  # loading the next batch belongs to its step
+        steps.append(step)
+    return steps
+
+
+def lanes_of(graph: Graph, reads: Reads) -> list[Phase]:
+    """The lane of each node: its phase, and forward for what makes the forward pass's inputs.
+
+    ``torch.randn`` is no part of the forward pass by itself, but what the model reads is drawn with it.
+    A parameter's first values, and moving them to a device, are not: that is making a model.
+    """
+    nodes = graph.nodes
+    lanes: list[Phase] = [node.phase for node in nodes]
+    if "forward" not in lanes:
+        return lanes
+    read = [False] * len(nodes)
+    leads = [False] * len(nodes)  # to the forward pass
+    for index in reversed(range(len(nodes))):
+        node = nodes[index]
+        if lanes[index] in ("other", "forward") and not node.module:
+            kept = any(
+                value.storage.role in _KEPT and (node.phase == "other" or value.storage.created == index)
+                for value in node.outputs
+            )
+            unused = not read[index] and not node.inputs
+            if kept:
+                lanes[index] = "other"
+            elif leads[index] or (unused and not node.writes):
+                lanes[index] = "forward"
+        for producer, _ in reads[index]:
+            if producer is not None:
+                read[producer] = True
+                leads[producer] = leads[producer] or lanes[index] == "forward"
+    return lanes
+
+
+def crowded_lanes(
+    graph: Graph, hidden: list[bool], steps: list[int], lanes: Sequence[Phase]
+) -> set[tuple[int, str]]:
+    """The (step, phase) lanes with more loose ops than a picture can bear."""
+    loose: dict[tuple[int, str], int] = {}
+    for index, node in enumerate(graph.nodes):
+        if not node.root and not node.module and not hidden[index]:
+            lane = steps[index], lanes[index]
+            loose[lane] = loose.get(lane, 0) + 1
+    return {lane for lane, count in loose.items() if count > LOOSE_OPS}
+
+
+def updates(nodes: list[Node]) -> dict[int, tuple[object, str]]:
+    """For each optimizer op, the key and label of the update it is part of.
+
+    An op that writes parameters belongs to the update of those; one that only serves a
+    single update, from the same line (making or changing its state), belongs to that.
+    The rest is grouped by source line.
+    """
+    result: dict[int, tuple[object, str]] = {}
+    serves: dict[int, tuple[object, str, object] | None] = {}  # by storage id; None: several updates
+    for node in reversed(nodes):
+        if node.phase != "optimizer":
+            continue
+        written = [storage for storage in node.writes if storage.role == "parameter"]
+        update: tuple[object, str, object] | None = None
+        if written:
+            label = (written[0].name or "1 parameter") if len(written) == 1 else f"{len(written)} parameters"
+            update = tuple(storage.id for storage in written), f"update {label}", node.source
+        else:
+            touched = {value.storage.id for value in node.outputs}.union(
+                storage.id for storage in node.writes
+            )
+            served = {serves[storage] for storage in touched if storage in serves}
+            only = served.pop() if len(served) == 1 else None
+            if only is not None and only[2] == node.source:
+                update = only
+        if update is not None:
+            result[node.index] = update[0], update[1]
+        else:
+            source = node.source
+            result[node.index] = ("line", source), source.text.strip() if source is not None else "optimizer"
+        for storage in {value.storage for value in node.inputs}:
+            if storage.role == "parameter" or (storage.id in serves and serves[storage.id] != update):
+                serves[storage.id] = None if storage.role != "parameter" else serves.get(storage.id)
+            else:
+                serves[storage.id] = update
+    return {index: result[index] for index in sorted(result)}

@@ -1,0 +1,360 @@
+"""What is told about one box once it is clicked."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from ...graph.ir import Node, SourceLine, Storage, Value
+from ...plan.explain import keeper
+from ...plan.formatting import line_text
+from ...plan.units import format_bytes
+from .boxes import Box, Hierarchy, chain, module_path, named, op_name
+from .memory_chart import alive_json
+from .relations import relations
+from .scene import Scene, dtype_text, plural, shape_text
+from .value_stats import values_of
+
+LISTED = 12  # tensors, readers or flows listed at most
+CONSTANT_CHARS = 160
+
+
+def source_json(source: SourceLine | None) -> dict[str, Any] | None:
+    """A source line for the page; of the file only its name, which is what the user knows it by."""
+    if source is None:
+        return None
+    file = source.short.rpartition(":")[0]
+    if source.cell is not None:
+        file = f"cell [{source.cell}]"
+    elif source.in_cell:
+        file = "this notebook"
+    return {"file": file, "line": source.line, "text": source.text.strip()}
+
+
+def describe(scene: Scene, box: Box) -> dict[str, Any]:
+    """Everything the details panel shows for ``box``, as JSON."""
+    result: dict[str, Any] = {
+        "id": box.id,
+        "title": f"{box.label} × {box.repeats}" if box.repeats > 1 else box.label,
+        "subtitle": scene.subtitle(box),
+        "facts": [],
+        "source": None,
+        "inputs": [],
+        "outputs": [],
+        "forward": None,
+        "flows": [],
+        "relations": relations(scene.hierarchy, box) if box.sync is None else [],
+        "lifetime": [],
+    }
+    if box.node is not None:
+        result |= _of_op(scene, box, box.node)
+    elif box.sync is not None:
+        sync = box.sync
+        result["subtitle"] = "sync point: recording had to evaluate here"
+        result["source"] = source_json(sync.source)
+        result["facts"] = [
+            ["cause", sync.cause],
+            *([["read by", sync.reader.short]] if sync.reader is not None else []),
+            ["ran", plural(sync.ops, "op")],
+            ["took", f"{sync.seconds:.3g} s"],
+            ["read", format_bytes(sync.bytes)],
+        ]
+    elif box.values:
+        result |= _of_tensors(scene, box)
+    else:
+        result |= _of_group(scene, box)
+    return result
+
+
+def describe_moment(scene: Scene, position: int) -> dict[str, Any]:
+    """What our run holds during the node at ``position``, as JSON: by category, and the largest one by one.
+
+    Raises ``IndexError`` if there is no such node.
+    """
+    moment = scene.plan.at(position)
+    rows = alive_json(scene, moment.alive)
+    for row, allocation in zip(rows, moment.alive):
+        row["line"] = line_text(allocation.source) if allocation.source is not None else ""
+        row["keeper"] = keeper(allocation)
+    node = moment.node
+    box = scene.near(node)
+    if box is None or box.phase != node.phase:  # a view whose reader is far off, as the gradient that is kept
+        box = _box_before(scene.hierarchy, node)
+    return {
+        "position": position,
+        "chain": chain(box) if box is not None else [],
+        "name": f"{node.module or node.phase}: {op_name(node)}",
+        "bytes": format_bytes(moment.nbytes),
+        "source": source_json(node.source),
+        "categories": [[str(name), format_bytes(size)] for name, size in moment.by_category.items() if size],
+        "alive": rows,
+        "aliveCount": len(moment.alive),
+    }
+
+
+def _of_op(scene: Scene, box: Box, node: Node) -> dict[str, Any]:
+    hierarchy = scene.hierarchy
+    facts = [
+        ["op", str(node.op)],
+        ["module", module_path(node)],
+        ["phase", node.phase],
+        ["state", node.state],
+    ]
+    if node.seconds is not None:
+        facts.append(["time", seconds_text(node.seconds)])
+    constants = _constants(node)
+    if constants:
+        facts.append(["arguments", constants])
+    behind = hierarchy.behind.get(node.index)
+    if behind:
+        facts.append(["through", ", ".join(dict.fromkeys(op_name(view) for view in behind))])
+    if node.error:
+        facts.append(["error", node.error])
+    inputs = []
+    for producer, value in hierarchy.reads[node.index][:LISTED]:
+        row = _tensor(value)
+        made = hierarchy.box_of[producer] if producer is not None else hierarchy.box_of_value.get(value.id)
+        row["from"] = _link(made)
+        inputs.append(row)
+    readers = [
+        made for reader in hierarchy.readers(node.index) if (made := hierarchy.box_of[reader]) is not None
+    ]
+    outputs = []
+    for position, value in enumerate(node.outputs[:LISTED]):
+        mine = [
+            reader
+            for reader in readers
+            if reader.node is not None and _reads(hierarchy, reader.node, node, value)
+        ]
+        outputs.append(
+            {
+                **_tensor(value),
+                **values_of(node, position),
+                "readers": [_link(reader) for reader in mine[:LISTED]],
+                "more": max(len(mine) - LISTED, 0),
+            }
+        )
+    forward = node.forward
+    forward_box = _box_near(hierarchy, forward) if forward is not None else None
+    return {
+        "subtitle": "",
+        "facts": facts,
+        "source": source_json(node.source),
+        "inputs": inputs,
+        "outputs": outputs,
+        "forward": _link(forward_box),
+        "flows": _flows(scene, [node], box),
+        "lifetime": _lifetime(scene, [value.storage for value in node.outputs]),
+    }
+
+
+def _reads(hierarchy: Hierarchy, reader: Node, maker: Node, value: Value) -> bool:
+    return any(
+        producer == maker.index and source.storage.id == value.storage.id
+        for producer, source in hierarchy.reads[reader.index]
+    )
+
+
+def _of_tensors(scene: Scene, box: Box) -> dict[str, Any]:
+    hierarchy = scene.hierarchy
+    wanted = {value.id for value in box.values}
+    readers: list[Box] = []
+    group = box.parent
+    for index in sorted({index for value in wanted for index in hierarchy.readers_of(value)}):
+        reader = hierarchy.box_of[index]
+        if reader is not None:
+            readers.append(reader)
+    rows = [_tensor(value) for value in box.values[:LISTED]]
+    if box.kind == "input" and rows:
+        rows[0]["readers"] = [_link(reader) for reader in readers[:LISTED]]
+        rows[0]["more"] = max(len(readers) - LISTED, 0)
+    facts = [["role", str(box.key) if box.kind == "input" else "result"]]
+    if len(box.values) > LISTED:
+        facts.append(["tensors", f"{len(box.values):,}, the first {LISTED} listed"])
+    return {
+        "facts": facts,
+        "outputs": rows,
+        "flows": _merged((reader, value.storage.nbytes) for reader in readers for value in box.values[:1])
+        if group is not None
+        else [],
+        "lifetime": _lifetime(scene, [value.storage for value in box.values]),
+    }
+
+
+def _of_group(scene: Scene, box: Box) -> dict[str, Any]:
+    nodes = list(scene.hierarchy.nodes_in(box))
+    first = nodes[0] if nodes else None
+    counts: dict[str, int] = {}
+    for node in nodes:
+        counts[op_name(node)] = counts.get(op_name(node), 0) + 1
+    common = sorted(counts.items(), key=lambda item: -item[1])[:6]
+    facts = [["ops", f"{box.ops:,}"], ["allocates", format_bytes(box.nbytes)], ["phase", box.phase]]
+    if first is not None and module_path(first) and box.repeats == 1:
+        facts.insert(0, ["path", _common_path(nodes)])
+    done = sum(node.state == "done" for node in nodes)
+    if done:
+        facts.append(["done", f"{done:,} of {len(nodes):,}"])
+    seconds = [node.seconds for node in nodes if node.seconds is not None]
+    if seconds:
+        facts.append(["time", seconds_text(sum(seconds))])
+    if common:
+        facts.append(
+            ["mostly", ", ".join(f"{name} × {count}" if count > 1 else name for name, count in common)]
+        )
+    return {
+        "subtitle": "",
+        "facts": [fact for fact in facts if fact[1]],
+        "source": source_json(first.source) if first is not None else None,
+        "flows": _flows(scene, nodes, box),
+        "lifetime": _ranges(scene, {node.index for node in nodes}),
+    }
+
+
+def _flows(scene: Scene, nodes: Sequence[Node], box: Box) -> list[dict[str, Any]]:
+    """What crosses lanes to or from these nodes: saved activations, gradients, parameters."""
+    hierarchy = scene.hierarchy
+    lane = _lane(box)
+    whole = box.is_group
+    sizes: dict[tuple[str, bool], dict[int, int]] = {}
+    ends: dict[tuple[str, bool], Box] = {}
+
+    def note(other: Box | None, value: Value, out: bool) -> None:
+        if other is None or _lane(other) is lane:
+            return
+        end = _near_lane(other) if whole else other
+        key = end.id, out
+        ends[key] = end
+        sizes.setdefault(key, {})[value.storage.id] = value.storage.nbytes
+
+    for node in nodes:
+        for producer, value in hierarchy.reads[node.index]:
+            made = (
+                hierarchy.box_of[producer] if producer is not None else hierarchy.box_of_value.get(value.id)
+            )
+            note(made, value, False)
+        for reader in hierarchy.readers(node.index):
+            for producer, value in hierarchy.reads[reader]:
+                if producer == node.index:
+                    note(hierarchy.box_of[reader], value, True)
+    order = sorted(ends, key=lambda key: -sum(sizes[key].values()))
+    return [
+        {
+            **named(ends[key]),
+            "bytes": format_bytes(sum(sizes[key].values())),
+            "out": key[1],
+        }
+        for key in order[: 2 * LISTED]
+    ]
+
+
+def _merged(ends: Iterable[tuple[Box, int]]) -> list[dict[str, Any]]:
+    sizes: dict[str, int] = {}
+    boxes: dict[str, Box] = {}
+    for box, nbytes in ends:
+        near = _near_lane(box)
+        boxes[near.id] = near
+        sizes[near.id] = max(sizes.get(near.id, 0), nbytes)
+    return [{**named(box), "bytes": format_bytes(sizes[id]), "out": True} for id, box in boxes.items()][
+        :LISTED
+    ]
+
+
+def _lane(box: Box) -> Box | None:
+    current: Box | None = box
+    while current is not None and current.kind != "lane":
+        current = current.parent
+    return current
+
+
+def _near_lane(box: Box) -> Box:
+    """The ancestor of ``box`` that stands directly in its lane."""
+    current = box
+    while current.parent is not None and current.parent.kind != "lane":
+        current = current.parent
+    return current
+
+
+def _box_near(hierarchy: Hierarchy, node: Node) -> Box | None:
+    """The box of ``node``, or of what reads it if it is a hidden view."""
+    nodes = hierarchy.graph.nodes
+    if not (0 <= node.index < len(nodes)) or nodes[node.index] is not node:
+        return None
+    return hierarchy.box_of[node.index]
+
+
+def _box_before(hierarchy: Hierarchy, node: Node) -> Box | None:
+    """The box of the last node of its phase before a view that nothing drawn near it reads."""
+    before = [box for box in hierarchy.box_of[: node.index] if box is not None]
+    return next((box for box in reversed(before) if box.phase == node.phase), before[-1] if before else None)
+
+
+def _link(box: Box | None) -> dict[str, Any] | None:
+    return named(box) if box is not None else None
+
+
+def _tensor(value: Value) -> dict[str, Any]:
+    return {
+        "name": value.name or value.storage.name,
+        "shape": shape_text(value.symbolic_shape),
+        "dtype": dtype_text(value),
+        "bytes": format_bytes(value.nbytes),
+    }
+
+
+def _common_path(nodes: Sequence[Node]) -> str:
+    paths = [module_path(node).split(".") for node in nodes]
+    common = paths[0]
+    for path in paths:
+        same = 0
+        while same < min(len(common), len(path)) and common[same] == path[same]:
+            same += 1
+        common = common[:same]
+    return ".".join(common)
+
+
+def seconds_text(seconds: float) -> str:
+    return f"{seconds * 1e6:.3g} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
+
+
+def _constants(node: Node) -> str:
+    """The arguments that are not tensors, as text."""
+    parts = [
+        _constant(argument)
+        for argument in node.args
+        if not isinstance(argument, Value) and argument is not None
+    ]
+    parts += [
+        f"{name}={_constant(argument)}"
+        for name, argument in node.kwargs.items()
+        if not isinstance(argument, Value) and argument is not None
+    ]
+    text = ", ".join(part for part in parts if part)
+    return text if len(text) <= CONSTANT_CHARS else text[: CONSTANT_CHARS - 1] + "…"
+
+
+def _constant(argument: object) -> str:
+    if isinstance(argument, (list, tuple)):
+        if any(isinstance(item, Value) for item in argument):
+            return ""
+        return f"[{', '.join(map(str, argument[:8]))}{', …' if len(argument) > 8 else ''}]"
+    return str(argument)
+
+
+def _lifetime(scene: Scene, storages: Sequence[Storage]) -> list[list[int]]:
+    """The positions [start, stop) at which our run holds the largest of ``storages``; in pieces, several."""
+    if not storages:
+        return []
+    held = scene.plan.held(max(storages, key=lambda each: each.nbytes))
+    return [[each.start, each.stop] for each in held if len(each)]
+
+
+def _ranges(scene: Scene, indices: Collection[int]) -> list[list[int]]:
+    """The positions [start, stop) from the first to the last of these nodes; in pieces, of each stretch."""
+    starts = [start for start, _ in scene.plan.split.stretches]
+    ranges: dict[int, list[int]] = {}
+    places = scene.places()
+    for position in sorted(position for index in indices for position in places.get(index, ())):
+        stretch = bisect_right(starts, position)
+        ranges.setdefault(stretch, [position, position])[1] = position + 1
+    return list(ranges.values())

@@ -1,0 +1,409 @@
+"""What is drawn: the graph as nested boxes, by step, phase and module.
+
+A training step is never laid out flat.  :func:`build_hierarchy` sorts every op into a tree:
+step, lane (one per phase), module, op.  Groups of one parent are in an order in which all
+data flows forward, so the boxes of a group never form a cycle, whatever is opened.  Ops that
+only view memory hide behind their consumer, repeats fold into one box, and no group has more
+than :data:`MAX_CHILDREN` children, so that each can be laid out and sent on its own.
+
+Everything here is iterative and linear in the number of ops (times the nesting depth).
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from ...graph.ir import Graph, Node, SyncPoint, Value
+from ...plan.formatting import line_text
+from ...process.gc_pause import paused
+from .boxes import Box, Hierarchy, Kind, op_name
+from .dataflow import Reads, crowded_lanes, data_flow, hidden_views, lanes_of, steps_of, updates
+from .folding import chunk, count, fold_repeats, join, path_label, show_one_step
+
+MAX_CHILDREN = 64  # children of one group; more are cut into runs
+MAX_EDGE_VALUES = 512  # values counted on one edge
+LANE_BOXES = 14  # a lane shows its modules' parts instead of the modules up to this many boxes
+SEPARATE_INPUTS = 2  # outside tensors of one kind drawn one by one for one consumer
+
+
+@paused()
+def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | None = None) -> Hierarchy:
+    """The boxes of ``graph``; with ``views`` the ops that only view memory get boxes of their own.
+
+    ``drawn``, boxes made earlier, are returned if they are still those of ``graph``.
+    """
+    failed = tuple(node.index for node in graph.nodes if node.state == "failed")  # which are never hidden
+    drawn_of = (id(graph), len(graph.nodes), len(graph.sync_points), failed, views)
+    if drawn is not None and drawn.drawn_of == drawn_of:
+        return drawn
+    hidden = [False] * len(graph.nodes) if views else hidden_views(graph)
+    if all(hidden):
+        hidden = [False] * len(graph.nodes)
+    reads, behind = data_flow(graph, hidden)
+    root = Box("root", "", "other", None)
+    box_of, syncs = _sort_into_boxes(graph, hidden, reads, root)
+    _simplify(root)
+    show_one_step(root)
+    _dissolve(root)
+    box_of_value = _add_outside_tensors(graph, reads, box_of)
+    _cut_and_number(root)
+    hierarchy = Hierarchy(graph, root, {}, box_of, box_of_value, reads, behind, drawn_of)
+    _join(hierarchy)
+    _order_syncs(syncs)
+    _name(hierarchy)
+    return hierarchy
+
+
+def _sort_into_boxes(
+    graph: Graph, hidden: list[bool], reads: Reads, root: Box
+) -> tuple[list[Box | None], list[Box]]:
+    """Put every visible node into its group, in an order in which data flows forward."""
+    box_of: list[Box | None] = [None] * len(graph.nodes)
+    steps = steps_of(graph)
+    many = bool(steps) and steps[-1] > 0
+    lanes = lanes_of(graph, reads)
+    lines = crowded_lanes(graph, hidden, steps, lanes)
+    part_of = updates(graph.nodes)
+    latest: dict[tuple[Box, object], Box] = {}  # the last child of a parent with that key
+    syncs: list[Box] = []
+    todo = sorted(graph.sync_points, key=lambda sync: sync.index, reverse=True)
+    lane = root
+
+    def child(parent: Box, key: object, kind: Kind, label: str, phase: str) -> Box:
+        box = Box(kind, label, phase, parent, key)
+        box.position = len(parent.children)
+        parent.children.append(box)
+        latest[parent, key] = box
+        return box
+
+    def barrier(sync: SyncPoint, parent: Box) -> None:
+        box = child(parent, ("sync", len(syncs)), "sync", sync.cause, parent.phase)
+        box.sync = sync
+        syncs.append(box)
+        for known in [known for known in latest if known[0] is parent]:
+            del latest[known]
+
+    for index, node in enumerate(graph.nodes):
+        while todo and todo[-1].index <= index and lane is not root:
+            barrier(todo.pop(), lane)
+        if hidden[index]:
+            continue
+        parent, phase = root, lanes[index]
+        keys: list[tuple[object, Kind, str]] = [(("lane", phase), "lane", phase)]
+        if many:
+            keys.insert(0, (("step", steps[index]), "step", f"step {steps[index] + 1}"))
+        keys += _path(node, part_of.get(index), (steps[index], phase) in lines)
+        producers = [producer for producer, _ in reads[index] if producer is not None]
+        sources = [made for producer in producers if (made := box_of[producer]) is not None]
+        for key, kind, label in keys:
+            # What this node reads has to stand before or at the box it goes into.
+            sources = [source for source in sources if source.depth > parent.depth]
+            here = [ancestor for source in sources if (ancestor := _below(source, parent)) is not None]
+            known = latest.get((parent, key))
+            if known is not None and known.kind not in ("lane", "step"):
+                if phase == "forward":  # a module called again is drawn again
+                    fits = known is parent.children[-1]
+                else:
+                    fits = all(box.position <= known.position for box in here)
+                known = known if fits else None
+            parent = known if known is not None else child(parent, key, kind, label, phase)
+            if kind == "lane":
+                lane = parent
+        box = Box("op", op_name(node), phase, parent)
+        box.node = node
+        box.first = index
+        box.position = len(parent.children)
+        parent.children.append(box)
+        box_of[index] = box
+    while todo:
+        barrier(todo.pop(), lane)
+    return box_of, syncs
+
+
+def _below(box: Box, ancestor: Box) -> Box | None:
+    """The child of ``ancestor`` that holds ``box``, if it does."""
+    current: Box | None = box
+    while current is not None and current.depth > ancestor.depth + 1:
+        current = current.parent
+    return current if current is not None and current.parent is ancestor else None
+
+
+def _path(node: Node, update: tuple[object, str] | None, by_line: bool) -> list[tuple[object, Kind, str]]:
+    if update is not None:
+        return [(("update", update[0]), "module", update[1])]
+    keys: list[tuple[object, Kind, str]] = []
+    if node.root:
+        keys.append(((node.root,), "module", node.root))
+    if node.module:
+        before = node.root
+        for part in node.module.split("."):
+            # An item of a list or a sequence has only a number for a name.
+            keys.append((part, "module", f"{before}.{part}" if part.isdigit() and before else part))
+            before = part
+    if not keys and by_line and node.source is not None:
+        source = node.source
+        label = source.text.strip() or line_text(source)
+        keys.append((("line", source.file, source.line), "module", label))
+    return keys
+
+
+def _bottom_up(root: Box) -> list[Box]:
+    """Every box, children before parents."""
+    boxes: list[Box] = []
+    stack = [root]
+    while stack:
+        box = stack.pop()
+        boxes.append(box)
+        stack.extend(box.children)
+    return boxes[::-1]
+
+
+def _simplify(root: Box) -> None:
+    """Count, merge chains of only children, and fold repeats, from the leaves up."""
+    boxes = _bottom_up(root)
+    one_model = {box for box in boxes if box.kind == "lane" and len(_models(box)) == 1}
+    for box in boxes:
+        if box.node is not None:
+            node = box.node
+            box.ops, box.nbytes = 1, sum(storage.nbytes for storage in node.made)
+            shapes = tuple((value.meta.shape, value.meta.dtype) for value in node.outputs)
+            box.shape_hash = hash((node.op, shapes))
+            continue
+        if box.sync is not None:
+            box.syncs = 1
+            box.shape_hash = hash(("sync", box.sync.cause, box.sync.source, box.sync.reader))
+            continue
+        if box.kind == "module" and len(box.children) == 1 and box.children[0].is_group:
+            only = box.children[0]
+            box.label = path_label(box, only, only_model=box.parent in one_model)
+            box.repeats, box.children = only.repeats, only.children
+            for grandchild in box.children:
+                grandchild.parent = box
+        if box.phase == "optimizer":  # the parameters' shapes differ, what is done to them does not
+            parts = [child.node.op if child.node is not None else child.shape_hash for child in box.children]
+            box.shape_hash = hash(tuple(parts))
+        else:
+            box.shape_hash = hash(tuple(child.shape_hash for child in box.children))
+        if box.kind != "root" or all(child.kind == "step" for child in box.children):
+            box.children = fold_repeats(box, only_model=box.parent in one_model)
+        count(box)
+
+
+def _models(lane: Box) -> set[object]:
+    """Names of the outermost modules in a lane."""
+    return {
+        child.key[0]
+        for child in lane.children
+        if child.kind == "module" and isinstance(child.key, tuple) and len(child.key) == 1
+    }
+
+
+def _dissolve(root: Box) -> None:
+    """Let lanes show what is inside their biggest modules, as long as that stays a short list."""
+    stack = [root]
+    while stack:
+        box = stack.pop()
+        if box.kind != "lane":
+            stack.extend(child for child in box.children if child.kind in ("step", "lane"))
+            continue
+        roots = _models(box)
+        while True:
+            candidates = [
+                child
+                for child in box.children
+                if child.kind == "module"
+                and box.phase not in ("optimizer", "other")
+                and child.repeats == 1
+                and any(grandchild.is_group for grandchild in child.children)
+                and (len(box.children) + len(child.children) - 1 <= LANE_BOXES)
+            ]
+            if not candidates:
+                break
+            chosen = max(candidates, key=lambda child: child.ops)
+            whole = chosen.label in roots and len(roots) == 1
+            at = box.children.index(chosen)
+            for part in chosen.children:
+                part.parent = box
+                if part.kind == "module" and not whole:
+                    part.label = join(chosen.label, part.label)
+            box.children[at : at + 1] = chosen.children
+
+
+def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[int, Box]:
+    """A box for each tensor from outside where it is first read, and for named results."""
+    box_of_value: dict[int, Box] = {}
+    first: dict[int, tuple[Box, Value]] = {}
+    wanted: dict[tuple[Box, Box, str], list[Value]] = {}  # (group, consumer in it, role) -> values
+    for index, found in enumerate(reads):
+        consumer = box_of[index]
+        if consumer is None:
+            continue
+        for producer, value in found:
+            if producer is None and value.id not in first:
+                first[value.id] = consumer, value
+                role: str = value.storage.role or "input"
+                group = consumer.parent
+                if (
+                    role == "input"
+                    and value.meta.shape
+                    and value.nbytes
+                    and consumer.phase in ("forward", "other")
+                ):
+                    while group is not None and group.kind != "lane":
+                        group = group.parent
+                assert group is not None  # every op is in a lane
+                at = consumer
+                while at.parent is not group:
+                    assert at.parent is not None
+                    at = at.parent
+                wanted.setdefault((group, at, role), []).append(value)
+    before: dict[Box, dict[Box, list[Box]]] = {}
+    for (group, at, role), values in wanted.items():
+        parts = [[value] for value in values] if len(values) <= SEPARATE_INPUTS else [values]
+        for part in parts:
+            label: str = part[0].name or part[0].storage.name or role
+            if group.kind == "module" and role in ("parameter", "buffer"):
+                label = label.rpartition(".")[2]  # the module's own name is around it
+            label = label if len(part) == 1 else f"{len(part)} {_plural(role)}"
+            box = Box("input", label, group.phase, group)
+            box.key = role
+            box.values = part
+            box.nbytes = sum(value.nbytes for value in part)
+            for value in part:
+                box_of_value[value.id] = box
+            before.setdefault(group, {}).setdefault(at, []).append(box)
+    for group, additions in before.items():
+        group.children = [box for old in group.children for box in (*additions.get(old, ()), old)]
+    _add_results(graph, box_of)
+    return box_of_value
+
+
+def _add_results(graph: Graph, box_of: list[Box | None]) -> None:
+    for node in graph.nodes:
+        maker = box_of[node.index]
+        if maker is None or node.phase not in ("forward", "other"):
+            continue
+        for value in node.outputs:
+            storage = value.storage
+            if value.name and value.node is node and storage.dropped is None and not storage.external:
+                lane = maker.parent
+                while lane is not None and lane.kind != "lane":
+                    lane = lane.parent
+                assert lane is not None
+                box = Box("output", value.name, lane.phase, lane)
+                box.values = (value,)
+                box.key = node.index
+                lane.children.append(box)
+
+
+def _plural(role: str) -> str:
+    return {"optimizer": "optimizer states", "input": "inputs"}.get(role, role + "s")
+
+
+def _cut_and_number(root: Box) -> None:
+    """Cut groups that are too long, then set parents, positions and depths anew."""
+    stack = [root]
+    while stack:
+        box = stack.pop()
+        if len(box.children) > MAX_CHILDREN:
+            box.children = chunk(box, MAX_CHILDREN)
+        for position, child in enumerate(box.children):
+            child.parent, child.position, child.depth = box, position, box.depth + 1
+        stack.extend(box.children)
+
+
+def _join(hierarchy: Hierarchy) -> None:
+    """Edges: each value joins the two children of the innermost group that holds both its ends."""
+    for index, found in enumerate(hierarchy.reads):
+        reader = hierarchy.box_of[index]
+        if reader is None:
+            continue
+        for producer, value in found:
+            if producer is None:
+                maker = hierarchy.box_of_value.get(value.id)
+                if (
+                    maker is not None
+                    and maker.key in ("parameter", "buffer")
+                    and not _within(reader, maker.parent)
+                ):
+                    # A weight that every pass of a loop reads is drawn with the first: it does not flow
+                    # from one pass to the others.
+                    continue
+            else:
+                maker = hierarchy.box_of[producer]
+            if maker is not None and maker is not reader:
+                _connect(maker, reader, value)
+    for lane in hierarchy.lanes():
+        for box in lane.children:
+            if box.kind == "output" and isinstance(box.key, int):
+                maker = hierarchy.box_of[box.key]
+                if maker is not None:
+                    _connect(maker, box, box.values[0])
+
+
+def _within(box: Box | None, group: Box | None) -> bool:
+    while box is not None and box is not group:
+        box = box.parent
+    return box is not None
+
+
+def _connect(maker: Box, reader: Box, value: Value) -> None:
+    a, b = maker, reader
+    left: list[Box] = []
+    entered: list[Box] = []
+    while a.parent is not b.parent:
+        if a.depth >= b.depth:
+            assert a.parent is not None
+            left.append(a)
+            a = a.parent
+        else:
+            assert b.parent is not None
+            entered.append(b)
+            b = b.parent
+    group = a.parent
+    if a is b or group is None:
+        return
+    if a.kind != "lane":
+        for box in left:
+            box.exit = True
+        for box in entered:
+            box.entry = True
+    values = group.edges.setdefault((a, b), [])
+    if len(values) < MAX_EDGE_VALUES and value not in values[-8:]:
+        values.append(value)
+
+
+def _order_syncs(syncs: list[Box]) -> None:
+    """A sync point stands after all that was recorded before it, and before all after it."""
+    for sync in syncs:
+        group = sync.parent
+        if group is None:
+            continue
+        for box in group.children:
+            if box.position < sync.position:
+                group.order.append((box, sync))
+            elif box.position > sync.position:
+                group.order.append((sync, box))
+
+
+def _name(hierarchy: Hierarchy) -> None:
+    """Ids, and which groups are open from the start: the longest run of steps, if there are several."""
+    groups = 0
+    stack = [hierarchy.root]
+    while stack:
+        box = stack.pop()
+        if box.node is not None:
+            box.id = f"n{box.node.index}"
+        else:
+            box.id = f"g{groups}"
+            groups += 1
+        hierarchy.boxes[box.id] = box
+        stack.extend(reversed(box.children))
+    root = hierarchy.root
+    while root.children and root.children[0].kind != "lane":
+        root = max(root.children, key=lambda box: box.ops / box.repeats)
+        hierarchy.opened.add(root.id)
+        root.order += list(itertools.pairwise(root.children))
+    for box in [hierarchy.root, *hierarchy.boxes.values()]:
+        if not box.order and box.children and box.children[0].kind == "step" and box.kind in ("root", "step"):
+            box.order = list(itertools.pairwise(box.children))

@@ -1,0 +1,280 @@
+"""The memory chart as the page and the static picture draw it: what is needed, when, and for what.
+
+Positions are those of the plan's timeline: in a run of pieces those of its own order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ...graph.ir import Node
+from ...plan.batch.split import SHOWN, SplitPlan
+from ...plan.formatting import line_text
+from ...plan.units import format_bytes, format_range
+from .boxes import chain, op_name
+from .scene import AllocationLike, PlanLike, Scene
+
+CHART_POINTS = 240
+LISTED = 40  # allocations listed for one moment
+
+
+def verdict(plan: PlanLike) -> tuple[str, str]:
+    """The verdict's hook (``fits``, ``too-big``, ``unknown``) and its words.
+
+    What is needed is more than the tensors' peak where a CUDA allocator and context are counted
+    (:func:`needed_for`).
+    """
+    need = format_bytes(plan.needed_bytes)
+    cut = f" in {plan.split.pieces:,} pieces" if plan.split.pieces > 1 else ""
+    if plan.capacity_bytes is None or plan.fits is None:
+        return "unknown", f"Needs {need}{cut} · memory of {plan.device} unknown"
+    probably = plan.straddles(plan.capacity_bytes)
+    if probably:
+        need += f" ({format_range(*plan.needed_range)})"
+    words = f"needs {need} of {format_bytes(plan.capacity_bytes)} on {plan.device}"
+    if plan.fits:
+        return "fits", f"{'Probably fits' if probably else 'Fits'}{cut}: {words}"
+    over = plan.needed_bytes - plan.capacity_bytes
+    if probably:
+        return "too-big", f"Probably too big{cut}: {words}"
+    if over <= 0:  # enough memory, but not in one piece
+        return "too-big", f"Too big{cut}, in fragments: {words}" if cut else f"Too big in fragments: {words}"
+    return "too-big", f"Too big by {format_bytes(over)}{cut}: {words}"
+
+
+def needed_for(plan: PlanLike) -> str:
+    """What the needed bytes are beside the tensors' peak; nothing where they are that peak."""
+    if plan.reserved_bytes is None:
+        return ""
+    parts = f"{format_bytes(plan.reserved_bytes)} held by PyTorch's allocator"
+    context = plan.needed_bytes - plan.reserved_bytes
+    if context:
+        parts += f", {format_bytes(context)} for the CUDA context (an estimate)"
+    return parts
+
+
+def _borrowed(plan: PlanLike) -> str:
+    """What a plan for another device than the tensors' does not know."""
+    if not plan.borrowed:
+        return ""
+    return f"Recorded on {plan.recorded_device}; {plan.device} may choose kernels that save other tensors."
+
+
+def _pieces(split: SplitPlan) -> list[list[Any]]:
+    """Where pieces begin in the chart, and what they are called; "" where whole nodes go on."""
+
+    def name(piece: int) -> str:
+        alike = split.pieces - SHOWN
+        if piece < SHOWN or alike <= 0:
+            return f"piece {piece}" if piece else ""
+        return f"piece {piece}, and {alike:,} more like it"
+
+    return [[start, name(piece)] for start, piece in split.stretches]
+
+
+def memory_json(scene: Scene, measured: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
+    """The memory chart: the whole run's points, the peak, what is alive there, and the verdict.
+
+    ``measured`` is what runs held, as ``(node_index, bytes)`` in the order in which the nodes ran.
+    """
+    plan = scene.plan
+    count = len(plan.timeline)
+    categories = [
+        {
+            "name": str(name),
+            "peak": (size := plan.by_category.get(name, 0)),
+            "peakText": format_bytes(size),
+            "most": (most := max(series)),
+            "mostText": format_bytes(most),
+        }
+        for name, series in plan.category_timeline.items()
+        if any(series)
+    ]
+    hook, words = verdict(plan)
+    alive = alive_json(scene, plan.alive_at_peak)
+    peak = plan.peak_node
+    phases: list[list[Any]] = []  # [phase, first position]
+    for position, (index, _) in enumerate(plan.timeline):
+        phase = scene.graph.nodes[index].phase
+        if not phases or phases[-1][0] != phase:
+            phases.append([phase, position])
+    needed = plan.needed_bytes if plan.needed_bytes > plan.peak_bytes else None
+    held = align(plan, measured)
+    return {
+        "count": count,
+        "points": points(scene, 0, count, held),
+        "categories": categories,
+        "peak": plan.peak_bytes,
+        "peakText": format_bytes(plan.peak_bytes),
+        "peakAt": plan.peak_position if peak is not None else None,
+        "peakName": _name(peak) if peak is not None else "",
+        "eager": plan.eager_peak_bytes,
+        "eagerText": format_bytes(plan.eager_peak_bytes),
+        "needed": needed,
+        "neededText": format_bytes(needed) if needed is not None else "",
+        "capacity": plan.capacity_bytes,
+        "capacityText": format_bytes(plan.capacity_bytes) if plan.capacity_bytes is not None else "",
+        "device": plan.device,
+        "recordedOn": str(plan.recorded_device),
+        "verdict": hook,
+        "verdictText": words,
+        "verdictTitle": "\n".join(filter(None, (words, needed_for(plan), _borrowed(plan)))),
+        "alive": alive,
+        "aliveCount": len(plan.alive_at_peak),
+        "phases": phases if len(phases) <= 64 else [],
+        "pieces": _pieces(plan.split),
+        "measured": comparison(plan, measured, held, in_parts=bool(scene.graph.sync_points)),
+    }
+
+
+def points(scene: Scene, start: int, stop: int, held: Sequence[int | None] | None = None) -> dict[str, Any]:
+    """Up to 240 points of the chart from position ``start`` to before ``stop``, each its range's peak.
+
+    ``bytes`` has a list for each category that :func:`memory_json` names, ``ops`` what runs at each point.
+    """
+    plan = scene.plan
+    timeline = plan.timeline
+    count = stop - start
+    buckets = min(count, CHART_POINTS)
+    spans = [
+        range(start + bucket * count // buckets, start + (bucket + 1) * count // buckets)
+        for bucket in range(buckets)
+    ]
+    picks = [max(span, key=lambda i: timeline[i][1]) for span in spans]
+    nodes = [scene.graph.nodes[timeline[i][0]] for i in picks]
+    result: dict[str, Any] = {
+        "range": [start, stop],
+        "at": picks,
+        "bytes": [[series[i] for i in picks] for series in plan.category_timeline.values() if any(series)],
+        "ops": [
+            f"{_name(node)} · {line_text(node.source)}" if node.source is not None else _name(node)
+            for node in nodes
+        ],
+    }
+    if held is not None:
+        result["held"] = [
+            max((size for i in span if (size := held[i]) is not None), default=None) for span in spans
+        ]
+    return result
+
+
+def range_json(
+    scene: Scene, start: int, stop: int, measured: Sequence[tuple[int, int]] = ()
+) -> dict[str, Any]:
+    """The points of a part of the run, and what is made there: the largest allocations with their shares."""
+    plan = scene.plan
+    made = plan.made(start, stop)
+    total = sum(each.nbytes for each in made)
+    rows = alive_json(scene, made)
+    for row, allocation in zip(rows, made):
+        row["share"] = allocation.nbytes / max(total, 1)
+    top = max(range(start, stop), key=lambda i: plan.timeline[i][1])
+    return {
+        "points": points(scene, start, stop, align(plan, measured)),
+        "made": rows,
+        "madeCount": len(made),
+        "madeText": format_bytes(total),
+        "peakText": format_bytes(plan.timeline[top][1]),
+        "peakName": _name(scene.graph.nodes[plan.timeline[top][0]]),
+    }
+
+
+def align(plan: PlanLike, measured: Sequence[tuple[int, int]]) -> list[int | None] | None:
+    """What was measured at each position of the plan's timeline; ``None`` if that is of another run.
+
+    A node that runs in several pieces has several positions; what ran again counts the last time.
+    """
+    if not measured or plan.batch_size != plan.recorded_batch_size:
+        return None
+    places: dict[int, list[int]] = {}
+    for position, (index, _) in enumerate(plan.timeline):
+        places.setdefault(index, []).append(position)
+    times = Counter(index for index, _ in measured)
+    otherwise = sum(len(places.get(index, ())) != count for index, count in times.items())
+    if otherwise > len(times) // 10:  # in other pieces; a few may have run again after an interrupt
+        return None
+    seen: dict[int, int] = {}
+    result: list[int | None] = [None] * len(plan.timeline)
+    for index, size in measured:
+        own = places.get(index)
+        if own is not None:
+            turn = seen[index] = seen.get(index, -1) + 1
+            result[own[min(turn, len(own) - 1)]] = size
+    return result
+
+
+def comparison(
+    plan: PlanLike,
+    measured: Sequence[tuple[int, int]],
+    held: Sequence[int | None] | None,
+    *,
+    in_parts: bool = False,
+) -> str:
+    """The measured peak beside the projected one, in words; "" if nothing was measured.
+
+    ``in_parts``: it ran in several parts, as sync points have it.
+    """
+    if not measured:
+        return ""
+    if held is None and plan.batch_size == plan.recorded_batch_size:
+        return "measured in other pieces: choose those that ran to see it here"
+    if held is None:
+        return f"measured with {plan.recorded_batch_size:,} samples: choose that batch to see it here"
+    known = [size for size in held if size is not None]
+    if not known:
+        return ""
+    peak = max(known)
+    if len(known) < len(held):
+        return f"measured so far: at most {format_bytes(peak)}, in {len(known):,} of {len(held):,} ops"
+    # On the CPU nobody sees what kernels take beside tensors.
+    alone = str(plan.recorded_device) == "cpu" and plan.tensor_peak_bytes < plan.peak_bytes
+    projected = plan.tensor_peak_bytes if alone else plan.peak_bytes
+    more = peak - projected
+    words = "as projected"
+    if abs(more) > projected / 2000:  # a few bytes are no difference
+        side = "above" if more > 0 else "below"
+        share = abs(more) / max(projected, 1)
+        words = f"{format_bytes(abs(more))} ({share:.1%}) {side} the projection"
+    if alone:
+        words += f" of {format_bytes(projected)} for tensors; kernels' own memory is not measured on the CPU"
+    if in_parts and more < 0:
+        words += " (it ran in parts, each of which counts what it works on)"
+    return f"measured peak {format_bytes(peak)}, {words}"
+
+
+def alive_json(scene: Scene, allocations: Sequence[AllocationLike]) -> list[dict[str, Any]]:
+    """The first of ``allocations``, with the boxes that made them."""
+    rows = []
+    for allocation in allocations[:LISTED]:
+        node = allocation.node
+        box = scene.hierarchy.box_of[node.index] if node is not None else None
+        if node is None:
+            storage = getattr(allocation, "storage", None)
+            box = scene.box_of_storage(storage)
+        rows.append(
+            {
+                "bytes": format_bytes(allocation.nbytes),
+                "category": str(allocation.category),
+                "label": _label(allocation),
+                "chain": chain(box) if box is not None else [],
+            }
+        )
+    return rows
+
+
+def _label(allocation: AllocationLike) -> str:
+    name: str = getattr(allocation, "name", "")
+    if name:
+        return name
+    parts = [allocation.module] if allocation.module else []
+    if allocation.node is not None:
+        parts.append(op_name(allocation.node))
+    elif allocation.source is not None:
+        parts.append(line_text(allocation.source))
+    return " · ".join(parts) or str(allocation.category)
+
+
+def _name(node: Node) -> str:
+    return f"{node.module or node.phase}: {op_name(node)}"

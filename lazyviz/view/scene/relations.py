@@ -1,0 +1,114 @@
+"""What a box has to do with others: what it reads and what reads it, saved activations, gradient partners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from ...graph.ir import Node, Value
+from ...plan.units import format_bytes
+from .boxes import Box, Hierarchy, chain, op_name
+
+Kind = Literal["producer", "consumer", "saved", "gradient"]
+
+MOST = 48  # boxes of one kind that are named
+
+
+def relations(hierarchy: Hierarchy, box: Box) -> list[dict[str, Any]]:
+    """The other ends of what flows into and out of ``box``, as JSON: kind, chain of boxes and words.
+
+    What the forward pass makes and the backward pass reads is ``saved``; the ops that a backward op
+    differentiates, and the other way about, are ``gradient``.
+    """
+    found: dict[Kind, dict[Box, dict[int, int]]] = {
+        "producer": {},
+        "consumer": {},
+        "saved": {},
+        "gradient": {},
+    }
+
+    def note(kind: Kind, other: Box | None, value: Value | None = None) -> None:
+        if other is None or _within(other, box):
+            return
+        sizes = found[kind].setdefault(_end(other, box), {})
+        if value is not None:
+            sizes[value.storage.id] = value.storage.nbytes
+
+    if box.kind == "input":
+        wanted = {value.id for value in box.values}
+        for index, reads in enumerate(hierarchy.reads):
+            for _, value in reads:
+                if value.id in wanted:
+                    note("consumer", hierarchy.box_of[index], value)
+        return _json(found)
+    if box.kind == "output":
+        maker = box.key if isinstance(box.key, int) else None
+        if maker is not None:
+            note("producer", hierarchy.box_of[maker], box.values[0])
+        return _json(found)
+    for node in hierarchy.nodes_in(box):
+        for producer, value in hierarchy.reads[node.index]:
+            made = (
+                hierarchy.box_of[producer] if producer is not None else hierarchy.box_of_value.get(value.id)
+            )
+            saved = producer is not None and _saved(hierarchy.graph.nodes[producer], node)
+            note("saved" if saved else "producer", made, value)
+        for reader in hierarchy.readers(node.index):
+            kind: Kind = "saved" if _saved(node, hierarchy.graph.nodes[reader]) else "consumer"
+            for producer, value in hierarchy.reads[reader]:
+                if producer == node.index:
+                    note(kind, hierarchy.box_of[reader], value)
+        for partner in partners(hierarchy, node):
+            note("gradient", hierarchy.box_of[partner.index])
+    return _json(found)
+
+
+def partners(hierarchy: Hierarchy, node: Node) -> Iterable[Node]:
+    """The op that a backward op differentiates; of a forward op those that differentiate it."""
+    if node.forward is not None:
+        nodes = hierarchy.graph.nodes
+        at = node.forward.index
+        return [node.forward] if at < len(nodes) and nodes[at] is node.forward else []
+    if hierarchy.gradients is None:
+        hierarchy.gradients = {}
+        for other in hierarchy.graph.nodes:
+            if other.forward is not None:
+                hierarchy.gradients.setdefault(other.forward, []).append(other)
+    return hierarchy.gradients.get(node, [])
+
+
+def _saved(maker: Node, reader: Node) -> bool:
+    return maker.phase == "forward" and reader.phase == "backward"
+
+
+def _within(other: Box, box: Box) -> bool:
+    current: Box | None = other
+    while current is not None and current is not box:
+        current = current.parent
+    return current is not None
+
+
+def _end(other: Box, box: Box) -> Box:
+    """The end that is named: of a group that stands beside ``box``, or in another lane, the group."""
+    if not box.is_group:
+        return other
+    around = set()
+    current: Box | None = box
+    while current is not None:
+        around.add(current)
+        current = current.parent
+    end = other
+    while end.parent is not None and end.parent not in around and end.parent.kind != "lane":
+        end = end.parent
+    return end
+
+
+def _json(found: dict[Kind, dict[Box, dict[int, int]]]) -> list[dict[str, Any]]:
+    result = []
+    for kind, ends in found.items():
+        largest = sorted(ends, key=lambda end: -sum(ends[end].values()))
+        for end in largest[:MOST]:
+            label = end.label if end.node is None else f"{end.node.module or end.phase}: {op_name(end.node)}"
+            size = f" · {format_bytes(sum(ends[end].values()))}" if ends[end] else ""
+            result.append({"kind": kind, "chain": chain(end), "label": label + size})
+    return result

@@ -1,0 +1,140 @@
+"""Which ops have run, box by box: counted as a run goes, so that looking costs the run nothing.
+
+A box's state is ``pending``, ``running``, ``done`` or ``failed``; a group of which a part has run is
+``partly``.  Seconds are the sum over the ops inside, an alarm is the first of them that has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from ...graph.ir import Node
+from .boxes import Box, Hierarchy
+
+PENDING, RUNNING, DONE, FAILED = range(4)
+_CODES = {"pending": PENDING, "done": DONE, "failed": FAILED}
+_NAMES = ("pending", "running", "done", "failed")
+
+
+class _Count:
+    """Of one group: ops inside by state, their seconds and alarms."""
+
+    __slots__ = ("inf", "nan", "ops", "seconds")
+
+    def __init__(self) -> None:
+        self.ops = [0, 0, 0, 0]
+        self.seconds = 0.0
+        self.nan = self.inf = 0
+
+
+class States:
+    """The states of all boxes of one hierarchy."""
+
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self._hierarchy = hierarchy
+        self._nodes = hierarchy.graph.nodes
+        self._codes: bytearray = bytearray()
+        self._seconds: list[float] = []
+        self._alarms: list[str] = []
+        self._counts: dict[Box, _Count] = {}
+        self._running: Node | None = None
+        self._touched: set[Box] = set()  # groups and ops, since they were last told
+
+    def of(self, box: Box) -> tuple[str, float | None, str | None] | None:
+        """State, seconds if known, and alarm of a box; ``None`` of one that nothing runs in."""
+        self._begin()
+        if box.node is not None:
+            index = box.node.index
+            return _NAMES[self._codes[index]], self._seconds[index] or None, self._alarms[index] or None
+        count = self._counts.get(box)
+        if count is None or not sum(count.ops):
+            return None
+        pending, running, done, failed = count.ops
+        if failed:
+            state = "failed"
+        elif running:
+            state = "running" if self._running is not None else "partly"
+        else:
+            state = "pending" if not done else "partly" if pending else "done"
+        alarm = "nan" if count.nan else "inf" if count.inf else None
+        return state, count.seconds or None, alarm
+
+    def follow(self, ended: Iterable[Node], running: Node | None) -> None:
+        """``ended`` have run since the last time, and ``running`` is at hand."""
+        self._begin()
+        graph = self._hierarchy.graph
+        nodes = self._nodes
+        for node in (*ended, *([self._running] if self._running is not None else ())):
+            if node.index < len(nodes) and nodes[node.index] is node:
+                # In pieces, a node that has run for one is not done before it has for all.
+                self._note(node, DONE if node.state == "done" else RUNNING)
+        self._running = running if running is not None and getattr(running, "graph", graph) is graph else None
+        if self._running is not None and self._running.state != "done":
+            self._note(self._running, RUNNING)
+
+    def look(self) -> None:
+        """Look at every node: a run has ended, or what ran was not followed."""
+        self._begin()
+        self._running = None
+        codes, seconds = self._codes, self._seconds
+        for node in self._nodes:
+            index = node.index
+            code = _CODES[node.state]
+            if codes[index] != code or (node.seconds or 0.0) != seconds[index] or node.summaries:
+                self._note(node, code)
+
+    def changes(self, groups: Collection[str]) -> dict[str, list[Any]]:
+        """What has changed since the last time, of boxes that are in one of ``groups``: by id."""
+        touched, self._touched = self._touched, set()
+        result: dict[str, list[Any]] = {}
+        for box in touched:
+            if box.parent is not None and box.parent.id in groups:
+                told = self.of(box)
+                if told is not None:
+                    state, seconds, alarm = told
+                    result[box.id] = [state, None if seconds is None else float(f"{seconds:.3g}"), alarm]
+        return result
+
+    def _begin(self) -> None:
+        """Count everything, once."""
+        if self._codes or not self._nodes:
+            return
+        nodes = self._nodes
+        self._codes = bytearray(len(nodes))
+        self._seconds = [0.0] * len(nodes)
+        self._alarms = [""] * len(nodes)
+        order = [self._hierarchy.root]
+        for box in order:  # grows while it is read
+            order += [child for child in box.children if child.is_group]
+        for box in order:
+            self._counts[box] = _Count()
+        for box in reversed(order):
+            pending = sum(child.node is not None for child in box.children)
+            pending += sum(self._counts[child].ops[PENDING] for child in box.children if child.is_group)
+            self._counts[box].ops[PENDING] = pending
+        if any(node.state != "pending" for node in nodes):
+            self.look()
+
+    def _note(self, node: Node, code: int) -> None:
+        index = node.index
+        box = self._hierarchy.box_of[index]
+        before, self._codes[index] = self._codes[index], code
+        seconds = node.seconds or 0.0
+        more, self._seconds[index] = seconds - self._seconds[index], seconds
+        alarm, known = node.alarm or "", self._alarms[index]
+        self._alarms[index] = alarm
+        if box is None or (before == code and not more and alarm == known):
+            return
+        self._touched.add(box)
+        group = box.parent
+        while group is not None:
+            count = self._counts[group]
+            count.ops[before] -= 1
+            count.ops[code] += 1
+            count.seconds += more
+            if alarm != known:
+                count.nan += (alarm == "nan") - (known == "nan")
+                count.inf += (alarm == "inf") - (known == "inf")
+            self._touched.add(group)
+            group = group.parent

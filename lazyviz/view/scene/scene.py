@@ -1,0 +1,339 @@
+"""What a picture is made of: the boxes, edges and words of each group, and the memory chart.
+
+The static picture, the text form and the widget draw the same scene.  A group is described
+by itself (:meth:`Scene.group`), so that the widget can be sent one when it is opened.
+Everything is JSON: strings are data from the user's program and are escaped by whoever
+draws them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ...graph.ir import Graph, Node, SourceLine, Storage, Value, places
+from ...plan.batch.split import SplitPlan
+from ...plan.devices.devices import Device, DeviceProfile
+from ...plan.liveness.live_set import Moment
+from ...plan.units import format_bytes
+from ..layout.sugiyama import Layers, layers_of
+from .box_attributes import Facts
+from .boxes import Box, Hierarchy, op_name
+from .dataflow import hidden_views
+from .hierarchy import build_hierarchy
+from .run_states import States
+
+# Width and height of a closed box, in pixels.
+SIZES: dict[str, tuple[float, float]] = {
+    "op": (184.0, 42.0),
+    "module": (200.0, 46.0),
+    "step": (200.0, 46.0),
+    "input": (164.0, 40.0),
+    "output": (164.0, 40.0),
+    "sync": (212.0, 42.0),
+}
+LANE_WIDEST = 2  # boxes side by side in a lane
+STACKED = 6  # boxes of the optimizer that stand below one another, so that its lane is narrow
+PHASE_TITLES = {"forward": "Forward", "backward": "Backward", "optimizer": "Optimizer", "other": "Other"}
+
+
+class AllocationLike(Protocol):
+    """One storage alive at the peak; ``nbytes`` in bytes."""
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def category(self) -> str: ...
+    @property
+    def node(self) -> Node | None: ...
+    @property
+    def module(self) -> str: ...
+    @property
+    def source(self) -> SourceLine | None: ...
+
+
+class PlanLike(Protocol):
+    """What the picture needs of a plan.  Sizes are bytes."""
+
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def peak_node(self) -> Node | None: ...
+    @property
+    def peak_position(self) -> int: ...
+    @property
+    def eager_peak_bytes(self) -> int: ...
+    @property
+    def reserved_bytes(self) -> int | None: ...
+    @property
+    def needed_bytes(self) -> int: ...
+    @property
+    def needed_range(self) -> tuple[int, int]: ...
+    def straddles(self, limit: int) -> bool: ...
+    @property
+    def timeline(self) -> Sequence[tuple[int, int]]: ...
+    @property
+    def category_timeline(self) -> Mapping[Any, Sequence[int]]: ...
+    @property
+    def alive_at_peak(self) -> Sequence[AllocationLike]: ...
+    @property
+    def by_category(self) -> Mapping[Any, int]: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def device_state(self) -> str: ...
+    @property
+    def recorded_device(self) -> object: ...
+    @property
+    def borrowed(self) -> bool: ...
+    @property
+    def tensor_peak_bytes(self) -> int: ...
+    @property
+    def capacity_bytes(self) -> int | None: ...
+    @property
+    def fits(self) -> bool | None: ...
+    @property
+    def batch_size(self) -> int | None: ...
+    @property
+    def recorded_batch_size(self) -> int | None: ...
+    @property
+    def split(self) -> SplitPlan: ...
+    @property
+    def max_batch_size(self) -> int | None: ...
+    def at(self, position: int) -> Moment: ...
+    def made(self, start: int, stop: int) -> Sequence[AllocationLike]: ...
+    def held(self, what: Storage) -> Sequence[range]: ...
+    def replan(
+        self,
+        batch_size: int | None = None,
+        split: int | str | None = None,
+        device: Device | DeviceProfile | None = None,
+    ) -> PlanLike: ...
+    def largest_within(self, seconds: float, split: int | str | None = None) -> tuple[int | None, bool]: ...
+
+
+def shape_text(shape: Sequence[object]) -> str:
+    """``(8, 128)`` -> ``"8×128"``; ``()`` -> ``"scalar"``."""
+    return "×".join(map(str, shape)) if len(shape) else "scalar"
+
+
+def value_text(value: Value) -> str:
+    """Shape and size of one tensor: ``"8×128 · 4.00 KiB"``."""
+    return f"{shape_text(value.symbolic_shape)} · {format_bytes(value.nbytes)}"
+
+
+def values_text(values: Sequence[Value]) -> str:
+    """Shape and size of what flows along an edge."""
+    if not values:
+        return ""
+    if len(values) == 1:
+        return value_text(values[0])
+    sizes = {value.storage.id: value.storage.nbytes for value in values}
+    return f"{len(values)} tensors · {format_bytes(sum(sizes.values()))}"
+
+
+def dtype_text(value: Value) -> str:
+    """``"float32"``"""
+    return str(value.dtype).removeprefix("torch.")
+
+
+def plural(count: int, noun: str) -> str:
+    """``plural(2, "op")`` -> ``"2 ops"``, thousands separated."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _widest(box: Box) -> int:
+    """Boxes side by side in one layer."""
+    if box.kind != "lane":
+        return 5
+    return 1 if box.phase == "optimizer" and len(box.children) <= STACKED else LANE_WIDEST
+
+
+class Scene:
+    """The picture of one graph under one plan."""
+
+    def __init__(
+        self, graph: Graph, plan: PlanLike, *, views: bool = False, drawn: Hierarchy | None = None
+    ) -> None:
+        self.graph = graph
+        self.plan = plan
+        # Boxes are the same under every plan: `drawn`, made earlier, is used as long as it is still right.
+        self.hierarchy: Hierarchy = build_hierarchy(graph, views=views, drawn=drawn)
+        self._views = 0
+        self._layers: dict[str, Layers] = {}
+        self._facts: Facts | None = None
+        self._places: tuple[PlanLike, dict[int, list[int]]] | None = None
+        self._held: tuple[PlanLike, dict[Box, int]] | None = None
+        self.states = States(self.hierarchy)
+
+    def places(self) -> Mapping[int, Sequence[int]]:
+        """The positions of every node in the plan's timeline: in pieces, several."""
+        if self._places is None or self._places[0] is not self.plan:
+            places: dict[int, list[int]] = {}
+            for position, (index, _) in enumerate(self.plan.timeline):
+                places.setdefault(index, []).append(position)
+            self._places = self.plan, places
+        return self._places[1]
+
+    # --- groups -------------------------------------------------------------------
+
+    def layers(self, box: Box) -> Layers:
+        """Layers of the children of ``box``, its edges first in the order of ``box.edges``."""
+        known = self._layers.get(box.id)
+        if known is None:
+            at = {child: position for position, child in enumerate(box.children)}
+            known = self._layers[box.id] = layers_of(
+                len(box.children),
+                [(at[start], at[end]) for start, end in box.edges],
+                [(at[start], at[end]) for start, end in box.order],
+                widest=_widest(box),
+                close=[at[child] for child in box.children if child.kind == "input"],
+            )
+        return known
+
+    def group(self, box: Box) -> dict[str, Any]:
+        """One group as JSON: its boxes, layers and edges."""
+        lanes = bool(box.children) and box.children[0].kind == "lane"
+        result: dict[str, Any] = {"id": box.id, "boxes": [self.box(child) for child in box.children]}
+        if lanes:
+            return {**result, "row": True}
+        layers = self.layers(box)
+        edges = [
+            [path, self.edge_text(values)]
+            for path, values in zip(layers.paths, box.edges.values(), strict=True)
+        ]
+        return {**result, "layers": layers.layers, "edges": edges, "flip": box.phase == "backward"}
+
+    def edge_text(self, values: Sequence[Value]) -> str:
+        return values_text(values)
+
+    def box(self, box: Box) -> dict[str, Any]:
+        """One box as JSON; flags that are off are left out."""
+        result: dict[str, Any] = {
+            "id": box.id,
+            "kind": box.kind,
+            "label": PHASE_TITLES.get(box.label, box.label) if box.kind == "lane" else box.label,
+            "sub": self.subtitle(box),
+            "phase": box.phase,
+        }
+        if box.node is not None:
+            result["op"] = str(box.node.op)
+        if box.kind == "input":
+            result["role"] = box.key
+        if box.is_group:
+            result["group"] = len(box.children)
+        if box.repeats > 1:
+            result["repeats"] = box.repeats
+        if box.entry:
+            result["entry"] = True
+        if box.exit:
+            result["exit"] = True
+        if box.kind == "sync":
+            return result
+        return result | self.colouring(box) | self.progress(box)
+
+    def colouring(self, box: Box) -> dict[str, Any]:
+        """What ``box`` is coloured by: ``bytes`` that its ops allocate, ``held`` of those at the peak, ..."""
+        if self._facts is None:
+            self._facts = Facts(self.hierarchy)
+        if self._held is None or self._held[0] is not self.plan:
+            self._held = self.plan, self._facts.held(self.plan)
+        result: dict[str, Any] = {"bytes": box.nbytes or sum(value.nbytes for value in box.values)}
+        if held := self._held[1].get(box, 0):
+            result["held"] = held
+        if dtype := self._facts.dtype(box):
+            result["dtype"] = dtype
+        if module := self._facts.module(box):
+            result["module"] = module
+        return result
+
+    def progress(self, box: Box) -> dict[str, Any]:
+        """How far a run is in ``box``: ``state`` unless it is pending, ``seconds`` if known, ``alarm``."""
+        told = self.states.of(box)
+        if told is None:
+            return {}
+        state, seconds, alarm = told
+        result: dict[str, Any] = {"state": state} if state != "pending" else {}
+        if seconds is not None:
+            result["seconds"] = seconds
+        if alarm is not None:
+            result["alarm"] = alarm
+        return result
+
+    def subtitle(self, box: Box) -> str:
+        """A box's second line: shape and size of a tensor, number of ops and bytes of a group."""
+        if box.node is not None:
+            outputs = box.node.outputs
+            if outputs:
+                return values_text(outputs)
+            return "writes in place" if box.node.writes else "no output"
+        if box.values:
+            return values_text(box.values)
+        if box.sync is not None:
+            source, reader = box.sync.source, box.sync.reader
+            own = self.graph.place.cell if self.graph.place is not None else None
+            line = []
+            if source is not None:  # a box is narrow: of its own cell, or of a file, the line alone
+                line = [f"line {source.line}" if source.cell == own or not source.in_cell else str(source)]
+            return " · ".join([*line, *places(None, reader), f"ran {plural(box.sync.ops, 'op')}"])
+        if box.kind == "lane":
+            return self._lane_subtitle(box)
+        drawn = [child for child in box.children if child.kind != "input"]
+        if len(drawn) == 1 and drawn[0].node is not None:
+            return f"{op_name(drawn[0].node)} · {format_bytes(box.nbytes)}"
+        parts = [plural(box.ops, "op"), format_bytes(box.nbytes)] if box.ops else []
+        return " · ".join(parts + ([plural(box.syncs, "sync point")] if box.syncs else []))
+
+    def _lane_subtitle(self, lane: Box) -> str:
+        text = plural(lane.ops, "op")
+        parent = lane.parent
+        saved: dict[int, Storage] = {}
+        if parent is not None and lane.phase == "forward":
+            for (start, end), values in parent.edges.items():
+                if start is lane and end.phase == "backward":
+                    saved.update({value.storage.id: value.storage for value in values})
+        if saved:
+            text += f" · saves {format_bytes(sum(storage.nbytes for storage in saved.values()))} for backward"
+        return text
+
+    def owns(self, node: Node) -> bool:
+        """Whether it is a node of this graph."""
+        nodes = self.graph.nodes
+        return node.index < len(nodes) and nodes[node.index] is node
+
+    def near(self, node: Node) -> Box | None:
+        """The box of ``node``, or the one that it hides behind."""
+        box = self.hierarchy.box_of[node.index]
+        if box is None:
+            behind = (at for at, views in self.hierarchy.behind.items() if node in views)
+            box = next((self.hierarchy.box_of[at] for at in behind), None)
+        return box
+
+    def opened(self) -> list[Box]:
+        """Groups that are open from the start, outermost first: lanes and what holds them."""
+        result = [self.hierarchy.root]
+        for box in result:  # grows while it is read
+            result += [c for c in box.children if c.kind == "lane" or c.id in self.hierarchy.opened]
+        return result
+
+    # --- tensors ------------------------------------------------------------------
+
+    def box_of_storage(self, storage: Storage | None) -> Box | None:
+        """The box of a tensor from outside."""
+        if storage is None:
+            return None
+        if not hasattr(self, "_by_storage"):
+            self._by_storage: dict[int, Box] = {}
+            for box in self.hierarchy.boxes.values():
+                for value in box.values:
+                    self._by_storage.setdefault(value.storage.id, box)
+        return self._by_storage.get(storage.id)
+
+    def summary(self) -> str:
+        """``"3,803 ops recorded (920 of them views), 3,803 pending, no sync point"``"""
+        graph = self.graph
+        pending = sum(node.state != "done" for node in graph.nodes)
+        syncs = plural(len(graph.sync_points), "sync point") if graph.sync_points else "no sync point"
+        views = self._views = self._views or sum(hidden_views(graph))  # the lanes' numbers are without them
+        among = f" ({views:,} of them {'a view' if views == 1 else 'views'})" if views else ""
+        return f"{plural(len(graph.nodes), 'op')} recorded{among}, {pending:,} pending, {syncs}"

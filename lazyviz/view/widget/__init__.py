@@ -1,0 +1,1 @@
+"""The widget, Python's side: what the page asks, and the answers."""

@@ -1,0 +1,259 @@
+"""What the page asks while it looks at a picture, and the answers.
+
+Each question is an action with an id; nothing else of a message is read.  None of them runs
+the graph.  That is the widget's own business (:mod:`lazyviz.view.widget.widget`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ...graph.ir import Graph
+from ...graph.sync_points import listed
+from ..scene.batch_text import batch_json
+from ..scene.boxes import Box, chain
+from ..scene.details import describe, describe_moment
+from ..scene.memory_chart import memory_json, range_json
+from ..scene.scene import Scene, plural
+from .lookups import Lookups
+from .plan_choice import Planned, Targets, plans_of
+
+FIRST_BYTES = 40_000  # about how much JSON the first picture may take, chart not counted
+MESSAGE_BYTES = 80_000  # about how much JSON one message of groups may take
+EXPANDED_BOXES = 2000  # boxes that "Expand all" opens at most
+
+
+class Pictured(Planned, Protocol):
+    """A recorded graph as far as its picture goes."""
+
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def measured(self) -> Sequence[tuple[int, int]]:
+        """What runs held, as ``(node_index, bytes)`` in the order in which the nodes ran."""
+
+
+class Answers:
+    """Answers a page's questions about one graph; several pages may show it.
+
+    Args:
+        pictured: the graph and its plan.
+        send: takes a message for the page.
+        redraw: called when the first picture has changed as a whole.
+        scene: of the graph under its plan, where there is one already.
+    """
+
+    def __init__(
+        self,
+        pictured: Pictured,
+        send: Callable[[dict[str, Any]], None],
+        redraw: Callable[[], None],
+        scene: Scene | None = None,
+    ) -> None:
+        self._pictured = pictured
+        self._plans = plans_of(pictured, scene.plan if scene is not None else None)
+        # A scene of its own, since its plan may be another one later.
+        drawn = scene.hierarchy if scene is not None else None
+        self.scene = Scene(pictured.graph, self._plans.shown, drawn=drawn)
+        self._targets = Targets(self._plans.own)
+        self._plans.subscribe(self._show_plan)
+        self._views = False
+        self._lookups = Lookups(pictured.graph, getattr(pictured, "code", ""), lambda: self.scene, send)
+        self.given: set[str] = set()  # the groups that the page has
+        self._send = send
+        self._redraw = redraw
+
+    def answer(self, action: str, id: str) -> bool:
+        """Answer one question; False if there is no such action."""
+        handler = self._handlers.get(action)
+        if handler is not None:
+            handler(self, id)
+        return handler is not None or self._lookups.answer(action, id)
+
+    def first_picture(self) -> dict[str, Any]:
+        """The first picture: what is open, and of the groups below what fits in a small message."""
+        scene = self.scene
+        self.given.clear()
+        opened = scene.opened()
+        groups = [self._group(box) for box in opened]
+        size = sum(_size(group) for group in groups)
+        queue = [child for box in opened for child in box.children if child.is_group and child not in opened]
+        for box in queue:  # grows while it is read
+            group = scene.group(box)
+            size += _size(group)
+            if size > FIRST_BYTES:
+                break
+            self.given.add(box.id)
+            groups.append(group)
+            queue += [child for child in box.children if child.is_group]
+        return {
+            "title": self._pictured.title,
+            "root": scene.hierarchy.root.id,
+            "opened": [box.id for box in opened],
+            "groups": groups,
+            "memory": self._memory() if scene.graph.nodes else None,
+            "batch": self._batch() if scene.graph.nodes else None,
+            "devices": self._devices() if scene.graph.nodes else None,
+            "views": self._views,
+            "code": self._lookups.first_code(),
+            "syncs": {
+                "title": plural(len(scene.graph.sync_points), "sync point"),
+                "lines": [line.removeprefix("sync point: ") for line in listed(scene.graph.sync_points)],
+            },
+        }
+
+    def _group(self, box: Box) -> dict[str, Any]:
+        """A group for the page, which is told of its boxes' states from now on."""
+        self.given.add(box.id)
+        return self.scene.group(box)
+
+    def follow(self) -> None:
+        """A choice may have been made in another widget of this graph."""
+        self._plans.follow()
+
+    def _batch(self) -> dict[str, Any] | None:
+        return batch_json(self.scene, self._plans.own.batch_size or 0, self._pictured.split)
+
+    def _open(self, id: str) -> None:
+        box = self.scene.hierarchy.boxes.get(id)
+        if box is not None and box.is_group:
+            self._send_groups(_with_lanes([box]))
+
+    def _open_all(self, _: str) -> None:
+        groups: list[Box] = []
+        drawn, note = 0, ""
+        queue = [self.scene.hierarchy.root]
+        for box in queue:  # grows while it is read
+            drawn += len(box.children)
+            if drawn > EXPANDED_BOXES and groups:
+                note = f"too many boxes to open all: {EXPANDED_BOXES:,} are shown, open others by a click"
+                break
+            groups.append(box)
+            queue += [child for child in box.children if child.is_group]
+        self._send_groups(_with_lanes(groups), note)
+
+    def _send_groups(self, groups: list[Box], note: str = "") -> None:
+        """In messages of about :data:`MESSAGE_BYTES`; the page waits while there are more."""
+        part: list[dict[str, Any]] = []
+        size = 0
+        for box in groups:
+            group = self._group(box)
+            size += _size(group)
+            if part and size > MESSAGE_BYTES:
+                self._send({"kind": "groups", "groups": part, "note": "", "more": True})
+                part, size = [], _size(group)
+            part.append(group)
+        self._send({"kind": "groups", "groups": part, "note": note})
+
+    def _select(self, id: str) -> None:
+        box = self.scene.hierarchy.boxes.get(id)
+        if box is not None:
+            details = {**describe(self.scene, box), "lines": self._lookups.lines_of(box)}
+            if box.node is not None and self._pictured.readable([box.node]):
+                details["readable"] = True
+            self._send({"kind": "details", "details": details})
+
+    def _summarise(self, id: str) -> None:
+        """What a result holds that is still there."""
+        box = self.scene.hierarchy.boxes.get(id)
+        if box is not None and box.node is not None:
+            self._pictured.summarise([box.node])
+            self._select(id)
+
+    def _moment(self, id: str) -> None:
+        """What is alive at the position ``id`` of the plan's timeline."""
+        if id.isascii() and id.isdigit() and int(id) < len(self.scene.plan.timeline):
+            self._send({"kind": "moment", "moment": describe_moment(self.scene, int(id))})
+
+    def _devices(self) -> dict[str, Any]:
+        return {**self._targets.menu(), "chosen": self._plans.device, "version": self._version}
+
+    def _range(self, id: str) -> None:
+        """The chart's points between two positions, ``"120-180"``, and what is made there."""
+        found = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", id, re.ASCII)
+        start, stop = (int(found[1]), int(found[2])) if found else (0, 0)
+        if start < stop <= len(self.scene.plan.timeline):
+            self._send({"kind": "range", **range_json(self.scene, start, stop, self._pictured.measured)})
+
+    def _shown(self, version: str) -> None:
+        """The plan that is shown, with what was measured, to a page that has another version of it."""
+        if self.scene.graph.nodes and version != self._version:
+            self._show_plan("")
+
+    @property
+    def _version(self) -> str:
+        return f"{self._plans.version}.{len(self._pictured.measured)}"
+
+    def _device(self, id: str) -> None:
+        """Plan for another device."""
+        if id in self._targets:
+            self._plans.choose(id, self._targets[id])
+
+    def _largest(self, _: str) -> None:
+        """The largest batch that fits, as far as it is known: the page asks until it is."""
+        if self._plans.own.batch_size is not None:
+            self._send({"kind": "largest", **self._plans.largest()})
+
+    def _resize(self, id: str) -> None:
+        """Plan for another number of samples."""
+        if self._plans.own.batch_size is not None and re.fullmatch(r"[0-9]{1,13}", id) and int(id):
+            self._plans.resize(int(id))
+
+    def _cut(self, id: str) -> None:
+        """What Evaluate is to do about the batch: off, auto, or a number of pieces."""
+        if self._plans.own.batch_size is not None and re.fullmatch(r"off|auto|[1-9][0-9]{0,8}", id):
+            self._plans.cut(id if id in ("off", "auto") else int(id))
+
+    def _show_plan(self, note: str) -> None:
+        """Another plan is to be shown: this page, or another one of this graph, asked for it."""
+        self.scene.plan = self._plans.shown
+        plan = {"memory": self._memory(), "batch": self._batch(), "device": self._plans.device}
+        plan["version"] = self._version
+        self._send({"kind": "plan", **plan, "note": note})
+
+    def _memory(self) -> dict[str, Any]:
+        return memory_json(self.scene, self._pictured.measured)
+
+    def _reveal(self, id: str) -> None:
+        box = self.scene.hierarchy.boxes.get(id)
+        if box is None:
+            return
+        path = chain(box)
+        around = _with_lanes([self.scene.hierarchy.boxes[each] for each in path[:-1]])
+        self._send({"kind": "reveal", "groups": [self._group(each) for each in around], "chain": path})
+
+    def _toggle_views(self, _: str) -> None:
+        self._views = not self._views
+        self.scene = Scene(self._pictured.graph, self.scene.plan, views=self._views)
+        self._redraw()
+
+    _handlers = {  # noqa: RUF012 (constant)
+        "open": _open,
+        "open-all": _open_all,
+        "select": _select,
+        "summarise": _summarise,
+        "moment": _moment,
+        "range": _range,
+        "shown": _shown,
+        "device": _device,
+        "largest": _largest,
+        "batch-size": _resize,
+        "split": _cut,
+        "reveal": _reveal,
+        "views": _toggle_views,
+    }
+
+
+def _with_lanes(groups: list[Box]) -> list[Box]:
+    """The groups, and the lanes of the steps among them: a step is shown with all of its lanes."""
+    lanes = [child for box in groups for child in box.children if child.kind == "lane"]
+    return list(dict.fromkeys([*groups, *lanes]))
+
+
+def _size(group: dict[str, Any]) -> int:
+    """About how many bytes of JSON a group is."""
+    return 250 * len(group["boxes"]) + 45 * len(group.get("edges", ()))

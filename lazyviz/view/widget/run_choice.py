@@ -1,0 +1,130 @@
+"""How the page says to run a graph, and what it is told of the choices and of what came of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ...graph.ir import Graph, Node
+from ...plan.units import format_bytes
+from ..scene.boxes import chain
+from ..scene.details import source_json
+from ..scene.scene import Scene, plural
+from .runner import Runnable, Running
+
+
+class FindingLike(Protocol):
+    """The first NaN, or the first infinity; ``str`` says where and how much."""
+
+    @property
+    def node(self) -> Node: ...
+
+
+class Selectable(Protocol):
+    """A graph of which one can choose how it is run; the choices are shared by all its widgets."""
+
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def split(self) -> int | str:
+        """What ``evaluate`` is to do about the batch: ``"off"``, ``"auto"`` or a number of pieces."""
+
+    @property
+    def summaries(self) -> bool:
+        """Whether ``evaluate`` takes note of the values."""
+
+    @property
+    def nonfinite(self) -> Mapping[str, FindingLike]:
+        """The first NaN (``"nan"``) and the first infinity (``"inf"``) that runs have met."""
+
+    def readable(self, nodes: Sequence[Node]) -> bool:
+        """Whether results of any of ``nodes`` have not been summarised and are still there."""
+
+    def summarise(self, nodes: Sequence[Node]) -> None:
+        """Take note of them, and tell every widget."""
+
+    def backends(self) -> Sequence[tuple[str, str]]:
+        """Names, each with the reason why that backend cannot run the graph here, or ""."""
+
+    def choose(
+        self, *, backend: str | None = None, split: int | str | None = None, summaries: bool | None = None
+    ) -> None:
+        """Choose, and tell every widget; raises ``ValueError`` for what cannot be, changing nothing."""
+
+
+def choices_json(controller: Selectable) -> dict[str, Any]:
+    """What is chosen, what there is to choose from, and whether any of the graph has run."""
+    return {
+        "begun": any(node.state == "done" for node in controller.graph.nodes),
+        "backend": controller.backend,
+        "backends": [[name, reason] for name, reason in controller.backends()],
+        "summaries": controller.summaries,
+    }
+
+
+def choose(controller: Selectable, action: str, id: str) -> str:
+    """Choose what the page asks for; gives the reason why it cannot be, or ""."""
+    try:
+        if action == "summaries" and id in ("on", "off"):
+            controller.choose(summaries=id == "on")
+        elif action == "backend" and id in [name for name, _ in controller.backends()]:
+            controller.choose(backend=id)
+    except Exception as error:  # a backend of somebody else's may fail in any way while it is imported
+        return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return ""
+
+
+def findings_json(found: Mapping[str, FindingLike], scene: Scene) -> list[dict[str, Any]]:
+    """The first NaN and the first infinity, with the boxes that they are in."""
+    rows = []
+    for kind in ("nan", "inf"):
+        if (first := found.get(kind)) is not None:
+            box = scene.near(first.node)
+            chained = chain(box) if box is not None else []
+            rows.append({"kind": kind, "text": str(first), "chain": chained})
+    return rows
+
+
+def nodes_up_to(scene: Scene, id: str) -> list[Node]:
+    """The nodes that a box stands for: those inside, or what makes the tensor."""
+    box = scene.hierarchy.boxes.get(id)
+    if box is None:
+        return []
+    made = [value.node for value in box.values if value.node is not None]
+    own = [node for node in made if scene.owns(node)]
+    return [*own, *scene.hierarchy.nodes_in(box)]
+
+
+def failure_json(running: Running, scene: Scene) -> dict[str, Any] | None:
+    """The error of the last run, with the line of the user's and the box that it belongs to."""
+    error = running.exception
+    if error is None:
+        return None
+    node = running.failed_node
+    box = scene.near(node) if node is not None else None
+    notes = [str(note) for note in getattr(error, "__notes__", ())]
+    return {
+        "message": "\n".join([f"{type(error).__name__}: {error}".rstrip(": "), *notes]),
+        "source": source_json(node.source) if node is not None else None,
+        "chain": chain(box) if box is not None else [],
+    }
+
+
+def report_text(controller: Runnable, running: Running) -> str:
+    """What the last run did; at a sync point, while ops are pending, that says little."""
+    own = running.report
+    report = own if own is not None else getattr(controller, "report", None)
+    if report is None or (own is None and controller.state == "pending"):
+        return ""
+    text = f"ran {plural(report.ops_run, 'op')} in {report.seconds:.3g} s"
+    if report.peak_bytes is not None:
+        text += f", measured peak {format_bytes(report.peak_bytes)}"
+        if comparison := getattr(report, "comparison", ""):
+            text += f" ({comparison})"
+    if getattr(report, "pieces", 1) > 1:
+        text += f", in {report.pieces} pieces"
+    backend = getattr(report, "backend", "eager")
+    return text if backend == "eager" else f"{text}, with {backend}"

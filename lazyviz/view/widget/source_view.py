@@ -1,0 +1,284 @@
+"""The user's code beside the graph: each line with what its ops allocate, its share of the peak, its time.
+
+A cell stands there as a whole; of other files the lines that ops come from, with their
+surroundings.  An op counts at the line that ran it, and at the user's lines that called that one:
+what the backward pass makes counts at ``loss.backward()``, and is noted at its forward line beside.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...graph.ir import Graph, Node, SourceLine
+from ...graph.sync_points import sites
+from ...plan.units import format_bytes
+from ..scene.boxes import Box, named
+from ..scene.details import seconds_text
+from ..scene.scene import PlanLike, Scene, plural
+
+AROUND = 2  # lines shown before and after one that an op comes from
+LONGEST = 400  # characters of a line
+WHOLE_CELL = 200  # lines of another cell that is shown as a whole
+WHOLE = 3000  # lines of a cell that are shown although nothing comes from them
+LISTED = 60  # ops of a line listed in the details
+MOST_LINES = 2000  # lines of all files
+
+Key = tuple[str, int]  # file and line
+
+
+@dataclass(slots=True)
+class Section:
+    """A file, or the cell: its name for the user, and the lines shown."""
+
+    file: str
+    label: str
+    lines: list[tuple[int, str]]
+
+
+class Code:
+    """The code of one graph; ``cell`` is the cell's, where there is one.
+
+    A line's id is ``"1:12"``: line 12 of the second section.
+    """
+
+    def __init__(self, graph: Graph, cell: str = "") -> None:
+        self._graph = graph
+        self.ops: dict[Key, list[Node]] = defaultdict(list)
+        self.gradients: dict[Key, list[Node]] = defaultdict(list)  # of the backward pass, by forward line
+        self._syncs: dict[Key, list[str]] = defaultdict(list)
+        sources: dict[Key, SourceLine] = {}
+        for node in graph.nodes:
+            own = lines_of(node)
+            for source in own:
+                key = source.file, source.line
+                sources.setdefault(key, source)
+                self.ops[key].append(node)
+            if node.forward is not None:
+                for source in lines_of(node.forward):
+                    if source not in own:
+                        key = source.file, source.line
+                        sources.setdefault(key, source)
+                        self.gradients[key].append(node)
+        self._drop_outside(sources)
+        for site in sites(graph.sync_points):
+            if site.source is not None:
+                key = site.source.file, site.source.line
+                sources.setdefault(key, site.source)
+                self._syncs[key].append(f"{replace(site, source=None)}: ran {plural(site.ops, 'op')}")
+        self._sources = sources = {
+            key: source
+            for key, source in sources.items()
+            if key in self.ops or key in self.gradients or key in self._syncs
+        }
+        self.sections = _sections(sources, cell)
+        self._place = {section.file: at for at, section in enumerate(self.sections)}
+        self._made = [0] * len(graph.nodes)  # bytes
+        for storage in graph.storages:
+            if not storage.external and 0 <= storage.created < len(self._made):
+                self._made[storage.created] += storage.nbytes
+
+    def _drop_outside(self, sources: Mapping[Key, SourceLine]) -> None:
+        """Forget the lines around the block itself: those that called all there is, and made none of it."""
+        own = {(node.source.file, node.source.line) for node in self._graph.nodes if node.source is not None}
+        some = sum(node.source is not None for node in self._graph.nodes)
+        for key, nodes in list(self.ops.items()):
+            if key not in own and len(nodes) == some and not sources[key].in_cell:
+                del self.ops[key]
+                self.gradients.pop(key, None)
+
+    def source(self, key: Key) -> SourceLine:
+        return self._sources[key]
+
+    @property
+    def size(self) -> int:
+        """Characters shown."""
+        return sum(len(text) + 8 for section in self.sections for _, text in section.lines)
+
+    def text_json(self) -> list[dict[str, Any]]:
+        return [{"label": section.label, "lines": section.lines} for section in self.sections]
+
+    def facts_json(self, plan: PlanLike) -> dict[str, Any]:
+        """What is known of each line, by its id: numbers of ops, bytes, seconds; 0 and "" left out."""
+        held: dict[int, int] = defaultdict(int)
+        for allocation in plan.alive_at_peak:
+            if allocation.node is not None:
+                held[allocation.node.index] += allocation.nbytes
+        facts: dict[str, dict[str, Any]] = {}
+        for key in {**self.ops, **self.gradients, **self._syncs}:
+            nodes, backward = self.ops.get(key, ()), self.gradients.get(key, ())
+            times = [node.seconds for node in nodes if node.seconds is not None]
+            failed = next((node.error or "failed" for node in nodes if node.state == "failed"), "")
+            fact = {
+                "ops": len(nodes),
+                "called": sum(_key(node) != key for node in nodes),
+                "bytes": self.allocated(nodes),
+                "held": sum(held[node.index] for node in nodes),
+                "gradients": len(backward),
+                "gradientBytes": self.allocated(backward),
+                "gradientHeld": sum(held[node.index] for node in backward),
+                "seconds": sum(times) if times else None,
+                "sync": "; ".join(dict.fromkeys(self._syncs.get(key, ()))),
+                "failed": failed,
+            }
+            facts[self.id(key)] = {name: value for name, value in fact.items() if value}
+        made = sum(held[node.index] for node in self._graph.nodes if node.source is not None)
+        return {"lines": facts, "peak": plan.peak_bytes, "elsewhere": plan.peak_bytes - made}
+
+    def id(self, key: Key) -> str:
+        return f"{self._place[key[0]]}:{key[1]}"
+
+    def key(self, id: str) -> Key | None:
+        """The line with this id; ``None`` if nothing comes from it."""
+        section, _, line = id.partition(":")
+        if not (section.isascii() and section.isdigit() and line.isascii() and line.isdigit()):
+            return None
+        at = int(section)
+        key = (self.sections[at].file, int(line)) if at < len(self.sections) else None
+        return key if key in self.ops or key in self.gradients or key in self._syncs else None
+
+    def ids_of(self, nodes: Iterable[Node]) -> list[str]:
+        """The lines that these ops come from, those of the forward pass for the backward's, too."""
+        sources: dict[SourceLine, None] = {}
+        for node in nodes:
+            sources.update(dict.fromkeys(lines_of(node)))
+            if node.forward is not None:
+                sources.update(dict.fromkeys(lines_of(node.forward)))
+        keys = [(source.file, source.line) for source in sources]
+        return [self.id(key) for key in keys if key in self._sources][:MOST_LINES]
+
+    def allocated(self, nodes: Sequence[Node]) -> int:
+        """Bytes that these ops allocate, as recorded."""
+        return sum(self._made[node.index] for node in nodes)
+
+    def describe(self, scene: Scene, key: Key) -> tuple[dict[str, Any], list[Box]]:
+        """A line for the details panel, as JSON, with its ops as links; and the boxes of all of them."""
+        nodes, backward = self.ops.get(key, []), self.gradients.get(key, [])
+        section = self.sections[self._place[key[0]]]
+        text = next((text for line, text in section.lines if line == key[1]), "")
+        facts = [["ops", f"{len(nodes):,}"], ["allocates", format_bytes(self.allocated(nodes))]]
+        if backward:
+            of = f"{plural(len(backward), 'op')}, {format_bytes(self.allocated(backward))}"
+            facts.append(["its gradients", of])
+        times = [node.seconds for node in nodes if node.seconds is not None]
+        if times:
+            facts.append(["time", seconds_text(sum(times))])
+        if syncs := self._syncs.get(key):
+            facts.append(["sync point", "; ".join(dict.fromkeys(syncs))])
+        links: list[dict[str, Any]] = []
+        boxes: dict[str, Box] = {}
+        for node in [*nodes, *backward]:
+            box = scene.hierarchy.box_of[node.index]
+            if box is None or box.id in boxes:
+                continue  # a view is drawn with what reads it
+            boxes[box.id] = box
+            if len(links) < LISTED:
+                links.append({**named(box), "bytes": format_bytes(self._made[node.index])})
+        return {
+            "id": "",
+            "title": f"line {key[1]}",
+            "subtitle": "",
+            "facts": facts,
+            "source": {"file": section.label, "line": key[1], "text": text.strip()},
+            "inputs": [],
+            "outputs": [],
+            "forward": None,
+            "flows": [],
+            "lifetime": [],
+            "links": links,
+            "more": len(boxes) - len(links),
+        }, list(boxes.values())
+
+
+def lines_of(node: Node) -> tuple[SourceLine, ...]:
+    """The user's lines that ``node`` counts at, innermost first."""
+    own = () if node.source is None else (node.source,)
+    return own + tuple(line for line in node.callers if line != node.source)
+
+
+def _key(node: Node) -> Key | None:
+    return (node.source.file, node.source.line) if node.source is not None else None
+
+
+def _sections(sources: dict[Key, SourceLine], cell: str) -> list[Section]:
+    lines: dict[str, dict[int, str]] = defaultdict(dict)
+    for (file, line), source in sources.items():
+        lines[file][line] = source.text
+    sections: list[Section] = []
+    own = ""
+    if cell.strip():
+        own, section = _cell(cell, lines)
+        sections.append(section)
+    others = 0
+    budget = MOST_LINES
+    for file, known in lines.items():
+        if file == own:
+            continue
+        in_cell = next(iter(sources[file, line] for line in known)).in_cell
+        label = os.path.basename(file)
+        number = next((sources[file, line].cell for line in known), None)
+        if number is not None:
+            label = f"cell [{number}]"
+        elif in_cell:
+            label = "another cell" if cell.strip() else "the cell"
+            others += 1
+            label += f" ({others})" if others > 1 else ""
+        around = _around(file, known, whole=in_cell)[:budget]
+        budget -= len(around)
+        if around:
+            sections.append(Section(file, label, around))
+    return sections
+
+
+def _cell(cell: str, lines: dict[str, dict[int, str]]) -> tuple[str, Section]:
+    """The cell's whole code; its file is the one that ends with it, whatever is written above."""
+    body = cell.strip("\n").rstrip().split("\n")
+    first = 2 + len(cell) - len(cell.lstrip("\n"))  # below the magic's line
+    file = ""
+    for name in lines:
+        text = [line.rstrip("\n") for line in linecache.getlines(name)]
+        while text and not text[-1].strip():
+            text.pop()
+        start = len(text) - len(body)
+        if start >= 0 and text[start:] == body:
+            file, first = name, start + 1
+    if not file:  # nothing comes from it, or its text was transformed: by what is known of its lines
+        for name, known in lines.items():
+            if all(
+                first <= line < first + len(body) and text in body[line - first]
+                for line, text in known.items()
+            ):
+                file = name
+    shown = [(first + at, _cut(text)) for at, text in enumerate(body)]
+    if len(shown) > WHOLE:
+        near = {line + by for line in lines.get(file, ()) for by in range(-AROUND, AROUND + 1)}
+        shown = [each for each in shown if each[0] in near]
+    return file, Section(file, "this cell", shown)
+
+
+def _around(file: str, known: dict[int, str], *, whole: bool) -> list[tuple[int, str]]:
+    if not any(known.values()):  # not known, or not to be told
+        return [(line, "") for line in sorted(known)]
+    text = linecache.getlines(file)
+    near = {line + by for line in known for by in range(-AROUND, AROUND + 1)}
+    whole = whole and len(text) <= WHOLE_CELL
+    if whole:
+        near |= set(range(1, len(text) + 1))
+    shown: list[tuple[int, str]] = []
+    for line in sorted(near):
+        here = text[line - 1].rstrip("\n") if 0 < line <= len(text) else ""
+        if line in known and known[line].strip() not in here:
+            here = known[line]  # the file has changed since
+        if line in known or here.strip() or (whole and 0 < line <= len(text)):
+            shown.append((line, here))
+    texts = textwrap.dedent("\n".join(here for _, here in shown)).split("\n")
+    return [(line, _cut(here)) for (line, _), here in zip(shown, texts, strict=True)]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -1,0 +1,302 @@
+"""The graph as a table: its ops, modules or lines, sorted and filtered, a page at a time.
+
+The same facts as in the picture, for those who cannot see it and for those who want an order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ...graph.ir import Node
+from ...plan.formatting import line_text
+from ...plan.units import format_bytes
+from ..scene.boxes import Box, module_path, op_name
+from ..scene.details import seconds_text
+from ..scene.scene import Scene, dtype_text, shape_text
+from .search import Index
+from .source_view import Code
+
+ROWS = 100  # of a page
+PHASES = ("forward", "backward", "optimizer", "other")
+STATES = ("failed", "pending", "done")  # in the order of a sort: what wants attention first
+
+Sorted = Callable[[int], Any]  # of a row's number, what it is sorted by
+
+
+class Column(NamedTuple):
+    key: str
+    title: str
+    number: bool = False  # numbers begin with the largest
+
+
+_OP = Column("op", "Op")
+_MODULE = Column("module", "Module")
+_PHASE = Column("phase", "Phase")
+_LINE = Column("line", "Line")
+_OPS = Column("ops", "Ops", True)
+_LAST = (Column("bytes", "Allocates", True), Column("held", "At peak", True), Column("state", "State"))
+_TIME = Column("seconds", "Time", True)
+COLUMNS: dict[str, tuple[Column, ...]] = {
+    "ops": (
+        _OP,
+        _MODULE,
+        _PHASE,
+        _LINE,
+        Column("shape", "Shape", True),
+        Column("dtype", "Dtype"),
+        *_LAST,
+        _TIME,
+    ),
+    "modules": (_MODULE, _PHASE, _OPS, *_LAST, _TIME),
+    "lines": (_LINE, Column("text", "Code"), _PHASE, _OPS, *_LAST, _TIME),
+}
+
+
+class Request(NamedTuple):
+    """What the page asks for: ``"ops bytes down 3 forward relu"``, each part but the query one word.
+
+    ``page`` counts from 0; ``"@n12"`` is the page of that box's row.  The phase ``all`` is every one.
+    """
+
+    mode: str
+    sort: str
+    down: bool
+    page: int
+    at: str
+    phase: str
+    query: str
+
+    @classmethod
+    def parse(cls, id: str) -> Request | None:
+        found = re.fullmatch(
+            r"(\w+) (\w*) (up|down) (?:([0-9]{1,7})|@([\w:]+)) (\w+) (.{0,200})", id, re.DOTALL
+        )
+        if found is None:
+            return None
+        mode, sort, way, page, at, phase, query = found.groups("")
+        if mode not in COLUMNS or (sort and sort not in [column.key for column in COLUMNS[mode]]):
+            return None
+        if phase != "all" and phase not in PHASES:
+            return None
+        return cls(mode, sort, way == "down", int(page or 0), at, phase, query.strip())
+
+
+class Table:
+    """The rows of one scene; ``index`` makes the index of its boxes, once a query needs it."""
+
+    def __init__(self, scene: Scene, code: Code, index: Callable[[], Index]) -> None:
+        self._scene = scene
+        self._code = code
+        self._index = index
+        drawn = scene.hierarchy.box_of
+        self._nodes = [node for node in scene.graph.nodes if drawn[node.index] is not None]
+        self._rows: dict[str, list[tuple[Any, list[Node]]]] = {}
+        self._keys: dict[tuple[str, str], list[Any]] = {}  # by mode and column, where no run changes them
+
+    def rows(self, mode: str) -> list[tuple[Any, list[Node]]]:
+        """Every row's key (a box, a path, a line) and its ops, in the order of the program."""
+        known = self._rows.get(mode)
+        if known is not None:
+            return known
+        groups: dict[Any, list[Node]] = defaultdict(list)
+        if mode == "ops":
+            box_of = self._scene.hierarchy.box_of
+            groups = {box_of[node.index]: [node] for node in self._nodes}
+        elif mode == "modules":
+            for node in self._nodes:
+                groups[module_path(node)].append(node)
+        else:
+            drawn = self._scene.hierarchy.box_of
+            for key, nodes in self._code.ops.items():
+                mine = [node for node in nodes if drawn[node.index] is not None]
+                if mine:
+                    groups[key] = mine
+        self._rows[mode] = list(groups.items())
+        return self._rows[mode]
+
+    def page(self, request: Request) -> dict[str, Any]:
+        """One page of rows, as JSON."""
+        held = self._held()
+        order = self._filtered(request)
+        if request.sort:
+            keys = self._sorted_by(request.mode, request.sort, held)
+            order = sorted(order, key=keys.__getitem__, reverse=request.down)
+        elif request.down:
+            order.reverse()
+        rows = self.rows(request.mode)
+        page, at = request.page, -1
+        if request.at:
+            at = next(
+                (n for n, row in enumerate(order) if self._id(request.mode, rows[row]) == request.at), -1
+            )
+            page = max(at, 0) // ROWS
+        page = min(page, max(len(order) - 1, 0) // ROWS)
+        shown = order[page * ROWS : (page + 1) * ROWS]
+        columns = COLUMNS[request.mode]
+        return {
+            "mode": request.mode,
+            "sort": request.sort,
+            "down": request.down,
+            "phase": request.phase,
+            "query": request.query,
+            "page": page,
+            "pages": max(-(-len(order) // ROWS), 1),
+            "total": len(order),
+            "first": page * ROWS,
+            "columns": [list(column) for column in columns],
+            "rows": [self._row(request.mode, columns, rows[row], held) for row in shown],
+        }
+
+    def _filtered(self, request: Request) -> list[int]:
+        rows = self.rows(request.mode)
+        wanted: set[int] | None = None
+        if request.query:
+            index = self._index()
+            found = (index.boxes[at].node for at in index.find(request.query))
+            wanted = {node.index for node in found if node is not None}
+        if wanted is None and request.phase == "all":
+            return list(range(len(rows)))
+        return [
+            row
+            for row, (_, nodes) in enumerate(rows)
+            if any(
+                (request.phase == "all" or node.phase == request.phase)
+                and (wanted is None or node.index in wanted)
+                for node in nodes
+            )
+        ]
+
+    def _held(self) -> dict[int, int]:
+        held: dict[int, int] = defaultdict(int)
+        for allocation in self._scene.plan.alive_at_peak:
+            if allocation.node is not None:
+                held[allocation.node.index] += allocation.nbytes
+        return held
+
+    def _sorted_by(self, mode: str, column: str, held: dict[int, int]) -> list[Any]:
+        """What each row is sorted by; words by their rank, so that ``h.2`` stands before ``h.10``."""
+        known = self._keys.get((mode, column))
+        if known is not None:
+            return known
+        rows = self.rows(mode)
+        if column == "ops":
+            keys: list[Any] = [len(nodes) for _, nodes in rows]
+        elif column == "bytes":
+            keys = [self._code.allocated(nodes) for _, nodes in rows]
+        elif column == "held":
+            return [sum(held.get(node.index, 0) for node in nodes) for _, nodes in rows]
+        elif column == "seconds":
+            return [
+                sum(-1.0 if node.seconds is None else node.seconds for node in nodes) for _, nodes in rows
+            ]
+        elif column == "state":
+            return [STATES.index(_state(nodes)) for _, nodes in rows]
+        elif column == "line":
+            keys = _ranks([key if mode == "lines" else _line_key(nodes[0]) for key, nodes in rows], key=None)
+        elif column == "phase":
+            keys = [tuple(PHASES.index(each) for each in _phases(nodes)) for _, nodes in rows]
+        elif column == "shape":
+            keys = [nodes[0].outputs[0].nbytes if nodes[0].outputs else -1 for _, nodes in rows]
+        else:
+            words = [self._cell(mode, column, row, held) for row in rows]
+            keys = _ranks(words, key=_natural)
+        self._keys[mode, column] = keys
+        return keys
+
+    def _row(
+        self, mode: str, columns: Sequence[Column], row: tuple[Any, list[Node]], held: dict[int, int]
+    ) -> dict[str, Any]:
+        return {
+            "id": self._id(mode, row),
+            "cells": [self._cell(mode, column.key, row, held) for column in columns],
+        }
+
+    def _id(self, mode: str, row: tuple[Any, list[Node]]) -> str:
+        """Of a box, or of a line of the code."""
+        key, nodes = row
+        if mode == "ops":
+            return str(key.id)
+        return self._code.id(key) if mode == "lines" else self._module_box(nodes).id
+
+    def _module_box(self, nodes: list[Node]) -> Box:
+        """The innermost box that holds all that a module does in one phase; for one op, its box."""
+        box_of = self._scene.hierarchy.box_of
+        phase = nodes[0].phase
+        boxes = [box for node in nodes if node.phase == phase and (box := box_of[node.index]) is not None]
+        common = boxes[0]
+        for box in boxes:
+            other: Box | None = box
+            while other is not None and other.depth > common.depth:
+                other = other.parent
+            while other is not common and common.parent is not None:
+                common = common.parent
+                while other is not None and other.depth > common.depth:
+                    other = other.parent
+        return boxes[0] if common.kind in ("root", "lane") else common
+
+    def _cell(self, mode: str, column: str, row: tuple[Any, list[Node]], held: dict[int, int]) -> str:
+        key, nodes = row
+        node = nodes[0]
+        if column == "op":
+            return op_name(node)
+        if column == "module":
+            return module_path(node) if mode == "ops" else key or "(outside of modules)"
+        if column == "phase":
+            return ", ".join(_phases(nodes))
+        if column == "line":
+            source = self._code.source(key) if mode == "lines" else node.source
+            return line_text(source) if source is not None else ""
+        if column == "text":
+            return self._code.source(key).text.strip()
+        if column == "shape":
+            shapes = [shape_text(value.symbolic_shape) for value in node.outputs[:3]]
+            return ", ".join(shapes) + (" …" if len(node.outputs) > 3 else "")
+        if column == "dtype":
+            return ", ".join(dict.fromkeys(dtype_text(value) for value in node.outputs))
+        if column == "ops":
+            return f"{len(nodes):,}"
+        if column == "bytes":
+            return format_bytes(self._code.allocated(nodes))
+        if column == "held":
+            share = sum(held.get(each.index, 0) for each in nodes) / max(self._scene.plan.peak_bytes, 1)
+            return f"{share:.1%}" if share else ""
+        if column == "state":
+            return _state(nodes)
+        times = [each.seconds for each in nodes if each.seconds is not None]
+        return seconds_text(sum(times)) if times else ""
+
+
+def _phases(nodes: Sequence[Node]) -> list[str]:
+    return list(dict.fromkeys(node.phase for node in nodes))
+
+
+def _state(nodes: Sequence[Node]) -> str:
+    states = {node.state for node in nodes}
+    return next(state for state in STATES if state in states)
+
+
+def _seconds(nodes: Sequence[Node]) -> float:
+    """What these took together; what has not run comes after what took no time."""
+    times = [node.seconds for node in nodes if node.seconds is not None]
+    return sum(times) if times else -1.0
+
+
+def _line_key(node: Node) -> tuple[str, int]:
+    return (node.source.file, node.source.line) if node.source is not None else ("", 0)
+
+
+def _natural(word: str) -> list[tuple[bool, int, str]]:
+    """``h.10`` after ``h.2``."""
+    return [
+        (not part.isdecimal(), int(part) if part.isdecimal() else 0, part.casefold())
+        for part in re.split(r"(\d+)", word)
+    ]
+
+
+def _ranks(words: list[Any], key: Callable[[Any], Any] | None) -> list[int]:
+    """Each word's place among the distinct ones."""
+    places = {word: place for place, word in enumerate(sorted(set(words), key=key))}
+    return [places[word] for word in words]
