@@ -289,7 +289,7 @@ def catch_up() -> None:
         run(closure(nodes), "writes of known values")
 
 
-_MODULES = (__name__, f"{__package__}.sync_runs")
+_MODULES = (__name__, f"{__package__}.sync_evaluation")
 _RUNS = ("run", "run_for_values", "run_in_one_go")
 
 

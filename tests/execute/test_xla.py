@@ -199,8 +199,8 @@ def state():
 
 before = state()
 overloads = set(dir(torch.ops.aten.prod))
-from lazyviz import _torchax
-assert torch.ops.aten.mm in _torchax.lowerings()
+from lazyviz.torch_internals import torchax_table
+assert torch.ops.aten.mm in torchax_table.lowerings()
 assert torch.backends.mha.get_fastpath_enabled()
 assert state() == before
 assert "dim_Dimname" not in set(dir(torch.ops.aten.prod)) - overloads

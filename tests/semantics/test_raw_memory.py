@@ -29,7 +29,7 @@ from ..both_ways import both
 
 PROGRAMS = []
 NO_MEMORY = "data is not allocated yet|Cannot access data pointer"
-compiled = pytest.mark.skipif("not acceleration.watches_access()", reason="of the compiled modules")
+compiled = pytest.mark.skipif("not native_recorder.watches_access()", reason="of the compiled modules")
 
 
 def program(function):
