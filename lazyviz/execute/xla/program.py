@@ -19,7 +19,8 @@ from torch import fx
 from ...graph.ir import Node, Storage, Value
 from ...torch_internals import functionalization
 from ..compiler.fx_lowering import NotLowered, lower
-from . import indexing as xla_indexing  # noqa: F401  (the first two fill the third's table)
+from . import indexing as _indexing  # noqa: F401  (these two fill the table of `ops`)
+from . import layers as _layers  # noqa: F401
 from . import ops as xla_ops
 
 aten = torch.ops.aten

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 
 from ...graph.ir import Node, Storage, Value
+from . import indexing as _indexing  # noqa: F401  (these three fill the table of rules)
+from . import layers as _layers  # noqa: F401
+from . import views as _views  # noqa: F401
 from .analysis import BatchAnalysis as BatchAnalysis
 from .analysis import Blocker as Blocker
 from .partial_inputs import can_make_part, is_pointwise, make_part, pull
