@@ -1,4 +1,4 @@
-"""Backends: what runs a stretch of recorded nodes, and the registry that names them."""
+"""Backends: what runs a subgraph of recorded nodes, and the registry that names them."""
 
 from __future__ import annotations
 

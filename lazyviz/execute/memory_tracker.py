@@ -13,7 +13,7 @@ from ..plan.liveness.live_set import Category
 from ..plan.projection import ByCategory, Peak
 from ..record.storage import TrackedNode, TrackedStorage
 from ..torch_internals import private_api
-from .replay.program_key import Stretch
+from .replay.program_key import Subgraph
 from .report import Timeline
 
 _storage_of = private_api.TensorBase.untyped_storage
@@ -85,7 +85,7 @@ class ResidentMemory:
         return result
 
     def levels(self, storages: Sequence[TrackedStorage]) -> Levels:
-        """What came and went, for another run of the same stretch, whose storages these are."""
+        """What came and went, for another run of the same subgraph, whose storages these are."""
         places: dict[Storage, int] = {}
         for place, storage in enumerate(storages):
             places.setdefault(storage, place)
@@ -157,7 +157,7 @@ class ResidentMemory:
 
 @dataclass(frozen=True)
 class Levels:
-    """What a run of a stretch held, with its storages by number.
+    """What a run of a subgraph held, with its storages by number.
 
     ``places`` are the storages that came and went, one after another, and ``nbytes`` how much; ``ends`` are
     where that ends which came before the first node, and at each of them.  ``marks`` are the most that was
@@ -212,9 +212,9 @@ def timeline_of(nodes: Sequence[TrackedNode], held: Sequence[int]) -> Timeline:
 class KnownMemory:
     """What a run holds of which every allocation is known; as :class:`ResidentMemory`, which see."""
 
-    def __init__(self, levels: Levels, stretch: Stretch, held: Peak | None) -> None:
-        self._levels, self._stretch, self._held = levels, stretch, held
-        self._finished = len(stretch.nodes)
+    def __init__(self, levels: Levels, subgraph: Subgraph, held: Peak | None) -> None:
+        self._levels, self._subgraph, self._held = levels, subgraph, held
+        self._finished = len(subgraph.nodes)
         self.peak = levels.peak
         self.now = levels.after[0]
 
@@ -229,8 +229,8 @@ class KnownMemory:
         self.peak = max([self._levels.after[0], *self._levels.marks[: count + 1]])
 
     def timelines(self) -> Timelines:
-        nodes, marks = self._stretch.nodes[: self._finished], self._levels.marks
-        if len(self._stretch.graphs) == 1:
+        nodes, marks = self._subgraph.nodes[: self._finished], self._levels.marks
+        if len(self._subgraph.graphs) == 1:
             return {id(nodes[0].graph): timeline_of(nodes, marks)}
         result: dict[int, list[tuple[int, int]]] = {}
         for node, held in zip(nodes, marks):
@@ -240,7 +240,7 @@ class KnownMemory:
     def peak_on(self, device: torch.device, categories: Mapping[Storage, Category]) -> Peak:
         if self._held is not None:
             return self._held
-        levels, storages = self._levels, self._stretch.storages
+        levels, storages = self._levels, self._subgraph.storages
         there = [storages[place] for place in levels.places]
         return _highest(device, there, levels.nbytes, levels.ends, categories)
 

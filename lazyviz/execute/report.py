@@ -132,7 +132,7 @@ class Report:
     def of_read(
         cls, ops_run: int, seconds: float, peak_bytes: int, cause: str, timeline: Sequence[tuple[int, int]]
     ) -> Report:
-        """:meth:`brief` of a known stretch whose values were read."""
+        """:meth:`brief` of a known subgraph whose values were read."""
         report = cls.__new__(cls)
         fields = report.__dict__
         fields["ops_run"], fields["seconds"], fields["peak_bytes"] = ops_run, seconds, peak_bytes

@@ -28,7 +28,7 @@ Phase = Literal["forward", "backward", "optimizer", "other"]
 State = Literal["pending", "done", "failed"]
 Alarm = Literal["nan", "inf"]
 RAN_AT_ONCE = "lazyviz::ran_at_once"
-"""The operator's name of a node for a stretch of the program that is no operator: a compiled call, say."""
+"""The operator's name of a node for a subgraph of the program that is no operator: a compiled call, say."""
 Role = Literal["parameter", "gradient", "optimizer", "buffer", "input"]
 
 

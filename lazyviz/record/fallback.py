@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 torch.library.define("lazyviz::ran_at_once", "(Tensor[] read) -> Tensor[]")
 region: private_api.OpOverload = torch.ops.lazyviz.ran_at_once.default
-"""Stands in a node for a stretch of the program that is no operator; nothing ever calls it."""
+"""Stands in a node for a subgraph of the program that is no operator; nothing ever calls it."""
 assert region._schema.name == RAN_AT_ONCE
 
 
@@ -85,7 +85,7 @@ def note_operator(
 def note_region(
     tape: Tape, cause: str, read: Any, returned: Any, *, modules: Iterable[torch.nn.Module] = ()
 ) -> None:
-    """A stretch of the program has run on what is in ``read`` and returned ``returned``: any containers."""
+    """A subgraph of the program has run on what is in ``read`` and returned ``returned``: any containers."""
     if not _is_recording(tape):
         return
     with tape.paused():

@@ -1,6 +1,6 @@
 """The recorder: every ATen op becomes a node instead of running.
 
-One :class:`Tape` per process knows what is pending; graphs are stretches of it, so
+One :class:`Tape` per process knows what is pending; graphs are subgraphs of it, so
 tensors may pass from one to another.  :class:`RecorderMode` sends it every op that
 reaches the kernels' level: while a graph is open the op is recorded, otherwise (and
 while paused) :mod:`lazyviz.record.unrecorded_ops` makes sure that it sees what eager would.

@@ -124,7 +124,7 @@ def metrics() -> dict[str, Any]:
     result["ops pending"] = len(tape.pending)
     result["replays"], result["replays not known"] = replays.hits, replays.misses
     result["replays generated"], result["replays dropped"] = replays.generated, replays.dropped
-    result["replayed stretches known"] = len(replays)
+    result["replayed subgraphs known"] = len(replays)
     result["compile reasons"] = list(evaluation.compile_reasons)
     result["compiled programs"] = compiled_programs()
     result["backend counters"] = backend_counters()

@@ -39,7 +39,7 @@ from ..record.unrecorded_ops import nodes_before_access
 from ..torch_internals import cuda as torch_cuda
 from . import planned_device
 from .metrics import Metrics
-from .strategies import Projection, Way, Wishes
+from .strategies import Projection, RunOptions, Strategy
 
 if TYPE_CHECKING:
     from .lazy_graph import LazyGraph
@@ -99,15 +99,15 @@ class under_way:
 def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
     """Run ``nodes`` (closed under dependencies, in program order) and tell the graphs they belong to.
 
-    The ``options`` are those of :class:`lazyviz.session.strategies.Wishes`.  With ``graph``, at the user's
+    The ``options`` are those of :class:`lazyviz.session.strategies.RunOptions`.  With ``graph``, at the user's
     word, the peak is projected before (of a run in this process).  ``split`` is of the batch of that graph;
     what an interrupted split run was to do is done first.  ``recompute`` is the budget in bytes that
     activations are dropped and computed again for.
     """
-    wishes = Wishes(**options)
+    wanted = RunOptions(**options)
     if begun := begun_split(nodes):
         nodes = closure({*nodes, *(node for node in begun.nodes if node.state != "done")})
-    graph, context = wishes.graph, under_way(nodes)
+    graph, context = wanted.graph, under_way(nodes)
     try:
         with context as arrived:
             nodes = node_passes.unfinished(nodes)  # a signal's handler may have run them until now
@@ -117,9 +117,9 @@ def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
                     raise RuntimeError(error)
             planned_device.refuse(nodes, graph.device if graph is not None else None)
             touched = [graphs[id(ir)] for ir in irs if id(ir) in graphs]
-            way = Way.choose(nodes, wishes, touched, begun)
-            way.project()
-            report = _execute(way, cause, context, arrived)
+            strategy = Strategy.choose(nodes, wanted, touched, begun)
+            strategy.project()
+            report = _execute(strategy, cause, context, arrived)
     finally:
         context.__exit__()
     if graph is not None:
@@ -127,44 +127,49 @@ def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
     return report
 
 
-def _execute(way: Way, cause: str, context: under_way, arrived: Deferred) -> Report:
-    """Run the nodes in the ``way`` that was chosen; whatever comes of it, the graphs are told."""
+def _execute(strategy: Strategy, cause: str, context: under_way, arrived: Deferred) -> Report:
+    """Run the nodes in the ``strategy`` that was chosen; whatever comes of it, the graphs are told."""
     reports: list[Report] = []
     outcome: str | None = None
     start = time.perf_counter()
     try:
-        context.running = way.touched
-        for lazy in way.touched:
-            lazy.error, lazy.live = None, way.live
+        context.running = strategy.touched
+        for lazy in strategy.touched:
+            lazy.error, lazy.live = None, strategy.live
             lazy._changed("running")
-        way.execute()
+        strategy.execute()
     except BaseException as error:
         outcome = outcome_of(error, arrived)
         if outcome == "failed":
-            for lazy in way.touched:
+            for lazy in strategy.touched:
                 lazy.error = error
         raise
     finally:
         seconds = time.perf_counter() - start
-        complete(partial(_end, way, cause, context, outcome, seconds, reports))
+        complete(partial(_end, strategy, cause, context, outcome, seconds, reports))
     return reports[0]
 
 
 def _end(
-    way: Way, cause: str, context: under_way, outcome: str | None, seconds: float, reports: list[Report]
+    strategy: Strategy,
+    cause: str,
+    context: under_way,
+    outcome: str | None,
+    seconds: float,
+    reports: list[Report],
 ) -> None:
     """The run is over; may be called again where it was stopped."""
     try:
         if not reports:
-            reports[:] = map(partial.__call__, (partial(_report, way, cause, outcome, seconds),))
+            reports[:] = map(partial.__call__, (partial(_report, strategy, cause, outcome, seconds),))
     finally:
         tape.under_way = 0  # whoever is told may read what has been computed, and go on
-        timelines = {} if way.is_hidden else way.memory.timelines()
-        tell(way.touched, reports[0] if reports else None, timelines, outcome)
+        timelines = {} if strategy.is_hidden else strategy.memory.timelines()
+        tell(strategy.touched, reports[0] if reports else None, timelines, outcome)
         context.running = ()
         watch.release()
-    if way.is_followed:
-        learn(way.nodes)
+    if strategy.is_followed:
+        learn(strategy.nodes)
 
 
 def outcome_of(error: BaseException, arrived: Deferred) -> str:
@@ -174,38 +179,40 @@ def outcome_of(error: BaseException, arrived: Deferred) -> str:
     return "interrupted" if stopped else "failed"
 
 
-def _report(way: Way, cause: str, outcome: str | None, seconds: float) -> Report:
+def _report(strategy: Strategy, cause: str, outcome: str | None, seconds: float) -> Report:
     """What the run did, which is counted, too."""
     global last_run
-    nodes, compiled, projection, seen = way.nodes, way.compiled, way.projection, way.seen
+    nodes, compiled, projection, seen = strategy.nodes, strategy.compiled, strategy.projection, strategy.seen
     done = len(nodes) if outcome is None else sum(node.state == "done" for node in nodes)
     peak: int | None = None
     projected: int | None = None
     above: dict[str, int] = {}
-    if outcome is None and not way.is_hidden:
-        peak, projected, above = _measured(way.memory, way.cuda, projection)
-        way.learn()
-    graph = way.wishes.graph
+    if outcome is None and not strategy.is_hidden:
+        peak, projected, above = _measured(strategy.memory, strategy.cuda, projection)
+        strategy.learn()
+    graph = strategy.wanted.graph
     own = graph.ir if graph is not None else nodes[-1].graph if nodes else None
-    timelines = {} if way.is_hidden else way.memory.timelines()
+    timelines = {} if strategy.is_hidden else strategy.memory.timelines()
     report = Report(
         done,
         seconds,
         peak,
-        way.wishes.backend,
+        strategy.wanted.backend,
         cause,
-        pieces=len(way.split_run.pieces) if way.split_run is not None else 1,
-        recomputed=way.again.count if way.again is not None else 0,
-        share=way.share / len(nodes) if nodes and outcome is None else 1.0,
+        pieces=len(strategy.split_run.pieces) if strategy.split_run is not None else 1,
+        recomputed=strategy.again.count if strategy.again is not None else 0,
+        share=strategy.share / len(nodes) if nodes and outcome is None else 1.0,
         projected_bytes=projected,
         projected_total_bytes=None if projected is None or projection is None else projection[0].total,
         difference=above,
         timeline=timelines.get(id(own), []),
         first_nan=seen.first.get("nan") if seen is not None else None,
         first_inf=seen.first.get("inf") if seen is not None else None,
-        cache_hit=way.found is not None
+        cache_hit=strategy.found is not None
         or (compiled is not None and compiled.hits > 0 and not compiled.misses),
-        cache_miss_reason="; ".join(compiled.missed) if compiled is not None and compiled.missed else way.new,
+        cache_miss_reason="; ".join(compiled.missed)
+        if compiled is not None and compiled.missed
+        else strategy.new,
         fallbacks=tuple(compiled.fallbacks) if compiled is not None else (),
     )
     last_run = cause, done, seconds
@@ -221,7 +228,7 @@ def _report(way: Way, cause: str, outcome: str | None, seconds: float) -> Report
     if report.error is not None:
         projection_errors.append(report.error)
     if seen is not None:
-        for lazy in way.touched:
+        for lazy in strategy.touched:
             lazy.note_nonfinite(seen.first)
     return report
 

@@ -22,7 +22,7 @@ from ..execute.microbatch.run import SplitRun
 from ..execute.progress import Run
 from ..execute.rematerialization import RecomputeRun
 from ..execute.replay import program_cache
-from ..execute.replay.program_key import Stretch
+from ..execute.replay.program_key import Subgraph
 from ..execute.value_stats import Summaries
 from ..plan.liveness.live_set import categorize
 from ..plan.projection import Peak, project
@@ -40,7 +40,7 @@ Projection = program_cache.Projection
 
 
 @dataclass(frozen=True)
-class Wishes:
+class RunOptions:
     """How somebody wants nodes to be run; see :meth:`lazyviz.session.lazy_graph.LazyGraph.evaluate`."""
 
     backend: str = "eager"
@@ -55,11 +55,11 @@ class Wishes:
 
 
 @dataclass
-class Way:
+class Strategy:
     """The way in which ``nodes`` are run, chosen and prepared; and what has come of it."""
 
     nodes: Sequence[TrackedNode]
-    wishes: Wishes
+    wanted: RunOptions
     touched: Sequence[LazyGraph]
     cuda: list[int]  # the indices of the devices
     cluster: Cluster | None = None
@@ -67,10 +67,10 @@ class Way:
     split_run: SplitRun | None = None
     is_begun: bool = False  # the split run, earlier
     choice: Choice | None = None  # of what is computed again
-    stretch: Stretch | None = None
+    subgraph: Subgraph | None = None
     found: program_cache.Replay | None = None
     code: Compiled | None = None  # of a backend, for all nodes
-    new: str | None = None  # why the stretch was not recognised
+    new: str | None = None  # why the subgraph was not recognised
     projection: Projection | None = None
     again: RecomputeRun | None = None
     seen: Summaries | None = None
@@ -88,7 +88,7 @@ class Way:
     @property
     def is_followed(self) -> bool:
         """Whether somebody is told how far the run has come."""
-        return self.wishes.progress is not None or any(lazy.watched for lazy in self.touched)
+        return self.wanted.progress is not None or any(lazy.watched for lazy in self.touched)
 
     @property
     def memory(self) -> Memory:
@@ -100,31 +100,33 @@ class Way:
     def choose(
         cls,
         nodes: Sequence[TrackedNode],
-        wishes: Wishes,
+        wanted: RunOptions,
         touched: Sequence[LazyGraph],
         begun: SplitRun | None,
-    ) -> Way:
+    ) -> Strategy:
         """How ``nodes`` of the graphs ``touched`` are to be run; ``begun`` was interrupted among them."""
-        runner = find_backend(wishes.backend)
-        way = cls(nodes, wishes, touched, cuda_devices(nodes), split_run=begun, is_begun=begun is not None)
+        runner = find_backend(wanted.backend)
+        strategy = cls(
+            nodes, wanted, touched, cuda_devices(nodes), split_run=begun, is_begun=begun is not None
+        )
         if is_cluster(runner):
-            way.cluster = runner
+            strategy.cluster = runner
         else:
-            way.compiler = cast(Backend | None, runner)
-        owner = wishes.graph if wishes.graph is not None else touched[-1] if touched else None
+            strategy.compiler = cast(Backend | None, runner)
+        owner = wanted.graph if wanted.graph is not None else touched[-1] if touched else None
         if owner is not None:
-            way._choose_lever(owner)
-        summaries = wishes.summaries
+            strategy._choose_lever(owner)
+        summaries = wanted.summaries
         if summaries is None:
             summaries = any(lazy.summaries for lazy in touched)
-        way.seen = Summaries() if summaries else None
-        way._recognise()
-        return way
+        strategy.seen = Summaries() if summaries else None
+        strategy._recognise()
+        return strategy
 
     def _choose_lever(self, owner: LazyGraph) -> None:
         """To split the batch or to compute activations again, if either is wanted."""
-        wishes = self.wishes
-        split, recompute = wishes.split, wishes.recompute
+        wanted = self.wanted
+        split, recompute = wanted.split, wanted.recompute
         if self.cluster is not None and split == "off":
             split = "auto"  # pieces are what such a backend is for
         if self.split_run is None and split != "off":
@@ -132,7 +134,7 @@ class Way:
                 self.split_run = batch_options.split_run(tape, owner, self.nodes, split, self.cluster)
             if self.split_run is not None:
                 owner.split_run = self.split_run
-        if recompute != "off" and self.split_run is None and wishes.backend == "eager":
+        if recompute != "off" and self.split_run is None and wanted.backend == "eager":
             self.choice = recompute_options.choose_run(owner, self.nodes, recompute, tape.pending)
 
     def _recognise(self) -> None:
@@ -142,18 +144,18 @@ class Way:
             return
         if self.compiler is not None:
             if nodes:
-                self.stretch = repeats.look_at(tape, nodes, self.compiler)
-                self.code = repeats.find(self.stretch, self.compiler) if self.stretch is not None else None
-        elif self.choice is None and not (self.cuda and self.wishes.timings):
-            self.stretch = program_cache.replays.look_at(tape, nodes, self.wishes.graph is not None)
-            self.found = program_cache.replays.find(self.stretch) if self.stretch is not None else None
-            self.new = program_cache.replays.not_looked_at if self.stretch is None else None
+                self.subgraph = repeats.look_at(tape, nodes, self.compiler)
+                self.code = repeats.find(self.subgraph, self.compiler) if self.subgraph is not None else None
+        elif self.choice is None and not (self.cuda and self.wanted.timings):
+            self.subgraph = program_cache.replays.look_at(tape, nodes, self.wanted.graph is not None)
+            self.found = program_cache.replays.find(self.subgraph) if self.subgraph is not None else None
+            self.new = program_cache.replays.not_looked_at if self.subgraph is None else None
 
     # --- projecting -----------------------------------------------------------------------
 
     def project(self) -> None:
         """Project the peak, of a run at the user's word in this process, and begin to count what is held."""
-        graph, nodes = self.wishes.graph, self.nodes
+        graph, nodes = self.wanted.graph, self.nodes
         if self.cluster is not None or graph is None or not nodes or self.is_hidden or self.code is not None:
             pass
         elif self.found is not None and self.found.projection is not None:
@@ -177,10 +179,10 @@ class Way:
 
     def execute(self) -> None:
         """Run the nodes.  Raises what :meth:`lazyviz.session.lazy_graph.LazyGraph.evaluate` tells."""
-        wishes = self.wishes
-        on_node = self._on_node if wishes.progress is not None else self.live.step
+        wanted = self.wanted
+        on_node = self._on_node if wanted.progress is not None else self.live.step
         on_progress = on_node if self.is_followed else None
-        cancelled = wishes.cancel.is_set if wishes.cancel is not None else None
+        cancelled = wanted.cancel.is_set if wanted.cancel is not None else None
         if self.split_run is not None:
             self._split(on_progress, cancelled)
         elif self.compiler is not None:
@@ -197,21 +199,21 @@ class Way:
 
     @property
     def _timed(self) -> bool:
-        timings = self.wishes.timings
+        timings = self.wanted.timings
         return not self.cuda if timings is None else (timings and not self.cuda)
 
     def _on_node(self, done: int, total: int, node: TrackedNode) -> None:
         self.live.step(done, total, node)
-        assert self.wishes.progress is not None
-        self.wishes.progress(self.live.now())
+        assert self.wanted.progress is not None
+        self.wanted.progress(self.live.now())
 
     def _compiles(self, what: str | None) -> None:
         self.live.compiles(what)
-        if self.wishes.progress is not None and what is not None:
-            self.wishes.progress(self.live.now())
+        if self.wanted.progress is not None and what is not None:
+            self.wanted.progress(self.live.now())
 
     def _op_by_op(self, on_progress: eager.Progress | None, cancelled: Callable[[], bool] | None) -> None:
-        self.marks = [] if self.cuda and self.wishes.timings else None
+        self.marks = [] if self.cuda and self.wanted.timings else None
         eager.run(
             tape,
             self.nodes,
@@ -250,11 +252,11 @@ class Way:
     def _compiled(
         self, compiler: Backend, on_progress: eager.Progress | None, cancelled: Callable[[], bool] | None
     ) -> None:
-        nodes, stretch, code = self.nodes, self.stretch, self.code
+        nodes, subgraph, code = self.nodes, self.subgraph, self.code
         if (
             code is not None
-            and stretch is not None
-            and run_again(tape, stretch, code, progress=on_progress, cancelled=cancelled)
+            and subgraph is not None
+            and run_again(tape, subgraph, code, progress=on_progress, cancelled=cancelled)
         ):
             self.compiled = Outcome(hits=1)
             self.compiled.ran(len(nodes), code)
@@ -266,18 +268,18 @@ class Way:
                 self.resident,
                 progress=on_progress,
                 cancelled=cancelled,
-                verify=self.wishes.verify,
+                verify=self.wanted.verify,
                 seen=self.seen,
                 compiles=self._compiles if on_progress is not None else None,
-                stretch=stretch,
+                subgraph=subgraph,
             )
         self.share = self.compiled.share
 
     def learn(self) -> None:
         """It has run: the same nodes are to be recognised when they come again."""
-        if self.stretch is not None and self.found is None and self.compiler is None:
+        if self.subgraph is not None and self.found is None and self.compiler is None:
             with gc_pause.paused():
-                self.new = program_cache.replays.learn(self.stretch, self.resident, self.projection)
+                self.new = program_cache.replays.learn(self.subgraph, self.resident, self.projection)
         elif self.found is not None and self.found.projection is None:
             self.found.learn(self.projection)
 

@@ -15,7 +15,7 @@ from ..execute.memory_tracker import KnownMemory, Levels, Memory, ResidentMemory
 from ..execute.microbatch.clusters import is_cluster
 from ..execute.progress import Run
 from ..execute.replay import native_run, node_passes, program_cache
-from ..execute.replay.program_key import Stretch
+from ..execute.replay.program_key import Subgraph
 from ..execute.report import Report
 from ..process import gc_pause
 from ..process.signals import Deferred
@@ -60,17 +60,17 @@ def run_in_one_go(nodes: Sequence[TrackedNode], cause: str) -> bool:
     found = program_cache.replays.glance(tape, nodes, False) if touched is not None else None
     if touched is None or found is None or not native_run.is_suited(*found):
         return False
-    stretch, known = found
+    subgraph, known = found
     start = time.perf_counter()
     try:
-        if not native_run.run(tape, stretch, known):
+        if not native_run.run(tape, subgraph, known):
             return False
     except BaseException as error:
         seconds, outcome = time.perf_counter() - start, outcome_of(error, Deferred())
         if outcome == "failed":
             for lazy in touched:
                 lazy.error = error
-        memory = KnownMemory(known.levels, stretch, None)
+        memory = KnownMemory(known.levels, subgraph, None)
         _note_values(nodes, touched, memory, outcome, seconds, cause, True, None)
         raise
     program_cache.replays.hits += 1
@@ -115,10 +115,10 @@ def run_for_values(nodes: Sequence[TrackedNode], cause: str) -> bool:
         nodes = node_passes.unfinished(nodes)  # a signal's handler may have run them until now
         if not nodes:
             return True
-        stretch = program_cache.replays.look_at(tape, nodes, False)
-        found = program_cache.replays.find(stretch) if stretch is not None else None
-        new = program_cache.replays.not_looked_at if stretch is None else None
-        _run_for_values(nodes, cause, touched, stretch, found, new, context, arrived)
+        subgraph = program_cache.replays.look_at(tape, nodes, False)
+        found = program_cache.replays.find(subgraph) if subgraph is not None else None
+        new = program_cache.replays.not_looked_at if subgraph is None else None
+        _run_for_values(nodes, cause, touched, subgraph, found, new, context, arrived)
     finally:
         try:
             context.__exit__()
@@ -131,7 +131,7 @@ def _run_for_values(
     nodes: Sequence[TrackedNode],
     cause: str,
     touched: Sequence[LazyGraph],
-    stretch: Stretch | None,
+    subgraph: Subgraph | None,
     found: program_cache.Replay | None,
     new: str | None,
     context: under_way,
@@ -166,9 +166,9 @@ def _run_for_values(
 
         def end() -> None:
             nonlocal new
-            if outcome is None and stretch is not None and resident is not None:
+            if outcome is None and subgraph is not None and resident is not None:
                 with gc_pause.paused():
-                    new = program_cache.replays.learn(stretch, resident, None)
+                    new = program_cache.replays.learn(subgraph, resident, None)
             tape.under_way = 0
             _note_values(nodes, touched, memory, outcome, seconds, cause, found is not None, new)
             context.running = ()

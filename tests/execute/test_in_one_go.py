@@ -1,4 +1,4 @@
-"""Short known stretches run in one go where values are read: exactly once, whatever comes in between."""
+"""Short known subgraphs run in one go where values are read: exactly once, whatever comes in between."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_warning_that_is_an_error_comes_after_all_has_run(counted):
 
 
 def taken_after(fault):
-    """What a program comes to in which ``fault`` happens in a read of a known stretch, then read again."""
+    """What a program comes to in which ``fault`` happens in a read of a known subgraph, then read again."""
     program = Program()
     with lazyviz.lazy():
         for number in range(ROUNDS - 1):

@@ -72,7 +72,7 @@ def one_thread():
 
 
 def kinds():
-    """What runs the stretches that are known."""
+    """What runs the subgraphs that are known."""
     return {type(known.code).__name__ for known in replays._known.values() if known.code is not None}
 
 

@@ -155,7 +155,7 @@ def test_random_programs_are_replayed_as_eager(monkeypatch):
 
 
 def looking_up(index):
-    """A stretch with an op that fails if ``index`` says so."""
+    """A subgraph with an op that fails if ``index`` says so."""
     table, total = torch.arange(8.0).reshape(4, 2), torch.zeros(2)
     with lazyviz.lazy() as graph:
         doubled = table * 2
@@ -421,7 +421,7 @@ def test_reads_of_few_ops_are_replayed_as_eager():
         assert replays.hits - hits > 0.8 * len(graph.sync_points)
 
 
-def test_what_is_known_of_a_stretch_goes_with_it(monkeypatch):
+def test_what_is_known_of_a_subgraph_goes_with_it(monkeypatch):
     monkeypatch.setattr(program_cache, "MOST_KEPT", 8)
     x = torch.randn(4)
     for _ in range(3):
@@ -567,7 +567,7 @@ def test_no_more_is_kept_than_the_limit(monkeypatch):
                 y = y + 1
         graph.evaluate()
     assert len(replays) == 4
-    assert lazyviz.metrics()["replayed stretches known"] == 4
+    assert lazyviz.metrics()["replayed subgraphs known"] == 4
 
 
 def test_what_is_kept_holds_no_tensor_and_no_graph():

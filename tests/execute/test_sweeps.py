@@ -74,7 +74,7 @@ def test_both_find_results_beyond_those_of_the_op_and_memory_met_again():
     assert torch.equal(w, (y + 1) * y)
 
 
-def test_both_know_what_nodes_beyond_a_stretch_need():
+def test_both_know_what_nodes_beyond_a_subgraph_need():
     with lazyviz.lazy():
         x = torch.ones(3)
         y = x * 2
@@ -158,7 +158,7 @@ def test_both_leave_the_same():
 
 
 @pytest.mark.parametrize("change", ["failed", "again", "another mode", "nothing"])
-def test_nothing_is_found_of_what_is_no_stretch(change):
+def test_nothing_is_found_of_what_is_no_subgraph(change):
     with contextlib.ExitStack() as stack, lazyviz.lazy():
         x = torch.ones(3) + 1
         if change == "another mode":

@@ -145,7 +145,7 @@ def anything(number: random.Random) -> tuple[Callable[[], Any], Callable[[], Any
     """Some convolution and its gradients: of 1 to 3 dimensions, groups, halves, channels last, transposed."""
     dims = number.choice([1, 2, 2, 2, 3])
     kernel, step = number.choice([1, 3, 3, 5]), number.choice([1, 1, 2])
-    stretch, padding = number.choice([1, 1, 2]), number.choice([0, kernel // 2])
+    part, padding = number.choice([1, 1, 2]), number.choice([0, kernel // 2])
     size = 2 * kernel + number.choice([1, 3, 6, 20 if dims < 3 else 1])
     groups = number.choice([1, 1, 1, 2, 4])
     channels, out = (groups * number.choice([1, 2, 5, 8, 16, 24]) for _ in range(2))
@@ -158,7 +158,7 @@ def anything(number: random.Random) -> tuple[Callable[[], Any], Callable[[], Any
     if layout and number.random() < 0.3:
         x, w = x.to(memory_format=layout), w.to(memory_format=layout)
     bias = torch.randn(out).to(dtype) if number.random() < 0.5 else None
-    options = [[value] * dims for value in (step, padding, stretch)]
+    options = [[value] * dims for value in (step, padding, part)]
     rest = (*options, transposed, [0] * dims, groups)
     gradient = torch.randn_like(torch.ops.aten.convolution(x, w, bias, *rest))
     mask = number.choice([[True, True, True], [False, True, True], [True, False, False]])

@@ -231,7 +231,7 @@ def test_branching_in_the_middle():
     both(program, lambda: torch.randn(6, 3), syncs={"item"})
 
 
-def test_a_switch_between_lazy_and_eager_stretches():
+def test_a_switch_between_lazy_and_eager_subgraphs():
     def program(lazily):
         x = torch.ones(3)
         for _ in range(5):

@@ -320,7 +320,7 @@ def test_the_chart_of_a_run_in_pieces_names_them_in_the_order_of_the_run(cut):
     assert memory["count"] == len(plan.timeline)
     assert memory["points"]["at"] == list(range(len(plan.timeline)))
     for position, name in memory["pieces"]:
-        piece = next(number for start, number in plan.split.stretches if start == position)
+        piece = next(number for start, number in plan.split.ranges if start == position)
         assert name == ("", "piece 1", "piece 2, and 2 more like it")[piece]
     phases = [phase for phase, _ in memory["phases"]]
     assert phases.count("backward") >= 2, "each piece has a backward pass of its own"
@@ -332,9 +332,9 @@ def test_the_chart_of_a_run_in_pieces_names_them_in_the_order_of_the_run(cut):
 
 
 @pytest.mark.parametrize("pieces", [2, 3, 12])
-def test_the_stretches_of_a_split_plan_are_those_of_its_timeline(cut, pieces):
+def test_the_ranges_of_a_split_plan_are_those_of_its_timeline(cut, pieces):
     plan = cut[nn.LayerNorm].plan(split=pieces)
-    starts = [*plan.split.stretches, (len(plan.timeline), 0)]
+    starts = [*plan.split.ranges, (len(plan.timeline), 0)]
     found = []
     for (start, piece), (stop, _) in pairwise(starts):
         found.append((piece, [index for index, _ in plan.timeline[start:stop]]))

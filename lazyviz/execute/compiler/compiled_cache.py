@@ -1,6 +1,6 @@
-"""Recognising a stretch of nodes that has been met before, and what is kept for it.
+"""Recognising a subgraph of nodes that has been met before, and what is kept for it.
 
-A :class:`Program` is what a compiled version of the stretch depends on, with values numbered
+A :class:`Program` is what a compiled version of the subgraph depends on, with values numbered
 in order of first appearance: operators, wiring, kinds of tensors, who shares memory, and static
 arguments.  Two things stand apart, since they change from step to step: Python numbers that only feed
 arithmetic (``scalars``), and sizes (``shapes``).  Which of them may vary is for whoever compiles.  This is
@@ -33,7 +33,7 @@ Made = tuple[int, int]  # a node by position, and which of its outputs
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One stretch of nodes as plain data.
+    """One subgraph of nodes as plain data.
 
     ``steps`` has an entry for each node, ``inputs`` the values from outside in order of first
     use, ``scalars`` the numbers that take part in arithmetic in order of appearance, and ``varying`` the

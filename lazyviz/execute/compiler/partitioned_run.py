@@ -22,7 +22,7 @@ from ..backend import Backend, Compiled, Refused, Segment
 from ..eager import Progress, check_interrupts, deliver, free, kernel_level, recorded_modes, run_node, tell
 from ..memory_tracker import ResidentMemory
 from ..replay import node_passes
-from ..replay.program_key import Stretch
+from ..replay.program_key import Subgraph
 from ..value_stats import Summaries
 from . import verify
 from .compile_context import nothing_around, stoppable, told
@@ -76,7 +76,7 @@ def run_with_backend(
     verify: bool = False,
     seen: Summaries | None = None,
     compiles: Callable[[str | None], None] | None = None,
-    stretch: Stretch | None = None,
+    subgraph: Subgraph | None = None,
 ) -> Outcome:
     """Run pending ``nodes``, given in program order, with ``backend``.
 
@@ -85,7 +85,7 @@ def run_with_backend(
     runs op by op.  ``memory`` counts what is held between segments.  With ``verify`` what newly compiled
     segments compute is compared with the recorded ops' results, which stand where they differ by more than
     rounding.  ``compiles`` is called with what is being compiled, now and then, on a thread of its own,
-    and with None afterwards.  ``stretch`` is the structure of ``nodes``, by which they are
+    and with None afterwards.  ``subgraph`` is the structure of ``nodes``, by which they are
     recognised when they come again.
 
     Raises:
@@ -96,16 +96,16 @@ def run_with_backend(
     """
     run = _Run(tape, backend, memory, len(nodes), progress, cancelled, verify, seen, compiles)
     with nothing_around():
-        stretches = list(_stretches(nodes, backend, run.outcome))
-    run.segments = sum(taken for _, taken in stretches)
-    for part, taken in stretches:
+        subgraphs = list(_subgraphs(nodes, backend, run.outcome))
+    run.segments = sum(taken for _, taken in subgraphs)
+    for part, taken in subgraphs:
         if taken:
             run.number += 1
             run.segment(part)
         else:
             run.op_by_op(part)
-    if stretch is not None and run.again is not None and run.outcome.share + run.outcome.left == len(nodes):
-        repeats.learn(stretch, backend, run.again)
+    if subgraph is not None and run.again is not None and run.outcome.share + run.outcome.left == len(nodes):
+        repeats.learn(subgraph, backend, run.again)
     return run.outcome
 
 
@@ -389,7 +389,7 @@ def _check_memory(segment: Segment, reals: Sequence[torch.Tensor]) -> None:
         raise Refused(f"{name} {what}")
 
 
-def _stretches(
+def _subgraphs(
     nodes: Sequence[TrackedNode], backend: Backend, outcome: Outcome
 ) -> Iterator[tuple[list[TrackedNode], bool]]:
     """``nodes`` cut into the longest runs that ``backend`` may take (True) and what lies between."""

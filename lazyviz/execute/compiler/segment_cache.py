@@ -1,8 +1,8 @@
 """Runs that are one segment whose code is there: what comes again runs without a look at each of its ops.
 
-The first run of a stretch with a backend cuts it into segments, asks the backend for code and looks at each
+The first run of a subgraph with a backend cuts it into segments, asks the backend for code and looks at each
 node (:mod:`lazyviz.execute.compiler.partitioned_run`).  Where it came to one segment, the code is kept with
-the stretch's structure (:mod:`lazyviz.execute.replay.program_key`), which leaves the call itself to do.
+the subgraph's structure (:mod:`lazyviz.execute.replay.program_key`), which leaves the call itself to do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...record.storage import HALF_DONE, TrackedNode
 from ..backend import Backend, Compiled, Refused, Segment
 from ..eager import Progress, check_interrupts, give, kernel_level, recorded_modes, tell
 from ..replay.program_cache import finish, replays
-from ..replay.program_key import Key, Stretch
+from ..replay.program_key import Key, Subgraph
 from .output_checks import refuse_other_metadata
 
 Again = Callable[[Segment], Compiled | None]
@@ -44,33 +44,33 @@ class Repeats:
         self._known: dict[Key, _Known] = {}  # hashing a key takes longer than all else here
         self._uses = itertools.count(1)
 
-    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Stretch | None:
+    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Subgraph | None:
         """The structure of ``nodes``, if it can be recognised."""
-        stretch = replays.look_at(tape, nodes, id(backend))  # kept alive with what is known
-        return None if stretch is None or stretch.later else stretch
+        subgraph = replays.look_at(tape, nodes, id(backend))  # kept alive with what is known
+        return None if subgraph is None or subgraph.later else subgraph
 
-    def find(self, stretch: Stretch, backend: Backend) -> Compiled | None:
-        """Code for the whole of ``stretch``."""
-        assert stretch.key is not None
-        known = self._known.get(stretch.key)
+    def find(self, subgraph: Subgraph, backend: Backend) -> Compiled | None:
+        """Code for the whole of ``subgraph``."""
+        assert subgraph.key is not None
+        known = self._known.get(subgraph.key)
         if known is None or known.backend is not backend:
             return None
         known.used = next(self._uses)
-        return known.again(Segment(stretch.nodes, stretch.outside, stretch.users, _open(stretch)))
+        return known.again(Segment(subgraph.nodes, subgraph.outside, subgraph.users, _open(subgraph)))
 
-    def learn(self, stretch: Stretch, backend: Backend, again: Again) -> None:
-        """The stretch has run as one segment, for which ``again`` finds code."""
-        assert stretch.key is not None
-        self._known[stretch.key] = _Known(backend, again, next(self._uses))
+    def learn(self, subgraph: Subgraph, backend: Backend, again: Again) -> None:
+        """The subgraph has run as one segment, for which ``again`` finds code."""
+        assert subgraph.key is not None
+        self._known[subgraph.key] = _Known(backend, again, next(self._uses))
         if len(self._known) > MOST_KEPT:
             del self._known[min(self._known, key=lambda key: self._known[key].used)]
 
 
-def _open(stretch: Stretch) -> bytes | None:
+def _open(subgraph: Subgraph) -> bytes | None:
     """What the key leaves open beside the tensors, bit for bit: 0.0 and -0.0, 1 and 1.0 are not the same."""
     try:
         # The second version of the format: later ones tell which of the objects are one.
-        return marshal.dumps((stretch.scalars, [value.meta.offset for value in stretch.outside]), 2)
+        return marshal.dumps((subgraph.scalars, [value.meta.offset for value in subgraph.outside]), 2)
     except ValueError:  # something else than plain numbers
         return None
 
@@ -80,26 +80,26 @@ repeats = Repeats()
 
 def run_again(
     tape: Tape,
-    stretch: Stretch,
+    subgraph: Subgraph,
     compiled: Compiled,
     *,
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> bool:
-    """Run all of ``stretch`` by its code; False if that cannot be, and nothing has run.
+    """Run all of ``subgraph`` by its code; False if that cannot be, and nothing has run.
 
     Raises:
         Interrupted, KeyboardInterrupt: before it; nothing has run.
         Exception: whatever the code raises, as in
         :func:`lazyviz.execute.compiler.partitioned_run.run_with_backend`.
     """
-    nodes = stretch.nodes
-    drawing = [nodes[at] for at in stretch.draws]
+    nodes = subgraph.nodes
+    drawing = [nodes[at] for at in subgraph.draws]
     draws: dict[DrawSequence, None] = {node.draws: None for node in drawing if node.draws is not None}
     if len({id(sequence.generator) for sequence in draws}) < len(draws):
         return False  # seeded in between, this time: code draws from one state
     reals: list[torch.Tensor] = []
-    for value in stretch.outside:
+    for value in subgraph.outside:
         if value.real is None:
             raise RuntimeError(f"internal error: {value!r} was freed before its last use")
         reals.append(value.real)
@@ -109,7 +109,7 @@ def run_again(
             sequence.generator.set_state(sequence.state)
         try:
             results = compiled(*reals)
-            refuse_other_metadata(stretch.users, results)
+            refuse_other_metadata(subgraph.users, results)
         except Refused:  # nothing is written yet
             return False
         except BaseException as error:
@@ -121,11 +121,11 @@ def run_again(
         def note() -> None:
             for sequence in draws:
                 sequence.state = state_of(sequence.generator)
-            for value, real in zip(stretch.users, results, strict=True):
+            for value, real in zip(subgraph.users, results, strict=True):
                 give(value, real)
-            for value in stretch.outside:
+            for value in subgraph.outside:
                 value.real = None
-            finish(tape, stretch, nodes, None, stage)
+            finish(tape, subgraph, nodes, None, stage)
 
         complete(note)
         del note

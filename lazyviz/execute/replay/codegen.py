@@ -1,4 +1,4 @@
-"""A stretch of nodes as code that runs its kernels one after another, without a look at each node.
+"""A subgraph of nodes as code that runs its kernels one after another, without a look at each node.
 
 What each node comes to (:mod:`lazyviz.execute.replay.instructions`) becomes a program that C++ runs
 (``interpreter.cpp``), where that was compiled and can represent it, or Python
@@ -20,14 +20,14 @@ from ...record.storage import TrackedValue
 from ...torch_internals import dispatch_level, native_modules, op_calls
 from ...torch_internals.cuda import STAND_INS
 from .instructions import NOWHERE, Code, Give, lines
-from .program_key import Steps, Stretch, values_in
+from .program_key import Steps, Subgraph, values_in
 from .python_codegen import write
 
 _CONSTANT, _TENSOR, _TENSORS, _SCALAR = range(4)  # what an argument is to the compiled program
 
 
-def generate(stretch: Stretch, steps: Steps, give: Give) -> Code:
-    """A function that runs the stretch's kernels in order.
+def generate(subgraph: Subgraph, steps: Steps, give: Give) -> Code:
+    """A function that runs the subgraph's kernels in order.
 
     Its arguments: ``tensors``, those from outside (the list is emptied); ``scalars``; ``draws``, for
     each random node its sequence; the values in ``users``, whose tensors ``give`` makes real, and in
@@ -39,19 +39,19 @@ def generate(stretch: Stretch, steps: Steps, give: Give) -> Code:
     """
     if active:
         try:
-            return _program(stretch, steps, give)
+            return _program(subgraph, steps, give)
         except _module.Refused:
             pass
-    return write(stretch, steps, give)
+    return write(subgraph, steps, give)
 
 
-def _program(stretch: Stretch, steps: Steps, give: Give) -> Code:
+def _program(subgraph: Subgraph, steps: Steps, give: Give) -> Code:
     """As a program of ``interpreter.cpp``, which see for what describes a node; ``Refused`` if it cannot
     be.
     """
-    numbers = stretch.numbers
+    numbers = subgraph.numbers
     nodes: list[tuple[Any, ...]] = []
-    for line in lines(stretch, steps):
+    for line in lines(subgraph, steps):
         node, scalars = line.node, line.scalars
         given: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
         arguments = tuple(
@@ -75,7 +75,7 @@ def _program(stretch: Stretch, steps: Steps, give: Give) -> Code:
                 int(line.refused),
             )
         )
-    outside = tuple([numbers[value] for value in stretch.outside])
+    outside = tuple([numbers[value] for value in subgraph.outside])
     program: Code = _module.Program(len(numbers), outside, nodes, give, state_of)
     return program
 

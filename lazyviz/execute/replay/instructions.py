@@ -1,4 +1,4 @@
-"""What each node of a stretch comes to when it runs: worked out once, for whatever code is made of it."""
+"""What each node of a subgraph comes to when it runs: worked out once, for whatever code is made of it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from ...record.storage import TrackedNode, TrackedValue
 from .. import write_rollback
-from .program_key import Step, Steps, Stretch
+from .program_key import Step, Steps, Subgraph
 
 Stopped = tuple[BaseException, Mapping[str, Any], bool, bool]
 """What stopped a run, the local variables then, and of the node at hand whether its kernel has run, and
 whether it had begun to write what nobody can put back (:func:`lazyviz.execute.write_rollback.is_refused`)."""
 Code = Callable[..., Stopped | None]
-"""Runs the stretch; see :func:`lazyviz.execute.replay.codegen.generate`."""
+"""Runs the subgraph; see :func:`lazyviz.execute.replay.codegen.generate`."""
 Give = Callable[[TrackedValue, torch.Tensor], None]
 
 NOWHERE = -1
@@ -62,13 +62,13 @@ class Line(NamedTuple):
     refused: bool
 
 
-def lines(stretch: Stretch, steps: Steps) -> Iterator[Line]:
+def lines(subgraph: Subgraph, steps: Steps) -> Iterator[Line]:
     """What the nodes come to, in order."""
-    numbers = stretch.numbers
-    users = {value: at for at, value in enumerate(stretch.users)}
-    later = {value: at for at, value in enumerate(stretch.later)}
+    numbers = subgraph.numbers
+    users = {value: at for at, value in enumerate(subgraph.users)}
+    later = {value: at for at, value in enumerate(subgraph.later)}
     ends: dict[TrackedValue, int] = {}  # the position of the node that reads it last
-    for at, node in enumerate(stretch.nodes):
+    for at, node in enumerate(subgraph.nodes):
         for value in node.inputs:
             ends[value] = at
     dead: dict[int, list[int]] = {}
@@ -76,7 +76,7 @@ def lines(stretch: Stretch, steps: Steps) -> Iterator[Line]:
         dead.setdefault(at, []).append(numbers[value])
     grad_mode: bool | None = None
     scalars = draws = 0
-    for at, node in enumerate(stretch.nodes):
+    for at, node in enumerate(subgraph.nodes):
         step = steps.of(node)
         places: list[int | str] = [*step.args, *step.kwargs]
         results: list[Result] = []

@@ -1,4 +1,4 @@
-"""Which of the known stretches a new one is most like, and where it first differs from it, in words."""
+"""Which of the known subgraphs a new one is most like, and where it first differs from it, in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...graph.ir import SourceLine
 from ...record.storage import TrackedNode, TrackedValue
 from ...torch_internals.private_api import OpOverload
-from .program_key import Form, Key, Step, Stretch
+from .program_key import Form, Key, Step, Subgraph
 
 ENOUGH = 0.5  # of the ops in common: the programs are versions of one
 
@@ -34,9 +34,9 @@ def sketch(ops: Iterable[OpOverload], line: SourceLine | None) -> Sketch:
     return Sketch(Counter([id(op) for op in ops]), line)
 
 
-def what_is_new(stretch: Stretch, drawn: Sketch, known: Iterable[tuple[Key, Sketch]]) -> str:
-    """How ``stretch`` differs from the one of ``known``, the latest last, that is most like it."""
-    key = stretch.key
+def what_is_new(subgraph: Subgraph, drawn: Sketch, known: Iterable[tuple[Key, Sketch]]) -> str:
+    """How ``subgraph`` differs from the one of ``known``, the latest last, that is most like it."""
+    key = subgraph.key
     assert key is not None
     nearest, best = None, (False, False, 0.0, 0)
     for other, its in known:
@@ -48,7 +48,7 @@ def what_is_new(stretch: Stretch, drawn: Sketch, known: Iterable[tuple[Key, Sket
             nearest, best = other, rank
     if nearest is None:
         return "the first program of its kind"
-    return _first_difference(nearest, key, stretch.nodes)
+    return _first_difference(nearest, key, subgraph.nodes)
 
 
 def _first_difference(old: Key, new: Key, nodes: Sequence[TrackedNode]) -> str:
@@ -127,7 +127,7 @@ def _same(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def _beside_wiring(old: Key, new: Key) -> str:
-    """What differs in stretches of the same ops."""
+    """What differs in subgraphs of the same ops."""
     for was, form in zip(old.outside, new.outside):
         if form != was:
             return f"an input is {forms_differ(was, form)}"

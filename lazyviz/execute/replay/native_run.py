@@ -1,4 +1,4 @@
-"""Short runs of known stretches in one go, for programs that read a value after every op.
+"""Short runs of known subgraphs in one go, for programs that read a value after every op.
 
 What :mod:`lazyviz.execute.replay.program_cache` does around its code is left out: no signal has to be put
 off, since no code in Python comes between a kernel and its being noted (``Program.in_one_go`` of
@@ -21,7 +21,7 @@ from ...torch_internals import dispatch_level
 from . import node_passes
 from .instructions import Stopped
 from .program_cache import Known, Replay
-from .program_key import Stretch
+from .program_key import Subgraph
 
 LONGEST = 0.005  # seconds that signals may wait for
 _main = threading.main_thread().ident
@@ -35,72 +35,72 @@ def is_possible(tape: Tape) -> bool:
     return node_passes.active and not tape.under_way and not tape.running and threading.get_ident() == _main
 
 
-def is_suited(stretch: Stretch, known: Known) -> bool:
+def is_suited(subgraph: Subgraph, known: Known) -> bool:
     """Whether it takes so little, and is so plain, that it may run in one go."""
-    if known.seconds is None or known.seconds > LONGEST or len(stretch.graphs) != 1 or stretch.draws:
+    if known.seconds is None or known.seconds > LONGEST or len(subgraph.graphs) != 1 or subgraph.draws:
         return False
     if known.in_one_go is None:
         own = all(step.op.namespace == "aten" for step in known.key.steps)  # no kernel is in Python
-        plain = own and not stretch.nodes[0].inference_mode
+        plain = own and not subgraph.nodes[0].inference_mode
         known.in_one_go = plain and hasattr(known.code, "in_one_go")
-    graph = stretch.graphs[0]
-    for value in stretch.outside:
+    graph = subgraph.graphs[0]
+    for value in subgraph.outside:
         if value.node is not None and value.node.graph is not graph:
             return False
     return known.in_one_go
 
 
-def run(tape: Tape, stretch: Stretch, known: Known) -> bool:
-    """Run the stretch; False: not here.  Raises what a kernel does, as :func:`lazyviz.execute.eager.run`."""
-    nodes, outside, later = stretch.nodes, stretch.outside, stretch.later
+def run(tape: Tape, subgraph: Subgraph, known: Known) -> bool:
+    """Run the subgraph; False: not here.  Raises what a kernel does, as :func:`lazyviz.execute.eager.run`."""
+    nodes, outside, later = subgraph.nodes, subgraph.outside, subgraph.later
     times = array("d", [perf_counter()])
     notes: tuple[Callable[[], Any], ...] = (partial(node_passes.note_done, nodes, times),)
-    if stretch.whole and not later:
-        notes += partial(node_passes.note_unused, stretch.values, stretch.storages), tape.pending.clear
+    if subgraph.whole and not later:
+        notes += partial(node_passes.note_unused, subgraph.values, subgraph.storages), tape.pending.clear
     else:
         notes += (
             partial(node_passes.note_used, nodes),
             partial(node_passes.let_go, nodes, outside, later, tape.pending),
         )
-    take = partial(node_passes.take, outside, stretch.kept, nodes)  # a handler may have run them meanwhile
+    take = partial(node_passes.take, outside, subgraph.kept, nodes)  # a handler may have run them meanwhile
     ran: list[Stopped | None] = []  # what the code returns, as soon as it has run
     stage: list[Any] = []
     go: Callable[..., object] = known.code.in_one_go  # type: ignore[union-attr]
     try:
-        lists = stretch.scalars, stretch.users, later
+        lists = subgraph.scalars, subgraph.users, later
         if go(tape, threading.get_ident(), take, *lists, times, notes, ran) is NotImplemented:
             return False
-        _end(tape, stretch, known, times, ran, stage)
+        _end(tape, subgraph, known, times, ran, stage)
     except BaseException:
-        complete(partial(_end, tape, stretch, known, times, ran, stage))
+        complete(partial(_end, tape, subgraph, known, times, ran, stage))
         raise
     if ran[0] is not None:
         error, _, has_run, midway = ran.pop()  # type: ignore[misc]
-        _replay(stretch, known).raise_from(Deferred(), len(times) - 1, error, has_run, midway)
+        _replay(subgraph, known).raise_from(Deferred(), len(times) - 1, error, has_run, midway)
     return True
 
 
-def _replay(stretch: Stretch, known: Known) -> Replay:
+def _replay(subgraph: Subgraph, known: Known) -> Replay:
     assert known.code is not None
-    return Replay(stretch, known, known.code)
+    return Replay(subgraph, known, known.code)
 
 
 def _end(
     tape: Tape,
-    stretch: Stretch,
+    subgraph: Subgraph,
     known: Known,
     times: array[float],
     ran: list[Stopped | None],
     stage: list[Any],
 ) -> None:
     """It has run, or was stopped; may be called again."""
-    nodes = stretch.nodes
+    nodes = subgraph.nodes
     if ran and ran[0] is not None:
         with dispatch_level.kernels_only():
-            _replay(stretch, known).note(tape, times, True, ran, stage)
+            _replay(subgraph, known).note(tape, times, True, ran, stage)
     elif nodes[-1].state == "done":
         known.seconds = times[-1] - times[0]
         if tape.graph is not None:
-            tape.made_real(stretch.users)
+            tape.made_real(subgraph.users)
     tape.running = tape.under_way = 0
     tape.settle(nodes)

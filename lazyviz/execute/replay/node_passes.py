@@ -1,4 +1,4 @@
-"""What is asked of all nodes of a stretch at once, and noted on them: in C++ (``node_passes.cpp``) where
+"""What is asked of all nodes of a subgraph at once, and noted on them: in C++ (``node_passes.cpp``) where
 compiled.
 
 A replay looks at no node by itself but for this: a good part of what it takes beside its kernels.
@@ -19,7 +19,7 @@ from ...torch_internals import native_modules
 
 
 class Survey(NamedTuple):
-    """What is found of nodes that may be a stretch: see :class:`lazyviz.execute.replay.program_key.Stretch`
+    """What is found of nodes that may be a subgraph: see :class:`lazyviz.execute.replay.program_key.Subgraph`
     and its key.
 
     ``values`` are in order of their numbers: so many ``made`` ones, then those from outside.  ``users`` are
@@ -40,13 +40,13 @@ class Survey(NamedTuple):
 
 
 class Storages(NamedTuple):
-    """Of the values of a stretch: each storage, in the order of their numbers.
+    """Of the values of a subgraph: each storage, in the order of their numbers.
 
     ``places`` are the numbers of those that the values from outside are on.  Of each of which there is
     anything to be told, ``told`` has three ints (its number, whether the user has tensors on it, and whether
     it was never dropped), and ``roles`` its role.  ``live`` are the numbers of those with tensors,
     ``continued`` those from outside that are the memory of an earlier one.  ``later`` are the numbers of the
-    values that pending nodes beyond the stretch need, ``beyond`` the numbers of such storages.
+    values that pending nodes beyond the subgraph need, ``beyond`` the numbers of such storages.
     """
 
     storages: list[TrackedStorage]
@@ -60,10 +60,10 @@ class Storages(NamedTuple):
 
 
 class Glance(NamedTuple):
-    """What a run of a stretch takes if it is known by its ``words``, which stand for its key.
+    """What a run of a subgraph takes if it is known by its ``words``, which stand for its key.
 
     Equal words mean equal keys as long as somebody keeps what the words are addresses of: the key of one of
-    them does.  The rest is as in :class:`lazyviz.execute.replay.program_key.Stretch`.
+    them does.  The rest is as in :class:`lazyviz.execute.replay.program_key.Subgraph`.
     """
 
     words: bytes

@@ -1,6 +1,6 @@
-"""Stretches of nodes that were met before run as generated code, without a look at each node.
+"""Subgraphs of nodes that were met before run as generated code, without a look at each node.
 
-The first time a stretch runs op by op (:mod:`lazyviz.execute.eager`), and what memory it took is kept with
+The first time a subgraph runs op by op (:mod:`lazyviz.execute.eager`), and what memory it took is kept with
 its structure.  The second time code is generated for it, which is what runs from then on.  The kernels,
 their order, their arguments and the moments at which memory is freed are the same.
 """
@@ -36,14 +36,14 @@ from . import node_passes
 from .codegen import generate
 from .instructions import Code, Stopped, name_of
 from .miss_reason import Sketch, sketch, what_is_new
-from .program_key import Key, Steps, Stretch
+from .program_key import Key, Steps, Subgraph
 
 LEAST_NODES = 1  # worth recognising
 FEW_NODES = 4  # fewer are worth it when they come again
-MOST_FEW = 10_000  # of such stretches that are remembered to have come
-MOST_NODES = 100_000  # of one stretch
-MOST_KEPT = 200_000  # nodes of all stretches that are kept
-MOST_WORDS = 8  # that one stretch goes by: equal strings may be others
+MOST_FEW = 10_000  # of such subgraphs that are remembered to have come
+MOST_NODES = 100_000  # of one subgraph
+MOST_KEPT = 200_000  # nodes of all subgraphs that are kept
+MOST_WORDS = 8  # that one subgraph goes by: equal strings may be others
 MOST_COMPARED = 16  # of those at the same line, and of the others, to say what is new about another
 
 Progress = Callable[[int, int, TrackedNode], None]
@@ -52,7 +52,7 @@ Projection = tuple[Peak, Mapping[Storage, Category]]
 
 @dataclass
 class Known:
-    """A stretch that has run: its code, once it was met again, and what memory it takes."""
+    """A subgraph that has run: its code, once it was met again, and what memory it takes."""
 
     key: Key
     size: int  # nodes
@@ -68,9 +68,9 @@ class Known:
     seconds: float | None = None  # that its code took the last time it ran to its end
     in_one_go: bool | None = None  # whether its code may run so, once that was asked
 
-    def learn(self, stretch: Stretch, memory: Memory, projection: Projection | None) -> None:
+    def learn(self, subgraph: Subgraph, memory: Memory, projection: Projection | None) -> None:
         """What was projected of it, if that depends on nothing else."""
-        if projection is not None and stretch.is_all_of_a_graph:
+        if projection is not None and subgraph.is_all_of_a_graph:
             self.projected = _settled(projection[0])
             self.held = _settled(memory.peak_on(self.projected.device, projection[1]))
 
@@ -81,7 +81,7 @@ def _settled(peak: Peak) -> Peak:
 
 
 class Replays:
-    """The stretches that this process has met, the least recently used dropped first."""
+    """The subgraphs that this process has met, the least recently used dropped first."""
 
     def __init__(self) -> None:
         self.steps = Steps()
@@ -91,13 +91,13 @@ class Replays:
         self._known: OrderedDict[Key, Known] = OrderedDict()
         self._latest: dict[Key, Key] = {}  # by program
         self._by_words: dict[bytes, Known] = {}  # of those with code
-        self._few: set[bytes] = set()  # the words of stretches of few nodes that have come once
+        self._few: set[bytes] = set()  # the words of subgraphs of few nodes that have come once
         self._kept = 0  # nodes
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None) -> Stretch | None:
+    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None) -> Subgraph | None:
         """The structure of ``nodes``, if they are worth it; as :meth:`Steps.look_at`, which see."""
         if not LEAST_NODES <= len(nodes) <= MOST_NODES:
             bound = f"fewer than {LEAST_NODES}" if len(nodes) < LEAST_NODES else f"more than {MOST_NODES:,}"
@@ -110,10 +110,10 @@ class Replays:
         if len(nodes) < FEW_NODES and not self._have_come(tape, nodes, purpose, glanced):
             self.not_looked_at = f"fewer than {FEW_NODES} ops are recognised when they come again"
             return None
-        stretch = self.steps.look_at(tape, nodes, purpose=purpose)
-        if stretch.key is not None:
-            stretch.words = glanced.words if glanced is not None else None
-            return stretch
+        subgraph = self.steps.look_at(tape, nodes, purpose=purpose)
+        if subgraph.key is not None:
+            subgraph.words = glanced.words if glanced is not None else None
+            return subgraph
         mixed = any(node.inference_mode is not nodes[0].inference_mode for node in nodes)
         self.not_looked_at = (
             "ops of inference mode and others are not recognised together"
@@ -123,7 +123,7 @@ class Replays:
         return None
 
     def _have_come(
-        self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable, glanced: Stretch | None
+        self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable, glanced: Subgraph | None
     ) -> bool:
         """Whether these few nodes have come before; most that are read once never do again."""
         if glanced is None and node_passes.active:
@@ -140,7 +140,7 @@ class Replays:
 
     def glance(
         self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None
-    ) -> tuple[Stretch, Known] | None:
+    ) -> tuple[Subgraph, Known] | None:
         """What is known of ``nodes``, if it has code and that can be told at once."""
         glanced = self.steps.glance(tape, nodes, purpose)
         known = self._by_words.get(glanced.words) if glanced is not None else None  # type: ignore[arg-type]
@@ -150,16 +150,16 @@ class Replays:
         known.met = True
         return glanced, known
 
-    def find(self, stretch: Stretch) -> Replay | None:
-        """What runs the stretch, if it was met before."""
-        assert stretch.key is not None
-        words = stretch.words
+    def find(self, subgraph: Subgraph) -> Replay | None:
+        """What runs the subgraph, if it was met before."""
+        assert subgraph.key is not None
+        words = subgraph.words
         known = self._by_words.get(words) if words is not None else None
         if known is not None and known.code is not None:
             self.hits += 1
             known.met = True
-            return Replay(stretch, known, known.code)
-        known = self._known.get(stretch.key) or self._kept_otherwise(stretch)
+            return Replay(subgraph, known, known.code)
+        known = self._known.get(subgraph.key) or self._kept_otherwise(subgraph)
         if known is None:
             self.misses += 1
             return None
@@ -167,43 +167,43 @@ class Replays:
         self._known.move_to_end(known.key)  # its own: an equal one is compared once more
         if known.code is None:
             with paused():
-                known.code = generate(stretch, self.steps, give)
+                known.code = generate(subgraph, self.steps, give)
             self.generated += 1
         if words is not None:
-            known.words.append((words, stretch.key))
+            known.words.append((words, subgraph.key))
             self._by_words[words] = known
             if len(known.words) > MOST_WORDS:
                 del self._by_words[known.words.pop(0)[0]]
-        return Replay(stretch, known, known.code)
+        return Replay(subgraph, known, known.code)
 
-    def learn(self, stretch: Stretch, memory: ResidentMemory, projection: Projection | None) -> str:
-        """The stretch has run op by op; why it was not found, in words."""
-        assert stretch.key is not None
-        drawn = sketch([step.op for step in stretch.key.steps], stretch.nodes[0].source)
-        self.last_miss = what_is_new(stretch, drawn, self._comparable(drawn))
-        levels, live = memory.levels(stretch.storages), frozenset(stretch.live)
-        known = Known(stretch.key, len(stretch.nodes), drawn, levels, live)
-        known.learn(stretch, memory, projection)
+    def learn(self, subgraph: Subgraph, memory: ResidentMemory, projection: Projection | None) -> str:
+        """The subgraph has run op by op; why it was not found, in words."""
+        assert subgraph.key is not None
+        drawn = sketch([step.op for step in subgraph.key.steps], subgraph.nodes[0].source)
+        self.last_miss = what_is_new(subgraph, drawn, self._comparable(drawn))
+        levels, live = memory.levels(subgraph.storages), frozenset(subgraph.live)
+        known = Known(subgraph.key, len(subgraph.nodes), drawn, levels, live)
+        known.learn(subgraph, memory, projection)
         self._keep(known)
         return self.last_miss
 
-    def _kept_otherwise(self, stretch: Stretch) -> Known | None:
+    def _kept_otherwise(self, subgraph: Subgraph) -> Known | None:
         """The same program was met, with other results that the user still refers to."""
-        assert stretch.key is not None
-        before = self._known.get(self._latest.get(stretch.key.program))  # type: ignore[arg-type]
+        assert subgraph.key is not None
+        before = self._known.get(self._latest.get(subgraph.key.program))  # type: ignore[arg-type]
         if (
             before is None
-            or not stretch.whole
-            or any(storage.origin is not storage for storage in stretch.storages)
+            or not subgraph.whole
+            or any(storage.origin is not storage for storage in subgraph.storages)
         ):
             return None
-        live, deaths = frozenset(stretch.live), stretch.deaths()
+        live, deaths = frozenset(subgraph.live), subgraph.deaths()
         if not live ^ before.live <= deaths.keys():
             return None
         levels = before.levels.kept_otherwise(deaths, before.live - live, live - before.live)
         if levels is None:
             return None
-        known = Known(stretch.key, before.size, before.sketch, levels, live)
+        known = Known(subgraph.key, before.size, before.sketch, levels, live)
         self._keep(known)
         return known
 
@@ -248,17 +248,17 @@ replays = Replays()
 
 
 class Replay:
-    """A stretch that is to run by its code."""
+    """A subgraph that is to run by its code."""
 
-    def __init__(self, stretch: Stretch, known: Known, code: Code) -> None:
-        self.stretch = stretch
-        self.memory = KnownMemory(known.levels, stretch, known.held)
+    def __init__(self, subgraph: Subgraph, known: Known, code: Code) -> None:
+        self.subgraph = subgraph
+        self.memory = KnownMemory(known.levels, subgraph, known.held)
         self.projection: Projection | None = (known.projected, {}) if known.projected is not None else None
         self.known, self.code = known, code
 
     def learn(self, projection: Projection | None) -> None:
         """It has run, and this was projected of it."""
-        self.known.learn(self.stretch, self.memory, projection)
+        self.known.learn(self.subgraph, self.memory, projection)
 
     def run(
         self,
@@ -269,8 +269,8 @@ class Replay:
         timed: bool = False,
     ) -> None:
         """Run it; as :func:`lazyviz.execute.eager.run`, which see for the arguments and what it raises."""
-        nodes = self.stretch.nodes
-        with kernel_level(tape, [nodes[at] for at in self.stretch.draws], nodes) as arrived:
+        nodes = self.subgraph.nodes
+        with kernel_level(tape, [nodes[at] for at in self.subgraph.draws], nodes) as arrived:
             check_interrupts(arrived, cancelled, f"after 0 of {len(nodes)} ops")
             mode = private_api.inference_mode(True) if nodes[0].inference_mode else nullcontext()
             with mode:
@@ -284,10 +284,10 @@ class Replay:
         cancelled: Callable[[], bool] | None,
         timed: bool,
     ) -> None:
-        stretch, nodes = self.stretch, self.stretch.nodes
+        subgraph, nodes = self.subgraph, self.subgraph.nodes
         outside: list[torch.Tensor] = []
-        take: partial[Any] = partial(node_passes.take, stretch.outside, stretch.kept)
-        before = None if node_passes.active else [value.real for value in stretch.outside]
+        take: partial[Any] = partial(node_passes.take, subgraph.outside, subgraph.kept)
+        before = None if node_passes.active else [value.real for value in subgraph.outside]
         times = array("d", [perf_counter()])
         watch = (
             _Watch(nodes, times, self.memory, arrived, progress, cancelled) if progress or cancelled else None
@@ -295,10 +295,10 @@ class Replay:
         code = partial(
             self.code,
             outside,
-            stretch.scalars,
-            [nodes[at].draws for at in stretch.draws],
-            stretch.users,
-            stretch.later,
+            subgraph.scalars,
+            [nodes[at].draws for at in subgraph.draws],
+            subgraph.users,
+            subgraph.later,
             arrived,
             times,
             watch.done if watch is not None else None,
@@ -313,7 +313,7 @@ class Replay:
             if ran:
                 complete(note)
             else:
-                for value, real in zip(stretch.outside, before or outside):
+                for value, real in zip(subgraph.outside, before or outside):
                     value.real = real
             raise
         if ran[0] is not None:
@@ -324,7 +324,7 @@ class Replay:
         self, arrived: Deferred, finished: int, error: BaseException, has_run: bool, midway: bool
     ) -> None:
         """Raise what has stopped the code: the error of a kernel, or another."""
-        nodes = self.stretch.nodes
+        nodes = self.subgraph.nodes
         error = error.with_traceback(None)  # it holds the code's variables
         of_a_kernel = error is not arrived.raised and not has_run and finished < len(nodes)
         if of_a_kernel:
@@ -343,9 +343,9 @@ class Replay:
         stage: list[Any],
     ) -> None:
         """The code has run, or was stopped; may be called again where it was stopped itself."""
-        stretch, nodes, stopped = self.stretch, self.stretch.nodes, ran[0]
+        subgraph, nodes, stopped = self.subgraph, self.subgraph.nodes, ran[0]
         if stopped is None:
-            finish(tape, stretch, nodes, times if timed else None, stage)
+            finish(tape, subgraph, nodes, times if timed else None, stage)
             self.known.seconds = times[-1] - times[0]
             return
         _, variables, has_run, _ = stopped
@@ -354,8 +354,8 @@ class Replay:
             self._hand_over(nodes[finished], variables)
             finished += 1
         seconds = array("d", [*times, perf_counter()]) if timed else None
-        finish(tape, stretch, nodes[:finished], seconds, stage)
-        for number, value in enumerate(stretch.values):  # what the nodes that are left need
+        finish(tape, subgraph, nodes[:finished], seconds, stage)
+        for number, value in enumerate(subgraph.values):  # what the nodes that are left need
             if value.uses and value.real is None:
                 value.real = variables.get(name_of(number))
         self.memory.stop(finished)
@@ -366,7 +366,7 @@ class Replay:
             node.draws.state = state_of(node.draws.generator)
         for value in node.outputs:
             if value.node is node and value.tensor is not None:
-                give(value, variables.get(name_of(self.stretch.numbers[value])))
+                give(value, variables.get(name_of(self.subgraph.numbers[value])))
 
 
 class _Watch:
@@ -403,7 +403,7 @@ class _Watch:
 
 def finish(
     tape: Tape,
-    stretch: Stretch,
+    subgraph: Subgraph,
     ran: Sequence[TrackedNode],
     times: array[float] | None,
     stage: list[None],
@@ -413,23 +413,23 @@ def finish(
     May be called again where it was stopped, with the same ``stage``, where that is noted which is done once.
     """
     node_passes.note_done(ran, times)
-    graph = stretch.graphs[0]
-    outside = stretch.outside
-    several = len(stretch.graphs) > 1 or any(
+    graph = subgraph.graphs[0]
+    outside = subgraph.outside
+    several = len(subgraph.graphs) > 1 or any(
         value.node is not None and value.node.graph is not graph for value in outside
     )
-    if stretch.whole and ran is stretch.nodes and not stretch.later:
-        node_passes.note_unused(stretch.values, stretch.storages)
+    if subgraph.whole and ran is subgraph.nodes and not subgraph.later:
+        node_passes.note_unused(subgraph.values, subgraph.storages)
         if not several:
             tape.pending.clear()
     else:
         if not stage:
             stage[:] = map(node_passes.note_used, (ran,))
-        node_passes.let_go((), outside, stretch.later, tape.pending)
+        node_passes.let_go((), outside, subgraph.later, tape.pending)
     if several:
         for node in ran:
             tape.finished(node)
         return
     node_passes.let_go(ran, [], [], tape.pending)
     if tape.graph is not None:
-        tape.made_real(value for value in stretch.users if value.node and value.node.state == "done")
+        tape.made_real(value for value in subgraph.users if value.node and value.node.state == "done")

@@ -1,4 +1,4 @@
-"""What a stretch of pending nodes is, as a key that an equal stretch has again.
+"""What a subgraph of pending nodes is, as a key that an equal subgraph has again.
 
 The structure of :mod:`lazyviz.graph.fingerprint`, in a form that costs little an op and means
 something in this process alone.  Half of it is known since recording: the shape cache's answer of a
@@ -42,11 +42,11 @@ MOVING: Mapping[str, tuple[int, ...]] = {
 
 
 class Key(NamedTuple):
-    """Equal for equal stretches.
+    """Equal for equal subgraphs.
 
     ``wiring`` has the numbers of all nodes' inputs, as the bytes of ints; so many values are ``made``, the
     others are from outside.  Of these ``outside`` has the forms, ``places`` the numbers of their storages,
-    ``sizes`` the bytes of those, ``kept`` the positions of those that pending nodes beyond the stretch need.
+    ``sizes`` the bytes of those, ``kept`` the positions of those that pending nodes beyond the subgraph need.
     ``users`` and ``later`` are the numbers of those values, ``memory`` which storages are kept and what they
     are for, ``turns`` where a node is of another graph or has further results.
     """
@@ -67,7 +67,7 @@ class Key(NamedTuple):
     inference: bool
     whole: bool
 
-    def __hash__(self) -> int:  # of what tells most stretches apart: a hash of everything takes as long again
+    def __hash__(self) -> int:  # of what tells most subgraphs apart: a hash of everything takes as long again
         return hash((self.purpose, self.steps, self.wiring, self.users, self.memory))
 
     @property
@@ -142,22 +142,22 @@ def _structure(item: Any, by_type: frozenset[type]) -> tuple[Any, bool]:
     return (cls, item), False
 
 
-class Stretch:
+class Subgraph:
     """Pending nodes that are to run, in program order, and what their replay is given.
 
     Attributes:
-        key: equal for equal stretches; ``None`` where nothing can be said.
-        values: those of the stretch, in order of their numbers.
+        key: equal for equal subgraphs; ``None`` where nothing can be said.
+        values: those of the subgraph, in order of their numbers.
         outside: those of them that were there before, in order.
         storages: theirs and the others', in order of first appearance.
         users: values made here whose tensor the user has.
         live: the positions of the storages that the user has tensors on.
-        later: values made here that pending nodes beyond the stretch need.
+        later: values made here that pending nodes beyond the subgraph need.
         scalars: numbers that are inputs, in order of appearance.
         draws: positions of the nodes that draw random numbers.
         graphs: what the nodes are of, in order.
         whole: nothing else is pending.
-        kept: the positions of those from outside that pending nodes beyond the stretch need.
+        kept: the positions of those from outside that pending nodes beyond the subgraph need.
         words: what stands for the key as long as that is kept; ``None``: nothing does.
     """
 
@@ -236,7 +236,7 @@ class Steps:
         self._forms = _Forms()
 
     def of(self, node: TrackedNode) -> Step:
-        """The step of a node of a stretch that has a key."""
+        """The step of a node of a subgraph that has a key."""
         return self._known[node.entry]  # type: ignore[index]
 
     def _learn(self, tape: Tape, nodes: Sequence[TrackedNode]) -> bool:
@@ -291,49 +291,49 @@ class Steps:
             self._alike[key] = Step(node, args, kwargs, inputs, results, arguments)
         return self._alike[key]
 
-    def glance(self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable) -> Stretch | None:
+    def glance(self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable) -> Subgraph | None:
         """The structure of ``nodes`` as words, without its key; ``None``: only :meth:`look_at` tells."""
         found = node_passes.glance(nodes, self._known, self._forms, purpose, len(tape.pending))
         if found is None:
             return None
-        stretch = Stretch.__new__(Stretch)  # which has all of it
-        stretch.nodes, stretch.key = nodes, None
+        subgraph = Subgraph.__new__(Subgraph)  # which has all of it
+        subgraph.nodes, subgraph.key = nodes, None
         (
-            stretch.words,
-            stretch.values,
-            stretch.outside,
-            stretch.graphs,
-            stretch.users,
-            stretch.scalars,
-            stretch.draws,
-            stretch.storages,
-            stretch.live,
-            stretch.later,
-            stretch.kept,
-            stretch.whole,
+            subgraph.words,
+            subgraph.values,
+            subgraph.outside,
+            subgraph.graphs,
+            subgraph.users,
+            subgraph.scalars,
+            subgraph.draws,
+            subgraph.storages,
+            subgraph.live,
+            subgraph.later,
+            subgraph.kept,
+            subgraph.whole,
         ) = found
-        if stretch.draws and any(nodes[at].op is rng_state for at in stretch.draws):
+        if subgraph.draws and any(nodes[at].op is rng_state for at in subgraph.draws):
             return None  # the generator's own record may need what it returns
-        return stretch
+        return subgraph
 
-    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], *, purpose: Hashable = None) -> Stretch:
+    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], *, purpose: Hashable = None) -> Subgraph:
         """The structure of ``nodes``, closed under dependencies and in program order.
 
-        ``purpose`` tells apart stretches that are alike but are looked at for something else.
+        ``purpose`` tells apart subgraphs that are alike but are looked at for something else.
         """
-        stretch = Stretch(nodes)
+        subgraph = Subgraph(nodes)
         try:
             found = node_passes.survey(nodes, self._known)
         except KeyError:
             if not self._learn(tape, nodes):
-                return stretch
+                return subgraph
             found = node_passes.survey(nodes, self._known)
         if found is None:
-            return stretch
+            return subgraph
         steps, values, made, users, wiring, phases, graphs, scalars, draws, more = found
-        stretch.values, stretch.outside, stretch.graphs = values, values[made:], graphs
-        stretch.users = [values[number] for number in users]
-        stretch.scalars, stretch.draws = scalars, draws
+        subgraph.values, subgraph.outside, subgraph.graphs = values, values[made:], graphs
+        subgraph.users = [values[number] for number in users]
+        subgraph.scalars, subgraph.draws = scalars, draws
 
         turns: list[Any] = []
         if len(graphs) > 1:
@@ -341,12 +341,12 @@ class Steps:
         if more:
             # `p.data = result` has made one more value of a result.
             turns += [(at, *[value.index for value in node.outputs]) for at, node in enumerate(nodes)]
-        stretch.whole = len(nodes) == len(tape.pending)
-        memory, places, beyond = self._memory(stretch, made, wiring, turns)
-        stretch.later = [values[number] for number in beyond if number < made]
-        stretch.kept = tuple([number - made for number in beyond if number >= made])
-        outside, forms = stretch.outside, self._forms
-        stretch.key = Key(
+        subgraph.whole = len(nodes) == len(tape.pending)
+        memory, places, beyond = self._memory(subgraph, made, wiring, turns)
+        subgraph.later = [values[number] for number in beyond if number < made]
+        subgraph.kept = tuple([number - made for number in beyond if number >= made])
+        outside, forms = subgraph.outside, self._forms
+        subgraph.key = Key(
             purpose,
             steps,
             wiring,
@@ -355,27 +355,27 @@ class Steps:
             tuple([forms[value.meta] for value in outside]),
             places,
             tuple([value.storage.nbytes for value in outside]),
-            stretch.kept,
+            subgraph.kept,
             users,
             tuple([number for number in beyond if number < made]),
             memory,
             tuple(turns),
             nodes[0].inference_mode,
-            stretch.whole,
+            subgraph.whole,
         )
-        return stretch
+        return subgraph
 
     @staticmethod
     def _memory(
-        stretch: Stretch, made: int, wiring: bytes, turns: list[Any]
+        subgraph: Subgraph, made: int, wiring: bytes, turns: list[Any]
     ) -> tuple[tuple[Any, ...], tuple[int, ...], Sequence[int]]:
         """What is told of storages that have anything to be told of, and those that outside values are on.
 
         And the numbers of the values that are needed later.
         """
-        found = node_passes.storages_of(stretch.values, made, wiring)
+        found = node_passes.storages_of(subgraph.values, made, wiring)
         storages, places, told, roles, live, continued, later, kept = found
-        stretch.storages, stretch.live = storages, live
+        subgraph.storages, subgraph.live = storages, live
         if continued:
             origins: dict[Any, int] = {}
             for place, storage in enumerate(storages):
@@ -383,12 +383,12 @@ class Steps:
                     first = origins.setdefault(storage.origin, place)
                     if first != place or storage.continues is not None:
                         turns.append(("continues", place, first))
-        if stretch.whole:
+        if subgraph.whole:
             later = kept = ()
-        nodes = stretch.nodes
-        states = [value for at in stretch.draws if nodes[at].op is rng_state for value in nodes[at].outputs]
+        nodes = subgraph.nodes
+        states = [value for at in subgraph.draws if nodes[at].op is rng_state for value in nodes[at].outputs]
         if states:  # the generator's own record may need them
-            numbers = stretch.numbers
+            numbers = subgraph.numbers
             later = tuple(sorted({*later, *[numbers[value] for value in states]}))
             on = {value.storage for value in states}
             kept = tuple(sorted({*kept, *[place for place, each in enumerate(storages) if each in on]}))

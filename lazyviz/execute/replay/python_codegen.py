@@ -1,4 +1,4 @@
-"""Python for a stretch of nodes: a line for each kernel, locals for tensors, freed at last use."""
+"""Python for a subgraph of nodes: a line for each kernel, locals for tensors, freed at last use."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ...record.storage import TrackedNode, TrackedValue
 from ...torch_internals import op_calls
 from .. import write_rollback
 from .instructions import NOWHERE, Code, Give, Line, Stopped, lines, name_of
-from .program_key import Step, Steps, Stretch, values_in
+from .program_key import Step, Steps, Subgraph, values_in
 
 NODES_IN_ONE = 1000  # function: compiling one takes many times the memory that it keeps
 _PARAMETERS = "tensors, scalars, draws, users, later, arrived, times, done"
 _LITERALS = (int, bool, type(None))
 
 
-def write(stretch: Stretch, steps: Steps, give: Give) -> Code:
+def write(subgraph: Subgraph, steps: Steps, give: Give) -> Code:
     """A function as :func:`lazyviz.execute.replay.codegen.generate` tells."""
-    choose_calls(stretch, steps)
-    return _Writer(stretch, give).function(list(lines(stretch, steps)))
+    choose_calls(subgraph, steps)
+    return _Writer(subgraph, give).function(list(lines(subgraph, steps)))
 
 
-def choose_calls(stretch: Stretch, steps: Steps) -> None:
-    """Find out how each operator of the stretch is called quickest, where it is not known yet."""
+def choose_calls(subgraph: Subgraph, steps: Steps) -> None:
+    """Find out how each operator of the subgraph is called quickest, where it is not known yet."""
     made: dict[TensorMeta, list[torch.Tensor]] = {}
     trials: dict[Step, tuple[TrackedNode, list[Any], dict[str, Any]]] = {}
-    for node in stretch.nodes:
+    for node in subgraph.nodes:
         step = steps.of(node)
         if step.call is not None or step in trials:
             continue
@@ -74,8 +74,8 @@ def _stand_ins(
 class _Writer:
     """Writes one function."""
 
-    def __init__(self, stretch: Stretch, give: Give) -> None:
-        self.numbers = stretch.numbers
+    def __init__(self, subgraph: Subgraph, give: Give) -> None:
+        self.numbers = subgraph.numbers
         self.names: dict[str, Any] = {
             "give": give,
             "perf_counter": perf_counter,
@@ -90,7 +90,7 @@ class _Writer:
         self.results: list[Sequence[tuple[int, str]]] = []  # of each node: their positions and names
         self.constants: dict[Any, str] = {}
         self.text: list[str] = []
-        self.alive: dict[str, None] = dict.fromkeys(name_of(self.numbers[v]) for v in stretch.outside)
+        self.alive: dict[str, None] = dict.fromkeys(name_of(self.numbers[v]) for v in subgraph.outside)
 
     def function(self, nodes: list[Line]) -> Code:
         parts: list[Code] = []

@@ -34,7 +34,7 @@ class SplitPlan:
 
     ``blocked_by`` are the nodes that do not allow a cut, ``reasons`` say why, one each.  ``passes`` is
     how often the pieces are gone through, ``again`` how many nodes a piece runs more than once for it.
-    ``stretches`` are the parts of the plan's timeline: (first position, number of the piece from 1, or 0
+    ``ranges`` are the parts of the plan's timeline: (first position, number of the piece from 1, or 0
     where whole nodes run); the first two pieces of a pass stand for all of them.  Pieces have a multiple
     of ``group`` samples.
     """
@@ -45,7 +45,7 @@ class SplitPlan:
     reasons: Sequence[str] = ()
     passes: int = 1
     again: int = 0
-    stretches: Sequence[tuple[int, int]] = ()
+    ranges: Sequence[tuple[int, int]] = ()
     group: int = 1
 
     def explain(self) -> str:
@@ -157,12 +157,12 @@ class Batch:
             sizes,
             passes=len(found.passes),
             again=found.again,
-            stretches=_stretches(found, len(sizes)),
+            ranges=_ranges(found, len(sizes)),
             group=self.analysis.group,
         )
 
 
-def _stretches(order: Schedule, pieces: int) -> list[tuple[int, int]]:
+def _ranges(order: Schedule, pieces: int) -> list[tuple[int, int]]:
     """Where whole nodes and pieces begin in the program that :func:`lay_out` makes."""
     result: list[tuple[int, int]] = []
     position = 0

@@ -200,8 +200,8 @@ class Recomputation:
     # --- segments -----------------------------------------------------------------------
 
     @cached_property
-    def _stretches(self) -> list[range]:
-        """The stretches of nodes before each backward pass."""
+    def _ranges(self) -> list[range]:
+        """The ranges of nodes before each backward pass."""
         result = []
         start = 0
         nodes = self.trace.nodes
@@ -210,7 +210,7 @@ class Recomputation:
                 if position > start:
                     result.append(range(start, position))
                 start = position + 1
-        return [stretch for stretch in result if any(trace_gap in stretch for trace_gap in self._made_at)]
+        return [span for span in result if any(trace_gap in span for trace_gap in self._made_at)]
 
     @cached_property
     def _made_at(self) -> dict[int, int]:
@@ -249,8 +249,8 @@ class Recomputation:
     def _cuts(self, segments: int) -> list[int]:
         """Positions that begin a segment: about equal bytes apart, where little crosses."""
         cuts: list[int] = []
-        for stretch in self._stretches:
-            sums = list(accumulate(self._made_at.get(position, 0) for position in stretch))
+        for span in self._ranges:
+            sums = list(accumulate(self._made_at.get(position, 0) for position in span))
             total = sums[-1]
             reach = total / segments / 2
             at = 0
@@ -261,12 +261,12 @@ class Recomputation:
                 best = None
                 look = at
                 while look < len(sums) and sums[look] <= target + reach:
-                    position = stretch[look] + 1
+                    position = span[look] + 1
                     rank = (self._crossing[position], abs(sums[look] - target))
                     if best is None or rank < best[0]:
                         best = (rank, position)
                     look += 1
-                if best is not None and (not cuts or best[1] > cuts[-1]) and best[1] < stretch.stop:
+                if best is not None and (not cuts or best[1] > cuts[-1]) and best[1] < span.stop:
                     cuts.append(best[1])
         return cuts
 

@@ -51,7 +51,7 @@ class _Pack(torch.autograd.Function):
         ctx.shape = steps.shape
         parts = [
             steps[first:last, :batch].contiguous().view(-1, *steps.shape[2:])
-            for first, last, batch in _stretches(batches)
+            for first, last, batch in _ranges(batches)
         ]
         return torch.cat(parts)
 
@@ -66,7 +66,7 @@ class _Pack(torch.autograd.Function):
         return result.transpose(0, 1) if ctx.batch_first else result, None, None
 
 
-def _stretches(batches: Sequence[int]) -> list[tuple[int, int, int]]:
+def _ranges(batches: Sequence[int]) -> list[tuple[int, int, int]]:
     """(First, last, batch) of the steps with the same number of sequences."""
     ends = [step for step in range(1, len(batches) + 1) if batches[step : step + 1] != [batches[step - 1]]]
     return [(first, last, batches[first]) for first, last in zip([0, *ends], ends)]
@@ -102,7 +102,7 @@ def _install_packing(cards: AbsentCards) -> None:
             batches = sizes.tolist()
         result = data.new_full((*padded.shape[:2], *data.shape[1:]), padding_value)
         offset = 0
-        for first, last, batch in _stretches(batches):
+        for first, last, batch in _ranges(batches):
             count = batch * (last - first)
             part = data[offset : offset + count].view(last - first, batch, *data.shape[1:])
             result[first:last, :batch].copy_(part)

@@ -129,7 +129,7 @@ class FormulaPatches:
 
 
 class PlainTensors:
-    """A stretch of the program on plain tensors, with our mode off."""
+    """A subgraph of the program on plain tensors, with our mode off."""
 
     def __init__(self, tape: Tape, mode: private_api.TorchDispatchMode) -> None:
         self._tape = tape

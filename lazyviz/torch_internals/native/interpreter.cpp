@@ -1,4 +1,4 @@
-// A stretch of nodes as a program of operator calls, which straight_line.py makes and replay.py runs.
+// A subgraph of nodes as a program of operator calls, which straight_line.py makes and replay.py runs.
 //
 // It does what the Python code of written_line.py does, in the same order.  An operator is called through the
 // dispatcher with its arguments on a stack, as `torch.ops` does: what is the same in each run is converted
@@ -955,7 +955,7 @@ PyMethodDef methods_of_program[] = {
 };
 PyType_Slot slots_of_type[] = {
     {Py_tp_methods, methods_of_program},
-    {Py_tp_doc, const_cast<char*>("Runs a stretch of nodes; see straight_line.generate for what it is called with.")},
+    {Py_tp_doc, const_cast<char*>("Runs a subgraph of nodes; see straight_line.generate for what it is called with.")},
     {Py_tp_new, reinterpret_cast<void*>(make)},
     {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
     {Py_tp_call, reinterpret_cast<void*>(run)},

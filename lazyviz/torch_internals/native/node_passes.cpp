@@ -1,4 +1,4 @@
-// What is asked of all nodes of a stretch at once, and noted on them; see sweeps.py, which does the same.
+// What is asked of all nodes of a subgraph at once, and noted on them; see sweeps.py, which does the same.
 //
 // The objects are of classes with slots, which are read and written here without a look-up.
 
@@ -227,7 +227,7 @@ PyObject* tuple_of(const std::vector<int>& numbers) {
   return tuple ? Py_NewRef(tuple.object) : nullptr;
 }
 
-// What is found of nodes that may be a stretch.
+// What is found of nodes that may be a subgraph.
 struct Survey {
   PyObject* known;  // steps, by the shape cache's answer
   Survey(PyObject* known, Py_ssize_t nodes) : known(known), numbers(2 * nodes) {
@@ -374,7 +374,7 @@ bool needed_beyond(
   return true;
 }
 
-// The storages of a stretch's values, by number, and what is needed beyond it.
+// The storages of a subgraph's values, by number, and what is needed beyond it.
 struct Memory : Storages {
   explicit Memory(Py_ssize_t values) : Storages(values) { place_of_value.reserve(values); }
   std::vector<int> place_of_value, outside, later, beyond;
@@ -413,7 +413,7 @@ PyObject* storages_of(PyObject*, PyObject* args) {
       kept.object);
 }
 
-// What a stretch's key consists of, as numbers and addresses.
+// What a subgraph's key consists of, as numbers and addresses.
 struct Words {
   std::vector<int64_t> all;
 

@@ -108,12 +108,12 @@ class _About:
 
     def __init__(self, plan: PlanLike) -> None:
         self._split = plan.split
-        self._starts = [start for start, _ in plan.split.stretches]
+        self._starts = [start for start, _ in plan.split.ranges]
 
     def piece(self, position: int) -> int:
         """The number of the piece; 0 for what runs once."""
         found = bisect_right(self._starts, position) - 1
-        return self._split.stretches[found][1] if found >= 0 else 0
+        return self._split.ranges[found][1] if found >= 0 else 0
 
     def __call__(self, position: int, node: Node) -> dict[str, Any]:
         piece = self.piece(position)

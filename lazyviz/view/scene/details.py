@@ -350,11 +350,11 @@ def _lifetime(scene: Scene, storages: Sequence[Storage]) -> list[list[int]]:
 
 
 def _ranges(scene: Scene, indices: Collection[int]) -> list[list[int]]:
-    """The positions [start, stop) from the first to the last of these nodes; in pieces, of each stretch."""
-    starts = [start for start, _ in scene.plan.split.stretches]
+    """The positions [start, stop) from the first to the last of these nodes; in pieces, of each part."""
+    starts = [start for start, _ in scene.plan.split.ranges]
     ranges: dict[int, list[int]] = {}
     places = scene.places()
     for position in sorted(position for index in indices for position in places.get(index, ())):
-        stretch = bisect_right(starts, position)
-        ranges.setdefault(stretch, [position, position])[1] = position + 1
+        part = bisect_right(starts, position)
+        ranges.setdefault(part, [position, position])[1] = position + 1
     return list(ranges.values())

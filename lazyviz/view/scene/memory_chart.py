@@ -71,7 +71,7 @@ def _pieces(split: SplitPlan) -> list[list[Any]]:
             return f"piece {piece}" if piece else ""
         return f"piece {piece}, and {alike:,} more like it"
 
-    return [[start, name(piece)] for start, piece in split.stretches]
+    return [[start, name(piece)] for start, piece in split.ranges]
 
 
 def memory_json(scene: Scene, measured: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
