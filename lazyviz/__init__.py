@@ -2,34 +2,83 @@
 
 from __future__ import annotations
 
-from .execute.backend import Backend as Backend
-from .execute.backend import register_backend as register_backend
-from .execute.eager import Interrupted as Interrupted
-from .execute.microbatch.clusters import NoWorkersError as NoWorkersError
-from .notebook.magic import load_ipython_extension as load_ipython_extension
-from .notebook.magic import unload_ipython_extension as unload_ipython_extension
-from .plan.devices.devices import DeviceProfile as DeviceProfile
-from .record.pending_ops import AbsentDeviceError as AbsentDeviceError
-from .record.pending_ops import SyncError as SyncError
-from .session.lazy_graph import LazyGraph as LazyGraph
-from .session.lazy_graph import RecomputeError as RecomputeError
-from .session.lazy_graph import Report as Report
-from .session.lazy_graph import SplitError as SplitError
-from .session.lazy_graph import devices as devices
-from .session.lazy_graph import evaluate as evaluate
-from .session.lazy_graph import forbid_sync as forbid_sync
-from .session.lazy_graph import is_lazy as is_lazy
-from .session.lazy_graph import lazy as lazy
-from .session.lazy_graph import lazy_function as lazy_function
-from .session.lazy_graph import metrics as metrics
-from .session.lazy_graph import reset as reset
-from .session.lazy_graph import sync as sync
-from .session.lazy_graph import to_eager as to_eager
-from .session.lazy_graph import to_lazy as to_lazy
-from .session.lazy_graph import why as why
-from .session.self_check import Diagnosis as Diagnosis
-from .session.self_check import doctor as doctor
-from .testing.memory_budget import assert_peak_below as assert_peak_below
+from .execute.backend import Backend
+from .execute.eager import Interrupted
+from .execute.microbatch.clusters import NoWorkersError
+from .execute.progress import Progress
+from .execute.registry import register_backend
+from .execute.report import Report
+from .graph.ir import Graph, Node, SourceLine, Storage, SyncPoint, TensorMeta, Value
+from .notebook.magic import load_ipython_extension, unload_ipython_extension
+from .plan.batch.split import SplitPlan
+from .plan.device_plan import DevicePlan
+from .plan.devices.devices import Device, DeviceProfile, devices
+from .plan.plan import Plan
+from .plan.remat.selection import RecomputePlan
+from .record.pending_ops import AbsentDeviceError, SyncError
+from .session.lazy_graph import (
+    LazyGraph,
+    RecomputeError,
+    SplitError,
+    evaluate,
+    forbid_sync,
+    is_lazy,
+    lazy,
+    lazy_function,
+    metrics,
+    reset,
+    sync,
+    to_eager,
+    to_lazy,
+    why,
+)
+from .session.self_check import Diagnosis, doctor
+from .testing.memory_budget import assert_peak_below
+
+__all__ = [
+    "AbsentDeviceError",
+    "Backend",
+    "Device",
+    "DevicePlan",
+    "DeviceProfile",
+    "Diagnosis",
+    "Graph",
+    "Interrupted",
+    "LazyGraph",
+    "NoWorkersError",
+    "Node",
+    "Plan",
+    "Progress",
+    "RecomputeError",
+    "RecomputePlan",
+    "Report",
+    "SourceLine",
+    "SplitError",
+    "SplitPlan",
+    "Storage",
+    "SyncError",
+    "SyncPoint",
+    "TensorMeta",
+    "Value",
+    "assert_peak_below",
+    "devices",
+    "doctor",
+    "evaluate",
+    "forbid_sync",
+    "is_lazy",
+    "lazy",
+    "lazy_function",
+    "load_ipython_extension",
+    "mark_step",
+    "metrics",
+    "register_backend",
+    "reset",
+    "sync",
+    "to_eager",
+    "to_lazy",
+    "unload_ipython_extension",
+    "why",
+]
 
 mark_step = sync
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from ..execute.backend import backend_names, find_backend
+from ..execute.registry import backend_names, find_backend
 from ..plan.devices.devices import PROFILES, cuda_devices
 from ..session import planned_device
 from ..session.batch_options import bound_names, dimension, parse_names, unknown_names

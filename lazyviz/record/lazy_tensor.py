@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from .storage import FORGOTTEN, TensorRef, TrackedValue
 _device_below = private_api.TensorBase.device.__get__
 _LEGACY_TYPE = private_api.TensorBase.type
 _STAND_INS = torch_cuda.STAND_INS
+
+
+dispatch_unrecorded: Callable[[Any, Any, Any, Any], Any] | None = None  # the recorder's
 
 
 class LazyTensor(torch.Tensor):
@@ -36,9 +40,8 @@ class LazyTensor(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Reached where no dispatch mode of ours is active: on other threads."""
-        from .recorder import tape
-
-        return tape.dispatch_unrecorded(func, types, args, kwargs or {})
+        assert dispatch_unrecorded is not None
+        return dispatch_unrecorded(func, types, args, kwargs or {})
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         see_history(self)

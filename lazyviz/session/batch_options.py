@@ -10,7 +10,7 @@ import difflib
 import dis
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from types import CodeType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 
@@ -32,13 +32,17 @@ class SplitError(RuntimeError):
     """The batch cannot be cut; the message names each node that forbids it, and what can be done."""
 
 
+BatchLike: TypeAlias = str | torch.Tensor | Sequence[torch.Tensor] | Mapping[torch.Tensor, int]
+"""The batch: tensors whose dimension 0 has the samples, ``{tensor: dim}``, or names as ``"x,y:1"``."""
+
+
 class NamedBatch:
     """The tensors that the user calls the batch, and the dimension of each that has the samples.
 
     Given as tensors, or as names: the tensors that have these names when the block first uses them.
     """
 
-    def __init__(self, given: Any, variables: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, given: BatchLike | None, variables: Callable[[], Mapping[str, Any]]) -> None:
         """``given``: a tensor, a list of them, ``{tensor: dim}``, or names as ``"x,y:1"``.
 
         Raises:

@@ -19,10 +19,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ..execute import shutdown
-from ..execute.backend import find_backend
 from ..execute.microbatch.clusters import is_cluster
+from ..execute.registry import find_backend
 from ..graph.ir import Graph
 from ..plan.batch.split import check_split
+from ..plan.devices.devices import DeviceLike
 from ..process.gc_pause import patience
 from ..process.tracebacks import shorten_block
 from ..process.transaction import Exclusive, Transaction, forget_holder
@@ -33,7 +34,7 @@ from ..record.provenance.variable_names import name_tensors, variables_of
 from ..record.recorder import tape
 from ..record.storage import Lost, TrackedStorage
 from . import evaluation, planned_device
-from .batch_options import NamedBatch, bound_names, unknown_names
+from .batch_options import BatchLike, NamedBatch, bound_names, unknown_names
 from .recompute_options import Recompute, check_combination, recompute_option
 
 if TYPE_CHECKING:
@@ -50,9 +51,9 @@ _ANOTHER_TASK = (
 class Options:
     """What :func:`lazyviz.lazy` is called with."""
 
-    device: Any = None
-    batch: Any = None
-    split: Any = "off"
+    device: DeviceLike | None = None
+    batch: BatchLike | None = None
+    split: int | str | None = "off"
     backend: str = "eager"
     allow_sync: bool = True
     assume: Mapping[int, Any] | None = None
@@ -61,7 +62,7 @@ class Options:
     names: Mapping[str, Any] | None = None
     whole: Sequence[str] = ()
     independent_rng: bool = False
-    recompute: Any = "off"
+    recompute: int | str | None = "off"
 
     def checked(self) -> tuple[int | str, Recompute]:
         """The split and the recompute budget, once all of them fit each other.

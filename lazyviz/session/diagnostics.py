@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ..execute.backend import backend_counters, compiled_programs
+from ..execute.registry import backend_counters, compiled_programs
 from ..execute.replay.program_cache import replays
 from ..graph.sync_points import listed
 from ..plan.batch.analysis import Blocker

@@ -99,10 +99,10 @@ class under_way:
 def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
     """Run ``nodes`` (closed under dependencies, in program order) and tell the graphs they belong to.
 
-    The ``options`` are those of :class:`lazyviz.session.strategies.RunOptions`.  With ``graph``, at the user's
-    word, the peak is projected before (of a run in this process).  ``split`` is of the batch of that graph;
-    what an interrupted split run was to do is done first.  ``recompute`` is the budget in bytes that
-    activations are dropped and computed again for.
+    The ``options`` are those of :class:`.strategies.RunOptions`.  With ``graph``, at the user's word, the
+    peak is projected before (of a run in this process).  ``split`` is of the batch of that graph; what an
+    interrupted split run was to do is done first.  ``recompute`` is the budget in bytes that activations are
+    dropped and computed again for.
     """
     wanted = RunOptions(**options)
     if begun := begun_split(nodes):

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..execute.backend import find_backend
 from ..execute.microbatch.clusters import is_cluster
 from ..execute.microbatch.run import SplitRun
+from ..execute.progress import Progress
+from ..execute.registry import find_backend
 from ..execute.replay import node_passes
 from ..execute.report import Report as Report
 from ..graph.ir import Graph, Node, SyncPoint
+from ..plan.devices.devices import DeviceLike
 from ..plan.devices.devices import devices as devices
 from ..process.tracebacks import shortened
 from ..process.transaction import Transaction, complete
@@ -32,7 +34,7 @@ from ..record.pending_ops import HELD_BYTES_LIMIT, RunLock
 from ..record.recorder import tape
 from ..record.storage import Lost, TrackedNode
 from . import evaluation
-from .batch_options import NamedBatch
+from .batch_options import BatchLike, NamedBatch
 from .batch_options import SplitError as SplitError
 from .block import LazyBlock, Options, close_all
 from .diagnostics import metrics as metrics
@@ -144,12 +146,12 @@ class LazyGraph(Choices, Shown):
 
     def plan(
         self,
-        device: Any = None,
+        device: DeviceLike | None = None,
         batch_size: int | None = None,
-        split: Any = None,
+        split: int | str | None = None,
         backend: str | None = None,
         *,
-        recompute: Any = None,
+        recompute: int | str | None = None,
     ) -> Plan:
         """Project the memory of running the whole graph.  Runs nothing.
 
@@ -191,10 +193,10 @@ class LazyGraph(Choices, Shown):
         self,
         *tensors: torch.Tensor,
         backend: str | None = None,
-        split: Any = None,
-        progress: Callable[[Any], None] | None = None,
+        split: int | str | None = None,
+        progress: Callable[[Progress], None] | None = None,
         cancel: threading.Event | None = None,
-        recompute: Any = None,
+        recompute: int | str | None = None,
         nodes: Sequence[Node] | None = None,
         summaries: bool | None = None,
         timings: bool | None = None,
@@ -266,9 +268,9 @@ class LazyGraph(Choices, Shown):
 
 
 def lazy(
-    device: Any = None,
-    batch: Any = None,
-    split: Any = "off",
+    device: DeviceLike | None = None,
+    batch: BatchLike | None = None,
+    split: int | str | None = "off",
     backend: str = "eager",
     allow_sync: bool = True,
     *,
@@ -278,7 +280,7 @@ def lazy(
     names: Mapping[str, Any] | None = None,
     whole: Sequence[str] = (),
     independent_rng: bool = False,
-    recompute: Any = "off",
+    recompute: int | str | None = "off",
 ) -> LazyBlock:
     """Record the PyTorch ops of a block instead of running them.
 

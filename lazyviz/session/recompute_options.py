@@ -52,7 +52,9 @@ def check_combination(recompute: Recompute, split: int | str, backend: str) -> N
         )
 
 
-def levers(graph: LazyGraph, split: Any, recompute: Any, backend: str) -> tuple[int | str, Recompute]:
+def levers(
+    graph: LazyGraph, split: int | str | None, recompute: int | str | None, backend: str
+) -> tuple[int | str, Recompute]:
     """What to split and recompute: as given, else as the block was, unless one rules out the other.
 
     Raises ``ValueError`` for what cannot be.

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import cast
 
-from ..execute.backend import EXTRAS, backend_names, find_backend, is_loaded, missing, offered
 from ..execute.microbatch.clusters import is_cluster
 from ..execute.progress import Run
+from ..execute.registry import EXTRAS, backend_names, find_backend, is_loaded, missing, offered
 from ..execute.report import NonFinite
 from ..execute.value_stats import readable, summarise_now
 from ..graph.ir import Graph, Node

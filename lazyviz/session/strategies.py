@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from ..execute import eager
-from ..execute.backend import Backend, Compiled, find_backend
+from ..execute.backend import Backend, Compiled
 from ..execute.compiler.partitioned_run import Outcome, run_with_backend
 from ..execute.compiler.segment_cache import repeats, run_again
 from ..execute.memory_tracker import Memory, ResidentMemory
 from ..execute.microbatch.clusters import Cluster, is_cluster
 from ..execute.microbatch.run import SplitRun
 from ..execute.progress import Run
+from ..execute.registry import find_backend
 from ..execute.rematerialization import RecomputeRun
 from ..execute.replay import program_cache
 from ..execute.replay.program_key import Subgraph

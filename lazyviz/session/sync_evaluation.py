@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..execute import eager
-from ..execute.backend import find_backend
 from ..execute.memory_tracker import KnownMemory, Levels, Memory, ResidentMemory, timeline_of
 from ..execute.microbatch.clusters import is_cluster
 from ..execute.progress import Run
+from ..execute.registry import find_backend
 from ..execute.replay import native_run, node_passes, program_cache
 from ..execute.replay.program_key import Subgraph
 from ..execute.report import Report

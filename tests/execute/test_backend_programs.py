@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.execute import backend as registry
+from lazyviz.execute import registry
 from lazyviz.testing import PROGRAMS, check_backend
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "timing_backend.py"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.execute import backend as registry
+from lazyviz.execute import registry
 from lazyviz.execute.backend import Refused
 from lazyviz.execute.compiler.fx_lowering import lower
 from lazyviz.execute.compiler.segment_compiler import SegmentCompiler

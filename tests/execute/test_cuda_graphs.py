@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import backend as registry
+from lazyviz.execute import registry
 from lazyviz.execute.cuda_graphs import backend as cuda_graphs_backend
 from lazyviz.execute.cuda_graphs.backend import CudaGraphsBackend
 from lazyviz.execute.replay import program_cache

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import lazyviz
-from lazyviz.execute import backend as registry
+from lazyviz.execute import registry
 from lazyviz.execute.cuda_graphs import partition
 from lazyviz.execute.cuda_graphs.backend import CudaGraphsBackend
 

@@ -19,7 +19,7 @@ from torch import nn
 from traitlets.config import Config
 
 import lazyviz
-from lazyviz.execute import backend as registry
+from lazyviz.execute import registry
 from lazyviz.execute.microbatch import clusters as cluster_module
 from lazyviz.execute.microbatch import serialization, worker
 from lazyviz.execute.microbatch.cluster_run import IPyParallelBackend, LostWorkerError, RayBackend

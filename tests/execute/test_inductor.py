@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import backend as registry
+from lazyviz.execute import registry
+from lazyviz.execute.backend import Refused
 from lazyviz.execute.compiler import inductor as inductor_module
 from lazyviz.execute.compiler import verify
 from lazyviz.execute.compiler.fx_lowering import lower, row_major
@@ -559,7 +560,7 @@ def test_code_that_refuses_what_it_is_given_leaves_it_to_the_recorded_ops(induct
     variant = next(iter(made._known.values())).variants[0]
 
     def refuses(*inputs):
-        raise registry.Refused("an index is out of range")
+        raise Refused("an index is out of range")
 
     variant.compiled = refuses
     y, report = run()

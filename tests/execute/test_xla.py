@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import backend as registry
+from lazyviz.execute import registry
 from lazyviz.testing import PROGRAMS, check_backend
 from lazyviz.torch_internals import functionalization
 

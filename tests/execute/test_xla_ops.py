@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import lazyviz
-from lazyviz.execute import backend as registry
+from lazyviz.execute import registry
 
 if find_spec("jax") is None or find_spec("torchax") is None:
     pytest.skip("the extra xla is not installed", allow_module_level=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import psutil
 import torch
@@ -27,6 +28,10 @@ try:
     import resource
 except ImportError:  # Windows has no such limits
     resource = None  # type: ignore[assignment]
+
+
+DeviceLike: TypeAlias = str | torch.device | Device | DeviceProfile
+"""What names a device to plan for: a device, a profile, or the name of either."""
 
 
 class Devices(list["Device | DeviceProfile"]):
@@ -89,7 +94,7 @@ def resolve(device: str | torch.device | Device | DeviceProfile) -> Device | Dev
     return lookup(name)
 
 
-def planned(device: str | torch.device | Device | DeviceProfile) -> Device | DeviceProfile:
+def planned(device: DeviceLike) -> Device | DeviceProfile:
     """Like :func:`resolve`; where there is no GPU at all, ``"cuda"`` is a card of which nothing is known.
 
     What would be needed of it can be told, and held against a budget; not whether it fits.

@@ -20,9 +20,9 @@ from ..printable_text import visible, visible_in
 from ..render.svg import static_bundle
 from ..scene.boxes import Box
 from ..scene.scene import Scene
+from ..widget.page_state import Controller, bundle, first_traits
 from ..widget.requests import Answers
 from ..widget.search import Index
-from ..widget.widget import Controller, bundle, first_traits
 
 PART = 500  # ids in one part
 MOMENTS = 1000  # positions of the timeline that tell what is alive, of a timeline up to `LONG`

@@ -18,7 +18,7 @@ from ..render.svg import render_svg, static_bundle
 from ..render.text import render_text
 from ..scene.boxes import Hierarchy
 from ..scene.scene import PlanLike, Scene
-from ..widget.widget import Controller
+from ..widget.page_state import Controller
 from .atomic_write import write_whole
 from .html_page import interactive_page
 from .memory_snapshot import memory_snapshot

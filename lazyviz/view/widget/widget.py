@@ -9,25 +9,23 @@ messages, so that neither a page nor a saved notebook ever holds the whole graph
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import anywidget
 import traitlets
 
 from ...graph.ir import Node
-from ...process.paths import PACKAGE
+from ..export.downloads import send_file
 from ..printable_text import visible_in
 from ..scene.scene import Scene
-from .requests import Answers, Pictured
-from .run_choice import choices_json, choose, failure_json, findings_json, nodes_up_to, report_text
-from .runner import Runnable, running_of
+from .page_state import Controller, bundle, first_traits, run_traits
+from .requests import Answers
+from .run_choice import choose, nodes_up_to
+from .runner import running_of
 
-STATIC = Path(PACKAGE) / "static"
 MOST_OPEN = 64
 """Widgets that can be used at a time: ipywidgets keeps each until it is closed, and with it its graph."""
 LONGEST_ID = 10_000  # characters of what a message is about
@@ -36,41 +34,6 @@ _open: dict[int, LazyWidget] = {}  # by id, the one used longest ago first
 _lock = threading.RLock()  # the collector may close a widget while another one takes it
 
 _log = logging.getLogger(__name__)
-
-
-class Controller(Pictured, Runnable, Protocol):
-    """What the widget shows and drives: a recorded graph that can be planned and run."""
-
-
-@functools.cache
-def bundle(name: str) -> str:
-    """One of the built files, ``"widget.js"``.  ``RuntimeError`` says how to build them."""
-    path = STATIC / name
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise RuntimeError(
-            f"lazyviz/static/{name} is missing: the widget's JavaScript has not been built. In a source "
-            "checkout run `pip install -e .` again, or `npm --prefix js ci && npm --prefix js run build`."
-        ) from None
-
-
-def run_traits(controller: Controller, scene: Scene) -> dict[str, Any]:
-    """What a page is told of the runs and of how to run, by the traits' names."""
-    running = running_of(controller)
-    return {
-        "state": running.state,
-        "summary": scene.summary(),
-        "report": report_text(controller, running),
-        "choices": choices_json(controller),
-        "findings": findings_json(controller.nonfinite, scene),
-        "error": failure_json(running, scene) if running.state in ("failed", "pending") else None,
-    }
-
-
-def first_traits(controller: Controller, answers: Answers) -> dict[str, Any]:
-    """What a page is shown first, by the traits' names."""
-    return {"scene": answers.first_picture(), **run_traits(controller, answers.scene)}
 
 
 class LazyWidget(anywidget.AnyWidget):
@@ -171,8 +134,6 @@ class LazyWidget(anywidget.AnyWidget):
             if note := choose(self._controller, action, id):
                 self.send({"kind": "refused", "note": note})
         elif action == "export":
-            from ..export.downloads import send_file  # which needs this module for the saved page
-
             send_file(self._controller, self._answers.scene, id, lambda message: self.send(message))
         else:
             return False

@@ -1,0 +1,128 @@
+"""The registry of backends: those built in, registered, or offered by installed packages, by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sized
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+
+from ..torch_internals.cuda import missing_cuda
+from .backend import Backend
+from .microbatch.clusters import Cluster, IPyParallelBackend, RayBackend
+
+_backends: dict[str, Backend | Cluster | None] = {"eager": None}  # built in: lazyviz.execute.eager
+
+
+def _inductor() -> Backend:
+    from .compiler.inductor import InductorBackend  # which imports Inductor
+
+    return InductorBackend()
+
+
+def _xla() -> Backend:
+    if why := missing("xla"):
+        raise ValueError(f"the backend 'xla' {why}")
+    from .xla.backend import XlaBackend  # which imports JAX
+
+    return XlaBackend()
+
+
+def _cudagraphs() -> Backend:
+    if why := missing("cudagraphs"):
+        raise ValueError(f"the backend 'cudagraphs' {why}")
+    from .cuda_graphs.backend import CudaGraphsBackend
+
+    return CudaGraphsBackend()
+
+
+_COMPILERS: dict[str, Callable[[], Backend]] = {
+    "inductor": _inductor,
+    "cudagraphs": _cudagraphs,
+    "xla": _xla,
+}
+PACKAGES = {"ipyparallel": ("ipyparallel",), "ray": ("ray",), "xla": ("jax", "torchax")}
+"""What backends need beside PyTorch; the extra of a backend's name has them."""
+EXTRAS: dict[str, Callable[[], Cluster]] = {"ipyparallel": IPyParallelBackend, "ray": RayBackend}
+"""Made when first asked for, as compilers are; the extra of that name has what they need."""
+
+
+def missing(name: str) -> str:
+    """What the built-in backend of that name lacks here, and how to get it; "" if it lacks nothing."""
+    if name == "cudagraphs":
+        return missing_cuda()
+    lacking = [package for package in PACKAGES.get(name, ()) if find_spec(package) is None]
+    if not lacking:
+        return ""
+    noun = "package" if len(lacking) == 1 else "packages"
+    return f"needs the {noun} {' and '.join(lacking)}: pip install 'lazyviz[{name}]'"
+
+
+def register_backend(name: str, backend: Backend | Cluster) -> None:
+    """Make ``backend`` available as ``backend=name``.
+
+    One with a method ``compile`` runs segments of a graph, one with ``workers`` (a
+    :class:`lazyviz.execute.microbatch.clusters.Cluster`) the pieces of a split batch.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: the name is taken by the built-in backend.
+    """
+    if name == "eager":
+        raise ValueError("the name 'eager' is taken by the built-in backend")
+    if not isinstance(backend, (Backend, Cluster)):
+        raise TypeError(
+            f"a backend needs a method compile(segment, inputs), or those of a Cluster; "
+            f"{type(backend).__name__} has neither"
+        )
+    _backends[name] = backend
+
+
+@functools.cache
+def offered() -> dict[str, str]:
+    """The backends of installed packages (entry points ``lazyviz.backends``), each with its module.
+
+    Looked up once: it reads the metadata of everything that is installed.
+    """
+    return {point.name: point.module for point in entry_points(group="lazyviz.backends")}
+
+
+def backend_names() -> list[str]:
+    """Backends built in or registered, and those that installed packages offer."""
+    return sorted({*_backends, *_COMPILERS, *EXTRAS, *offered()})
+
+
+def is_loaded(name: str) -> bool:
+    """Whether :func:`find_backend` has it without importing anything."""
+    return name in _backends or (name in _COMPILERS and name not in PACKAGES and not missing(name))
+
+
+def compiled_programs() -> dict[str, int]:
+    """How many programs each backend in use keeps compiled: those that have them in ``programs``."""
+    held = {name: getattr(backend, "programs", None) for name, backend in _backends.items()}
+    return {name: len(programs) for name, programs in held.items() if isinstance(programs, Sized)}
+
+
+def backend_counters() -> dict[str, dict[str, int]]:
+    """What each backend in use counts, of those that have ``counters``."""
+    found = {name: getattr(backend, "counters", None) for name, backend in _backends.items()}
+    return {name: dict(counters) for name, counters in found.items() if isinstance(counters, Mapping)}
+
+
+def find_backend(name: str) -> Backend | Cluster | None:
+    """The backend of that name; None stands for the built-in eager one.
+
+    Raises:
+        ValueError: there is none, and the message names those there are; or it lacks a package.
+    """
+    if name not in _backends:
+        for point in entry_points(group="lazyviz.backends"):
+            if point.name == name:
+                register_backend(name, point.load()())
+                break
+        else:
+            make = _COMPILERS.get(name) or EXTRAS.get(name)
+            if make is None:
+                raise ValueError(f"no backend {name!r}; there are: {', '.join(backend_names())}")
+            _backends[name] = make()
+    return _backends[name]

@@ -1,0 +1,50 @@
+"""What a page is shown first, live or saved: its built files, and the state of the graph and its runs."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...process.paths import PACKAGE
+from ..scene.scene import Scene
+from .requests import Answers, Pictured
+from .run_choice import choices_json, failure_json, findings_json, report_text
+from .runner import Runnable, running_of
+
+STATIC = Path(PACKAGE) / "static"
+
+
+class Controller(Pictured, Runnable, Protocol):
+    """What the widget shows and drives: a recorded graph that can be planned and run."""
+
+
+@functools.cache
+def bundle(name: str) -> str:
+    """One of the built files, ``"widget.js"``.  ``RuntimeError`` says how to build them."""
+    path = STATIC / name
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RuntimeError(
+            f"lazyviz/static/{name} is missing: the widget's JavaScript has not been built. In a source "
+            "checkout run `pip install -e .` again, or `npm --prefix js ci && npm --prefix js run build`."
+        ) from None
+
+
+def run_traits(controller: Controller, scene: Scene) -> dict[str, Any]:
+    """What a page is told of the runs and of how to run, by the traits' names."""
+    running = running_of(controller)
+    return {
+        "state": running.state,
+        "summary": scene.summary(),
+        "report": report_text(controller, running),
+        "choices": choices_json(controller),
+        "findings": findings_json(controller.nonfinite, scene),
+        "error": failure_json(running, scene) if running.state in ("failed", "pending") else None,
+    }
+
+
+def first_traits(controller: Controller, answers: Answers) -> dict[str, Any]:
+    """What a page is shown first, by the traits' names."""
+    return {"scene": answers.first_picture(), **run_traits(controller, answers.scene)}
