@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..graph.ir import Failure, failure_of
 from ..plan.remat.candidates import statistics
 from ..process.signals import Deferred
 from ..process.transaction import complete
@@ -398,7 +399,7 @@ def _real(item: Any) -> Any:
     if isinstance(item, TrackedValue):
         real = item.real
         if real is None:
-            if item.node is not None and item.node.error == FORGOTTEN:
+            if item.node is not None and failure_of(item.node.error) is Failure.FORGOTTEN:
                 raise RuntimeError(FORGOTTEN)
             raise RuntimeError(f"internal error: {item!r} was freed before its last use")
         return real

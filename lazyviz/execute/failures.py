@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..record.storage import HALF_DONE, TrackedNode
+from ..graph.ir import Failure, NodeError, failure_of
+from ..record.storage import PARTIAL_WRITE, TrackedNode
 
 STAYS = (
     "It stays pending, as does what needs it: %lazy reset, or lazyviz.reset(), forgets all that is pending."
@@ -14,7 +15,8 @@ def note_failure(node: TrackedNode, error: BaseException, *, midway: bool) -> No
     if midway:
         where = f" at {node.source}: {node.source.text}" if node.source is not None else ""
         node.state = "failed"
-        node.error = f"{HALF_DONE}: {node.name}{where}; it raised {type(error).__name__}: {error}"
+        text = f"{PARTIAL_WRITE}: {node.name}{where}; it raised {type(error).__name__}: {error}"
+        node.error = NodeError(Failure.PARTIAL_WRITE, text)
     elif isinstance(error, Exception):
         node.state, node.error = "failed", str(error)
     if isinstance(error, Exception):
@@ -30,7 +32,7 @@ def name_line(error: Exception, node: TrackedNode) -> None:
         lines.append(
             f"it is the gradient of {node.forward.op} at {node.forward.source}: {node.forward.source.text}"
         )
-    half_done = node.error is not None and node.error.startswith(HALF_DONE)
+    partial = failure_of(node.error) is Failure.PARTIAL_WRITE
     if lines and error.args and isinstance(error.args[0], str) and lines[0] not in error.args[0]:
-        message = "\n".join([error.args[0], *lines, HALF_DONE if half_done else STAYS])
+        message = "\n".join([error.args[0], *lines, PARTIAL_WRITE if partial else STAYS])
         error.args = (message, *error.args[1:])

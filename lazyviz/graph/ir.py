@@ -17,6 +17,7 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Literal
 
 import torch
@@ -241,6 +242,35 @@ class Value:
 
     def __repr__(self) -> str:
         return f"<Value {self.id} {self.meta!r}>"
+
+
+class Failure(Enum):
+    """Why a node has not run and may never run."""
+
+    RAISED = "its kernel raised an error"
+    FORGOTTEN = "it was forgotten before it ran"
+    PARTIAL_WRITE = "it stopped midway, and what it writes in place may be partly written"
+
+
+class NodeError(str):
+    """The text of a node's error, with what kind of failure it is."""
+
+    failure: Failure
+
+    def __new__(cls, failure: Failure, text: str) -> NodeError:
+        made = super().__new__(cls, text)
+        made.failure = failure
+        return made
+
+    def __reduce__(self) -> tuple[type[NodeError], tuple[Failure, str]]:
+        return NodeError, (self.failure, str(self))
+
+
+def failure_of(error: str | None) -> Failure | None:
+    """The kind of a node's ``error``; ``None`` without one."""
+    if error is None:
+        return None
+    return error.failure if isinstance(error, NodeError) else Failure.RAISED
 
 
 class Node:

@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
+from ..graph.ir import Failure, failure_of
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dispatch_level, private_api
 from ..torch_internals.private_api import OpOverload
 from .interception import warning_routing
 from .shapes.inference import Inferred, OpInfo, ShapeCache
-from .storage import FORGOTTEN, Shadow, TrackedNode, TrackedStorage, TrackedValue
+from .storage import Shadow, TrackedNode, TrackedStorage, TrackedValue
 
 LARGEST_NBYTES = 4 * 2**20  # of all that one read may look at and compute
 MOST_NODES = 1000  # that one read may compute
@@ -290,7 +291,7 @@ class _Walk:
         if (
             node.missed
             or node.draws is not None
-            or node.error == FORGOTTEN
+            or failure_of(node.error) is Failure.FORGOTTEN
             or self._shapes.info(node.op).uncertain
         ):
             return False

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ..graph.ir import TensorMeta
+from ..graph.ir import Failure, TensorMeta, failure_of
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import private_api, tensor_memory
-from .storage import FORGOTTEN, TensorRef, TrackedValue
+from .storage import TensorRef, TrackedValue
 
 _device_below = private_api.TensorBase.device.__get__
 _LEGACY_TYPE = private_api.TensorBase.type
@@ -100,7 +100,8 @@ LazyTensor.__module__ = torch.Tensor.__module__
 def describe(value: TrackedValue) -> str:
     """The one-line form of a pending tensor: ``lazy[8, 512] float32 cuda:0, pending``."""
     meta = value.meta
-    state = "forgotten" if value.node is not None and value.node.error == FORGOTTEN else "pending"
+    forgotten = value.node is not None and failure_of(value.node.error) is Failure.FORGOTTEN
+    state = "forgotten" if forgotten else "pending"
     return f"lazy{list(meta.shape)} {str(meta.dtype).removeprefix('torch.')} {meta.device}, {state}"
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..graph.ir import Failure, failure_of
 from ..torch_internals.storage_owners import are_alone
 from .lazy_tensor import LazyTensor
-from .storage import FORGOTTEN, TrackedNode, TrackedStorage
+from .storage import TrackedNode, TrackedStorage
 
 if TYPE_CHECKING:
     from .pending_ops import Pending
@@ -50,4 +51,4 @@ def give_up_gradients(met: Iterable[Any]) -> None:
 
 def _is_forgotten(tensor: LazyTensor) -> bool:
     node = tensor._lazyviz.node
-    return node is not None and node.error == FORGOTTEN
+    return node is not None and failure_of(node.error) is Failure.FORGOTTEN

@@ -1,15 +1,16 @@
 """Memory that a kernel or a compiled segment has left half written, and what overwrites all of it.
 
 One that fails midway never runs again, and what it writes in place cannot be read
-(:data:`lazyviz.record.storage.HALF_DONE`) until all of it is overwritten by an op that does not read it.
+(:data:`lazyviz.graph.ir.Failure.PARTIAL_WRITE`) until all of it is overwritten by an op that does not read
+it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..graph.ir import TensorMeta
-from .storage import HALF_DONE, TrackedNode, TrackedStorage
+from ..graph.ir import Failure, TensorMeta, failure_of
+from .storage import TrackedNode, TrackedStorage
 
 OVERWRITES = frozenset(
     {"bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_"}
@@ -19,7 +20,7 @@ OVERWRITES = frozenset(
 
 
 def is_half_done(node: TrackedNode) -> bool:
-    return node.state == "failed" and node.error is not None and node.error.startswith(HALF_DONE)
+    return node.state == "failed" and failure_of(node.error) is Failure.PARTIAL_WRITE
 
 
 def is_all_of(storage: TrackedStorage, meta: TensorMeta) -> bool:
@@ -49,7 +50,7 @@ def goes_on_after(node: TrackedNode, failed: TrackedNode) -> bool:
 def runnable(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
     """Those of ``nodes``, in program order, that are not half done and need nothing that is."""
     nodes = list(nodes)
-    if not any(error is not None and error.startswith(HALF_DONE) for error in {node.error for node in nodes}):
+    if not any(failure_of(error) is Failure.PARTIAL_WRITE for error in {node.error for node in nodes}):
         return nodes
     stuck: set[TrackedNode] = set()
     found = []

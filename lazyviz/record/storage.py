@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from ..graph.ir import Graph, Node, Storage, TensorMeta, Value
+from ..graph.ir import Failure, Graph, Node, NodeError, Storage, TensorMeta, Value
 from ..torch_internals import private_api
 from ..torch_internals.private_api import OpOverload
 
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from .rng import DrawSequence
     from .shapes.inference import Inferred
 
-FORGOTTEN = "forgotten before it ran: by %lazy reset, by unloading lazyviz, or in a forked process"
+FORGOTTEN = NodeError(
+    Failure.FORGOTTEN, "forgotten before it ran: by %lazy reset, by unloading lazyviz, or in a forked process"
+)
 """``Node.error`` of a node that will never run."""
-HALF_DONE = (
+PARTIAL_WRITE = (
     "a kernel or a compiled segment stopped midway, and tensors that it writes in place may be half written; "
     "overwrite each of them whole (copy_, zero_, load_state_dict), or drop all that is pending (%lazy reset)"
 )

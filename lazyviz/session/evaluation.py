@@ -26,7 +26,7 @@ from ..execute.microbatch.run import SplitRun
 from ..execute.replay import node_passes
 from ..execute.report import Report, difference
 from ..execute.time_estimate import learn
-from ..graph.ir import Graph
+from ..graph.ir import Failure, Graph, failure_of
 from ..process.signals import Deferred
 from ..process.transaction import complete
 from ..record.dependencies import closure
@@ -34,7 +34,7 @@ from ..record.interception import warning_routing
 from ..record.interception.instrumentation import Watch
 from ..record.pending_ops import RunLock
 from ..record.recorder import tape
-from ..record.storage import FORGOTTEN, HALF_DONE, Lost, TrackedNode
+from ..record.storage import Lost, TrackedNode
 from ..record.unrecorded_ops import nodes_before_access
 from ..torch_internals import cuda as torch_cuda
 from . import planned_device
@@ -113,7 +113,7 @@ def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
             nodes = node_passes.unfinished(nodes)  # a signal's handler may have run them until now
             errors, irs = node_passes.begin(nodes)
             for error in errors:
-                if error.startswith((FORGOTTEN, HALF_DONE)):
+                if failure_of(error) is not Failure.RAISED:
                     raise RuntimeError(error)
             planned_device.refuse(nodes, graph.device if graph is not None else None)
             touched = [graphs[id(ir)] for ir in irs if id(ir) in graphs]

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import torch
 
+from ...graph.ir import Failure, NodeError
 from ...process.transaction import complete
 from ...record.recorder import Tape
 from ...record.rng import DrawSequence, state_of
-from ...record.storage import HALF_DONE, TrackedNode
+from ...record.storage import PARTIAL_WRITE, TrackedNode
 from ..backend import Backend, Compiled, Refused, Segment
 from ..eager import Progress, check_interrupts, give, kernel_level, recorded_modes, tell
 from ..replay.program_cache import finish, replays
@@ -141,7 +142,7 @@ def half_done(nodes: Sequence[TrackedNode], error: BaseException) -> None:
         RuntimeError: it may have been: the nodes can never be run again.
     """
     if any(storage.external for node in nodes for storage in node.writes):
-        reason = f"{HALF_DONE}: {_first(nodes)}"
+        reason = NodeError(Failure.PARTIAL_WRITE, f"{PARTIAL_WRITE}: {_first(nodes)}")
         for node in nodes:
             node.state, node.error = "failed", reason
         raise RuntimeError(f"{reason}; it raised {type(error).__name__}: {error}") from error
