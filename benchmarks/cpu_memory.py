@@ -30,7 +30,7 @@ import lazyviz
 from lazyviz.plan.liveness.lifetimes import lifetimes
 
 sys.path.insert(0, str(Path(__file__).parent))
-from models.catalogue import Case, by_hand, hugging_face
+from models.catalog import Case, by_hand, hugging_face
 
 RESULTS = Path(__file__).parent / "results" / "cpu_memory.json"
 Phase = Callable[[str], contextlib.AbstractContextManager[Any]]

@@ -278,7 +278,7 @@ class Cells(nn.Module):
 
 
 class Convolve(nn.Module):
-    """One layer of a graph convolution: neighbours' features, summed (GCN)."""
+    """One layer of a graph convolution: neighbors' features, summed (GCN)."""
 
     def __init__(self, inside: int, outside: int) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ from .figures import WORST, Figure, Settings
 from .programs import Optimizer, Program
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from models.catalogue import Case, by_hand, hugging_face
+from models.catalog import Case, by_hand, hugging_face
 
 TITLE = "peak while evaluating with {} / eager's + held"
 # What lazyviz keeps beside tensors: the states of the random number generator that pending draws begin and
@@ -105,7 +105,7 @@ def figure(program: Program, settings: Settings, backend: str, optimizer: Optimi
 
 
 def training(case: Case, device: str) -> Callable[[], Any]:
-    """A training step with AdamW of a model of the catalogue."""
+    """A training step with AdamW of a model of the catalog."""
     torch.manual_seed(0)
     model = case.make().train().to(device)
     batch = moved(case.batch(), device)

@@ -115,10 +115,10 @@ export class DetailsPanel {
     }
     parts.push(...this.tensors("Inputs", details.inputs), ...this.tensors("Outputs", details.outputs));
     if (details.readable) {
-      const look = html("button", { type: "button", class: "lz-button", "data-action": "summarise" }, "Summarise");
+      const look = html("button", { type: "button", class: "lz-button", "data-action": "summarize" }, "Summarize");
       look.title = "Read the values as they are now: least, largest, mean, NaN and a histogram";
       look.addEventListener("click", () => {
-        this.events.ask("summarise", details.id);
+        this.events.ask("summarize", details.id);
       });
       parts.push(look);
     }

@@ -4,10 +4,10 @@
 
 import { bandOf, BoxDrawing, nameOf, SILENT } from "./boxes";
 import { Camera, LEGIBLE } from "./camera";
-import { Colours, type Colouring } from "./colours";
+import { Colours, type Colouring } from "./colors";
 import { html, svg } from "./dom";
 import { Edges } from "./edges";
-import { neighbour, type Arrow } from "./keyboard";
+import { neighbor, type Arrow } from "./keyboard";
 import { Legend } from "./legend";
 import { Minimap } from "./minimap";
 import { animate } from "./motion";
@@ -268,7 +268,7 @@ export class GraphView {
       const [dx, dy] = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }[key] ?? [0, 0];
       this.camera.panBy(dx ?? 0, dy ?? 0);
     } else if (key.startsWith("Arrow")) {
-      const to = this.arrangement ? neighbour(this.arrangement, id ?? this.current ?? "", key as Arrow) : null;
+      const to = this.arrangement ? neighbor(this.arrangement, id ?? this.current ?? "", key as Arrow) : null;
       const frame = to !== null ? this.frames.get(to) : undefined;
       if (frame) {
         this.camera.reveal(frame);

@@ -8,7 +8,7 @@ export type Arrow = "ArrowUp" | "ArrowDown" | "ArrowLeft" | "ArrowRight";
 const middle = (frame: Frame): [x: number, y: number] => [frame.x + frame.width / 2, frame.y + frame.height / 2];
 
 /** The id of the box that the key leads to from the box `id`, or null if it stays there. */
-export function neighbour(arrangement: Arrangement, id: string, key: Arrow): string | null {
+export function neighbor(arrangement: Arrangement, id: string, key: Arrow): string | null {
   const frames = arrangement.frames.filter((frame) => frame.box.kind !== "lane");
   const here = frames.find((frame) => frame.box.id === id);
   if (!here) return frames[0]?.box.id ?? null;

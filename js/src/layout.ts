@@ -73,10 +73,10 @@ export function place(
   return { x, y, width: right - left, height: Math.max(top - LAYER_GAP, 0), tops, bottoms };
 }
 
-/** Moves a layer's boxes as near to their neighbours' middle as order and gaps allow (least squares). */
+/** Moves a layer's boxes as near to their neighbors' middle as order and gaps allow (least squares). */
 function settle(
   layer: readonly number[],
-  neighbours: readonly (readonly number[])[],
+  neighbors: readonly (readonly number[])[],
   center: number[],
   width: readonly number[],
   boxes: number,
@@ -87,7 +87,7 @@ function settle(
   layer.forEach((i, position) => {
     if (position > 0) offset += (at(width, at(layer, position - 1)) + at(width, i)) / 2 + BOX_GAP;
     offsets.push(offset);
-    const around = neighbours[i] ?? [];
+    const around = neighbors[i] ?? [];
     const wish = around.length
       ? around.reduce((sum, other) => sum + at(center, other), 0) / around.length
       : at(center, i);

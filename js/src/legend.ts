@@ -1,6 +1,6 @@
 // The one legend of the graph, and the menu that says what its colours mean.
 
-import { COLOURINGS, type Colouring, type Colours } from "./colours";
+import { COLOURINGS, type Colouring, type Colours } from "./colors";
 import { html } from "./dom";
 
 const EMPTY: Partial<Record<Colouring, string>> = {

@@ -171,7 +171,7 @@ export interface Details {
   relations: Relation[];
   lifetime: [start: number, stop: number][];
   lines?: string[]; // of the code, by id
-  readable?: boolean; // results that are still there can be summarised
+  readable?: boolean; // results that are still there can be summarized
   links?: (Link & { bytes: string })[]; // ops of a line
   more?: number;
 }
@@ -339,7 +339,7 @@ export type Action =
   | "backend"
   | "summaries"
   | "export"
-  | "summarise"
+  | "summarize"
   | "cancel"
   | "open"
   | "open-all"

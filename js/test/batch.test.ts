@@ -80,7 +80,7 @@ describe("the slider over the batch size", () => {
     vi.useRealTimers();
   });
 
-  it("is a labelled range from one sample to four times the batch", () => {
+  it("is a labeled range from one sample to four times the batch", () => {
     const { slider, text } = start();
     expect([slider.type, slider.min, slider.max, slider.value]).toEqual(["range", "1", "128", "32"]);
     expect(slider.getAttribute("aria-label")).toContain("Batch size");

@@ -4,7 +4,7 @@ import { describe, expect, it, vi } from "vitest";
 import { Breadcrumbs } from "../src/breadcrumbs";
 import { Camera } from "../src/camera";
 import { svg } from "../src/dom";
-import { neighbour } from "../src/keyboard";
+import { neighbor } from "../src/keyboard";
 import { relationLines } from "../src/relations";
 import { Scene } from "../src/scene";
 import type { BoxData, GroupData, Relation } from "../src/types";
@@ -23,7 +23,7 @@ const scene = (open: string[] = []): Scene => new Scene("r", groups, ["r", "F", 
 describe("arrow keys", () => {
   const walk = (open: string[], from: string, ...keys: ("Up" | "Down" | "Left" | "Right")[]): string => {
     const arrangement = scene(open).arrange(2000);
-    return keys.reduce((at, key) => neighbour(arrangement, at, `Arrow${key}`) ?? at, from);
+    return keys.reduce((at, key) => neighbor(arrangement, at, `Arrow${key}`) ?? at, from);
   };
 
   it("go along the edges in the direction in which they are drawn", () => {
@@ -56,7 +56,7 @@ describe("arrow keys", () => {
     const arrangement = scene(["m"]).arrange(2000);
     const seen = new Set(["a"]);
     for (const at of seen) {
-      for (const key of ["ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight"] as const) seen.add(neighbour(arrangement, at, key) ?? at);
+      for (const key of ["ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight"] as const) seen.add(neighbor(arrangement, at, key) ?? at);
     }
     expect([...seen].sort()).toEqual(["a", "b", "c", "d", "e", "f", "g", "m"]);
   });

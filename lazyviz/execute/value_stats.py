@@ -42,7 +42,7 @@ BLANK = {
 }
 
 
-def summarise(tensor: torch.Tensor) -> Summary | None:
+def summarize(tensor: torch.Tensor) -> Summary | None:
     """What is in ``tensor``; ``None`` if it has no numbers that can be read.
 
     Works below autograd and every mode; on a GPU it waits for it.
@@ -175,7 +175,7 @@ def readable(node: TrackedNode) -> bool:
     return node.state == "done" and any(_alive(value) is not None for value in node.outputs)
 
 
-def summarise_now(node: TrackedNode) -> None:
+def summarize_now(node: TrackedNode) -> None:
     """Note what the outputs of ``node`` hold that are still there."""
     found: list[Summary | None] = list(node.summaries) or [None] * len(node.outputs)
     with private_api.kernels_only():
@@ -216,7 +216,7 @@ class Summaries:
         try:
             self._node(node, results)
         except Exception:  # the run itself has done nothing wrong
-            _log.exception("lazyviz: the results of %s could not be summarised", node.name)
+            _log.exception("lazyviz: the results of %s could not be summarized", node.name)
         self.seconds += time.perf_counter() - start
 
     def part(self, value: TrackedValue, part: torch.Tensor, placement: Placement | None) -> None:
@@ -326,7 +326,7 @@ def _summary_of(node: Node, tensor: torch.Tensor) -> Summary | None:
     if node.op._schema.name.removeprefix("aten::") in BLANK:
         return None
     try:
-        return summarise(tensor)
+        return summarize(tensor)
     except (RuntimeError, NotImplementedError):  # a type that reductions do not know
         return None
 
@@ -336,5 +336,5 @@ def _is_infinite(item: Any) -> bool:
 
 
 def _has(tensor: torch.Tensor, kind: str) -> bool:
-    summary = summarise(tensor)
+    summary = summarize(tensor)
     return summary is not None and bool(summary.nan if kind == "nan" else summary.inf)

@@ -328,7 +328,7 @@ class Node:
         self.seconds: float | None = None  # measured run time, once run with timing
         # Of each output, as it was when the node had run, where that was asked for; None: has no numbers.
         self.summaries: Sequence[Summary | None] = ()
-        self.alarm: Alarm | None = None  # what is wrong with the outputs, as far as they were summarised
+        self.alarm: Alarm | None = None  # what is wrong with the outputs, as far as they were summarized
 
     @property
     def name(self) -> str:

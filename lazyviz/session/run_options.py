@@ -14,7 +14,7 @@ from ..execute.microbatch.clusters import is_cluster
 from ..execute.progress import Run
 from ..execute.registry import EXTRAS, backend_names, find_backend, is_loaded, missing, offered
 from ..execute.report import NonFinite
-from ..execute.value_stats import readable, summarise_now
+from ..execute.value_stats import readable, summarize_now
 from ..graph.ir import Graph, Node
 from ..plan.batch.split import check_split
 from ..process.tracebacks import report_ignored
@@ -77,17 +77,17 @@ class Choices:
                 self.nonfinite[kind] = first
 
     def readable(self, nodes: Sequence[Node]) -> bool:
-        """Whether results of any of ``nodes`` have not been summarised and are still there."""
+        """Whether results of any of ``nodes`` have not been summarized and are still there."""
         return self._state != "running" and any(
             not any(node.summaries) and readable(node) for node in self.own(nodes)
         )
 
-    def summarise(self, nodes: Sequence[Node]) -> None:
+    def summarize(self, nodes: Sequence[Node]) -> None:
         """Note in ``node.summaries`` what those results of ``nodes`` hold now that are still there."""
         if self._state != "running":
             for node in self.own(nodes):
                 if readable(node):
-                    summarise_now(node)
+                    summarize_now(node)
             self._notify()
 
     def subscribe(self, callback: Listener) -> None:

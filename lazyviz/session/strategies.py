@@ -71,7 +71,7 @@ class Strategy:
     subgraph: Subgraph | None = None
     found: program_cache.Replay | None = None
     code: Compiled | None = None  # of a backend, for all nodes
-    new: str | None = None  # why the subgraph was not recognised
+    new: str | None = None  # why the subgraph was not recognized
     projection: Projection | None = None
     again: RecomputeRun | None = None
     seen: Summaries | None = None
@@ -121,7 +121,7 @@ class Strategy:
         if summaries is None:
             summaries = any(lazy.summaries for lazy in touched)
         strategy.seen = Summaries() if summaries else None
-        strategy._recognise()
+        strategy._recognize()
         return strategy
 
     def _choose_lever(self, owner: LazyGraph) -> None:
@@ -138,7 +138,7 @@ class Strategy:
         if recompute != "off" and self.split_run is None and wanted.backend == "eager":
             self.choice = recompute_options.choose_run(owner, self.nodes, recompute, tape.pending)
 
-    def _recognise(self) -> None:
+    def _recognize(self) -> None:
         """Find the code for nodes that were met before."""
         nodes = self.nodes
         if self.split_run is not None or self.seen is not None or self.cluster is not None:
@@ -277,7 +277,7 @@ class Strategy:
         self.share = self.compiled.share
 
     def learn(self) -> None:
-        """It has run: the same nodes are to be recognised when they come again."""
+        """It has run: the same nodes are to be recognized when they come again."""
         if self.subgraph is not None and self.found is None and self.compiler is None:
             with gc_pause.paused():
                 self.new = program_cache.replays.learn(self.subgraph, self.resident, self.projection)

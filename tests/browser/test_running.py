@@ -226,10 +226,10 @@ def test_a_result_that_is_still_there_can_be_looked_at_later(page):
     with Stage(page, graph) as stage:
         stage.click(EVALUATE)
         stage.click('[data-node][data-op="aten.mul.Tensor"]')
-        stage.click('button[data-action="summarise"]')
+        stage.click('button[data-action="summarize"]')
         facts = page.locator(".lz-values").inner_text().split()
         assert facts[:4] == ["least", "-2", "largest", "2"]
-        assert page.locator('button[data-action="summarise"]').count() == 0
+        assert page.locator('button[data-action="summarize"]').count() == 0
     assert y.sum().abs() < 1e-5
 
 

@@ -335,17 +335,17 @@ def test_memory_is_what_it_is_op_by_op_whatever_is_kept(monkeypatch):
     chance = random.Random(2)
     choices = [frozenset(chance.sample(range(10), chance.randrange(10))) for _ in range(25)]
     seen = {}
-    for recognised in (True, False):
-        if not recognised:
+    for recognized in (True, False):
+        if not recognized:
             monkeypatch.setattr(program_cache, "LEAST_NODES", 10**9)
         for number, kept in enumerate(choices):
             torch.manual_seed(number)
             graph, held = keeping(kept, source, weight)
             report = graph.evaluate()
-            assert report.cache_hit is (recognised and number > 0)
+            assert report.cache_hit is (recognized and number > 0)
             content = [item.detach().clone() for item in held]
             facts = (report.peak_bytes, report.projected_bytes, report.difference, [*report.timeline])
-            if recognised:
+            if recognized:
                 seen[number] = facts, content
             else:
                 assert facts == seen[number][0], sorted(kept)
@@ -372,7 +372,7 @@ def test_a_training_step_that_keeps_more_is_known():
     assert [step(keep) for keep in (False, True, False, True, True)] == [False, True, True, True, True]
 
 
-def test_why_ops_of_two_modes_are_not_recognised():
+def test_why_ops_of_two_modes_are_not_recognized():
     for _ in range(2):
         with lazyviz.lazy() as graph:
             torch.ones(2) * 2 + in_inference_mode(torch.ones(2))
@@ -380,7 +380,7 @@ def test_why_ops_of_two_modes_are_not_recognised():
         assert not report.cache_hit and "ops of inference mode and others" in report.cache_miss_reason
 
 
-def test_few_ops_are_recognised_when_they_come_again():
+def test_few_ops_are_recognized_when_they_come_again():
     if not node_passes.active:
         pytest.skip("the look that they are known by is compiled")
     reports, source = [], torch.ones(2)
@@ -391,7 +391,7 @@ def test_few_ops_are_recognised_when_they_come_again():
         reports.append(graph.evaluate())
         assert torch.equal(y, (source * 2).exp())
     assert [report.cache_hit for report in reports] == [False, False, True, True, True]
-    assert reports[0].cache_miss_reason == "fewer than 4 ops are recognised when they come again"
+    assert reports[0].cache_miss_reason == "fewer than 4 ops are recognized when they come again"
     assert len({(report.peak_bytes, *report.timeline) for report in reports}) == 1
 
 

@@ -83,7 +83,7 @@ LOSSES = {
     "with weight decay": lambda m, o, x, y, z: (
         F.cross_entropy(o, y) + 1e-2 * sum(p.pow(2).sum() for p in m.parameters())
     ),
-    "normalised by a statistic": lambda m, o, x, y, z: (o.pow(2).sum(1) / o.pow(2).mean()).sin().sum(),
+    "normalized by a statistic": lambda m, o, x, y, z: (o.pow(2).sum(1) / o.pow(2).mean()).sin().sum(),
     "about the mean": lambda m, o, x, y, z: ((o - o.mean(0)) ** 2).sum(1).sqrt().mean(),
     "by index": lambda m, o, x, y, z: -o.log_softmax(1)[torch.arange(len(o)), y.clamp_min(0)].mean(),
     "gathered": lambda m, o, x, y, z: -o.log_softmax(-1).gather(1, y.clamp_min(0)[:, None]).mean(),

@@ -10,7 +10,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.execute import value_stats
-from lazyviz.execute.value_stats import merged, summarise
+from lazyviz.execute.value_stats import merged, summarize
 
 TENSORS = {
     "matrix": lambda: torch.randn(200, 40),
@@ -34,7 +34,7 @@ def test_a_summary_says_what_is_in_a_tensor(name, monkeypatch):
     torch.manual_seed(0)
     tensor = TENSORS[name]()
     before = tensor.clone()
-    summary = summarise(tensor)
+    summary = summarize(tensor)
     assert torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(before))
     values = (tensor.abs() if tensor.is_complex() else tensor).to(torch.float64).flatten()
     finite = values[values.isfinite()]
@@ -49,18 +49,18 @@ def test_a_summary_says_what_is_in_a_tensor(name, monkeypatch):
         assert sum(summary.histogram) == finite.numel() and moved <= 4, "bounds of bins are rounded"
 
 
-def test_nothing_is_summarised_of_what_has_no_numbers():
-    assert summarise(torch.randn(3, 3).to_sparse()) is None
-    assert summarise(torch.empty(3, device="meta")) is None
-    empty = summarise(torch.empty(0, 4))
+def test_nothing_is_summarized_of_what_has_no_numbers():
+    assert summarize(torch.randn(3, 3).to_sparse()) is None
+    assert summarize(torch.empty(3, device="meta")) is None
+    empty = summarize(torch.empty(0, 4))
     assert (empty.count, empty.least, empty.histogram) == (0, None, ())
-    lost = summarise(torch.full((4,), math.nan))
+    lost = summarize(torch.full((4,), math.nan))
     assert (lost.nan_share, lost.mean, lost.histogram) == (1.0, None, ())
 
 
 def test_a_large_histogram_is_of_values_taken_evenly():
     torch.manual_seed(0)
-    summary = summarise(torch.rand(1000, 1000))
+    summary = summarize(torch.rand(1000, 1000))
     total = sum(summary.histogram)
     assert 1000 < total <= value_stats.SAMPLE
     assert all(abs(16 * count / total - 1) < 0.25 for count in summary.histogram)
@@ -69,8 +69,8 @@ def test_a_large_histogram_is_of_values_taken_evenly():
 def test_summaries_of_parts_add_up():
     torch.manual_seed(0)
     whole = torch.cat([torch.randn(500), torch.tensor([math.nan, math.inf]), torch.randn(300) + 9])
-    parts = [summarise(part) for part in (whole[:400], whole[400:600], whole[600:])]
-    together, expected = merged(merged(*parts[:2]), parts[2]), summarise(whole)
+    parts = [summarize(part) for part in (whole[:400], whole[400:600], whole[600:])]
+    together, expected = merged(merged(*parts[:2]), parts[2]), summarize(whole)
     for name in ("count", "nan", "plus_inf", "least", "largest"):
         assert getattr(together, name) == getattr(expected, name)
     assert together.mean == pytest.approx(expected.mean)
@@ -172,7 +172,7 @@ def test_memory_that_is_yet_to_be_written_is_not_looked_at():
     assert report.first_nonfinite is None and blank[0] == 2
 
 
-def test_results_that_the_user_still_has_can_be_summarised_later():
+def test_results_that_the_user_still_has_can_be_summarized_later():
     x = torch.linspace(0, 1, 11)
     with lazyviz.lazy() as graph:
         kept = x * 2
@@ -180,7 +180,7 @@ def test_results_that_the_user_still_has_can_be_summarised_later():
     graph.evaluate()
     assert graph.readable(graph.nodes[:1]) and not graph.readable(graph.nodes[1:])
     kept += 1
-    graph.summarise(graph.nodes)
+    graph.summarize(graph.nodes)
     assert graph.nodes[0].summaries[0].least == 1, "as it is now"
     assert not any(graph.nodes[1].summaries)
     assert not graph.readable(graph.nodes)
@@ -189,7 +189,7 @@ def test_results_that_the_user_still_has_can_be_summarised_later():
     with pytest.raises(ValueError, match="not a node of this graph"):
         with lazyviz.lazy() as another:
             other + 1
-        graph.summarise(another.nodes)
+        graph.summarize(another.nodes)
 
 
 # --- parts, and what is told of a run -----------------------------------------------------------

@@ -151,15 +151,15 @@ class Step:
 class Way:
     """A way to run a step: how its block is opened and how it is evaluated.
 
-    ``together`` faults are tried in one step.  What is recognised is so until the first one, so each there
+    ``together`` faults are tried in one step.  What is recognized is so until the first one, so each there
     has a step of its own; and what is computed again within a budget may not be within it once more.
     """
 
     name: str
     block: dict[str, Any] = field(default_factory=dict)
     evaluate: dict[str, Any] = field(default_factory=dict)
-    repeats: bool = False  # it has run before, and is recognised
-    compiled: bool = True  # what it is recognised by
+    repeats: bool = False  # it has run before, and is recognized
+    compiled: bool = True  # what it is recognized by
     exact: bool = True  # eager's bits
     reads: bool = False
     batch: bool = False

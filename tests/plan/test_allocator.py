@@ -342,7 +342,7 @@ def programs(draw: st.DrawFn) -> list[Event]:
 
 
 def examine(allocator: CachingAllocator) -> None:
-    """That blocks tile their segments and no two free ones are neighbours."""
+    """That blocks tile their segments and no two free ones are neighbors."""
     mapped = used = 0
     for segment in allocator.blocks():
         for block, following in zip(segment, [*segment[1:], None]):

@@ -16,7 +16,7 @@ from torch.distributed.tensor._op_schema import OpSchema
 import lazyviz
 from lazyviz.graph.ir import Value
 from lazyviz.plan.batch.placement import Partial, Shard
-from lazyviz.plan.batch.propagation import analyse
+from lazyviz.plan.batch.propagation import analyze
 
 from ..models import MODELS
 from ..splits import same_in_pieces
@@ -40,7 +40,7 @@ def test_every_operator_has_a_rule_and_the_analysis_is_quick(name):
     seconds = []
     for _ in range(3):
         start = time.process_time()
-        analysis = analyse(graph.nodes, roots)
+        analysis = analyze(graph.nodes, roots)
         seconds.append(time.process_time() - start)
     assert analysis.blocked == []
     assert len(analysis.calls) > 20
@@ -93,7 +93,7 @@ def _agree(placement, spec) -> bool:
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "vit"])
 def test_dtensor_places_values_alike_where_it_answers(name):
     graph = recorded(name)
-    analysis = analyse(graph.nodes, {value: Shard(dim) for value, dim in graph.ir.batch.items()})
+    analysis = analyze(graph.nodes, {value: Shard(dim) for value, dim in graph.ir.batch.items()})
     propagator = DTensor._op_dispatcher.sharding_propagator
     compared, differ = 0, []
     for node, call in analysis.calls.items():

@@ -33,7 +33,7 @@ REFUSED = {
     "mixup by index_select": ("index_select", lambda h: h + h.index_select(0, PERMUTATION)),
     "first half minus second": ("slice", lambda h: h[: B // 2] - h[B // 2 :]),
     "halves by chunk": ("split", lambda h: torch.sub(*h.chunk(2))),
-    "neighbours": ("slice", lambda h: h[1:] - h[:-1]),
+    "neighbors": ("slice", lambda h: h[1:] - h[:-1]),
     "every other": ("slice", lambda h: h[::2]),
     "first sample": ("select", lambda h: h - h[0]),
     "another row": ("cat", lambda h: torch.cat([h, torch.zeros(1, 6)])),

@@ -19,40 +19,40 @@ LINES = [
 ]
 
 
-def labelled(texts, groups, bounds=(-300.0, 500.0)):
+def labeled(texts, groups, bounds=(-300.0, 500.0)):
     paths = [[0, 1], [0, 2], [1, 2]]
     return place_labels(LINES, texts, groups, paths, BOXES, [0.0] * 3, bounds, flip=False)
 
 
-def test_a_group_whose_edges_all_carry_the_same_is_labelled_once_below():
-    found = labelled(["a", "a", "b"], [True, True, True])
+def test_a_group_whose_edges_all_carry_the_same_is_labeled_once_below():
+    found = labeled(["a", "a", "b"], [True, True, True])
     assert [at is not None for at in found] == [True, False, True]
     assert found[0][1] == 40.0 + 13.0
 
 
-def test_edges_that_carry_different_tensors_are_labelled_where_they_alone_arrive():
-    found = labelled(["a", "c", "b"], [True, True, True])
+def test_edges_that_carry_different_tensors_are_labeled_where_they_alone_arrive():
+    found = labeled(["a", "c", "b"], [True, True, True])
     assert found[0][1] == 80.0 - 12.0
     assert found[1] is None
 
 
 def test_what_leaves_an_op_is_told_by_the_op():
-    assert [at is not None for at in labelled(["a", "a", "b"], [False, True, True])] == [False, False, True]
+    assert [at is not None for at in labeled(["a", "a", "b"], [False, True, True])] == [False, False, True]
 
 
 def test_words_of_an_edge_stand_on_the_side_where_no_line_passes():
-    found = labelled(["8×128 · 4.00 KiB", "8×128 · 4.00 KiB", ""], [True, True, True])
+    found = labeled(["8×128 · 4.00 KiB", "8×128 · 4.00 KiB", ""], [True, True, True])
     assert found[0][0] < 100.0, "another edge leaves to the right"
 
 
 def test_where_there_is_no_room_for_the_bytes_the_shape_alone_is_written():
-    found = labelled(["8×128 · 4.00 KiB", "", ""], [True, True, True], bounds=(50.0, 260.0))
+    found = labeled(["8×128 · 4.00 KiB", "", ""], [True, True, True], bounds=(50.0, 260.0))
     assert found[0][2] == "8×128"
-    assert labelled(["", "", "8×128 · 4.00 KiB"], [True, True, True], bounds=(50.0, 260.0))[2][2] == "8×128"
+    assert labeled(["", "", "8×128 · 4.00 KiB"], [True, True, True], bounds=(50.0, 260.0))[2][2] == "8×128"
 
 
 def test_words_that_would_reach_out_of_the_group_are_not_written():
-    assert labelled(["x" * 80, "", ""], [True, True, True], bounds=(0.0, 200.0))[0] is None
+    assert labeled(["x" * 80, "", ""], [True, True, True], bounds=(0.0, 200.0))[0] is None
 
 
 @pytest.mark.parametrize("seed", range(25))

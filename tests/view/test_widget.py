@@ -88,7 +88,7 @@ class FakeController:
     def readable(self, nodes):
         return False
 
-    def summarise(self, nodes):
+    def summarize(self, nodes):
         pass
 
     def tell(self, going: bool = False) -> None:

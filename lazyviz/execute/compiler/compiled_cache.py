@@ -1,4 +1,4 @@
-"""Recognising a subgraph of nodes that has been met before, and what is kept for it.
+"""Recognizing a subgraph of nodes that has been met before, and what is kept for it.
 
 A :class:`Program` is what a compiled version of the subgraph depends on, with values numbered
 in order of first appearance: operators, wiring, kinds of tensors, who shares memory, and static

@@ -86,7 +86,7 @@ def run_with_backend(
     segments compute is compared with the recorded ops' results, which stand where they differ by more than
     rounding.  ``compiles`` is called with what is being compiled, now and then, on a thread of its own,
     and with None afterwards.  ``subgraph`` is the structure of ``nodes``, by which they are
-    recognised when they come again.
+    recognized when they come again.
 
     Raises:
         Interrupted, KeyboardInterrupt: between two segments or while one is compiled; nothing is half done.

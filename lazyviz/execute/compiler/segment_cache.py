@@ -46,7 +46,7 @@ class Repeats:
         self._uses = itertools.count(1)
 
     def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Subgraph | None:
-        """The structure of ``nodes``, if it can be recognised."""
+        """The structure of ``nodes``, if it can be recognized."""
         subgraph = replays.look_at(tape, nodes, id(backend))  # kept alive with what is known
         return None if subgraph is None or subgraph.later else subgraph
 

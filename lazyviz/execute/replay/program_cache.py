@@ -38,7 +38,7 @@ from .instructions import Code, Stopped, name_of
 from .miss_reason import Sketch, sketch, what_is_new
 from .program_key import Key, Steps, Subgraph
 
-LEAST_NODES = 1  # worth recognising
+LEAST_NODES = 1  # worth recognizing
 FEW_NODES = 4  # fewer are worth it when they come again
 MOST_FEW = 10_000  # of such subgraphs that are remembered to have come
 MOST_NODES = 100_000  # of one subgraph
@@ -87,7 +87,7 @@ class Replays:
         self.steps = Steps()
         self.hits = self.misses = self.generated = self.dropped = 0
         self.last_miss = ""  # what was new about it, in words
-        self.not_looked_at = ""  # why the last nodes were nothing to recognise
+        self.not_looked_at = ""  # why the last nodes were nothing to recognize
         self._known: OrderedDict[Key, Known] = OrderedDict()
         self._latest: dict[Key, Key] = {}  # by program
         self._by_words: dict[bytes, Known] = {}  # of those with code
@@ -101,14 +101,14 @@ class Replays:
         """The structure of ``nodes``, if they are worth it; as :meth:`Steps.look_at`, which see."""
         if not LEAST_NODES <= len(nodes) <= MOST_NODES:
             bound = f"fewer than {LEAST_NODES}" if len(nodes) < LEAST_NODES else f"more than {MOST_NODES:,}"
-            self.not_looked_at = f"{bound} ops are not recognised"
+            self.not_looked_at = f"{bound} ops are not recognized"
             return None
         glanced = self.steps.glance(tape, nodes, purpose)
         if glanced is not None and (known := self._by_words.get(glanced.words)) is not None:  # type: ignore[arg-type]
             glanced.key = known.key
             return glanced
         if len(nodes) < FEW_NODES and not self._have_come(tape, nodes, purpose, glanced):
-            self.not_looked_at = f"fewer than {FEW_NODES} ops are recognised when they come again"
+            self.not_looked_at = f"fewer than {FEW_NODES} ops are recognized when they come again"
             return None
         subgraph = self.steps.look_at(tape, nodes, purpose=purpose)
         if subgraph.key is not None:
@@ -116,9 +116,9 @@ class Replays:
             return subgraph
         mixed = any(node.inference_mode is not nodes[0].inference_mode for node in nodes)
         self.not_looked_at = (
-            "ops of inference mode and others are not recognised together"
+            "ops of inference mode and others are not recognized together"
             if mixed
-            else "an op that has failed, runs once more or has an argument without a hash is not recognised"
+            else "an op that has failed, runs once more or has an argument without a hash is not recognized"
         )
         return None
 

@@ -45,7 +45,7 @@ class _Pool:
 
 
 class Block:
-    """A piece of a segment: ``size`` bytes at ``address``, between its neighbours there.
+    """A piece of a segment: ``size`` bytes at ``address``, between its neighbors there.
 
     ``used`` for ``requested`` bytes, or free; ``mapped`` is false where an expandable segment
     has no memory behind its addresses.
@@ -176,7 +176,7 @@ class CachingAllocator:
         return True
 
     def free(self, key: Hashable) -> None:
-        """Returns the block of ``key`` to the cache and joins it with free neighbours [free_block]."""
+        """Returns the block of ``key`` to the cache and joins it with free neighbors [free_block]."""
         block = self._live.pop(key)
         if block is None:
             return
@@ -221,7 +221,7 @@ class CachingAllocator:
         del free[bisect_left(free, (block.size, block.address))]
 
     def _merge(self, block: Block) -> Block:
-        """Joins a block, which is on no list, with neighbours that are free and mapped (or not) like it."""
+        """Joins a block, which is on no list, with neighbors that are free and mapped (or not) like it."""
         mapped = block.mapped
         other = block.prev
         if other is not None and not other.used and other.mapped is mapped:

@@ -1,4 +1,4 @@
-"""Batch rules of layers' kernels: normalisation, convolution, pooling, attention, recurrence, losses."""
+"""Batch rules of layers' kernels: normalization, convolution, pooling, attention, recurrence, losses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .rule import Call, Coupled, Outputs, align, rule
 MEAN, SUM = 1, 2  # ATen's Reduction.h
 
 
-# --- normalisation ----------------------------------------------------------------------
+# --- normalization ----------------------------------------------------------------------
 
 _STATISTICS = "batch norm in training takes its statistics over the batch"
 
@@ -66,7 +66,7 @@ def layer_norm(call: Call) -> Outputs | Placement | None:
     value = call["input"]
     shard = call.shard(value)
     if shard is not None and shard.dim >= len(value.shape) - len(call["normalized_shape"]):
-        raise Coupled("it normalises over the batch", shard)
+        raise Coupled("it normalizes over the batch", shard)
     return shard
 
 
@@ -77,7 +77,7 @@ def layer_norm_backward(call: Call) -> Outputs | None:
     if found is None:
         return None
     if found.dim >= len(value.shape) - len(call["normalized_shape"]):
-        raise Coupled("it normalises over the batch", [found, None, None])
+        raise Coupled("it normalizes over the batch", [found, None, None])
     for name in ("mean", "rstd"):
         if call.has(name):
             call.take(call[name], found)
@@ -90,7 +90,7 @@ def group_norm(call: Call) -> Outputs | Placement | None:
     if shard is None:
         return None
     if shard.dim:
-        raise Coupled("it normalises over the batch", shard)
+        raise Coupled("it normalizes over the batch", shard)
     call.sizes["N"] = shard.size
     return shard
 
@@ -101,7 +101,7 @@ def group_norm_backward(call: Call) -> Outputs | None:
     if found is None:
         return None
     if found.dim:
-        raise Coupled("it normalises over the batch", [found, None, None])
+        raise Coupled("it normalizes over the batch", [found, None, None])
     for name in ("mean", "rstd"):
         call.take(call[name], found)
     call.sizes["N"] = found.size

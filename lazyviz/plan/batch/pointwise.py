@@ -6,7 +6,7 @@ from typing import Any
 
 from ...graph.ir import Value
 from .placement import PARTIAL, Partial, Placement, Shard
-from .rule import Call, Coupled, Outputs, align, labelled, named, rule, wrapped
+from .rule import Call, Coupled, Outputs, align, labeled, named, rule, wrapped
 
 # --- element by element -----------------------------------------------------------------
 
@@ -68,22 +68,22 @@ def like(call: Call) -> Outputs | Placement | None:
 
 @rule("mm")
 def mm(call: Call) -> Placement | None:
-    return labelled(call, [(call["self"], "ik"), (call["mat2"], "kj")], "ij")
+    return labeled(call, [(call["self"], "ik"), (call["mat2"], "kj")], "ij")
 
 
 @rule("bmm")
 def bmm(call: Call) -> Placement | None:
-    return labelled(call, [(call["self"], "bik"), (call["mat2"], "bkj")], "bij")
+    return labeled(call, [(call["self"], "bik"), (call["mat2"], "bkj")], "bij")
 
 
 @rule("mv")
 def mv(call: Call) -> Placement | None:
-    return labelled(call, [(call["self"], "ik"), (call["vec"], "k")], "i")
+    return labeled(call, [(call["self"], "ik"), (call["vec"], "k")], "i")
 
 
 @rule("dot vdot")
 def dot(call: Call) -> Placement | None:
-    return labelled(call, [(call["self"], "i"), (call["other" if call.has("other") else "tensor"], "i")], "")
+    return labeled(call, [(call["self"], "i"), (call["other" if call.has("other") else "tensor"], "i")], "")
 
 
 @rule("linear")
@@ -91,7 +91,7 @@ def linear(call: Call) -> Placement | None:
     rows = "abcdefgh"[: len(call["input"].shape) - 1]
     weight = call["weight"]
     columns = "j" if len(weight.shape) == 2 else ""
-    found = labelled(call, [(call["input"], rows + "k"), (weight, columns + "k")], rows + columns)
+    found = labeled(call, [(call["input"], rows + "k"), (weight, columns + "k")], rows + columns)
     return _with_summand(call, found, call["bias"])
 
 
@@ -105,7 +105,7 @@ def add_product(call: Call) -> Placement | None:
         "mat": ("ik", "k", "i"),
         "vec1": ("i", "j", "ij"),
     }[names[1]]
-    found = labelled(call, [(left, labels[0]), (right, labels[1])], labels[2])
+    found = labeled(call, [(left, labels[0]), (right, labels[1])], labels[2])
     return _with_summand(call, found, call["self"])
 
 
@@ -133,7 +133,7 @@ def cdist(call: Call) -> Placement | None:
     if len(left.shape) != len(right.shape):
         raise Coupled("it broadcasts the batch")
     rows = "abcdefgh"[: len(left.shape) - 2]
-    return labelled(call, [(left, rows + "pm"), (right, rows + "rm")], rows + "pr", linear=False)
+    return labeled(call, [(left, rows + "pm"), (right, rows + "rm")], rows + "pr", linear=False)
 
 
 # --- reductions and what runs along dimensions -------------------------------------------

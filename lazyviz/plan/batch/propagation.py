@@ -35,7 +35,7 @@ _LONGEST_PATH, _MOST_STEPS = 8, 64  # in the search for what a tensor was made o
 _SELF_DRAWING = "it draws random numbers inside its kernel"
 
 
-def analyse(
+def analyze(
     nodes: Sequence[Node],
     roots: Mapping[Value, Shard],
     *,

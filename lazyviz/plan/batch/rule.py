@@ -183,7 +183,7 @@ def align(call: Call, values: Sequence[Any], ndim: int) -> Shard | None:
     return found
 
 
-def labelled(
+def labeled(
     call: Call, terms: Sequence[tuple[Any, str]], result: str, *, linear: bool = True
 ) -> Placement | None:
     """A product summed over the labels that ``result`` lacks, as in ``einsum``: mm is ``ik,kj->ij``.

@@ -20,7 +20,7 @@ from ..formatting import line_text
 from ..liveness.lifetimes import Lifetime
 from ..workspace.size import NOTHING, Need
 from .placement import Partial, Shard
-from .propagation import Blocker, analyse, is_view, separable
+from .propagation import Blocker, analyze, is_view, separable
 from .rule import base_name
 from .schedule import Schedule, Unschedulable, schedule
 
@@ -113,7 +113,7 @@ class Batch:
         independent_rng: bool = False,
     ) -> None:
         self.nodes = nodes
-        self.analysis = analyse(nodes, roots, whole=frozenset(whole), independent_rng=independent_rng)
+        self.analysis = analyze(nodes, roots, whole=frozenset(whole), independent_rng=independent_rng)
         self._kept = kept
         for value, placement in self.analysis.placements.items():
             if isinstance(placement, Shard):

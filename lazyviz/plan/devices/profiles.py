@@ -61,7 +61,7 @@ class DeviceProfile:
 # the box, depending on ECC and on what the vendor means by a gigabyte.  Capabilities are NVIDIA's list
 # "CUDA GPU Compute Capability".
 _CARDS: dict[str, tuple[tuple[str, int, tuple[int, int], str], ...]] = {
-    "Data centre cards": (
+    "Data center cards": (
         ("B300-288GB", 275040, (10, 3), "NVIDIA Blackwell Ultra datasheet: 288 GB HBM3e"),
         ("B200-180GB", 183359, (10, 0), "NVIDIA DGX B200 datasheet: 180 GB HBM3e each"),
         ("H200-141GB", 143771, (9, 0), "NVIDIA H200 datasheet: 141 GB HBM3e"),

@@ -13,7 +13,7 @@ from .size import NOTHING, Need
 
 TABLE: dict[str, Rule] = {}
 
-# Neighbours along a dimension, each a list of positions and one of weights (``HelperInterp...``).
+# Neighbors along a dimension, each a list of positions and one of weights (``HelperInterp...``).
 _NEIGHBOURS = {"nearest": 1, "linear": 2, "bilinear": 2, "trilinear": 2, "bicubic": 4}
 
 
@@ -31,7 +31,7 @@ _NEIGHBOURS = {"nearest": 1, "linear": 2, "bilinear": 2, "trilinear": 2, "bicubi
     "upsample_bicubic2d",
 )
 def _resize(node: Node, threads: int) -> Need:
-    """Copies of image and result in channels-last for the kernels that want it, else lists of neighbours.
+    """Copies of image and result in channels-last for the kernels that want it, else lists of neighbors.
 
     ``_use_vectorized_kernel_cond_2d`` and ``_3d`` (cpu/UpSampleKernel.cpp) choose: channels-last images
     of more than 3 channels, and in 2D results whose height and width sum to 128 at most; one thread
@@ -48,8 +48,8 @@ def _resize(node: Node, threads: int) -> Need:
         colours = "bilinear" in name and threads == 1 and image.shape[1] == 3
         if (last and image.shape[1] > 3) or small or colours:
             return exactly((0 if last else image.nbytes) + (0 if channels_last(result) else result.nbytes))
-    neighbours = next(count for kind, count in _NEIGHBOURS.items() if kind in name)
-    return exactly(neighbours * sum(result.shape[2:]) * (8 + image.dtype.itemsize))
+    neighbors = next(count for kind, count in _NEIGHBOURS.items() if kind in name)
+    return exactly(neighbors * sum(result.shape[2:]) * (8 + image.dtype.itemsize))
 
 
 @on(TABLE, "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")

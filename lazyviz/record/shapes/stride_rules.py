@@ -240,7 +240,7 @@ def _ldexp(arguments: dict[str, Any], result: Result) -> Result:
 
 
 def _view(arguments: dict[str, Any], result: Result) -> Result:
-    """Strides of dimensions of size 1 follow those of their neighbours."""
+    """Strides of dimensions of size 1 follow those of their neighbors."""
     with private_api.excluding_python():
         like = _meta(arguments["self"]).view(result.shape)
     if like.stride() == result.stride():

@@ -29,7 +29,7 @@ def place_labels(
 ) -> list[tuple[float, float, str] | None]:
     """The middle of each label's base line and its words, or None where there is no room, or nothing to say.
 
-    An op's own second line tells what leaves it, so only what leaves groups is labelled: once,
+    An op's own second line tells what leaves it, so only what leaves groups is labeled: once,
     if all its edges carry the same, else where one edge alone arrives.  Where there is no room for shape
     and bytes, the shape alone is written.
 

@@ -144,11 +144,11 @@ def _ordered(layers: list[list[int]], paths: list[list[int]], count: int) -> lis
         downwards = sweep % 2 == 0
         sequence = range(1, len(current)) if downwards else range(len(current) - 2, -1, -1)
         for at in sequence:
-            neighbours = up if downwards else down
+            neighbors = up if downwards else down
             place = {box: i for i, box in enumerate(current[at - 1 if downwards else at + 1])}
             scores = {}
             for i, box in enumerate(current[at]):
-                known = [place[other] for other in neighbours[box] if other in place]
+                known = [place[other] for other in neighbors[box] if other in place]
                 scores[box] = (sum(known) / len(known) if known else float(i), i)
             current[at].sort(key=scores.__getitem__)
         crossings = _crossings(current, down)
@@ -175,14 +175,14 @@ def place(layers: Layers, sizes: Sequence[tuple[float, float]], *, flip: bool = 
     count = sum(len(layer) for layer in layers.layers)
     width = [sizes[i][0] if i < layers.boxes else BEND_WIDTH for i in range(count)]
     height = [sizes[i][1] if i < layers.boxes else 0.0 for i in range(count)]
-    neighbours: tuple[list[list[int]], list[list[int]]] = (
+    neighbors: tuple[list[list[int]], list[list[int]]] = (
         [[] for _ in range(count)],
         [[] for _ in range(count)],
     )
     for path in layers.paths:
         for start, end in itertools.pairwise(path):
-            neighbours[0][end].append(start)
-            neighbours[1][start].append(end)
+            neighbors[0][end].append(start)
+            neighbors[1][start].append(end)
     center = [0.0] * count
     for layer in layers.layers:
         at = -sum(width[i] for i in layer) / 2 - BOX_GAP * (len(layer) - 1) / 2
@@ -192,7 +192,7 @@ def place(layers: Layers, sizes: Sequence[tuple[float, float]], *, flip: bool = 
     for sweep in range(PLACE_SWEEPS):
         downwards = sweep % 2 == 0
         for layer in layers.layers if downwards else reversed(layers.layers):
-            _settle(layer, neighbours[0 if downwards else 1], center, width, layers.boxes)
+            _settle(layer, neighbors[0 if downwards else 1], center, width, layers.boxes)
     left = min((center[i] - width[i] / 2 for i in range(count)), default=0.0)
     right = max((center[i] + width[i] / 2 for i in range(count)), default=0.0)
     y = [0.0] * count
@@ -210,11 +210,11 @@ def place(layers: Layers, sizes: Sequence[tuple[float, float]], *, flip: bool = 
 
 
 def _settle(
-    layer: list[int], neighbours: list[list[int]], center: list[float], width: list[float], boxes: int
+    layer: list[int], neighbors: list[list[int]], center: list[float], width: list[float], boxes: int
 ) -> None:
-    """Move a layer's boxes as near to their neighbours' middle as order and gaps allow.
+    """Move a layer's boxes as near to their neighbors' middle as order and gaps allow.
 
-    The least squares answer, by pooling neighbours that push against one another.
+    The least squares answer, by pooling neighbors that push against one another.
     """
     offset = 0.0
     pools: list[list[float]] = []  # sum of weight * wish, weight, number of boxes
@@ -223,7 +223,7 @@ def _settle(
         if position:
             offset += (width[layer[position - 1]] + width[i]) / 2 + BOX_GAP
         offsets.append(offset)
-        around = neighbours[i]
+        around = neighbors[i]
         wish = sum(center[n] for n in around) / len(around) if around else center[i]
         weight = BEND_WEIGHT if i >= boxes else 1.0
         pools.append([weight * (wish - offset), weight, 1.0])

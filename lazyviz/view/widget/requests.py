@@ -157,11 +157,11 @@ class Answers:
                 details["readable"] = True
             self._send({"kind": "details", "details": details})
 
-    def _summarise(self, id: str) -> None:
+    def _summarize(self, id: str) -> None:
         """What a result holds that is still there."""
         box = self.scene.hierarchy.boxes.get(id)
         if box is not None and box.node is not None:
-            self._pictured.summarise([box.node])
+            self._pictured.summarize([box.node])
             self._select(id)
 
     def _moment(self, id: str) -> None:
@@ -235,7 +235,7 @@ class Answers:
         "open": _open,
         "open-all": _open_all,
         "select": _select,
-        "summarise": _summarise,
+        "summarize": _summarize,
         "moment": _moment,
         "range": _range,
         "shown": _shown,

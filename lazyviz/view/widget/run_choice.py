@@ -41,9 +41,9 @@ class Selectable(Protocol):
         """The first NaN (``"nan"``) and the first infinity (``"inf"``) that runs have met."""
 
     def readable(self, nodes: Sequence[Node]) -> bool:
-        """Whether results of any of ``nodes`` have not been summarised and are still there."""
+        """Whether results of any of ``nodes`` have not been summarized and are still there."""
 
-    def summarise(self, nodes: Sequence[Node]) -> None:
+    def summarize(self, nodes: Sequence[Node]) -> None:
         """Take note of them, and tell every widget."""
 
     def backends(self) -> Sequence[tuple[str, str]]:

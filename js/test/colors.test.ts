@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { bandOf, BoxDrawing } from "../src/boxes";
-import { Colours, heat } from "../src/colours";
+import { Colours, heat } from "../src/colors";
 import type { Frame } from "../src/scene";
 import type { BoxData } from "../src/types";
 
