@@ -446,7 +446,7 @@ def test_a_worker_computes_with_the_senders_settings_and_gives_its_own_back():
 PAUSE = "import time; time.sleep({seconds})"
 ONCE_WITHOUT_MEMORY = """
 import torch
-from lazyviz.execute import worker
+from lazyviz.execute.microbatch import worker
 own = worker._PieceOnWorker.run
 def run(self, number, step):
     worker._PieceOnWorker.run = own

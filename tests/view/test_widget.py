@@ -17,8 +17,8 @@ import lazyviz
 from lazyviz.execute.microbatch.run import SplitRun
 from lazyviz.plan.planner import make_plan
 from lazyviz.view.scene.hierarchy import build_hierarchy
+from lazyviz.view.widget import page_state, runner
 from lazyviz.view.widget import requests as widget_requests
-from lazyviz.view.widget import runner
 from lazyviz.view.widget import widget as module
 from lazyviz.view.widget.widget import LazyWidget
 
@@ -392,11 +392,11 @@ def test_the_state_stays_small_however_large_the_graph(write, monkeypatch):
 
 
 def test_a_missing_bundle_says_how_to_build_it(step, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "STATIC", tmp_path)
-    module.bundle.cache_clear()
+    monkeypatch.setattr(page_state, "STATIC", tmp_path)
+    page_state.bundle.cache_clear()
     with pytest.raises(RuntimeError, match="npm --prefix js ci && npm --prefix js run build"):
         LazyWidget(FakeController(step))
-    module.bundle.cache_clear()
+    page_state.bundle.cache_clear()
 
 
 # --- the batch ------------------------------------------------------------------------------
