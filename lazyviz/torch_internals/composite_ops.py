@@ -1,7 +1,7 @@
 """Private torch APIs on ATen functions that are made of others, each with the reason for it.
 
-Beside :mod:`lazyviz.torch_internals.private_api`, for recording.  ``tests/test_torch_private.py`` checks each
-entry.
+Beside :mod:`lazyviz.torch_internals.private_api`, for recording.  ``tests/test_torch_internals.py`` checks
+each entry.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A planned tensor must never be a CUDA tensor to C++: without a CUDA runtime the autograd engine
 and device guards end the process.  To C++ it is on a device of type ``meta``, whose backward
 pass runs on the CPU's thread, with an index of its own that tells it from the user's own
-``meta`` tensors; Python sees ``cuda:N``.  ``tests/test_torch_cuda.py`` checks each entry.
+``meta`` tensors; Python sees ``cuda:N``.  ``tests/test_torch_internals_cuda.py`` checks each entry.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The level at which recorded kernels run, entered at little cost: each read of a value does.
 
-``tests/test_torch_private.py`` checks what is relied on.
+``tests/test_torch_internals.py`` checks what is relied on.
 """
 
 from __future__ import annotations

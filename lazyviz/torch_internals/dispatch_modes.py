@@ -1,6 +1,6 @@
 """Private torch APIs on the dispatch modes of a thread, each with the reason for it.
 
-Beside :mod:`lazyviz.torch_internals.private_api`.  ``tests/test_torch_private.py`` checks each entry.
+Beside :mod:`lazyviz.torch_internals.private_api`.  ``tests/test_torch_internals.py`` checks each entry.
 """
 
 from __future__ import annotations

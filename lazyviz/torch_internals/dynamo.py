@@ -1,7 +1,7 @@
 """Private torch APIs around ``torch.compile``, each with the reason for it.
 
 Compiled code takes dispatch modes and patched methods for a part of the program, so that recording has
-to know where it begins and ends.  ``tests/test_torch_private.py`` checks each entry.
+to know where it begins and ends.  ``tests/test_torch_internals.py`` checks each entry.
 """
 
 from __future__ import annotations

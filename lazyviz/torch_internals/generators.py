@@ -1,7 +1,7 @@
 """Private torch APIs on random generators, and what it takes to replace their methods.
 
-Beside :mod:`lazyviz.torch_internals.private_api`, for recording.  ``tests/test_torch_private.py`` checks each
-entry.
+Beside :mod:`lazyviz.torch_internals.private_api`, for recording.  ``tests/test_torch_internals.py`` checks
+each entry.
 """
 
 from __future__ import annotations

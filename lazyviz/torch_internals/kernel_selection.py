@@ -1,7 +1,7 @@
 """What PyTorch's kernels would choose, asked of PyTorch itself: private APIs, each with its reason.
 
-Beside :mod:`lazyviz.torch_internals.private_api`, for the plan alone.  ``tests/test_torch_private.py`` checks
-each entry.
+Beside :mod:`lazyviz.torch_internals.private_api`, for the plan alone.  ``tests/test_torch_internals.py``
+checks each entry.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 ``torch.ops.aten.add.Tensor(x, y)`` matches its arguments with the operator's schema and boxes them;
 ``torch.add(x, y)`` is compiled for them, and is quicker.  Which overload it takes depends on
 its arguments, so each is tried: a dispatch mode sees which operator is called, with which arguments.
-``tests/test_torch_private.py`` checks what is relied on.
+``tests/test_torch_internals.py`` checks what is relied on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every private torch API lazyviz relies on, each with the reason for it.
 
-A torch upgrade has this one module to look at; ``tests/test_torch_private.py`` checks
+A torch upgrade has this one module to look at; ``tests/test_torch_internals.py`` checks
 each entry against the installed torch.
 """
 

@@ -1,7 +1,7 @@
 """Private torch APIs on how a storage owns its memory, and on who else refers to it.
 
 Beside :mod:`lazyviz.torch_internals.private_api`, for :mod:`lazyviz.record.interception.memory_holders`.
-``tests/test_torch_private.py`` checks each entry.  PyTorch has no public way to ask who owns a storage's
+``tests/test_torch_internals.py`` checks each entry.  PyTorch has no public way to ask who owns a storage's
 memory: the function that will free it tells, and what that function is given, which are words of the C++
 object.  Where they are is found by looking for known ones; where that fails, all memory that cannot be
 resized counts as shared.

@@ -1,6 +1,6 @@
 // What a backward pass is about to call, without an object in Python for each node of autograd.
 //
-// `autograd_nodes.py` says what is found, and finds the same in Python.
+// `record/backward_nodes.py` says what is found, and finds the same in Python.
 
 #include <torch/csrc/python_headers.h>
 
@@ -65,7 +65,7 @@ class Note final : public FunctionPostHook {
   PyObject* note_;
 };
 
-struct Sums {  // `autograd_nodes.Sums`
+struct Sums {  // `backward_nodes.Sums`
   PyObject_HEAD
   std::vector<NodePointer>* nodes;
   std::vector<const FunctionPostHook*>* notes;  // of the nodes, once they are watched

@@ -1,4 +1,4 @@
-// Takes a record apart that nobody refers to any more; see ownership.py.
+// Frees a recorded graph that nobody refers to any more; see record/graph_release.py.
 //
 // That nobody does is found out as the garbage collector does: the references to the record's objects that come
 // from inside of it are counted.  No object has fewer references than those, so if the sums are equal each has

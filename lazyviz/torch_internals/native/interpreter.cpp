@@ -1,6 +1,6 @@
-// A subgraph of nodes as a program of operator calls, which straight_line.py makes and replay.py runs.
+// A subgraph as a program of operator calls, which execute/replay/codegen.py makes and program_cache.py runs.
 //
-// It does what the Python code of written_line.py does, in the same order.  An operator is called through the
+// It does what the Python code of execute/replay/python_codegen.py does, in the same order.  An operator is called through the
 // dispatcher with its arguments on a stack, as `torch.ops` does: what is the same in each run is converted
 // once, tensors stay in slots, and the interpreter has no part in it but for what is told after each node.
 
@@ -512,7 +512,7 @@ void forget_level(PyObject* object) {
 
 // ---- Running it
 
-// What a program is called with; see straight_line.generate.
+// What a program is called with; see codegen.generate.
 struct Given {
   PyObject *tensors = nullptr, *scalars = nullptr, *draws = nullptr, *users = nullptr, *later = nullptr;
   PyObject *arrived = nullptr, *times = nullptr, *done = nullptr;
@@ -691,7 +691,7 @@ class Run {
     END_HANDLE_TH_ERRORS_RET(false)
   }
 
-  // What `put_back.guarded` does.
+  // What `write_rollback.guarded` does.
   void call_guarded(const Node& node) {
     std::vector<std::pair<at::Tensor, at::Tensor>> before;
     for (int32_t slot : node.copied.of(lines.slots)) {
@@ -955,7 +955,7 @@ PyMethodDef methods_of_program[] = {
 };
 PyType_Slot slots_of_type[] = {
     {Py_tp_methods, methods_of_program},
-    {Py_tp_doc, const_cast<char*>("Runs a subgraph of nodes; see straight_line.generate for what it is called with.")},
+    {Py_tp_doc, const_cast<char*>("Runs a subgraph of nodes; see codegen.generate for what it is called with.")},
     {Py_tp_new, reinterpret_cast<void*>(make)},
     {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
     {Py_tp_call, reinterpret_cast<void*>(run)},

@@ -1,4 +1,4 @@
-// What is asked of all nodes of a subgraph at once, and noted on them; see sweeps.py, which does the same.
+// What is asked of all nodes of a subgraph at once, and noted on them; see execute/replay/node_passes.py, which does the same.
 //
 // The objects are of classes with slots, which are read and written here without a look-up.
 

@@ -70,7 +70,7 @@ def test_a_step_above_its_budget_fails_with_peak_line_largest_and_remedies(model
             out = step(model, torch.randn(512, 64))
     text = str(caught.value)
     assert text.startswith("cpu would need 1.") and "more than the 100 KiB allowed" in text
-    assert "Projected peak on cpu" in text and "test_budget.py" in text
+    assert "Projected peak on cpu" in text and "test_memory_budget.py" in text
     assert "Cheapest remedies:" in text and "largest first" in text
     assert caught.value.plan.peak_bytes > 100 * 1024
     assert graph.pending == len(graph.nodes)  # failing evaluates nothing either

@@ -328,7 +328,7 @@ def test_what_a_kernel_in_python_raises_is_raised_and_the_rest_is_run_later(comp
         run()[-1].evaluate()
     x, a, c, graph = run()
     monkeypatch.setitem(globals(), "ACT", raising)
-    with pytest.raises(OfItsOwnError, match=r"not today[\s\S]*test_program.py:\d+: b = torch.ops"):
+    with pytest.raises(OfItsOwnError, match=r"not today[\s\S]*test_interpreter.py:\d+: b = torch.ops"):
         graph.evaluate()
     assert [node.state for node in graph.nodes] == ["done", "done", "failed", "pending", "pending"]
     assert type(a) is torch.Tensor and lazyviz.is_lazy(c)

@@ -172,7 +172,9 @@ def test_an_error_in_a_replay_leaves_finished_ops_finished(nodes_in_one, monkeyp
     for _ in range(2):
         looking_up(torch.tensor([0, 3]))[0].evaluate()
     graph, doubled, total, rows, summed, _ = looking_up(torch.tensor([0, 9]))
-    with pytest.raises(IndexError, match=r"out of bounds[\s\S]*test_replay.py:\d+: rows = doubled\[index\]"):
+    with pytest.raises(
+        IndexError, match=r"out of bounds[\s\S]*program_cache.py:\d+: rows = doubled\[index\]"
+    ):
         graph.evaluate()
     assert [node.state for node in graph.nodes[:4]] == ["done", "done", "failed", "pending"]
     assert type(doubled) is torch.Tensor and type(total) is torch.Tensor
@@ -452,7 +454,7 @@ def test_a_miss_names_the_op_its_line_and_both_shapes():
     assert run(4)[0].cache_miss_reason == "the first program of its kind"
     assert run(4)[0].cache_miss_reason is None
     reason = run(5)[0].cache_miss_reason
-    assert reason.startswith("t_0 at ") and "test_replay.py" in reason
+    assert reason.startswith("t_0 at ") and "test_program_cache.py" in reason
     assert reason.endswith("[3, 5] float32 cpu, was [3, 4] float32 cpu")
 
 

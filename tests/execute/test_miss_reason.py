@@ -63,7 +63,7 @@ def test_another_layer_in_a_training_step_is_what_is_named(layer, words):
     miss(step)
     model[1] = layer
     reason = miss(step)
-    assert reason.endswith(words) and "test_likeness.py" in reason
+    assert reason.endswith(words) and "test_miss_reason.py" in reason
 
 
 def test_tensors_wired_otherwise_are_still_told():
