@@ -344,7 +344,7 @@ def test_no_sync_makes_a_sync_point_an_error_at_its_line(run):
         ("--split 0 --batch x", "off, auto or a number"),
         ("--split maybe", "off, auto or a number"),
         ("--recompute much", "recompute is 'off', 'auto' or a size"),
-        ("--recompute 2GiB --split 2 --batch x", "recompute and split cannot be combined"),
+        ("--recompute 2GiB --split 2 --batch x", "recompute and split can be combined only"),
         ("--assume 3", "LINE=VALUE"),
         ("--assume x=1", "LINE=VALUE"),
         ("--assume 3=loss", "LINE=VALUE"),

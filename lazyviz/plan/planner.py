@@ -13,7 +13,7 @@ import torch
 from ..graph.ir import Graph
 from ..process import gc_pause
 from .batch.placement import Shard
-from .batch.split import SHOWN, Batch, SplitPlan, check_split, lay_out, scaled, sizes_of
+from .batch.split import BATCH_NEEDED, SHOWN, Batch, SplitPlan, check_split, lay_out, scaled, sizes_of
 from .capacity_search import TimeIsUp, fewest_pieces, largest_fitting
 from .device_plan import (
     MARGIN,
@@ -157,7 +157,7 @@ class Planner:
         pieces = 1
         if self.split not in (None, "off", 1):
             if self.batch is None:
-                raise ValueError("a split needs to know the batch: name its tensors (--batch, batch=)")
+                raise ValueError(f"a split {BATCH_NEEDED}")
             assert size is not None
             pieces = self.fewest(size, own) if self.split == "auto" else int(self.split or 1)
         split = SplitPlan(1) if self.batch is None else self.batch.split(pieces, size)
@@ -172,7 +172,7 @@ class Planner:
         if batch_size is None:
             return self.batch.size if self.batch is not None else None
         if self.batch is None:
-            raise ValueError("another batch size needs to know the batch: name its tensors (--batch, batch=)")
+            raise ValueError(f"another batch size {BATCH_NEEDED}")
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size is a number of samples, at least 1, not {batch_size!r}")
         return batch_size

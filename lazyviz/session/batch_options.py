@@ -18,7 +18,7 @@ from ..execute.microbatch.clusters import Cluster
 from ..execute.microbatch.run import SplitRun
 from ..graph.ir import Value
 from ..plan.batch.placement import Shard
-from ..plan.batch.split import Batch, describe, sizes_of
+from ..plan.batch.split import BATCH_NEEDED, Batch, describe, sizes_of
 from ..record.lazy_tensor import is_pending
 from ..record.recorder import Tape
 from ..record.storage import TrackedNode, TrackedValue
@@ -248,7 +248,7 @@ def _roots(tape: Tape, graph: LazyGraph, nodes: Iterable[TrackedNode]) -> dict[V
     Raises as :func:`split_run` does.
     """
     if graph.batch is None:
-        raise ValueError("a split needs to know the batch: name its tensors (--batch, batch=)")
+        raise ValueError(f"a split {BATCH_NEEDED}")
     if not graph.ir.batch and tape.graph is not graph.ir:
         raise SplitError("nothing in this block uses the tensors named as batch")
     used = {value for node in nodes for value in node.inputs}

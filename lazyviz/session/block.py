@@ -22,7 +22,6 @@ from ..execute import shutdown
 from ..execute.microbatch.clusters import is_cluster
 from ..execute.registry import find_backend
 from ..graph.ir import Graph
-from ..plan.batch.split import check_split
 from ..plan.devices.devices import DeviceLike
 from ..process.gc_pause import patience
 from ..process.tracebacks import shorten_block
@@ -35,7 +34,8 @@ from ..record.recorder import tape
 from ..record.storage import Lost, TrackedStorage
 from . import evaluation, planned_device
 from .batch_options import BatchLike, NamedBatch, bound_names, unknown_names
-from .recompute_options import Recompute, check_combination, recompute_option
+from .option_checks import validate
+from .recompute_options import Recompute, recompute_option
 
 if TYPE_CHECKING:
     from .lazy_graph import LazyGraph
@@ -69,19 +69,12 @@ class Options:
 
         Raises ``ValueError`` otherwise.
         """
-        cluster = is_cluster(find_backend(self.backend))
         split = "off" if self.split is None else self.split
-        check_split(split)
-        if self.batch is None and split not in ("off", 1):
-            raise ValueError("a split needs to know the batch: name its tensors (--batch, batch=)")
-        if self.batch is None and cluster:
-            raise ValueError(f"{self.backend!r} runs pieces of the batch: name its tensors (--batch, batch=)")
-        if cluster and split == "off":
-            split = "auto"  # pieces are what it is for
-        if split not in ("off", 1) and self.backend != "eager" and not cluster:
-            raise ValueError(f"a split batch runs with the backend 'eager', not {self.backend!r}")
         recompute = recompute_option(self.recompute)
-        check_combination(recompute, split, self.backend)
+        has_batch = self.batch is not None
+        validate(split=split, recompute=recompute, backend=self.backend, has_batch=has_batch)
+        if split == "off" and is_cluster(find_backend(self.backend)):
+            split = "auto"  # pieces are what it is for
         return split, recompute
 
     def named_batch(self, frame: FrameType) -> NamedBatch | None:

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..execute.microbatch.clusters import is_cluster
 from ..execute.microbatch.run import SplitRun
 from ..execute.progress import Progress
-from ..execute.registry import find_backend
 from ..execute.replay import node_passes
 from ..execute.report import Report as Report
 from ..graph.ir import Graph, Node, SyncPoint
@@ -236,10 +234,7 @@ class LazyGraph(Choices, Shown):
             Exception: what a kernel raised, with the line that recorded it.
         """
         name = backend or self.backend
-        find_backend(name)
         split, recompute = levers(self, split, recompute, name)
-        if split not in ("off", 1) and name != "eager" and not is_cluster(find_backend(name)):
-            raise ValueError(f"a split batch runs with the backend 'eager', not {name!r}")
         if tape.graph is not None and tape.owner != threading.get_ident():
             raise RuntimeError("a cell is recording on another thread; evaluate once it has ended")
         with tape.lock:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..plan.batch.split import check_split
 from ..plan.projection import parts_of
 from ..plan.remat.selection import Choice, Recomputation
 from ..plan.units import parse_bytes
 from ..record.storage import TrackedNode
+from .option_checks import validate
 
 if TYPE_CHECKING:
     from .lazy_graph import LazyGraph
@@ -39,19 +39,6 @@ def recompute_option(given: Any) -> Recompute:
         raise ValueError(f"recompute is 'off', 'auto' or a size such as '2 GiB', not {given!r}") from None
 
 
-def check_combination(recompute: Recompute, split: int | str, backend: str) -> None:
-    """Raise ``ValueError`` for what does not go with recomputing."""
-    if recompute == "off":
-        return
-    if backend != "eager":
-        raise ValueError(f"a run that recomputes needs the backend 'eager', not {backend!r}")
-    if split not in (None, "off", 1) and (split != "auto" or recompute != "auto"):
-        raise ValueError(
-            "recompute and split cannot be combined, but as 'auto' and 'auto': then it is the batch that is "
-            "split where that is enough, and else activations are recomputed"
-        )
-
-
 def levers(
     graph: LazyGraph, split: int | str | None, recompute: int | str | None, backend: str
 ) -> tuple[int | str, Recompute]:
@@ -63,8 +50,7 @@ def levers(
     own_recompute = "off" if recompute is None and split not in (None, "off", "auto") else graph.recompute
     split = own_split if split is None else split
     recompute = own_recompute if recompute is None else recompute_option(recompute)
-    check_split(split)
-    check_combination(recompute, split, backend)
+    validate(split=split, recompute=recompute, backend=backend)
     return split, recompute
 
 

@@ -16,11 +16,11 @@ from ..execute.registry import EXTRAS, backend_names, find_backend, is_loaded, m
 from ..execute.report import NonFinite
 from ..execute.value_stats import readable, summarize_now
 from ..graph.ir import Graph, Node
-from ..plan.batch.split import check_split
 from ..process.tracebacks import report_ignored
 from ..record.storage import TrackedNode
 from .batch_options import NamedBatch
-from .recompute_options import Recompute, check_combination
+from .option_checks import CLUSTER_NEEDS_BATCH, validate
+from .recompute_options import Recompute
 
 Listener = Callable[[], None]
 
@@ -131,17 +131,10 @@ class Choices:
             ValueError: there is no such backend, it lacks something, or the choices rule each other out.
                 Nothing has changed then.
         """
-        check_split(split)
         backend = self.backend if backend is None else backend
         wanted = self.split if split is None else split
-        cluster = is_cluster(find_backend(backend))
-        if cluster and self.batch is None:
-            raise ValueError(NEEDS_BATCH.format(backend=backend))
-        if split not in (None, "off", 1) and self.batch is None:
-            raise ValueError("a split needs to know the batch: name its tensors (--batch, batch=)")
-        if wanted not in ("off", 1) and backend != "eager" and not cluster:
-            raise ValueError(f"a split batch runs with the backend 'eager', not {backend!r}")
-        check_combination(self.recompute, wanted, backend)
+        has_batch = self.batch is not None
+        validate(split=wanted, recompute=self.recompute, backend=backend, has_batch=has_batch)
         self.backend, self.split = backend, wanted
         if summaries is not None:
             self.summaries = summaries
@@ -160,8 +153,5 @@ class Choices:
             package = offered().get(name, "").partition(".")[0]
             return f"needs the package {package}" if package and find_spec(package) is None else ""
         if self.batch is None and (name in EXTRAS or is_cluster(find_backend(name))):
-            return NEEDS_BATCH.format(backend=name)
+            return CLUSTER_NEEDS_BATCH.format(backend=name)
         return ""
-
-
-NEEDS_BATCH = "{backend!r} runs pieces of the batch: name its tensors (--batch, batch=)"

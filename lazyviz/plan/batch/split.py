@@ -92,6 +92,9 @@ def sizes_of(total: int, pieces: int, group: int, first: int | None = None) -> l
     return [(least + (index < more)) * group for index in range(shown)]
 
 
+BATCH_NEEDED = "needs to know the batch: name its tensors (--batch, batch=)"
+
+
 def check_split(split: int | str | None) -> None:
     """Raise ``ValueError`` unless ``split`` is ``None``, ``"off"``, ``"auto"`` or a number of pieces."""
     if split in (None, "off", "auto"):

@@ -1,0 +1,37 @@
+"""What can be asked for together of a run: every combination is refused here, in the same words."""
+
+from __future__ import annotations
+
+from ..execute.microbatch.clusters import is_cluster
+from ..execute.registry import find_backend
+from ..plan.batch.split import BATCH_NEEDED, check_split
+
+CLUSTER_NEEDS_BATCH = "{backend!r} runs pieces of the batch: name its tensors (--batch, batch=)"
+
+
+def validate(
+    *, split: int | str | None, recompute: int | str = "off", backend: str = "eager", has_batch: bool = True
+) -> None:
+    """Raise ``ValueError`` unless a run can be split, recomputed and given to ``backend`` as asked for.
+
+    ``split`` and ``recompute`` are as :meth:`lazyviz.session.lazy_graph.LazyGraph.evaluate` takes them, a
+    budget in bytes; ``has_batch``: the tensors of the batch are named.
+    """
+    check_split(split)
+    cluster = is_cluster(find_backend(backend))
+    is_split = split not in (None, "off", 1)
+    if cluster and not has_batch:
+        raise ValueError(CLUSTER_NEEDS_BATCH.format(backend=backend))
+    if is_split and not has_batch:
+        raise ValueError(f"a split {BATCH_NEEDED}")
+    if is_split and backend != "eager" and not cluster:
+        raise ValueError(f"a split batch runs with the backend 'eager', not {backend!r}")
+    if recompute == "off":
+        return
+    if backend != "eager":
+        raise ValueError(f"a run that recomputes needs the backend 'eager', not {backend!r}")
+    if is_split and not split == recompute == "auto":
+        raise ValueError(
+            "recompute and split can be combined only when both are 'auto': the batch is split if that is "
+            "enough; otherwise activations are recomputed"
+        )
