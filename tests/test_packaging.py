@@ -195,7 +195,7 @@ def linked_files(page: Path) -> list[str]:
 
 
 PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-PAGES += ["docs/backends.md", "docs/hosts.md", "docs/performance.md"]
+PAGES += [f"docs/{name}.md" for name in ("backends", "hosts", "performance", "internals", "glossary")]
 
 
 @pytest.mark.parametrize("name", PAGES)
