@@ -195,7 +195,9 @@ def linked_files(page: Path) -> list[str]:
 
 
 PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-PAGES += [f"docs/{name}.md" for name in ("backends", "hosts", "performance", "internals", "glossary")]
+PAGES += [
+    f"docs/{name}.md" for name in ("backends", "hosts", "performance", "internals", "glossary", "limits")
+]
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -113,7 +113,7 @@ def test_readers_of_pending_tensors_are_many(state):
 
 
 def test_readers_evaluators_and_recorders_at_once(state):
-    with lazyviz.lazy():  # what these call is known: of other ops, see the README's known limits
+    with lazyviz.lazy():  # what these call is known: of other ops, see docs/limits.md
         torch.ones(4).sum().item()
     shared: list[tuple[torch.Tensor, float]] = []
     ended = threading.Event()
