@@ -7,7 +7,7 @@ IN_VENV := $(VENV)/bin/python
 OPEN ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench picture clean
+.PHONY: help demo check test test-all lint format bench picture clean
 
 help: ## this list
 	@echo "lazyviz: see what a PyTorch cell will do before it does it"
@@ -16,6 +16,10 @@ help: ## this list
 demo: ## set up, run notebooks/quickstart.ipynb, show what it made (OPEN=0: do not open JupyterLab)
 	@$(PYTHON) scripts/environment.py demo
 	@$(IN_VENV) scripts/demo.py --open=$(OPEN)
+
+check: ## what one runs while one works, in minutes: lint, types, unit tests, a sample of the conformance tests
+	@$(PYTHON) scripts/environment.py test
+	@$(IN_VENV) scripts/check.py --daily
 
 test: ## set up, then lint, types, Python, notebook, JavaScript and browser tests
 	@$(PYTHON) scripts/environment.py test

@@ -1,9 +1,8 @@
 """Every check of `make test`; what fails is shown, the rest still runs.
 
-Two cores are used: about half of the tests, those of conformance first, run one suite after another beside
-the others; those that take times come last, with the machine for themselves.
+Two checks run at a time, the longest begin first; those that take times come last, one after another.
 
-.venv/bin/python scripts/check.py [--only lint | --all]
+.venv/bin/python scripts/check.py [--only lint | --daily | --all]
 """
 
 from __future__ import annotations
@@ -12,37 +11,41 @@ import argparse
 import importlib.util
 import os
 import sys
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from environment import find_chromium
 from steps import LOGS, ROOT, StepFailed, relative, run, say
 
+AT_A_TIME = 2
+
 
 @dataclass(frozen=True)
 class Check:
-    """One step: its name, its command (after ``python``), whether its output is shown as it comes,
-    whether the next checks run meanwhile, or whether it has to have the machine for itself.
-    """
+    """One step: its name, its command (after ``python``), and which of the `make` targets have it."""
 
     title: str
     command: tuple[str, ...]
-    lint: bool = False
-    stream: bool = False
-    beside: bool = False
-    alone: bool = False
+    lint: bool = False  # a part of `make lint`
+    daily: bool = False  # a part of `make check`
+    only_all: bool = False  # a step of `make test-all` alone
+    alone: bool = False  # it has to have the machine for itself
     more: tuple[str, ...] = ()  # arguments of `make test-all`
     env: dict[str, str] = field(default_factory=dict)
-    only_all: bool = False  # a step of `make test-all` alone
 
 
 NPM = ("scripts/js_build.py", "npm", "run", "--silent")
 BROWSER, CONFORMANCE, LIBRARIES = "tests/browser", "tests/conformance", "tests/libraries"
-BESIDE = ("tests/graph", "tests/plan", "tests/view")
+PYTEST = ("-m", "pytest")
+TESTS = (*PYTEST, "-m", "not takes_times")
+FOLDERS = ("tests/execute", "tests/faults", "tests/record", "tests/semantics")
+LATER_STAGES = ("tests/graph", "tests/plan", "tests/view")
 EVERYTHING = ("--all", "--scores=docs/conformance.md", "--scores=out/conformance.json")
 EVERY_FAULT = ("--all", "--fault-table=docs/faults.md")
 EVERY_LIBRARY = ("--all", "--library-table=docs/libraries.md")
+
 
 # What kernels take while they run depends on the processor: each is asked to do as lesser ones would.
 ONE_PROCESSOR = (
@@ -55,7 +58,6 @@ PROCESSORS = tuple(
     Check(
         f"plans: oneDNN {most or 'all'}, ATen {kernels or 'all'}, threads {threads}",
         ("-m", "pytest", *ONE_PROCESSOR),
-        beside=True,
         only_all=True,
         env={"OMP_NUM_THREADS": threads}
         | ({"ONEDNN_MAX_CPU_ISA": most} if most else {})
@@ -67,77 +69,97 @@ PROCESSORS = tuple(
 )
 
 CHECKS = (
-    Check("ruff check", ("-m", "ruff", "check", "."), lint=True),
-    Check("ruff format", ("-m", "ruff", "format", "--check", "."), lint=True),
-    Check("mypy", ("-m", "mypy"), lint=True),
+    Check("browser tests", (*TESTS, BROWSER)),
+    Check("mypy", ("-m", "mypy"), lint=True, daily=True),
+    Check("ruff check", ("-m", "ruff", "check", "."), lint=True, daily=True),
+    Check("ruff format", ("-m", "ruff", "format", "--check", "."), lint=True, daily=True),
+    Check("eslint", (*NPM, "lint"), lint=True, daily=True),
+    Check("tsc", (*NPM, "typecheck"), lint=True, daily=True),
     Check("warnings of the C++ modules", ("scripts/build_native.py", "--check"), only_all=True),
-    Check("eslint", (*NPM, "lint"), lint=True),
-    Check("tsc", (*NPM, "typecheck"), lint=True),
-    Check("conformance", ("-m", "pytest", CONFORMANCE), beside=True, more=EVERYTHING),
+    Check("tests of execution", (*TESTS, "tests/execute"), daily=True, more=("--all",)),
+    Check("conformance", (*TESTS, CONFORMANCE), daily=True, more=EVERYTHING),
+    Check("tests of faults", (*TESTS, "tests/faults"), daily=True, more=EVERY_FAULT),
+    Check("tests of recording", (*TESTS, "tests/record"), daily=True, more=("--all",)),
+    Check("tests of graphs, plans and views", (*TESTS, *LATER_STAGES), daily=True, more=("--all",)),
     # The kernel is another process, and nbval's own warnings are not ours: errors in cells are what counts.
-    Check("notebooks", ("-m", "pytest", "--nbval-lax", "-W", "default", "notebooks"), beside=True),
-    Check("tests of graphs, plans and views", ("-m", "pytest", *BESIDE), beside=True, more=("--all",)),
-    Check("browser tests", ("-m", "pytest", BROWSER, "-m", "not takes_times"), beside=True),
+    Check("notebooks", (*PYTEST, "--nbval-lax", "-W", "default", "notebooks")),
+    Check("tests of semantics", (*TESTS, "tests/semantics"), daily=True, more=("--all",)),
     Check(
-        "Python tests",
-        ("-m", "pytest", *(f"--ignore={path}" for path in (BROWSER, CONFORMANCE, LIBRARIES, *BESIDE))),
-        stream=True,
-        more=EVERY_FAULT,
+        "other Python tests",
+        (
+            *TESTS,
+            *(f"--ignore={path}" for path in (BROWSER, CONFORMANCE, LIBRARIES, *FOLDERS, *LATER_STAGES)),
+        ),
+        daily=True,
+        more=("--all",),
     ),
-    Check("recording and evaluating with sanitizers", ("scripts/sanitize.py",), stream=True, only_all=True),
-    Check("programs of other libraries", ("-m", "pytest", LIBRARIES), more=EVERY_LIBRARY),
+    Check("programs of other libraries", (*TESTS, LIBRARIES), more=EVERY_LIBRARY),
+    Check("JavaScript tests", (*NPM, "test"), daily=True),
     *PROCESSORS,
-    Check("JavaScript tests", (*NPM, "test")),
+    Check("recording and evaluating with sanitizers", ("scripts/sanitize.py",), only_all=True, alone=True),
     Check(
-        "browser tests that take times",
-        ("-m", "pytest", BROWSER, "-m", "takes_times"),
-        stream=True,
+        "tests that take times",
+        (*PYTEST, "-m", "takes_times", f"--ignore={CONFORMANCE}", f"--ignore={LIBRARIES}", "tests"),
         alone=True,
     ),
 )
+DAILY = ("--daily",)
+
+
+def chosen(options: argparse.Namespace) -> list[Check]:
+    """The checks of a target."""
+    if options.only:
+        return [check for check in CHECKS if check.lint]
+    if options.daily:
+        return [check for check in CHECKS if check.daily]
+    return [check for check in CHECKS if options.all or not check.only_all]
+
+
+def command_of(check: Check, options: argparse.Namespace) -> list[str]:
+    """What runs: with more samples in `make test-all`, with fewer in `make check`."""
+    of_pytest = check.command[: len(PYTEST)] == PYTEST
+    more = check.more if options.all else DAILY if options.daily and of_pytest else ()
+    return [sys.executable, *check.command, *more]
 
 
 def main(args: list[str]) -> int:
     """Run the checks; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=["lint"], help="only the linters and type checkers")
+    parser.add_argument("--daily", action="store_true", help="what one runs while one works, in minutes")
     parser.add_argument("--all", action="store_true", help="every sample and library; takes over an hour")
     options = parser.parse_args(args)
-    only = options.only
-    checks = [check for check in CHECKS if check.lint or only is None]
-    checks = [check for check in checks if options.all or not check.only_all]
-    name = "make lint" if only else "make test-all" if options.all else "make test"
+    checks = chosen(options)
+    target = "lint" if options.only else "check" if options.daily else "test-all" if options.all else "test"
     if importlib.util.find_spec("lazyviz") is None:
-        say(f"lazyviz is not installed in {sys.prefix}; use `{name}`, which sets everything up")
+        say(f"lazyviz is not installed in {sys.prefix}; use `make {target}`, which sets everything up")
         return 1
     chromium = find_chromium()
     env = {"CHROMIUM": chromium} if chromium else {}
     failed: list[str] = []
     begin = time.monotonic()
+    talking = threading.Lock()
 
     def attempt(check: Check) -> None:
         try:
-            command = [sys.executable, *check.command, *(check.more if options.all else ())]
-            run(check.title, command, stream=check.stream, beside=check.beside, env={**env, **check.env})
+            run(check.title, command_of(check, options), among=talking, env={**env, **check.env})
         except StepFailed as error:
             say(f"   {error}")
             failed.append(check.title)
 
-    with ThreadPoolExecutor(1) as meanwhile:
-        under_way: Future[None] | None = None  # the last one: they are begun in order
-        for check in checks:
-            if check.alone and under_way is not None:
-                under_way.result()
-            if check.beside:
-                under_way = meanwhile.submit(attempt, check)
-            else:
-                attempt(check)
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        list(pool.map(attempt, [check for check in checks if not check.alone]))
+    for check in checks:
+        if check.alone:
+            attempt(check)
     seconds = time.monotonic() - begin
     logs = relative(LOGS)
     if failed:
-        say(f"{name}: {len(failed)} of {len(checks)} checks failed: {', '.join(failed)}; look in {logs}/")
+        names = ", ".join(failed)
+        say(f"make {target}: {len(failed)} of {len(checks)} checks failed: {names}")
+        say(f"their logs are in {logs}/")
         return 1
-    say(f"{name}: all {len(checks)} checks passed in {seconds:.0f} s; the logs are in {logs}/")
+    say(f"make {target}: all {len(checks)} checks passed in {seconds:.0f} s; the logs are in {logs}/")
     return 0
 
 

@@ -136,7 +136,7 @@ def main(arguments: list[str]) -> int:
     command = [sys.executable, "-m", "pytest", "-p", "sanitize", "-p", "no:cacheprovider"]
     failed = ""
     try:
-        run("tests with sanitizers", [*command, *(arguments or TESTS)], env=environ, cwd=COPY, stream=True)
+        run("tests with sanitizers", [*command, *(arguments or TESTS)], env=environ, cwd=COPY)
     except StepFailed as error:
         failed = str(error)
     own, others = judged()

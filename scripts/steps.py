@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -50,19 +49,17 @@ def run(
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path = ROOT,
-    stream: bool = False,
-    beside: bool = False,
+    among: threading.Lock | None = None,
     quiet_failure: bool = False,
 ) -> float:
     """Run ``command`` as the step ``title`` and return its wall time in seconds.
 
-    Its output goes to a log file; with ``stream`` also to the screen.  With ``beside`` others run
-    meanwhile: nothing is said until it ends, and then how its log ends.  Raises
-    :class:`StepFailed` when it cannot start or exits with an error, after showing the end
-    of the log (unless it was streamed, or ``quiet_failure``: the caller has another way).
+    Its output goes to a log file.  ``among`` is the lock of steps that run at the same time: how the log
+    of one of them ends is said in one piece.  Raises :class:`StepFailed` when it cannot start or exits
+    with an error, after showing the end of the log (unless ``quiet_failure``: the caller has another way).
     """
     log = _log_path(title)
-    say(f"-- {title}, beside what comes next" if beside else f"-- {title}")
+    say(f"-- {title}")
     begin = time.monotonic()
     full_env = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
     words = [str(word) for word in command]
@@ -83,15 +80,12 @@ def run(
         except OSError as error:
             raise StepFailed(f"{title}: cannot start {words[0]}: {error}") from error
         finished = threading.Event()
-        if not (stream or beside):
-            threading.Thread(target=_heartbeat, args=(begin, finished), daemon=True).start()
+        of = "" if among is None else f" {title}:"
+        threading.Thread(target=_heartbeat, args=(of, begin, finished), daemon=True).start()
         try:
             assert process.stdout is not None
             for line in process.stdout:
                 sink.write(line)
-                if stream:
-                    sys.stdout.write(line)
-                    sys.stdout.flush()
             status = process.wait()
         except KeyboardInterrupt:
             process.terminate()
@@ -100,17 +94,21 @@ def run(
         finally:
             finished.set()
     seconds = time.monotonic() - begin
-    if beside or (status and not stream and not quiet_failure):
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        say("\n".join([*([f"-- {title}, the end of its log"] if beside else []), *lines[-TAIL_LINES:]]))
+    with among or threading.Lock():
+        if among is not None:
+            say(f"-- {title}: done in {seconds:.0f} s" if not status else f"-- {title}: failed")
+        if (among is not None or status) and not quiet_failure:
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            say("\n".join(lines[-TAIL_LINES:] if status else lines[-1:]))
     if status:
         if quiet_failure:
             say("   did not work here, there is another way")
         raise StepFailed(f"{title}: failed (exit {status}), the whole output is in {relative(log)}")
-    say(f"   done in {seconds:.0f} s" if seconds >= 1 else "   done")
+    if among is None:
+        say(f"   done in {seconds:.0f} s" if seconds >= 1 else "   done")
     return seconds
 
 
-def _heartbeat(begin: float, finished: threading.Event) -> None:
+def _heartbeat(of: str, begin: float, finished: threading.Event) -> None:
     while not finished.wait(HEARTBEAT_S):
-        say(f"   ... {time.monotonic() - begin:.0f} s")
+        say(f"   ...{of} {time.monotonic() - begin:.0f} s")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
+import gc
 import signal
+import zlib
 
 import pytest
 
@@ -15,9 +18,44 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--scores", action="append", default=[], metavar="FILE", help="write the score table (.md or .json)"
     )
+    group.addoption(
+        "--daily",
+        action="store_true",
+        help="no slow tests; conformance tests whose turn it is",
+    )
     group.addoption("--day", metavar="DATE", help="the libraries of that day (YYYY-MM-DD), not of today")
     group.addoption("--fault-table", metavar="FILE", help="write the table of faults (.md)")
     group.addoption("--library-table", metavar="FILE", help="write the table of libraries (.md)")
+
+
+CONFORMANCE_DAYS = 8
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--daily``: what takes seconds is left out, and each conformance test has its day."""
+    if not config.getoption("--daily"):
+        return
+    today = datetime.date.today().toordinal() % CONFORMANCE_DAYS
+    left_out = [
+        item
+        for item in items
+        if item.get_closest_marker("slow")
+        or (
+            "conformance" in item.path.parts
+            and zlib.crc32(item.nodeid.encode()) % CONFORMANCE_DAYS != today
+            and "scoreboard" not in item.name
+        )
+    ]
+    config.hook.pytest_deselected(items=left_out)
+    kept = set(items) - set(left_out)
+    items[:] = [item for item in items if item in kept]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def objects_of_other_tests():
+    """The collector need not look at what thousands of other tests have left."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

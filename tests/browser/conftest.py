@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,15 +18,29 @@ def screenshots(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    """A running JupyterLab: ``lab.directory``, ``lab.address``."""
+@dataclass(frozen=True)
+class Lab:
+    """A running JupyterLab: the folder that it shows, and its address."""
+
+    directory: Path
+    address: str
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
     directory = tmp_path_factory.mktemp("lab")
     with lab_tools.jupyter_lab(directory) as address:
-        yield type("Lab", (), {"directory": directory, "address": address})
+        yield Lab(directory, address)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
+def lab(server):
+    """The one JupyterLab of all tests, whose kernels end with their test."""
+    yield server
+    lab_tools.end_kernels(server.address)
+
+
+@pytest.fixture(scope="session")
 def browser():
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:

@@ -128,6 +128,15 @@ def jupyter_lab(directory: Path) -> Iterator[str]:
         log.close()
 
 
+def end_kernels(address: str) -> None:
+    """Shut down every kernel of the server."""
+    with urllib.request.urlopen(f"{address}/api/kernels?token={TOKEN}", timeout=30) as answer:
+        kernels = json.load(answer)
+    for kernel in kernels:
+        url = f"{address}/api/kernels/{kernel['id']}?token={TOKEN}"
+        urllib.request.urlopen(urllib.request.Request(url, method="DELETE"), timeout=30).close()
+
+
 def set_theme(directory: Path, *, dark: bool) -> None:
     """JupyterLab's theme, for pages opened from now on."""
     folder = directory / ".settings" / "@jupyterlab" / "apputils-extension"

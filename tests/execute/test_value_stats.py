@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import value_stats
+from lazyviz.execute import time_estimate, value_stats
 from lazyviz.execute.value_stats import merged, summarize
 
 TENSORS = {
@@ -225,20 +225,19 @@ def test_the_measured_timeline_is_the_planned_one():
     assert max(held for _, held in report.timeline) == report.peak_bytes
 
 
-def test_how_long_a_run_will_take_is_foreseen_from_what_its_ops_have_to_do():
+def test_how_long_a_run_will_take_is_foreseen_from_what_its_ops_have_to_do(monkeypatch):
+    monkeypatch.setattr(time_estimate, "_known", {})
     x, small = torch.randn(400, 400), torch.randn(4)
     with lazyviz.lazy() as graph:
         for _ in range(20):
             x = x @ x / 20
         for _ in range(400):
             small = small + 1
+    assert time_estimate.Forecast(graph.nodes).share(40) > 0.25, "though it is one op in eleven"
     seen = []
     graph.evaluate(progress=seen.append)
     half = next(each for each in seen if each.done == 40)
     assert half.seconds_left > half.seconds, "counting ops is all that is known without looking at them"
-    from lazyviz.execute.time_estimate import Forecast
-
-    assert Forecast(graph.nodes).share(40) > 0.25, "though it is one op in eleven"
 
 
 def test_a_long_run_is_foreseen_from_some_of_its_ops(monkeypatch):

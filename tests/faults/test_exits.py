@@ -23,11 +23,10 @@ COUNTS = {
 
 
 @pytest.fixture(scope="module", params=["compiled", "python"])
-def ended(request, tmp_path_factory):
+def ended(request):
     """How children of one process ended: (how many of each kind, what is known of each)."""
     count = COUNTS[request.config.getoption("--all")][request.param]
-    folder = tmp_path_factory.mktemp("inductor")
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder)}
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     if request.param == "python":
         env["LAZYVIZ_PURE_PYTHON"] = "1"
     command = [sys.executable, str(SCRIPT), str(count), *exits.KINDS]

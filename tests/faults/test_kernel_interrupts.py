@@ -100,6 +100,9 @@ def is_cut_off(error: ValueError) -> bool:
     return "Signature" in str(error) or "<IDS|MSG>" in str(error)
 
 
+ENDED = "it has ended with status {status}:\n"
+
+
 class Stuck(Exception):
     """The kernel does not answer; with what its threads do, that of the main one last.
 
@@ -109,7 +112,13 @@ class Stuck(Exception):
 
     @property
     def is_ours(self) -> bool:
-        """Whether the main thread is in lazyviz, or nothing is known of it."""
+        """Whether the main thread is in lazyviz, or nothing is known of it.
+
+        ipykernel ends, with status 0, where an interrupt comes between two turns of its event loop
+        (``IPKernelApp.start``).
+        """
+        if str(self).startswith(ENDED.format(status=0)):
+            return False
         main = str(self).partition("Current thread")[2]
         return not main or "lazyviz" in main
 
@@ -146,7 +155,7 @@ class Kernel:
                 process = self.manager.provisioner.process
                 if process.poll() is not None:
                     said = self.said.read_text()[-4000:]
-                    raise Stuck(f"it has ended with status {process.returncode}:\n{said}") from None
+                    raise Stuck(ENDED.format(status=process.returncode) + said) from None
                 process.send_signal(signal.SIGUSR2)
                 time.sleep(1)
                 raise Stuck(self.stacks.read_text()) from None

@@ -357,12 +357,14 @@ def test_kernels_that_are_taken_out_are_gone():
         return len(gc.get_objects())
 
     cell()
+    count = kernels()
+    assert count <= 1  # one is kept, perhaps by an earlier test
     cell()
     before = cell()
     for _ in range(5):
         after = cell()
     assert after <= before + 2
-    assert kernels() == 1
+    assert kernels() == count
 
 
 def test_an_operator_can_be_defined_anew():
