@@ -374,6 +374,7 @@ def measure(tool: Tool, key: str) -> Row:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a checkout on the path
         row.version = importlib.metadata.version(tool.package)
     made = case(key)
+    drawn: Drawn | None = None
     for _ in range(ROUNDS):
         begin = time.perf_counter()
         try:
@@ -388,7 +389,7 @@ def measure(tool: Tool, key: str) -> Row:
             first = (str(error).strip() or "no message").splitlines()[0]
             row.why = f"{type(error).__name__}: {first}"[:200]
         made.forget()
-        if row.why:
+        if row.why or drawn is None:
             break
         row.rounds.append(round(time.perf_counter() - begin, 3))
         row.operations, row.svg = drawn.operations, drawn.svg

@@ -57,6 +57,7 @@ def program(case: Case, mode: str) -> tuple[Callable[[Phase], Any], Any]:
     )
 
     def train(phase: Phase) -> Any:
+        output = loss = None
         for step in range(2):
             with phase(f"forward {step}"):
                 output, loss = case.run(model, batch)

@@ -114,10 +114,12 @@ def measure(name: str, make: Callable[[int], Any], layers: int, rounds: int) -> 
     budgets: list[int | None] = [None, *(int(least + share * (whole - least)) for share in SHARES)]
     rows: list[dict[str, Any]] = [{} for _ in budgets]
     seconds: list[list[float]] = [[] for _ in budgets]
+    expected: list[torch.Tensor] = []
+    without = 0.0
     for _ in range(rounds):
         for index, budget in enumerate(budgets):
             plan, report, taken, gradients = run(budget)
-            if budget is None:
+            if index == 0:  # without recomputation
                 expected, without = gradients, taken
             seconds[index].append(taken / without)
             rows[index] = {

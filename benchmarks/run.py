@@ -9,8 +9,9 @@ spoils the figures all the same.
 
 Peers (``pip install 'lazyviz[bench]'``): those that are not installed are figures that say so.
 
-A run writes ``benchmarks/results/speed.json`` and, beside it, the plot ``speed.svg``; the README's table is
-made from the JSON by ``benchmarks/readme_table.py``.  Of a run of some parts the JSON's other parts stay.
+A run writes ``benchmarks/results/speed.json`` and, beside it, the plot ``speed.svg``; the table in
+docs/performance.md is made from the JSON by ``benchmarks/performance_table.py``.  Of a run of some parts
+the JSON's other parts stay.
 ``--quick``, and a GPU, write to ``out/`` unless told otherwise.
 """
 

@@ -142,13 +142,13 @@ def test_an_unknown_part_is_one_clear_line(tmp_path):
     assert "no part is called chian" in done.stderr
 
 
-def test_the_readmes_table_is_what_the_results_give():
+def test_the_table_of_performance_is_what_the_results_give():
     run = module("run")
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text == table.put(text, run.read(run.RESULT)), "python benchmarks/readme_table.py"
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert text == table.put(text, run.read(run.RESULT)), "python benchmarks/performance_table.py"
 
 
-def test_every_criterion_of_the_results_is_in_the_readmes_table():
+def test_every_criterion_of_the_results_is_in_the_table_of_performance():
     run = module("run")
     parts = run.read(run.RESULT)
     shown = {figure.name for row in table.ROWS for figure in table.found(parts, row)}

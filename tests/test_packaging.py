@@ -196,7 +196,18 @@ def linked_files(page: Path) -> list[str]:
 
 PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 PAGES += [
-    f"docs/{name}.md" for name in ("backends", "hosts", "performance", "internals", "glossary", "limits")
+    f"docs/{name}.md"
+    for name in (
+        "backends",
+        "clusters",
+        "glossary",
+        "hosts",
+        "internals",
+        "limits",
+        "performance",
+        "planned_gpus",
+        "splitting",
+    )
 ]
 
 

@@ -57,6 +57,7 @@ def measure(settings: Settings) -> Iterator[Figure]:
     block(counts[0], settings.device, 3)
     costs: dict[str, dict[int, float]] = {"record": {}, "plan": {}, "evaluate, at first": {}}
     again: dict[int, float] = {}
+    taken: dict[int, float] = {}
     for count in counts:
         say(f"     {count:,} operators")
         repeats = settings.pick(REPEATS.get(count, 1), 1)
@@ -67,7 +68,7 @@ def measure(settings: Settings) -> Iterator[Figure]:
             # What has come twice is known the third time.
             runs = [block(count, settings.device, 4) for _ in range(2 + repeats)][2:]
             again[count] = 1e6 * statistics.median(run["evaluate, at first"] for run in runs) / count
-        taken = runs[0]["bytes"] / count
+        taken[count] = runs[0]["bytes"] / count
         lazyviz.session.lazy_graph.reset()
     for stage, per_count in {**costs, "evaluate, again": again}.items():
         last = max(per_count)
@@ -78,4 +79,4 @@ def measure(settings: Settings) -> Iterator[Figure]:
             f"<= {ALLOWED}",
             detail={"per op": per_count, "unit": "us"},
         )
-    yield Figure("memory of a recorded operator", f"among {counts[-1]:,}", taken, unit="bytes")
+    yield Figure("memory of a recorded operator", f"among {counts[-1]:,}", taken[counts[-1]], unit="bytes")

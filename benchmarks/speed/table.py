@@ -1,4 +1,4 @@
-"""The README's table of speed and memory, made from the results of a run."""
+"""The table in docs/performance.md of speed and memory, made from the results of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .figures import Figure, number, without_the_rest
 
-START = "<!-- speed: this table is made by benchmarks/readme_table.py -->"
+START = "<!-- speed: this table is made by benchmarks/performance_table.py -->"
 STOP = "<!-- end of speed -->"
 
 
@@ -113,20 +113,20 @@ def footer(parts: Mapping[str, Any]) -> str:
     recorder = next((part["process"]["recorder"] for part in parts.values() if part["process"]), "")
     rounds = max(part["settings"]["rounds"] for part in parts.values())
     return (
-        "[All results](benchmarks/results/speed.json), [plot](benchmarks/results/speed.svg): medians of up "
-        f"to {rounds} interleaved rounds, each part in one process; **bold** is not as wanted. "
+        "[All results](../benchmarks/results/speed.json), [plot](../benchmarks/results/speed.svg): "
+        f"medians of up to {rounds} interleaved rounds, each part in one process; **bold** is not as wanted. "
         f"Recorder {recorder}. {last['cores']} cores ({last['cpu']}), {versions}."
     )
 
 
 def put(text: str, parts: Mapping[str, Any]) -> str:
-    """The README's text with the table between its marks.
+    """The page's text with the table between its marks.
 
     Raises:
         ValueError: the marks are not there.
     """
     if START not in text or STOP not in text:
-        raise ValueError(f"the README has no {START!r} with {STOP!r} after it")
+        raise ValueError(f"the page has no {START!r} with {STOP!r} after it")
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(STOP)
     return f"{before}{START}\n{table(parts)}\n{STOP}{after}"
