@@ -100,10 +100,10 @@ def test_a_folder_has_at_most_25_source_files():
 
 
 LONG = {
-    "record": 150,  # every op: calls cost more than lines do
-    "_ask": 115,  # one question to PyTorch, with all that may come of it
+    "record": 90,  # every op that the compiled recorder does not take: calls cost more than lines do
+    "_connect": 85,  # one table of what the compiled recorder is given
 }
-"""Functions of more than 100 lines, docstrings aside, and why they stay in one piece."""
+"""Functions of more than 60 lines, docstrings aside, and why they stay in one piece."""
 
 
 def test_a_function_fits_in_a_head():
@@ -112,22 +112,16 @@ def test_a_function_fits_in_a_head():
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 docstring = ast.get_docstring(node, clean=False) or ""
                 length = (node.end_lineno or node.lineno) - node.lineno - docstring.count("\n")
-                assert length <= LONG.get(node.name, 100), f"{path.name}: {node.name}"
+                assert length <= LONG.get(node.name, 60), f"{path.name}: {node.name}"
 
 
-def imports_when_run(path: Path) -> set[str]:
-    """Modules of this package that the file imports when it is run, in functions, too."""
+def imports_of_any_kind(path: Path) -> set[str]:
+    """Modules of this package that the file imports, in functions and for type checkers, too."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     inside = path.relative_to(PACKAGE).with_suffix("").parts
-    typing_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for inner in ast.walk(node)
-    }
     found = set()
     for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom) or not node.level or id(node) in typing_only:
+        if not isinstance(node, ast.ImportFrom) or not node.level:
             continue
         base = [*inside[: len(inside) - node.level], *(node.module.split(".") if node.module else [])]
         for name in node.names:
@@ -138,7 +132,8 @@ def imports_when_run(path: Path) -> set[str]:
 
 def test_no_modules_import_each_other():
     graph = {
-        ".".join(path.relative_to(PACKAGE).with_suffix("").parts): imports_when_run(path) for path in MODULES
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts): imports_of_any_kind(path)
+        for path in MODULES
     }
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules
 

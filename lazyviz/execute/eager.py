@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -34,10 +34,17 @@ from .memory_tracker import ResidentMemory
 from .replay import codegen, node_passes
 
 if TYPE_CHECKING:
-    from .rematerialization import RecomputeRun
     from .value_stats import Summaries
 
 Progress = Callable[[int, int, TrackedNode], None]
+
+
+class AroundNodes(AbstractContextManager[Any], Protocol):
+    """What is done between nodes; each is told by its position."""
+
+    def before(self, position: int) -> None: ...
+    def after(self, position: int) -> None: ...
+    def finished(self, position: int) -> None: ...
 
 
 class Interrupted(RuntimeError):
@@ -52,7 +59,7 @@ def run(
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
     timed: bool = False,
-    again: RecomputeRun | None = None,
+    again: AroundNodes | None = None,
     seen: Summaries | None = None,
     marks: list[tuple[TrackedNode, Any, Any]] | None = None,
 ) -> None:

@@ -19,8 +19,7 @@ from ..plan.liveness.allocation_trace import Key
 from ..plan.remat.candidates import Again, Trace, statistics
 from ..process.transaction import complete
 from ..record.recorder import Tape
-from ..record.rng import DrawSequence
-from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
+from ..record.storage import DrawSequence, TrackedNode, TrackedStorage, TrackedValue
 from ..torch_internals import private_api
 from .eager import call, consumed, recorded_modes
 from .failures import name_line
@@ -89,6 +88,7 @@ class RecomputeRun:
 
     def _run(self, group: Sequence[int], at: int) -> None:
         waiting: dict[int, list[int]] = {}  # by the node of the group until which they keep their inputs
+        node = self.nodes[group[0]]
         try:
             for position in group:
                 node = self.nodes[position]

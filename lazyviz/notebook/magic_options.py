@@ -13,7 +13,7 @@ from IPython.core.error import UsageError
 from ..execute.registry import backend_names, find_backend
 from ..plan.devices.devices import PROFILES, cuda_devices
 from ..session import planned_device
-from ..session.batch_options import bound_names, dimension, parse_names, unknown_names
+from ..session.named_batch import bound_names, dimension, parse_names, unknown_names
 from ..session.recompute_options import recompute_option
 
 OPTIONS = (

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..graph.sync_points import listed
 from .formatting import family, line_text, line_with_text, where
 from .liveness.live_set import CATEGORIES, Allocation, Moment
-from .remedies.remedies import Remedy, cheapest
+from .plan import Plan
+from .remedies.remedy import Remedy, cheapest
 from .units import format_bytes, format_range
-
-if TYPE_CHECKING:
-    from .plan import Plan
 
 LARGEST = 5  # allocations listed
 REMEDIES = 3  # named

@@ -8,10 +8,9 @@ a graph fits, beside the CUDA context.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import torch
 
@@ -20,24 +19,41 @@ from ..process import gc_pause
 from .allocator.reserved_memory import Call, Reservation
 from .batch.split import SplitPlan as SplitPlan
 from .batch.split import check_split
-from .capacity_search import TimeIsUp
 from .device_plan import DevicePlan as DevicePlan
 from .device_plan import same_device
-from .devices.devices import Device, DeviceProfile
-from .liveness.lifetimes import Lifetime, by_origin, positions
+from .devices.devices import Device, DeviceLike, DeviceProfile
+from .liveness.lifetimes import Lifetime, positions
 from .liveness.live_set import CATEGORIES as CATEGORIES
 from .liveness.live_set import Allocation as Allocation
 from .liveness.live_set import Category as Category
 from .liveness.live_set import Moment as Moment
-from .liveness.live_set import allocation, largest_first, moment
+from .liveness.live_set import allocation, moment
 from .remat.selection import NOTHING_AGAIN
 from .remat.selection import RecomputePlan as RecomputePlan
+from .remedies.remedy import Remedy
 from .units import format_bytes
 from .workspace.size import Need
 
-if TYPE_CHECKING:
-    from .planner import Planner
-    from .remedies.remedies import Remedy
+
+class Answers(Protocol):
+    """What a plan is asked for late: computed by its planner from the record, and kept."""
+
+    @property
+    def target(self) -> Device | DeviceProfile: ...
+    @property
+    def recorded_batch_size(self) -> int | None: ...
+    @property
+    def max_batch_size(self) -> int | None: ...
+    @property
+    def by_origin(self) -> Mapping[Storage, Sequence[Lifetime]]: ...
+    @property
+    def allocations(self) -> Sequence[tuple[int, int, Allocation]]: ...
+    def reserved(self, *, eager: bool) -> tuple[int, int, int] | None: ...
+    def largest_within(self, seconds: float, split: int | str | None) -> tuple[int | None, bool]: ...
+    def replan(self, batch_size: int | None, split: int | str | None, device: DeviceLike | None) -> Plan: ...
+    def remedies(self, plan: Plan) -> Sequence[Remedy]: ...
+    def explain(self, plan: Plan) -> str: ...
+    def verdict(self, plan: Plan) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +109,11 @@ class Plan:
     split: SplitPlan
     _graph: Graph = field(repr=False, compare=False)
     _lifetimes: dict[Storage, Lifetime] = field(repr=False, compare=False)
+    _answers: Answers = field(repr=False, compare=False)
     _profile: DeviceProfile | None = field(repr=False, default=None)
     _reservation: Reservation | None = field(repr=False, compare=False, default=None)
     _recorded_for: str = field(repr=False, compare=False, default="")
     _devices: Mapping[str, DevicePlan] = field(repr=False, compare=False, default_factory=dict)
-    _cache: dict[str, Any] = field(repr=False, compare=False, default_factory=dict)  # what is asked for late
     tensor_peak_bytes: int = 0
     peak_range: tuple[int, int] = (0, 0)
     eager_peak_range: tuple[int, int] = (0, 0)
@@ -109,10 +125,6 @@ class Plan:
     batch_size: int | None = None
     peak_position: int = 0
     recompute: RecomputePlan = NOTHING_AGAIN
-    _planner: Planner | None = field(repr=False, compare=False, default=None)
-    _reserve: Callable[[bool], tuple[int, int, int] | None] = field(
-        repr=False, compare=False, default=lambda eager: None
-    )
 
     @property
     def _nodes(self) -> Sequence[Node]:
@@ -132,14 +144,12 @@ class Plan:
 
     def held(self, what: Storage | Value | Node) -> list[range]:
         """The positions in ``timeline`` at which our run holds ``what``: in pieces, a range a piece."""
-        if "held" not in self._cache:
-            self._cache["held"] = by_origin(self._lifetimes.values())
-        return positions(self._cache["held"], what)
+        return positions(self._answers.by_origin, what)
 
     @property
     def device_state(self) -> str:
         """What is known of a real device, in words (``"ready"``); of a profile ``""``."""
-        target = self._planner.target if self._planner is not None else None
+        target = self._answers.target
         return target.state if isinstance(target, Device) else ""
 
     @property
@@ -190,9 +200,7 @@ class Plan:
         """
         if not 0 <= position < len(self._nodes):
             raise IndexError(f"there is no node {position}: the graph has {len(self._nodes):,}")
-        if "allocations" not in self._cache:
-            self._cache["allocations"] = largest_first(self._lifetimes.values())
-        return moment(position, self._nodes[position], self._cache["allocations"])
+        return moment(position, self._nodes[position], self._answers.allocations)
 
     def made(self, start: int, stop: int) -> list[Allocation]:
         """What our run allocates from position ``start`` to before ``stop``, largest first."""
@@ -206,19 +214,19 @@ class Plan:
     @property
     def reserved_range(self) -> tuple[int, int] | None:
         """The least and the most that ``reserved_bytes`` may be, simulated when asked for."""
-        held = self._reserved(eager=False)
+        held = self._answers.reserved(eager=False)
         return held[1:] if held is not None else None
 
     @property
     def eager_reserved_bytes(self) -> int | None:
         """What the CUDA caching allocator would hold at most for plain eager PyTorch."""
-        held = self._reserved(eager=True)
+        held = self._answers.reserved(eager=True)
         return held[0] if held is not None else None
 
     @property
     def eager_reserved_range(self) -> tuple[int, int] | None:
         """The least and the most that ``eager_reserved_bytes`` may be."""
-        held = self._reserved(eager=True)
+        held = self._answers.reserved(eager=True)
         return held[1:] if held is not None else None
 
     @property
@@ -228,22 +236,15 @@ class Plan:
         At least what is allocated; at most what the allocator would hold and the CUDA context, of
         which a part is there from the start and a part comes with the kernels that are loaded.
         """
-        held, reservation = self._reserved(eager=True), self._reservation
+        held, reservation = self._answers.reserved(eager=True), self._reservation
         if held is None or reservation is None:
             return None
         return self.eager_peak_range[0], held[2] + reservation.context_bytes
 
-    def _reserved(self, *, eager: bool) -> tuple[int, int, int] | None:
-        key = f"reserved {eager}"
-        if key not in self._cache:
-            self._cache[key] = self._reserve(eager)
-        return self._cache[key]
-
     @property
     def recorded_batch_size(self) -> int | None:
         """Samples of the batch as it was recorded; ``None``: none was named."""
-        batch = self._planner.batch if self._planner is not None else None
-        return batch.size if batch is not None else None
+        return self._answers.recorded_batch_size
 
     @property
     def max_batch_size(self) -> int | None:
@@ -252,9 +253,7 @@ class Plan:
         ``None`` if no batch was named, if the capacity is not known, or how an operator's results grow.
         Found by planning again with other sizes; 0 if not even one sample fits.
         """
-        if "batch" not in self._cache:
-            self._cache["batch"] = self._planner.largest() if self._planner is not None else None
-        return self._cache["batch"]
+        return self._answers.max_batch_size
 
     @gc_pause.paused()
     def largest_within(self, seconds: float, split: int | str | None = None) -> tuple[int | None, bool]:
@@ -262,18 +261,14 @@ class Plan:
 
         Asked again it goes on from there, until it is ``replan(split=split).max_batch_size``.
         """
-        planner = self._planner
-        try:
-            return planner.cut(split).largest(time.monotonic() + seconds) if planner else None, True
-        except TimeIsUp as so_far:
-            return so_far.samples, False
+        return self._answers.largest_within(seconds, split)
 
     @gc_pause.paused()
     def replan(
         self,
         batch_size: int | None = None,
         split: int | str | None = None,
-        device: str | torch.device | Device | DeviceProfile | None = None,
+        device: DeviceLike | None = None,
     ) -> Plan:
         """The same record with another number of samples, cut otherwise, or on another device.
 
@@ -281,11 +276,7 @@ class Plan:
         followed again, and the room on the same device is what it was.  Raises what that raises.
         """
         check_split(split)
-        planner = self._planner
-        assert planner is not None
-        if device is not None:
-            planner = planner.on(device)
-        return planner.cut(split).plan(batch_size)
+        return self._answers.replan(batch_size, split, device)
 
     @property
     def remedies(self) -> Sequence[Remedy]:
@@ -293,25 +284,15 @@ class Plan:
 
         None beside recomputation: what they would bring is known of the run without it.
         """
-        if self.recompute.nodes:
-            return ()
-        if "remedies" not in self._cache:
-            from .remedies.remedies import remedies
-
-            self._cache["remedies"] = remedies(self)
-        return self._cache["remedies"]
+        return self._answers.remedies(self)
 
     def explain(self) -> str:
         """The plan as text: the peak, where it is, what is alive there and why, whether it fits."""
-        from .explain import explain
-
-        return explain(self)
+        return self._answers.explain(self)
 
     def verdict(self) -> str:
         """Whether it fits, in one sentence."""
-        from .explain import verdict
-
-        return verdict(self)
+        return self._answers.verdict(self)
 
 
 _VERDICT = {True: "fits", False: "does not fit", None: "unknown whether it fits"}

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import torch
 
-from ..graph.ir import Graph
+from ..graph.ir import Graph, Storage
 from ..process import gc_pause
 from .batch.placement import Shard
 from .batch.split import BATCH_NEEDED, SHOWN, Batch, SplitPlan, check_split, lay_out, scaled, sizes_of
@@ -26,11 +26,14 @@ from .device_plan import (
     same_device,
     target_of,
 )
-from .devices.devices import Device, DeviceProfile, planned
-from .liveness.lifetimes import Lifetime, allocated, by_device, lifetimes, with_most
-from .liveness.live_set import CATEGORIES, Category, categorize, largest_first, moment
+from .devices.devices import Device, DeviceLike, DeviceProfile, planned
+from .explain import explain, verdict
+from .liveness.lifetimes import Lifetime, allocated, by_device, by_origin, lifetimes, with_most
+from .liveness.live_set import CATEGORIES, Allocation, Category, categorize, largest_first, moment
 from .plan import Plan
 from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
+from .remedies.remedies import remedies
+from .remedies.remedy import Remedy
 from .workspace.size import Need
 
 
@@ -38,7 +41,7 @@ from .workspace.size import Need
 def make_plan(
     graph: Graph,
     *,
-    device: str | torch.device | Device | DeviceProfile | None = None,
+    device: DeviceLike | None = None,
     batch_size: int | None = None,
     split: int | str | None = None,
     backend: str | None = None,
@@ -67,7 +70,7 @@ def make_plan(
 
 def _counted(
     everywhere: Mapping[torch.device, Sequence[Lifetime]],
-    device: str | torch.device | Device | DeviceProfile | None,
+    device: DeviceLike | None,
 ) -> tuple[torch.device, Device | DeviceProfile]:
     """The device whose tensors are counted, and the one that they are planned for."""
     recorded = with_most(everywhere)
@@ -125,7 +128,7 @@ class Planner:
         other.split = split
         return other
 
-    def on(self, device: str | torch.device | Device | DeviceProfile) -> Planner:
+    def on(self, device: DeviceLike) -> Planner:
         """The same on another device.  Raises as :func:`make_plan` does."""
         recorded, target = _counted(self.everywhere, device)
         other = Planner(self.graph, self.everywhere, recorded, target, self.split, self.recompute)
@@ -278,6 +281,7 @@ class Planner:
             peak_position=own.peak_at,
             _graph=own.graph,
             _lifetimes={span.storage: span for span in own.spans},
+            _answers=LateAnswers(self, eager, own),
             _profile=self.target if isinstance(self.target, DeviceProfile) else None,
             _reservation=own.reservation,
             _recorded_for=self.graph.card,
@@ -290,6 +294,61 @@ class Planner:
             batch_size=size,
             recompute=again,
             _reserve_calls=own.reserve_calls,
-            _planner=self,
-            _reserve=lambda from_eager: (eager if from_eager else own).reserve(from_eager),
         )
+
+
+class LateAnswers:
+    """What a plan is asked for late, such as its remedies or the largest batch: computed once, and kept."""
+
+    def __init__(self, planner: Planner, eager: DevicePlan, own: DevicePlan) -> None:
+        self._planner, self._eager, self._own = planner, eager, own
+        self._reserved: dict[bool, tuple[int, int, int] | None] = {}
+        self._remedies: Sequence[Remedy] | None = None
+
+    @property
+    def target(self) -> Device | DeviceProfile:
+        return self._planner.target
+
+    @property
+    def recorded_batch_size(self) -> int | None:
+        batch = self._planner.batch
+        return batch.size if batch is not None else None
+
+    @cached_property
+    def max_batch_size(self) -> int | None:
+        return self._planner.largest()
+
+    @cached_property
+    def by_origin(self) -> dict[Storage, list[Lifetime]]:
+        return by_origin(self._own.spans)
+
+    @cached_property
+    def allocations(self) -> list[tuple[int, int, Allocation]]:
+        return largest_first(self._own.spans)
+
+    def reserved(self, *, eager: bool) -> tuple[int, int, int] | None:
+        """Bytes that the allocator would hold, and their range, of eager PyTorch's run or of ours."""
+        if eager not in self._reserved:
+            self._reserved[eager] = (self._eager if eager else self._own).reserve(eager)
+        return self._reserved[eager]
+
+    def largest_within(self, seconds: float, split: int | str | None) -> tuple[int | None, bool]:
+        try:
+            return self._planner.cut(split).largest(time.monotonic() + seconds), True
+        except TimeIsUp as so_far:
+            return so_far.samples, False
+
+    def replan(self, batch_size: int | None, split: int | str | None, device: DeviceLike | None) -> Plan:
+        planner = self._planner if device is None else self._planner.on(device)
+        return planner.cut(split).plan(batch_size)
+
+    def remedies(self, plan: Plan) -> Sequence[Remedy]:
+        if self._remedies is None:
+            self._remedies = () if plan.recompute.nodes else remedies(plan)
+        return self._remedies
+
+    def explain(self, plan: Plan) -> str:
+        return explain(plan)
+
+    def verdict(self, plan: Plan) -> str:
+        return verdict(plan)

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from ..torch_internals import private_api, tensor_memory
+from ..torch_internals.private_api import OpOverload
 from . import constant_folding
 from .interception.memory_holders import UNKNOWN, Unexamined
 from .lazy_tensor import LazyTensor, is_pending, make_pending, make_real
-from .pending_ops import Pending, release
+from .pending_ops import PendingOps, release
 from .storage import TensorRef, TrackedStorage, TrackedValue, let_go, same_bytes, snapshot_of
 
 
@@ -31,8 +32,12 @@ class ZeroTensor(Exception):
     """An argument is one of autograd's zeros without memory; only views of such reach the kernels' level."""
 
 
-class Outside(Pending):
+class ExternalTensors(PendingOps):
     """What recording knows of tensors that it did not make."""
+
+    def record_view(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a view that is taken outside of a block."""
+        raise NotImplementedError
 
     def from_outside(self, tensor: torch.Tensor) -> TrackedValue:
         """The value of a real tensor that recording meets."""

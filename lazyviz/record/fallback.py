@@ -12,19 +12,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
 from ..torch_internals import private_api
+from .external_tensors import ExternalTensors
 from .interception.sparse_components import parts_of
 from .provenance.variable_names import tensors_under
 from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue
 from .unrecorded_ops import evaluate_arguments, replaced, tensors_in
-
-if TYPE_CHECKING:
-    from .recorder import Tape
 
 torch.library.define("lazyviz::ran_at_once", "(Tensor[] read) -> Tensor[]")
 region: private_api.OpOverload = torch.ops.lazyviz.ran_at_once.default
@@ -32,7 +30,7 @@ region: private_api.OpOverload = torch.ops.lazyviz.ran_at_once.default
 assert region._schema.name == RAN_AT_ONCE
 
 
-def dispatch_opaque(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dispatch_opaque(tape: ExternalTensors, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a higher-order operator (``torch.cond``, flex attention) at once: it is not one kernel."""
     if getattr(op, "namespace", "") == "profiler":
         return op(*args, **kwargs)
@@ -44,7 +42,7 @@ def dispatch_opaque(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 def note_operator(
-    tape: Tape,
+    tape: ExternalTensors,
     cause: str,
     op: private_api.OpOverload,
     args: tuple[Any, ...],
@@ -83,7 +81,7 @@ def note_operator(
 
 
 def note_region(
-    tape: Tape, cause: str, read: Any, returned: Any, *, modules: Iterable[torch.nn.Module] = ()
+    tape: ExternalTensors, cause: str, read: Any, returned: Any, *, modules: Iterable[torch.nn.Module] = ()
 ) -> None:
     """A subgraph of the program has run on what is in ``read`` and returned ``returned``: any containers."""
     if not _is_recording(tape):
@@ -99,14 +97,14 @@ def note_region(
         _append(tape, node, cause, _outputs(tape, node, made), sys._getframe(2), False)
 
 
-def note_copies(tape: Tape, copies: Any) -> None:
+def note_copies(tape: ExternalTensors, copies: Any) -> None:
     """Tensors that PyTorch made beside the record are outside memory, whether an op meets them or not."""
     if _is_recording(tape):
         for tensor in tensors_under(copies):
             _value_of(tape, tensor)
 
 
-def note_resize(tape: Tape, cause: str, address: int, before: int, nbytes: int) -> None:
+def note_resize(tape: ExternalTensors, cause: str, address: int, before: int, nbytes: int) -> None:
     """Memory that the record knows has been given another size."""
     storage = _known(tape, address)
     if before == nbytes or storage is None or not _is_recording(tape):
@@ -119,7 +117,7 @@ def note_resize(tape: Tape, cause: str, address: int, before: int, nbytes: int) 
         _append(tape, node, cause, [TrackedValue(_bytes(fresh), fresh, node)], sys._getframe(2), False)
 
 
-def _resized(tape: Tape, address: int, nbytes: int) -> TrackedStorage | None:
+def _resized(tape: ExternalTensors, address: int, nbytes: int) -> TrackedStorage | None:
     """The storage from the next node on of memory that has another size: to an allocator, other memory.
 
     Both are there while the content is copied (``resize_bytes_cpu``, ATen's Resize.cpp).
@@ -144,7 +142,7 @@ def _resized(tape: Tape, address: int, nbytes: int) -> TrackedStorage | None:
     return fresh
 
 
-def _meta(tape: Tape, tensor: torch.Tensor, nbytes: int) -> TensorMeta:
+def _meta(tape: ExternalTensors, tensor: torch.Tensor, nbytes: int) -> TensorMeta:
     """The tensor's metadata; of a nested one, which has no sizes, its bytes."""
     if tensor.is_nested:
         return TensorMeta((nbytes,), (1,), 0, torch.uint8, tensor.device)
@@ -162,16 +160,21 @@ def memory_of(tensor: torch.Tensor) -> tuple[int, int] | None:
     return private_api.storage_address(tensor), private_api.TensorBase.untyped_storage(tensor).nbytes()
 
 
-def _is_recording(tape: Tape) -> bool:
+def _is_recording(tape: ExternalTensors) -> bool:
     return (
         tape.graph is not None
         and not tape.shapes.inferring
-        and (tape.owner == threading.get_ident() or tape.in_autograd())
+        and (tape.owner == threading.get_ident() or private_api.current_autograd_node() is not None)
     )
 
 
 def _append(
-    tape: Tape, node: TrackedNode, cause: str, outputs: list[TrackedValue], frame: FrameType, mutates: bool
+    tape: ExternalTensors,
+    node: TrackedNode,
+    cause: str,
+    outputs: list[TrackedValue],
+    frame: FrameType,
+    mutates: bool,
 ) -> None:
     node.at_once = cause
     node.state = "done"
@@ -180,7 +183,7 @@ def _append(
     node.graph.nodes.append(node)
 
 
-def _outputs(tape: Tape, node: TrackedNode, made: Iterable[_Made]) -> list[TrackedValue]:
+def _outputs(tape: ExternalTensors, node: TrackedNode, made: Iterable[_Made]) -> list[TrackedValue]:
     """The values of what was made; the record meets their tensors again."""
     outputs: list[TrackedValue] = []
     for tensor, address, nbytes, meta in made:
@@ -198,7 +201,9 @@ def _outputs(tape: Tape, node: TrackedNode, made: Iterable[_Made]) -> list[Track
 _Made = tuple[torch.Tensor, int | None, int, TensorMeta]  # a result, its memory's address and size
 
 
-def _made(tape: Tape, read: Iterable[torch.Tensor], results: Iterable[torch.Tensor]) -> Iterator[_Made]:
+def _made(
+    tape: ExternalTensors, read: Iterable[torch.Tensor], results: Iterable[torch.Tensor]
+) -> Iterator[_Made]:
     """The results in memory that was not there before, each memory once."""
     known = {place[0] for tensor in read if (place := memory_of(tensor)) is not None}
     for tensor in results:
@@ -216,7 +221,7 @@ def _made(tape: Tape, read: Iterable[torch.Tensor], results: Iterable[torch.Tens
             yield tensor, address, nbytes, _meta(tape, tensor, nbytes)
 
 
-def _known(tape: Tape, address: int) -> TrackedStorage | None:
+def _known(tape: ExternalTensors, address: int) -> TrackedStorage | None:
     """The record's storage at an address, if that memory is certainly there still."""
     for storage in (tape.storages.get(address), tape.met.get(address)):
         if storage is not None and (storage.live > 0 or storage.has_pending_access):
@@ -224,7 +229,7 @@ def _known(tape: Tape, address: int) -> TrackedStorage | None:
     return None
 
 
-def _value_of(tape: Tape, tensor: torch.Tensor) -> TrackedValue | None:
+def _value_of(tape: ExternalTensors, tensor: torch.Tensor) -> TrackedValue | None:
     """The value of a tensor that was read at once: nothing is kept of it for later."""
     value = tape.value_of(tensor)
     place = memory_of(tensor) if value is None or value.storage.address else None
@@ -254,7 +259,7 @@ def _held_by(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     yield from module.buffers()
 
 
-def watched_resize(tape: Tape, original: Callable[..., Any]) -> Callable[..., Any]:
+def watched_resize(tape: ExternalTensors, original: Callable[..., Any]) -> Callable[..., Any]:
     """``UntypedStorage.resize_`` that tells the record."""
 
     @functools.wraps(original)

@@ -17,8 +17,7 @@ from ..graph.ir import Graph
 from ..torch_internals import native_modules
 from . import native_recorder
 from .recorder import tape
-from .rng import DrawSequence
-from .storage import Shadow, TensorRef, TrackedNode, TrackedStorage, TrackedValue
+from .storage import DrawSequence, Shadow, TensorRef, TrackedNode, TrackedStorage, TrackedValue
 
 _held: list[weakref.ref[Graph]] = []  # without an owner, but somebody had some of them when it went
 

@@ -21,7 +21,7 @@ from .constant_folding import number as known_number
 from .interception import attribute_patches
 from .interception.memory_holders import Unexamined
 from .lazy_tensor import LazyTensor, Wrappers, wrap
-from .pending_ops import NOWHERE, Pending
+from .pending_ops import NOWHERE, PendingOps
 from .provenance import module_scopes, source_lines
 from .recorder import RecorderMode, tape
 from .scalar_reads import evaluate_number, number_in
@@ -37,8 +37,8 @@ IN_PYTHON = (
     module_scopes.content_of,
     attribute_patches.exchange,
     dependencies.Search.closure,
-    Pending.settle_after,
-    Pending.made_real,
+    PendingOps.settle_after,
+    PendingOps.made_real,
     constant_folding.Search.is_unknown,
     source_lines.SourceFinder.find,
 )
@@ -182,8 +182,8 @@ def use(compiled: bool) -> bool:
     module_scopes.Root.content_of = staticmethod(content_of)
     attribute_patches.Patches.exchange = staticmethod(exchange)
     dependencies.Search.closure = staticmethod(closure)
-    Pending.settle_after = settle_after  # type: ignore[method-assign]
-    Pending.made_real = made_real  # type: ignore[method-assign]
+    PendingOps.settle_after = settle_after  # type: ignore[method-assign]
+    PendingOps.made_real = made_real  # type: ignore[method-assign]
     constant_folding.Search.is_unknown = staticmethod(is_unknown)
     source_lines.SourceFinder.find = find  # type: ignore[method-assign]
     active = compiled and _ways is not None

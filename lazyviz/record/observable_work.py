@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from ..graph.ir import Failure, failure_of
 from ..torch_internals.storage_owners import are_alone
 from .lazy_tensor import LazyTensor
-from .storage import TrackedNode, TrackedStorage
-
-if TYPE_CHECKING:
-    from .pending_ops import Pending
+from .storage import TrackedNode, TrackedStorage, TrackedValue
 
 
-def seen(tape: Pending) -> set[TrackedStorage]:
+class Holders(Protocol):
+    """Who shows the memory of a tensor besides PyTorch."""
+
+    def holder(self, tensor: torch.Tensor) -> str | None: ...
+
+
+class PendingWork(Protocol):
+    """Pending nodes in program order, and the user's tensors by their ids."""
+
+    pending: dict[TrackedNode, None]
+    outside: dict[int, TrackedValue]
+
+    @property
+    def outsiders(self) -> Holders: ...
+
+
+def seen(tape: PendingWork) -> set[TrackedStorage]:
     """The storages written by pending nodes that a tensor of the user's may show, met or not."""
     written = {storage for node in list(tape.pending) for storage in node.writes}
     ours: dict[TrackedStorage, dict[int, torch.Tensor]] = {}

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -16,8 +16,10 @@ from ..graph.ir import Graph, SyncPoint, at
 from ..process.transaction import Transaction
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import private_api
+from ..torch_internals.private_api import OpOverload
 from . import observable_work
 from .dependencies import closure
+from .fake_cuda.card import Card
 from .interception.memory_holders import Outsiders
 from .interception.sparse_components import parts_of
 from .lazy_tensor import LazyTensor
@@ -25,9 +27,6 @@ from .provenance.module_scopes import Scopes
 from .rng import Generators
 from .shapes.inference import ShapeCache
 from .storage import FORGOTTEN, Lost, TensorRef, TrackedNode, TrackedStorage, TrackedValue, note_drop
-
-if TYPE_CHECKING:
-    from .fake_cuda.device import AbsentCards
 
 HELD_BYTES_LIMIT = 4 * 2**30
 """Bytes of dropped outside tensors a pending graph may keep alive before it is evaluated."""
@@ -71,7 +70,7 @@ class RunLock(type(threading.RLock())):  # type: ignore[misc]
 class Paused(Transaction):
     """Context in which the thread that records does not; what others do is not recorded anyway."""
 
-    def __init__(self, tape: Pending) -> None:
+    def __init__(self, tape: PendingOps) -> None:
         self._tape = tape
 
     def begin(self) -> None:
@@ -97,7 +96,24 @@ class Evaluator(Protocol):
     def __call__(self, nodes: Sequence[TrackedNode], cause: str) -> None: ...
 
 
-class Pending:
+class Assumed(Protocol):
+    """A value that the user says a read gives."""
+
+    @property
+    def value(self) -> Any: ...
+
+
+class PlannedCards(Protocol):
+    """The GPUs that a cell is planned for and this machine has not."""
+
+    @property
+    def card(self) -> Card: ...
+    def remove(self) -> None: ...
+    def record(self, mode: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def answer(self, needed: Sequence[TrackedNode]) -> Assumed | None: ...
+
+
+class PendingOps:
     """What is pending in this process, with what it needs to be run and to be forgotten."""
 
     # Of these the compiled recorder asks at every op.
@@ -141,7 +157,7 @@ class Pending:
         self.overdue: list[TrackedNode] = []
         self._born = time.perf_counter()
         self._looked_for = 0.0  # seconds
-        self.absent: AbsentCards | None = None  # the card that is planned, where it is not in this machine
+        self.absent: PlannedCards | None = None  # the card that is planned, where it is not in this machine
 
     def sync(
         self, cause: str, needed: Iterable[TrackedNode], nbytes: int = 0, *, a_number: bool = False
@@ -313,7 +329,7 @@ class Pending:
                 self.scopes.sources.forget_old()
                 self._let_go()
         elif ran is not None:
-            Pending.settle_after(self, ran)
+            PendingOps.settle_after(self, ran)
         else:
             self._settle_all()
         if len(self.outside) > self._many_outside or len(self.made) > self._many_made:

@@ -23,7 +23,7 @@ from ..torch_internals.dispatch_handlers import ask_subclasses, by_others, past_
 from ..torch_internals.private_api import OpOverload
 from . import backward_nodes, constant_folding, fallback, lazy_tensor, unrecorded_ops
 from .dependencies import order
-from .external_tensors import NotDeferrable, Outside, Placeholder, ZeroTensor
+from .external_tensors import ExternalTensors, NotDeferrable, Placeholder, ZeroTensor
 from .interception.memory_holders import Unexamined, cure_of
 from .lazy_tensor import LazyTensor, is_pending, make_pending, view_is_being_made, wrap
 from .pending_ops import release
@@ -35,6 +35,7 @@ from .storage import TrackedNode, TrackedStorage, TrackedValue
 
 _NUMBERS = (float, int, bool, complex)
 _STAND_INS = torch_cuda.STAND_INS
+_NO_ANSWER = object()
 
 
 class RecorderMode(private_api.TorchDispatchMode):
@@ -97,7 +98,7 @@ def _unwrapped(
 dynamo.skip_code(RecorderMode.__torch_dispatch__.__code__, recursive=True)
 
 
-class Tape(Outside):
+class Tape(ExternalTensors):
     """Everything pending in this process, and the graph being recorded, if any."""
 
     def end_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -108,35 +109,12 @@ class Tape(Outside):
 
     # --- recording ----------------------------------------------------------------
 
-    def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: C901 - see LONG in tests/test_architecture.py
         """Record one op call; returns pending tensors in the op's own structure."""
         shapes = self.shapes
         info = shapes.infos.get(id(op)) or shapes.info(op)
-        if info.special:
-            if info.metadata_only:
-                with private_api.excluding_python():
-                    return op(*args, **kwargs)
-            if info.profiles:
-                return op(*args, **kwargs)
-            if info.lifts and type(args[0]) is not LazyTensor:
-                return args[0]
-            if info.zeros:
-                return op(*args, **kwargs)  # a tensor without memory, which the layers above see through
-            if info.adds and self.summing is not None and self._sums_in_place(args):
-                torch.autograd.graph.increment_version(args[0])
-                return self.record(torch.ops.aten.add_.Tensor, args, kwargs)
-            if (
-                info.resizes
-                and not kwargs
-                and args[0].shape == torch.Size(getattr(args[1], "shape", args[1]))
-            ):
-                return args[0]
-            if info.shows_bits and (bits := unrecorded_ops.lazy_bits(args[1])):
-                return self._with_bits(op, args, kwargs, bits)
-            if info.of_parts and unrecorded_ops.is_differentiated((*args, *kwargs.values())):
-                return self.run_now(
-                    op, info, args, kwargs, f"{op} has no gradient but that of its kernel's ops"
-                )
+        if info.special and (answer := self._at_once(op, info, args, kwargs)) is not _NO_ANSWER:
+            return answer
         values: list[TrackedValue] = []
         tensors: list[torch.Tensor] = []
         key: list[Any] = [info, torch.get_default_dtype(), torch.is_grad_enabled()]
@@ -185,55 +163,18 @@ class Tape(Outside):
         cache_key = tuple(key)
         inferred = shapes.entries.get(cache_key)
         if inferred is None:
-            if info.gradients:
-                given = dict(zip(info.argument_names, args)) | kwargs
-                if all(given.get(name) is None for name in info.gradients):
-                    return (None,) * len(op._schema.returns)  # as every such kernel does: nothing to record
-            if not values and not info.returns_tensors:
-                return op(*args, **kwargs)  # e.g. profiler annotations
-            if info.returns_numbers:
-                tensors_known = constant_folding.known(shapes, values)
-                if tensors_known is not None and info.name != "is_set_to":  # of copies it tells nothing
-                    return constant_folding.compute(op, new_args, new_kwargs, tensors_known)
-                if info.name == "_has_same_storage_numel":  # asked for each pair of a value and its tangent
-                    left, right = (value.storage.nbytes // value.dtype.itemsize for value in values)
-                    return left == right
-                if not unrecorded_ops.needed_nodes(self, info, args, kwargs)[0]:
-                    return op(*args, **kwargs)  # real tensors that are owed nothing
-                if info.name == "equal" and kernel_probes.differ_in_shape(values):
-                    return False
-                kernel_probes.refuse_planned(op, new_args, new_kwargs, values)
-                name = "item" if info.name == "_local_scalar_dense" else info.name
-                return self.run_now(op, info, args, kwargs, name)
-            try:
-                inferred = shapes.infer(op, info, new_args, new_kwargs, values)
-            except DataDependent as reason:
-                if self.absent is not None:
-                    kernel_probes.refuse_planned(op, new_args, new_kwargs, values)
-                inferred = constant_folding.foresee(shapes, op, info, new_args, new_kwargs, values)
-                if inferred is None:
-                    return self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
-            else:
-                shapes.remember(cache_key, inferred)
-            shapes.missed(op, values)
+            recorded = new_args, new_kwargs
+            inferred, answer = self._infer(op, info, args, kwargs, recorded, values, cache_key)
+            if inferred is None:
+                return answer
         else:
             shapes.hits += 1
-        if inferred.on_meta:
-            # No memory, nothing to defer.
-            return op(
-                *unrecorded_ops.replaced(args, unrecorded_ops.on_meta),
-                **unrecorded_ops.replaced(kwargs, unrecorded_ops.on_meta),
-            )
-        if inferred.special:
-            if inferred.to_cpu and self.absent is None:
-                return self.run_now(op, info, args, kwargs, "copy to the CPU")
-            if any(type(tensors[at]) is not LazyTensor for at, _ in inferred.restructured):
-                if info.metadata_write:  # pending nodes have their own alias of the memory
-                    self.forget_outside(args[0])
-                    return op(*args, **kwargs)
-                return self.run_now(op, info, args, kwargs, f"{info.name} restructures an outside tensor")
-            if inferred.dtype is not None and new_kwargs.get("dtype") is None:
-                new_kwargs["dtype"] = inferred.dtype  # the default may change before the run
+        if (inferred.on_meta or inferred.special) and (
+            answer := self._run_unlike_others(op, info, args, kwargs, inferred, tensors)
+        ) is not _NO_ANSWER:
+            return answer
+        if inferred.dtype is not None and new_kwargs.get("dtype") is None:
+            new_kwargs["dtype"] = inferred.dtype  # the default may change before the run
         if info.counts_writes:
             unrecorded_ops.count_writes(info, args, kwargs)
 
@@ -253,6 +194,103 @@ class Tape(Outside):
         if TrackedStorage.held_bytes > self.held_bytes_limit:
             self.sync("dropped inputs kept by the graph exceed the byte budget", list(self.pending))
         return result
+
+    def _at_once(self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an op gives that is not recorded as it is, if this call of it is such a one."""
+        if info.metadata_only:
+            with private_api.excluding_python():
+                return op(*args, **kwargs)
+        if info.profiles:
+            return op(*args, **kwargs)
+        if info.lifts and type(args[0]) is not LazyTensor:
+            return args[0]
+        if info.zeros:
+            return op(*args, **kwargs)  # a tensor without memory, which the layers above see through
+        if info.adds and self.summing is not None and self._sums_in_place(args):
+            torch.autograd.graph.increment_version(args[0])
+            return self.record(torch.ops.aten.add_.Tensor, args, kwargs)
+        if info.resizes and not kwargs and args[0].shape == torch.Size(getattr(args[1], "shape", args[1])):
+            return args[0]
+        if info.shows_bits and (bits := unrecorded_ops.lazy_bits(args[1])):
+            return self._with_bits(op, args, kwargs, bits)
+        if info.of_parts and unrecorded_ops.is_differentiated((*args, *kwargs.values())):
+            return self.run_now(op, info, args, kwargs, f"{op} has no gradient but that of its kernel's ops")
+        return _NO_ANSWER
+
+    def _infer(
+        self,
+        op: OpOverload,
+        info: OpInfo,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        recorded: tuple[tuple[Any, ...], dict[str, Any]],
+        values: list[TrackedValue],
+        cache_key: tuple[Any, ...],
+    ) -> tuple[Inferred | None, Any]:
+        """What the cache does not know: the results' metadata, or ``None`` and what the call gives at once.
+
+        ``recorded`` are the arguments with values for tensors.
+        """
+        shapes = self.shapes
+        new_args, new_kwargs = recorded
+        if info.gradients:
+            given = dict(zip(info.argument_names, args)) | kwargs
+            if all(given.get(name) is None for name in info.gradients):
+                return None, (None,) * len(op._schema.returns)  # as every such kernel does: nothing to record
+        if not values and not info.returns_tensors:
+            return None, op(*args, **kwargs)  # e.g. profiler annotations
+        if info.returns_numbers:
+            tensors_known = constant_folding.known(shapes, values)
+            if tensors_known is not None and info.name != "is_set_to":  # of copies it tells nothing
+                return None, constant_folding.compute(op, new_args, new_kwargs, tensors_known)
+            if info.name == "_has_same_storage_numel":  # asked for each pair of a value and its tangent
+                left, right = (value.storage.nbytes // value.dtype.itemsize for value in values)
+                return None, left == right
+            if not unrecorded_ops.needed_nodes(self, info, args, kwargs)[0]:
+                return None, op(*args, **kwargs)  # real tensors that are owed nothing
+            if info.name == "equal" and kernel_probes.differ_in_shape(values):
+                return None, False
+            kernel_probes.refuse_planned(op, new_args, new_kwargs, values)
+            name = "item" if info.name == "_local_scalar_dense" else info.name
+            return None, self.run_now(op, info, args, kwargs, name)
+        inferred: Inferred | None
+        try:
+            inferred = shapes.infer(op, info, new_args, new_kwargs, values)
+        except DataDependent as reason:
+            if self.absent is not None:
+                kernel_probes.refuse_planned(op, new_args, new_kwargs, values)
+            inferred = constant_folding.foresee(shapes, op, info, new_args, new_kwargs, values)
+            if inferred is None:
+                return None, self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
+        else:
+            shapes.remember(cache_key, inferred)
+        shapes.missed(op, values)
+        return inferred, None
+
+    def _run_unlike_others(
+        self,
+        op: OpOverload,
+        info: OpInfo,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inferred: Inferred,
+        tensors: list[torch.Tensor],
+    ) -> Any:
+        """What an op gives that is not recorded for what it returns, if it is such a one."""
+        if inferred.on_meta:
+            # No memory, nothing to defer.
+            return op(
+                *unrecorded_ops.replaced(args, unrecorded_ops.on_meta),
+                **unrecorded_ops.replaced(kwargs, unrecorded_ops.on_meta),
+            )
+        if inferred.to_cpu and self.absent is None:
+            return self.run_now(op, info, args, kwargs, "copy to the CPU")
+        if any(type(tensors[at]) is not LazyTensor for at, _ in inferred.restructured):
+            if info.metadata_write:  # pending nodes have their own alias of the memory
+                self.forget_outside(args[0])
+                return op(*args, **kwargs)
+            return self.run_now(op, info, args, kwargs, f"{info.name} restructures an outside tensor")
+        return _NO_ANSWER
 
     def _with_bits(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], bits: Sequence[OpOverload]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ..torch_internals import generators, private_api
-from .storage import TrackedNode, TrackedValue
+from .storage import DrawSequence, TrackedNode, TrackedValue
 
 # What tells the state of a generator.
 READERS: dict[str, Callable[..., Any]] = {
@@ -52,65 +52,6 @@ rng_state: private_api.OpOverload = torch.ops.lazyviz.rng_state.default
 
 # Markers are counted up from here: seeds nobody types (a 64-bit number with a fixed upper half).
 _FIRST_MARKER = 0x4C5A_5631_0000_0000
-
-
-class DrawSequence:
-    """Draws from one generator without a reseed in between.
-
-    ``state`` is that before the next pending one; a value where another sequence has to
-    be drawn first.
-    """
-
-    __slots__ = ("_state", "generator", "last")
-
-    def __init__(self, generator: torch.Generator, state: torch.Tensor | TrackedValue) -> None:
-        self.generator = generator
-        self._state = state
-        if isinstance(state, TrackedValue):
-            state.uses += 1
-        self.last: TrackedNode | None = None
-
-    @property
-    def awaits(self) -> TrackedNode | None:
-        """The pending node that returns the state to begin with."""
-        return self._state.node if isinstance(self._state, TrackedValue) else None
-
-    @property
-    def newest(self) -> TrackedNode | None:
-        """The last node that the state after it waits for: a draw that failed has not drawn."""
-        last = self.last
-        while last is not None and last.state == "failed":
-            last = next((node for node in last.after if node.draws is self), None)
-        return last or self.awaits
-
-    @property
-    def state(self) -> torch.Tensor:
-        if isinstance(self._state, TrackedValue):
-            value, real = self._state, self._state.real
-            if real is None:
-                raise RuntimeError("internal error: the generator's state has not been computed")
-            self.state = real
-            value.uses -= 1
-            if not value.uses:
-                value.real = None
-            return real
-        return self._state
-
-    @state.setter
-    def state(self, state: torch.Tensor) -> None:
-        self._state = state
-
-    @property
-    def earlier_state(self) -> torch.Tensor:
-        """Of the same seed as ``state``, and known: the last one computed before it."""
-        sequence = self
-        while isinstance(sequence._state, TrackedValue):
-            node = sequence._state.node
-            assert node is not None and node.draws is not None
-            if node.state == "done":
-                return sequence.state
-            sequence = node.draws
-        return sequence._state
 
 
 class Generators:

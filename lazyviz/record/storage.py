@@ -10,17 +10,14 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from ..graph.ir import Failure, Graph, Node, NodeError, Storage, TensorMeta, Value
 from ..torch_internals import private_api
 from ..torch_internals.private_api import OpOverload
-
-if TYPE_CHECKING:
-    from .rng import DrawSequence
-    from .shapes.inference import Inferred
+from .shapes.output_specs import Inferred
 
 FORGOTTEN = NodeError(
     Failure.FORGOTTEN, "forgotten before it ran: by %lazy reset, by unloading lazyviz, or in a forked process"
@@ -282,3 +279,62 @@ def snapshot_of(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(shape, stride, dtype=tensor.dtype)
     span = 1 + sum((size - 1) * step for size, step in zip(shape, stride))
     return tensor.as_strided((span,), (1,)).clone().as_strided(shape, stride)
+
+
+class DrawSequence:
+    """Draws from one generator without a reseed in between.
+
+    ``state`` is that before the next pending one; a value where another sequence has to
+    be drawn first.
+    """
+
+    __slots__ = ("_state", "generator", "last")
+
+    def __init__(self, generator: torch.Generator, state: torch.Tensor | TrackedValue) -> None:
+        self.generator = generator
+        self._state = state
+        if isinstance(state, TrackedValue):
+            state.uses += 1
+        self.last: TrackedNode | None = None
+
+    @property
+    def awaits(self) -> TrackedNode | None:
+        """The pending node that returns the state to begin with."""
+        return self._state.node if isinstance(self._state, TrackedValue) else None
+
+    @property
+    def newest(self) -> TrackedNode | None:
+        """The last node that the state after it waits for: a draw that failed has not drawn."""
+        last = self.last
+        while last is not None and last.state == "failed":
+            last = next((node for node in last.after if node.draws is self), None)
+        return last or self.awaits
+
+    @property
+    def state(self) -> torch.Tensor:
+        if isinstance(self._state, TrackedValue):
+            value, real = self._state, self._state.real
+            if real is None:
+                raise RuntimeError("internal error: the generator's state has not been computed")
+            self.state = real
+            value.uses -= 1
+            if not value.uses:
+                value.real = None
+            return real
+        return self._state
+
+    @state.setter
+    def state(self, state: torch.Tensor) -> None:
+        self._state = state
+
+    @property
+    def earlier_state(self) -> torch.Tensor:
+        """Of the same seed as ``state``, and known: the last one computed before it."""
+        sequence = self
+        while isinstance(sequence._state, TrackedValue):
+            node = sequence._state.node
+            assert node is not None and node.draws is not None
+            if node.state == "done":
+                return sequence.state
+            sequence = node.draws
+        return sequence._state

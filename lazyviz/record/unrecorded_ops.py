@@ -8,7 +8,7 @@ draws each evaluate first what they need.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,6 +16,7 @@ from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import private_api
 from ..torch_internals.private_api import OpOverload
 from .dependencies import closure
+from .external_tensors import ExternalTensors
 from .fake_cuda.host_values import on_host, reads_host
 from .interception.sparse_components import parts_of
 from .lazy_tensor import LazyTensor, describe, is_pending
@@ -24,9 +25,6 @@ from .pending_ops import needs_absent
 from .rng import Generators
 from .shapes.inference import OpInfo
 from .storage import FORGOTTEN, Lost, TrackedNode, TrackedStorage
-
-if TYPE_CHECKING:
-    from .recorder import Tape
 
 
 def tensors_in(items: Any, around: tuple[int, ...] = ()) -> Iterator[torch.Tensor]:
@@ -66,7 +64,7 @@ def _argument(info: OpInfo, position: int | None, args: Any, kwargs: Any, defaul
     return args[position] if position < len(args) else kwargs.get(info.argument_names[position], default)
 
 
-def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> list[TrackedNode]:
+def nodes_before_access(tape: ExternalTensors, tensor: torch.Tensor, *, write: bool) -> list[TrackedNode]:
     """Pending nodes that have to run before ``tensor``'s memory may be read (or written)."""
     needed: list[TrackedNode] = []
     if type(tensor) is LazyTensor or "_lazyviz" in tensor.__dict__:
@@ -90,7 +88,7 @@ def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> lis
     return [node for node in needed if node.state != "done"]
 
 
-def is_out_of_reach(tape: Tape, tensor: torch.Tensor) -> bool:
+def is_out_of_reach(tape: ExternalTensors, tensor: torch.Tensor) -> bool:
     """Whether only a GPU that is not here could tell what ``tensor`` holds."""
     if not torch_cuda.STAND_INS:  # before the walk: every read comes by here
         return False
@@ -98,7 +96,7 @@ def is_out_of_reach(tape: Tape, tensor: torch.Tensor) -> bool:
 
 
 def needed_nodes(
-    tape: Tape,
+    tape: ExternalTensors,
     info: OpInfo,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -133,7 +131,7 @@ def needed_nodes(
 
 
 def _set_anew(
-    tape: Tape, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+    tape: ExternalTensors, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[TrackedStorage]:
     """Storages that were left half written, and that the call overwrites."""
     addresses = [
@@ -152,7 +150,7 @@ def _set_anew(
             yield storage
 
 
-def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dispatch(tape: ExternalTensors, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one op that is not being recorded, after what it needs."""
     info = tape.shapes.info(op)
     if info.metadata_only:
@@ -182,10 +180,7 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
             with tape.lock:
                 tape.sync(info.name if info.name != "_local_scalar_dense" else "item", needed, nbytes)
         if info.mutates:
-            for tensor in written_tensors(info, args, kwargs):
-                tape.forget_shadow(tensor)
-                if info.set_like or info.metadata_write:
-                    tape.forget_place(tensor)  # it showed other memory, or the same in another way
+            _forget_written(tape, info, args, kwargs)
     refuse_forgotten(tape, (*args, *kwargs.values()))
     result = call(op, info, args, kwargs)
     for storage in anew:
@@ -193,6 +188,16 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
     if info.counts_writes:
         count_writes(info, args, kwargs)
     return result
+
+
+def _forget_written(
+    tape: ExternalTensors, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """What the op is about to write is no longer what was recorded."""
+    for tensor in written_tensors(info, args, kwargs):
+        tape.forget_shadow(tensor)
+        if info.set_like or info.metadata_write:
+            tape.forget_place(tensor)  # it showed other memory, or the same in another way
 
 
 def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -209,14 +214,14 @@ def is_differentiated(items: Any) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(items))
 
 
-def dispatch_traced(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dispatch_traced(tape: ExternalTensors, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Hand an op to the tracer below us (``make_fx``, fake tensors): it is part of its program."""
     evaluate_arguments(tape, args, kwargs, f"tracing {op}", write=True)
     return op(*args, **kwargs)
 
 
 def evaluate_arguments(
-    tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any], cause: str, *, write: bool
+    tape: ExternalTensors, args: tuple[Any, ...], kwargs: dict[str, Any], cause: str, *, write: bool
 ) -> None:
     """Evaluate what reading (or writing) any tensor of a call needs."""
     if not tape.pending:
@@ -231,7 +236,7 @@ def evaluate_arguments(
             tape.sync(cause, needed)
 
 
-def refuse_forgotten(tape: Tape, items: Any) -> None:
+def refuse_forgotten(tape: ExternalTensors, items: Any) -> None:
     """A tensor that nothing can evaluate any more is one clear error.
 
     Raises:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..execute import shutdown
 from ..execute.microbatch.clusters import is_cluster
@@ -33,12 +33,10 @@ from ..record.provenance.variable_names import name_tensors, variables_of
 from ..record.recorder import tape
 from ..record.storage import Lost, TrackedStorage
 from . import evaluation, planned_device
-from .batch_options import BatchLike, NamedBatch, bound_names, unknown_names
+from .named_batch import BatchLike, NamedBatch, bound_names, unknown_names
 from .option_checks import validate
 from .recompute_options import Recompute, recompute_option
-
-if TYPE_CHECKING:
-    from .lazy_graph import LazyGraph
+from .recorded_graph import RecordedGraph
 
 _ANOTHER_THREAD = "another thread is recording; one lazy block at a time"
 _ANOTHER_TASK = (
@@ -91,26 +89,33 @@ class Options:
         return named
 
 
-class LazyBlock(Transaction):
+G = TypeVar("G", bound=RecordedGraph)
+
+
+class LazyBlock(Transaction, Generic[G]):
     """What :func:`lazyviz.lazy` returns: a context that records, for one ``with`` statement."""
 
     name = "this lazy block"
 
-    def __init__(self, make: Callable[..., LazyGraph], options: Options) -> None:
+    def __init__(self, make: Callable[..., G], options: Options) -> None:
         self._make = make
         self.options = options
-        self.graph: LazyGraph | None = None
+        self.graph: G | None = None
         self.thread = 0
         self.named: NamedBatch | None = None
-        self._outer: LazyBlock | None = None  # in the same task
+        self._outer: LazyBlock[Any] | None = None  # in the same task
         self._unaccounted = False
 
-    def _recreate_cm(self) -> LazyBlock:  # each call of a function that it decorates is a block
+    def _recreate_cm(self) -> LazyBlock[G]:  # each call of a function that it decorates is a block
         return LazyBlock(self._make, replace(self.options))
 
     # --- entering -------------------------------------------------------------------
 
-    def begin(self) -> LazyGraph:
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> G: ...
+
+    def begin(self) -> G:
         frame = sys._getframe(2)
         options = self.options
         split, recompute = options.checked()
@@ -151,7 +156,7 @@ class LazyBlock(Transaction):
             self._exchange(frame, cards)
         return graph
 
-    def _refuse_others(self) -> LazyBlock | None:
+    def _refuse_others(self) -> LazyBlock[Any] | None:
         """The block around this one; ``RuntimeError`` if it is another thread's or task's."""
         outer = _claims[-1] if _claims else None
         if outer is not None and outer.thread != self.thread:
@@ -207,7 +212,7 @@ class LazyBlock(Transaction):
         """Call tensors as variables are called, which asks objects of the user's for what they hold."""
         names = self.options.names
         variables = names if names is not None else variables_of(sys._getframe())
-        name_tensors(tape, variables, copied=names is None)
+        name_tensors(tape.value_of, variables, copied=names is None)
 
     def _account(self) -> None:
         """What was recorded is pending from now on, and belongs to the graph."""
@@ -217,8 +222,8 @@ class LazyBlock(Transaction):
         with tape.lock:  # another thread may be about to run what is counted here
             self._account_of(graph)
 
-    def _account_of(self, graph: LazyGraph) -> None:
-        own = graph._unfinished()
+    def _account_of(self, graph: RecordedGraph) -> None:
+        own = graph.unfinished()
         if own != list(tape.pending) and (earlier := len(closure(own)) - len(own)):
             # The plan is of this cell's ops alone: say what else its evaluation will run.
             graph.title = f"{self._title}, after {earlier:,} pending ops of earlier cells"
@@ -249,12 +254,12 @@ class LazyBlock(Transaction):
 
 # --- what is open in this process ---------------------------------------------------------
 
-_claims: list[LazyBlock] = []  # that record or are about to: all of one thread
-_open: list[LazyBlock] = []  # that record, the innermost last
-_block_of_task = contextvars.ContextVar["LazyBlock | None"]("lazyviz_block", default=None)
+_claims: list[LazyBlock[Any]] = []  # that record or are about to: all of one thread
+_open: list[LazyBlock[Any]] = []  # that record, the innermost last
+_block_of_task = contextvars.ContextVar["LazyBlock[Any] | None"]("lazyviz_block", default=None)
 
 
-def _innermost() -> LazyBlock | None:
+def _innermost() -> LazyBlock[Any] | None:
     """The innermost block around this task's code."""
     block = _block_of_task.get()
     while block is not None and block not in _claims:
@@ -288,7 +293,7 @@ def _stop_watching() -> None:
         tape.scopes.sources.block = None
 
 
-def open_blocks() -> list[LazyBlock]:
+def open_blocks() -> list[LazyBlock[Any]]:
     """The blocks that record, the innermost last."""
     return list(_open)
 

@@ -6,7 +6,7 @@ A part of :mod:`lazyviz.session.lazy_graph`.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..execute.registry import backend_counters, compiled_programs
 from ..execute.replay.program_cache import replays
@@ -19,12 +19,10 @@ from ..record.recorder import tape
 from ..torch_internals import native_modules
 from . import evaluation
 from .evaluate_all import failed_nodes, what_failed
-
-if TYPE_CHECKING:
-    from .lazy_graph import LazyGraph
+from .recorded_graph import RecordedGraph
 
 
-def status_of(graph: LazyGraph, where: str = "") -> str:
+def status_of(graph: RecordedGraph, where: str = "") -> str:
     """What has been recorded in a graph, what of it is pending or has failed, and its sync points."""
     lines = [f"{where}{len(graph.nodes):,} ops recorded, {graph.pending:,} pending"]
     if graph.state not in ("pending", "done"):
@@ -36,7 +34,7 @@ def status_of(graph: LazyGraph, where: str = "") -> str:
     return "\n".join(lines)
 
 
-def status_of_all(latest: LazyGraph | None) -> str:
+def status_of_all(latest: RecordedGraph | None) -> str:
     """What is pending of all graphs, and of which cells they are; the latest one is told of in any case."""
     pending = Counter([node.graph for node in list(tape.pending)])
     total = f"{len(tape.pending):,} op{'' if len(tape.pending) == 1 else 's'} pending"
@@ -54,7 +52,7 @@ def status_of_all(latest: LazyGraph | None) -> str:
     return "\n".join(lines)
 
 
-def unmet(graph: LazyGraph, names: str | None = None) -> list[str]:
+def unmet(graph: RecordedGraph, names: str | None = None) -> list[str]:
     """What a block was asked for and cannot be done, in a sentence each: a budget, a split, a batch.
 
     ``names``: the option that names the batch.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..execute.microbatch.clusters import NoWorkersError
 from ..execute.report import Report
@@ -18,11 +17,9 @@ from ..record.pending_ops import AbsentDeviceError
 from ..record.recorder import tape
 from ..record.storage import TrackedNode
 from . import evaluation, planned_device
-from .batch_options import SplitError
 from .recompute_options import RecomputeError
-
-if TYPE_CHECKING:
-    from .lazy_graph import LazyGraph
+from .recorded_graph import RecordedGraph
+from .split_options import SplitError
 
 REFUSED = (AbsentDeviceError, SplitError, RecomputeError, NoWorkersError)
 """What an evaluation is refused with before anything runs: a sentence for the user."""
@@ -68,19 +65,19 @@ def run_all(cause: str, apart: Iterable[TrackedNode] = ()) -> Report:
     failed = failed_nodes()
     for lazy in {id(node.graph): evaluation.graphs.get(id(node.graph)) for node in failed}.values():
         if lazy is not None:
-            lazy._changed("failed")
+            lazy.changed("failed")
     if error is not None:
         raise error
     return _merged(reports, tuple(what_failed(node) for node in failed))
 
 
-def pending_graphs() -> list[LazyGraph]:
+def pending_graphs() -> list[RecordedGraph]:
     """The graphs with ops that have not run and that somebody can evaluate, in the order of recording."""
     irs = {id(node.graph): None for node in list(tape.pending)}
     return [evaluation.graphs[key] for key in irs if key in evaluation.graphs]
 
 
-def evaluate_graphs(cause: str) -> tuple[list[tuple[LazyGraph | None, Report]], list[Exception]]:
+def evaluate_graphs(cause: str) -> tuple[list[tuple[RecordedGraph | None, Report]], list[Exception]]:
     """Evaluate each pending graph as its block was told to, and then whatever else is pending.
 
     Returns the reports, and what graphs were refused with.
@@ -88,7 +85,7 @@ def evaluate_graphs(cause: str) -> tuple[list[tuple[LazyGraph | None, Report]], 
     Raises:
         Exception: the first error of an op that is new, once all else has run.
     """
-    reports: list[tuple[LazyGraph | None, Report]] = []
+    reports: list[tuple[RecordedGraph | None, Report]] = []
     refused: list[Exception] = []
     error: Exception | None = None
     apart: set[TrackedNode] = set()
@@ -122,7 +119,7 @@ def evaluate_graphs(cause: str) -> tuple[list[tuple[LazyGraph | None, Report]], 
     return reports, refused
 
 
-def _with_options(graph: LazyGraph) -> bool:
+def _with_options(graph: RecordedGraph) -> bool:
     return graph.split not in ("off", 1) or graph.recompute != "off"
 
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -39,16 +39,14 @@ from ..record.unrecorded_ops import nodes_before_access
 from ..torch_internals import cuda as torch_cuda
 from . import planned_device
 from .metrics import Metrics
+from .recorded_graph import RecordedGraph
 from .strategies import Projection, RunOptions, Strategy
-
-if TYPE_CHECKING:
-    from .lazy_graph import LazyGraph
 
 watch = Watch(tape)
 watch.rehearse()
 # Graphs with pending nodes, by id of the ir.Graph; weak, since a graph nobody can reach need not run.
-graphs: weakref.WeakValueDictionary[int, LazyGraph] = weakref.WeakValueDictionary()
-latest: weakref.ref[LazyGraph] | None = None  # of the last block
+graphs: weakref.WeakValueDictionary[int, RecordedGraph] = weakref.WeakValueDictionary()
+latest: weakref.ref[RecordedGraph] | None = None  # of the last block
 forbidden = contextvars.ContextVar("lazyviz_forbid_sync", default=False)
 metrics = Metrics()
 projection_errors: deque[float] = deque(maxlen=1000)
@@ -74,7 +72,7 @@ class under_way:
         if nodes:
             tape.refuse_nested()
         self._signals = Deferred()
-        self.running: Sequence[LazyGraph] = ()  # that have not been told that it is over
+        self.running: Sequence[RecordedGraph] = ()  # that have not been told that it is over
 
     def __enter__(self) -> Deferred:
         arrived = self._signals.__enter__()
@@ -136,7 +134,7 @@ def _execute(strategy: Strategy, cause: str, context: under_way, arrived: Deferr
         context.running = strategy.touched
         for lazy in strategy.touched:
             lazy.error, lazy.live = None, strategy.live
-            lazy._changed("running")
+            lazy.changed("running")
         strategy.execute()
     except BaseException as error:
         outcome = outcome_of(error, arrived)
@@ -234,13 +232,13 @@ def _report(strategy: Strategy, cause: str, outcome: str | None, seconds: float)
 
 
 def tell(
-    touched: Sequence[LazyGraph], report: Report | None, timelines: Timelines, outcome: str | None
+    touched: Sequence[RecordedGraph], report: Report | None, timelines: Timelines, outcome: str | None
 ) -> None:
     """Tell the graphs what came of a run of some of their nodes: all is in its place before anyone hears."""
     for lazy in touched:
         if lazy.split_run is not None and lazy.split_run.complete:
             lazy.split_run = None
-        lazy.live, lazy._state = None, outcome
+        lazy.live, lazy.run_state = None, outcome
         if report is None:
             continue
         lazy.report = report
@@ -249,7 +247,7 @@ def tell(
             graphs.pop(id(lazy.ir), None)
     for lazy in touched:
         if lazy.watched:
-            lazy._notify()
+            lazy.notify()
 
 
 def begun_split(nodes: Sequence[TrackedNode]) -> SplitRun | None:

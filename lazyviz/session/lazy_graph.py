@@ -32,16 +32,16 @@ from ..record.pending_ops import HELD_BYTES_LIMIT, RunLock
 from ..record.recorder import tape
 from ..record.storage import Lost, TrackedNode
 from . import evaluation
-from .batch_options import BatchLike, NamedBatch
-from .batch_options import SplitError as SplitError
 from .block import LazyBlock, Options, close_all
 from .diagnostics import metrics as metrics
 from .diagnostics import why as why
 from .display import Shown
 from .evaluate_all import run_all
+from .named_batch import BatchLike, NamedBatch
 from .recompute_options import Recompute, levers
 from .recompute_options import RecomputeError as RecomputeError
 from .run_options import Choices
+from .split_options import SplitError as SplitError
 from .sync_evaluation import run_for_sync
 
 if TYPE_CHECKING:
@@ -136,8 +136,8 @@ class LazyGraph(Choices, Shown):
     @property
     def state(self) -> str:
         """``pending``, ``running``, ``done``, ``failed`` or ``interrupted``."""
-        if self._state is not None:
-            return self._state
+        if self.run_state is not None:
+            return self.run_state
         return "pending" if self.has_pending else "done"
 
     # --- planning -----------------------------------------------------------------
@@ -179,7 +179,7 @@ class LazyGraph(Choices, Shown):
 
     # --- running ------------------------------------------------------------------
 
-    def _unfinished(self) -> list[TrackedNode]:
+    def unfinished(self) -> list[TrackedNode]:
         """Its nodes that have not run, in program order."""
         pending = list(tape.pending)
         if pending == self.ir.nodes:  # as is usual, and sooner seen than what each of them is
@@ -242,7 +242,7 @@ class LazyGraph(Choices, Shown):
             if nodes is not None:
                 targets += self.own(nodes)
             elif not tensors:
-                targets = self._unfinished()
+                targets = self.unfinished()
             everything = not tensors and targets == list(tape.pending)  # which needs nothing else
             return evaluation.run(
                 targets if everything and nodes is None else closure(targets),
@@ -276,7 +276,7 @@ def lazy(
     whole: Sequence[str] = (),
     independent_rng: bool = False,
     recompute: int | str | None = "off",
-) -> LazyBlock:
+) -> LazyBlock[LazyGraph]:
     """Record the PyTorch ops of a block instead of running them.
 
     Args:

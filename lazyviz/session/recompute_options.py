@@ -6,16 +6,14 @@ A part of :mod:`lazyviz.session.lazy_graph`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..plan.projection import parts_of
 from ..plan.remat.selection import Choice, Recomputation
 from ..plan.units import parse_bytes
 from ..record.storage import TrackedNode
 from .option_checks import validate
-
-if TYPE_CHECKING:
-    from .lazy_graph import LazyGraph
+from .recorded_graph import RecordedGraph
 
 Recompute = int | str
 
@@ -40,7 +38,7 @@ def recompute_option(given: Any) -> Recompute:
 
 
 def levers(
-    graph: LazyGraph, split: int | str | None, recompute: int | str | None, backend: str
+    graph: RecordedGraph, split: int | str | None, recompute: int | str | None, backend: str
 ) -> tuple[int | str, Recompute]:
     """What to split and recompute: as given, else as the block was, unless one rules out the other.
 
@@ -54,13 +52,13 @@ def levers(
     return split, recompute
 
 
-def instead_of_split(graph: LazyGraph) -> bool:
+def instead_of_split(graph: RecordedGraph) -> bool:
     """Whether the batch cannot be cut so that the run fits, and activations are to be recomputed."""
     return graph.plan(split="auto", recompute="auto").recompute.budget_bytes is not None
 
 
 def choose_run(
-    graph: LazyGraph, nodes: Sequence[TrackedNode], recompute: Recompute, pending: Iterable[TrackedNode]
+    graph: RecordedGraph, nodes: Sequence[TrackedNode], recompute: Recompute, pending: Iterable[TrackedNode]
 ) -> Choice | None:
     """How to run ``nodes`` within the budget, with ``"auto"`` within the device's room; ``None``: as ever.
 

@@ -18,7 +18,7 @@ from ..execute.value_stats import readable, summarize_now
 from ..graph.ir import Graph, Node
 from ..process.tracebacks import report_ignored
 from ..record.storage import TrackedNode
-from .batch_options import NamedBatch
+from .named_batch import NamedBatch
 from .option_checks import CLUSTER_NEEDS_BATCH, validate
 from .recompute_options import Recompute
 
@@ -41,7 +41,7 @@ class Choices:
         self._measured: list[tuple[int, int]] = []
         self._timelines: list[Sequence[tuple[int, int]]] = []  # of runs, to be added to it
         self.nonfinite: dict[str, NonFinite] = {}  # by kind, the first in program order of all runs
-        self._state: str | None = None  # running, failed or interrupted; else told by the nodes
+        self.run_state: str | None = None  # running, failed or interrupted; else told by the nodes
         self._listeners: list[Listener] = []
 
     @property
@@ -78,17 +78,17 @@ class Choices:
 
     def readable(self, nodes: Sequence[Node]) -> bool:
         """Whether results of any of ``nodes`` have not been summarized and are still there."""
-        return self._state != "running" and any(
+        return self.run_state != "running" and any(
             not any(node.summaries) and readable(node) for node in self.own(nodes)
         )
 
     def summarize(self, nodes: Sequence[Node]) -> None:
         """Note in ``node.summaries`` what those results of ``nodes`` hold now that are still there."""
-        if self._state != "running":
+        if self.run_state != "running":
             for node in self.own(nodes):
                 if readable(node):
                     summarize_now(node)
-            self._notify()
+            self.notify()
 
     def subscribe(self, callback: Listener) -> None:
         """Have ``callback`` called, on whatever thread, when the state or a choice changes.
@@ -107,7 +107,7 @@ class Choices:
         """Whether anybody follows."""
         return bool(self._listeners)
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
         for callback in list(self._listeners):
             try:
                 callback()
@@ -117,10 +117,10 @@ class Choices:
             ) as error:  # the others, and the run, go on
                 report_ignored("a listener of a lazyviz graph", error)
 
-    def _changed(self, state: str | None = None) -> None:
-        self._state = state
+    def changed(self, state: str | None = None) -> None:
+        self.run_state = state
         if self._listeners:
-            self._notify()
+            self.notify()
 
     def choose(
         self, *, backend: str | None = None, split: int | str | None = None, summaries: bool | None = None
@@ -138,7 +138,7 @@ class Choices:
         self.backend, self.split = backend, wanted
         if summaries is not None:
             self.summaries = summaries
-        self._notify()
+        self.notify()
 
     def backends(self) -> list[tuple[str, str]]:
         """The backends there are, each with the reason why it cannot run this graph here, or ""."""

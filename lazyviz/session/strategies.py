@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -32,10 +32,8 @@ from ..process import gc_pause
 from ..record.recorder import tape
 from ..record.storage import TrackedNode
 from ..torch_internals import cuda as torch_cuda
-from . import batch_options, recompute_options
-
-if TYPE_CHECKING:
-    from .lazy_graph import LazyGraph
+from . import recompute_options, split_options
+from .recorded_graph import RecordedGraph
 
 Projection = program_cache.Projection
 
@@ -47,7 +45,7 @@ class RunOptions:
     backend: str = "eager"
     progress: Callable[[Any], None] | None = None
     cancel: threading.Event | None = None
-    graph: LazyGraph | None = None
+    graph: RecordedGraph | None = None
     split: int | str = "off"
     recompute: int | str = "off"
     summaries: bool | None = None
@@ -61,7 +59,7 @@ class Strategy:
 
     nodes: Sequence[TrackedNode]
     wanted: RunOptions
-    touched: Sequence[LazyGraph]
+    touched: Sequence[RecordedGraph]
     cuda: list[int]  # the indices of the devices
     cluster: Cluster | None = None
     compiler: Backend | None = None
@@ -102,7 +100,7 @@ class Strategy:
         cls,
         nodes: Sequence[TrackedNode],
         wanted: RunOptions,
-        touched: Sequence[LazyGraph],
+        touched: Sequence[RecordedGraph],
         begun: SplitRun | None,
     ) -> Strategy:
         """How ``nodes`` of the graphs ``touched`` are to be run; ``begun`` was interrupted among them."""
@@ -124,7 +122,7 @@ class Strategy:
         strategy._recognize()
         return strategy
 
-    def _choose_lever(self, owner: LazyGraph) -> None:
+    def _choose_lever(self, owner: RecordedGraph) -> None:
         """To split the batch or to compute activations again, if either is wanted."""
         wanted = self.wanted
         split, recompute = wanted.split, wanted.recompute
@@ -132,7 +130,7 @@ class Strategy:
             split = "auto"  # pieces are what such a backend is for
         if self.split_run is None and split != "off":
             if recompute == "off" or not recompute_options.instead_of_split(owner):
-                self.split_run = batch_options.split_run(tape, owner, self.nodes, split, self.cluster)
+                self.split_run = split_options.split_run(tape, owner, self.nodes, split, self.cluster)
             if self.split_run is not None:
                 owner.split_run = self.split_run
         if recompute != "off" and self.split_run is None and wanted.backend == "eager":
@@ -293,7 +291,7 @@ def cuda_devices(nodes: Sequence[TrackedNode]) -> list[int]:
     return sorted({device.index or 0 for device in devices if device.type == "cuda"})
 
 
-def _projection_of(graph: LazyGraph, pieces: int, nodes: Sequence[TrackedNode]) -> Projection | None:
+def _projection_of(graph: RecordedGraph, pieces: int, nodes: Sequence[TrackedNode]) -> Projection | None:
     """What a run of the whole graph in pieces would peak at; ``None`` for one of a part."""
     if len(nodes) != len(graph.nodes):
         return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..execute import eager
 from ..execute.memory_tracker import KnownMemory, Levels, Memory, ResidentMemory, timeline_of
@@ -28,12 +27,10 @@ from ..record.storage import TrackedNode
 from ..torch_internals import cuda as torch_cuda
 from . import evaluation
 from .evaluation import outcome_of, run, tell, under_way
-
-if TYPE_CHECKING:
-    from .lazy_graph import LazyGraph
+from .recorded_graph import RecordedGraph
 
 
-def _touched_alone(nodes: Sequence[TrackedNode]) -> list[LazyGraph] | None:
+def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
     """The graphs of ``nodes``, if there is nothing to it but to run them."""
     errors, irs = node_passes.begin(nodes)
     if not nodes or errors or torch_cuda.STAND_INS or torch_cuda.may_have_cuda():
@@ -79,7 +76,7 @@ def run_in_one_go(nodes: Sequence[TrackedNode], cause: str) -> bool:
 
 
 def _note_read(
-    nodes: Sequence[TrackedNode], touched: Sequence[LazyGraph], levels: Levels, seconds: float, cause: str
+    nodes: Sequence[TrackedNode], touched: Sequence[RecordedGraph], levels: Levels, seconds: float, cause: str
 ) -> None:
     """What :func:`_note_values` does of a run of one graph's nodes that was as it should be, at less cost."""
     done, ir = len(nodes), nodes[-1].graph
@@ -95,7 +92,7 @@ def _note_read(
         evaluation.watch.release()
         return
     for lazy in touched:  # whom nobody follows
-        lazy.live = lazy._state = None
+        lazy.live = lazy.run_state = None
         lazy.note_read(done, seconds, levels.peak, cause, timeline)
         lazy.note_timeline(timeline)
 
@@ -130,7 +127,7 @@ def run_for_values(nodes: Sequence[TrackedNode], cause: str) -> bool:
 def _run_for_values(
     nodes: Sequence[TrackedNode],
     cause: str,
-    touched: Sequence[LazyGraph],
+    touched: Sequence[RecordedGraph],
     subgraph: Subgraph | None,
     found: program_cache.Replay | None,
     new: str | None,
@@ -147,7 +144,7 @@ def _run_for_values(
     context.running = touched
     for lazy in touched:
         lazy.error, lazy.live = None, live
-        lazy._changed("running")
+        lazy.changed("running")
     outcome: str | None = None
     start = time.perf_counter()
     try:
@@ -178,7 +175,7 @@ def _run_for_values(
 
 def _note_values(
     nodes: Sequence[TrackedNode],
-    touched: Sequence[LazyGraph],
+    touched: Sequence[RecordedGraph],
     memory: Memory,
     outcome: str | None,
     seconds: float,

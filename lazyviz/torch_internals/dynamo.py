@@ -179,6 +179,7 @@ def compile_graph(
         environment = ShapeEnv()
         fake_mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
         fakes: list[Any] = []
+        symbol = None
         with torch._guards.tracing(torch._guards.TracingContext(fake_mode)), config.patch(dict(options)):
             if size is None or dimensions is None:
                 fakes += [fake_mode.from_tensor(each, static_shapes=True) for each in inputs]
@@ -196,9 +197,7 @@ def compile_graph(
                         )
             fakes += [fake_mode.from_tensor(each, static_shapes=True) for each in numbers]
             compiled: Any = compile_fx(module, fakes)
-    if size is None:
-        return Compiled(compiled)
-    return Compiled(compiled, _holding(environment, symbol))
+    return Compiled(compiled) if symbol is None else Compiled(compiled, _holding(environment, symbol))
 
 
 def _holding(environment: Any, symbol: Any) -> Callable[[int], bool]:

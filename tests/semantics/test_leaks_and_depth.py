@@ -248,7 +248,7 @@ def test_the_shape_cache_is_bounded(monkeypatch):
             y = x.clamp(min=length / 7).cumsum(0)
         lazyviz.evaluate(y)
         assert y.shape == (length,)
-    assert len(tape.shapes.entries) <= 200 and len(tape.shapes.metas) <= 210
+    assert len(tape.shapes.entries) <= 200 and len(tape.shapes.metadata.entries) <= 210
 
 
 def test_remembered_source_lines_are_bounded(monkeypatch):

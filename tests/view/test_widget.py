@@ -555,13 +555,13 @@ def test_the_views_button_keeps_size_and_cut(batched):
 def test_progress_of_a_split_run_counts_its_pieces(batched, monkeypatch):
     made = batched(split=4)
     monkeypatch.setattr(runner, "INTERVAL", 1e-3)
-    report = SplitRun._report
+    report = SplitRun.report
 
     def slowly(*args, **kwargs):
         report(*args, **kwargs)
         time.sleep(0.01)
 
-    monkeypatch.setattr(SplitRun, "_report", slowly)
+    monkeypatch.setattr(SplitRun, "report", slowly)
     seen = []
     made.widget.observe(lambda change: seen.append(change["new"]), "progress")
     say(made, "evaluate")

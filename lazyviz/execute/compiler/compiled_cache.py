@@ -85,10 +85,7 @@ def program_of(nodes: Sequence[Node], outputs: Sequence[Value]) -> Program:
     steps: list[tuple[Any, ...]] = []
 
     def of(meta: TensorMeta) -> tuple[Any, ...]:
-        kind = kinds.get(meta)
-        if kind is None:
-            kind = kinds[meta] = (len(meta.shape), meta.dtype, meta.device, meta.flags)
-        return kind
+        return kinds.setdefault(meta, (len(meta.shape), meta.dtype, meta.device, meta.flags))
 
     def scalar(item: float) -> Any:
         scalars.append(item)
@@ -116,15 +113,7 @@ def program_of(nodes: Sequence[Node], outputs: Sequence[Value]) -> Program:
         args, kwargs = numbers.call(node)
         if len(scalars) > before:
             users += [node.op] * (len(scalars) - before)
-            if node.phase == "optimizer" and kind.changes:
-                at = before
-                for name, item in (*zip(kind.positional, node.args), *node.kwargs.items()):
-                    count = sum(1 for _ in scalars_of(item, name, kind))
-                    if name in kind.changes:
-                        varying += range(at, at + count)
-                    at += count
-            elif kind.zero_counts:
-                varying += [at for at in range(before, len(scalars)) if scalars[at] == 0]
+            varying += _varying(node, kind, before, scalars)
         parts: list[Any] = [node.op, node.phase == "optimizer", args, *kwargs.items()]
         for value in node.outputs:
             if value.node is node:
@@ -133,27 +122,41 @@ def program_of(nodes: Sequence[Node], outputs: Sequence[Value]) -> Program:
                 parts.append(of(value.meta))
                 made.append(value.meta)
         steps.append(tuple(parts))
+    written = {storages[storage] for node in nodes for storage in node.writes if storage in storages}
+    offsets = _offsets([place for _, place, _ in inputs], given, written)
+    shapes = Shapes(tuple(given), tuple(made), offsets, tuple(sizes))
+    kept = _kept(nodes, outputs)
+    key = tuple(steps), tuple(inputs), kept, tuple(scalars), tuple(varying)
+    return Program(*key, shapes, tuple(users), settings())
+
+
+def _offsets(places: list[int], given: Sequence[TensorMeta], written: set[int]) -> tuple[int, ...]:
+    """Where inputs lie in memory that is written and that other inputs show, too."""
+    return tuple(
+        meta.offset for meta, place in zip(given, places) if place in written and places.count(place) > 1
+    )
+
+
+def _varying(node: Node, kind: Any, first: int, scalars: Sequence[float]) -> list[int]:
+    """The positions, from ``first``, of those scalars of ``node`` that change from step to step."""
+    if node.phase == "optimizer" and kind.changes:
+        varying: list[int] = []
+        at = first
+        for name, item in (*zip(kind.positional, node.args), *node.kwargs.items()):
+            count = sum(1 for _ in scalars_of(item, name, kind))
+            if name in kind.changes:
+                varying += range(at, at + count)
+            at += count
+        return varying
+    return [at for at in range(first, len(scalars)) if scalars[at] == 0] if kind.zero_counts else []
+
+
+def _kept(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[tuple[int, int], ...]:
+    """The results that are handed out: the position of the node, and of the result among its own."""
     position = {value.node: -1 for value in outputs}
     position |= {node: at for at, node in enumerate(nodes) if node in position}
-    kept = tuple(
-        sorted({(position[value.node], value.node.outputs.index(value)) for value in outputs if value.node})
-    )
-    places = [place for _, place, _ in inputs]
-    written = {storages[storage] for node in nodes for storage in node.writes if storage in storages}
-    offsets = [
-        meta.offset for meta, place in zip(given, places) if place in written and places.count(place) > 1
-    ]
-    shapes = Shapes(tuple(given), tuple(made), tuple(offsets), tuple(sizes))
-    return Program(
-        tuple(steps),
-        tuple(inputs),
-        kept,
-        tuple(scalars),
-        tuple(varying),
-        shapes,
-        tuple(users),
-        settings(),
-    )
+    found = {(position[value.node], value.node.outputs.index(value)) for value in outputs if value.node}
+    return tuple(sorted(found))
 
 
 @dataclass(slots=True, eq=False)

@@ -95,77 +95,105 @@ def lower(
     Raises:
         NotLowered: one of the nodes cannot be.
     """
-    graph = fx.Graph()
-    env: dict[Value, fx.Node] = {}
-    varying = fx.Proxy(graph.placeholder("size")) if sizes is not None else None
-    for number, value in enumerate(inputs):
-        env[value] = graph.placeholder(f"input_{number}")
-        if value.meta.flags:
-            raise NotLowered("an input is a conjugate or negative view")
-    numbers: dict[int, fx.Node] = {}
-    given = [graph.placeholder(f"number_{number}") for number in range(len(groups))]
-    for group, placeholder in zip(groups, given, strict=True):
-        content = graph.call_function(aten._local_scalar_dense.default, (placeholder,))
-        numbers.update(dict.fromkeys(group, content))
-    functions = iter(sizes.arguments if sizes is not None else ())
-    made: dict[Size, Any] = {}
-    positions = itertools.count()
-
-    def scalar(item: float) -> Any:
-        return numbers.get(next(positions), item)
-
-    def size(item: int) -> Any:
-        return sized(next(functions, item))
-
-    def sized(function: int | Size) -> Any:
-        if isinstance(function, int):
-            return function
-        if function not in made:
-            made[function] = function(varying).node
-        return made[function]
-
-    def other(item: Any) -> Any:
-        if isinstance(item, torch.Generator):
-            raise NotLowered("an op draws from a generator of its own")
-        return env[item] if isinstance(item, Value) else item
-
-    written = {storage for node in nodes for storage in node.writes}
-    reader = Numbers(scalar, size, other)
-    random = _draws(nodes) if draws_first else {}
-    if random:
-        dimensions = _dimensions(nodes, inputs, sizes)
-        every = [sized(item) for draw in random.values() for item in dimensions(draw.like)]
-        source = graph.call_function(draw_all, (in_words(list(random.values())), every))
-        content_of = {
-            node: graph.call_function(operator.getitem, (source, at)) for at, node in enumerate(random)
-        }
+    lowering = _Lowering(inputs, groups, sizes)
+    lowering.written = {storage for node in nodes for storage in node.writes}
+    random = lowering.draw(nodes, inputs) if draws_first else {}
     for node in nodes:
         check(node)
-        args, kwargs = reader.call(node)
         if node in random:
-            if any(isinstance(item, fx.Node) for item in args[len(node.inputs) :]):
-                raise refuse(node, "draws with numbers that vary")
-            env.update(_random(graph, node, content_of[node], args))
-            continue
-        op, args, kwargs = drawn(graph, *adapted(node, args, kwargs))
+            lowering.drawn_before(node, random[node])
+        else:
+            lowering.add(node, channels_last=channels_last)
+    return lowering.module(results)
+
+
+class _Lowering:
+    """The fx graph of a segment while it is made: what stands for each value, number and size."""
+
+    def __init__(self, inputs: Sequence[Value], groups: Sequence[Sequence[int]], sizes: Sizes | None) -> None:
+        self.graph = fx.Graph()
+        self.env: dict[Value, fx.Node] = {}
+        self.sizes = sizes
+        self.written: set[Storage] = set()
+        self._varying = fx.Proxy(self.graph.placeholder("size")) if sizes is not None else None
+        for number, value in enumerate(inputs):
+            self.env[value] = self.graph.placeholder(f"input_{number}")
+            if value.meta.flags:
+                raise NotLowered("an input is a conjugate or negative view")
+        self._numbers: dict[int, fx.Node] = {}
+        given = [self.graph.placeholder(f"number_{number}") for number in range(len(groups))]
+        for group, placeholder in zip(groups, given, strict=True):
+            content = self.graph.call_function(aten._local_scalar_dense.default, (placeholder,))
+            self._numbers.update(dict.fromkeys(group, content))
+        self._functions = iter(sizes.arguments if sizes is not None else ())
+        self._sized: dict[Size, Any] = {}
+        self._positions = itertools.count()
+        self._reader = Numbers(self._scalar, self._size, self._other)
+
+    def _scalar(self, item: float) -> Any:
+        return self._numbers.get(next(self._positions), item)
+
+    def _size(self, item: int) -> Any:
+        return self.sized(next(self._functions, item))
+
+    def _other(self, item: Any) -> Any:
+        if isinstance(item, torch.Generator):
+            raise NotLowered("an op draws from a generator of its own")
+        return self.env[item] if isinstance(item, Value) else item
+
+    def sized(self, function: int | Size) -> Any:
+        """A size, computed of the one that varies where it depends on that."""
+        if isinstance(function, int):
+            return function
+        if function not in self._sized:
+            self._sized[function] = function(self._varying).node
+        return self._sized[function]
+
+    def draw(self, nodes: Sequence[Node], inputs: Sequence[Value]) -> dict[Node, fx.Node]:
+        """Have all random numbers drawn first; what stands for those of each node that draws."""
+        random = _draws(nodes)
+        if not random:
+            return {}
+        dimensions = _dimensions(nodes, inputs, self.sizes)
+        every = [self.sized(item) for draw in random.values() for item in dimensions(draw.like)]
+        source = self.graph.call_function(draw_all, (in_words(list(random.values())), every))
+        return {
+            node: self.graph.call_function(operator.getitem, (source, at)) for at, node in enumerate(random)
+        }
+
+    def drawn_before(self, node: Node, content: fx.Node) -> None:
+        """Add a node whose random numbers are there."""
+        args, _ = self._reader.call(node)
+        if any(isinstance(item, fx.Node) for item in args[len(node.inputs) :]):
+            raise refuse(node, "draws with numbers that vary")
+        self.env.update(_random(self.graph, node, content, args))
+
+    def add(self, node: Node, *, channels_last: bool) -> None:
+        """Add any other node."""
+        graph = self.graph
+        op, args, kwargs = drawn(graph, *adapted(node, *self._reader.call(node)))
         if channels_last:
             for at in _IMAGES.get(op, ()):
                 image = graph.call_function(  # the same, where it is traced in that layout
                     aten.contiguous.default, (args[at],), {"memory_format": torch.channels_last}
                 )
                 args = (*args[:at], image, *args[at + 1 :])
-            if op in _RESHAPES and node.outputs[0].storage not in written:
+            if op in _RESHAPES and node.outputs[0].storage not in self.written:
                 op = aten.reshape.default
         result = graph.call_function(op, args, kwargs)
         returns = op._schema.returns
         alone = len(returns) == 1 and str(returns[0].type) == "Tensor"
         for value in node.outputs:
             if value.node is node:
-                env[value] = result if alone else graph.call_function(operator.getitem, (result, value.index))
+                own = result if alone else graph.call_function(operator.getitem, (result, value.index))
                 if channels_last and op is aten.convolution_backward.default and is_to_be_row_major(value):
-                    env[value] = graph.call_function(row_major, (env[value],))
-    graph.output(tuple([env[value] for value in results]))
-    return fx.GraphModule(torch.nn.Module(), graph, class_name="Segment")
+                    own = graph.call_function(row_major, (own,))
+                self.env[value] = own
+
+    def module(self, results: Sequence[Value]) -> fx.GraphModule:
+        """What has been added, to ``results``."""
+        self.graph.output(tuple([self.env[value] for value in results]))
+        return fx.GraphModule(torch.nn.Module(), self.graph, class_name="Segment")
 
 
 def _draws(nodes: Sequence[Node]) -> dict[Node, Draw]:

@@ -15,8 +15,8 @@ from ...graph.ir import Storage
 from ...process.signals import Deferred
 from ...process.transaction import complete
 from ...record.recorder import Tape
-from ...record.rng import DrawSequence, state_of
-from ...record.storage import TrackedNode, TrackedValue
+from ...record.rng import state_of
+from ...record.storage import DrawSequence, TrackedNode, TrackedValue
 from ...torch_internals import private_api
 from ..backend import Backend, Compiled, Refused, Segment
 from ..eager import Progress, check_interrupts, deliver, free, kernel_level, recorded_modes, run_node, tell

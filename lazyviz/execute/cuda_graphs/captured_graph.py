@@ -123,14 +123,11 @@ class Buffer:
 
     def source(self, turn: Turn) -> torch.Tensor | None:
         """What it is to be filled with; None if that is not cut from its memory as it was."""
-        begin = None
-        for at, argument, number, place in self.values:
-            tensor = turn.tensor(turn.nodes[at].inputs[argument], number)
-            here = _address(tensor) - place
-            if begin is None:
-                begin, first, before = here, tensor, place
-            if here != begin or here % self.alignment != self.residue:
-                return None
+        tensors = [turn.tensor(turn.nodes[at].inputs[arg], number) for at, arg, number, _ in self.values]
+        begins = {_address(tensor) - value[3] for tensor, value in zip(tensors, self.values)}
+        if len(begins) > 1 or begins.pop() % self.alignment != self.residue:
+            return None
+        first, before = tensors[0], self.values[0][3]
         start = int(first.storage_offset()) * first.element_size() - before
         return in_words(_storage(first), start, self.content.numel() * self.content.element_size())
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from ...plan.batch.placement import Piece
-from ...record.storage import TrackedNode
+from ...process.signals import Deferred
+from ...record.storage import TrackedNode, TrackedValue
 from ..eager import check_interrupts
 from ..failures import name_line
 from . import protocol
@@ -29,11 +30,9 @@ from .clusters import LostWorkerError as LostWorkerError
 from .clusters import NoWorkersError as NoWorkersError
 from .clusters import RayBackend as RayBackend
 from .program import Part, PassProgram, Step, Whole
+from .rng import Draws
 from .serialization import pack, unpack
 from .worker import Done, Drawing, Failed, PassWork, PieceWork
-
-if TYPE_CHECKING:
-    from .run import SplitRun
 
 POLL_SECONDS = 0.05
 """How often a run that waits for workers looks for an interrupt."""
@@ -51,7 +50,21 @@ _DEADLY = (
 )
 
 
-def run_pass(run: SplitRun, program: PassProgram, cluster: Cluster) -> None:
+class PiecewiseRun(Protocol):
+    """The run that a pass belongs to: its pieces, how far it has come, and where sums are kept."""
+
+    pieces: list[Piece]
+    next_piece: int
+    interrupted: Deferred
+    cancelled: Callable[[], bool] | None
+    draws: Draws
+
+    def collect(self, value: TrackedValue, part: torch.Tensor, piece: Piece) -> bool: ...
+    def report(self, node: TrackedNode, runs: int = 1, piece: int = 0) -> None: ...
+    def halve(self, piece: Piece, others: Sequence[Piece]) -> bool: ...
+
+
+def run_pass(run: PiecewiseRun, program: PassProgram, cluster: Cluster) -> None:
     """Run the pieces that are left of a pass, and collect what they give.
 
     Raises:
@@ -69,12 +82,12 @@ def on_cuda(programs: Iterable[PassProgram]) -> bool:
 class _PassElsewhere:
     """One pass: who runs which piece, and what has come back."""
 
-    def __init__(self, run: SplitRun, program: PassProgram, cluster: Cluster) -> None:
+    def __init__(self, run: PiecewiseRun, program: PassProgram, cluster: Cluster) -> None:
         self.owner, self.program, self.cluster = run, program, cluster
         self.cuda = on_cuda([program])
         self.token = uuid.uuid4().hex
         self.parts = list(dict.fromkeys(part for step in program.steps for part in _leaves(step, Part)))
-        self.waiting: list[Piece] = run.pieces[run._next :]
+        self.waiting: list[Piece] = run.pieces[run.next_piece :]
         self.idle: list[Any] = []
         self.asked: set[Any] = set()  # workers that were sent the program
         self.unfit: set[Any] = set()  # and those that could not hold it
@@ -91,9 +104,9 @@ class _PassElsewhere:
         shared = self.cluster.share(self._work())
         self.idle = list(self.cluster.workers(self.cuda))
         try:
-            while run._next < len(run.pieces):
-                where = f"after {run._next} of {len(run.pieces)} pieces"
-                check_interrupts(run._interrupted, run._cancelled, where)
+            while run.next_piece < len(run.pieces):
+                where = f"after {run.next_piece} of {len(run.pieces)} pieces"
+                check_interrupts(run.interrupted, run.cancelled, where)
                 self._hand_out(shared)
                 if not self.jobs:
                     raise NoWorkersError(_NOBODY.format(reason=self.reason))
@@ -122,10 +135,10 @@ class _PassElsewhere:
                 continue
             cuda = node.draws.generator.device.type == "cuda"
             if step.draw is None:
-                draws[number] = Drawing(cuda, seed=self.owner._draws.seed(node))
+                draws[number] = Drawing(cuda, seed=self.owner.draws.seed(node))
             else:
-                self.owner._draws.begin(node)
-                state = self.owner._draws.state(node)
+                self.owner.draws.begin(node)
+                state = self.owner.draws.state(node)
                 draws[number] = Drawing(cuda, bytes(state.tolist()))
         work = PassWork(remote.portable(program.steps), whole, draws, remote.settings())
         return protocol.dumps(work)
@@ -145,12 +158,12 @@ class _PassElsewhere:
     def _hand_out(self, shared: Any) -> None:
         """Give every idle worker something to do; none gets a piece before it has the program."""
         run = self.owner
-        left = len(run.pieces) - run._next
+        left = len(run.pieces) - run.next_piece
         for worker in sorted(self.idle, key=lambda worker: worker not in self.asked):
             piece: Piece | None = None
             call: tuple[Any, ...] = (remote.prepare, self.token, self.cluster.device(worker), shared)
             if worker in self.asked:
-                turn = bool(self.waiting) and self.waiting[0].start == run.pieces[run._next].start
+                turn = bool(self.waiting) and self.waiting[0].start == run.pieces[run.next_piece].start
                 if not self.waiting or (not turn and len(self.ended) > 2 * len(self.asked)):
                     continue  # enough results wait for the piece whose turn it is
                 piece = self.waiting.pop(0)
@@ -227,7 +240,7 @@ class _PassElsewhere:
 
     def _halve(self, piece: Piece) -> bool:
         """Cut ``piece``, and those as large that nobody has yet, in two; ``False`` if it is the smallest."""
-        if not self.owner._halve(piece, self.waiting):
+        if not self.owner.halve(piece, self.waiting):
             return False
         ranges = [(each.start, each.stop) for each in (piece, *self.waiting)]
         self.waiting = [
@@ -245,8 +258,8 @@ class _PassElsewhere:
 
     def _add_up(self) -> None:
         run, program = self.owner, self.program
-        while run._next < len(run.pieces):
-            piece = run.pieces[run._next]
+        while run.next_piece < len(run.pieces):
+            piece = run.pieces[run.next_piece]
             done = self.ended.pop(piece.start, None)
             if done is None:
                 return
@@ -254,12 +267,12 @@ class _PassElsewhere:
             for step in program.steps:
                 for key in step.collects:
                     value = program.values[key]
-                    run._collect(value, parts[key].to(value.device), piece)
+                    run.collect(value, parts[key].to(value.device), piece)
             node: TrackedNode = program.nodes[0]
             for node, seconds in zip(program.nodes, done.seconds):
                 node.seconds = (node.seconds or 0.0) + seconds
-            run._next += 1
-            run._report(node, len(program.nodes), piece=run._next)
+            run.next_piece += 1
+            run.report(node, len(program.nodes), piece=run.next_piece)
 
 
 def _leaves(step: Step, kind: type) -> Iterator[Any]:

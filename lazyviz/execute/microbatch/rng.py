@@ -15,8 +15,8 @@ import torch
 from ...graph.ir import Node, TensorMeta
 from ...plan.batch.propagation import separable
 from ...plan.batch.rule import base_name
-from ...record.rng import DrawSequence, state_of
-from ...record.storage import TrackedNode
+from ...record.rng import state_of
+from ...record.storage import DrawSequence, TrackedNode
 
 
 class Draws:

@@ -76,10 +76,10 @@ class SplitRun:
         ]
         self.out_of_memory = 0  # how often a piece was halved
         self.complete = False
-        self._level = self._next = 0  # the pass, and its piece at hand
+        self._level = self.next_piece = 0  # the pass, and its piece at hand
         self._begun = self._over = -1  # the last pass that was begun, and that was handed over
         self.piece = 0  # that the last op was run for, from 1; 0: for all
-        self._draws = Draws(nodes)
+        self.draws = Draws(nodes)
         self._masks = Masks()
         self._sums: dict[TrackedValue, torch.Tensor] = {}
         self._added: dict[TrackedValue, int] = {}  # up to which sample each sum goes
@@ -115,9 +115,9 @@ class SplitRun:
         self._cluster, self.seen, self._timed = cluster, seen, timed
         if cluster is not None:
             cluster.workers(cluster_run.on_cuda(self._programs))  # none: nothing runs
-        self._memory, self._progress, self._cancelled = memory, progress, cancelled
+        self._memory, self._progress, self.cancelled = memory, progress, cancelled
         self._done = 0
-        with kernel_level(self.tape, self.nodes) as self._interrupted, ExitStack() as self._modes:
+        with kernel_level(self.tape, self.nodes) as self.interrupted, ExitStack() as self._modes:
             while self._level < len(self.schedule.whole):
                 level = self._level
                 for node in self._whole[level]:
@@ -130,7 +130,7 @@ class SplitRun:
                 self._level += 1
             for node in cast("list[TrackedNode]", self.schedule.idle):
                 self._finish(node)
-            self._draws.finish_all()
+            self.draws.finish_all()
             self.complete = True
 
     # --- whole nodes ----------------------------------------------------------------
@@ -138,7 +138,7 @@ class SplitRun:
     def _run_whole(self, node: TrackedNode) -> None:
         if node.state == "done":
             return
-        check_interrupts(self._interrupted, self._cancelled, "between two ops")
+        check_interrupts(self.interrupted, self.cancelled, "between two ops")
         blanks = []
         for value in cast("list[TrackedValue]", self.analysis.unread.get(node, [])):
             if value.real is None:
@@ -153,18 +153,18 @@ class SplitRun:
                 self._run_view(node)
             else:
                 if node.draws is not None:
-                    self._draws.begin(node)
-                    node.draws.state = self._draws.state(node)
+                    self.draws.begin(node)
+                    node.draws.state = self.draws.state(node)
                 spent, start = spent_on(self.seen), time.perf_counter()
                 run_node(node, self._memory, self.seen)
                 if self._timed:
                     node.seconds = time.perf_counter() - start - spent_on(self.seen) + spent
                 if node.draws is not None:
-                    self._draws.end(node)
+                    self.draws.end(node)
                 self.tape.finished(node)
         for value in blanks:
             value.real = None
-        self._report(node)
+        self.report(node)
 
     def _run_view(self, node: TrackedNode) -> None:
         """Show the user, and whole nodes, what was collected: spread nodes read it in their own way."""
@@ -193,7 +193,7 @@ class SplitRun:
     def _finish(self, node: TrackedNode) -> None:
         if node.state != "done":
             if node.draws is not None:  # the generator, if nothing else draws
-                self._draws.finish(node)
+                self.draws.finish(node)
             node.error = None
             together(partial(node_passes.note_used, (node,)), partial(setattr, node, "state", "done"))
             free(node, self._memory)
@@ -205,19 +205,19 @@ class SplitRun:
             self._masks.drop(node)
             self._memory.beside(node.outputs[-1].storage, -nbytes)
 
-    def _report(self, node: TrackedNode, runs: int = 1, piece: int = 0) -> None:
+    def report(self, node: TrackedNode, runs: int = 1, piece: int = 0) -> None:
         self._done += runs
         self.piece = piece
         if self._progress is not None:
-            tell(self._interrupted, self._progress, self._done, self.total, node)
+            tell(self.interrupted, self._progress, self._done, self.total, node)
 
     # --- pieces -----------------------------------------------------------------------
 
     def _run_pass(self, level: int) -> None:
         program = self._programs[level]
         if self._begun < level:
-            self._next, self._added, self._divided, self._begun = 0, {}, set(), level
-        if self._next < len(self.pieces):
+            self.next_piece, self._added, self._divided, self._begun = 0, {}, set(), level
+        if self.next_piece < len(self.pieces):
             if self._cluster is not None:
                 cluster_run.run_pass(self, program, self._cluster)
             else:
@@ -228,35 +228,35 @@ class SplitRun:
             self._sums.pop(cast(TrackedValue, each.value), None)
 
     def _run_pieces(self, program: PassProgram) -> None:
-        while self._next < len(self.pieces):
-            piece = self.pieces[self._next]
+        while self.next_piece < len(self.pieces):
+            piece = self.pieces[self.next_piece]
             run = _PieceHere(self, piece, program)
             try:
                 for number, step in enumerate(program.steps):
-                    where = f"in piece {self._next + 1} of {len(self.pieces)}"
-                    check_interrupts(self._interrupted, self._cancelled, where)
-                    self._memory.step(program.nodes[number], shown=self._next < SHOWN)
+                    where = f"in piece {self.next_piece + 1} of {len(self.pieces)}"
+                    check_interrupts(self.interrupted, self.cancelled, where)
+                    self._memory.step(program.nodes[number], shown=self.next_piece < SHOWN)
                     added = step.adds is not None and self._add_product(program.values[step.adds], run, step)
                     if not added:
                         run.run(number, step)
                     for key in () if added else step.collects:
-                        if self._collect(program.values[key], run.env[key], piece):
+                        if self.collect(program.values[key], run.env[key], piece):
                             run.given(key)
                     run.free(step.frees)
-                    self._report(program.nodes[number], piece=self._next + 1)
+                    self.report(program.nodes[number], piece=self.next_piece + 1)
             except Exception as error:
                 run.drop()
-                coming = self.pieces[self._next + 1 :]
-                if not out_of_memory(error) or not self._halve(piece, coming):
+                coming = self.pieces[self.next_piece + 1 :]
+                if not out_of_memory(error) or not self.halve(piece, coming):
                     raise
                 if ONEDNN_FAILED in str(error):
                     self._modes.enter_context(torch.backends.mkldnn.flags(enabled=False))
                 del error
                 continue
             run.drop()
-            self._next += 1
+            self.next_piece += 1
 
-    def _halve(self, piece: Piece, coming: Sequence[Piece]) -> bool:
+    def halve(self, piece: Piece, coming: Sequence[Piece]) -> bool:
         """Cut this piece, and those ``coming`` that are as large, in two; ``False`` if it is the smallest."""
         group = self.analysis.group
         half = piece.samples // 2 // group * group
@@ -282,9 +282,9 @@ class SplitRun:
         if kept is not None:
             return kept
         self._drop_mask(node)
-        self._draws.begin(node)
+        self.draws.begin(node)
         whole = draw.numbers()
-        self._draws.end(node)
+        self.draws.end(node)
         if whole is None:
             return None
         parts = {(each.start, each.stop): cut(whole, shard, each).bool() for each in self.pieces}
@@ -293,7 +293,7 @@ class SplitRun:
             self._memory.beside(node.outputs[-1].storage, self._masks.nbytes(node))
         return parts[samples]
 
-    def _collect(self, value: TrackedValue, part: torch.Tensor, piece: Piece) -> bool:
+    def collect(self, value: TrackedValue, part: torch.Tensor, piece: Piece) -> bool:
         """Add a piece's summand, or put its samples in their place; whether ``part`` has become the sum."""
         placement = self.analysis.placements[value]
         whole = self._sums.get(value)
@@ -371,7 +371,7 @@ class _PieceHere(PieceRun):
         super().__init__(piece, program.changes(piece))
         self._values, self._nodes = program.values, program.nodes
         self._own: dict[Storage, list[int]] = {}  # bytes, and how many values on it
-        self._split, self._memory, self._draws = run, run._memory, run._draws
+        self._split, self._memory, self.draws = run, run._memory, run.draws
 
     def run(self, number: int, step: Step) -> None:
         node = self._nodes[number]
@@ -395,9 +395,9 @@ class _PieceHere(PieceRun):
         return part.of(_real(self._values[part.key]), self.piece)
 
     def numbers(self, number: int, draw: Draw) -> torch.Tensor | None:
-        self._draws.begin(self._nodes[number])
+        self.draws.begin(self._nodes[number])
         whole = draw.numbers()
-        self._draws.end(self._nodes[number])
+        self.draws.end(self._nodes[number])
         return whole
 
     def drawn(self, number: int, draw: Draw, shard: Shard) -> torch.Tensor | None:
@@ -406,10 +406,10 @@ class _PieceHere(PieceRun):
         return super().drawn(number, draw, shard)
 
     def before_draw(self, number: int) -> None:
-        self._draws.go_on(self._nodes[number])
+        self.draws.go_on(self._nodes[number])
 
     def after_draw(self, number: int) -> None:
-        self._draws.stop(self._nodes[number])
+        self.draws.stop(self._nodes[number])
 
     # --- memory -----------------------------------------------------------------------
 

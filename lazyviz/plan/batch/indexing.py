@@ -207,13 +207,18 @@ def index_put(call: Call) -> Placement | None:
         return before
     if not call["accumulate"]:
         raise Coupled("it places samples by index")
-    # Rows of a table chosen for each sample: its gradient, a sum over the samples.
+    return _sum_of_rows(call, given, width, own)
+
+
+def _sum_of_rows(call: Call, given: Sequence[tuple[int, Any]], width: int, own: Shard | None) -> Placement:
+    """Rows of a table were chosen for each sample: its gradient, a sum over the samples."""
+    target, source = call["self"], call["values"]
     dims = [dim for dim, _ in given]
     front = dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
     missing = (
         len(target.shape) - len(given) + width - len(source.shape)
     )  # dimensions that source is broadcast in
-    found = None
+    found: Shard | None = None
     for _, entry in given:
         if (shard := call.shard(entry)) is not None:
             found = shard.at(shard.dim + width - len(entry.shape))

@@ -344,28 +344,14 @@ class _Layout:
             now = len(self.order) - 1
             if separable(node) and node.outputs:
                 self.draw(now, node)
-            gathers = analysis.gathers.get(node, ())
+            apart = {*call.slices, *call.whole, *analysis.gathers.get(node, ())}
             for value in node.inputs:
                 storage = value.storage.origin
-                if (
-                    storage in local
-                    and value not in call.slices
-                    and value not in call.whole
-                    and value not in gathers
-                ):
+                if storage in local and value not in apart:
                     local[storage].last = now
                 else:
                     self.touch(storage)
-            for value in node.outputs:
-                storage = value.storage.origin
-                span = self.known.get(storage)
-                if span is None:
-                    continue
-                if storage in local:
-                    local[storage].last = now
-                elif value.node is node and not is_view(node):
-                    local[storage] = _Life(self.part(value, samples), now, now, node)
-                    self.parts.append((storage, local[storage]))
+            self._made(node, local, now, samples)
             for value in collected.get(node, ()):
                 storage = value.storage.origin
                 if storage in self.known and storage not in self.whole:
@@ -381,6 +367,18 @@ class _Layout:
         for life in products:
             if life.last == life.start:
                 life.nbytes = 0  # added to the sum as it is made
+
+    def _made(self, node: Node, local: dict[Storage, _Life], now: int, samples: int) -> None:
+        """``node`` has made or written its part of the batch."""
+        for value in node.outputs:
+            storage = value.storage.origin
+            if storage not in self.known:
+                continue
+            if storage in local:
+                local[storage].last = now
+            elif value.node is node and not is_view(node):
+                local[storage] = _Life(self.part(value, samples), now, now, node)
+                self.parts.append((storage, local[storage]))
 
     def draw(self, position: int, node: Node) -> None:
         """Random numbers are drawn for the whole batch, and the piece's part is taken.

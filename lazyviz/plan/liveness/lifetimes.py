@@ -106,28 +106,7 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
     """
     nodes = graph.nodes
     count = len(nodes)
-    first: dict[Storage, Node] = {}  # without most, which the node that makes them is the first to touch
-    last: dict[Storage, Node] = {}
-    backward: set[Storage] = set()
-    for node in nodes:
-        for value in node.inputs:
-            storage = value.storage
-            if storage not in last:
-                first[storage] = node
-            last[storage] = node
-        if node.phase == "backward":
-            # What the node reads, not what it makes.
-            backward.update([value.storage for value in node.inputs])
-        for value in node.outputs:
-            storage = value.storage
-            if storage not in last and storage.created != node.index:
-                first[storage] = node
-            last[storage] = node
-        for storage in node.writes:
-            if storage not in last:
-                first[storage] = node
-            last[storage] = node
-
+    first, last, backward = _uses(nodes)
     own = graph.storages
     uses = list(map(last.pop, own, repeat(None)))  # what is left are other graphs' storages
     continued = False
@@ -171,6 +150,35 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
             )
         )
     return _joined(result) if continued else result
+
+
+def _uses(nodes: Sequence[Node]) -> tuple[dict[Storage, Node], dict[Storage, Node], set[Storage]]:
+    """The first and the last node that touches each storage, and the storages that the backward pass reads.
+
+    The first is left out where the node that makes the storage is the first to touch it, as it mostly is.
+    """
+    first: dict[Storage, Node] = {}
+    last: dict[Storage, Node] = {}
+    backward: set[Storage] = set()
+    for node in nodes:
+        for value in node.inputs:
+            storage = value.storage
+            if storage not in last:
+                first[storage] = node
+            last[storage] = node
+        if node.phase == "backward":
+            # What the node reads, not what it makes.
+            backward.update([value.storage for value in node.inputs])
+        for value in node.outputs:
+            storage = value.storage
+            if storage not in last and storage.created != node.index:
+                first[storage] = node
+            last[storage] = node
+        for storage in node.writes:
+            if storage not in last:
+                first[storage] = node
+            last[storage] = node
+    return first, last, backward
 
 
 def _joined(spans: list[Lifetime]) -> list[Lifetime]:

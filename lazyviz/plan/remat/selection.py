@@ -460,12 +460,14 @@ def recomputed(
     if own.reservation is not None:  # what the allocator adds to the tensors, and the context
         reserved = own.reservation.reserved_bytes + own.reservation.context_bytes
         limit = max(limit - max(reserved - own.peak_bytes, 0), 0)
-    for _ in range(ATTEMPTS):
-        choice = recomputation.within(limit)
-        found = planned(choice)
+    choice = recomputation.within(limit)
+    found = planned(choice)
+    for _ in range(ATTEMPTS - 1):
         if choice.plan.reason or roomy(found) is not False:
             break
         limit = int(limit * 0.95)  # fragments: the allocator's simulation says more than the tensors
+        choice = recomputation.within(limit)
+        found = planned(choice)
     if roomy(found) is False and not choice.plan.reason:
         text = f"recomputing is not enough: {format_bytes(found.peak_bytes)} and what the allocator adds"
         return found, replace(choice.plan, reason=text)

@@ -7,84 +7,17 @@ Cutting the batch, and a smaller one, are offered where the block named it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
-from ...graph.ir import SourceLine
 from ..liveness.allocation_trace import Program, program_of
-from ..units import format_bytes
+from ..plan import Plan
 from . import precision, program_edits
-
-if TYPE_CHECKING:
-    from ..plan import Plan
+from .remedy import KINDS as KINDS
+from .remedy import Cost as Cost
+from .remedy import Remedy as Remedy
 
 WORTHWHILE = 0.005  # of the peak: what brings less is not listed
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a remedy takes: ``ops`` more operators run (recomputed, or launched one by one),
-    ``copied_bytes`` between device and host, ``numerics`` where results are no longer the same bits."""
-
-    ops: int = 0
-    copied_bytes: int = 0
-    numerics: bool = False
-
-    def __str__(self) -> str:
-        parts = []
-        if self.ops:
-            parts.append(f"{self.ops:,} more operator{'' if self.ops == 1 else 's'}")
-        if self.copied_bytes:
-            parts.append(f"{format_bytes(self.copied_bytes)} copied to the host and back")
-        if self.numerics:
-            parts.append("other precision")
-        return ", ".join(parts) or "nothing"
-
-
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """A change of the user's code that lowers the projected peak.
-
-    ``kind`` is one of :data:`KINDS`; ``text`` says what to do; ``peak_bytes`` is the peak of our run
-    with the change, ``saves_bytes`` what that is less; ``source`` is the line to change, where there is
-    one.  ``estimate``: the replay stands on assumptions (about what a kernel allocates, say);
-    ``at_best``: it may bring less, never more.  ``fits``: whether the changed run would fit the device, on
-    a GPU by what its allocator would hold; ``None`` if the device's memory is not known.
-    """
-
-    kind: str
-    text: str
-    saves_bytes: int
-    peak_bytes: int
-    cost: Cost
-    source: SourceLine | None
-    estimate: bool = False
-    at_best: bool = False
-    fits: bool | None = None
-
-    def __str__(self) -> str:
-        saves, peak = format_bytes(self.saves_bytes), format_bytes(self.peak_bytes)
-        if self.at_best:
-            saves, peak = f"at most {saves}", f"at least {peak}"
-        elif self.estimate:
-            saves = f"about {saves}"
-        return f"{self.text}: {saves} less, peak {peak}; costs {self.cost}"
-
-
-KINDS = (
-    "variable",
-    "no_grad",
-    "inplace",
-    "foreach",
-    "split",
-    "recompute",
-    "offload",
-    "autocast",
-    "bf16",
-    "batch",
-)
-"""In the order of what they cost."""
 
 
 def remedies(plan: Plan) -> tuple[Remedy, ...]:
@@ -179,11 +112,3 @@ def _beats(one: Remedy, other: Remedy) -> bool:
         and one.cost.ops <= other.cost.ops
         and (one.saves_bytes, -one.cost.ops) != (other.saves_bytes, -other.cost.ops)
     )
-
-
-def cheapest(all_of_them: Sequence[Remedy], count: int) -> list[Remedy]:
-    """The best of each kind, of the ``count`` cheapest kinds."""
-    best: dict[str, Remedy] = {}
-    for remedy in all_of_them:
-        best.setdefault(remedy.kind, remedy)
-    return list(best.values())[:count]

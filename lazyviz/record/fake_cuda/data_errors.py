@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ...process.tracebacks import shorten
 from ...torch_internals import private_api
-from ..pending_ops import AbsentDeviceError
+from ..pending_ops import AbsentDeviceError, PendingOps
 from ..shapes.kernel_probes import of_gpu
 from ..unrecorded_ops import replaced
-
-if TYPE_CHECKING:
-    from ..recorder import Tape
 
 _JOIN_ELEMENTS = ("tensor", "as_tensor", "asarray", "new", "new_tensor")
 _C_NAMES = ("torch.meta.", "torch.cuda.")  # of tensor types: what C++ takes a planned card's tensors for
 Call = Callable[..., Any]
 
 
-def with_own_errors(tape: Tape, original: Call, function: Call) -> Call:
+def with_own_errors(tape: PendingOps, original: Call, function: Call) -> Call:
     """``function``, which calls ``original`` after reading, with the errors that has for its arguments."""
     name = getattr(original, "__name__", "")
 
@@ -48,7 +45,7 @@ def with_own_errors(tape: Tape, original: Call, function: Call) -> Call:
     return evaluates_what_is_pending
 
 
-def refuse(tape: Tape, original: Call, args: Any, kwargs: Any) -> None:
+def refuse(tape: PendingOps, original: Call, args: Any, kwargs: Any) -> None:
     """Raise what ``original`` raises for these arguments, whatever the tensors among them hold."""
     first = args[0] if args else None
     if original.__name__ in ("numpy", "__array__") and isinstance(first, torch.Tensor) and first.is_cuda:
@@ -68,7 +65,7 @@ def refuse(tape: Tape, original: Call, args: Any, kwargs: Any) -> None:
         raise refused from None
 
 
-def joined(tape: Tape, original: Call, args: Any, kwargs: Any) -> torch.Tensor:
+def joined(tape: PendingOps, original: Call, args: Any, kwargs: Any) -> torch.Tensor:
     """What a constructor makes of lists of elements, recorded."""
     like = _tried(tape, original, args, kwargs, 0)
     device = kwargs.get("device")
@@ -88,7 +85,7 @@ def joined(tape: Tape, original: Call, args: Any, kwargs: Any) -> torch.Tensor:
     return made.requires_grad_(like.requires_grad)
 
 
-def _tried(tape: Tape, original: Call, args: Any, kwargs: Any, fill: int) -> Any:
+def _tried(tape: PendingOps, original: Call, args: Any, kwargs: Any, fill: int) -> Any:
     """What ``original`` does with tensors on the CPU that hold ``fill``."""
 
     def stand_in(tensor: torch.Tensor) -> torch.Tensor:
@@ -112,7 +109,7 @@ def _elements(items: Any) -> Iterator[Any]:
             yield item
 
 
-def formatted(tape: Tape, tensor: torch.Tensor, spec: str = "") -> str:
+def formatted(tape: PendingOps, tensor: torch.Tensor, spec: str = "") -> str:
     """A number that is not known shows as what it is; the rest is formatted as any object, or refused."""
     return repr(tensor) if tensor.dim() == 0 else object.__format__(tensor, spec)
 

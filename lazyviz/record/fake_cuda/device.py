@@ -27,38 +27,17 @@ from ..unrecorded_ops import nodes_before_access
 from . import data_errors, memory_stats, tensor_placement
 from . import layers as fake_cuda_layers
 from .autocast import AutocastKernels
+from .card import Card as Card
+from .cards import Memory, Reserved
 from .kernels import CudaKernels
 
 if TYPE_CHECKING:
     from ..recorder import Tape
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What a cell may ask of the card it is planned for.
-
-    ``capability`` is its CUDA compute capability, ``count`` the number of such cards;
-    ``total_bytes`` of one, ``None`` if unknown; ``planned`` is what a plan calls it; ``current`` is the
-    number of the one in use at first.  A cell may still use further ones by their number.
-    """
-
-    name: str
-    total_bytes: int | None
-    capability: tuple[int, int]
-    planned: str
-    count: int = 1
-    current: int = 0
-
-
 def is_absent(device: torch.device) -> bool:
     """Whether tensors on ``device`` are only planned."""
     return device in torch_cuda.STAND_INS
-
-
-Memory = Callable[[torch.device, int], tuple[int, int]]
-"""Bytes allocated now and at most since a position of the graph, on a device, in eager PyTorch."""
-Reserved = Callable[[torch.device], int]
-"""Bytes that the caching allocator of a device would hold, in eager PyTorch."""
 
 
 _Generator = torch.Generator

@@ -20,7 +20,7 @@ from ..storage import TrackedNode, TrackedValue
 
 if TYPE_CHECKING:
     from ...torch_internals.private_api import OpOverload
-    from ..pending_ops import Pending
+    from ..pending_ops import PendingOps
     from ..shapes.inference import OpInfo
 
 _aten = torch.ops.aten
@@ -32,7 +32,7 @@ _COPIES = {
 }
 
 
-def host_copy(tape: Pending, tensor: torch.Tensor) -> torch.Tensor | None:
+def host_copy(tape: PendingOps, tensor: torch.Tensor) -> torch.Tensor | None:
     """What a tensor of an absent card holds, on the CPU, if the host can tell; else ``None``.
 
     May evaluate what the host has to compute for it.
@@ -51,7 +51,7 @@ def reads_host(op: OpOverload, info: OpInfo, kwargs: dict[str, Any]) -> bool:
     return info.returns_numbers
 
 
-def on_host(tape: Pending, items: Any) -> Any:
+def on_host(tape: PendingOps, items: Any) -> Any:
     """Arguments with the host's copy of each pending tensor; ``None`` if one of them has none."""
     copies: dict[int, torch.Tensor] = {}
 
@@ -74,7 +74,7 @@ def on_host(tape: Pending, items: Any) -> Any:
         return None
 
 
-def give_back(tape: Pending) -> None:
+def give_back(tape: PendingOps) -> None:
     """Before the plan is forgotten: what was moved to the card is what it was before, on the host."""
     if not torch_cuda.STAND_INS:
         return
@@ -102,7 +102,7 @@ class _OutOfReach(Exception):
     pass
 
 
-def _copy(tape: Pending, value: TrackedValue, *, undo: bool) -> torch.Tensor | None:
+def _copy(tape: PendingOps, value: TrackedValue, *, undo: bool) -> torch.Tensor | None:
     """The value on the CPU; with ``undo`` without what pending nodes would write to its memory."""
     chain: list[TrackedNode] = []
     current = value

@@ -8,7 +8,7 @@ tensors; for all others they are as they were.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,9 +18,7 @@ from ...torch_internals import cuda as torch_cuda
 from ..lazy_tensor import is_pending
 from . import rnn as fake_cuda_rnn
 from .attention import MATH, Call, choose, fused
-
-if TYPE_CHECKING:
-    from .device import AbsentCards
+from .cards import Cards
 
 _aten = torch.ops.aten
 
@@ -28,7 +26,7 @@ _aten = torch.ops.aten
 class CudaKernels:
     """The kernels, and their coming and going."""
 
-    def __init__(self, cards: AbsentCards) -> None:
+    def __init__(self, cards: Cards) -> None:
         self._cards = cards
         self._undo: list[Callable[[], object]] = []
         self.of: dict[Any, Callable[..., Any]] = {}  # by operator

@@ -7,7 +7,7 @@ what a planned card does not do is named.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,12 +15,10 @@ from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
 from ..pending_ops import AbsentDeviceError
 from . import rnn as fake_cuda_rnn
-
-if TYPE_CHECKING:
-    from .device import AbsentCards
+from .cards import Cards
 
 
-def install(cards: AbsentCards) -> None:
+def install(cards: Cards) -> None:
     _install_packing(cards)
     _install_data_parallel(cards)
     fake_cuda_rnn.install(cards)
@@ -72,7 +70,7 @@ def _ranges(batches: Sequence[int]) -> list[tuple[int, int, int]]:
     return [(first, last, batches[first]) for first, last in zip([0, *ends], ends)]
 
 
-def _install_packing(cards: AbsentCards) -> None:
+def _install_packing(cards: Cards) -> None:
     """The lengths say the shapes: ATen's own kernels tell them, of sequences on the host with one feature."""
     pack_here = private_api.VF._pack_padded_sequence
     pad_here = private_api.VF._pad_packed_sequence
@@ -116,7 +114,7 @@ def _install_packing(cards: AbsentCards) -> None:
 # --- DataParallel ----------------------------------------------------------------------
 
 
-def _install_data_parallel(cards: AbsentCards) -> None:
+def _install_data_parallel(cards: Cards) -> None:
     """One card takes the batch as it is; several run on threads of their own, which are not recorded."""
 
     def scatter(ctx: Any, devices: Sequence[Any], sizes: Any, dim: int, tensor: torch.Tensor) -> Any:

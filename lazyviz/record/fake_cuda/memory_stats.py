@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..pending_ops import AbsentDeviceError
-
-if TYPE_CHECKING:
-    from .device import AbsentCards
+from .cards import Cards
 
 
-def install(cards: AbsentCards) -> None:
+def install(cards: Cards) -> None:
     _install_counters(cards)
     _install_pinning(cards)
 
 
-def _install_counters(cards: AbsentCards) -> None:
+def _install_counters(cards: Cards) -> None:
     """What eager PyTorch's tensors, and the simulated allocator, would take at this line."""
     cuda, replace = torch.cuda, cards.replace
 
@@ -67,7 +65,7 @@ def _unknown(name: str) -> Any:
     return refuse
 
 
-def _install_pinning(cards: AbsentCards) -> None:
+def _install_pinning(cards: Cards) -> None:
     """Only a driver can pin memory of the host; the copy that pinning makes is one here, too."""
     asked = torch.Tensor.is_pinned
 

@@ -8,16 +8,14 @@ take (bfloat16, or cuDNN switched off) is recorded cell by cell, with the CPU's 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ...torch_internals import composite_ops, cudnn_sizes
 from ...torch_internals import cuda as torch_cuda
 from ..lazy_tensor import is_pending
-
-if TYPE_CHECKING:
-    from .device import AbsentCards
+from .cards import Cards
 
 _aten = torch.ops.aten
 _DTYPES = (torch.float16, torch.float32, torch.float64)  # torch.backends.cudnn.CUDNN_TENSOR_DTYPES
@@ -35,7 +33,7 @@ _MODE_OF = {
 }
 
 
-def install(cards: AbsentCards) -> None:
+def install(cards: Cards) -> None:
     cards.replace(torch.backends.cudnn, "is_acceptable", acceptable)
     before = torch.nn.RNNBase.flatten_parameters
 
@@ -49,7 +47,7 @@ def install(cards: AbsentCards) -> None:
     cards.replace(torch.nn.RNNBase, "flatten_parameters", flatten_parameters)
 
 
-def kernels(cards: AbsentCards) -> dict[str, Callable[..., Any]]:
+def kernels(cards: Cards) -> dict[str, Callable[..., Any]]:
     """In the place of ATen's kernels of these names."""
     states: dict[torch.device, torch.Tensor] = {}  # of dropout: one for each card, made when first needed
     return {
@@ -117,7 +115,7 @@ def _flat_buffer(weights: Sequence[torch.Tensor], parameters: cudnn_sizes.Parame
 
 
 def _kernel(
-    cards: AbsentCards, name: str, *, packed: bool, states: dict[torch.device, torch.Tensor]
+    cards: Cards, name: str, *, packed: bool, states: dict[torch.device, torch.Tensor]
 ) -> Callable[..., Any]:
     original = composite_ops.composite_kernel(f"{name}.{'data' if packed else 'input'}")
     mode, layer = _MODES[name]

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ...torch_internals import cuda as torch_cuda
-
-if TYPE_CHECKING:
-    from .device import AbsentCards
+from .cards import Cards
 
 _TYPES: dict[str, torch.dtype] = {
     "BFloat16Tensor": torch.bfloat16, "BoolTensor": torch.bool, "ByteTensor": torch.uint8,
@@ -25,7 +23,7 @@ _TYPES: dict[str, torch.dtype] = {
 }  # fmt: skip
 
 
-def install(cards: AbsentCards) -> None:
+def install(cards: Cards) -> None:
     _install_numbers(cards)
     _install_types(cards)
     _Storages(cards).install()
@@ -34,7 +32,7 @@ def install(cards: AbsentCards) -> None:
 # --- numbers ---------------------------------------------------------------------------
 
 
-def _install_numbers(cards: AbsentCards) -> None:
+def _install_numbers(cards: Cards) -> None:
     """``torch.device("cuda", 1)`` for a device given as ``1``."""
 
     def device(item: Any) -> Any:
@@ -74,7 +72,7 @@ class _Type(type):
         return torch.empty(*(args or (0,)), dtype=cls.dtype, device="cuda")
 
 
-def _install_types(cards: AbsentCards) -> None:
+def _install_types(cards: Cards) -> None:
     known: dict[Any, torch.dtype] = {}
     for name, dtype in _TYPES.items():
         before = getattr(torch.cuda, name, None)
@@ -107,7 +105,7 @@ class _Storages:
     Such a storage says on which card it is; tensors that share it there share one copy of it.
     """
 
-    def __init__(self, cards: AbsentCards) -> None:
+    def __init__(self, cards: Cards) -> None:
         self._cards = cards
 
     def install(self) -> None:

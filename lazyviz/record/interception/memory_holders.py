@@ -23,16 +23,14 @@ import weakref
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import compress, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from ...torch_internals import private_api, storage_owners
 from ...torch_internals.storage_owners import Memory, WeakTensor, memory_of
-
-if TYPE_CHECKING:
-    from ..pending_ops import Pending
 
 NUMPY = "a NumPy array"
 DLPACK = "a DLPack consumer"
@@ -92,6 +90,16 @@ def cure_of(holder: str) -> str:
     return _CURES.get(holder, "clone() it")
 
 
+class PendingMemory(Protocol):
+    """What is known of pending work on memory, by its address."""
+
+    exported: dict[int, list[tuple[Any, str]]]
+
+    def forget_storage(self, address: int, *, but_if_foreign: bool | None = None) -> list[Any]: ...
+    def sync(self, cause: str, needed: Iterable[Any]) -> None: ...
+    def paused(self) -> AbstractContextManager[Any]: ...
+
+
 class Outsiders:
     """Who shows the memory of the program's tensors besides them.
 
@@ -99,7 +107,7 @@ class Outsiders:
     references to the tensors that it keeps.
     """
 
-    def __init__(self, tape: Pending) -> None:
+    def __init__(self, tape: PendingMemory) -> None:
         self.tape = tape
         self._verdicts: dict[int, Verdict] = {}
         self.exported = tape.exported

@@ -340,8 +340,21 @@ class SyncPatches:
         self._patches.set(iterator, "__next__", __next__)
 
     def _patch_subclasses(self) -> None:
+        """Tensors that others make of a tensor, and tensors that become others."""
+        self._patch_constructors()
+        self._patch_placeholders()
+        self._patch_parameters()
+        swap = torch.utils.swap_tensors
+
+        @functools.wraps(swap)
+        @shortened
+        def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+            self.tape.swap(swap, t1, t2)
+
+        self._patches.set(torch.utils, "swap_tensors", swap_tensors)
+
+    def _patch_constructors(self) -> None:
         """``_make_subclass`` copies a tensor's C++ object past every dispatch: never a pending one."""
-        tape = self.tape
         make_subclass = torch.Tensor._make_subclass
 
         @shortened
@@ -364,37 +377,17 @@ class SyncPatches:
                 return construct(cls, *args, **kwargs)
 
         self._patches.set(torch.Tensor, "__new__", staticmethod(new_tensor))
+
+    def _patch_placeholders(self) -> None:
+        """Parameters and buffers of lazy modules, which have no data until they are used."""
         for cls in (torch.nn.parameter.UninitializedParameter, torch.nn.parameter.UninitializedBuffer):
             new = cls.__new__
 
             def __new__(cls: type, *args: Any, _new: Any = new, **kwargs: Any) -> Any:
-                with tape.paused():  # a placeholder without data
+                with self.tape.paused():  # a placeholder without data
                     return _new(cls, *args, **kwargs)
 
             self._patches.set(cls, "__new__", __new__)
-
-        swap = torch.utils.swap_tensors
-
-        @functools.wraps(swap)
-        @shortened
-        def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
-            tape.swap(swap, t1, t2)
-
-        self._patches.set(torch.utils, "swap_tensors", swap_tensors)
-
-        new_parameter = torch.nn.Parameter.__new__
-
-        def __new_parameter__(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
-            wanted = requires_grad and isinstance(data, torch.Tensor) and is_pending(data)
-            if wanted and not (data.is_floating_point() or data.is_complex()):
-                # In the words for ordinary tensors; those for subclasses are others.
-                raise RuntimeError("Only Tensors of floating point and complex dtype can require gradients")
-            tensor: Any = new_parameter(cls, data, requires_grad)
-            if is_pending(tensor) and cls is not torch.nn.Parameter:
-                take_class(tensor, cls)
-            return tensor
-
-        self._patches.set(torch.nn.Parameter, "__new__", __new_parameter__)
 
         materialize = private_api.UninitializedTensorMixin.materialize
 
@@ -409,6 +402,22 @@ class SyncPatches:
                 take_class(tensor, type(tensor))
 
         self._patches.set(private_api.UninitializedTensorMixin, "materialize", materialize_pending)
+
+    def _patch_parameters(self) -> None:
+        """A parameter of a pending tensor is one of the class that was asked for."""
+        new_parameter = torch.nn.Parameter.__new__
+
+        def __new_parameter__(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
+            wanted = requires_grad and isinstance(data, torch.Tensor) and is_pending(data)
+            if wanted and not (data.is_floating_point() or data.is_complex()):
+                # In the words for ordinary tensors; those for subclasses are others.
+                raise RuntimeError("Only Tensors of floating point and complex dtype can require gradients")
+            tensor: Any = new_parameter(cls, data, requires_grad)
+            if is_pending(tensor) and cls is not torch.nn.Parameter:
+                take_class(tensor, cls)
+            return tensor
+
+        self._patches.set(torch.nn.Parameter, "__new__", __new_parameter__)
 
     def _patch_native_readers(self) -> None:
         """Functions whose C++ code reads or fills memory past the dispatcher."""

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-if TYPE_CHECKING:
-    from ...graph.ir import Phase
-    from ..provenance.module_scopes import Scopes, ValueFinder
+from ...graph.ir import Phase
+from ..storage import TrackedValue
+
+ValueFinder = Callable[[torch.Tensor], TrackedValue | None]
+"""What recording knows of a tensor, if anything."""
+
+
+class StepListener(Protocol):
+    """Who is told of steps: the phase of what is recorded, and the optimizers whose steps are being taken."""
+
+    phase: Phase
+    steps: list[Any]
+
+    def learn_state(self, optimizer: Any, find: ValueFinder) -> None: ...
+    def stepped(self, optimizer: Any) -> None: ...
 
 
 class OptimizerSteps:
     """Tells ``scopes`` of the optimizers whose steps are being taken, and of their state."""
 
-    def __init__(self, scopes: Scopes, find: ValueFinder) -> None:
+    def __init__(self, scopes: StepListener, find: ValueFinder) -> None:
         self.scopes = scopes
         self._find = find
         self._hooks: list[tuple[RemovableHandle, Callable[..., None]]] = []

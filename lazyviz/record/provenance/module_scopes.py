@@ -13,11 +13,10 @@ import torch
 from ...graph.ir import Graph, Phase, Role, SourceLine
 from ...torch_internals import private_api
 from ..interception.attribute_patches import CodePatch
-from ..interception.optimizer_hooks import OptimizerSteps
-from ..storage import TrackedNode, TrackedValue
+from ..interception.optimizer_hooks import OptimizerSteps, ValueFinder
+from ..storage import TrackedNode
 from .source_lines import SourceFinder
 
-ValueFinder = Callable[[torch.Tensor], TrackedValue | None]  # what recording knows of a tensor, if anything
 NO_SEQUENCE = 1 << 62  # AccumulateGrad and its like carry the largest sequence number
 
 

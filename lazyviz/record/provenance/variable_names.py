@@ -15,9 +15,9 @@ import torch
 
 from ...process.paths import PACKAGE
 from ...torch_internals import private_api
+from ..interception.optimizer_hooks import ValueFinder
 
 if TYPE_CHECKING:
-    from ..recorder import Tape
     from ..storage import TrackedStorage, TrackedValue
 
 MAX_ITEMS = 10_000  # looked at in all; names of more would say little
@@ -59,7 +59,7 @@ def variables_of(frame: FrameType | None) -> dict[str, Any]:
     return copy
 
 
-def name_tensors(tape: Tape, variables: Mapping[str, Any], *, copied: bool) -> None:
+def name_tensors(value_of: ValueFinder, variables: Mapping[str, Any], *, copied: bool) -> None:
     """Call values as the user's variables are called; only names that do not begin with ``_``.
 
     A storage that only such expressions refer to learns them: deleting them would free it.
@@ -67,7 +67,7 @@ def name_tensors(tape: Tape, variables: Mapping[str, Any], *, copied: bool) -> N
     """
     found: dict[int, _Found] = {}
     for expression, tensor, references, alone in _tensors(variables, copied):
-        value = tape.value_of(tensor)
+        value = value_of(tensor)
         if value is None:
             continue
         entry = found.get(id(tensor))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,9 +20,7 @@ from ...torch_internals.private_api import OpOverload
 from ..rng import Generators, state_of
 from . import probe_content, scalar_operands
 from .argument_checks import CHECK_MORE
-
-if TYPE_CHECKING:
-    from .inference import OpInfo
+from .op_info import OpInfo
 
 
 class DataDependent(Exception):
@@ -71,20 +69,6 @@ _PIVOTED = {"linalg_ldl_solve", "linalg_lu_solve", "lu_solve"}
 _OURS = ("aten", "torch_nn")  # PyTorch's own kernels
 _MASKS = (torch.bool, torch.uint8)
 _FOR_INTEGERS = ("bitwise_", "__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__")
-
-
-def gradients_taken(op: OpOverload) -> list[str]:
-    """The gradients that the backward of an op of several inputs takes: without any it gives none."""
-    schema = op._schema
-    if len(schema.returns) == 1 or not schema.name.endswith("_backward"):
-        return []
-    if any(str(ret.type) != "Tensor" for ret in schema.returns):
-        return []
-    return [
-        argument.name
-        for argument in schema.arguments
-        if argument.name.startswith("grad_") and "Tensor" in str(argument.type)
-    ]
 
 
 def sharing(values: Sequence[Any]) -> tuple[int, ...]:

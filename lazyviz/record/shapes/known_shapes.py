@@ -5,24 +5,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ...torch_internals import private_api
 from ...torch_internals.private_api import OpOverload
 from . import foreach, kernel_probes, kernel_rules, scalar_operands
+from .metadata_table import MetadataTable
 from .op_call import Call
+from .op_info import OpInfo
 from .output_specs import Inferred, Output, OutputSpec
-
-if TYPE_CHECKING:
-    from .inference import OpInfo, ShapeCache
 
 _CPU = torch.device("cpu")
 
 
 def find(
-    shapes: ShapeCache,
+    metadata: MetadataTable,
     op: OpOverload,
     info: OpInfo,
     args: tuple[Any, ...],
@@ -33,7 +32,7 @@ def find(
     if op.namespace != "aten":
         return None
     if info.is_view or info.name == "_unsafe_view":
-        return _view(shapes, op, info, args, kwargs, inputs)
+        return _view(metadata, op, info, args, kwargs, inputs)
     call = Call(op, info.name, dict(zip(info.argument_names, args)) | kwargs, inputs)
     if scalar_operands.are_unusual(op, call.arguments, inputs):
         return None
@@ -57,7 +56,7 @@ def find(
             if result is None:
                 outputs.append(None)
                 continue
-            meta = shapes.meta(result.shape, result.stride, 0, result.dtype, _CPU)
+            meta = metadata.meta(result.shape, result.stride, 0, result.dtype, _CPU)
             outputs.append(OutputSpec(meta, None, False, fresh, max(meta.nbytes, result.nbytes)))
             fresh += 1
     container: Any = tuple if len(info.op._schema.returns) > 1 else None
@@ -67,7 +66,7 @@ def find(
 
 
 def _view(
-    shapes: ShapeCache, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, inputs: list[Any]
+    metadata: MetadataTable, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, inputs: list[Any]
 ) -> Inferred | None:
     """A view is taken by its kernel, which needs no memory."""
     if len(inputs) != 1:
@@ -94,7 +93,7 @@ def _view(
         for item in result if several else [result]:
             if item is tensor or item.layout != torch.strided or private_api.storage_address(item) != address:
                 return None
-            found = shapes.meta_of(item, meta.device)
+            found = metadata.meta_of(item, meta.device)
             if found.storage_nbytes > value.storage.nbytes:
                 return None
             outputs.append(OutputSpec(found, 0, False, -1, value.storage.nbytes))

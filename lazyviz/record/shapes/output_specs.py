@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...graph.ir import TensorMeta
-
-if TYPE_CHECKING:
-    from .inference import OpInfo
+from .op_info import OpInfo
 
 
 class OutputSpec:

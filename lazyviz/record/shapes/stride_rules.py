@@ -316,10 +316,9 @@ def _cudnn_convolution(arguments: dict[str, Any], result: Result) -> Result:
     source, weight = arguments["input"], arguments["weight"]
     if source.device not in torch_cuda.STAND_INS or torch.float64 in (source.dtype, weight.dtype):
         return result
-    for tensor in (source, weight):
-        memory_format = _suggested(tensor)
-        if memory_format != torch.contiguous_format:
-            break
+    memory_format = _suggested(source)
+    if memory_format == torch.contiguous_format:
+        memory_format = _suggested(weight)
     if isinstance(result, torch.Tensor):
         return _in_format(result, memory_format)
     return tuple(

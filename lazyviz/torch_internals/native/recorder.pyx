@@ -730,7 +730,7 @@ cdef void show_as_wrapper(object tensor, bint on):
 
 
 cdef object view_is_made():
-    """``lazyviz.record.pending_ops.Pending.view_is_made``."""
+    """``lazyviz.record.pending_ops.PendingOps.view_is_made``."""
     tensor = get(tape, T_viewed)()
     if type(tensor) is LazyTensor:
         show_as_wrapper(tensor, True)
@@ -1125,7 +1125,7 @@ cdef tuple new_outside(object tensor, object graph, object address, int64_t nbyt
 
 
 cdef object meet(object tensor, int64_t nbytes):
-    """``lazyviz.record.external_tensors.Outside.from_outside`` for plain memory on the CPU.
+    """``lazyviz.record.external_tensors.ExternalTensors.from_outside`` for plain memory on the CPU.
 
     ``nbytes``: see `fixed_nbytes` in `dispatch.cpp`.
     """
@@ -1340,7 +1340,7 @@ cdef bint needs(object node, object other) except -1:
 
 
 def made_real(_, values):
-    """``lazyviz.record.pending_ops.Pending.made_real``."""
+    """``lazyviz.record.pending_ops.PendingOps.made_real``."""
     cdef dict met = get(tape, T_met)
     for value in values:
         ref = get(value, V_tensor)
@@ -1350,7 +1350,7 @@ def made_real(_, values):
 
 
 def settle_after(_, ran):
-    """``lazyviz.record.pending_ops.Pending.settle_after``."""
+    """``lazyviz.record.pending_ops.PendingOps.settle_after``."""
     cdef dict outside_ = get(tape, T_outside)
     cdef dict known = get(tape, T_storages)
     cdef PyObject *found
@@ -1380,7 +1380,7 @@ def settle_after(_, ran):
 
 
 cdef object leave(object storage, dict known, bint recording):
-    """``lazyviz.record.pending_ops.Pending._leave``."""
+    """``lazyviz.record.pending_ops.PendingOps._leave``."""
     address = get(storage, S_address)
     cdef PyObject *found = PyDict_GetItem(known, address)
     if found == <PyObject *> storage:

@@ -10,7 +10,8 @@ from typing import Any
 
 from ...graph.ir import Graph, Node, Value
 from ...plan.units import format_bytes
-from ..scene.scene import PHASE_TITLES, PlanLike
+from ..scene.plan_protocol import PlanLike
+from ..scene.scene import PHASE_TITLES
 
 
 def model_explorer(graph: Graph, plan: PlanLike, *, title: str) -> dict[str, Any]:
@@ -33,17 +34,7 @@ def model_explorer(graph: Graph, plan: PlanLike, *, title: str) -> dict[str, Any
             }
         )
     for node in graph.nodes:
-        edges = []
-        for position, value in enumerate(node.inputs):
-            source = writers.get(value.id)
-            if source is not None:
-                edges.append(
-                    {
-                        "sourceNodeId": source,
-                        "sourceNodeOutputId": str(value.index),
-                        "targetNodeInputId": str(position),
-                    }
-                )
+        edges = _edges(node, writers)
         for value in node.outputs:
             writers[value.id] = str(node.index)
         nodes.append(
@@ -75,6 +66,19 @@ def model_explorer(graph: Graph, plan: PlanLike, *, title: str) -> dict[str, Any
             }
         ],
     }
+
+
+def _edges(node: Node, writers: Mapping[int, str]) -> list[dict[str, str]]:
+    """The edges into ``node`` from those that gave it its inputs, by the ids of their values."""
+    return [
+        {
+            "sourceNodeId": writers[value.id],
+            "sourceNodeOutputId": str(value.index),
+            "targetNodeInputId": str(position),
+        }
+        for position, value in enumerate(node.inputs)
+        if value.id in writers
+    ]
 
 
 def _namespace(node: Node) -> str:

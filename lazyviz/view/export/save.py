@@ -17,7 +17,8 @@ from ..render.rasterize import REMEDY, convert
 from ..render.svg import render_svg, static_bundle
 from ..render.text import render_text
 from ..scene.boxes import Hierarchy
-from ..scene.scene import PlanLike, Scene
+from ..scene.plan_protocol import PlanLike
+from ..scene.scene import Scene
 from ..widget.page_state import Controller
 from .atomic_write import write_whole
 from .html_page import interactive_page

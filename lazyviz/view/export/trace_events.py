@@ -14,7 +14,8 @@ from typing import Any
 
 from ...graph.ir import Node, Phase
 from ...plan.liveness.live_set import CATEGORIES
-from ..scene.scene import PHASE_TITLES, PlanLike
+from ..scene.plan_protocol import PlanLike
+from ..scene.scene import PHASE_TITLES
 
 _LANES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "other")
 _PROCESS = 1

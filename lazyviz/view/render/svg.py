@@ -11,6 +11,7 @@ import base64
 import html
 import itertools
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from ...graph.ir import Graph
@@ -23,7 +24,8 @@ from ..printable_text import visible
 from ..scene.batch_text import batch_lines
 from ..scene.boxes import Box
 from ..scene.memory_chart import memory_json
-from ..scene.scene import PlanLike, Scene, plural
+from ..scene.plan_protocol import PlanLike
+from ..scene.scene import Scene, plural
 from .text import render_text
 
 WIDTH = 900.0
@@ -352,15 +354,7 @@ def _chart(memory: dict[str, Any], top: float) -> tuple[list[str], float]:
         parts.append(f'<path d="M{left:.1f},{y:.1f}H{right:.1f}" stroke="{_FAINT}"/>')
         label = format_bytes(round(memory["peak"] * share))
         parts.append(_text(left - 7, y + 4, label, size=11, fill=_MUTED, anchor="end"))
-    below = [0] * points
-    for category, sizes in zip(memory["categories"], drawn["bytes"], strict=True):
-        above = [low + size for low, size in zip(below, sizes, strict=True)]
-        path = [f"M{left:.1f},{y_of(above[0]):.1f}"]
-        path += [f"V{y_of(above[i]):.1f}H{left + (i + 1) * step:.1f}" for i in range(points)]
-        path += [f"V{y_of(below[i]):.1f}H{left + i * step:.1f}" for i in reversed(range(points))]
-        color = CATEGORY_COLORS.get(category["name"], _MUTED)
-        parts.append(f'<path d="{"".join(path)}Z" fill="{color}"/>')
-        below = above
+    parts += _areas(memory, left, step, y_of)
     if memory["peakAt"] is not None and memory["peakAt"] in drawn["at"]:
         x = left + (drawn["at"].index(memory["peakAt"]) + 0.5) * step
         y = y_of(memory["peak"])
@@ -375,6 +369,30 @@ def _chart(memory: dict[str, Any], top: float) -> tuple[list[str], float]:
         halo = f' paint-order="stroke" stroke="{_CARD}" stroke-width="3"'
         parts.append(_text(right - 4, y - 4, words, size=11, fill="#9b2c22", anchor="end", extra=halo))
     parts += _pieces(memory, left, right, top, bottom)
+    parts += _phases(memory, left, right, bottom)
+    legend, bottom = _legend(memory, left, right, bottom + 40)
+    return parts + legend, bottom + 8
+
+
+def _areas(memory: dict[str, Any], left: float, step: float, y_of: Callable[[float], float]) -> list[str]:
+    """The bytes of each category over the run, stacked."""
+    points = len(memory["points"]["at"])
+    parts: list[str] = []
+    below = [0] * points
+    for category, sizes in zip(memory["categories"], memory["points"]["bytes"], strict=True):
+        above = [low + size for low, size in zip(below, sizes, strict=True)]
+        path = [f"M{left:.1f},{y_of(above[0]):.1f}"]
+        path += [f"V{y_of(above[i]):.1f}H{left + (i + 1) * step:.1f}" for i in range(points)]
+        path += [f"V{y_of(below[i]):.1f}H{left + i * step:.1f}" for i in reversed(range(points))]
+        color = CATEGORY_COLORS.get(category["name"], _MUTED)
+        parts.append(f'<path d="{"".join(path)}Z" fill="{color}"/>')
+        below = above
+    return parts
+
+
+def _phases(memory: dict[str, Any], left: float, right: float, bottom: float) -> list[str]:
+    """The chart's axis: forward, backward, optimizer."""
+    parts: list[str] = []
     starts = memory["phases"]
     for (phase, first), following in itertools.zip_longest(starts, starts[1:]):
         last = following[1] if following else memory["count"]
@@ -384,19 +402,23 @@ def _chart(memory: dict[str, Any], top: float) -> tuple[list[str], float]:
         parts.append(_rect(x0, bottom + 3, max(x1 - x0 - 1, 1), 4, fill=color, radius=1))
         if x1 - x0 > 70:
             parts.append(_text((x0 + x1) / 2, bottom + 19, phase, size=11, fill=color, anchor="middle"))
-    bottom += 40
+    return parts
+
+
+def _legend(memory: dict[str, Any], left: float, right: float, bottom: float) -> tuple[list[str], float]:
+    """The categories with their bytes at the peak, and where the last line of them is."""
+    parts: list[str] = []
     x = left
     for category in memory["categories"]:
         label = f"{category['name']} {format_bytes(category['peak'])}"
         wide = 16 + len(label) * char_width(11) + 16
         if x + wide > right:
             x, bottom = left, bottom + 18
-        parts.append(
-            _rect(x, bottom - 9, 10, 10, fill=CATEGORY_COLORS.get(category["name"], _MUTED), radius=2)
-        )
+        color = CATEGORY_COLORS.get(category["name"], _MUTED)
+        parts.append(_rect(x, bottom - 9, 10, 10, fill=color, radius=2))
         parts.append(_text(x + 15, bottom, label, size=11, fill=_MUTED))
         x += wide
-    return parts, bottom + 8
+    return parts, bottom
 
 
 def _pieces(memory: dict[str, Any], left: float, right: float, top: float, bottom: float) -> list[str]:

@@ -10,7 +10,8 @@ from ..printable_text import visible
 from ..scene.batch_text import batch_lines
 from ..scene.boxes import Box
 from ..scene.memory_chart import needed_for, verdict
-from ..scene.scene import PHASE_TITLES, PlanLike, Scene
+from ..scene.plan_protocol import PlanLike
+from ..scene.scene import PHASE_TITLES, Scene
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _LISTED = 6

@@ -7,7 +7,8 @@ from typing import Any
 from ...plan.batch.analysis import Blocker
 from ...plan.batch.split import describe
 from .boxes import chain
-from .scene import PlanLike, Scene, plural
+from .plan_protocol import PlanLike
+from .scene import Scene, plural
 
 LISTED = 4  # nodes listed that forbid a split
 PIECES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # that the menu offers

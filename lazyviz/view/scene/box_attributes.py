@@ -10,7 +10,7 @@ from ...graph.ir import Node
 from .boxes import Box, Hierarchy
 
 if TYPE_CHECKING:
-    from .scene import PlanLike
+    from .plan_protocol import PlanLike
 
 MIXED = "mixed"
 

@@ -12,6 +12,7 @@ Everything here is iterative and linear in the number of ops (times the nesting 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 from ...graph.ir import Graph, Node, SyncPoint, Value
 from ...plan.formatting import line_text
@@ -96,16 +97,10 @@ def _sort_into_boxes(
         producers = [producer for producer, _ in reads[index] if producer is not None]
         sources = [made for producer in producers if (made := box_of[producer]) is not None]
         for key, kind, label in keys:
-            # What this node reads has to stand before or at the box it goes into.
             sources = [source for source in sources if source.depth > parent.depth]
-            here = [ancestor for source in sources if (ancestor := _below(source, parent)) is not None]
             known = latest.get((parent, key))
             if known is not None and known.kind not in ("lane", "step"):
-                if phase == "forward":  # a module called again is drawn again
-                    fits = known is parent.children[-1]
-                else:
-                    fits = all(box.position <= known.position for box in here)
-                known = known if fits else None
+                known = known if _may_take(known, parent, phase, sources) else None
             parent = known if known is not None else child(parent, key, kind, label, phase)
             if kind == "lane":
                 lane = parent
@@ -118,6 +113,14 @@ def _sort_into_boxes(
     while todo:
         barrier(todo.pop(), lane)
     return box_of, syncs
+
+
+def _may_take(known: Box, parent: Box, phase: str, sources: Sequence[Box]) -> bool:
+    """Whether a node of ``phase`` may go into ``known``: what it reads has to stand before or at that box."""
+    if phase == "forward":  # a module called again is drawn again
+        return known is parent.children[-1]
+    here = [ancestor for source in sources if (ancestor := _below(source, parent)) is not None]
+    return all(box.position <= known.position for box in here)
 
 
 def _below(box: Box, ancestor: Box) -> Box | None:

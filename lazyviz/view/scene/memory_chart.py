@@ -14,7 +14,8 @@ from ...plan.batch.split import SHOWN, SplitPlan
 from ...plan.formatting import line_text
 from ...plan.units import format_bytes, format_range
 from .boxes import chain, op_name
-from .scene import AllocationLike, PlanLike, Scene
+from .plan_protocol import AllocationLike, PlanLike
+from .scene import Scene
 
 CHART_POINTS = 240
 LISTED = 40  # allocations listed for one moment

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from ...graph.ir import Node, Value
@@ -47,20 +47,23 @@ def relations(hierarchy: Hierarchy, box: Box) -> list[dict[str, Any]]:
             note("producer", hierarchy.box_of[maker], box.values[0])
         return _json(found)
     for node in hierarchy.nodes_in(box):
-        for producer, value in hierarchy.reads[node.index]:
-            made = (
-                hierarchy.box_of[producer] if producer is not None else hierarchy.box_of_value.get(value.id)
-            )
-            saved = producer is not None and _saved(hierarchy.graph.nodes[producer], node)
-            note("saved" if saved else "producer", made, value)
-        for reader in hierarchy.readers(node.index):
-            kind: Kind = "saved" if _saved(node, hierarchy.graph.nodes[reader]) else "consumer"
-            for producer, value in hierarchy.reads[reader]:
-                if producer == node.index:
-                    note(kind, hierarchy.box_of[reader], value)
-        for partner in partners(hierarchy, node):
-            note("gradient", hierarchy.box_of[partner.index])
+        _relations_of_node(hierarchy, node, note)
     return _json(found)
+
+
+def _relations_of_node(hierarchy: Hierarchy, node: Node, note: Callable[..., None]) -> None:
+    """Tell ``note`` of what the node reads, who reads it, and its partners in the other pass."""
+    for producer, value in hierarchy.reads[node.index]:
+        made = hierarchy.box_of[producer] if producer is not None else hierarchy.box_of_value.get(value.id)
+        saved = producer is not None and _saved(hierarchy.graph.nodes[producer], node)
+        note("saved" if saved else "producer", made, value)
+    for reader in hierarchy.readers(node.index):
+        kind: Kind = "saved" if _saved(node, hierarchy.graph.nodes[reader]) else "consumer"
+        for producer, value in hierarchy.reads[reader]:
+            if producer == node.index:
+                note(kind, hierarchy.box_of[reader], value)
+    for partner in partners(hierarchy, node):
+        note("gradient", hierarchy.box_of[partner.index])
 
 
 def partners(hierarchy: Hierarchy, node: Node) -> Iterable[Node]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ...plan.devices.devices import Device, DeviceProfile, devices
 from ...plan.devices.profiles import KINDS
 from ...plan.units import format_bytes
-from ..scene.scene import PlanLike
+from ..scene.plan_protocol import PlanLike
 from .run_choice import Selectable
 
 GIVEN = "given"  # the id of the device that the graph was planned for at first

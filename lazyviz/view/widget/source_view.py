@@ -20,7 +20,8 @@ from ...graph.sync_points import sites
 from ...plan.units import format_bytes
 from ..scene.boxes import Box, named
 from ..scene.details import seconds_text
-from ..scene.scene import PlanLike, Scene, plural
+from ..scene.plan_protocol import PlanLike
+from ..scene.scene import Scene, plural
 
 AROUND = 2  # lines shown before and after one that an op comes from
 LONGEST = 400  # characters of a line

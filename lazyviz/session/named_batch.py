@@ -1,8 +1,4 @@
-"""What the user named as batch, and running a graph in pieces of it.
-
-A part of :mod:`lazyviz.session.lazy_graph`: tensors and names become values of the record, a number of pieces
-(or ``"auto"``) becomes a run.
-"""
+"""What the user named as batch: tensors, or the names of variables, as values of the record."""
 
 from __future__ import annotations
 
@@ -10,27 +6,13 @@ import difflib
 import dis
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from types import CodeType
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 
-from ..execute.microbatch.clusters import Cluster
-from ..execute.microbatch.run import SplitRun
-from ..graph.ir import Value
-from ..plan.batch.placement import Shard
-from ..plan.batch.split import BATCH_NEEDED, Batch, describe, sizes_of
 from ..record.lazy_tensor import is_pending
 from ..record.recorder import Tape
-from ..record.storage import TrackedNode, TrackedValue
 from ..torch_internals import private_api
-
-if TYPE_CHECKING:
-    from .lazy_graph import LazyGraph
-
-
-class SplitError(RuntimeError):
-    """The batch cannot be cut; the message names each node that forbids it, and what can be done."""
-
 
 BatchLike: TypeAlias = str | torch.Tensor | Sequence[torch.Tensor] | Mapping[torch.Tensor, int]
 """The batch: tensors whose dimension 0 has the samples, ``{tensor: dim}``, or names as ``"x,y:1"``."""
@@ -185,77 +167,3 @@ def dimension(tensor: torch.Tensor, dim: int, name: str) -> int:
     if not -tensor.dim() <= dim < tensor.dim():
         raise ValueError(f"{name} has {tensor.dim()} dimensions, and no dimension {dim}")
     return dim % tensor.dim()
-
-
-def split_run(
-    tape: Tape,
-    graph: LazyGraph,
-    nodes: Sequence[TrackedNode],
-    split: int | str,
-    cluster: Cluster | None = None,
-) -> SplitRun | None:
-    """The run of ``nodes`` in that many pieces; ``None``: as a whole, with ``"auto"`` where that fits.
-
-    With the workers of ``cluster`` there is ``"auto"`` at least a piece for each.
-
-    Raises:
-        SplitError: the batch cannot be cut, or is not used.
-        ValueError: none was named.
-    """
-    if not nodes or (split in (None, "off", 1) and cluster is None):
-        return None
-    roots = _roots(tape, graph, nodes)
-    if not roots:
-        return None
-    pieces = split
-    if split == "auto":
-        plan = graph.plan(split="auto")
-        alone = plan.split.pieces == 1 and (plan.fits is not False or not plan.split.blocked_by)
-        if alone and cluster is None:
-            return None
-        pieces = plan.split.pieces if not plan.split.blocked_by else 2
-        if cluster is not None:
-            cuda = any(value.device.type == "cuda" for node in nodes for value in node.outputs)
-            pieces = max(pieces, len(cluster.workers(cuda)))
-    assert isinstance(pieces, int)
-    batch = Batch(
-        nodes,
-        roots,
-        lambda value: cast(TrackedValue, value).tensor is not None,
-        whole=graph.ir.whole,
-        independent_rng=graph.ir.independent_rng,
-    )
-    if batch.blocked:
-        raise SplitError(refusal(batch))
-    found = batch.schedule
-    if found is None or not found.passes:
-        return None  # one sample, or nothing that depends on the batch
-    return SplitRun(tape, nodes, batch.analysis, found, sizes_of(batch.size, pieces, batch.analysis.group))
-
-
-def refusal(batch: Batch, most: int = 5) -> str:
-    """Why the batch cannot be cut, node by node."""
-    lines = [describe(blocker) for blocker in batch.blocked[:most]]
-    rest = len(batch.blocked) - most
-    if rest > 0:
-        lines.append(f"and {rest:,} more")
-    return "\n".join(["the batch cannot be split:", *lines])
-
-
-def _roots(tape: Tape, graph: LazyGraph, nodes: Iterable[TrackedNode]) -> dict[Value, Shard]:
-    """The batch's values that ``nodes`` use.
-
-    Raises as :func:`split_run` does.
-    """
-    if graph.batch is None:
-        raise ValueError(f"a split {BATCH_NEEDED}")
-    if not graph.ir.batch and tape.graph is not graph.ir:
-        raise SplitError("nothing in this block uses the tensors named as batch")
-    used = {value for node in nodes for value in node.inputs}
-    roots: dict[Value, Shard] = {value: Shard(dim) for value, dim in graph.ir.batch.items() if value in used}
-    sizes = sorted({value.shape[shard.dim] for value, shard in roots.items()})
-    if len(sizes) > 1:
-        raise SplitError(
-            f"the tensors of the batch differ in their number of samples: {' and '.join(map(str, sizes))}"
-        )
-    return roots

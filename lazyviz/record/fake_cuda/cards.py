@@ -1,0 +1,35 @@
+"""The GPUs that a cell is planned for: what is known of them, and what patches of ``torch.cuda`` ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from ..interception.attribute_patches import Patches
+from ..pending_ops import PendingOps
+from .card import Card
+
+Memory = Callable[[torch.device, int], tuple[int, int]]
+"""Bytes allocated now and at most since a position of the graph, on a device, in eager PyTorch."""
+Reserved = Callable[[torch.device], int]
+"""Bytes that the caching allocator of a device would hold, in eager PyTorch."""
+
+
+class Cards(Protocol):
+    """What the parts of :class:`~lazyviz.record.fake_cuda.device.AbsentCards` need of it."""
+
+    card: Card
+    memory: Memory
+    reserved: Reserved
+    reset_at: int
+    patches: Patches
+
+    @property
+    def tape(self) -> PendingOps: ...
+    def index(self, device: Any = None) -> int: ...
+    def device(self, device: torch.device) -> torch.device: ...
+    def below(self, device: torch.device) -> torch.device: ...
+    def replace(self, owner: Any, name: str, function: Any) -> None: ...
+    def properties(self, device: Any = None) -> Any: ...

@@ -1,0 +1,93 @@
+"""Running a graph in pieces of the batch: a number of them, or ``"auto"``, becomes a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from ..execute.microbatch.clusters import Cluster
+from ..execute.microbatch.run import SplitRun
+from ..graph.ir import Value
+from ..plan.batch.placement import Shard
+from ..plan.batch.split import BATCH_NEEDED, Batch, describe, sizes_of
+from ..record.recorder import Tape
+from ..record.storage import TrackedNode, TrackedValue
+from .recorded_graph import RecordedGraph
+
+
+class SplitError(RuntimeError):
+    """The batch cannot be cut; the message names each node that forbids it, and what can be done."""
+
+
+def split_run(
+    tape: Tape,
+    graph: RecordedGraph,
+    nodes: Sequence[TrackedNode],
+    split: int | str,
+    cluster: Cluster | None = None,
+) -> SplitRun | None:
+    """The run of ``nodes`` in that many pieces; ``None``: as a whole, with ``"auto"`` where that fits.
+
+    With the workers of ``cluster`` there is ``"auto"`` at least a piece for each.
+
+    Raises:
+        SplitError: the batch cannot be cut, or is not used.
+        ValueError: none was named.
+    """
+    if not nodes or (split in (None, "off", 1) and cluster is None):
+        return None
+    roots = _roots(tape, graph, nodes)
+    if not roots:
+        return None
+    pieces = split
+    if split == "auto":
+        plan = graph.plan(split="auto")
+        alone = plan.split.pieces == 1 and (plan.fits is not False or not plan.split.blocked_by)
+        if alone and cluster is None:
+            return None
+        pieces = plan.split.pieces if not plan.split.blocked_by else 2
+        if cluster is not None:
+            cuda = any(value.device.type == "cuda" for node in nodes for value in node.outputs)
+            pieces = max(pieces, len(cluster.workers(cuda)))
+    assert isinstance(pieces, int)
+    batch = Batch(
+        nodes,
+        roots,
+        lambda value: cast(TrackedValue, value).tensor is not None,
+        whole=graph.ir.whole,
+        independent_rng=graph.ir.independent_rng,
+    )
+    if batch.blocked:
+        raise SplitError(refusal(batch))
+    found = batch.schedule
+    if found is None or not found.passes:
+        return None  # one sample, or nothing that depends on the batch
+    return SplitRun(tape, nodes, batch.analysis, found, sizes_of(batch.size, pieces, batch.analysis.group))
+
+
+def refusal(batch: Batch, most: int = 5) -> str:
+    """Why the batch cannot be cut, node by node."""
+    lines = [describe(blocker) for blocker in batch.blocked[:most]]
+    rest = len(batch.blocked) - most
+    if rest > 0:
+        lines.append(f"and {rest:,} more")
+    return "\n".join(["the batch cannot be split:", *lines])
+
+
+def _roots(tape: Tape, graph: RecordedGraph, nodes: Iterable[TrackedNode]) -> dict[Value, Shard]:
+    """The batch's values that ``nodes`` use.
+
+    Raises as :func:`split_run` does.
+    """
+    if graph.batch is None:
+        raise ValueError(f"a split {BATCH_NEEDED}")
+    if not graph.ir.batch and tape.graph is not graph.ir:
+        raise SplitError("nothing in this block uses the tensors named as batch")
+    used = {value for node in nodes for value in node.inputs}
+    roots: dict[Value, Shard] = {value: Shard(dim) for value, dim in graph.ir.batch.items() if value in used}
+    sizes = sorted({value.shape[shard.dim] for value, shard in roots.items()})
+    if len(sizes) > 1:
+        raise SplitError(
+            f"the tensors of the batch differ in their number of samples: {' and '.join(map(str, sizes))}"
+        )
+    return roots
