@@ -85,6 +85,11 @@ CHECKS = (
     Check("notebooks", (*PYTEST, "--nbval-lax", "-W", "default", "notebooks")),
     Check("tests of semantics", (*TESTS, "tests/semantics"), daily=True, more=("--all",)),
     Check(
+        "unit tests in Python alone",
+        (*TESTS, "--daily", "tests/record", "tests/semantics", "tests/execute"),
+        env={"LAZYVIZ_PURE_PYTHON": "1"},
+    ),
+    Check(
         "other Python tests",
         (
             *TESTS,

@@ -30,7 +30,7 @@ TESTS = (
     "tests/record",
     *(
         f"tests/execute/test_{name}.py"
-        for name in ("evaluation", "in_one_go", "reads", "replay", "program", "sweeps")
+        for name in ("evaluation", "interpreter", "native_run", "node_passes", "program_cache", "reads")
     ),
 )
 # Exceptions are thrown by the C++ library, which Python itself does not have loaded when they are looked up.

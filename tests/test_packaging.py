@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 METADATA = importlib.metadata.metadata("lazyviz")
 VERSION = METADATA["Version"]

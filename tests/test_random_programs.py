@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import warnings
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from . import programs
+
+pytestmark = pytest.mark.slow
 
 FEW, MANY = 300, 20_000
 

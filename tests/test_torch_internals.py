@@ -809,6 +809,7 @@ def test_marks_of_a_profiler_are_these_operators():
     assert tuple(seen) == private_api.PROFILER_MARKS
 
 
+@pytest.mark.slow
 def test_the_layouts_of_small_weights_tell_onednn_s_instruction_set():
     module = "lazyviz.torch_internals.kernel_selection"
     code = f"from {module} import onednn_instructions; print(onednn_instructions().name)"

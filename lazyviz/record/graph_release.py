@@ -4,11 +4,12 @@ Its objects refer to each other in circles, and there are many of them: in a loo
 those of earlier rounds, would take a good part of the time that recording does.  So when the owner has gone,
 a look (``graph_release.cpp``, compiled) tells whether anybody else refers to any of them: a pending tensor, a
 plan, another graph, a variable with a node.  If not, the circles are cut; else the record is the collector's,
-as it is where that module is missing.
+as it is where that module is missing, or ``LAZYVIZ_GRAPH_RELEASE=0`` is in the environment.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -61,6 +62,6 @@ def release_held() -> None:
             _release(holder)
 
 
-_module = native_modules.load("graph_release.cpp")
+_module = native_modules.load("graph_release.cpp") if os.environ.get("LAZYVIZ_GRAPH_RELEASE") != "0" else None
 if _module is not None:
     _module.connect(TrackedNode, TrackedValue, TrackedStorage, DrawSequence, Shadow, TensorRef)

@@ -490,6 +490,7 @@ def call(backend, name, function, *arguments):
     return backend.result(job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_two_processes_give_eagers_gradients(two, loss, dtype):

@@ -27,6 +27,8 @@ from lazyviz.torch_internals.dynamo import Compiled
 
 from .compiled_training import reports_of_training_as_eager_does
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def inductor():

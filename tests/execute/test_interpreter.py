@@ -295,6 +295,7 @@ def allocations(compiled):
     return sizes, report.peak_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # PyTorch 2.11, before the only cycle
 def test_memory_comes_and_goes_as_in_python():
     in_cpp, peak = allocations(COMPILED)

@@ -130,6 +130,7 @@ def test_nodes_are_left_as_running_op_by_op_leaves_them(monkeypatch):
     assert replayed == one_by_one
 
 
+@pytest.mark.slow
 def test_random_programs_are_replayed_as_eager(monkeypatch):
     """Of every length, and from several functions."""
     monkeypatch.setattr(program_cache, "LEAST_NODES", 1)

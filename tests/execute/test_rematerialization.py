@@ -304,6 +304,7 @@ def stop_after(graph: lazyviz.LazyGraph, count: int, **options: Any) -> None:
         graph.evaluate(progress=progress, cancel=cancel, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [resnet, gpt2_with_attention_in_parts, lstm], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("then", ["recompute", "off", "read"])
 def test_after_an_interruption_anywhere_the_rest_has_the_same_bits(make, then):
@@ -348,6 +349,7 @@ def test_what_the_user_writes_after_an_interruption_does_not_reach_what_is_compu
     twins.assert_equal()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [resnet, gpt2], ids=lambda make: make.__name__)
 def test_an_error_while_something_is_computed_again_loses_nothing(make, monkeypatch):
     twins = Twins(make)

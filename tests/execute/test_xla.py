@@ -200,6 +200,8 @@ def state():
 before = state()
 overloads = set(dir(torch.ops.aten.prod))
 from lazyviz.torch_internals import torchax_table
+
+pytestmark = pytest.mark.slow
 assert torch.ops.aten.mm in torchax_table.lowerings()
 assert torch.backends.mha.get_fastpath_enabled()
 assert state() == before

@@ -17,6 +17,8 @@ if find_spec("jax") is None or find_spec("torchax") is None:
 from lazyviz.execute.xla import ops as xla_ops
 from lazyviz.execute.xla.backend import XlaBackend
 
+pytestmark = pytest.mark.slow
+
 aten = torch.ops.aten
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,14 @@ def watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
     faulthandler.dump_traceback_later(patience, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def arrays_of_other_tests(objects_of_other_tests):
+    """Arrays that were alive when they were frozen may be gone by now, and nothing is to watch them."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

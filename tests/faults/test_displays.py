@@ -17,6 +17,8 @@ from torch import nn
 import lazyviz
 from lazyviz.view.widget import widget as widgets
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 
 

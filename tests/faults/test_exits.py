@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).with_name("exits.py")
 _spec = importlib.util.spec_from_file_location("exits", SCRIPT)
 exits = importlib.util.module_from_spec(_spec)

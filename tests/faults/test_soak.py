@@ -19,6 +19,8 @@ from lazyviz.record.pending_ops import SyncError
 from lazyviz.record.recorder import Tape, tape
 from lazyviz.session import evaluation
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
 import sys
 import threading
 import weakref
@@ -272,3 +274,17 @@ def test_graphs_are_freed_on_any_thread(recorder):
     for thread in threads:
         thread.join()
     assert [reference() for reference in gone] == [None] * 4
+
+
+def test_it_can_be_switched_off():
+    code = (
+        "import lazyviz, torch\n"
+        "from lazyviz.record import graph_release\n"
+        "with lazyviz.lazy() as graph:\n"
+        "    y = torch.ones(3) + 1\n"
+        "graph.evaluate()\n"
+        "print(graph_release._module, y.tolist())\n"
+    )
+    env = {**os.environ, "LAZYVIZ_GRAPH_RELEASE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split(maxsplit=1) == ["None", "[2.0, 2.0, 2.0]\n"], done.stderr

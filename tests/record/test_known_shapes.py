@@ -90,6 +90,7 @@ print(json.dumps([len(graph.nodes), imported]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_a_first_block_imports_nothing(optimizer):
     source = textwrap.dedent(FIRST.format(optimizer=optimizer))
@@ -99,6 +100,7 @@ def test_a_first_block_imports_nothing(optimizer):
     assert imported == []
 
 
+@pytest.mark.slow
 def test_importing_lazyviz_changes_nothing_but_how_exports_are_made():
     source = """
     import torch

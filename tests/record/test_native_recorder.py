@@ -206,6 +206,7 @@ PROGRAMS = {"modules": modules, "memory": memory} | {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not native_recorder.active, reason="the compiled recorder is not built, or switched off")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_both_record_the_same(name, restored, monkeypatch):
@@ -245,6 +246,7 @@ def test_it_keeps_nothing_alive(restored):
 LINE = "a string of this module"
 
 
+@pytest.mark.slow
 def test_without_it_lazyviz_works_the_same():
     code = (
         "import torch, lazyviz\n"

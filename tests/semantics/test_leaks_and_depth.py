@@ -30,6 +30,7 @@ def counted(*classes):
     return {cls.__name__: sum(type(item) is cls for item in gc.get_objects()) for cls in classes}
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_ops_in_one_block():
     x = torch.arange(3.0)
     with lazyviz.lazy() as graph:
@@ -134,6 +135,7 @@ def _parts(length):
     return graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [_chain, _writes, _reads_of_one, _parts])
 def test_twice_the_ops_take_about_twice_the_time(build):
     def seconds(length):
@@ -155,6 +157,7 @@ def test_twice_the_ops_take_about_twice_the_time(build):
     assert ratio < 2.5
 
 
+@pytest.mark.slow
 def test_a_thousand_blocks_leave_memory_where_it_was():
     def block():
         model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
@@ -273,7 +276,7 @@ def test_a_loop_that_reads_only_its_loss_keeps_no_earlier_round(kind):
     optimizer = kind(model.parameters(), 0.1)
     x = torch.ones(4, 8)
     counts = []
-    for _ in range(80):
+    for _ in range(160):  # some rounds' step counters are kept, until there are enough of them
         with lazyviz.lazy():
             optimizer.zero_grad()
             loss = model(x).square().mean()
@@ -281,7 +284,7 @@ def test_a_loop_that_reads_only_its_loss_keeps_no_earlier_round(kind):
             optimizer.step()
         loss.item()
         counts.append(tracked_nodes())
-    assert max(counts[40:]) <= max(counts[:40])
+    assert max(counts[80:]) <= max(counts[:80])
 
 
 def test_a_weight_that_is_only_read_keeps_no_earlier_round():
@@ -308,6 +311,7 @@ def test_a_dropped_graph_is_forgotten_in_a_script_too():
     assert lazyviz.metrics()["ops pending"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recorder", ["compiled", "in Python"])
 def test_a_script_that_ends_with_something_pending_ends_without_a_word(recorder):
     script = """

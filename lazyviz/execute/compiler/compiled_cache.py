@@ -3,9 +3,7 @@
 A :class:`Program` is what a compiled version of the subgraph depends on, with values numbered
 in order of first appearance: operators, wiring, kinds of tensors, who shares memory, and static
 arguments.  Two things stand apart, since they change from step to step: Python numbers that only feed
-arithmetic (``scalars``), and sizes (``shapes``).  Which of them may vary is for whoever compiles.  This is
-the structure of :mod:`lazyviz.graph.fingerprint` in a form that costs less an op and means
-something in this process alone.
+arithmetic (``scalars``), and sizes (``shapes``).  Which of them may vary is for whoever compiles.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ...graph.fingerprint import operands
 from ...graph.ir import Node, works_by_element
+from ...graph.operands import operands
 from ...torch_internals.private_api import OpOverload
 
 # Arguments that optimizers compute anew in each step (bias corrections, learning rates).

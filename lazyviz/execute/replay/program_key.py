@@ -1,9 +1,10 @@
 """What a subgraph of pending nodes is, as a key that an equal subgraph has again.
 
-The structure of :mod:`lazyviz.graph.fingerprint`, in a form that costs little an op and means
-something in this process alone.  Half of it is known since recording: the shape cache's answer of a
-node (``node.entry``) stands for its operator, the metadata of its inputs and outputs, who shares memory with
-whom, and its static arguments.  What is added is the wiring: values numbered in order of first appearance.
+The structure is what generated code depends on: operators, wiring, metadata, who shares memory with whom,
+and static arguments, in a form that means something in this process alone.  Half of it is known since
+recording: the shape cache's answer of a node (``node.entry``) stands for its operator, the metadata of its
+inputs and outputs, who shares memory with whom, and its static arguments.  What is added is the wiring:
+values numbered in order of first appearance.
 
 Numbers that recording knows by their type alone (a learning rate, a step counter) are inputs, not structure;
 so is the place in a larger tensor that a batch is cut from.

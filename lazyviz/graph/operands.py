@@ -1,0 +1,19 @@
+"""Which arguments of an operator are operands: numbers that take part in arithmetic as tensors do."""
+
+from __future__ import annotations
+
+import functools
+
+from ..torch_internals.private_api import OpOverload
+from .ir import works_by_element
+
+_OPERANDS = ("Tensor", "number", "Optional[number]")
+
+
+@functools.cache
+def operands(op: OpOverload) -> frozenset[str]:
+    """The arguments of ``op`` whose Python numbers are operands as tensors are."""
+    # Not every int of a pointwise operator is an operand: round(decimals=2) is not.
+    # A tensor's place may hold a number: x * 2 calls mul.Tensor.
+    scalars = [item.name for item in op._schema.arguments if str(item.type) in _OPERANDS]
+    return frozenset(scalars if works_by_element(op) else ())
