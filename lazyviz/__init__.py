@@ -16,6 +16,7 @@ from .plan.devices.devices import Device, DeviceProfile, devices
 from .plan.plan import Plan
 from .plan.remat.selection import RecomputePlan
 from .record.pending_ops import AbsentDeviceError, SyncError
+from .session.connect import connect
 from .session.lazy_graph import (
     LazyGraph,
     RecomputeError,
@@ -80,6 +81,7 @@ __all__ = [
     "why",
 ]
 
+connect()
 mark_step = sync
 
 __version__ = "0.1.0"

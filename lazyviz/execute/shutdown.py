@@ -6,8 +6,6 @@ is in C++ code which cannot be left so, and the process is aborted.  For other t
 
 from __future__ import annotations
 
-import atexit
-import os
 import sys
 import threading
 import time
@@ -104,13 +102,9 @@ def _is_ours(frame: FrameType | None) -> bool:
     return False
 
 
-def _in_child() -> None:
+def forget_in_child() -> None:
     """A forked process has none of the other threads, and the one that forked is its main thread."""
     global _main
     _main = threading.get_ident()
     _threads.clear()
     _runs.clear()
-
-
-atexit.register(stop_all)
-os.register_at_fork(after_in_child=_in_child)

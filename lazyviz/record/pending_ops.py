@@ -196,7 +196,7 @@ class PendingOps:
             raise SyncError(f"{cause} needs {len(nodes)} pending ops to run{where}; syncs are forbidden here")
         start = time.perf_counter()
         if nodes:
-            assert self.evaluator is not None, "lazyviz.session.lazy_graph gives it one"
+            assert self.evaluator is not None, "lazyviz.session.connect gives it one"
             self.evaluator(nodes, cause + at(line, reader))
         if self.graph is not None:
             seconds, index = time.perf_counter() - start, len(self.graph.nodes)
@@ -204,7 +204,7 @@ class PendingOps:
             self.graph.sync_points.append(point)
 
     def evaluate(self, nodes: Sequence[TrackedNode], cause: str) -> None:
-        assert self.evaluator is not None, "lazyviz.session.lazy_graph gives it one"
+        assert self.evaluator is not None, "lazyviz.session.connect gives it one"
         self.evaluator(nodes, cause)
 
     def refuse_nested(self) -> None:

@@ -21,7 +21,7 @@ from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dynamo, private_api
 from ..torch_internals.dispatch_handlers import ask_subclasses, by_others, past_torch_function
 from ..torch_internals.private_api import OpOverload
-from . import backward_nodes, constant_folding, fallback, lazy_tensor, unrecorded_ops
+from . import backward_nodes, constant_folding, fallback, unrecorded_ops
 from .dependencies import order
 from .external_tensors import ExternalTensors, NotDeferrable, Placeholder, ZeroTensor
 from .interception.memory_holders import Unexamined, cure_of
@@ -511,4 +511,3 @@ class Tape(ExternalTensors):
 
 
 tape = Tape()
-lazy_tensor.dispatch_unrecorded = tape.dispatch_unrecorded

@@ -7,7 +7,6 @@ before the exchange (options, a run on another thread, what is overdue) or after
 from __future__ import annotations
 
 import contextvars
-import os
 import sys
 import threading
 import time
@@ -311,11 +310,8 @@ def close_all() -> None:
         _claims.clear()
 
 
-def _forget_in_child() -> None:
+def forget_in_child() -> None:
     """A forked child has not entered what its parent has."""
     forget_holder()
     _open.clear()
     _claims.clear()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)

@@ -7,7 +7,6 @@ guard between cells) and the one way in which nodes of any graphs are run.
 from __future__ import annotations
 
 import contextvars
-import os
 import sys
 import threading
 import time
@@ -34,7 +33,7 @@ from ..record.interception import warning_routing
 from ..record.interception.instrumentation import Watch
 from ..record.pending_ops import RunLock
 from ..record.recorder import tape
-from ..record.storage import Lost, TrackedNode
+from ..record.storage import TrackedNode
 from ..record.unrecorded_ops import nodes_before_access
 from ..torch_internals import cuda as torch_cuda
 from . import planned_device
@@ -43,7 +42,6 @@ from .recorded_graph import RecordedGraph
 from .strategies import Projection, RunOptions, Strategy
 
 watch = Watch(tape)
-watch.rehearse()
 # Graphs with pending nodes, by id of the ir.Graph; weak, since a graph nobody can reach need not run.
 graphs: weakref.WeakValueDictionary[int, RecordedGraph] = weakref.WeakValueDictionary()
 latest: weakref.ref[RecordedGraph] | None = None  # of the last block
@@ -279,12 +277,9 @@ def called(what: str) -> str:
     return f"{what} at {line}" if line is not None else what
 
 
-def _reachable() -> list[Graph]:
+def reachable() -> list[Graph]:
+    """The graphs that somebody can evaluate."""
     return [graph.ir for graph in graphs.values()]
-
-
-tape.reachable = _reachable
-Lost.look = tape.forget_lost
 
 
 def catch_up() -> None:
@@ -317,12 +312,9 @@ def end_abandoned() -> None:
             left.__exit__()
 
 
-def _forget_in_child() -> None:
+def forget_in_child() -> None:
     """A forked child (a loader's worker) neither records nor evaluates what its parent recorded."""
     tape.graph = None
     tape.lock = RunLock()
     tape.forget_all()
     graphs.clear()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)

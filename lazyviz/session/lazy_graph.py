@@ -1,7 +1,7 @@
 """The composition root: the public ``LazyGraph`` and the functions over every pending graph.
 
-Only this module and ``magic`` see all stages.  It gives recording an evaluator (a sync
-point must be able to run what it needs), and graphs their plan, picture and run.
+Only this package and ``notebook`` see all stages.  Graphs get their plan, picture and run here;
+:mod:`lazyviz.session.connect` gives recording what a sync point needs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from .recompute_options import Recompute, levers
 from .recompute_options import RecomputeError as RecomputeError
 from .run_options import Choices
 from .split_options import SplitError as SplitError
-from .sync_evaluation import run_for_sync
 
 if TYPE_CHECKING:
     from ..plan.plan import Plan
@@ -411,9 +410,6 @@ def cell_boundary() -> None:
     tape.refuse_nested()
     tape.forget_unreachable(tape.reachable())
     evaluation.watch.leave()
-
-
-tape.evaluator = run_for_sync
 
 
 def unload() -> None:
