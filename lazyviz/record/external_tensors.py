@@ -67,7 +67,7 @@ class ExternalTensors(PendingOps):
             if tensor.is_cuda:
                 storage.place = tensor_memory.storage_data_ptr(memory)  # which waits for nothing
             storage.role, storage.name = self.scopes.role_of(tensor)
-            holder = self.outsiders.holder(tensor)
+            holder = self.memory_holders.holder(tensor)
             if holder is UNKNOWN and (storage.role is not None or tensor.requires_grad):
                 graph.storages.pop()
                 raise Unexamined
@@ -98,7 +98,7 @@ class ExternalTensors(PendingOps):
 
     def is_shared(self, tensor: torch.Tensor) -> bool:
         """Whether somebody besides PyTorch may show the tensor's memory."""
-        return tensor.layout == torch.strided and self.outsiders.holder(tensor) is not None
+        return tensor.layout == torch.strided and self.memory_holders.holder(tensor) is not None
 
     def is_foreign(self, tensor: torch.Tensor) -> bool:
         """Whether a view of a real tensor is to be made at once, since only a copy of it is recorded."""
@@ -107,7 +107,7 @@ class ExternalTensors(PendingOps):
             return value.storage.foreign
         if tensor.layout != torch.strided or private_api.storage_address(tensor) in self.storages:
             return False
-        holder = self.outsiders.holder(tensor)
+        holder = self.memory_holders.holder(tensor)
         if holder is UNKNOWN and (tensor.requires_grad or self.scopes.role_of(tensor)[0] is not None):
             raise Unexamined
         return holder is not None

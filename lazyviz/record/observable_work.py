@@ -26,7 +26,7 @@ class PendingWork(Protocol):
     outside: dict[int, TrackedValue]
 
     @property
-    def outsiders(self) -> Holders: ...
+    def memory_holders(self) -> Holders: ...
 
 
 def seen(tape: PendingWork) -> set[TrackedStorage]:
@@ -38,7 +38,7 @@ def seen(tape: PendingWork) -> set[TrackedStorage]:
             ours.setdefault(value.storage, {})[id(value.real)] = value.real
     for storage, tensors in ours.items():
         aliases = list(tensors.values())
-        if not storage.foreign and tape.outsiders.holder(aliases[0]) is None and are_alone(aliases):
+        if not storage.foreign and tape.memory_holders.holder(aliases[0]) is None and are_alone(aliases):
             written.discard(storage)
     return {storage for storage in written if storage.live or storage.external}
 

@@ -20,7 +20,7 @@ from ..torch_internals.private_api import OpOverload
 from . import observable_work
 from .dependencies import closure
 from .fake_cuda.card import Card
-from .interception.memory_holders import Outsiders
+from .interception.memory_holders import MemoryHolders
 from .interception.sparse_components import parts_of
 from .lazy_tensor import LazyTensor
 from .provenance.module_scopes import Scopes
@@ -141,10 +141,10 @@ class PendingOps:
         self.pending: dict[TrackedNode, None] = {}  # in program order
         self.outside: dict[int, TrackedValue] = {}  # by id of the real tensor
         self.storages: dict[int, TrackedStorage] = {}  # by address of the real storage
-        # By address: who was given the memory while we looked; see `Outsiders`.
+        # By address: who was given the memory while we looked; see `MemoryHolders`.
         self.exported: dict[int, list[tuple[Any, str]]] = {}
-        self.outsiders = Outsiders(self)
-        self.scopes.meet, self.scopes.stepped = self.outsiders.meet, self.end_step
+        self.memory_holders = MemoryHolders(self)
+        self.scopes.meet, self.scopes.stepped = self.memory_holders.meet, self.end_step
         self.met: dict[int, TrackedStorage] = {}  # likewise, of what sync points made real: who it was
         self.made: dict[int, TrackedValue] = {}  # by id of the tensor: made at once, by this block
         self._many_outside = self._many_made = 200  # of these, when next to look for dead ones
@@ -269,7 +269,7 @@ class PendingOps:
     def owed_to_overlapping(self, tensor: torch.Tensor) -> list[TrackedNode]:
         """Pending nodes on memory that is a part of ``tensor``'s, though their storages are others."""
         nodes: list[TrackedNode] = []
-        for address in self.outsiders.overlapped(tensor):
+        for address in self.memory_holders.overlapped(tensor):
             if (storage := self.storages.get(address)) is not None:
                 nodes += [*storage.readers, *([storage.writer] if storage.writer is not None else [])]
         return [node for node in nodes if node.state != "done"]

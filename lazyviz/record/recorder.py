@@ -130,7 +130,7 @@ class Tape(ExternalTensors):
         except NotDeferrable as reason:
             return self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
         except Unexamined:
-            self.outsiders.examine(list(unrecorded_ops.tensors_in((*args, *kwargs.values()))))
+            self.memory_holders.examine(list(unrecorded_ops.tensors_in((*args, *kwargs.values()))))
             return self.record(op, args, kwargs)
         except Placeholder:
             return unrecorded_ops.dispatch(self, op, args, kwargs)
@@ -467,11 +467,11 @@ class Tape(ExternalTensors):
         shown = [
             tensor for tensor in unrecorded_ops.written_tensors(info, args, kwargs) if not is_pending(tensor)
         ]
-        if self.outsiders.could_tell(shown):
-            self.outsiders.examine(operands)
+        if self.memory_holders.could_tell(shown):
+            self.memory_holders.examine(operands)
             return self.record(op, args, kwargs)
         for tensor in shown:
-            holder = self.outsiders.holder(tensor)
+            holder = self.memory_holders.holder(tensor)
             if holder is not None:
                 name = self._storage_of(tensor).name or "a tensor"
                 cause = f"write to {name}, whose memory {holder} shows; {cure_of(holder)}"

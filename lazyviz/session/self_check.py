@@ -119,7 +119,7 @@ def doctor() -> Diagnosis:
     patched += evaluation.watch.replaced_code()
     leftovers: list[Leftover] = []
     if not busy:
-        noted = _ALWAYS | ({"torch.Tensor.numpy"} if tape.outsiders.lasting else set())
+        noted = _ALWAYS | ({"torch.Tensor.numpy"} if tape.memory_holders.lasting else set())
         leftovers += [Leftover(name, "a patch of lazyviz") for name in patched if name not in noted]
         leftovers += [Leftover(name, "left in place") for name in evaluation.watch.taking_part()]
         if patience.lasts:

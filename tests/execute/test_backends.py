@@ -274,7 +274,7 @@ def test_what_has_nothing_to_do_with_a_segment_that_stopped_runs_and_reset_forge
 
 
 def test_unknown_and_unfit_backends_are_clear_errors():
-    with pytest.raises(ValueError, match=r"no backend 'nope'; there are: cudagraphs, eager"):
+    with pytest.raises(ValueError, match=r"no backend 'nope'; there are: .*cudagraphs, eager"):
         with lazyviz.lazy(backend="nope"):
             pass
     with pytest.raises(TypeError, match="compile"):

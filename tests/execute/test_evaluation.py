@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz.session import evaluation
 
 
 def test_evaluating_twice_runs_nothing_twice():
@@ -368,3 +369,14 @@ def test_an_unknown_name_of_the_batch_is_an_error_that_names_what_is_close():
         made = images * 2
         made.sum()
     assert graph.plan().batch_size == 6
+
+
+def test_what_a_run_calls_knows_that_it_is_called_by_one():
+    x = torch.ones(3)
+    known = []
+    with lazyviz.lazy() as graph:
+        y = x + 1
+    graph.evaluate(progress=lambda _: known.append(evaluation.is_running_here()))
+    assert known and all(known)
+    assert not evaluation.is_running_here()
+    assert y.tolist() == [2, 2, 2]

@@ -16,7 +16,7 @@ import torch
 from ...torch_internals import private_api, storage_owners
 from ..lazy_tensor import LazyTensor
 from .attribute_patches import Patches
-from .memory_holders import DLPACK, NUMPY, Outsiders
+from .memory_holders import DLPACK, NUMPY, MemoryHolders
 
 BeforeRead = Callable[[torch.Tensor, str], None]  # evaluates what reading a tensor needs, for a cause
 CAUSES = {NUMPY: "numpy", DLPACK: "DLPack"}
@@ -25,7 +25,12 @@ FUNCTIONS = ((torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"))
 
 
 def hand_out(
-    outsiders: Outsiders, original: Callable[..., Any], who: str, tensor: Any, *args: Any, **kwargs: Any
+    holders: MemoryHolders,
+    original: Callable[..., Any],
+    who: str,
+    tensor: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """``original(tensor, ...)``, which gives the memory of an ordinary tensor to others."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or storage_owners.address_of(tensor) is None:
@@ -39,14 +44,14 @@ def hand_out(
         while isinstance(base, storage_owners.numpy.ndarray):  # type: ignore[union-attr]
             base = base.base
         if isinstance(base, torch.Tensor):
-            outsiders.note_export(base, who, traced=traced)
+            holders.note_export(base, who, traced=traced)
     elif given is not tensor:
-        outsiders.note_export(given, who, traced=False)
+        holders.note_export(given, who, traced=False)
     return result
 
 
 def noting(
-    outsiders: Outsiders, original: Callable[..., Any], who: str, before_read: BeforeRead
+    holders: MemoryHolders, original: Callable[..., Any], who: str, before_read: BeforeRead
 ) -> Callable[..., Any]:
     """``original``, which gives ``who`` the memory of its first argument, noted."""
 
@@ -54,9 +59,9 @@ def noting(
     def function(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if type(tensor) is LazyTensor:
             before_read(tensor, CAUSES[who])  # only what is real can be noted
-            with outsiders.tape.paused():
-                return hand_out(outsiders, original, who, tensor, *args, **kwargs)
-        return hand_out(outsiders, original, who, tensor, *args, **kwargs)
+            with holders.tape.paused():
+                return hand_out(holders, original, who, tensor, *args, **kwargs)
+        return hand_out(holders, original, who, tensor, *args, **kwargs)
 
     return function
 
@@ -68,8 +73,8 @@ class ExportPatches:
     noted only as long as what is known of some memory depends on it.
     """
 
-    def __init__(self, outsiders: Outsiders, before_read: BeforeRead) -> None:
-        self._outsiders = outsiders
+    def __init__(self, holders: MemoryHolders, before_read: BeforeRead) -> None:
+        self._holders = holders
         self._before_read = before_read
         self._dlpack = Patches()
         self._numpy = Patches()
@@ -85,7 +90,7 @@ class ExportPatches:
             self._numpy.complete()
 
     def _noting(self, original: Callable[..., Any], who: str) -> Callable[..., Any]:
-        return noting(self._outsiders, original, who, self._before_read)
+        return noting(self._holders, original, who, self._before_read)
 
     def begin_block(self) -> None:
         """While something is recorded or pending its own patches note arrays."""

@@ -66,7 +66,7 @@ class Watch:
         if not self._patches and not self._patches.again():
             self._watch_guards()
         self._scopes.install()
-        self._tape.outsiders.begin_block()
+        self._tape.memory_holders.begin_block()
         torch_cuda.support_foreach(LazyTensor)
 
     def rehearse(self) -> None:

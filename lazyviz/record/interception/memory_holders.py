@@ -40,7 +40,7 @@ _SHARED_FILE = "a shared file mapping"
 _UNKNOWN_OWNER = "memory of another library"
 _BUFFER = "a Python buffer"
 UNKNOWN = "something that cannot be told"
-"""What :meth:`Outsiders.holder` says of memory that :meth:`Outsiders.examine` may know more of."""
+"""What :meth:`MemoryHolders.holder` says of memory that :meth:`MemoryHolders.examine` may know more of."""
 
 _CURES = {
     NUMPY: "drop the array, or give it a copy (.numpy().copy())",
@@ -100,7 +100,7 @@ class PendingMemory(Protocol):
     def paused(self) -> AbstractContextManager[Any]: ...
 
 
-class Outsiders:
+class MemoryHolders:
     """Who shows the memory of the program's tensors besides them.
 
     ``exported`` has what was handed out while somebody of ours was looking, by address of the storage: weak

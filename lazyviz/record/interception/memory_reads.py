@@ -79,7 +79,7 @@ class SyncPatches:
         self.tape = tape
         self._patches = Patches()
         self._addresses = Addresses(tape, self.before_read)
-        self.exports = ExportPatches(tape.outsiders, self.before_read)
+        self.exports = ExportPatches(tape.memory_holders, self.before_read)
         self.exports.install(numpy=False)
         self.installed = False  # whether any of it is in place, or has not been put away
         self._generator_readers = {name: self._generator_reader(name) for name in READERS}
@@ -118,17 +118,17 @@ class SyncPatches:
     def remove(self) -> None:
         self._addresses.end()
         self._patches.restore()
-        if self.tape.outsiders.lasts():
+        if self.tape.memory_holders.lasts():
             self.exports.install(numpy=True)
         else:
-            self.tape.outsiders.begin_gap()
+            self.tape.memory_holders.begin_gap()
         self.installed = False
 
     def unload(self) -> None:
         """Nothing is watched any more."""
         if not self.installed:
             self.exports.remove()
-            self.tape.outsiders.begin_gap()
+            self.tape.memory_holders.begin_gap()
 
     def before_read(self, tensor: torch.Tensor, cause: str) -> None:
         """Evaluate what reading ``tensor``'s memory needs."""
@@ -154,7 +154,11 @@ class SyncPatches:
         patches = self
         dispatches = cause in ("set_", "resize_")
         who = METHODS.get(original.__name__)
-        give = original if who is None else functools.partial(hand_out, patches.tape.outsiders, original, who)
+        give = (
+            original
+            if who is None
+            else functools.partial(hand_out, patches.tape.memory_holders, original, who)
+        )
 
         @functools.wraps(original)
         @shortened
@@ -424,7 +428,7 @@ class SyncPatches:
         for owner, name in ((torch, "ctc_loss"), (private_api.VF, "_pad_packed_sequence")):
             self._patches.set(owner, name, self._at_once(getattr(owner, name)))  # they fill fresh tensors
         for owner, name in FUNCTIONS:
-            give = noting(self.tape.outsiders, getattr(owner, name), DLPACK, self.before_read)
+            give = noting(self.tape.memory_holders, getattr(owner, name), DLPACK, self.before_read)
             self._patches.set(owner, name, self._after_reading(give, "DLPack"))
         constructors: list[tuple[Any, str]] = [
             (torch, "tensor"),
