@@ -49,9 +49,9 @@ EVERY_LIBRARY = ("--all", "--library-table=docs/libraries.md")
 
 # What kernels take while they run depends on the processor: each is asked to do as lesser ones would.
 ONE_PROCESSOR = (
-    "tests/plan/test_workspace.py",
-    "tests/plan/test_precision.py",
-    "tests/plan/test_remedies.py",
+    "tests/plan/workspace/test_workspace.py",
+    "tests/plan/remedies/test_precision.py",
+    "tests/plan/remedies/test_remedies.py",
     "tests/execute/test_memory_limit.py",
 )
 PROCESSORS = tuple(

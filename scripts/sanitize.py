@@ -28,14 +28,13 @@ REPORTS = COPY / "reports"
 TAKEN = ("lazyviz", "tests", "scripts", "benchmarks", "_lazyviz_pytest.py", "pyproject.toml", "README.md")
 TESTS = (
     "tests/record",
-    *(
-        f"tests/execute/test_{name}.py"
-        for name in ("evaluation", "interpreter", "native_run", "node_passes", "program_cache", "reads")
-    ),
+    "tests/execute/replay",
+    "tests/execute/test_evaluation.py",
+    "tests/execute/test_reads.py",
 )
 # Exceptions are thrown by the C++ library, which Python itself does not have loaded when they are looked up.
 LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so")
-OURS = re.compile(r"\b_(?:accelerator|dispatch|engine|release|program|sweep)\.c")
+OURS = re.compile(r"\b(?:recorder|dispatch|backward_nodes|graph_release|interpreter|node_passes)\.c")
 # Below a frame that runs Python code it is that code which asks for memory, whoever called it.
 PYTHON_CODE = re.compile(r"\b_PyEval_EvalFrameDefault\b")
 # What others keep for good when our modules ask them for something; each with its reason.

@@ -1,6 +1,6 @@
 """Private torch APIs around the capture of CUDA Graphs, each with the reason for it.
 
-``tests/execute/test_cuda_graphs_device.py`` checks that they are there.
+``tests/execute/cuda_graphs/test_cuda_graphs_device.py`` checks that they are there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Private torch APIs that make a program functional, each with the reason for it.
 
-``tests/execute/test_xla.py`` checks them.
+``tests/execute/xla/test_xla.py`` checks them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ torchax 0.0.13 registers a device named jax, with which ``torch.compile`` fails 
 path of ``nn.MultiheadAttention`` for everybody, sets an option of JAX's and an environment variable for
 telemetry, and names two overloads for named dimensions that PyTorch 2.13 no longer has.  Only functions on
 arrays are wanted of it, so its modules are imported with these aside and forgotten: the user's own
-``import torchax`` begins anew.  ``tests/execute/test_xla.py`` checks that.
+``import torchax`` begins anew.  ``tests/execute/xla/test_xla.py`` checks that.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import resource
 import sys
@@ -38,8 +40,6 @@ with lazyviz.lazy(batch=[x, y]) as graph:
 need = graph.plan().eager_peak_bytes - x.nbytes
 del graph
 import gc; gc.collect()
-
-pytestmark = pytest.mark.slow
 model.zero_grad()
 used = psutil.Process().memory_info().data
 resource.setrlimit(resource.RLIMIT_DATA, (used + need // 4, resource.RLIM_INFINITY))

@@ -141,7 +141,7 @@ def while_another_thread_evaluates():
 
 @kind()
 def while_a_cluster_works():
-    sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "execute"))
+    sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "execute", "microbatch"))
     from clusters import Here
 
     lazyviz.register_backend("here", Here())

@@ -23,7 +23,7 @@ from lazyviz.record.recorder import tape
 from lazyviz.session.recompute_options import RecomputeError
 
 from ..bits import difference
-from ..execute.clusters import Here
+from ..execute.microbatch.clusters import Here
 from .faulty_kernels import Alarm, Calls, Fault, FaultyKernels, KernelError, ThreadSwitch, error
 
 FAULTS = (KernelError, torch.OutOfMemoryError, KeyboardInterrupt, Alarm)

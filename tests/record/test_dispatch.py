@@ -18,7 +18,8 @@ from lazyviz.graph.ir import TensorMeta
 from lazyviz.record import lazy_tensor, native_recorder
 from lazyviz.record.recorder import tape
 from lazyviz.torch_internals import private_api
-from tests.record.test_native_recorder import described
+
+from .test_native_recorder import described
 
 pytestmark = pytest.mark.skipif(
     native_recorder._dispatcher is None, reason="no compiled dispatcher is installed"

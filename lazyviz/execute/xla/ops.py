@@ -1,8 +1,9 @@
 """What ATen operators are in JAX: torchax's lowerings where they agree with eager PyTorch, and our own.
 
-``TAKEN`` names the operators of torchax's table that agree with eager (``tests/execute/test_xla_ops.py``).
-Those that differ, that torchax has not, or whose kernels raise errors about values (an index out of range,
-a division by zero) are here, in :mod:`lazyviz.execute.xla.indexing` and in :mod:`lazyviz.execute.xla.layers`.
+``TAKEN`` names the operators of torchax's table that agree with eager, as
+``tests/execute/xla/test_xla_ops.py`` shows.  Those that differ, that torchax has not, or whose
+kernels raise errors about values (an index out of range, a division by zero) are here, in
+:mod:`lazyviz.execute.xla.indexing` and in :mod:`lazyviz.execute.xla.layers`.
 An operator that is in neither table is not compiled.
 """
 

@@ -2,9 +2,9 @@
 
 Storages are not all that is allocated: kernels copy operands into other layouts, convert them, and
 keep partial results.  The level is higher *during* such a node only.  An entry of the table is exact
-where the kernel's source fixes it (``tests/plan/test_workspace.py`` compares it with the allocator's
-events), and has a range where a library decides.  Operators without an entry take none that is known;
-the few bytes of a Python number made a tensor are left out.
+where the kernel's source fixes it (``tests/plan/workspace/test_workspace.py`` compares it with the
+allocator's events), and has a range where a library decides.  Operators without an entry take none that is
+known; the few bytes of a Python number made a tensor are left out.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ values themselves (the gradient of ``prod`` looks for zeros), so they run at onc
 plain tensors and with no mode of ours active: a sync point that says so.
 
 The list comes from running PyTorch's own operator samples with and without a mode that
-does nothing (``tests/record/test_derivative_formulas.py``).
+does nothing (``tests/record/parity/test_derivative_formulas.py``).
 
 The autograd engine, too, adds up gradients in place only where it sees plain tensors.
 Here nothing reads values: the recorder is told which additions are the engine's.

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import lazyviz
 from lazyviz.plan.liveness.lifetimes import lifetimes
 
-from .profiler import allocated_by
+from ..profiler import allocated_by
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")  # the profiler's own business
 

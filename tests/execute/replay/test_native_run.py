@@ -13,7 +13,7 @@ import lazyviz
 from lazyviz.execute.replay import codegen, native_run, node_passes
 from lazyviz.execute.replay.program_cache import replays
 
-from ..faults.inject import Fault, in_lazyviz, inject
+from ...faults.inject import Fault, in_lazyviz, inject
 
 pytestmark = pytest.mark.skipif(
     not (node_passes.active and codegen.active), reason="it needs the C++ modules"

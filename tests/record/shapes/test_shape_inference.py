@@ -10,7 +10,7 @@ import lazyviz
 from lazyviz.record.recorder import tape
 from lazyviz.record.shapes import kernel_probes
 
-from ..bits import difference
+from ...bits import difference
 
 
 def both(program, *inputs):

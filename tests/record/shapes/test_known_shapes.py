@@ -17,8 +17,8 @@ from lazyviz.record import native_recorder
 from lazyviz.record.recorder import tape
 from lazyviz.record.shapes.inference import ShapeCache
 
-from ..bits import difference
-from ..both_ways import both
+from ...bits import difference
+from ...both_ways import both
 
 
 class Attention(nn.Module):

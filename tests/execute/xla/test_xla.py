@@ -21,7 +21,9 @@ if find_spec("torchax") is None:  # not imported as it is: see lazyviz/torch_int
 
 from lazyviz.execute.xla.backend import XlaBackend  # noqa: E402
 
-from .compiled_training import reports_of_training_as_eager_does  # noqa: E402
+from ..compiled_training import reports_of_training_as_eager_does  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -200,8 +202,6 @@ def state():
 before = state()
 overloads = set(dir(torch.ops.aten.prod))
 from lazyviz.torch_internals import torchax_table
-
-pytestmark = pytest.mark.slow
 assert torch.ops.aten.mm in torchax_table.lowerings()
 assert torch.backends.mha.get_fastpath_enabled()
 assert state() == before

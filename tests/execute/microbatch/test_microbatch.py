@@ -11,7 +11,7 @@ from torch import nn
 
 import lazyviz
 
-from ..splits import same_in_pieces
+from ...splits import same_in_pieces
 
 B, D, C = 14, 16, 5
 

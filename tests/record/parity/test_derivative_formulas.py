@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lazyviz
 
-from ..bits import difference
+from ...bits import difference
 
 
 def both_ways(program, *make_inputs):

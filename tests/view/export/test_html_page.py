@@ -16,7 +16,7 @@ from torch import nn
 import lazyviz
 from lazyviz.view.export import html_page
 
-TYPES = Path(__file__).parent.parent.parent / "js" / "src" / "types.ts"
+TYPES = Path(__file__).parents[3] / "js" / "src" / "types.ts"
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from lazyviz.execute.compiler.segment_cache import repeats
 from lazyviz.testing import check_backend
 from lazyviz.torch_internals.dynamo import Compiled
 
-from .compiled_training import reports_of_training_as_eager_does
+from ..compiled_training import reports_of_training_as_eager_does
 
 pytestmark = pytest.mark.slow
 

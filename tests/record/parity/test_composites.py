@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyviz
 
-from ..bits import difference
+from ...bits import difference
 
 
 def both_ways(program):

@@ -13,7 +13,7 @@ from lazyviz.plan.allocator.reserved_memory import CUBLAS_WORKSPACE_BYTES
 from lazyviz.plan.devices.devices import Device
 from lazyviz.plan.planner import make_plan
 
-from .conftest import Program
+from ..conftest import Program
 
 MIB = 2**20
 CUDA = torch.device("cuda:0")

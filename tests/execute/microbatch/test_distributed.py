@@ -389,7 +389,7 @@ def test_the_cell_magic_takes_a_cluster(use, shell):
 
 
 def test_the_extras_are_declared():
-    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     for name in ("ipyparallel", "ray"):
         assert f'\n{name} = ["{name}>=' in project
     assert re.search(r'"lazyviz\[[^]]*ipyparallel[^]]*ray[^]]*\]"', project)  # the tests have them

@@ -16,7 +16,7 @@ from lazyviz.plan.workspace.size import Need
 from lazyviz.session import lazy_graph
 from lazyviz.torch_internals.kernel_selection import Instructions, onednn_instructions
 
-from .profiler import allocated_by
+from ..profiler import allocated_by
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")  # the profiler's own business
 

@@ -18,8 +18,8 @@ from lazyviz.graph.ir import Value
 from lazyviz.plan.batch.placement import Partial, Shard
 from lazyviz.plan.batch.propagation import analyze
 
-from ..models import MODELS
-from ..splits import same_in_pieces
+from ...models import MODELS
+from ...splits import same_in_pieces
 
 
 def recorded(name, **options):

@@ -18,8 +18,8 @@ import lazyviz
 from lazyviz.execute.replay import codegen, node_passes, program_cache, python_codegen
 from lazyviz.execute.replay.program_cache import replays
 
-from .. import programs
-from ..bits import difference
+from ... import programs
+from ...bits import difference
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["C++", "Python"])
