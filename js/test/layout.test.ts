@@ -8,7 +8,7 @@ import { Scene } from "../src/scene";
 import type { GroupData } from "../src/types";
 
 const golden = (name: string): unknown =>
-  JSON.parse(readFileSync(resolve(import.meta.dirname, `../../tests/view/golden/${name}.json`), "utf8"));
+  JSON.parse(readFileSync(resolve(import.meta.dirname, `../../tests/view/layout/golden/${name}.json`), "utf8"));
 
 const round = (value: number): number => Math.round(value * 1e6) / 1e6 + 0;
 

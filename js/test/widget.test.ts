@@ -8,7 +8,7 @@ import type { Model } from "../src/model";
 import { render } from "../src/widget";
 
 const picture = JSON.parse(
-  readFileSync(resolve(import.meta.dirname, "../../tests/view/golden/picture.json"), "utf8"),
+  readFileSync(resolve(import.meta.dirname, "../../tests/view/layout/golden/picture.json"), "utf8"),
 ) as { root: string; groups: GroupData[] };
 
 const memory: Memory = {

@@ -12,6 +12,7 @@ from torch.testing._internal.common_methods_invocations import OpInfo, op_db
 from torch.utils._pytree import tree_leaves
 
 import lazyviz
+from lazyviz.record.recorder import tape
 from lazyviz.record.shapes import known_shapes
 from lazyviz.record.shapes.output_specs import Inferred, OutputSpec
 
@@ -36,13 +37,13 @@ def wrong(monkeypatch) -> list[str]:
     found: list[str] = []
     find = known_shapes.find
 
-    def comparing(shapes: Any, op: Any, info: Any, args: Any, kwargs: Any, inputs: Any) -> Any:
-        known = find(shapes, op, info, args, kwargs, inputs)
+    def comparing(metadata: Any, op: Any, info: Any, args: Any, kwargs: Any, inputs: Any) -> Any:
+        known = find(metadata, op, info, args, kwargs, inputs)
         if known is None:
             return None
         call = f"{op}({args}, {kwargs}) of {[(value.meta, value.meta.stride) for value in inputs]}"
         try:
-            asked = shapes._ask(op, info, args, kwargs, inputs)
+            asked = tape.shapes._ask(op, info, args, kwargs, inputs)
         except Exception as error:
             found.append(f"{call} is refused: {error}")
             raise
