@@ -79,16 +79,16 @@ CHECKS = (
     Check("tests of execution", (*TESTS, "tests/execute"), daily=True, more=("--all",)),
     Check("conformance", (*TESTS, CONFORMANCE), daily=True, more=EVERYTHING),
     Check("tests of faults", (*TESTS, "tests/faults"), daily=True, more=EVERY_FAULT),
-    Check("tests of recording", (*TESTS, "tests/record"), daily=True, more=("--all",)),
-    Check("tests of graphs, plans and views", (*TESTS, *LATER_STAGES), daily=True, more=("--all",)),
-    # The kernel is another process, and nbval's own warnings are not ours: errors in cells are what counts.
-    Check("notebooks", (*PYTEST, "--nbval-lax", "-W", "default", "notebooks")),
-    Check("tests of semantics", (*TESTS, "tests/semantics"), daily=True, more=("--all",)),
     Check(
         "unit tests in Python alone",
         (*TESTS, "--daily", "tests/record", "tests/semantics", "tests/execute"),
         env={"LAZYVIZ_PURE_PYTHON": "1"},
     ),
+    Check("tests of recording", (*TESTS, "tests/record"), daily=True, more=("--all",)),
+    Check("tests of graphs, plans and views", (*TESTS, *LATER_STAGES), daily=True, more=("--all",)),
+    # The kernel is another process, and nbval's own warnings are not ours: errors in cells are what counts.
+    Check("notebooks", (*PYTEST, "--nbval-lax", "-W", "default", "notebooks")),
+    Check("tests of semantics", (*TESTS, "tests/semantics"), daily=True, more=("--all",)),
     Check(
         "other Python tests",
         (

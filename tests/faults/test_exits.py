@@ -25,10 +25,11 @@ COUNTS = {
 
 
 @pytest.fixture(scope="module", params=["compiled", "python"])
-def ended(request):
+def ended(request, tmp_path_factory):
     """How children of one process ended: (how many of each kind, what is known of each)."""
     count = COUNTS[request.config.getoption("--all")][request.param]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    folder = tmp_path_factory.mktemp("inductor")  # with a cache from earlier runs nothing would be compiled
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder)}
     if request.param == "python":
         env["LAZYVIZ_PURE_PYTHON"] = "1"
     command = [sys.executable, str(SCRIPT), str(count), *exits.KINDS]
