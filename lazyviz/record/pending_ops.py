@@ -67,6 +67,15 @@ class RunLock(type(threading.RLock())):  # type: ignore[misc]
             pass
 
 
+# Reads of where memory lies, not of what it holds: nothing is waited for where it is there already.
+_ADDRESSES = frozenset({"data_ptr", "storage access", "set_"})
+
+
+def _computes_nothing(node: TrackedNode) -> bool:
+    """Whether it makes a view, or something without elements."""
+    return node.op.is_view or all(value.storage.nbytes == 0 for value in node.outputs)
+
+
 class Paused(Transaction):
     """Context in which the thread that records does not; what others do is not recorded anyway."""
 
@@ -191,14 +200,15 @@ class PendingOps:
                     f"lazyviz.lazy(assume={{{line.line}: VALUE}})."
                 )
             raise AbsentDeviceError(text)
-        if self.graph is not None and not self.allow_sync:
+        noted = self.graph is not None and not (cause in _ADDRESSES and all(map(_computes_nothing, nodes)))
+        if noted and not self.allow_sync:
             where = at(line, reader) + (f": {line.text}" if line else "")
             raise SyncError(f"{cause} needs {len(nodes)} pending ops to run{where}; syncs are forbidden here")
         start = time.perf_counter()
         if nodes:
             assert self.evaluator is not None, "lazyviz.session.connect gives it one"
             self.evaluator(nodes, cause + at(line, reader))
-        if self.graph is not None:
+        if noted and self.graph is not None:
             seconds, index = time.perf_counter() - start, len(self.graph.nodes)
             point = SyncPoint(cause, line, len(nodes), seconds, nbytes, index, reader)
             self.graph.sync_points.append(point)

@@ -237,6 +237,10 @@ REPLICATE = ((*CHECK_BALANCE[:1], "replicate"), (torch.nn.parallel, "replicate")
 # What torch.load puts storages with, and makes tensors of them with.
 RESTORE_LOCATION = (torch.serialization, "default_restore_location")
 REBUILD_TENSOR = (torch._utils, "_rebuild_tensor")
+# The same for dtypes that have no typed storage, uint16 for one; and the functions, by name, that
+# torch.load may call, which is a cached dictionary.
+REBUILD_TENSOR_OF_DTYPE = (torch._utils, "_rebuild_tensor_v3")
+ALLOWED_WHEN_LOADING = (torch._weights_only_unpickler, "_get_allowed_globals")
 
 
 @functools.cache

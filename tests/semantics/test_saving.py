@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 
 import numpy
 import pytest
@@ -39,6 +40,8 @@ WAYS = {
     "safetensors of a module": lambda m, o, f: save_model(m, f),
     "NumPy": lambda m, o, f: numpy.savez(f, **m.state_dict()),
     "shared memory": lambda m, o, f: m.share_memory(),
+    "pickle": lambda m, o, f: f.write_bytes(pickle.dumps(everything(m, o))),
+    "pickle of a module": lambda m, o, f: pickle.dump(m, f.open("wb")),
 }
 
 
@@ -57,6 +60,46 @@ def test_what_is_saved_together_is_one_sync_point(way, tmp_path):
         assert (tmp_path / "eager").read_bytes() == (tmp_path / "lazy").read_bytes()
     for one, other in zip(model.state_dict().values(), pending.state_dict().values()):
         assert torch.equal(one, other)
+
+
+def test_weights_that_are_tied_are_saved_in_one_go(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=32, n_head=2, vocab_size=100, n_positions=32, bos_token_id=0, eos_token_id=0
+    )
+
+    def saved(folder):
+        torch.manual_seed(0)
+        transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+        return (folder / "model.safetensors").read_bytes()
+
+    with lazyviz.lazy() as graph:
+        lazy = saved(tmp_path / "lazy")
+    assert len(graph.sync_points) == 1
+    assert lazy == saved(tmp_path / "eager")
+
+
+def test_where_the_memory_of_a_view_lies_is_known_when_that_of_its_base_is():
+    real = torch.arange(6.0)
+    with lazyviz.lazy(allow_sync=False) as graph:
+        assert real.view(2, 3)[1].data_ptr() == real.data_ptr() + 12
+        with pytest.raises(lazyviz.SyncError):
+            (real + 1)[1:].data_ptr()
+        with pytest.raises(lazyviz.SyncError):
+            real[2].item()
+    assert not graph.sync_points
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float32])
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_loading_is_no_sync_point_whatever_the_dtype(tmp_path, dtype, weights_only):
+    whole = torch.arange(6).to(dtype)
+    torch.save({"whole": whole, "part": whole[2:]}, tmp_path / "file.pt")
+    with lazyviz.lazy() as graph:
+        found = torch.load(tmp_path / "file.pt", weights_only=weights_only)
+        found["whole"].fill_(7)
+    assert not graph.sync_points
+    assert found["part"].tolist() == [7] * 4 and found["part"].dtype == dtype
 
 
 def test_what_a_function_of_the_user_is_given_is_not_evaluated_with_what_it_saves():

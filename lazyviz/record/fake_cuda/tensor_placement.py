@@ -124,26 +124,69 @@ class _Storages:
             return self._put(storage, torch.device("cuda", cards.index(device)))
 
         cards.patches.set(torch.UntypedStorage, "cuda", cuda)
+        self._install_rebuilding()
+
+    def _install_rebuilding(self) -> None:
+        """What makes tensors of storages that were read from a file."""
+        cards = self._cards
         owner, name = torch_cuda.REBUILD_TENSOR
         rebuild = getattr(owner, name)
 
         def rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any) -> torch.Tensor:
-            untyped = storage._untyped_storage
-            there = getattr(untyped, "_lazyviz_device", None)
+            there = _device_of(storage)
             if there is None:
                 return rebuild(storage, offset, size, stride)
-            flat = getattr(untyped, "_lazyviz_copy", None)
-            if flat is None or flat.dtype != storage.dtype:
-                count = untyped.nbytes() // storage.dtype.itemsize
-                flat = rebuild(storage, 0, (count,), (1,)).to(there)
-                untyped._lazyviz_copy = flat
-            with torch.no_grad():
-                tensor = torch.empty(0, dtype=storage.dtype, device=there)
-                tensor.data = flat.as_strided(size, stride, offset)  # its owner, not a view of it
-            return tensor
+            read = functools.partial(rebuild, storage)
+            return _placed(storage, (offset, size, stride), storage.dtype, there, read)
 
         cards.replace(owner, name, rebuild_tensor)
+        owner, name = torch_cuda.REBUILD_TENSOR_OF_DTYPE
+        rebuild_of_dtype = getattr(owner, name)
+
+        def rebuild_tensor_of_dtype(
+            storage: Any, offset: int, size: Any, stride: Any, requires_grad: bool, hooks: Any, *rest: Any
+        ) -> torch.Tensor:
+            def read(offset: int, size: Any, stride: Any) -> torch.Tensor:
+                return rebuild_of_dtype(storage, offset, size, stride, False, hooks, *rest)
+
+            there = _device_of(storage)
+            if there is None:
+                return rebuild_of_dtype(storage, offset, size, stride, requires_grad, hooks, *rest)
+            made = _placed(storage, (offset, size, stride), rest[0], there, read)
+            made._backward_hooks = hooks
+            return made.requires_grad_(requires_grad)
+
+        cards.replace(owner, name, rebuild_tensor_of_dtype)
+        unpickler, name = torch_cuda.ALLOWED_WHEN_LOADING
+        allowed = getattr(unpickler, name)
+        rebuilt = f"{owner.__name__}.{rebuild_of_dtype.__name__}"
+        cards.replace(unpickler, name, lambda: {**allowed(), rebuilt: rebuild_tensor_of_dtype})
 
     def _put(self, storage: Any, device: torch.device) -> Any:
         storage._lazyviz_device = self._cards.device(device)
         return storage
+
+
+def _device_of(storage: Any) -> torch.device | None:
+    """The card that a storage which was read from a file is to be on."""
+    return getattr(storage._untyped_storage, "_lazyviz_device", None)
+
+
+def _placed(
+    storage: Any,
+    view: tuple[int, Any, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    read: Callable[[int, Any, Any], torch.Tensor],
+) -> torch.Tensor:
+    """A tensor on ``device`` with the memory of ``storage``, copied there once for all that share it."""
+    untyped = storage._untyped_storage
+    flat = getattr(untyped, "_lazyviz_copy", None)
+    if flat is None or flat.dtype != dtype:
+        flat = read(0, (untyped.nbytes() // dtype.itemsize,), (1,)).to(device)
+        untyped._lazyviz_copy = flat
+    offset, size, stride = view
+    with torch.no_grad():
+        tensor = torch.empty(0, dtype=dtype, device=device)
+        tensor.data = flat.as_strided(size, stride, offset)  # its owner, not a view of it
+    return tensor

@@ -6,9 +6,10 @@ dispatcher.  What else they are about to read is in the arguments of the functio
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,16 @@ def read_with(tape: Tape, tensor: torch.Tensor, *, write: bool, frame: FrameType
             frame = frame.f_back
     # One that has failed must not keep others from being read.
     return [node for node in nodes if node.state == "pending"]
+
+
+def seen(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``original``, which is written in C, with a frame that has what it was given."""
+
+    @functools.wraps(original)
+    def function(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(obj, *args, **kwargs)
+
+    return function
 
 
 def _is_library(code: CodeType) -> bool:

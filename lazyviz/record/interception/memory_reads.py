@@ -9,6 +9,7 @@ functions are patched while anything is pending or recording, and restored after
 from __future__ import annotations
 
 import functools
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -109,6 +110,8 @@ class SyncPatches:
         patch_storages(self.tape, self._patches)
         patch_numbers(self.tape, self._patches, self.before_read)
         self._patch_loaders()
+        for name in ("dump", "dumps"):
+            self._patches.set(pickle, name, checkpoint_saving.seen(getattr(pickle, name)))
         self._patch_subclasses()
         self._patch_native_readers()
         self._patch_tracing()

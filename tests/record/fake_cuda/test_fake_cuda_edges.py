@@ -109,6 +109,20 @@ def test_weights_are_loaded_onto_the_card(tmp_path, place, old):
     assert torch.load(file)["whole"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_weights_without_a_typed_storage_are_loaded_onto_the_card(tmp_path, weights_only):
+    whole = torch.arange(6).to(torch.uint16)
+    file = tmp_path / "weights.pt"
+    torch.save({"whole": whole, "part": whole[2:]}, file)
+    torch.load(file)  # the functions that it may call are looked up once
+    with lazyviz.lazy(device="A100-40GB") as graph:
+        found = torch.load(file, map_location="cuda", weights_only=weights_only)
+    assert found["whole"].device == found["part"].device == CUDA
+    assert found["part"].storage_offset() == 2 and found["part"].dtype == torch.uint16
+    assert graph.plan().devices["cuda:0"].peak_bytes == 6 * 2
+    assert torch.load(file, weights_only=weights_only)["part"].tolist() == [2, 3, 4, 5]
+
+
 # --- layers that ask for values or a driver -----------------------------------------------------
 
 
