@@ -158,6 +158,7 @@ def _end(
     try:
         if not reports:
             reports[:] = map(partial.__call__, (partial(_report, strategy, cause, outcome, seconds),))
+            _count(strategy, reports[0])
     finally:
         tape.under_way = 0  # whoever is told may read what has been computed, and go on
         timelines = {} if strategy.is_hidden else strategy.memory.timelines()
@@ -176,8 +177,7 @@ def outcome_of(error: BaseException, arrived: Deferred) -> str:
 
 
 def _report(strategy: Strategy, cause: str, outcome: str | None, seconds: float) -> Report:
-    """What the run did, which is counted, too."""
-    global last_run
+    """What the run did."""
     nodes, compiled, projection, seen = strategy.nodes, strategy.compiled, strategy.projection, strategy.seen
     done = len(nodes) if outcome is None else sum(node.state == "done" for node in nodes)
     peak: int | None = None
@@ -189,7 +189,10 @@ def _report(strategy: Strategy, cause: str, outcome: str | None, seconds: float)
     graph = strategy.wanted.graph
     own = graph.ir if graph is not None else nodes[-1].graph if nodes else None
     timelines = {} if strategy.is_hidden else strategy.memory.timelines()
-    report = Report(
+    if seen is not None:
+        for lazy in strategy.touched:
+            lazy.note_nonfinite(seen.first)
+    return Report(
         done,
         seconds,
         peak,
@@ -211,8 +214,14 @@ def _report(strategy: Strategy, cause: str, outcome: str | None, seconds: float)
         else strategy.new,
         fallbacks=tuple(compiled.fallbacks) if compiled is not None else (),
     )
-    last_run = cause, done, seconds
-    metrics.add("evaluate", seconds)
+
+
+def _count(strategy: Strategy, report: Report) -> None:
+    """Count what the run did, at most once: one that is stopped here is not counted whole."""
+    global last_run
+    compiled, done = strategy.compiled, report.ops_run
+    last_run = report.cause, done, report.seconds
+    metrics.add("evaluate", report.seconds)
     metrics.count("ops run", done)
     if compiled is not None:
         metrics.count("compiles", compiled.misses)
@@ -223,10 +232,6 @@ def _report(strategy: Strategy, cause: str, outcome: str | None, seconds: float)
             metrics.add("compile", compiled.seconds)
     if report.error is not None:
         projection_errors.append(report.error)
-    if seen is not None:
-        for lazy in strategy.touched:
-            lazy.note_nonfinite(seen.first)
-    return report
 
 
 def tell(

@@ -40,7 +40,7 @@ struct Names {  // interned
 
 struct Classes {  // as `connect` was told
   PyObject *tensor = nullptr, *parameter = nullptr;
-  PyObject* stand_ins = nullptr;  // a dictionary: not empty while a card is planned that is not here
+  PyObject* stand_ins = nullptr;  // a dictionary: not empty once a card was planned that is not here
   c10::DispatchKeySet above, lazy;  // what is above kernels, and what kernels are to see
 } classes;
 
@@ -416,7 +416,7 @@ bool become_real(PyObject* object, PyObject* attributes, const at::Tensor& tenso
 // What `eager.give` does; 0 if it is to be asked, -1 with an exception.
 int give(PyObject* value, const at::Tensor& real) {
   if (!real.defined()) return 1;
-  if (PyDict_GET_SIZE(classes.stand_ins) != 0 || real.layout() != at::kStrided) return 0;
+  if (real.layout() != at::kStrided) return 0;
   THPObjectPtr ref(PyObject_GetAttr(value, names.tensor));
   if (!ref) return -1;
   if (ref.get() == Py_None) return 1;
@@ -427,6 +427,7 @@ int give(PyObject* value, const at::Tensor& real) {
   int is_pending = attributes ? PyDict_Contains(attributes.get(), names.value) : -1;
   if (is_pending <= 0) return is_pending < 0 ? -1 : 1;
   const at::Tensor& tensor = THPVariable_Unpack(object.get());
+  if (!tensor.device().is_cpu() && PyDict_GET_SIZE(classes.stand_ins) != 0) return 0;  // it may be planned
   if (tensor.is_conj() || tensor.is_neg() || real.is_conj() || real.is_neg()) return 0;
   if (!become_real(object.get(), attributes.get(), tensor, real)) return -1;
   THPObjectPtr memory(memory_of(real));
