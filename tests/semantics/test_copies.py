@@ -307,7 +307,7 @@ def a_view_of_what_waits_for_nothing(x):
     return a, b
 
 
-@at_sync_points("storage access")
+@at_sync_points()  # the view of what is there computes nothing
 def what_waits_for_nothing_and_its_view(x):
     v = x[1:]
     b, a = copy.deepcopy((x, v))

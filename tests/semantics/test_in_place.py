@@ -305,7 +305,7 @@ def test_set_with_a_storage_offset_and_strides():
         z.add_(1)
         return y, z
 
-    both(program, grid, syncs=["storage access", "set_"])
+    both(program, grid, syncs=["storage access"])  # the tensor that is set has no values to wait for
 
 
 @pytest.mark.parametrize("size", [(2,), (4,), (3, 5)])
