@@ -24,8 +24,8 @@ MARKER = "lazyviz_peak"
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(limit, device=None): fail if lazyviz projects a peak of memory above the limit "
-        "(bytes, or text such as '12 GiB') for what the test does; nothing of it is run",
+        f"{MARKER}(limit, device=None, of='eager'): fail if lazyviz projects a peak of memory above the "
+        "limit (bytes, or text such as '12 GiB') for what the test does; nothing of it is run",
     )
 
 
@@ -48,7 +48,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         pytest.fail(wrong, pytrace=False)
     result: object = None
     try:
-        with Budget(budget.nbytes, budget.device, of_function=True):
+        with Budget(budget.nbytes, budget.device, of_function=True, of=budget.of):
             result = yield
     except PeakExceeded as error:
         wrong = str(error)

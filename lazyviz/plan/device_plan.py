@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -11,7 +12,7 @@ from ..graph.ir import Graph, Node, Storage
 from .allocator.initial_state import Segment, exists, nbytes_of, segments_on
 from .allocator.reserved_memory import Call, Reservation, reserve, reserve_calls
 from .devices.devices import Device, DeviceProfile, capacity, planned
-from .liveness.lifetimes import Lifetime, allocated
+from .liveness.lifetimes import Lifetime, Run, allocated, of_eager
 from .workspace.cudnn import unsure
 from .workspace.size import Need
 from .workspace.table import lifetime_of, scratch
@@ -21,7 +22,8 @@ from .workspace.table import lifetime_of, scratch
 class DevicePlan:
     """One device of a :class:`~lazyviz.plan.plan.Plan`; the fields are the plan's, sizes are bytes.
 
-    ``device`` is the device whose tensors are counted, by its name in the record.
+    ``device`` is the device whose tensors are counted, by its name in the record.  ``of``: whose run the
+    peak, the timeline, what is reserved and ``fits`` are of; ``lazyviz_peak_bytes`` is always of lazyviz's.
     """
 
     device: str
@@ -46,6 +48,8 @@ class DevicePlan:
     )
     spans: Sequence[Lifetime] = field(repr=False, compare=False)  # scratch memory's included
     graph: Graph = field(repr=False, compare=False)
+    of: Run = "lazyviz"
+    lazyviz_peak_bytes: int = field(repr=False, default=0)
 
 
 def plan_device(
@@ -55,16 +59,20 @@ def plan_device(
     target: Device | DeviceProfile,
     needs: Mapping[int, Need] | None = None,
     room: int | None = None,
+    of: Run = "lazyviz",
 ) -> DevicePlan:
     """The plan of the storages ``tensors``, all recorded on ``device``, as if they lived on ``target``.
 
     ``needs`` is the scratch memory by position, where it is not that of the nodes as recorded,
-    ``room`` the capacity where another plan has found it, maybe before some nodes ran.
+    ``room`` the capacity where another plan has found it, maybe before some nodes ran.  ``of``: whose run is
+    planned.
     """
-    count = len(graph.nodes)
-    card = is_card(target)
+    count, card, eager = len(graph.nodes), is_card(target), of == "eager"
     if needs is None:
         needs = scratch(graph, device, "cuda" if card else device.type)
+    lazyviz_peak = max(_raised(allocated(tensors, count), needs), default=0)
+    if eager:
+        tensors = [of_eager(span) for span in tensors]
     estimates = unsure(tensors) if device.type == "cuda" else []
     without = allocated(tensors, count)
     eager_without = allocated(tensors, count, eager=True)
@@ -74,26 +82,23 @@ def plan_device(
     peak_bytes = max(totals, default=0)
     segments = segments_on(target) if card else ()
     if room is None:
-        # Of another batch size what is there is still what was recorded.
-        room = capacity(target, sum(span.storage.origin.nbytes for span in spans if exists(span)))
-        if segments and isinstance(target, Device) and target.free_bytes is not None:
-            room = target.free_bytes + nbytes_of(segments)
-    reservation = reserve(graph, spans, target, room, segments=segments) if card else None
+        room = _room(target, spans, segments)
+    reservation = reserve(graph, spans, target, room, eager=eager, segments=segments) if card else None
 
-    def reserved(eager: bool) -> tuple[int, int, int] | None:
-        return _reserved(graph, tensors, target, needs, estimates, device, eager, segments) if card else None
-
-    def changed(nodes: Sequence[Node], calls: Sequence[Call]) -> Reservation | None:
-        return reserve_calls(nodes, calls, spans, target, room, segments=segments) if card else None
+    def reserved(as_eager: bool) -> tuple[int, int, int] | None:
+        if not card:
+            return None
+        return _reserved(graph, tensors, target, needs, estimates, device, as_eager or eager, segments)
 
     fits = None if room is None else peak_bytes <= room
     if room is not None and reservation is not None:
         fits = reservation.failure is None
+    at = totals.index(peak_bytes) if totals else None
     return DevicePlan(
         device=str(device),
         peak_bytes=peak_bytes,
-        peak_node=graph.nodes[totals.index(peak_bytes)] if totals else None,
-        peak_at=totals.index(peak_bytes) if totals else 0,
+        peak_node=graph.nodes[at] if at is not None else None,
+        peak_at=at or 0,
         reserved_bytes=reservation.reserved_bytes if reservation is not None else None,
         eager_peak_bytes=max(eager_totals, default=0),
         timeline=[(node.index, total) for node, total in zip(graph.nodes, totals)],
@@ -107,10 +112,37 @@ def plan_device(
         scratch=needs,
         estimated={span.storage: need for span, need in estimates},
         reserve=reserved,
-        reserve_calls=changed,
+        reserve_calls=partial(_reserve_calls, spans, target, room, eager, segments),
         spans=spans,
         graph=graph,
+        of=of,
+        lazyviz_peak_bytes=lazyviz_peak,
     )
+
+
+def _reserve_calls(
+    spans: Sequence[Lifetime],
+    target: Device | DeviceProfile,
+    room: int | None,
+    eager: bool,
+    segments: Sequence[Segment],
+    nodes: Sequence[Node],
+    calls: Sequence[Call],
+) -> Reservation | None:
+    """What the ``calls`` of a changed program would reserve."""
+    if not is_card(target):
+        return None
+    return reserve_calls(nodes, calls, spans, target, room, eager=eager, segments=segments)
+
+
+def _room(
+    target: Device | DeviceProfile, spans: Sequence[Lifetime], segments: Sequence[Segment]
+) -> int | None:
+    """The bytes that a plan of ``spans`` may use; ``None`` if nobody knows."""
+    if segments and isinstance(target, Device) and target.free_bytes is not None:
+        return target.free_bytes + nbytes_of(segments)
+    # Of another batch size what is there is still what was recorded.
+    return capacity(target, sum(span.storage.origin.nbytes for span in spans if exists(span)))
 
 
 class DevicePlans(Mapping[str, DevicePlan]):
@@ -128,6 +160,7 @@ class DevicePlans(Mapping[str, DevicePlan]):
     ) -> None:
         self._graph = graph
         self._target = target
+        self._own = own
         self._made = {own.device: own}
         self._spans: dict[str, Sequence[Lifetime]] = {own.device: ()}
         self._spans.update({str(device): each for device, each in spans.items()})
@@ -138,7 +171,7 @@ class DevicePlans(Mapping[str, DevicePlan]):
             device = torch.device(name)
             alike = device.type == "cuda" and isinstance(self._target, DeviceProfile)
             target = self._target if alike else target_of(device)
-            self._made[name] = plan_device(self._graph, spans, device, target)
+            self._made[name] = plan_device(self._graph, spans, device, target, of=self._own.of)
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -19,14 +19,13 @@ MODULES = 8
 
 def explain(plan: Plan) -> str:
     """All that the plan knows, in a page of text."""
-    lines = [*_peak(plan), *_recomputed(plan)]
-    lines.append(f"Plain eager PyTorch: {format_bytes(plan.eager_peak_bytes)}")
+    lines = [*_peak(plan), *_recomputed(plan), other_run(plan)]
     if plan.peak_bytes and plan.peak_node is not None:
         lines += of_moment(plan.at(plan.peak_position), "at the peak")
     lines += _remedies(plan)
     lines.append(verdict(plan))
     lines += of_batch(plan)
-    if plan._reservation is not None:
+    if plan._reservation is not None and plan.verdict_of == "lazyviz":
         lines.append(_reserved(plan))
     for name, other in list(plan.devices.items())[1:]:
         if not other.peak_bytes:
@@ -71,14 +70,20 @@ def of_batch(plan: Plan) -> list[str]:
 
 def summary(plan: Plan) -> list[str]:
     """The peak and its place, the remedies, the verdict: the plan in a few lines."""
-    eager = f"Plain eager PyTorch: {format_bytes(plan.eager_peak_bytes)}"
-    return [*_peak(plan), *_recomputed(plan), eager, *_remedies(plan), verdict(plan)]
+    return [*_peak(plan), *_recomputed(plan), other_run(plan), *_remedies(plan), verdict(plan)]
+
+
+def other_run(plan: Plan) -> str:
+    """The peak of the run that the plan is not of: an evaluation's, or plain PyTorch's."""
+    if plan.verdict_of == "eager":
+        return f"Evaluated by lazyviz: {format_bytes(plan.lazyviz_peak_bytes)}"
+    return f"Plain eager PyTorch {plan.torch_version}: {format_bytes(plan.eager_peak_bytes)}"
 
 
 def essence(plan: Plan) -> list[str]:
     """The peak, its place, the largest that is alive there, and the remedies: why a budget is exceeded."""
     lines = _peak(plan)
-    if plan._reservation is not None:
+    if plan._reservation is not None and plan.verdict_of == "lazyviz":
         lines.append(_reserved(plan))
     if plan.alive_at_peak:
         lines += ["Alive then, largest first:", *_largest(plan.alive_at_peak)]
@@ -87,9 +92,13 @@ def essence(plan: Plan) -> list[str]:
 
 def _peak(plan: Plan) -> list[str]:
     lines = [f"Projected peak on {plan.device}: {format_bytes(plan.peak_bytes)}"]
+    if plan.verdict_of == "eager":
+        lines[0] += f" allocated by plain eager PyTorch {plan.torch_version}"
     if between := _between(plan.peak_range):
         kept = " and what cuDNN keeps for the backward pass are" if plan.estimated else " is"
         lines.append(f"  {between}: some kernels' scratch memory{kept} an estimate")
+    if plan._reservation is not None and plan.verdict_of == "eager":
+        lines.append(f"  {_reserved(plan)}")
     if plan.peak_node is not None:
         lines.append(f"  during {where(plan.peak_node)}")
         if plan.peak_node.source is not None and plan.peak_node.source.text:
@@ -188,14 +197,19 @@ def verdict(plan: Plan) -> str:
     if plan.straddles(plan.capacity_bytes):
         probably, needs = "probably ", f", where {needed(plan)} would be needed"
     if plan.fits:
-        return f"It {probably}fits: {plan.device} has {room}{needs}.{counted}"
+        if reservation is not None and reservation.retries:
+            needs += (
+                "; only since the caching allocator gives cached memory back when there is no more, which "
+                f"waits for the GPU ({reservation.retries:,} times)"
+            )
+        return f"It {probably}fits: {plan.device} has {room}{needs}. {_both(plan)}{counted}"
     text = f"It {probably}does not fit: {plan.device} has {room}{needs}"
     if need > plan.capacity_bytes:
         text += f", {format_bytes(need - plan.capacity_bytes)} too little"
     failure = reservation.failure if reservation is not None else None
     if failure is not None:
         text += f"; an allocation of {format_bytes(failure.nbytes)} would fail"
-    return f"{text}.{counted}"
+    return f"{text}. {_both(plan)}{counted}"
 
 
 def needed(plan: Plan) -> str:
@@ -203,6 +217,18 @@ def needed(plan: Plan) -> str:
     low, high = plan.needed_range
     text = format_bytes(plan.needed_bytes)
     return f"{text} ({format_range(low, high)})" if low != high else text
+
+
+def _both(plan: Plan) -> str:
+    """What either run needs; first the one that the verdict is of."""
+    ours, eager = format_bytes(plan.lazyviz_needed_bytes), format_bytes(plan.eager_needed_bytes)
+    if plan.verdict_of == "eager":
+        return f"Plain PyTorch {plan.torch_version} needs {eager}; evaluated by lazyviz it would be {ours}."
+    where = f"Evaluated by lazyviz on {plan.device} it" if plan.borrowed else "Evaluate here"
+    text = f"{where} needs {ours}; plain PyTorch {plan.torch_version} {eager}"
+    if plan.fits and plan.eager_fits is False:
+        text += ", which would not fit"
+    return f"{text}."
 
 
 def _counted(plan: Plan) -> str:
@@ -218,7 +244,7 @@ def _counted(plan: Plan) -> str:
 def _reserved(plan: Plan) -> str:
     reservation = plan._reservation
     assert reservation is not None
-    text = f"PyTorch's CUDA allocator would hold {format_bytes(reservation.reserved_bytes)} at most"
+    text = f"PyTorch's caching allocator would reserve {format_bytes(reservation.reserved_bytes)} at most"
     if reservation.workspace_bytes:
         text += f", {format_bytes(reservation.workspace_bytes)} of it cuBLAS's workspace"
     if reservation.foreign_bytes:

@@ -23,6 +23,7 @@ from .device_plan import DevicePlan as DevicePlan
 from .device_plan import same_device
 from .devices.devices import Device, DeviceLike, DeviceProfile
 from .liveness.lifetimes import Lifetime, positions
+from .liveness.lifetimes import Run as Run
 from .liveness.live_set import CATEGORIES as CATEGORIES
 from .liveness.live_set import Allocation as Allocation
 from .liveness.live_set import Category as Category
@@ -54,6 +55,8 @@ class Answers(Protocol):
     def remedies(self, plan: Plan) -> Sequence[Remedy]: ...
     def explain(self, plan: Plan) -> str: ...
     def verdict(self, plan: Plan) -> str: ...
+    @property
+    def lazyviz_needed_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +68,21 @@ class Plan:
     Attributes:
         device: what the plan is for: ``"cpu"``, ``"cuda:0"`` or a profile's name.
         recorded_device: the device whose tensors were counted.
-        peak_bytes: projected peak of allocated tensor memory of our run.
+        verdict_of: whose run this is a plan of: ``"eager"``, plain PyTorch's, on a card that is absent, where
+            nothing else will run; ``"lazyviz"``, an evaluation's, on a device of this machine, and wherever
+            the batch is cut or activations are recomputed.  ``peak_bytes``, ``timeline``, ``reserved_bytes``,
+            ``needed_bytes``, ``fits``, ``max_batch_size`` and what is alive are all of that run.
+        peak_bytes: projected peak of allocated tensor memory.
         peak_node: the node that reaches it (``None`` for an empty graph).
         reserved_bytes: what the CUDA caching allocator would hold at most, cuBLAS's workspace
             included; ``None`` on the CPU, which has none.
-        eager_peak_bytes: what plain eager PyTorch would have peaked at on the same code.
+        eager_peak_bytes: what plain eager PyTorch would peak at on the same code.
+        lazyviz_peak_bytes: what an evaluation by lazyviz would peak at.
         tensor_peak_bytes: the peak of tensors alone, which an evaluation on the CPU reports.
         peak_range, eager_peak_range: the least and the most that the two may be: kernels' scratch
             memory, counted during their nodes, is an estimate where a library decides, as is ``estimated``.
         peak_position: where in ``timeline`` that is.
-        timeline: ``(node_index, allocated_bytes)`` during every node of our run; of a run in pieces in the
+        timeline: ``(node_index, allocated_bytes)`` during every node; of a run in pieces in the
             order of that run, where the first two pieces of a pass stand for all.
         eager_timeline: the same for eager PyTorch.
         category_timeline: per category, the bytes during every node; they add up to ``timeline``.
@@ -107,6 +115,8 @@ class Plan:
     capacity_bytes: int | None
     fits: bool | None
     split: SplitPlan
+    verdict_of: Run
+    lazyviz_peak_bytes: int
     _graph: Graph = field(repr=False, compare=False)
     _lifetimes: dict[Storage, Lifetime] = field(repr=False, compare=False)
     _answers: Answers = field(repr=False, compare=False)
@@ -159,6 +169,31 @@ class Plan:
         if reservation is None:
             return self.peak_bytes
         return reservation.reserved_bytes + reservation.context_bytes
+
+    @property
+    def eager_needed_bytes(self) -> int:
+        """What has to fit for plain eager PyTorch: on a GPU what is reserved and the CUDA context."""
+        reserved, reservation = self.eager_reserved_bytes, self._reservation
+        if reserved is None or reservation is None:
+            return self.eager_peak_bytes
+        return reserved + reservation.context_bytes
+
+    @property
+    def lazyviz_needed_bytes(self) -> int:
+        """What has to fit for an evaluation by lazyviz."""
+        return self._answers.lazyviz_needed_bytes
+
+    @property
+    def eager_fits(self) -> bool | None:
+        """Whether plain eager PyTorch would fit; ``None`` if the capacity is not known."""
+        if self.verdict_of == "eager":
+            return self.fits
+        return None if self.capacity_bytes is None else self.eager_needed_bytes <= self.capacity_bytes
+
+    @property
+    def torch_version(self) -> str:
+        """The PyTorch release whose kernels and optimizers were recorded; others take other memory."""
+        return torch.__version__.partition("+")[0]
 
     @property
     def needed_range(self) -> tuple[int, int]:
@@ -214,18 +249,27 @@ class Plan:
     @property
     def reserved_range(self) -> tuple[int, int] | None:
         """The least and the most that ``reserved_bytes`` may be, simulated when asked for."""
-        held = self._answers.reserved(eager=False)
-        return held[1:] if held is not None else None
+        held, reservation = self._answers.reserved(eager=False), self._reservation
+        if held is None or reservation is None:
+            return None
+        most = max(held[1:])
+        if reservation.retries and self.capacity_bytes is not None:
+            most = self.capacity_bytes - reservation.context_bytes  # the card has no more to give
+        return min(held[1], most), min(held[2], most)
 
     @property
     def eager_reserved_bytes(self) -> int | None:
         """What the CUDA caching allocator would hold at most for plain eager PyTorch."""
+        if self.verdict_of == "eager":
+            return self.reserved_bytes
         held = self._answers.reserved(eager=True)
         return held[0] if held is not None else None
 
     @property
     def eager_reserved_range(self) -> tuple[int, int] | None:
         """The least and the most that ``eager_reserved_bytes`` may be."""
+        if self.verdict_of == "eager":
+            return self.reserved_range
         held = self._answers.reserved(eager=True)
         return held[1:] if held is not None else None
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 
 import torch
 
@@ -26,9 +26,9 @@ from .device_plan import (
     same_device,
     target_of,
 )
-from .devices.devices import Device, DeviceLike, DeviceProfile, planned
+from .devices.devices import Device, DeviceLike, DeviceProfile, is_absent, planned
 from .explain import explain, verdict
-from .liveness.lifetimes import Lifetime, allocated, by_device, by_origin, lifetimes, with_most
+from .liveness.lifetimes import Lifetime, Run, allocated, by_device, by_origin, lifetimes, with_most
 from .liveness.live_set import CATEGORIES, Allocation, Category, categorize, largest_first, moment
 from .plan import Plan
 from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
@@ -47,6 +47,7 @@ def make_plan(
     backend: str | None = None,
     as_recorded: bool = False,
     recompute: int | str = "off",
+    of: Run | None = None,
 ) -> Plan:
     """Plan ``graph`` for ``device`` without running it.
 
@@ -57,6 +58,10 @@ def make_plan(
     fit.  ``as_recorded`` counts what was dropped after the last node as referenced to the end, as a
     test's variables are.
 
+    ``of`` says whose run is planned: plain eager PyTorch's or that of an evaluation by lazyviz.  Default: on
+    a card that is absent eager PyTorch's, which is what will run there, else lazyviz's.  A run in pieces, or
+    with activations recomputed, is always lazyviz's.
+
     Raises ``ValueError`` for an unknown device, a batch size or a split where no batch was named, a batch
     size where it is not known how an operator's results grow, or a backend other than ``"eager"``.
     """
@@ -65,7 +70,7 @@ def make_plan(
     check_split(split)
     everywhere = by_device(lifetimes(graph, as_recorded=as_recorded))
     recorded, target = _counted(everywhere, device)
-    return Planner(graph, everywhere, recorded, target, split, recompute).plan(batch_size)
+    return Planner(graph, everywhere, recorded, target, split, recompute, of).plan(batch_size)
 
 
 def _counted(
@@ -101,9 +106,11 @@ class Planner:
         target: Device | DeviceProfile,
         split: int | str | None,
         recompute: int | str = "off",
+        of: Run | None = None,
     ) -> None:
         self.graph, self.everywhere, self.recorded, self.target = graph, everywhere, recorded, target
-        self.split, self.recompute = split, recompute
+        self.split, self.recompute, self.chosen = split, recompute, of
+        self.of: Run = of or ("eager" if is_absent(target) else "lazyviz")
         self.spans = everywhere.get(recorded, ())
         self._batch: Batch | None = None
         self._asked: dict[tuple[object, int], tuple[bool, int]] = {}  # what ``largest`` has found out
@@ -111,12 +118,14 @@ class Planner:
     @cached_property
     def recorded_plan(self) -> DevicePlan:
         """The plan of the batch as it was recorded, in one piece."""
-        return plan_device(self.graph, self.spans, self.recorded, self.target)
+        return plan_device(self.graph, self.spans, self.recorded, self.target, of=self.of)
 
-    def planned(self, graph: Graph, spans: Sequence[Lifetime], needs: Mapping[int, Need]) -> DevicePlan:
+    def planned(
+        self, graph: Graph, spans: Sequence[Lifetime], needs: Mapping[int, Need], of: Run = "lazyviz"
+    ) -> DevicePlan:
         """The plan of another size or cut, in the room that there was for the batch as recorded."""
         room = self.recorded_plan.capacity_bytes
-        return plan_device(graph, spans, self.recorded, self.target, needs, room)
+        return plan_device(graph, spans, self.recorded, self.target, needs, room, of)
 
     @property
     def _needs(self) -> Mapping[int, Need]:
@@ -131,7 +140,8 @@ class Planner:
     def on(self, device: DeviceLike) -> Planner:
         """The same on another device.  Raises as :func:`make_plan` does."""
         recorded, target = _counted(self.everywhere, device)
-        other = Planner(self.graph, self.everywhere, recorded, target, self.split, self.recompute)
+        kind = self.chosen
+        other = Planner(self.graph, self.everywhere, recorded, target, self.split, self.recompute, kind)
         other._batch = self.batch
         return other
 
@@ -156,7 +166,7 @@ class Planner:
         if batch_size is not None and self.batch is not None and batch_size != self.batch.size:
             spans, needs = scaled(self.spans, own.scratch, self.batch, batch_size)
             everywhere = {**everywhere, self.recorded: spans}
-            own = self.planned(self.graph, spans, needs)
+            own = self.planned(self.graph, spans, needs, self.of)
         pieces = 1
         if self.split not in (None, "off", 1):
             if self.batch is None:
@@ -168,8 +178,20 @@ class Planner:
         if self.recompute != "off" and (split.pieces == 1 or roomy(ours) is False):
             if split.pieces > 1:  # not even one sample a piece would fit
                 split = SplitPlan(1, [size or 1])
-            ours, again = recomputed(self.graph, spans, own, self.target, self.recompute)
-        return self._made(own, ours, everywhere, split, size, again)
+            ours, again = self.recomputed(spans, own)
+        return self._made(own, ours, everywhere, split, size, again, partial(self.by_lazyviz, spans, own))
+
+    def by_lazyviz(self, spans: Sequence[Lifetime], whole: DevicePlan) -> DevicePlan:
+        """The plan ``whole``, of ``spans``, as of an evaluation by lazyviz."""
+        return whole if whole.of == "lazyviz" else self.planned(self.graph, spans, whole.scratch)
+
+    def recomputed(self, spans: Sequence[Lifetime], whole: DevicePlan) -> tuple[DevicePlan, RecomputePlan]:
+        """``whole`` with as much computed again as its budget demands; only lazyviz's run can do that."""
+        budget = self.recompute
+        enough = roomy(whole) is not False if budget == "auto" else whole.peak_bytes <= int(budget)
+        if whole.of == "eager" and enough:
+            return whole, NOTHING_AGAIN
+        return recomputed(self.graph, spans, self.by_lazyviz(spans, whole), self.target, budget)
 
     def _size(self, batch_size: int | None) -> int | None:
         if batch_size is None:
@@ -238,9 +260,9 @@ class Planner:
             if pieces > 1 and batch.schedule is not None:
                 made = self.in_pieces(spans, sizes_of(samples, pieces, group, SHOWN), samples)
             else:
-                made = self.planned(self.graph, spans, needs)
+                made = self.planned(self.graph, spans, needs, self.of)
                 if made.fits is False and self.recompute == "auto":
-                    made, _ = recomputed(self.graph, spans, made, self.target, "auto")
+                    made, _ = self.recomputed(spans, made)
             return made.fits is True, needed(made)
 
         room = self.recorded_plan.capacity_bytes or 0
@@ -254,6 +276,7 @@ class Planner:
         split: SplitPlan,
         size: int | None,
         again: RecomputePlan,
+        by_lazyviz: Callable[[], DevicePlan],
     ) -> Plan:
         by_purpose: dict[Category, list[Lifetime]] = {category: [] for category in CATEGORIES}
         for span in own.spans:
@@ -281,7 +304,9 @@ class Planner:
             peak_position=own.peak_at,
             _graph=own.graph,
             _lifetimes={span.storage: span for span in own.spans},
-            _answers=LateAnswers(self, eager, own),
+            verdict_of=own.of,
+            lazyviz_peak_bytes=own.lazyviz_peak_bytes,
+            _answers=LateAnswers(self, eager, own, by_lazyviz),
             _profile=self.target if isinstance(self.target, DeviceProfile) else None,
             _reservation=own.reservation,
             _recorded_for=self.graph.card,
@@ -300,8 +325,10 @@ class Planner:
 class LateAnswers:
     """What a plan is asked for late, such as its remedies or the largest batch: computed once, and kept."""
 
-    def __init__(self, planner: Planner, eager: DevicePlan, own: DevicePlan) -> None:
-        self._planner, self._eager, self._own = planner, eager, own
+    def __init__(
+        self, planner: Planner, eager: DevicePlan, own: DevicePlan, by_lazyviz: Callable[[], DevicePlan]
+    ) -> None:
+        self._planner, self._eager, self._own, self._by_lazyviz = planner, eager, own, by_lazyviz
         self._reserved: dict[bool, tuple[int, int, int] | None] = {}
         self._remedies: Sequence[Remedy] | None = None
 
@@ -331,6 +358,10 @@ class LateAnswers:
         if eager not in self._reserved:
             self._reserved[eager] = (self._eager if eager else self._own).reserve(eager)
         return self._reserved[eager]
+
+    @cached_property
+    def lazyviz_needed_bytes(self) -> int:
+        return needed(self._own if self._own.of == "lazyviz" else self._by_lazyviz())
 
     def largest_within(self, seconds: float, split: int | str | None) -> tuple[int | None, bool]:
         try:

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 from ..graph.nested import flattened
 from ..plan.devices.devices import Device, DeviceProfile, planned
 from ..plan.explain import essence, needed
-from ..plan.plan import Plan
+from ..plan.plan import Plan, Run
 from ..plan.planner import make_plan
 from ..plan.units import format_bytes, parse_bytes
 from ..session.lazy_graph import LazyGraph, lazy
@@ -40,9 +40,10 @@ class Budget:
     as long as it ran, so that they count to its end.
     """
 
-    def __init__(self, nbytes: int, device: Any, *, of_function: bool = False) -> None:
+    def __init__(self, nbytes: int, device: Any, *, of_function: bool = False, of: Run = "eager") -> None:
         self.nbytes = nbytes
         self.device = device
+        self.of: Run = of
         self.of_function = of_function
         self._open: list[tuple[AbstractContextManager[LazyGraph], LazyGraph]] = []
 
@@ -63,7 +64,7 @@ class Budget:
                 warnings.warn(
                     _ELSEWHERE.format(threads=", ".join(sorted(whole.elsewhere))), UserWarning, stacklevel=2
                 )
-            plan = make_plan(whole, device=graph.device, as_recorded=self.of_function)
+            plan = make_plan(whole, device=graph.device, as_recorded=self.of_function, of=self.of)
             if plan.needed_bytes > self.nbytes:
                 raise PeakExceeded(_exceeded(plan, self.nbytes), plan)
         return suppressed
@@ -78,7 +79,7 @@ class Budget:
 
         @functools.wraps(function)
         def budgeted(*args: P.args, **kwargs: P.kwargs) -> T:
-            with Budget(self.nbytes, self.device, of_function=True):
+            with Budget(self.nbytes, self.device, of_function=True, of=self.of):
                 result = function(*args, **kwargs)
                 if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
                     if inspect.iscoroutine(result):
@@ -110,7 +111,9 @@ def _name(function: object) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def assert_peak_below(limit: int | str, device: str | Device | DeviceProfile | None = None) -> Budget:
+def assert_peak_below(
+    limit: int | str, device: str | Device | DeviceProfile | None = None, *, of: Run = "eager"
+) -> Budget:
     """Record a block, and fail if what it would need at its peak is above ``limit``.
 
     For ``with``, which gives the :class:`LazyGraph`, and as a decorator::
@@ -128,17 +131,20 @@ def assert_peak_below(limit: int | str, device: str | Device | DeviceProfile | N
     Args:
         limit: bytes, or text such as ``"12 GiB"``, ``"800 MB"``, ``"1.5GB"``.
         device: plan for this device, present or not; default: the one the block runs on.
+        of: whose run is judged: ``"eager"``, plain PyTorch's, or ``"lazyviz"``, an evaluation's.
 
     Raises:
         TypeError: it decorates a class, coroutine or generator function, whose body it could not measure.
-        ValueError: no size, or an unknown device; before the block runs.
+        ValueError: no size, an unknown device, or another ``of``; before the block runs.
         PeakExceeded: an ``AssertionError``, at the end of the block, with the peak, its line and what
             would lower it.
     """
     nbytes = parse_bytes(limit)
     if device is not None:
         planned(device)
-    return Budget(nbytes, device)
+    if of not in ("eager", "lazyviz"):
+        raise ValueError(f"of is 'eager', plain PyTorch's run, or 'lazyviz', an evaluation's, not {of!r}")
+    return Budget(nbytes, device, of=of)
 
 
 def _exceeded(plan: Plan, nbytes: int) -> str:
@@ -148,9 +154,9 @@ def _exceeded(plan: Plan, nbytes: int) -> str:
         if plan.straddles(nbytes)
         else f"would need {format_bytes(need)}"
     )
-    first = (
-        f"{plan.device} {would}, {format_bytes(need - nbytes)} more than the {format_bytes(nbytes)} allowed"
-    )
+    whose = "plain PyTorch" if plan.verdict_of == "eager" else "an evaluation by lazyviz"
+    over, allowed = format_bytes(need - nbytes), format_bytes(nbytes)
+    first = f"{plan.device} {would}, {over} more than the {allowed} allowed, for {whose}"
     if need != plan.peak_bytes:
         first += " (what PyTorch's allocator would hold, and the CUDA context)"
     return "\n".join([f"{first}.", *essence(plan)])

@@ -35,7 +35,9 @@ class Reservation:
     """Bytes of a GPU that one run needs.
 
     ``reserved_bytes`` is the peak of what the caching allocator holds with memory to spare, reached
-    before the node ``node`` (``None``: outside of any); ``workspace_bytes`` of it are cuBLAS's.
+    before the node ``node`` (``None``: outside of any); ``workspace_bytes`` of it are cuBLAS's.  Where there
+    is none to spare and the run fits all the same, since what is cached is given back to the driver
+    ``retries`` times, it is what the allocator holds then.
     ``context_bytes`` comes on top, an estimate; 0 where this process has a CUDA context already.
     ``failure`` is the allocation that would not be served; ``None`` if all fit, or room is unknown.
     ``calls`` are the run's own allocations, of what was there already, too.  ``foreign_bytes`` are in
@@ -49,6 +51,7 @@ class Reservation:
     failure: AllocationFailure | None
     calls: Sequence[Call] = field(repr=False, default=())
     foreign_bytes: int = 0
+    retries: int = 0
 
 
 def reserve(
@@ -101,7 +104,10 @@ def reserve_calls(
     failure = None
     if room is not None and free.reserved_peak + context > room:
         limit = max(room - context, 0)
-        failure = simulate(asked, config, total=total, capacity=limit, segments=there.segments).failure
+        tight = simulate(asked, config, total=total, capacity=limit, segments=there.segments)
+        failure = tight.failure
+        if failure is None:
+            free = tight
     at = played[free.reserved_at][0] if free.reserved_at >= 0 else -1
     return Reservation(
         reserved_bytes=free.reserved_peak,
@@ -111,6 +117,7 @@ def reserve_calls(
         failure=failure,
         calls=timed,
         foreign_bytes=there.foreign_bytes,
+        retries=free.retries,
     )
 
 

@@ -111,6 +111,17 @@ def planned(device: DeviceLike) -> Device | DeviceProfile:
         return unknown_card(number, state)
 
 
+def is_absent(target: Device | DeviceProfile) -> bool:
+    """Whether it is a card that this machine lacks, where an evaluation by lazyviz cannot take place.
+
+    A profile stands for a card of its own, whatever is in the machine; ``"cpu:2GiB"`` is the host.
+    """
+    if isinstance(target, DeviceProfile):
+        return target.name != "cpu"
+    named = card_number(target.name) is not None and target.total_bytes is None
+    return named and not torch.cuda.is_available()
+
+
 def card_number(device: object) -> int | None:
     """The number in ``"cuda"`` or ``"cuda:1"``; ``None`` for anything else."""
     kind, _, index = str(device).partition(":")

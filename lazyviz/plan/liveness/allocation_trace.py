@@ -2,12 +2,13 @@
 
 What a change to the user's code would bring is not guessed: the change is made to the steps
 (fewer uses, other sizes, steps that run twice), and their lifetimes and peak are computed anew,
-by the rules of :mod:`lazyviz.plan.liveness.lifetimes` for our own run: freed after the last use.  Sizes are
-bytes.
+by the rules of :mod:`lazyviz.plan.liveness.lifetimes`: our own run frees after the last use; in eager
+PyTorch what the user's code refers to for longer stays until it is dropped.  Sizes are bytes.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -16,17 +17,37 @@ from typing import NamedTuple
 import torch
 
 from ...graph.ir import Node, Storage
-from .lifetimes import Lifetime
+from .lifetimes import Lifetime, Run
 
 Key = int  # one allocation of the program; the recorded ones are numbered from 0
 
 
 class Step(NamedTuple):
-    """One operator: ``node`` is what was recorded, ``uses`` and ``makes`` the allocations it touches."""
+    """One operator: ``node`` is what was recorded, ``uses`` and ``makes`` the allocations it touches.
+
+    ``cast``: it converts a result of ``node``, after the backward formula that ``node`` is a part of.
+    """
 
     node: Node
     uses: tuple[Key, ...]
     makes: tuple[Key, ...]
+    cast: bool = False
+
+
+class Hold(NamedTuple):
+    """A reference beyond the last use: dropped before the recorded node ``until``.
+
+    ``last`` is the recorded last use where autograd alone was to blame, which holds what it saved until a
+    backward formula is done: a change that takes this use away ends the hold.
+    """
+
+    until: int
+    last: int | None
+
+
+_BEHIND_FORMULAS = {"_to_copy", "sum", "view"}
+"""What ends a backward formula is often not its own: the engine fits gradients to the shape and type of what
+they are of when the formula has returned (``validate_outputs`` in torch/csrc/autograd/engine.cpp)."""
 
 
 @dataclass
@@ -40,6 +61,9 @@ class Program:
         storages: the recorded storage of each; keys beyond them were added by a change.
         keys: of each storage that the nodes show; memory met again under another name has one key.
         makers: index of the node that made each recorded one, -1 if it is from outside.
+        held: those that are referred to beyond their last use: see :class:`Hold`.
+        entries: of those from outside that come with their first use, the recorded node that this is.
+        of: whose run it is, which decides when memory is given back.
     """
 
     steps: list[Step]
@@ -49,6 +73,9 @@ class Program:
     storages: Sequence[Storage]
     keys: Mapping[Storage, Key]
     makers: list[int] = field(default_factory=list)
+    held: dict[Key, Hold] = field(default_factory=dict)
+    entries: dict[Key, int] = field(default_factory=dict)
+    of: Run = "lazyviz"
 
     def key(self, like: Key, nbytes: int | None = None) -> Key:
         """A new allocation, of ``like``'s type, and size if ``nbytes`` does not say another."""
@@ -71,6 +98,9 @@ class Program:
             self.storages,
             self.keys,
             list(self.makers),
+            dict(self.held),
+            dict(self.entries),
+            self.of,
         )
 
     def peak(self) -> tuple[int, int]:
@@ -92,9 +122,41 @@ class Program:
             for key in step.makes:
                 stops[key] = position + 1
                 starts.setdefault(key, position)
+        if self.held or self.entries:
+            reached = list(accumulate((step.node.index for step in self.steps), max))
+            for key, (until, last) in self.held.items():
+                stop = stops.get(key, 0)
+                if last is None or (stop and self.steps[stop - 1].node.index == last):
+                    stops[key] = max(stop, bisect_left(reached, until - 1) + 1)  # before what is inserted
+            for key, index in self.entries.items():
+                starts.setdefault(key, bisect_left(reached, index))
+        if self.of == "eager" and len(self.sizes) > len(self.storages):
+            self._hold_unpacked(stops)
         for key in self.kept:
             stops[key] = count
         return {key: (starts.get(key, -1), stop) for key, stop in stops.items()}
+
+    def _hold_unpacked(self, stops: dict[Key, int]) -> None:
+        """Let what changes have added stay to the end of a backward formula that reads it.
+
+        The formula's variables refer to all that it is given and has unpacked.  Of what was recorded it is
+        known.
+        """
+        recorded = len(self.storages)
+        formula: list[Key] = []
+        forward: Node | None = None
+        end = 0
+        for position, step in enumerate(self.steps):
+            node = step.node
+            of = node.forward if node.phase == "backward" and not step.cast else None
+            if of is not forward:
+                stops.update((key, max(stops[key], end)) for key in formula)
+                forward, formula = of, []
+            if of is not None:
+                formula += [key for key in step.uses if key >= recorded and key not in step.makes]
+                if not formula or node.op._schema.name.rpartition("::")[2] not in _BEHIND_FORMULAS:
+                    end = position + 1
+        stops.update((key, max(stops[key], end)) for key in formula)
 
     def timeline(self) -> list[int]:
         """Bytes allocated during each step."""
@@ -125,6 +187,21 @@ class Program:
                 self.steps[position] = step._replace(uses=uses)
 
 
+def _hold(nodes: Sequence[Node], span: Lifetime) -> Hold:
+    last = span.last_use
+    if last is None or last.phase != "backward" or last.forward is None:
+        return Hold(span.lazy_stop, None)
+    return Hold(span.lazy_stop, last.index if span.lazy_stop <= formula_end(nodes, last.index) else None)
+
+
+def formula_end(nodes: Sequence[Node], position: int) -> int:
+    """Where the backward formula is done that the node at ``position`` belongs to."""
+    end = position + 1
+    while end < len(nodes) and nodes[end].forward is nodes[position].forward:
+        end += 1
+    return end
+
+
 def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
     """The program that was recorded, of the storages in ``spans`` alone."""
     spans = [span for span in spans if span.storage.nbytes]
@@ -152,6 +229,13 @@ def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
                 uses[found] = None
         steps.append(Step(node, tuple(uses), tuple(makes.get(node, ()))))
     kept = {key for key, span in enumerate(spans) if span.kept}
+    held = {
+        key: _hold(nodes, span)
+        for key, span in enumerate(spans)
+        if not span.kept and (span.last_use is None or span.lazy_stop > span.last_use.index + 1)
+    }
+    of: Run = next((span.of for span in spans), "lazyviz")
+    entries = {key: span.start for key, span in enumerate(spans) if span.maker is None and span.start >= 0}
     return Program(
         steps,
         [span.storage.nbytes for span in spans],
@@ -160,4 +244,7 @@ def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
         [span.storage for span in spans],
         keys,
         [span.maker.index if span.maker is not None else -1 for span in spans],
+        held,
+        entries,
+        of,
     )

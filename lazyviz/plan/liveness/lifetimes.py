@@ -23,11 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, chain, repeat
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
 from ...graph.ir import Graph, Node, Storage, Value
+
+Run: TypeAlias = Literal["eager", "lazyviz"]
+"""Whose run a timeline is of: plain eager PyTorch's, or that of an evaluation by lazyviz."""
 
 
 class Lifetime(NamedTuple):
@@ -38,7 +41,8 @@ class Lifetime(NamedTuple):
     ``maker`` is the node that allocated it (``None``: from outside), ``first_use`` and
     ``last_use`` the first and last node that touches it (``None``: none does);
     ``in_backward`` says whether a backward node reads it, ``kept`` whether the user's code still
-    referred to it when the lifetimes were taken.
+    referred to it when the lifetimes were taken.  ``of``: whose run ``start`` to ``lazy_stop`` is of, which
+    :func:`of_eager` changes.
     """
 
     storage: Storage
@@ -51,11 +55,12 @@ class Lifetime(NamedTuple):
     last_use: Node | None
     in_backward: bool
     kept: bool
+    of: Run = "lazyviz"
 
     @property
     def held(self) -> bool:
         """Whether only the pending graph keeps this outside storage alive."""
-        return self.maker is None and not self.kept
+        return self.maker is None and not self.kept and self.of == "lazyviz"
 
     def alive(self, position: int) -> bool:
         """Whether our run holds the storage during node ``position``."""
@@ -68,6 +73,11 @@ class Event(NamedTuple):
     position: int
     nbytes: int
     storage: Storage
+
+
+def of_eager(span: Lifetime) -> Lifetime:
+    """The lifetime in a plan of eager PyTorch's run: its positions are those of eager's timeline."""
+    return span._replace(start=span.eager_start, lazy_stop=span.eager_stop, of="eager")
 
 
 def by_device(spans: Iterable[Lifetime]) -> dict[torch.device, list[Lifetime]]:

@@ -124,7 +124,7 @@ def moment(position: int, node: Node, allocations: Iterable[tuple[int, int, Allo
 def categorize(span: Lifetime) -> Category:
     """What a storage is for: the recorder's word if it said one, else from its lifetime."""
     maker, kept = span.maker, span.kept
-    if maker is None and not kept:
+    if span.held:
         return "held"
     role = span.storage.role
     if role is not None:

@@ -255,7 +255,7 @@ class _Autocast:
                     made = self.program.key(key, self.program.sizes[key] // 2)
                     makes[makes.index(key)] = made
                     uses = tuple(made if use == key else use for use in uses)
-                    self._casts_back.append(Step(node, (made, key), (key,)))
+                    self._casts_back.append(Step(node, (made, key), (key,), cast=True))
         step = Step(node, uses, tuple(makes))
         self._type(step, low)
         in_full = forward is not None and (forward.index in self._attention or not _lower(forward))
@@ -309,7 +309,7 @@ class _Autocast:
 
     def _copy_after(self, node: Node, key: Key) -> Key:
         copy = self.program.key(key, self.program.sizes[key] // 2)
-        self._after.append(Step(node, (key, copy), (copy,)))
+        self._after.append(Step(node, (key, copy), (copy,), cast=True))
         return copy
 
     def _cast_down(self, node: Node, value: Value, key: Key) -> Key:

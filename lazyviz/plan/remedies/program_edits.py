@@ -14,7 +14,7 @@ import torch
 
 from ...graph.ir import Node, SourceLine, Value, works_by_element
 from ..formatting import family, line_text
-from ..liveness.allocation_trace import Key, Program, Step
+from ..liveness.allocation_trace import Hold, Key, Program, Step, formula_end
 
 MAX_FAMILIES = 10  # of modules, tried for recomputation
 
@@ -133,6 +133,9 @@ def in_place(program: Program, at: int) -> Iterator[Changed]:
         step._replace(makes=tuple(key for key in step.makes if key not in mapping)) for step in changed.steps
     ]
     changed.kept = {mapping.get(key, key) for key in changed.kept}
+    changed.held = {}
+    for key, hold in sorted(program.held.items(), key=lambda each: each[1].until):
+        changed.held[mapping.get(key, key)] = hold  # of what is one memory now the last
     names = sorted({_op_name(node) for node in nodes})
     peak_node = next((node for node in nodes if node.index >= at), nodes[-1])
     text = f"{', '.join(names)} in place ({_calls(nodes)})"
@@ -195,6 +198,8 @@ def _one_by_one(program: Program, steps: list[Step]) -> list[Step]:
     """Steps on lists of tensors as steps on each tensor, all of one parameter before the next."""
     keys = program.keys
     temporary = {key for step in steps for key in step.makes} - program.kept
+    for key in temporary:
+        program.held.pop(key, None)  # the loop's variables are bound anew for the next parameter
     slices: list[tuple[Step, tuple[Key, ...]]] = []
     parent: dict[Key, Key] = {}
 
@@ -361,10 +366,27 @@ def _recomputed(
             uses = tuple(dict.fromkeys(mapping.get(key, key) for key in step.uses))
             changed.steps[position] = step._replace(uses=uses)
         inserted.append((_group_start(program, min(position for _, position, _ in reads)), copies))
+        if program.of == "eager":
+            _hold_arguments(changed, copies, max(position for _, position, _ in reads))
         again += len(copies)
     for position, copies in sorted(inserted, key=lambda each: -each[0]):
         changed.steps[position:position] = copies
     return changed, again
+
+
+def _hold_arguments(changed: Program, copies: list[Step], last: int) -> None:
+    """Let what a checkpointed call was given stay until the backward pass of the call is done.
+
+    torch/utils/checkpoint.py's frame refers to the arguments as long as a saved tensor of the call is to
+    come.
+    """
+    nodes = [step.node for step in changed.steps]
+    until = formula_end(nodes, last)
+    own = {key for step in copies for key in step.makes}
+    for key in {key for step in copies for key in step.uses} - own - changed.kept:
+        before = changed.held.get(key)
+        if before is None or before.last is not None or before.until < until:
+            changed.held[key] = Hold(until, None)
 
 
 def _group_start(program: Program, position: int) -> int:
@@ -408,6 +430,8 @@ def offload(program: Program) -> Iterator[Changed]:
                     inserted.setdefault(start, []).append(new)
                     copied += value.nbytes
                 swapped.setdefault(key, []).append(mapping[start, value.id])
+            if _op_name(node) == "detach" and (own := mapping.get((start, node.inputs[0].id))) is not None:
+                mapping[start, node.outputs[0].id] = own  # an operator's own result as autograd unpacks it
             step = changed.steps[position]
             uses = [new for key in step.uses for new in swapped.get(key, (key,))]
             changed.steps[position] = step._replace(uses=tuple(dict.fromkeys(uses)))

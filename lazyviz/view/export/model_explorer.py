@@ -53,6 +53,7 @@ def model_explorer(graph: Graph, plan: PlanLike, *, title: str) -> dict[str, Any
     facts = {
         "device": plan.device,
         "projected peak": format_bytes(plan.peak_bytes),
+        "of the run by": "plain eager PyTorch" if plan.verdict_of == "eager" else "lazyviz",
         "plain eager PyTorch": format_bytes(plan.eager_peak_bytes),
         "split": plan.split.explain() if plan.split.pieces > 1 else "",
     }

@@ -9,7 +9,7 @@ from ...plan.units import format_bytes
 from ..printable_text import visible
 from ..scene.batch_text import batch_lines
 from ..scene.boxes import Box
-from ..scene.memory_chart import needed_for, verdict
+from ..scene.memory_chart import needed_for, other_run, verdict
 from ..scene.plan_protocol import PlanLike
 from ..scene.scene import PHASE_TITLES, Scene
 
@@ -82,7 +82,7 @@ def _memory(plan: PlanLike, width: int) -> list[str]:
     if peak is not None:
         source = f", {line_with_text(peak.source)}" if peak.source is not None else ""
         lines.append(f"  peak at {peak.name} ({peak.module or peak.phase}){source}")
-    lines.append(f"  plain eager PyTorch would peak at {format_bytes(plan.eager_peak_bytes)}")
+    lines.append(f"  {other_run(plan)}")
     lines.append("Alive at the peak:")
     shown = [(str(name), size) for name, size in plan.by_category.items() if size]
     for name, size in sorted(shown, key=lambda item: -item[1]):

@@ -45,6 +45,13 @@ def verdict(plan: PlanLike) -> tuple[str, str]:
     return "too-big", f"Too big by {format_bytes(over)}{cut}: {words}"
 
 
+def other_run(plan: PlanLike) -> str:
+    """The peak of the run that the plan is not of."""
+    if plan.verdict_of == "eager":
+        return f"evaluated by lazyviz: {format_bytes(plan.lazyviz_peak_bytes)}"
+    return f"plain eager PyTorch: {format_bytes(plan.eager_peak_bytes)}"
+
+
 def needed_for(plan: PlanLike) -> str:
     """What the needed bytes are beside the tensors' peak; nothing where they are that peak."""
     if plan.reserved_bytes is None:
@@ -113,6 +120,7 @@ def memory_json(scene: Scene, measured: Sequence[tuple[int, int]] = ()) -> dict[
         "peakName": _name(peak) if peak is not None else "",
         "eager": plan.eager_peak_bytes,
         "eagerText": format_bytes(plan.eager_peak_bytes),
+        "otherRun": other_run(plan),
         "needed": needed,
         "neededText": format_bytes(needed) if needed is not None else "",
         "capacity": plan.capacity_bytes,

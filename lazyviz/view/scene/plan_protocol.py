@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from ...graph.ir import Node, SourceLine, Storage
 from ...plan.batch.split import SplitPlan
 from ...plan.devices.devices import Device, DeviceProfile
+from ...plan.liveness.lifetimes import Run
 from ...plan.liveness.live_set import Moment
 
 
@@ -36,7 +37,11 @@ class PlanLike(Protocol):
     @property
     def peak_position(self) -> int: ...
     @property
+    def verdict_of(self) -> Run: ...
+    @property
     def eager_peak_bytes(self) -> int: ...
+    @property
+    def lazyviz_peak_bytes(self) -> int: ...
     @property
     def reserved_bytes(self) -> int | None: ...
     @property

@@ -33,7 +33,8 @@ def test_a_card_holds_the_tensors_in_segments_and_a_workspace_beside_them(step):
     plan = step.plan(device="RTX-3060")
     assert plan.fits
     assert plan.reserved_bytes % (2 * MIB) == 0
-    assert plan.peak_bytes + CUBLAS_WORKSPACE_BYTES < plan.reserved_bytes < 3 * plan.peak_bytes
+    workspaces = 2 * CUBLAS_WORKSPACE_BYTES  # eager's backward pass has a thread of its own
+    assert plan.peak_bytes + workspaces < plan.reserved_bytes < 3 * plan.peak_bytes + workspaces
     assert "cuBLAS" in plan.explain() and "CUDA context" in plan.explain()
 
 
@@ -58,7 +59,7 @@ def test_what_is_reserved_decides_the_verdict_not_the_tensors_alone(step):
 
 
 def test_a_profile_without_a_context_counts_tensors(step):
-    plan = step.plan(device=lazyviz.DeviceProfile("mine", step.plan().peak_bytes))
+    plan = step.plan(device=lazyviz.DeviceProfile("mine", step.plan().eager_peak_bytes))
     assert plan.fits and plan.reserved_bytes is None
     assert "Only tensors were counted" in plan.verdict() and plan.verdict() in plan.explain()
     for device in ("RTX-3060", "cpu", lazyviz.DeviceProfile("mine", "12 GiB", context_bytes="400 MiB")):

@@ -95,7 +95,9 @@ def test_a_remedy_says_whether_the_changed_run_fits_as_the_changed_program_does(
     needed = on(changed, 2**40).needed_bytes
     assert needed < on(graph, 2**40).needed_bytes
     verdicts = set()
-    for nbytes in (needed + 20 * MIB, needed, needed - 8 * MIB, needed - 20 * MIB, needed // 2):
+    # Not at the edge itself: with tensors on the host Python refers to others for as long as before, which is
+    # not recorded, and a segment of the allocator more or less may be the consequence.
+    for nbytes in (needed + 20 * MIB, needed + 2 * MIB, needed - 8 * MIB, needed - 20 * MIB, needed // 2):
         (*_, best) = sorted(
             (each for each in on(graph, nbytes).remedies if each.kind == kind),
             key=lambda each: each.saves_bytes,
