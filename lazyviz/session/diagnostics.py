@@ -15,7 +15,7 @@ from ..plan.batch.analysis import Blocker
 from ..plan.batch.split import describe
 from ..plan.explain import verdict
 from ..record import native_recorder
-from ..record.recorder import tape
+from ..record.tape import tape
 from ..torch_internals import native_modules
 from . import evaluation
 from .evaluate_all import failed_nodes, what_failed

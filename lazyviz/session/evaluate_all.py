@@ -13,9 +13,9 @@ from ..execute.report import Report
 from ..plan.formatting import line_with_text
 from ..record.dependencies import closure, goes_on_without
 from ..record.partial_writes import is_half_done
-from ..record.pending_ops import AbsentDeviceError
-from ..record.recorder import tape
 from ..record.storage import TrackedNode
+from ..record.sync_points import AbsentDeviceError
+from ..record.tape import tape
 from . import evaluation, planned_device
 from .recompute_options import RecomputeError
 from .recorded_graph import RecordedGraph
@@ -89,10 +89,10 @@ def evaluate_graphs(cause: str) -> tuple[list[tuple[RecordedGraph | None, Report
     refused: list[Exception] = []
     error: Exception | None = None
     apart: set[TrackedNode] = set()
-    with tape.lock:
+    with tape.runs.lock:
         if tape.pending:
-            tape.refuse_nested()
-        tape.forget_unreachable(tape.reachable())
+            tape.runs.refuse_nested()
+        tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
         for graph in pending_graphs():
             before = {node: node.error for node in failed_nodes(graph.nodes)}
             if not graph.pending or (before and not _with_options(graph)):

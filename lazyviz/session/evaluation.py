@@ -31,9 +31,9 @@ from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception import warning_routing
 from ..record.interception.instrumentation import Watch
-from ..record.pending_ops import RunLock
-from ..record.recorder import tape
 from ..record.storage import TrackedNode
+from ..record.sync_points import RunLock
+from ..record.tape import tape
 from ..record.unrecorded_ops import nodes_before_access
 from ..torch_internals import cuda as torch_cuda
 from . import planned_device
@@ -68,13 +68,13 @@ class under_way:
 
     def __init__(self, nodes: Sequence[TrackedNode]) -> None:
         if nodes:
-            tape.refuse_nested()
+            tape.runs.refuse_nested()
         self._signals = Deferred()
         self.running: Sequence[RecordedGraph] = ()  # that have not been told that it is over
 
     def __enter__(self) -> Deferred:
         arrived = self._signals.__enter__()
-        tape.under_way = threading.get_ident()
+        tape.runs.under_way = threading.get_ident()
         return arrived
 
     def __exit__(self, *error: object) -> None:
@@ -82,7 +82,7 @@ class under_way:
         if self._signals.leave is not None:
             self._signals.leave()
             watch.release()  # which found nodes pending that had run
-        tape.under_way = 0
+        tape.runs.under_way = 0
         if self.running:
             for lazy in self.running:
                 tell([lazy], None, {}, "interrupted" if lazy.has_pending else None)
@@ -160,7 +160,7 @@ def _end(
             reports[:] = map(partial.__call__, (partial(_report, strategy, cause, outcome, seconds),))
             _count(strategy, reports[0])
     finally:
-        tape.under_way = 0  # whoever is told may read what has been computed, and go on
+        tape.runs.under_way = 0  # whoever is told may read what has been computed, and go on
         timelines = {} if strategy.is_hidden else strategy.memory.timelines()
         tell(strategy.touched, reports[0] if reports else None, timelines, outcome)
         context.running = ()
@@ -246,7 +246,9 @@ def tell(
             continue
         lazy.report = report
         lazy.note_timeline(timelines.get(id(lazy.ir), ()))
-        if lazy.ir is not tape.graph and not (len(lazy.nodes) > report.ops_run and lazy.has_pending):
+        if lazy.ir is not tape.recording.graph and not (
+            len(lazy.nodes) > report.ops_run and lazy.has_pending
+        ):
             graphs.pop(id(lazy.ir), None)
     for lazy in touched:
         if lazy.watched:
@@ -289,8 +291,8 @@ def reachable() -> list[Graph]:
 
 def catch_up() -> None:
     """Make owed writes whose values are known anyway: each would keep its whole graph."""
-    with tape.lock:
-        nodes, tape.overdue = tape.overdue, []
+    with tape.runs.lock:
+        nodes, tape.pending_ops.overdue = tape.pending_ops.overdue, []
         run(closure(nodes), "writes of known values")
 
 
@@ -311,15 +313,15 @@ def is_running_here() -> bool:
 def end_abandoned() -> None:
     """A run of this thread that was not left is over: its frames are gone."""
     if not is_running_here():
-        if tape.under_way == threading.get_ident():
-            tape.under_way = 0
+        if tape.runs.under_way == threading.get_ident():
+            tape.runs.under_way = 0
         if (left := Deferred.current.get(threading.get_ident())) is not None:
             left.__exit__()
 
 
 def forget_in_child() -> None:
     """A forked child (a loader's worker) neither records nor evaluates what its parent recorded."""
-    tape.graph = None
-    tape.lock = RunLock()
-    tape.forget_all()
+    tape.recording.graph = None
+    tape.runs.lock = RunLock()
+    tape.pending_ops.forget_all()
     graphs.clear()

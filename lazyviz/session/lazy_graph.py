@@ -28,9 +28,10 @@ from ..record.dependencies import closure
 from ..record.fake_cuda.host_values import give_back
 from ..record.graph_release import Owned
 from ..record.lazy_tensor import is_pending
-from ..record.pending_ops import HELD_BYTES_LIMIT, RunLock
-from ..record.recorder import tape
+from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.storage import Lost, TrackedNode
+from ..record.sync_points import RunLock
+from ..record.tape import tape
 from . import evaluation
 from .block import LazyBlock, Options, close_all
 from .diagnostics import metrics as metrics
@@ -234,9 +235,9 @@ class LazyGraph(Choices, Shown):
         """
         name = backend or self.backend
         split, recompute = levers(self, split, recompute, name)
-        if tape.graph is not None and tape.owner != threading.get_ident():
+        if tape.recording.graph is not None and tape.recording.owner != threading.get_ident():
             raise RuntimeError("a cell is recording on another thread; evaluate once it has ended")
-        with tape.lock:
+        with tape.runs.lock:
             targets = evaluation.needed(tensors)
             if nodes is not None:
                 targets += self.own(nodes)
@@ -349,11 +350,11 @@ def evaluate(*tensors: torch.Tensor) -> Report:
         Exception: what a kernel raised, with the line that recorded it.
         RuntimeError: a compiled segment that failed has left memory half written; the rest has run.
     """
-    with tape.lock:
+    with tape.runs.lock:
         if not tensors:
             if tape.pending:
-                tape.refuse_nested()
-            tape.forget_unreachable(tape.reachable())
+                tape.runs.refuse_nested()
+            tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
         cause = evaluation.called("lazyviz.evaluate()")
         if tensors:
             return evaluation.run(closure(evaluation.needed(tensors)), cause)
@@ -378,7 +379,7 @@ def to_lazy(tensor: torch.Tensor) -> torch.Tensor:
     """A lazy view of ``tensor``: inside a lazy block ops on either are recorded anyway."""
     if is_lazy(tensor):
         return tensor
-    if tape.graph is not None:
+    if tape.recording.graph is not None:
         return torch.ops.aten.alias.default(tensor)
     with lazy():
         return torch.ops.aten.alias.default(tensor)
@@ -388,7 +389,7 @@ def to_lazy(tensor: torch.Tensor) -> torch.Tensor:
 def to_eager(tensor: torch.Tensor) -> torch.Tensor:
     """Evaluate what ``tensor`` needs and return it, now an ordinary tensor."""
     if needed := evaluation.needed([tensor]):
-        with tape.lock:
+        with tape.runs.lock:
             evaluation.run(closure(needed), "lazyviz.to_eager()")
     return tensor
 
@@ -407,8 +408,8 @@ class forbid_sync(Transaction):
 
 def cell_boundary() -> None:
     """Between two cells: forget what nobody can see; leave PyTorch as it was if nothing is pending."""
-    tape.refuse_nested()
-    tape.forget_unreachable(tape.reachable())
+    tape.runs.refuse_nested()
+    tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
     evaluation.watch.leave()
 
 
@@ -425,17 +426,17 @@ def reset() -> None:
     machine is what it was before, on the CPU.  Blocks that are open are so no longer.
     """
     if evaluation.is_running_here():
-        tape.refuse_nested()
+        tape.runs.refuse_nested()
     complete(_reset)
 
 
 def _reset() -> None:
     close_all()
-    if tape.lock.is_lost or (tape.lock.is_mine and not evaluation.is_running_here()):
-        tape.lock, tape.running = RunLock(), 0
+    if tape.runs.lock.is_lost or (tape.runs.lock.is_mine and not evaluation.is_running_here()):
+        tape.runs.lock, tape.runs.running = RunLock(), 0
     evaluation.end_abandoned()
     evaluation.watch.reset()
     give_back(tape)
-    tape.forget_all()
+    tape.pending_ops.forget_all()
     evaluation.graphs.clear()
     evaluation.watch.restore()

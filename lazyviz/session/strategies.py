@@ -29,8 +29,8 @@ from ..plan.liveness.live_set import categorize
 from ..plan.projection import Peak, project
 from ..plan.remat.selection import Choice
 from ..process import gc_pause
-from ..record.recorder import tape
 from ..record.storage import TrackedNode
+from ..record.tape import tape
 from ..torch_internals import cuda as torch_cuda
 from . import recompute_options, split_options
 from .recorded_graph import RecordedGraph

@@ -21,9 +21,9 @@ from ..process.signals import Deferred
 from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception import warning_routing
-from ..record.pending_ops import SyncError, needs_absent
-from ..record.recorder import tape
 from ..record.storage import TrackedNode
+from ..record.sync_points import SyncError, needs_absent
+from ..record.tape import tape
 from ..torch_internals import cuda as torch_cuda
 from . import evaluation
 from .evaluation import outcome_of, run, tell, under_way
@@ -86,7 +86,7 @@ def _note_read(
     evaluation.metrics.counters["ops run"] += done
     for lazy in touched:
         lazy.error = None
-    if ir is not tape.graph:
+    if ir is not tape.recording.graph:
         report = Report.of_read(done, seconds, levels.peak, cause, timeline)
         tell(touched, report, {id(ir): timeline}, None)
         evaluation.watch.release()
@@ -166,7 +166,7 @@ def _run_for_values(
             if outcome is None and subgraph is not None and resident is not None:
                 with gc_pause.paused():
                     new = program_cache.replays.learn(subgraph, resident, None)
-            tape.under_way = 0
+            tape.runs.under_way = 0
             _note_values(nodes, touched, memory, outcome, seconds, cause, found is not None, new)
             context.running = ()
 
@@ -210,7 +210,7 @@ def run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
     counters = evaluation.metrics.counters
     counters["syncs"] += 1
     counters[f"syncs by {cause.partition(' at ')[0]}"] += 1
-    current = evaluation.graphs.get(id(tape.graph)) if tape.graph is not None else None
+    current = evaluation.graphs.get(id(tape.recording.graph)) if tape.recording.graph is not None else None
     if current is None:
         owners = {id(node.graph): evaluation.graphs.get(id(node.graph)) for node in nodes}
         current = next(
