@@ -33,8 +33,7 @@ from ..record.storage import Lost, TrackedStorage
 from ..record.tape import tape
 from . import evaluation, planned_device
 from .named_batch import BatchLike, NamedBatch, bound_names, unknown_names
-from .option_checks import validate
-from .recompute_options import Recompute, recompute_option
+from .option_checks import Recompute, recompute_option, validate
 from .recorded_graph import RecordedGraph
 
 _ANOTHER_THREAD = "another thread is recording; one lazy block at a time"

@@ -119,7 +119,7 @@ def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
     finally:
         context.__exit__()
     if graph is not None:
-        graph.report = report
+        graph.runs.report = report
     return report
 
 
@@ -131,14 +131,14 @@ def _execute(strategy: Strategy, cause: str, context: under_way, arrived: Deferr
     try:
         context.running = strategy.touched
         for lazy in strategy.touched:
-            lazy.error, lazy.live = None, strategy.live
-            lazy.changed("running")
+            lazy.runs.error, lazy.runs.live = None, strategy.live
+            lazy.runs.changed("running")
         strategy.execute()
     except BaseException as error:
         outcome = outcome_of(error, arrived)
         if outcome == "failed":
             for lazy in strategy.touched:
-                lazy.error = error
+                lazy.runs.error = error
         raise
     finally:
         seconds = time.perf_counter() - start
@@ -191,7 +191,7 @@ def _report(strategy: Strategy, cause: str, outcome: str | None, seconds: float)
     timelines = {} if strategy.is_hidden else strategy.memory.timelines()
     if seen is not None:
         for lazy in strategy.touched:
-            lazy.note_nonfinite(seen.first)
+            lazy.runs.note_nonfinite(lazy.ir, seen.first)
     return Report(
         done,
         seconds,
@@ -239,27 +239,27 @@ def tell(
 ) -> None:
     """Tell the graphs what came of a run of some of their nodes: all is in its place before anyone hears."""
     for lazy in touched:
-        if lazy.split_run is not None and lazy.split_run.complete:
-            lazy.split_run = None
-        lazy.live, lazy.run_state = None, outcome
+        if lazy.runs.split_run is not None and lazy.runs.split_run.complete:
+            lazy.runs.split_run = None
+        lazy.runs.live, lazy.runs.state = None, outcome
         if report is None:
             continue
-        lazy.report = report
-        lazy.note_timeline(timelines.get(id(lazy.ir), ()))
+        lazy.runs.report = report
+        lazy.runs.note_timeline(timelines.get(id(lazy.ir), ()))
         if lazy.ir is not tape.recording.graph and not (
             len(lazy.nodes) > report.ops_run and lazy.has_pending
         ):
             graphs.pop(id(lazy.ir), None)
     for lazy in touched:
-        if lazy.watched:
-            lazy.notify()
+        if lazy.runs.has_listeners:
+            lazy.runs.notify()
 
 
 def begun_split(nodes: Sequence[TrackedNode]) -> SplitRun | None:
     """The split run that was interrupted in the midst of some of ``nodes``."""
     for lazy in list(graphs.values()):
-        if lazy.split_run is not None and not set(nodes).isdisjoint(lazy.split_run.nodes):
-            return lazy.split_run
+        if lazy.runs.split_run is not None and not set(nodes).isdisjoint(lazy.runs.split_run.nodes):
+            return lazy.runs.split_run
     return None
 
 

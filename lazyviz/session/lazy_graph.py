@@ -10,13 +10,14 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ..execute.microbatch.run import SplitRun
-from ..execute.progress import Progress
+from ..execute.progress import Progress, Run
 from ..execute.replay import node_passes
+from ..execute.report import NonFinite
 from ..execute.report import Report as Report
 from ..graph.ir import Graph, Node, SyncPoint
 from ..plan.devices.devices import DeviceLike
@@ -36,19 +37,25 @@ from . import evaluation
 from .block import LazyBlock, Options, close_all
 from .diagnostics import metrics as metrics
 from .diagnostics import why as why
-from .display import Shown
+from .display import Pictures
 from .evaluate_all import run_all
 from .named_batch import BatchLike, NamedBatch
-from .recompute_options import Recompute, levers
+from .option_checks import Recompute
 from .recompute_options import RecomputeError as RecomputeError
-from .run_options import Choices
+from .recompute_options import levers
+from .run_choices import RunChoices
+from .run_history import Listener, RunHistory
 from .split_options import SplitError as SplitError
 
 if TYPE_CHECKING:
+    import graphviz
+
     from ..plan.plan import Plan
+    from ..view.scene.scene import Scene
+    from ..view.widget.plan_choice import Plans
 
 
-class LazyGraph(Choices, Shown):
+class LazyGraph:
     """A recorded block: what was recorded, what it would cost, and the means to run it.
 
     Displaying it shows the widget; its ``repr`` is one line.  Neither evaluates anything.
@@ -65,30 +72,16 @@ class LazyGraph(Choices, Shown):
         split: int | str = "off",
         recompute: Recompute = "off",
     ) -> None:
-        super().__init__(graph, backend, batch, split, recompute)
+        self.ir = graph
+        self.choices = RunChoices(backend, batch, split, recompute)
+        self.runs = RunHistory()
         self.device = device
-        self.split_run: SplitRun | None = None  # one that was interrupted, to be gone on with
         self.code = code
         self.title = "lazyviz"
-        self._report: Report | tuple[Any, ...] | None = None
-        self.error: BaseException | None = None
+        self.shown_plans: Plans | None = None
+        self._pictures = Pictures()
         self._waits = 0  # the node that was found not to have run
         self._owned = Owned(graph)  # the last: attributes go in this order
-
-    @property
-    def report(self) -> Report | None:
-        """What the last run of nodes of this graph did."""
-        if isinstance(self._report, tuple):
-            self._report = Report.of_read(*self._report)
-        return self._report
-
-    @report.setter
-    def report(self, report: Report) -> None:
-        self._report = report
-
-    def note_read(self, *report: Any) -> None:
-        """The last run is told by :meth:`.Report.of_read`, when somebody asks for it."""
-        self._report = report
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_ending() or "ir" not in vars(self):
@@ -136,9 +129,105 @@ class LazyGraph(Choices, Shown):
     @property
     def state(self) -> str:
         """``pending``, ``running``, ``done``, ``failed`` or ``interrupted``."""
-        if self.run_state is not None:
-            return self.run_state
+        if self.runs.state is not None:
+            return self.runs.state
         return "pending" if self.has_pending else "done"
+
+    @property
+    def report(self) -> Report | None:
+        """What the last run of nodes of this graph did."""
+        return self.runs.report
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the last run raised."""
+        return self.runs.error
+
+    @property
+    def live(self) -> Run | None:
+        """The run that is under way, if somebody follows."""
+        return self.runs.live
+
+    @property
+    def measured(self) -> list[tuple[int, int]]:
+        """Positions of nodes in the order in which they ran, each with the most bytes held while it did.
+
+        Of a run in pieces, as in the plan's timeline, the first two.
+        """
+        return self.runs.measured
+
+    @property
+    def nonfinite(self) -> dict[str, NonFinite]:
+        """The first NaN (``"nan"``) and the first infinity (``"inf"``) that runs have met."""
+        return self.runs.nonfinite
+
+    def subscribe(self, callback: Listener) -> None:
+        """Have ``callback`` called, on whatever thread, when the state or a choice changes.
+
+        What it raises is reported by ``sys.unraisablehook`` and stops nothing.
+        """
+        self.runs.subscribe(callback)
+
+    def unsubscribe(self, callback: Listener) -> None:
+        """Call it no more."""
+        self.runs.unsubscribe(callback)
+
+    def own(self, nodes: Sequence[Node]) -> list[TrackedNode]:
+        """``nodes`` as they are in this graph.
+
+        Raises ``ValueError`` for one of another graph.
+        """
+        mine = self.ir.nodes
+        for node in nodes:
+            if not (0 <= node.index < len(mine) and mine[node.index] is node):
+                raise ValueError(f"{node!r} is not a node of this graph")
+        return cast("list[TrackedNode]", list(nodes))
+
+    def readable(self, nodes: Sequence[Node]) -> bool:
+        """Whether results of any of ``nodes`` have not been summarized and are still there."""
+        return self.runs.readable(self.own(nodes))
+
+    def summarize(self, nodes: Sequence[Node]) -> None:
+        """Note in ``node.summaries`` what those results of ``nodes`` hold now that are still there."""
+        self.runs.summarize(self.own(nodes))
+
+    # --- how it runs by default -------------------------------------------------------
+
+    @property
+    def backend(self) -> str:
+        return self.choices.backend
+
+    @property
+    def batch(self) -> NamedBatch | None:
+        return self.choices.batch
+
+    @property
+    def split(self) -> int | str:
+        return self.choices.split
+
+    @property
+    def recompute(self) -> Recompute:
+        return self.choices.recompute
+
+    @property
+    def summaries(self) -> bool:
+        return self.choices.summaries
+
+    def choose(
+        self, *, backend: str | None = None, split: int | str | None = None, summaries: bool | None = None
+    ) -> None:
+        """Choose how ``evaluate`` runs the graph where it is not told; everybody who shows it follows.
+
+        Raises:
+            ValueError: there is no such backend, it lacks something, or the choices rule each other out.
+                Nothing has changed then.
+        """
+        self.choices.choose(backend=backend, split=split, summaries=summaries)
+        self.runs.notify()
+
+    def backends(self) -> list[tuple[str, str]]:
+        """The backends there are, each with the reason why it cannot run this graph here, or ""."""
+        return self.choices.backends()
 
     # --- planning -----------------------------------------------------------------
 
@@ -257,6 +346,61 @@ class LazyGraph(Choices, Shown):
                 timings=timings,
                 verify=verify,
             )
+
+    # --- pictures -----------------------------------------------------------------
+
+    def scene(self) -> Scene:
+        """What every picture of the graph is drawn from; its boxes are kept, its plan is made anew."""
+        return self._pictures.scene(self)
+
+    def text(self) -> str:
+        """The graph and its plan as text."""
+        return self._pictures.text(self)
+
+    def to_dot(self) -> graphviz.Digraph:
+        from ..view.render.dot import to_dot
+
+        return to_dot(self.ir)
+
+    def to_fx(self) -> torch.fx.GraphModule:
+        from ..graph.fx import to_fx
+
+        return to_fx(self.ir)
+
+    def save(
+        self, path: str | Path, format: str | None = None, *, eager: bool = False, paths: bool = True
+    ) -> None:
+        """Write a picture or the timeline of the graph; the suffix of ``path`` says which kind.
+
+        A file that is there is replaced once the new one is whole; if that fails it stays as it was.
+
+        Args:
+            format: instead of the suffix, or which ``.json``: ``"perfetto"``, ``"model-explorer"``.
+            eager: a ``.pickle`` (PyTorch's memory snapshot) of eager PyTorch's timeline, not our run's.
+            paths: False leaves out the user's code, and of its files all but their names; otherwise pages
+                hold lines of code, of a cell all of it, and timelines also the full paths of files.
+
+        Raises:
+            OSError: the file cannot be written.
+            ValueError: an unknown format.
+            RuntimeError: nothing is installed that makes a ``.pdf`` or ``.png``, or it failed.
+        """
+        self._pictures.save(self, path, format, eager=eager, paths=paths)
+
+    def widget(self, scene: Scene | None = None) -> Any:
+        """The interactive widget; the same one each time, until it is closed."""
+        return self._pictures.widget(self, scene)
+
+    def static_bundle(self, scene: Scene | None = None) -> dict[str, str]:
+        """The picture for saved notebooks: MIME type -> data."""
+        return self._pictures.static_bundle(self, scene)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+        bundle = self.widget()._repr_mimebundle_(include=include, exclude=exclude)
+        data = bundle[0] if isinstance(bundle, tuple) else bundle
+        if data is not None:
+            data["text/plain"] = repr(self)
+        return bundle
 
 
 # --- the public functions -------------------------------------------------------------

@@ -79,7 +79,7 @@ def _roots(tape: Tape, graph: RecordedGraph, nodes: Iterable[TrackedNode]) -> di
 
     Raises as :func:`split_run` does.
     """
-    if graph.batch is None:
+    if graph.choices.batch is None:
         raise ValueError(f"a split {BATCH_NEEDED}")
     if not graph.ir.batch and tape.recording.graph is not graph.ir:
         raise SplitError("nothing in this block uses the tensors named as batch")
