@@ -15,7 +15,7 @@ from .plan.device_plan import DevicePlan
 from .plan.devices.devices import Device, DeviceProfile, devices
 from .plan.plan import Plan
 from .plan.remat.selection import RecomputePlan
-from .record.pending_ops import AbsentDeviceError, SyncError
+from .record.sync_points import AbsentDeviceError, SyncError
 from .session.connect import connect
 from .session.lazy_graph import (
     LazyGraph,

@@ -24,9 +24,9 @@ from ..plan.remat.candidates import statistics
 from ..process.signals import Deferred
 from ..process.transaction import complete
 from ..record.lazy_tensor import make_real
-from ..record.recorder import Tape
 from ..record.rng import state_of
 from ..record.storage import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue
+from ..record.tape import Tape
 from ..torch_internals import dispatch_level, op_calls, private_api
 from . import shutdown, write_rollback
 from .failures import note_failure
@@ -106,7 +106,7 @@ def run(
                 again.after(done - 1)
                 again.finished(done - 1)
             else:
-                tape.finished(node)
+                tape.pending_ops.finished(node)
             if progress is not None:
                 tell(arrived, progress, done, total, node)
 
@@ -144,7 +144,7 @@ class kernel_level:
         self._level: AbstractContextManager[None] | None = None
         self._inference: AbstractContextManager[None] | None = None
         self._states: list[Any] = []
-        self._grad_mode, self._outside = torch.is_grad_enabled(), tape.running
+        self._grad_mode, self._outside = torch.is_grad_enabled(), tape.runs.running
         self._signals = Deferred()
         self._arrived = self._signals.__enter__()
         self._outer_level, self._arrived.level = self._arrived.level, self.outside
@@ -154,7 +154,7 @@ class kernel_level:
             if torch.is_inference_mode_enabled():  # each node runs in the mode of its record
                 self._inference = private_api.inference_mode(False)
                 self._inference.__enter__()
-            tape.running = threading.get_ident()
+            tape.runs.running = threading.get_ident()
             self._level = dispatch_level.kernels_only()
             self._level.__enter__()
             if self._drawing:
@@ -181,9 +181,9 @@ class kernel_level:
                     self._level.__exit__(None, None, None)
                     self._level = None
             finally:
-                tape.running = self._outside
+                tape.runs.running = self._outside
                 try:
-                    tape.settle(self._ran)
+                    tape.pending_ops.release_unused(self._ran)
                 finally:
                     if self._inference is not None:
                         self._inference.__exit__(None, None, None)
@@ -196,7 +196,7 @@ class kernel_level:
         """What has run is no longer pending, wherever an exception came between the two."""
         for node in self._drawing if self._ran is None else self._ran:
             if node.state == "done" and not node.again and node in self._tape.pending:
-                self._tape.finished(node)
+                self._tape.pending_ops.finished(node)
 
     @contextmanager
     def outside(self) -> Iterator[None]:
@@ -205,7 +205,7 @@ class kernel_level:
         grad_mode, inference, running = (
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
-            tape.running,
+            tape.runs.running,
         )
         wanted = self._inference is not None
         mode = private_api.inference_mode(wanted) if inference is not wanted else nullcontext()
@@ -214,12 +214,12 @@ class kernel_level:
 
         def go_on() -> None:
             level.__enter__()
-            tape.running = running
+            tape.runs.running = running
             torch.set_grad_enabled(grad_mode)
 
         try:
             level.__exit__(None, None, None)
-            tape.running = self._outside
+            tape.runs.running = self._outside
             torch.set_grad_enabled(self._grad_mode)
             with mode:
                 yield

@@ -18,8 +18,8 @@ from ..graph.ir import Storage
 from ..plan.liveness.allocation_trace import Key
 from ..plan.remat.candidates import Again, Trace, statistics
 from ..process.transaction import complete
-from ..record.recorder import Tape
 from ..record.storage import DrawSequence, TrackedNode, TrackedStorage, TrackedValue
+from ..record.tape import Tape
 from ..torch_internals import private_api
 from .eager import call, consumed, recorded_modes
 from .failures import name_line
@@ -79,7 +79,7 @@ class RecomputeRun:
 
     def finished(self, position: int) -> None:
         """Tell the record that the node has run, for good or not yet."""
-        self.tape.finished(self.nodes[position], for_good=position not in self._left)
+        self.tape.pending_ops.finished(self.nodes[position], for_good=position not in self._left)
 
     def _drop(self, key: Key) -> None:
         for value in self._values[key]:
@@ -104,7 +104,7 @@ class RecomputeRun:
                 for each in done:
                     self._left.discard(each)
                     consumed(self.nodes[each], self.memory)
-                    self.tape.finished(self.nodes[each])
+                    self.tape.pending_ops.finished(self.nodes[each])
         except BaseException as error:
             # Memory that several nodes make, and that some have made: all of them begin anew.
             for each in (each for several in waiting.values() for each in several):
@@ -147,7 +147,7 @@ class RecomputeRun:
             node = self.nodes[position]
             consumed(node, self.memory)
             if node.state == "done":
-                self.tape.finished(node)
+                self.tape.pending_ops.finished(node)
         pending = sorted(self.tape.pending, key=lambda node: node.sequence)
         self.tape.pending.clear()
         self.tape.pending.update(dict.fromkeys(pending))

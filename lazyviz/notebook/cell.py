@@ -15,7 +15,7 @@ from IPython.core.error import UsageError
 
 from ..process.tracebacks import frames, without_ours
 from ..record.provenance.notebook_cells import CellText, cell_number
-from ..record.recorder import tape
+from ..record.tape import tape
 
 _NO_AWAIT = (
     "%%lazy does not record top-level `await` (line {line} of the cell): "

@@ -39,9 +39,9 @@ from IPython.display import display
 
 from ..plan.explain import summary
 from ..process.gc_pause import paused
-from ..record.pending_ops import AbsentDeviceError
 from ..record.provenance.notebook_cells import CellText
-from ..record.recorder import tape
+from ..record.sync_points import AbsentDeviceError
+from ..record.tape import tape
 from ..session import lazy_graph, planned_device
 from ..session.diagnostics import status_of, status_of_all, unmet
 from ..session.evaluate_all import REFUSED, evaluate_graphs, run_all
@@ -457,7 +457,7 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
     if magics is None:
         return
     try:
-        with tape.lock:
+        with tape.runs.lock:
             run_all("unloading lazyviz")
     finally:
         planned_device.forget()

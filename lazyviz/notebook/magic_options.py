@@ -14,7 +14,7 @@ from ..execute.registry import backend_names, find_backend
 from ..plan.devices.devices import PROFILES, cuda_devices
 from ..session import planned_device
 from ..session.named_batch import bound_names, dimension, parse_names, unknown_names
-from ..session.recompute_options import recompute_option
+from ..session.option_checks import recompute_option
 
 OPTIONS = (
     "--as",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -18,10 +17,10 @@ import torch
 
 from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
 from ..torch_internals import private_api
-from .external_tensors import ExternalTensors
 from .interception.sparse_components import parts_of
 from .provenance.variable_names import tensors_under
 from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue
+from .tape import Tape
 from .unrecorded_ops import evaluate_arguments, replaced, tensors_in
 
 torch.library.define("lazyviz::ran_at_once", "(Tensor[] read) -> Tensor[]")
@@ -30,19 +29,19 @@ region: private_api.OpOverload = torch.ops.lazyviz.ran_at_once.default
 assert region._schema.name == RAN_AT_ONCE
 
 
-def dispatch_opaque(tape: ExternalTensors, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dispatch_opaque(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a higher-order operator (``torch.cond``, flex attention) at once: it is not one kernel."""
     if getattr(op, "namespace", "") == "profiler":
         return op(*args, **kwargs)
     evaluate_arguments(tape, args, kwargs, str(op), write=False)
-    with tape.paused():
+    with tape.recording.paused():
         result = op(*args, **kwargs)
     note_region(tape, str(op), (args, kwargs), result)
     return result
 
 
 def note_operator(
-    tape: ExternalTensors,
+    tape: Tape,
     cause: str,
     op: private_api.OpOverload,
     args: tuple[Any, ...],
@@ -69,7 +68,7 @@ def note_operator(
     def value(tensor: torch.Tensor) -> Any:
         return _value_of(tape, tensor) or tensor.layout
 
-    node = TrackedNode(tape.graph, op, replaced(args, value), replaced(kwargs, value))  # type: ignore[arg-type]
+    node = TrackedNode(tape.recording.graph, op, replaced(args, value), replaced(kwargs, value))  # type: ignore[arg-type]
     node.inputs = [found for tensor in read if (found := _value_of(tape, tensor)) is not None]
     outputs = _outputs(tape, node, made)
     for tensor in grown:
@@ -81,30 +80,30 @@ def note_operator(
 
 
 def note_region(
-    tape: ExternalTensors, cause: str, read: Any, returned: Any, *, modules: Iterable[torch.nn.Module] = ()
+    tape: Tape, cause: str, read: Any, returned: Any, *, modules: Iterable[torch.nn.Module] = ()
 ) -> None:
     """A subgraph of the program has run on what is in ``read`` and returned ``returned``: any containers."""
     if not _is_recording(tape):
         return
-    with tape.paused():
+    with tape.recording.paused():
         inputs = [*tensors_under(read), *(each for module in modules for each in _held_by(module))]
         made = list(_made(tape, inputs, tensors_under(returned)))
         if not made:
             return
         values = {found: None for tensor in inputs if (found := _value_of(tape, tensor)) is not None}
-        node = TrackedNode(tape.graph, region, (list(values),), {})  # type: ignore[arg-type]
+        node = TrackedNode(tape.recording.graph, region, (list(values),), {})  # type: ignore[arg-type]
         node.inputs = list(values)
         _append(tape, node, cause, _outputs(tape, node, made), sys._getframe(2), False)
 
 
-def note_copies(tape: ExternalTensors, copies: Any) -> None:
+def note_copies(tape: Tape, copies: Any) -> None:
     """Tensors that PyTorch made beside the record are outside memory, whether an op meets them or not."""
     if _is_recording(tape):
         for tensor in tensors_under(copies):
             _value_of(tape, tensor)
 
 
-def note_resize(tape: ExternalTensors, cause: str, address: int, before: int, nbytes: int) -> None:
+def note_resize(tape: Tape, cause: str, address: int, before: int, nbytes: int) -> None:
     """Memory that the record knows has been given another size."""
     storage = _known(tape, address)
     if before == nbytes or storage is None or not _is_recording(tape):
@@ -117,17 +116,20 @@ def note_resize(tape: ExternalTensors, cause: str, address: int, before: int, nb
         _append(tape, node, cause, [TrackedValue(_bytes(fresh), fresh, node)], sys._getframe(2), False)
 
 
-def _resized(tape: ExternalTensors, address: int, nbytes: int) -> TrackedStorage | None:
+def _resized(tape: Tape, address: int, nbytes: int) -> TrackedStorage | None:
     """The storage from the next node on of memory that has another size: to an allocator, other memory.
 
     Both are there while the content is copied (``resize_bytes_cpu``, ATen's Resize.cpp).
     """
-    first, graph = _known(tape, address), tape.graph
+    first, graph = _known(tape, address), tape.recording.graph
     if first is None or graph is None:
         return None
     fresh = TrackedStorage(nbytes, first.device, graph, external=not nbytes)
     fresh.role, fresh.name, fresh.address = first.role, first.name, address
-    names: list[Storage | None] = [tape.storages.pop(address, None), tape.met.get(address)]
+    names: list[Storage | None] = [
+        tape.tensors.storages.pop(address, None),
+        tape.tensors.computed.get(address),
+    ]
     while names:
         storage = names.pop()
         if not isinstance(storage, TrackedStorage) or storage.replaced_by is not None:
@@ -138,11 +140,11 @@ def _resized(tape: ExternalTensors, address: int, nbytes: int) -> TrackedStorage
             storage.dropped += nbytes > 0 and storage.graph is graph
             fresh.live, storage.live = fresh.live + storage.live, 0
         storage.replaced_by = fresh
-    tape.met[address] = fresh
+    tape.tensors.computed[address] = fresh
     return fresh
 
 
-def _meta(tape: ExternalTensors, tensor: torch.Tensor, nbytes: int) -> TensorMeta:
+def _meta(tape: Tape, tensor: torch.Tensor, nbytes: int) -> TensorMeta:
     """The tensor's metadata; of a nested one, which has no sizes, its bytes."""
     if tensor.is_nested:
         return TensorMeta((nbytes,), (1,), 0, torch.uint8, tensor.device)
@@ -160,16 +162,12 @@ def memory_of(tensor: torch.Tensor) -> tuple[int, int] | None:
     return private_api.storage_address(tensor), private_api.TensorBase.untyped_storage(tensor).nbytes()
 
 
-def _is_recording(tape: ExternalTensors) -> bool:
-    return (
-        tape.graph is not None
-        and not tape.shapes.inferring
-        and (tape.owner == threading.get_ident() or private_api.current_autograd_node() is not None)
-    )
+def _is_recording(tape: Tape) -> bool:
+    return not tape.shapes.inferring and tape.recording.is_on_this_thread()
 
 
 def _append(
-    tape: ExternalTensors,
+    tape: Tape,
     node: TrackedNode,
     cause: str,
     outputs: list[TrackedValue],
@@ -183,7 +181,7 @@ def _append(
     node.graph.nodes.append(node)
 
 
-def _outputs(tape: ExternalTensors, node: TrackedNode, made: Iterable[_Made]) -> list[TrackedValue]:
+def _outputs(tape: Tape, node: TrackedNode, made: Iterable[_Made]) -> list[TrackedValue]:
     """The values of what was made; the record meets their tensors again."""
     outputs: list[TrackedValue] = []
     for tensor, address, nbytes, meta in made:
@@ -192,18 +190,16 @@ def _outputs(tape: ExternalTensors, node: TrackedNode, made: Iterable[_Made]) ->
         TensorRef(tensor, value)
         outputs.append(value)
         if address is not None:
-            tape.met[address] = storage
-            tape.storages.pop(address, None)  # of memory that is gone
-            tape.made[id(tensor)] = value
+            tape.tensors.computed[address] = storage
+            tape.tensors.storages.pop(address, None)  # of memory that is gone
+            tape.tensors.results[id(tensor)] = value
     return outputs
 
 
 _Made = tuple[torch.Tensor, int | None, int, TensorMeta]  # a result, its memory's address and size
 
 
-def _made(
-    tape: ExternalTensors, read: Iterable[torch.Tensor], results: Iterable[torch.Tensor]
-) -> Iterator[_Made]:
+def _made(tape: Tape, read: Iterable[torch.Tensor], results: Iterable[torch.Tensor]) -> Iterator[_Made]:
     """The results in memory that was not there before, each memory once."""
     known = {place[0] for tensor in read if (place := memory_of(tensor)) is not None}
     for tensor in results:
@@ -217,21 +213,21 @@ def _made(
         if address in known:
             continue
         known.add(address)
-        if nbytes and _known(tape, address) is None and not tape.is_shared(tensor):
+        if nbytes and _known(tape, address) is None and not tape.external.is_shared(tensor):
             yield tensor, address, nbytes, _meta(tape, tensor, nbytes)
 
 
-def _known(tape: ExternalTensors, address: int) -> TrackedStorage | None:
+def _known(tape: Tape, address: int) -> TrackedStorage | None:
     """The record's storage at an address, if that memory is certainly there still."""
-    for storage in (tape.storages.get(address), tape.met.get(address)):
+    for storage in (tape.tensors.storages.get(address), tape.tensors.computed.get(address)):
         if storage is not None and (storage.live > 0 or storage.has_pending_access):
             return storage
     return None
 
 
-def _value_of(tape: ExternalTensors, tensor: torch.Tensor) -> TrackedValue | None:
+def _value_of(tape: Tape, tensor: torch.Tensor) -> TrackedValue | None:
     """The value of a tensor that was read at once: nothing is kept of it for later."""
-    value = tape.value_of(tensor)
+    value = tape.tensors.value_of(tensor)
     place = memory_of(tensor) if value is None or value.storage.address else None
     if value is not None and (place is None or place[0] == value.storage.address):
         return value
@@ -239,14 +235,14 @@ def _value_of(tape: ExternalTensors, tensor: torch.Tensor) -> TrackedValue | Non
         return None
     address, nbytes = place
     storage = _known(tape, address)
-    graph = tape.graph
+    graph = tape.recording.graph
     assert graph is not None
     if storage is None:
         storage = TrackedStorage(nbytes, tensor.device, graph, external=True)
         storage.role, storage.name = tape.scopes.role_of(tensor)
-        storage.foreign = tape.is_shared(tensor)
+        storage.foreign = tape.external.is_shared(tensor)
         if not storage.foreign:
-            tape.met[address] = storage
+            tape.tensors.computed[address] = storage
     value = TrackedValue(_meta(tape, tensor, nbytes), storage, None)
     value.name = storage.name
     TensorRef(tensor, value)
@@ -259,7 +255,7 @@ def _held_by(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     yield from module.buffers()
 
 
-def watched_resize(tape: ExternalTensors, original: Callable[..., Any]) -> Callable[..., Any]:
+def watched_resize(tape: Tape, original: Callable[..., Any]) -> Callable[..., Any]:
     """``UntypedStorage.resize_`` that tells the record."""
 
     @functools.wraps(original)

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from ..graph.ir import Graph
 from ..torch_internals import native_modules
 from . import native_recorder
-from .recorder import tape
 from .storage import DrawSequence, Shadow, TensorRef, TrackedNode, TrackedStorage, TrackedValue
+from .tape import tape
 
 _held: list[weakref.ref[Graph]] = []  # without an owner, but somebody had some of them when it went
 

@@ -21,14 +21,15 @@ from .constant_folding import number as known_number
 from .interception import attribute_patches
 from .interception.memory_holders import Unexamined
 from .lazy_tensor import LazyTensor, Wrappers, wrap
-from .pending_ops import NOWHERE, PendingOps
 from .provenance import module_scopes, source_lines
-from .recorder import RecorderMode, tape
+from .recorder import RecorderMode, recorder
 from .scalar_reads import evaluate_number, number_in
 from .shapes.inference import Inferred, OutputSpec
 from .shapes.kernel_probes import sharing
 from .shapes.scalar_operands import extent
 from .storage import Lost, TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
+from .tape import tape
+from .tensor_table import NOWHERE, TensorTable
 from .unrecorded_ops import count_writes, written_tensors
 
 IN_PYTHON = (
@@ -37,8 +38,8 @@ IN_PYTHON = (
     module_scopes.content_of,
     attribute_patches.exchange,
     dependencies.Search.closure,
-    PendingOps.settle_after,
-    PendingOps.made_real,
+    TensorTable.release_after,
+    TensorTable.made_real,
     constant_folding.Search.is_unknown,
     source_lines.SourceFinder.find,
 )
@@ -64,6 +65,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         slow=IN_PYTHON[0],
         Unexamined=Unexamined,
         tape=tape,
+        recorder=recorder,
         node=TrackedNode(graph, torch.ops.aten.add.Tensor, (), {}),
         value=TrackedValue(meta, storage, None),
         storage=storage,
@@ -129,7 +131,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         accelerator.content_of,
         accelerator.exchange,
         accelerator.closure,
-        accelerator.settle_after,
+        accelerator.release_after,
         accelerator.made_real,
         accelerator.is_unknown,
         accelerator.find_line,
@@ -176,14 +178,14 @@ def use(compiled: bool) -> bool:
     """Record by the compiled module, or in Python, from the next block on; returns what came of it."""
     global active
     ways = _ways if compiled and _ways is not None else IN_PYTHON
-    dispatch, module_call_of, content_of, exchange, closure, settle_after, made_real, is_unknown, find = ways
+    dispatch, module_call_of, content_of, exchange, closure, release_after, made_real, is_unknown, find = ways
     RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
     module_scopes.ScopePatches.module_call_of = staticmethod(module_call_of)
     module_scopes.Root.content_of = staticmethod(content_of)
     attribute_patches.Patches.exchange = staticmethod(exchange)
     dependencies.Search.closure = staticmethod(closure)
-    PendingOps.settle_after = settle_after  # type: ignore[method-assign]
-    PendingOps.made_real = made_real  # type: ignore[method-assign]
+    TensorTable.release_after = release_after  # type: ignore[method-assign]
+    TensorTable.made_real = made_real  # type: ignore[method-assign]
     constant_folding.Search.is_unknown = staticmethod(is_unknown)
     source_lines.SourceFinder.find = find  # type: ignore[method-assign]
     active = compiled and _ways is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -19,26 +19,22 @@ class Holders(Protocol):
     def holder(self, tensor: torch.Tensor) -> str | None: ...
 
 
-class PendingWork(Protocol):
-    """Pending nodes in program order, and the user's tensors by their ids."""
+def seen(
+    pending: Iterable[TrackedNode], outside: Mapping[int, TrackedValue], holders: Holders
+) -> set[TrackedStorage]:
+    """The storages written by ``pending`` nodes that a tensor of the user's may show, met or not.
 
-    pending: dict[TrackedNode, None]
-    outside: dict[int, TrackedValue]
-
-    @property
-    def memory_holders(self) -> Holders: ...
-
-
-def seen(tape: PendingWork) -> set[TrackedStorage]:
-    """The storages written by pending nodes that a tensor of the user's may show, met or not."""
-    written = {storage for node in list(tape.pending) for storage in node.writes}
+    ``outside`` are the user's tensors that were met, by their ids.
+    """
+    nodes = list(pending)
+    written = {storage for node in nodes for storage in node.writes}
     ours: dict[TrackedStorage, dict[int, torch.Tensor]] = {}
-    for value in (*[value for node in list(tape.pending) for value in node.inputs], *tape.outside.values()):
+    for value in (*[value for node in nodes for value in node.inputs], *outside.values()):
         if value.real is not None and not value.storage.live and value.storage in written:
             ours.setdefault(value.storage, {})[id(value.real)] = value.real
     for storage, tensors in ours.items():
         aliases = list(tensors.values())
-        if not storage.foreign and tape.memory_holders.holder(aliases[0]) is None and are_alone(aliases):
+        if not storage.foreign and holders.holder(aliases[0]) is None and are_alone(aliases):
             written.discard(storage)
     return {storage for storage in written if storage.live or storage.external}
 

@@ -1,9 +1,10 @@
 """The recorder: every ATen op becomes a node instead of running.
 
-One :class:`Tape` per process knows what is pending; graphs are subgraphs of it, so
-tensors may pass from one to another.  :class:`RecorderMode` sends it every op that
-reaches the kernels' level: while a graph is open the op is recorded, otherwise (and
-while paused) :mod:`lazyviz.record.unrecorded_ops` makes sure that it sees what eager would.
+:class:`RecorderMode` sees every op that reaches the kernels' level: while a graph is open
+:class:`Recorder` makes a node of it, otherwise (and while paused)
+:mod:`lazyviz.record.unrecorded_ops` makes sure that it sees what eager would.  What is known
+of pending ops is the :class:`~lazyviz.record.tape.Tape`; graphs are parts of it, so tensors
+may pass from one to another.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from ..torch_internals.dispatch_handlers import ask_subclasses, by_others, past_
 from ..torch_internals.private_api import OpOverload
 from . import backward_nodes, constant_folding, fallback, unrecorded_ops
 from .dependencies import order
-from .external_tensors import ExternalTensors, NotDeferrable, Placeholder, ZeroTensor
+from .external_tensors import NotDeferrable, Placeholder, ZeroTensor
 from .interception.memory_holders import Unexamined, cure_of
 from .lazy_tensor import LazyTensor, is_pending, make_pending, view_is_being_made, wrap
-from .pending_ops import release
 from .rng import Generators
 from .shapes import kernel_probes, scalar_operands
 from .shapes.inference import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
 from .shapes.scalar_operands import LARGEST_COMMON
 from .storage import TrackedNode, TrackedStorage, TrackedValue
+from .tape import Tape, tape
+from .tensor_table import release
 
 _NUMBERS = (float, int, bool, complex)
 _STAND_INS = torch_cuda.STAND_INS
@@ -39,7 +41,7 @@ _NO_ANSWER = object()
 
 
 class RecorderMode(private_api.TorchDispatchMode):
-    """Sends every op on this thread to the tape."""
+    """Sends every op on this thread to the recorder."""
 
     supports_higher_order_operators = True  # run at once: torch.cond, flex_attention, ...
 
@@ -54,8 +56,8 @@ class RecorderMode(private_api.TorchDispatchMode):
                     if issubclass(cls, private_api.TRACING_TENSORS):
                         return func(*args, **(kwargs or {}))  # export and compile run through their own modes
                     return _unwrapped(self, func, types, args, kwargs or {})
-            if tape.viewed is not None:
-                tape.view_is_made()
+            if tape.recording.viewed is not None:
+                tape.recording.view_is_made()
             if private_api.active_dispatch_modes():  # ours is off the stack here: tracers, all below it
                 return unrecorded_ops.dispatch_traced(tape, func, args, kwargs or {})
             if type(func) is not OpOverload:
@@ -71,15 +73,15 @@ class RecorderMode(private_api.TorchDispatchMode):
                 # A constant of a TorchScript program: tensors of its interpreter that are numbers arrive so.
                 args = (torch.tensor(args[0]), *args[1:])
             with past_torch_function():  # the op has been through that
-                if tape.graph is None or tape.pauses:
+                if tape.recording.graph is None or tape.recording.pauses:
                     return unrecorded_ops.dispatch(tape, func, args, kwargs or {})
-                if tape.owner != threading.get_ident() and not tape.in_autograd():
-                    tape.graph.elsewhere.add(threading.current_thread().name)
+                if tape.recording.owner != threading.get_ident() and not tape.recording.in_autograd():
+                    tape.recording.graph.elsewhere.add(threading.current_thread().name)
                     return unrecorded_ops.dispatch(tape, func, args, kwargs or {})
-                with tape.lock:  # what another thread runs must know who needs its results
-                    if tape.absent is not None:
-                        return tape.absent.record(self, func, args, kwargs or {})
-                    return tape.record(func, args, kwargs or {})
+                with tape.runs.lock:  # what another thread runs must know who needs its results
+                    if tape.recording.absent is not None:
+                        return tape.recording.absent.record(self, func, args, kwargs or {})
+                    return recorder.record(func, args, kwargs or {})
         except BaseException as error:
             shorten(error)
             raise
@@ -98,20 +100,40 @@ def _unwrapped(
 dynamo.skip_code(RecorderMode.__torch_dispatch__.__code__, recursive=True)
 
 
-class Tape(ExternalTensors):
-    """Everything pending in this process, and the graph being recorded, if any."""
+class Recorder:
+    """Makes a node of every op call that can be deferred, and runs the others."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._recording, self._tensors, self._external = tape.recording, tape.tensors, tape.external
+        self._runs, self._pending, self._memory_holders = tape.runs, tape.pending, tape.memory_holders
+        self._shapes, self._scopes, self._generators = tape.shapes, tape.scopes, tape.generators
+        tape.recorder = self
+        tape.scopes.stepped = self.end_step
+
+    # --- steps of optimizers --------------------------------------------------------
+
+    def begin_immediate_step(self, cause: str) -> None:
+        """An optimizer has come to a write that cannot wait: the rest of its step runs instead."""
+        self._runs.sync(cause, list(self._pending))
+        self._recording.pauses += 1
+        self._recording.immediate_step = cause
 
     def end_step(self, optimizer: torch.optim.Optimizer) -> None:
-        cause = self.step_at_once
-        super().end_step(optimizer)
-        if cause is not None and self.graph is not None:
-            fallback.note_region(self, cause, optimizer.param_groups, [*optimizer.state.values()])
+        """An optimizer's step is over."""
+        cause = self._recording.immediate_step
+        if cause is None:
+            return
+        self._recording.pauses -= 1
+        self._recording.immediate_step = None
+        if self._recording.graph is not None:
+            fallback.note_region(self._tape, cause, optimizer.param_groups, [*optimizer.state.values()])
 
     # --- recording ----------------------------------------------------------------
 
     def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: C901 - see LONG in tests/test_architecture.py
         """Record one op call; returns pending tensors in the op's own structure."""
-        shapes = self.shapes
+        shapes = self._shapes
         info = shapes.infos.get(id(op)) or shapes.info(op)
         if info.special and (answer := self._at_once(op, info, args, kwargs)) is not _NO_ANSWER:
             return answer
@@ -120,7 +142,7 @@ class Tape(ExternalTensors):
         key: list[Any] = [info, torch.get_default_dtype(), torch.is_grad_enabled()]
         by_type = info.by_type
         try:
-            if info.is_view and type(args[0]) is not LazyTensor and self.is_foreign(args[0]):
+            if info.is_view and type(args[0]) is not LazyTensor and self._external.is_foreign(args[0]):
                 return op(*args, **kwargs)  # what others write later shows in views, but not in a snapshot
             new_args = tuple([self._translate(item, by_type, values, tensors, key) for item in args])
             new_kwargs = {}
@@ -130,10 +152,10 @@ class Tape(ExternalTensors):
         except NotDeferrable as reason:
             return self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
         except Unexamined:
-            self.memory_holders.examine(list(unrecorded_ops.tensors_in((*args, *kwargs.values()))))
+            self._memory_holders.examine(list(unrecorded_ops.tensors_in((*args, *kwargs.values()))))
             return self.record(op, args, kwargs)
         except Placeholder:
-            return unrecorded_ops.dispatch(self, op, args, kwargs)
+            return unrecorded_ops.dispatch(self._tape, op, args, kwargs)
         except ZeroTensor:
             if not any(is_pending(tensor) for tensor in unrecorded_ops.tensors_in((*args, *kwargs.values()))):
                 return op(*args, **kwargs)
@@ -178,21 +200,21 @@ class Tape(ExternalTensors):
         if info.counts_writes:
             unrecorded_ops.count_writes(info, args, kwargs)
 
-        graph = self.graph
+        graph = self._recording.graph
         assert graph is not None
         node = TrackedNode(graph, op, new_args, new_kwargs)
         node.inputs, node.entry = values, inferred
         order(node, written)
-        self.scopes.locate(node, sys._getframe(2), info.mutates)
+        self._scopes.locate(node, sys._getframe(2), info.mutates)
         if info.draws and (generator := self._generator(info, args, kwargs, inferred, values)) is not None:
-            self.generators.record(node, generator)
+            self._generators.record(node, generator)
         result = self._outputs(node, inferred, values, tensors)
         graph.nodes.append(node)
-        self.pending[node] = None
+        self._pending[node] = None
         if info.is_view and type(tensors[0]) is LazyTensor:
-            self.viewed = view_is_being_made(tensors[0])
-        if TrackedStorage.held_bytes > self.held_bytes_limit:
-            self.sync("dropped inputs kept by the graph exceed the byte budget", list(self.pending))
+            self._recording.viewed = view_is_being_made(tensors[0])
+        if TrackedStorage.held_bytes > self._recording.held_bytes_limit:
+            self._runs.sync("dropped inputs kept by the graph exceed the byte budget", list(self._pending))
         return result
 
     def _at_once(self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -206,7 +228,7 @@ class Tape(ExternalTensors):
             return args[0]
         if info.zeros:
             return op(*args, **kwargs)  # a tensor without memory, which the layers above see through
-        if info.adds and self.summing is not None and self._sums_in_place(args):
+        if info.adds and self._recording.summing is not None and self._sums_in_place(args):
             torch.autograd.graph.increment_version(args[0])
             return self.record(torch.ops.aten.add_.Tensor, args, kwargs)
         if info.resizes and not kwargs and args[0].shape == torch.Size(getattr(args[1], "shape", args[1])):
@@ -231,7 +253,7 @@ class Tape(ExternalTensors):
 
         ``recorded`` are the arguments with values for tensors.
         """
-        shapes = self.shapes
+        shapes = self._shapes
         new_args, new_kwargs = recorded
         if info.gradients:
             given = dict(zip(info.argument_names, args)) | kwargs
@@ -246,7 +268,7 @@ class Tape(ExternalTensors):
             if info.name == "_has_same_storage_numel":  # asked for each pair of a value and its tangent
                 left, right = (value.storage.nbytes // value.dtype.itemsize for value in values)
                 return None, left == right
-            if not unrecorded_ops.needed_nodes(self, info, args, kwargs)[0]:
+            if not unrecorded_ops.needed_nodes(self._tape, info, args, kwargs)[0]:
                 return None, op(*args, **kwargs)  # real tensors that are owed nothing
             if info.name == "equal" and kernel_probes.differ_in_shape(values):
                 return None, False
@@ -257,7 +279,7 @@ class Tape(ExternalTensors):
         try:
             inferred = shapes.infer(op, info, new_args, new_kwargs, values)
         except DataDependent as reason:
-            if self.absent is not None:
+            if self._recording.absent is not None:
                 kernel_probes.refuse_planned(op, new_args, new_kwargs, values)
             inferred = constant_folding.foresee(shapes, op, info, new_args, new_kwargs, values)
             if inferred is None:
@@ -283,11 +305,11 @@ class Tape(ExternalTensors):
                 *unrecorded_ops.replaced(args, unrecorded_ops.on_meta),
                 **unrecorded_ops.replaced(kwargs, unrecorded_ops.on_meta),
             )
-        if inferred.to_cpu and self.absent is None:
+        if inferred.to_cpu and self._recording.absent is None:
             return self.run_now(op, info, args, kwargs, "copy to the CPU")
         if any(type(tensors[at]) is not LazyTensor for at, _ in inferred.restructured):
             if info.metadata_write:  # pending nodes have their own alias of the memory
-                self.forget_outside(args[0])
+                self._tensors.forget_outside(args[0])
                 return op(*args, **kwargs)
             return self.run_now(op, info, args, kwargs, f"{info.name} restructures an outside tensor")
         return _NO_ANSWER
@@ -299,11 +321,11 @@ class Tape(ExternalTensors):
         plain = args[1]
         for view in bits:
             plain = self.record(view, (plain,), {})
-            self.view_is_made()
+            self._recording.view_is_made()
         zeros = self.record(op, (args[0], plain, *args[2:]), kwargs)
         for view in bits:
             zeros = self.record(view, (zeros,), {})
-            self.view_is_made()
+            self._recording.view_is_made()
         return zeros
 
     def _sums_in_place(self, args: tuple[Any, ...]) -> bool:
@@ -312,8 +334,8 @@ class Tape(ExternalTensors):
         It does not where either is subclass-like, as every tensor is to it here; the other
         conditions are its own (``can_accumulate_inplace`` of its input buffer).
         """
-        if not backward_nodes.is_calling(self.summing):
-            self.summing = None
+        if not backward_nodes.is_calling(self._recording.summing):
+            self._recording.summing = None
             return False
         if type(args[0]) is not LazyTensor or torch.is_grad_enabled() or len(args) != 2:
             return False
@@ -329,7 +351,11 @@ class Tape(ExternalTensors):
         )
 
     def _storage_of(self, tensor: torch.Tensor) -> TrackedStorage:
-        return tensor._lazyviz.storage if type(tensor) is LazyTensor else self.outside[id(tensor)].storage
+        return (
+            tensor._lazyviz.storage
+            if type(tensor) is LazyTensor
+            else self._tensors.outside[id(tensor)].storage
+        )
 
     def _translate(
         self,
@@ -344,7 +370,7 @@ class Tape(ExternalTensors):
         if cls is LazyTensor:
             value = item._lazyviz
         elif cls is torch.Tensor or cls is torch.nn.Parameter:
-            value = self.from_outside(item)
+            value = self._external.from_outside(item)
         elif cls in _NUMBERS:
             key.append(cls)
             if cls not in by_type:
@@ -358,7 +384,7 @@ class Tape(ExternalTensors):
         elif isinstance(item, torch.Tensor):
             if isinstance(item, private_api.UninitializedTensorMixin):
                 raise Placeholder
-            value = self.from_outside(item)
+            value = self._external.from_outside(item)
         else:
             key.append(item)
             return item
@@ -444,21 +470,24 @@ class Tape(ExternalTensors):
         of_sparse: bool = False,
     ) -> Any:
         """Evaluate what the call needs, then make the call itself on real tensors."""
-        needed, nbytes = unrecorded_ops.needed_nodes(self, info, args, kwargs)
-        if self.absent is not None and (answer := self.absent.answer(needed)) is not None:
+        needed, nbytes = unrecorded_ops.needed_nodes(self._tape, info, args, kwargs)
+        if (
+            self._recording.absent is not None
+            and (answer := self._recording.absent.answer(needed)) is not None
+        ):
             return answer.value
         # A sparse tensor is made at once, and memory exchanged, which is no sync point by itself.
         if needed or not (of_sparse or info.name == "set_"):
-            self.sync(cause, needed, nbytes, a_number=info.returns_numbers)
+            self._runs.sync(cause, needed, nbytes, a_number=info.returns_numbers)
         written = list(unrecorded_ops.written_tensors(info, args, kwargs))
         before = [fallback.memory_of(tensor) for tensor in written]
         for tensor in written:
-            self.forget_outside(tensor)
-            self.forget_shadow(tensor)
+            self._tensors.forget_outside(tensor)
+            self._tensors.forget_shadow(tensor)
         result = unrecorded_ops.call(op, info, args, kwargs)
         if info.counts_writes:
             unrecorded_ops.count_writes(info, args, kwargs)
-        fallback.note_operator(self, cause, op, args, kwargs, result, written, before)
+        fallback.note_operator(self._tape, cause, op, args, kwargs, result, written, before)
         return result
 
     def _write_shared(self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any) -> Any:
@@ -467,20 +496,20 @@ class Tape(ExternalTensors):
         shown = [
             tensor for tensor in unrecorded_ops.written_tensors(info, args, kwargs) if not is_pending(tensor)
         ]
-        if self.memory_holders.could_tell(shown):
-            self.memory_holders.examine(operands)
+        if self._memory_holders.could_tell(shown):
+            self._memory_holders.examine(operands)
             return self.record(op, args, kwargs)
         for tensor in shown:
-            holder = self.memory_holders.holder(tensor)
+            holder = self._memory_holders.holder(tensor)
             if holder is not None:
                 name = self._storage_of(tensor).name or "a tensor"
                 cause = f"write to {name}, whose memory {holder} shows; {cure_of(holder)}"
-                if self.scopes.steps and not self.in_autograd():
-                    self.begin_step(cause)
-                    return unrecorded_ops.dispatch(self, op, args, kwargs)
+                if self._scopes.steps and not self._recording.in_autograd():
+                    self.begin_immediate_step(cause)
+                    return unrecorded_ops.dispatch(self._tape, op, args, kwargs)
                 return self.run_now(op, info, args, kwargs, cause)
         for tensor in shown:  # nobody has it any more
-            self.forget_outside(tensor)
+            self._tensors.forget_outside(tensor)
         return self.record(op, args, kwargs)
 
     def record_view(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -492,22 +521,19 @@ class Tape(ExternalTensors):
         lazy = next(tensor for tensor in unrecorded_ops.tensors_in(args) if isinstance(tensor, LazyTensor))
         graph = lazy._lazyviz.storage.graph
         recorded = len(graph.nodes)
-        before, self.graph = self.graph, graph
+        before, self._recording.graph = self._recording.graph, graph
         try:
             return self.record(op, args, kwargs)
         finally:
-            self.graph = before
-            self._views += graph.nodes[recorded:]  # type: ignore[arg-type]
-
-    def in_autograd(self) -> bool:
-        return private_api.current_autograd_node() is not None
+            self._recording.graph = before
+            self._tape.pending_ops.views += graph.nodes[recorded:]  # type: ignore[arg-type]
 
     def dispatch_unrecorded(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """An op on a pending tensor where our mode is not active (another thread): evaluate, then run."""
         for cls in types:
             if cls is not LazyTensor and private_api.dispatches_itself(cls):
                 return _unwrapped(None, func, types, args, kwargs)
-        return unrecorded_ops.dispatch(self, func, args, kwargs)
+        return unrecorded_ops.dispatch(self._tape, func, args, kwargs)
 
 
-tape = Tape()
+recorder = Recorder(tape)

@@ -111,7 +111,7 @@ class Generators:
         scratch.set_state(tail[1].earlier_state)
         return _seed_of(scratch)
 
-    def settle(self) -> None:
+    def hand_back(self) -> None:
         """Generators whose draws have all been made or dropped get their state."""
         for key, (marker, sequence) in list(self._tails.items()):
             last = sequence.newest

@@ -14,7 +14,7 @@ from ..torch_internals import private_api
 from .storage import TrackedValue
 
 if TYPE_CHECKING:
-    from .recorder import Tape
+    from .tape import Tape
 
 _read = torch.ops.aten._local_scalar_dense.default
 
@@ -25,7 +25,7 @@ def evaluate_number(tape: Tape, value: TrackedValue) -> None:
     last = value.node, value.storage.writer
     needed = [node for node in last if node is not None and node.state != "done"]
     if needed:
-        tape.sync("item", needed, value.nbytes, a_number=True)
+        tape.runs.sync("item", needed, value.nbytes, a_number=True)
 
 
 def number_in(tensor: torch.Tensor) -> float | int | bool | complex:

@@ -16,15 +16,15 @@ from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import private_api
 from ..torch_internals.private_api import OpOverload
 from .dependencies import closure
-from .external_tensors import ExternalTensors
 from .fake_cuda.host_values import on_host, reads_host
 from .interception.sparse_components import parts_of
 from .lazy_tensor import LazyTensor, describe, is_pending
 from .partial_writes import OVERWRITES, is_all_of, is_half_done, set_anew
-from .pending_ops import needs_absent
 from .rng import Generators
 from .shapes.inference import OpInfo
 from .storage import FORGOTTEN, Lost, TrackedNode, TrackedStorage
+from .sync_points import needs_absent
+from .tape import Tape
 
 
 def tensors_in(items: Any, around: tuple[int, ...] = ()) -> Iterator[torch.Tensor]:
@@ -64,7 +64,7 @@ def _argument(info: OpInfo, position: int | None, args: Any, kwargs: Any, defaul
     return args[position] if position < len(args) else kwargs.get(info.argument_names[position], default)
 
 
-def nodes_before_access(tape: ExternalTensors, tensor: torch.Tensor, *, write: bool) -> list[TrackedNode]:
+def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> list[TrackedNode]:
     """Pending nodes that have to run before ``tensor``'s memory may be read (or written)."""
     needed: list[TrackedNode] = []
     if type(tensor) is LazyTensor or "_lazyviz" in tensor.__dict__:
@@ -72,14 +72,14 @@ def nodes_before_access(tape: ExternalTensors, tensor: torch.Tensor, *, write: b
         storage = value.storage
         if value.node is not None:
             needed.append(value.node)
-    elif not tape.storages:
+    elif not tape.tensors.storages:
         return needed
     elif tensor.layout != torch.strided:
         return [node for part in parts_of(tensor) for node in nodes_before_access(tape, part, write=write)]
     else:
-        found = tape.storages.get(private_api.storage_address(tensor))
+        found = tape.tensors.storages.get(private_api.storage_address(tensor))
         if found is None:
-            return tape.owed_to_overlapping(tensor)
+            return tape.external.owed_to_overlapping(tensor)
         storage = found
     if storage.writer is not None:
         needed.append(storage.writer)
@@ -88,7 +88,7 @@ def nodes_before_access(tape: ExternalTensors, tensor: torch.Tensor, *, write: b
     return [node for node in needed if node.state != "done"]
 
 
-def is_out_of_reach(tape: ExternalTensors, tensor: torch.Tensor) -> bool:
+def is_out_of_reach(tape: Tape, tensor: torch.Tensor) -> bool:
     """Whether only a GPU that is not here could tell what ``tensor`` holds."""
     if not torch_cuda.STAND_INS:  # before the walk: every read comes by here
         return False
@@ -96,7 +96,7 @@ def is_out_of_reach(tape: ExternalTensors, tensor: torch.Tensor) -> bool:
 
 
 def needed_nodes(
-    tape: ExternalTensors,
+    tape: Tape,
     info: OpInfo,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -111,7 +111,7 @@ def needed_nodes(
     written = {id(tensor) for tensor in written_tensors(info, args, kwargs)} if info.mutates else ()
     for tensor in tensors_in((*args, *kwargs.values())):
         nodes = nodes_before_access(tape, tensor, write=id(tensor) in written)
-        if anew and tape.storages.get(private_api.storage_address(tensor)) in anew:
+        if anew and tape.tensors.storages.get(private_api.storage_address(tensor)) in anew:
             nodes = [node for node in nodes if not is_half_done(node)]
         if nodes:
             needed.extend(nodes)
@@ -131,7 +131,7 @@ def needed_nodes(
 
 
 def _set_anew(
-    tape: ExternalTensors, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+    tape: Tape, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[TrackedStorage]:
     """Storages that were left half written, and that the call overwrites."""
     addresses = [
@@ -143,14 +143,14 @@ def _set_anew(
         if type(tensor) is LazyTensor or tensor.layout != torch.strided:
             continue
         address = private_api.storage_address(tensor)
-        storage = tape.storages.get(address)
+        storage = tape.tensors.storages.get(address)
         if storage is None or storage.writer is None or not is_half_done(storage.writer):
             continue
         if addresses.count(address) == 1 and is_all_of(storage, tape.shapes.meta_of(tensor)):
             yield storage
 
 
-def dispatch(tape: ExternalTensors, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one op that is not being recorded, after what it needs."""
     info = tape.shapes.info(op)
     if info.metadata_only:
@@ -158,27 +158,27 @@ def dispatch(tape: ExternalTensors, op: OpOverload, args: tuple[Any, ...], kwarg
             return op(*args, **kwargs)
     anew: list[TrackedStorage] = []
     if tape.pending:
-        if Lost.something and tape.graph is None:
-            tape.forget_lost()
+        if Lost.something and tape.recording.graph is None:
+            tape.pending_ops.forget_lost()
         if info.is_view and any(type(tensor) is LazyTensor for tensor in tensors_in(args)):
-            with tape.lock:  # another thread's run may be about to make it real
+            with tape.runs.lock:  # another thread's run may be about to make it real
                 if any(type(tensor) is LazyTensor for tensor in tensors_in(args)):
-                    return tape.record_view(op, args, kwargs)
+                    return tape.recorder.record_view(op, args, kwargs)
         if info.name in OVERWRITES:
             anew = list(_set_anew(tape, info, args, kwargs))
         needed, nbytes = needed_nodes(tape, info, args, kwargs, anew)
         if info.is_view:  # which reads nothing: what it gives can be overwritten, too
             needed = [node for node in needed if not is_half_done(node)]
         if info.draws and not anew and not needed:
-            with tape.lock:  # a run on another thread has the generators' states in its hands
+            with tape.runs.lock:  # a run on another thread has the generators' states in its hands
                 return op(*args, **kwargs)
         if needed:
             if reads_host(op, info, kwargs) and needs_absent(closure(needed)):
                 copies = on_host(tape, args)
                 if copies is not None:
                     return op(*copies, **kwargs)
-            with tape.lock:
-                tape.sync(info.name if info.name != "_local_scalar_dense" else "item", needed, nbytes)
+            with tape.runs.lock:
+                tape.runs.sync(info.name if info.name != "_local_scalar_dense" else "item", needed, nbytes)
         if info.mutates:
             _forget_written(tape, info, args, kwargs)
     refuse_forgotten(tape, (*args, *kwargs.values()))
@@ -190,14 +190,12 @@ def dispatch(tape: ExternalTensors, op: OpOverload, args: tuple[Any, ...], kwarg
     return result
 
 
-def _forget_written(
-    tape: ExternalTensors, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def _forget_written(tape: Tape, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """What the op is about to write is no longer what was recorded."""
     for tensor in written_tensors(info, args, kwargs):
-        tape.forget_shadow(tensor)
+        tape.tensors.forget_shadow(tensor)
         if info.set_like or info.metadata_write:
-            tape.forget_place(tensor)  # it showed other memory, or the same in another way
+            tape.tensors.forget_place(tensor)  # it showed other memory, or the same in another way
 
 
 def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -214,14 +212,14 @@ def is_differentiated(items: Any) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(items))
 
 
-def dispatch_traced(tape: ExternalTensors, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dispatch_traced(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Hand an op to the tracer below us (``make_fx``, fake tensors): it is part of its program."""
     evaluate_arguments(tape, args, kwargs, f"tracing {op}", write=True)
     return op(*args, **kwargs)
 
 
 def evaluate_arguments(
-    tape: ExternalTensors, args: tuple[Any, ...], kwargs: dict[str, Any], cause: str, *, write: bool
+    tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any], cause: str, *, write: bool
 ) -> None:
     """Evaluate what reading (or writing) any tensor of a call needs."""
     if not tape.pending:
@@ -232,11 +230,11 @@ def evaluate_arguments(
         for node in nodes_before_access(tape, tensor, write=write)
     ]
     if needed:
-        with tape.lock:
-            tape.sync(cause, needed)
+        with tape.runs.lock:
+            tape.runs.sync(cause, needed)
 
 
-def refuse_forgotten(tape: ExternalTensors, items: Any) -> None:
+def refuse_forgotten(tape: Tape, items: Any) -> None:
     """A tensor that nothing can evaluate any more is one clear error.
 
     Raises:
@@ -244,7 +242,7 @@ def refuse_forgotten(tape: ExternalTensors, items: Any) -> None:
     """
     for tensor in tensors_in(items):
         if type(tensor) is LazyTensor:
-            tape.lock.wait()  # another thread that has run its node may be about to make it real
+            tape.runs.lock.wait()  # another thread that has run its node may be about to make it real
         if type(tensor) is LazyTensor:
             raise RuntimeError(f"{describe(tensor._lazyviz)}; {FORGOTTEN}")
 

@@ -27,14 +27,13 @@ from ..process.tracebacks import shorten_block
 from ..process.transaction import Exclusive, Transaction, forget_holder
 from ..record.dependencies import closure
 from ..record.graph_release import release_held
-from ..record.pending_ops import HELD_BYTES_LIMIT
 from ..record.provenance.variable_names import name_tensors, variables_of
-from ..record.recorder import tape
+from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.storage import Lost, TrackedStorage
+from ..record.tape import tape
 from . import evaluation, planned_device
 from .named_batch import BatchLike, NamedBatch, bound_names, unknown_names
-from .option_checks import validate
-from .recompute_options import Recompute, recompute_option
+from .option_checks import Recompute, recompute_option, validate
 from .recorded_graph import RecordedGraph
 
 _ANOTHER_THREAD = "another thread is recording; one lazy block at a time"
@@ -122,9 +121,9 @@ class LazyBlock(Transaction, Generic[G]):
         device, card = planned_device.resolved(options.device)
         self.thread = threading.get_ident()
         self._refuse_others()
-        tape.refuse_nested()
+        tape.runs.refuse_nested()
         shutdown.uses()
-        tape.lock.wait()  # a run on another thread ends first
+        tape.runs.lock.wait()  # a run on another thread ends first
         graph = self._make(
             Graph(),
             device=device,
@@ -142,13 +141,13 @@ class LazyBlock(Transaction, Generic[G]):
         cards = planned_device.cards(tape, card, ir, options.assume, device)
         if not _open:
             if Lost.something and tape.pending:
-                tape.forget_lost()
-            if tape.overdue:
+                tape.pending_ops.forget_lost()
+            if tape.pending_ops.overdue:
                 evaluation.catch_up()
             release_held()
         evaluation.graphs[id(ir)] = graph
         evaluation.latest = weakref.ref(graph)
-        tape.watch(ir)
+        tape.pending_ops.watch(ir)
         self.graph, self.named, self._title = graph, named, graph.title
         self._start = time.perf_counter()
         with Exclusive():
@@ -211,14 +210,14 @@ class LazyBlock(Transaction, Generic[G]):
         """Call tensors as variables are called, which asks objects of the user's for what they hold."""
         names = self.options.names
         variables = names if names is not None else variables_of(sys._getframe())
-        name_tensors(tape.value_of, variables, copied=names is None)
+        name_tensors(tape.tensors.value_of, variables, copied=names is None)
 
     def _account(self) -> None:
         """What was recorded is pending from now on, and belongs to the graph."""
         graph = self.graph
         if graph is None or not self._unaccounted:
             return
-        with tape.lock:  # another thread may be about to run what is counted here
+        with tape.runs.lock:  # another thread may be about to run what is counted here
             self._account_of(graph)
 
     def _account_of(self, graph: RecordedGraph) -> None:
@@ -231,7 +230,7 @@ class LazyBlock(Transaction, Generic[G]):
             evaluation.graphs[id(graph.ir)] = graph
         else:
             evaluation.graphs.pop(id(graph.ir), None)
-        tape.settle()
+        tape.pending_ops.release_unused()
         self._unaccounted = False
         evaluation.metrics.add("record", time.perf_counter() - self._start)
         evaluation.metrics.count("graphs")
@@ -268,21 +267,19 @@ def _innermost() -> LazyBlock[Any] | None:
 
 def _publish() -> None:
     """Record for the innermost open block, or nothing; called again it changes nothing."""
-    block = _open[-1] if _open else None
+    block, recording = _open[-1] if _open else None, tape.recording
     if block is None or block.graph is None:
-        tape.graph = None
-        tape.owner, tape.allow_sync, tape.held_bytes_limit, tape.batch = 0, True, HELD_BYTES_LIMIT, None
+        recording.graph = None
+        recording.owner, recording.allow_sync = 0, True
+        recording.held_bytes_limit, recording.batch = HELD_BYTES_LIMIT, None
         TrackedStorage.recording = None
         return
     options = block.options
     TrackedStorage.recording = block.graph.ir
-    tape.owner, tape.allow_sync, tape.held_bytes_limit = (
-        block.thread,
-        options.allow_sync,
-        options.held_bytes_limit,
-    )
-    tape.batch = block.named.dim if block.named is not None else None
-    tape.graph = block.graph.ir
+    recording.owner, recording.allow_sync = block.thread, options.allow_sync
+    recording.held_bytes_limit = options.held_bytes_limit
+    recording.batch = block.named.dim if block.named is not None else None
+    recording.graph = block.graph.ir
 
 
 def _stop_watching() -> None:

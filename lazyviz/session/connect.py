@@ -7,18 +7,19 @@ import os
 
 from ..execute import shutdown
 from ..record import lazy_tensor
-from ..record.recorder import tape
+from ..record.recorder import recorder
 from ..record.storage import Lost
+from ..record.tape import tape
 from . import block, evaluation
 from .sync_evaluation import run_for_sync
 
 
 def connect() -> None:
     """Give each stage what it asks of later ones; once, when lazyviz is imported."""
-    lazy_tensor.dispatch_unrecorded = tape.dispatch_unrecorded
-    tape.evaluator = run_for_sync
-    tape.reachable = evaluation.reachable
-    Lost.look = tape.forget_lost
+    lazy_tensor.dispatch_unrecorded = recorder.dispatch_unrecorded
+    tape.runs.evaluator = run_for_sync
+    tape.pending_ops.reachable = evaluation.reachable
+    Lost.look = tape.pending_ops.forget_lost
     evaluation.watch.rehearse()
     atexit.register(shutdown.stop_all)
     for module in (shutdown, evaluation, block):

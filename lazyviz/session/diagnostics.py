@@ -15,7 +15,7 @@ from ..plan.batch.analysis import Blocker
 from ..plan.batch.split import describe
 from ..plan.explain import verdict
 from ..record import native_recorder
-from ..record.recorder import tape
+from ..record.tape import tape
 from ..torch_internals import native_modules
 from . import evaluation
 from .evaluate_all import failed_nodes, what_failed
@@ -29,8 +29,8 @@ def status_of(graph: RecordedGraph, where: str = "") -> str:
         lines[0] += f", {graph.state}"
     lines += [f"  {line}" for line in listed(graph.sync_points)]
     lines += [f"  failed: {what_failed(node)}" for node in failed_nodes(graph.nodes)]
-    if graph.report is not None:
-        lines.append(f"{'  ' if where else ''}last run: {graph.report}")
+    if graph.runs.report is not None:
+        lines.append(f"{'  ' if where else ''}last run: {graph.runs.report}")
     return "\n".join(lines)
 
 
@@ -57,20 +57,21 @@ def unmet(graph: RecordedGraph, names: str | None = None) -> list[str]:
 
     ``names``: the option that names the batch.
     """
-    if graph.batch is not None and graph.batch.missing:
-        return [f"--batch {names}: the cell has given {', '.join(graph.batch.missing)} no tensor."]
-    if not graph.nodes or (graph.split in ("off", 1) and graph.recompute == "off"):
+    if graph.choices.batch is not None and graph.choices.batch.missing:
+        return [f"--batch {names}: the cell has given {', '.join(graph.choices.batch.missing)} no tensor."]
+    choices = graph.choices
+    if not graph.nodes or not choices.saves_memory:
         return []
     plan = graph.plan()
-    if plan.split.blocked_by and graph.split not in ("off", 1):
+    if plan.split.blocked_by and choices.split not in ("off", 1):
         rest = len(plan.split.blocked_by) - 1
         more = f" {rest:,} more op{'s forbid' if rest > 1 else ' forbids'} it, too." if rest else ""
         text = describe(Blocker(plan.split.blocked_by[0], plan.split.reasons[0])).rstrip(".")
         return [f"The batch cannot be split as asked for: {text}.{more}"]
     if plan.recompute.reason:
-        how = "its peak is then the lowest that was found" if graph.recompute == "auto" else "it is refused"
+        how = "its peak is then the lowest that was found" if choices.recompute == "auto" else "it is refused"
         return [f"The budget cannot be met: {plan.recompute.reason}. When it is evaluated, {how}."]
-    if plan.fits is False and "auto" in (graph.split, graph.recompute):
+    if plan.fits is False and "auto" in (choices.split, choices.recompute):
         how = f"Even in {plan.split.pieces:,} pieces of the batch" if plan.split.pieces > 1 else "Even so"
         return [f"The budget cannot be met: {how.lower()}, {verdict(plan)[0].lower()}{verdict(plan)[1:]}"]
     return []

@@ -13,9 +13,9 @@ from ..execute.report import Report
 from ..plan.formatting import line_with_text
 from ..record.dependencies import closure, goes_on_without
 from ..record.partial_writes import is_half_done
-from ..record.pending_ops import AbsentDeviceError
-from ..record.recorder import tape
 from ..record.storage import TrackedNode
+from ..record.sync_points import AbsentDeviceError
+from ..record.tape import tape
 from . import evaluation, planned_device
 from .recompute_options import RecomputeError
 from .recorded_graph import RecordedGraph
@@ -65,7 +65,7 @@ def run_all(cause: str, apart: Iterable[TrackedNode] = ()) -> Report:
     failed = failed_nodes()
     for lazy in {id(node.graph): evaluation.graphs.get(id(node.graph)) for node in failed}.values():
         if lazy is not None:
-            lazy.changed("failed")
+            lazy.runs.changed("failed")
     if error is not None:
         raise error
     return _merged(reports, tuple(what_failed(node) for node in failed))
@@ -89,13 +89,13 @@ def evaluate_graphs(cause: str) -> tuple[list[tuple[RecordedGraph | None, Report
     refused: list[Exception] = []
     error: Exception | None = None
     apart: set[TrackedNode] = set()
-    with tape.lock:
+    with tape.runs.lock:
         if tape.pending:
-            tape.refuse_nested()
-        tape.forget_unreachable(tape.reachable())
+            tape.runs.refuse_nested()
+        tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
         for graph in pending_graphs():
             before = {node: node.error for node in failed_nodes(graph.nodes)}
-            if not graph.pending or (before and not _with_options(graph)):
+            if not graph.pending or (before and not graph.choices.saves_memory):
                 continue  # what needs none of the failed ones runs below
             try:
                 reports.append((graph, graph.evaluate()))
@@ -107,7 +107,7 @@ def evaluate_graphs(cause: str) -> tuple[list[tuple[RecordedGraph | None, Report
                 if not new and not before:
                     raise
                 error = error or (failure if new else None)
-                if _with_options(graph):  # whose rest must not run as a whole
+                if graph.choices.saves_memory:  # whose rest must not run as a whole
                     apart.update(node for node in graph.nodes if node.state != "done")
         if any(node not in apart for node in planned_device.runnable()):
             try:
@@ -117,10 +117,6 @@ def evaluate_graphs(cause: str) -> tuple[list[tuple[RecordedGraph | None, Report
     if error is not None:
         raise error
     return reports, refused
-
-
-def _with_options(graph: RecordedGraph) -> bool:
-    return graph.split not in ("off", 1) or graph.recompute != "off"
 
 
 def _run(

@@ -31,9 +31,9 @@ from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception import warning_routing
 from ..record.interception.instrumentation import Watch
-from ..record.pending_ops import RunLock
-from ..record.recorder import tape
 from ..record.storage import TrackedNode
+from ..record.sync_points import RunLock
+from ..record.tape import tape
 from ..record.unrecorded_ops import nodes_before_access
 from ..torch_internals import cuda as torch_cuda
 from . import planned_device
@@ -68,13 +68,13 @@ class under_way:
 
     def __init__(self, nodes: Sequence[TrackedNode]) -> None:
         if nodes:
-            tape.refuse_nested()
+            tape.runs.refuse_nested()
         self._signals = Deferred()
         self.running: Sequence[RecordedGraph] = ()  # that have not been told that it is over
 
     def __enter__(self) -> Deferred:
         arrived = self._signals.__enter__()
-        tape.under_way = threading.get_ident()
+        tape.runs.under_way = threading.get_ident()
         return arrived
 
     def __exit__(self, *error: object) -> None:
@@ -82,7 +82,7 @@ class under_way:
         if self._signals.leave is not None:
             self._signals.leave()
             watch.release()  # which found nodes pending that had run
-        tape.under_way = 0
+        tape.runs.under_way = 0
         if self.running:
             for lazy in self.running:
                 tell([lazy], None, {}, "interrupted" if lazy.has_pending else None)
@@ -119,7 +119,7 @@ def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
     finally:
         context.__exit__()
     if graph is not None:
-        graph.report = report
+        graph.runs.report = report
     return report
 
 
@@ -131,14 +131,14 @@ def _execute(strategy: Strategy, cause: str, context: under_way, arrived: Deferr
     try:
         context.running = strategy.touched
         for lazy in strategy.touched:
-            lazy.error, lazy.live = None, strategy.live
-            lazy.changed("running")
+            lazy.runs.error, lazy.runs.live = None, strategy.live
+            lazy.runs.changed("running")
         strategy.execute()
     except BaseException as error:
         outcome = outcome_of(error, arrived)
         if outcome == "failed":
             for lazy in strategy.touched:
-                lazy.error = error
+                lazy.runs.error = error
         raise
     finally:
         seconds = time.perf_counter() - start
@@ -160,7 +160,7 @@ def _end(
             reports[:] = map(partial.__call__, (partial(_report, strategy, cause, outcome, seconds),))
             _count(strategy, reports[0])
     finally:
-        tape.under_way = 0  # whoever is told may read what has been computed, and go on
+        tape.runs.under_way = 0  # whoever is told may read what has been computed, and go on
         timelines = {} if strategy.is_hidden else strategy.memory.timelines()
         tell(strategy.touched, reports[0] if reports else None, timelines, outcome)
         context.running = ()
@@ -191,7 +191,7 @@ def _report(strategy: Strategy, cause: str, outcome: str | None, seconds: float)
     timelines = {} if strategy.is_hidden else strategy.memory.timelines()
     if seen is not None:
         for lazy in strategy.touched:
-            lazy.note_nonfinite(seen.first)
+            lazy.runs.note_nonfinite(lazy.ir, seen.first)
     return Report(
         done,
         seconds,
@@ -239,25 +239,27 @@ def tell(
 ) -> None:
     """Tell the graphs what came of a run of some of their nodes: all is in its place before anyone hears."""
     for lazy in touched:
-        if lazy.split_run is not None and lazy.split_run.complete:
-            lazy.split_run = None
-        lazy.live, lazy.run_state = None, outcome
+        if lazy.runs.split_run is not None and lazy.runs.split_run.complete:
+            lazy.runs.split_run = None
+        lazy.runs.live, lazy.runs.state = None, outcome
         if report is None:
             continue
-        lazy.report = report
-        lazy.note_timeline(timelines.get(id(lazy.ir), ()))
-        if lazy.ir is not tape.graph and not (len(lazy.nodes) > report.ops_run and lazy.has_pending):
+        lazy.runs.report = report
+        lazy.runs.note_timeline(timelines.get(id(lazy.ir), ()))
+        if lazy.ir is not tape.recording.graph and not (
+            len(lazy.nodes) > report.ops_run and lazy.has_pending
+        ):
             graphs.pop(id(lazy.ir), None)
     for lazy in touched:
-        if lazy.watched:
-            lazy.notify()
+        if lazy.runs.has_listeners:
+            lazy.runs.notify()
 
 
 def begun_split(nodes: Sequence[TrackedNode]) -> SplitRun | None:
     """The split run that was interrupted in the midst of some of ``nodes``."""
     for lazy in list(graphs.values()):
-        if lazy.split_run is not None and not set(nodes).isdisjoint(lazy.split_run.nodes):
-            return lazy.split_run
+        if lazy.runs.split_run is not None and not set(nodes).isdisjoint(lazy.runs.split_run.nodes):
+            return lazy.runs.split_run
     return None
 
 
@@ -289,8 +291,8 @@ def reachable() -> list[Graph]:
 
 def catch_up() -> None:
     """Make owed writes whose values are known anyway: each would keep its whole graph."""
-    with tape.lock:
-        nodes, tape.overdue = tape.overdue, []
+    with tape.runs.lock:
+        nodes, tape.pending_ops.overdue = tape.pending_ops.overdue, []
         run(closure(nodes), "writes of known values")
 
 
@@ -311,15 +313,15 @@ def is_running_here() -> bool:
 def end_abandoned() -> None:
     """A run of this thread that was not left is over: its frames are gone."""
     if not is_running_here():
-        if tape.under_way == threading.get_ident():
-            tape.under_way = 0
+        if tape.runs.under_way == threading.get_ident():
+            tape.runs.under_way = 0
         if (left := Deferred.current.get(threading.get_ident())) is not None:
             left.__exit__()
 
 
 def forget_in_child() -> None:
     """A forked child (a loader's worker) neither records nor evaluates what its parent recorded."""
-    tape.graph = None
-    tape.lock = RunLock()
-    tape.forget_all()
+    tape.recording.graph = None
+    tape.runs.lock = RunLock()
+    tape.pending_ops.forget_all()
     graphs.clear()

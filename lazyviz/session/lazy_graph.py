@@ -10,13 +10,14 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ..execute.microbatch.run import SplitRun
-from ..execute.progress import Progress
+from ..execute.progress import Progress, Run
 from ..execute.replay import node_passes
+from ..execute.report import NonFinite
 from ..execute.report import Report as Report
 from ..graph.ir import Graph, Node, SyncPoint
 from ..plan.devices.devices import DeviceLike
@@ -28,26 +29,33 @@ from ..record.dependencies import closure
 from ..record.fake_cuda.host_values import give_back
 from ..record.graph_release import Owned
 from ..record.lazy_tensor import is_pending
-from ..record.pending_ops import HELD_BYTES_LIMIT, RunLock
-from ..record.recorder import tape
+from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.storage import Lost, TrackedNode
+from ..record.sync_points import RunLock
+from ..record.tape import tape
 from . import evaluation
 from .block import LazyBlock, Options, close_all
 from .diagnostics import metrics as metrics
 from .diagnostics import why as why
-from .display import Shown
+from .display import Pictures
 from .evaluate_all import run_all
 from .named_batch import BatchLike, NamedBatch
-from .recompute_options import Recompute, levers
+from .option_checks import Recompute
 from .recompute_options import RecomputeError as RecomputeError
-from .run_options import Choices
+from .recompute_options import levers
+from .run_choices import RunChoices
+from .run_history import Listener, RunHistory
 from .split_options import SplitError as SplitError
 
 if TYPE_CHECKING:
+    import graphviz
+
     from ..plan.plan import Plan
+    from ..view.scene.scene import Scene
+    from ..view.widget.plan_choice import Plans
 
 
-class LazyGraph(Choices, Shown):
+class LazyGraph:
     """A recorded block: what was recorded, what it would cost, and the means to run it.
 
     Displaying it shows the widget; its ``repr`` is one line.  Neither evaluates anything.
@@ -64,30 +72,16 @@ class LazyGraph(Choices, Shown):
         split: int | str = "off",
         recompute: Recompute = "off",
     ) -> None:
-        super().__init__(graph, backend, batch, split, recompute)
+        self.ir = graph
+        self.choices = RunChoices(backend, batch, split, recompute)
+        self.runs = RunHistory()
         self.device = device
-        self.split_run: SplitRun | None = None  # one that was interrupted, to be gone on with
         self.code = code
         self.title = "lazyviz"
-        self._report: Report | tuple[Any, ...] | None = None
-        self.error: BaseException | None = None
+        self.shown_plans: Plans | None = None
+        self._pictures = Pictures()
         self._waits = 0  # the node that was found not to have run
         self._owned = Owned(graph)  # the last: attributes go in this order
-
-    @property
-    def report(self) -> Report | None:
-        """What the last run of nodes of this graph did."""
-        if isinstance(self._report, tuple):
-            self._report = Report.of_read(*self._report)
-        return self._report
-
-    @report.setter
-    def report(self, report: Report) -> None:
-        self._report = report
-
-    def note_read(self, *report: Any) -> None:
-        """The last run is told by :meth:`.Report.of_read`, when somebody asks for it."""
-        self._report = report
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_ending() or "ir" not in vars(self):
@@ -135,9 +129,105 @@ class LazyGraph(Choices, Shown):
     @property
     def state(self) -> str:
         """``pending``, ``running``, ``done``, ``failed`` or ``interrupted``."""
-        if self.run_state is not None:
-            return self.run_state
+        if self.runs.state is not None:
+            return self.runs.state
         return "pending" if self.has_pending else "done"
+
+    @property
+    def report(self) -> Report | None:
+        """What the last run of nodes of this graph did."""
+        return self.runs.report
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the last run raised."""
+        return self.runs.error
+
+    @property
+    def live(self) -> Run | None:
+        """The run that is under way, if somebody follows."""
+        return self.runs.live
+
+    @property
+    def measured(self) -> list[tuple[int, int]]:
+        """Positions of nodes in the order in which they ran, each with the most bytes held while it did.
+
+        Of a run in pieces, as in the plan's timeline, the first two.
+        """
+        return self.runs.measured
+
+    @property
+    def nonfinite(self) -> dict[str, NonFinite]:
+        """The first NaN (``"nan"``) and the first infinity (``"inf"``) that runs have met."""
+        return self.runs.nonfinite
+
+    def subscribe(self, callback: Listener) -> None:
+        """Have ``callback`` called, on whatever thread, when the state or a choice changes.
+
+        What it raises is reported by ``sys.unraisablehook`` and stops nothing.
+        """
+        self.runs.subscribe(callback)
+
+    def unsubscribe(self, callback: Listener) -> None:
+        """Call it no more."""
+        self.runs.unsubscribe(callback)
+
+    def own(self, nodes: Sequence[Node]) -> list[TrackedNode]:
+        """``nodes`` as they are in this graph.
+
+        Raises ``ValueError`` for one of another graph.
+        """
+        mine = self.ir.nodes
+        for node in nodes:
+            if not (0 <= node.index < len(mine) and mine[node.index] is node):
+                raise ValueError(f"{node!r} is not a node of this graph")
+        return cast("list[TrackedNode]", list(nodes))
+
+    def readable(self, nodes: Sequence[Node]) -> bool:
+        """Whether results of any of ``nodes`` have not been summarized and are still there."""
+        return self.runs.readable(self.own(nodes))
+
+    def summarize(self, nodes: Sequence[Node]) -> None:
+        """Note in ``node.summaries`` what those results of ``nodes`` hold now that are still there."""
+        self.runs.summarize(self.own(nodes))
+
+    # --- how it runs by default -------------------------------------------------------
+
+    @property
+    def backend(self) -> str:
+        return self.choices.backend
+
+    @property
+    def batch(self) -> NamedBatch | None:
+        return self.choices.batch
+
+    @property
+    def split(self) -> int | str:
+        return self.choices.split
+
+    @property
+    def recompute(self) -> Recompute:
+        return self.choices.recompute
+
+    @property
+    def summaries(self) -> bool:
+        return self.choices.summaries
+
+    def choose(
+        self, *, backend: str | None = None, split: int | str | None = None, summaries: bool | None = None
+    ) -> None:
+        """Choose how ``evaluate`` runs the graph where it is not told; everybody who shows it follows.
+
+        Raises:
+            ValueError: there is no such backend, it lacks something, or the choices rule each other out.
+                Nothing has changed then.
+        """
+        self.choices.choose(backend=backend, split=split, summaries=summaries)
+        self.runs.notify()
+
+    def backends(self) -> list[tuple[str, str]]:
+        """The backends there are, each with the reason why it cannot run this graph here, or ""."""
+        return self.choices.backends()
 
     # --- planning -----------------------------------------------------------------
 
@@ -234,9 +324,9 @@ class LazyGraph(Choices, Shown):
         """
         name = backend or self.backend
         split, recompute = levers(self, split, recompute, name)
-        if tape.graph is not None and tape.owner != threading.get_ident():
+        if tape.recording.graph is not None and tape.recording.owner != threading.get_ident():
             raise RuntimeError("a cell is recording on another thread; evaluate once it has ended")
-        with tape.lock:
+        with tape.runs.lock:
             targets = evaluation.needed(tensors)
             if nodes is not None:
                 targets += self.own(nodes)
@@ -256,6 +346,61 @@ class LazyGraph(Choices, Shown):
                 timings=timings,
                 verify=verify,
             )
+
+    # --- pictures -----------------------------------------------------------------
+
+    def scene(self) -> Scene:
+        """What every picture of the graph is drawn from; its boxes are kept, its plan is made anew."""
+        return self._pictures.scene(self)
+
+    def text(self) -> str:
+        """The graph and its plan as text."""
+        return self._pictures.text(self)
+
+    def to_dot(self) -> graphviz.Digraph:
+        from ..view.render.dot import to_dot
+
+        return to_dot(self.ir)
+
+    def to_fx(self) -> torch.fx.GraphModule:
+        from ..graph.fx import to_fx
+
+        return to_fx(self.ir)
+
+    def save(
+        self, path: str | Path, format: str | None = None, *, eager: bool = False, paths: bool = True
+    ) -> None:
+        """Write a picture or the timeline of the graph; the suffix of ``path`` says which kind.
+
+        A file that is there is replaced once the new one is whole; if that fails it stays as it was.
+
+        Args:
+            format: instead of the suffix, or which ``.json``: ``"perfetto"``, ``"model-explorer"``.
+            eager: a ``.pickle`` (PyTorch's memory snapshot) of eager PyTorch's timeline, not our run's.
+            paths: False leaves out the user's code, and of its files all but their names; otherwise pages
+                hold lines of code, of a cell all of it, and timelines also the full paths of files.
+
+        Raises:
+            OSError: the file cannot be written.
+            ValueError: an unknown format.
+            RuntimeError: nothing is installed that makes a ``.pdf`` or ``.png``, or it failed.
+        """
+        self._pictures.save(self, path, format, eager=eager, paths=paths)
+
+    def widget(self, scene: Scene | None = None) -> Any:
+        """The interactive widget; the same one each time, until it is closed."""
+        return self._pictures.widget(self, scene)
+
+    def static_bundle(self, scene: Scene | None = None) -> dict[str, str]:
+        """The picture for saved notebooks: MIME type -> data."""
+        return self._pictures.static_bundle(self, scene)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+        bundle = self.widget()._repr_mimebundle_(include=include, exclude=exclude)
+        data = bundle[0] if isinstance(bundle, tuple) else bundle
+        if data is not None:
+            data["text/plain"] = repr(self)
+        return bundle
 
 
 # --- the public functions -------------------------------------------------------------
@@ -349,11 +494,11 @@ def evaluate(*tensors: torch.Tensor) -> Report:
         Exception: what a kernel raised, with the line that recorded it.
         RuntimeError: a compiled segment that failed has left memory half written; the rest has run.
     """
-    with tape.lock:
+    with tape.runs.lock:
         if not tensors:
             if tape.pending:
-                tape.refuse_nested()
-            tape.forget_unreachable(tape.reachable())
+                tape.runs.refuse_nested()
+            tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
         cause = evaluation.called("lazyviz.evaluate()")
         if tensors:
             return evaluation.run(closure(evaluation.needed(tensors)), cause)
@@ -378,7 +523,7 @@ def to_lazy(tensor: torch.Tensor) -> torch.Tensor:
     """A lazy view of ``tensor``: inside a lazy block ops on either are recorded anyway."""
     if is_lazy(tensor):
         return tensor
-    if tape.graph is not None:
+    if tape.recording.graph is not None:
         return torch.ops.aten.alias.default(tensor)
     with lazy():
         return torch.ops.aten.alias.default(tensor)
@@ -388,7 +533,7 @@ def to_lazy(tensor: torch.Tensor) -> torch.Tensor:
 def to_eager(tensor: torch.Tensor) -> torch.Tensor:
     """Evaluate what ``tensor`` needs and return it, now an ordinary tensor."""
     if needed := evaluation.needed([tensor]):
-        with tape.lock:
+        with tape.runs.lock:
             evaluation.run(closure(needed), "lazyviz.to_eager()")
     return tensor
 
@@ -407,8 +552,8 @@ class forbid_sync(Transaction):
 
 def cell_boundary() -> None:
     """Between two cells: forget what nobody can see; leave PyTorch as it was if nothing is pending."""
-    tape.refuse_nested()
-    tape.forget_unreachable(tape.reachable())
+    tape.runs.refuse_nested()
+    tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
     evaluation.watch.leave()
 
 
@@ -425,17 +570,17 @@ def reset() -> None:
     machine is what it was before, on the CPU.  Blocks that are open are so no longer.
     """
     if evaluation.is_running_here():
-        tape.refuse_nested()
+        tape.runs.refuse_nested()
     complete(_reset)
 
 
 def _reset() -> None:
     close_all()
-    if tape.lock.is_lost or (tape.lock.is_mine and not evaluation.is_running_here()):
-        tape.lock, tape.running = RunLock(), 0
+    if tape.runs.lock.is_lost or (tape.runs.lock.is_mine and not evaluation.is_running_here()):
+        tape.runs.lock, tape.runs.running = RunLock(), 0
     evaluation.end_abandoned()
     evaluation.watch.reset()
     give_back(tape)
-    tape.forget_all()
+    tape.pending_ops.forget_all()
     evaluation.graphs.clear()
     evaluation.watch.restore()

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..record.lazy_tensor import is_pending
-from ..record.recorder import Tape
+from ..record.tape import Tape
 from ..torch_internals import private_api
 
 BatchLike: TypeAlias = str | torch.Tensor | Sequence[torch.Tensor] | Mapping[torch.Tensor, int]
@@ -73,14 +73,14 @@ class NamedBatch:
     def begin(self, tape: Tape, graph: Any) -> None:
         """Note the values of tensors that pending blocks have met or make: of others the tape asks."""
         for tensor, dim, _ in self._named():
-            value = tape.value_of(tensor)
+            value = tape.tensors.value_of(tensor)
             if value is not None and -tensor.dim() <= dim < tensor.dim():
                 graph.batch[value] = dim % tensor.dim()
 
     def resolve(self, tape: Tape, graph: Any) -> None:
         """Note the values of tensors made in the block itself, and forget those that it did not use."""
         for tensor, dim, name in self._named():
-            value = tape.value_of(tensor)
+            value = tape.tensors.value_of(tensor)
             if value is not None and value.node is not None and value.node.graph is graph:
                 graph.batch[value] = dimension(tensor, dim, name)
         variables = self._variables() if self.names else {}

@@ -1,12 +1,33 @@
-"""What can be asked for together of a run: every combination is refused here, in the same words."""
+"""Option checks: which values and combinations of split, recompute and backend are refused, and why."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from ..execute.microbatch.clusters import is_cluster
 from ..execute.registry import find_backend
 from ..plan.batch.split import BATCH_NEEDED, check_split
+from ..plan.units import parse_bytes
+
+Recompute = int | str
+"""A peak in bytes, ``"auto"`` or ``"off"``."""
 
 CLUSTER_NEEDS_BATCH = "{backend!r} runs pieces of the batch: name its tensors (--batch, batch=)"
+
+
+def recompute_option(given: Any) -> Recompute:
+    """``"off"``, ``"auto"`` or a number of bytes.
+
+    Raises ``ValueError`` for anything else.
+    """
+    if given is None:
+        return "off"
+    if given in ("off", "auto"):
+        return str(given)
+    try:
+        return parse_bytes(given)
+    except ValueError:
+        raise ValueError(f"recompute is 'off', 'auto' or a size such as '2 GiB', not {given!r}") from None
 
 
 def validate(

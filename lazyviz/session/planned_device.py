@@ -16,9 +16,9 @@ from ..record import partial_writes
 from ..record.dependencies import closure
 from ..record.fake_cuda.device import AbsentCards, Card
 from ..record.fake_cuda.host_values import give_back
-from ..record.pending_ops import AbsentDeviceError, needs_absent
-from ..record.recorder import Tape, tape
 from ..record.storage import TrackedNode
+from ..record.sync_points import AbsentDeviceError, needs_absent
+from ..record.tape import Tape, tape
 from ..torch_internals import cuda as torch_cuda
 
 ASSUMED_CAPABILITY = (8, 0)
@@ -60,11 +60,12 @@ def cards(
     Raises:
         RuntimeError: an outer block is for another card.
     """
-    if card is not None and tape.absent is not None and card != tape.absent.card:
+    absent = tape.recording.absent
+    if card is not None and absent is not None and card != absent.card:
         raise RuntimeError(
-            f"a block for {card.planned} inside one for {tape.absent.card.planned}: one absent card at a time"
+            f"a block for {card.planned} inside one for {absent.card.planned}: one absent card at a time"
         )
-    return None if card is None or tape.absent is not None else _Cards(tape, card, graph, assume, device)
+    return None if card is None or absent is not None else _Cards(tape, card, graph, assume, device)
 
 
 class _Cards(Transaction):
@@ -93,11 +94,11 @@ class _Cards(Transaction):
     def begin(self) -> None:
         self.undo_by(self._cards.remove)
         self.undo_by(self._forget)
-        self._tape.absent = self._cards
+        self._tape.recording.absent = self._cards
         self._cards.install()
 
     def _forget(self) -> None:
-        self._tape.absent = None
+        self._tape.recording.absent = None
 
 
 def refuse(nodes: Sequence[TrackedNode], device: Any) -> None:
@@ -126,4 +127,4 @@ def forget() -> None:
     """Forget what is pending: what can only be planned, and what has failed."""
     if tape.pending:
         give_back(tape)
-        tape.forget_all()
+        tape.pending_ops.forget_all()

@@ -6,35 +6,16 @@ A part of :mod:`lazyviz.session.lazy_graph`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from ..plan.projection import parts_of
 from ..plan.remat.selection import Choice, Recomputation
-from ..plan.units import parse_bytes
 from ..record.storage import TrackedNode
-from .option_checks import validate
+from .option_checks import Recompute, recompute_option, validate
 from .recorded_graph import RecordedGraph
-
-Recompute = int | str
 
 
 class RecomputeError(RuntimeError):
     """The budget cannot be met, however much is computed again; the message says how much can."""
-
-
-def recompute_option(given: Any) -> Recompute:
-    """``"off"``, ``"auto"`` or a number of bytes.
-
-    Raises ``ValueError`` for anything else.
-    """
-    if given is None:
-        return "off"
-    if given in ("off", "auto"):
-        return str(given)
-    try:
-        return parse_bytes(given)
-    except ValueError:
-        raise ValueError(f"recompute is 'off', 'auto' or a size such as '2 GiB', not {given!r}") from None
 
 
 def levers(
@@ -44,8 +25,9 @@ def levers(
 
     Raises ``ValueError`` for what cannot be.
     """
-    own_split = "off" if split is None and recompute not in (None, "off", "auto") else graph.split
-    own_recompute = "off" if recompute is None and split not in (None, "off", "auto") else graph.recompute
+    choices, given = graph.choices, (None, "off", "auto")
+    own_split = "off" if split is None and recompute not in given else choices.split
+    own_recompute = "off" if recompute is None and split not in given else choices.recompute
     split = own_split if split is None else split
     recompute = own_recompute if recompute is None else recompute_option(recompute)
     validate(split=split, recompute=recompute, backend=backend)

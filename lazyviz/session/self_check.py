@@ -19,7 +19,7 @@ import torch
 from ..plan.devices.devices import cuda_devices
 from ..process.gc_pause import patience
 from ..record.interception.attribute_patches import is_ours, originals
-from ..record.recorder import tape
+from ..record.tape import tape
 from ..torch_internals import native_modules
 from . import evaluation
 from .block import open_blocks
@@ -150,15 +150,15 @@ def _of_handlers() -> list[Leftover]:
 def _of_the_tape() -> list[Leftover]:
     """State of the recorder that belongs to no block, run or pause."""
     found: list[Leftover] = []
-    if tape.graph is not None and not open_blocks():
+    if tape.recording.graph is not None and not open_blocks():
         found.append(Leftover("recorder", "records for no block"))
-    if tape.pauses and not open_blocks():
-        found.append(Leftover("recorder", f"paused {tape.pauses} times"))
-    if tape.absent is not None and not open_blocks():
+    if tape.recording.pauses and not open_blocks():
+        found.append(Leftover("recorder", f"paused {tape.recording.pauses} times"))
+    if tape.recording.absent is not None and not open_blocks():
         found.append(Leftover("torch.cuda", "answers for a card that is not there"))
-    if tape.lock.is_lost:
+    if tape.runs.lock.is_lost:
         found.append(Leftover("lock of evaluations", "held by a thread that has ended"))
-    elif tape.lock.is_mine and not evaluation.is_running_here():
+    elif tape.runs.lock.is_mine and not evaluation.is_running_here():
         found.append(Leftover("lock of evaluations", "held by no evaluation"))
     return found
 

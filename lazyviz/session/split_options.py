@@ -10,8 +10,8 @@ from ..execute.microbatch.run import SplitRun
 from ..graph.ir import Value
 from ..plan.batch.placement import Shard
 from ..plan.batch.split import BATCH_NEEDED, Batch, describe, sizes_of
-from ..record.recorder import Tape
 from ..record.storage import TrackedNode, TrackedValue
+from ..record.tape import Tape
 from .recorded_graph import RecordedGraph
 
 
@@ -79,9 +79,9 @@ def _roots(tape: Tape, graph: RecordedGraph, nodes: Iterable[TrackedNode]) -> di
 
     Raises as :func:`split_run` does.
     """
-    if graph.batch is None:
+    if graph.choices.batch is None:
         raise ValueError(f"a split {BATCH_NEEDED}")
-    if not graph.ir.batch and tape.graph is not graph.ir:
+    if not graph.ir.batch and tape.recording.graph is not graph.ir:
         raise SplitError("nothing in this block uses the tensors named as batch")
     used = {value for node in nodes for value in node.inputs}
     roots: dict[Value, Shard] = {value: Shard(dim) for value, dim in graph.ir.batch.items() if value in used}

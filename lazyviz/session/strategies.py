@@ -29,8 +29,8 @@ from ..plan.liveness.live_set import categorize
 from ..plan.projection import Peak, project
 from ..plan.remat.selection import Choice
 from ..process import gc_pause
-from ..record.recorder import tape
 from ..record.storage import TrackedNode
+from ..record.tape import tape
 from ..torch_internals import cuda as torch_cuda
 from . import recompute_options, split_options
 from .recorded_graph import RecordedGraph
@@ -87,7 +87,7 @@ class Strategy:
     @property
     def is_followed(self) -> bool:
         """Whether somebody is told how far the run has come."""
-        return self.wanted.progress is not None or any(lazy.watched for lazy in self.touched)
+        return self.wanted.progress is not None or any(lazy.runs.has_listeners for lazy in self.touched)
 
     @property
     def memory(self) -> Memory:
@@ -117,7 +117,7 @@ class Strategy:
             strategy._choose_lever(owner)
         summaries = wanted.summaries
         if summaries is None:
-            summaries = any(lazy.summaries for lazy in touched)
+            summaries = any(lazy.choices.summaries for lazy in touched)
         strategy.seen = Summaries() if summaries else None
         strategy._recognize()
         return strategy
@@ -132,7 +132,7 @@ class Strategy:
             if recompute == "off" or not recompute_options.instead_of_split(owner):
                 self.split_run = split_options.split_run(tape, owner, self.nodes, split, self.cluster)
             if self.split_run is not None:
-                owner.split_run = self.split_run
+                owner.runs.split_run = self.split_run
         if recompute != "off" and self.split_run is None and wanted.backend == "eager":
             self.choice = recompute_options.choose_run(owner, self.nodes, recompute, tape.pending)
 

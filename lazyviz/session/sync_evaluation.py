@@ -21,9 +21,9 @@ from ..process.signals import Deferred
 from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception import warning_routing
-from ..record.pending_ops import SyncError, needs_absent
-from ..record.recorder import tape
 from ..record.storage import TrackedNode
+from ..record.sync_points import SyncError, needs_absent
+from ..record.tape import tape
 from ..torch_internals import cuda as torch_cuda
 from . import evaluation
 from .evaluation import outcome_of, run, tell, under_way
@@ -40,10 +40,10 @@ def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
         lazy = reference()
         if lazy is None:
             continue
-        if lazy.split_run is not None:
+        if lazy.runs.split_run is not None:
             return None
         if lazy.ir in irs:
-            if lazy.summaries or lazy.watched:
+            if lazy.choices.summaries or lazy.runs.has_listeners:
                 return None
             touched.append(lazy)
     return touched
@@ -66,7 +66,7 @@ def run_in_one_go(nodes: Sequence[TrackedNode], cause: str) -> bool:
         seconds, outcome = time.perf_counter() - start, outcome_of(error, Deferred())
         if outcome == "failed":
             for lazy in touched:
-                lazy.error = error
+                lazy.runs.error = error
         memory = KnownMemory(known.levels, subgraph, None)
         _note_values(nodes, touched, memory, outcome, seconds, cause, True, None)
         raise
@@ -85,16 +85,16 @@ def _note_read(
     evaluation.metrics.add("evaluate", seconds)
     evaluation.metrics.counters["ops run"] += done
     for lazy in touched:
-        lazy.error = None
-    if ir is not tape.graph:
+        lazy.runs.error = None
+    if ir is not tape.recording.graph:
         report = Report.of_read(done, seconds, levels.peak, cause, timeline)
         tell(touched, report, {id(ir): timeline}, None)
         evaluation.watch.release()
         return
     for lazy in touched:  # whom nobody follows
-        lazy.live = lazy.run_state = None
-        lazy.note_read(done, seconds, levels.peak, cause, timeline)
-        lazy.note_timeline(timeline)
+        lazy.runs.live = lazy.runs.state = None
+        lazy.runs.note_read(done, seconds, levels.peak, cause, timeline)
+        lazy.runs.note_timeline(timeline)
 
 
 @warning_routing.in_python
@@ -143,8 +143,8 @@ def _run_for_values(
     live = Run(nodes, memory)
     context.running = touched
     for lazy in touched:
-        lazy.error, lazy.live = None, live
-        lazy.changed("running")
+        lazy.runs.error, lazy.runs.live = None, live
+        lazy.runs.changed("running")
     outcome: str | None = None
     start = time.perf_counter()
     try:
@@ -156,7 +156,7 @@ def _run_for_values(
         outcome = outcome_of(error, arrived)
         if outcome == "failed":
             for lazy in touched:
-                lazy.error = error
+                lazy.runs.error = error
         raise
     finally:
         seconds = time.perf_counter() - start
@@ -166,7 +166,7 @@ def _run_for_values(
             if outcome is None and subgraph is not None and resident is not None:
                 with gc_pause.paused():
                     new = program_cache.replays.learn(subgraph, resident, None)
-            tape.under_way = 0
+            tape.runs.under_way = 0
             _note_values(nodes, touched, memory, outcome, seconds, cause, found is not None, new)
             context.running = ()
 
@@ -210,16 +210,17 @@ def run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
     counters = evaluation.metrics.counters
     counters["syncs"] += 1
     counters[f"syncs by {cause.partition(' at ')[0]}"] += 1
-    current = evaluation.graphs.get(id(tape.graph)) if tape.graph is not None else None
+    current = evaluation.graphs.get(id(tape.recording.graph)) if tape.recording.graph is not None else None
     if current is None:
         owners = {id(node.graph): evaluation.graphs.get(id(node.graph)) for node in nodes}
         current = next(
-            (lazy for lazy in owners.values() if lazy is not None and lazy.recompute != "off"), None
+            (lazy for lazy in owners.values() if lazy is not None and lazy.choices.recompute != "off"), None
         )
-    if current is not None and (current.split not in ("off", 1) or current.recompute != "off"):
+    if current is not None and current.choices.saves_memory:
+        choices = current.choices
         # A part of a step would have to keep the whole batch's activations for the rest of it.
         pending = closure({*nodes, *(node for node in current.nodes if node.state != "done")})
-        backend = current.backend if is_cluster(find_backend(current.backend)) else "eager"
-        run(pending, cause, split=current.split, recompute=current.recompute, backend=backend)
+        backend = choices.backend if is_cluster(find_backend(choices.backend)) else "eager"
+        run(pending, cause, split=choices.split, recompute=choices.recompute, backend=backend)
     elif not run_in_one_go(nodes, cause) and not run_for_values(nodes, cause):
         run(nodes, cause)

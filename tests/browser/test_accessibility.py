@@ -87,7 +87,7 @@ def test_axe_finds_nothing_wrong_after_a_failure_and_at_a_sync_point(page, dark)
         z = y.relu() + 1
     node = graph.nodes[-1]
     node.state, node.error = "failed", "RuntimeError: no"
-    graph.changed("failed")
+    graph.runs.changed("failed")
     with Stage(page, graph, dark=dark) as stage:
         stage.widget.error = {"message": "RuntimeError: no", "source": None, "chain": []}
         stage.settle()

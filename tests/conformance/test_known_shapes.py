@@ -12,9 +12,9 @@ from torch.testing._internal.common_methods_invocations import OpInfo, op_db
 from torch.utils._pytree import tree_leaves
 
 import lazyviz
-from lazyviz.record.recorder import tape
 from lazyviz.record.shapes import known_shapes
 from lazyviz.record.shapes.output_specs import Inferred, OutputSpec
+from lazyviz.record.tape import tape
 
 DTYPES = (torch.float32, torch.float64, torch.int64)
 

@@ -17,7 +17,7 @@ import transformers
 from torch.utils._pytree import tree_leaves, tree_map
 
 import lazyviz
-from lazyviz.record.recorder import tape
+from lazyviz.record.tape import tape
 
 from ..bits import difference
 from .architectures import ARCHITECTURES, Architecture

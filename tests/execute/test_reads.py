@@ -14,7 +14,7 @@ from torch import nn
 import lazyviz
 from lazyviz.execute.replay import node_passes
 from lazyviz.record import native_recorder
-from lazyviz.record.recorder import tape
+from lazyviz.record.tape import tape
 from lazyviz.torch_internals.private_api import MemoryRef
 
 PACKAGE = str(Path(lazyviz.__file__).parent)
@@ -207,7 +207,7 @@ def test_what_a_read_was_the_last_to_need_is_freed_while_others_stay_pending(eit
         assert [memory.storage() for memory in memories[:-1]] == [None] * 299
         waits = waits + 1
         assert tape.pending
-        assert len(tape.outside) < 500  # those of dead tensors go now and then
+        assert len(tape.tensors.outside) < 500  # those of dead tensors go now and then
 
 
 def test_a_block_knows_what_ran_at_once_until_it_ends(either_way):
@@ -217,10 +217,10 @@ def test_a_block_knows_what_ran_at_once_until_it_ends(either_way):
         waits = found * 2
         for _ in range(3):
             (found + 1).sum().item()
-        value = tape.value_of(found)
+        value = tape.tensors.value_of(found)
         assert value is not None and value.storage.origin.created >= 0
         assert not tape.pending or waits is not None
-    assert not tape.made
+    assert not tape.tensors.results
     assert graph.evaluate() is not None
     assert waits.tolist() == [2, 4]
 

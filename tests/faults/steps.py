@@ -19,7 +19,7 @@ import lazyviz
 from lazyviz.execute.replay import codegen
 from lazyviz.execute.replay.program_cache import replays
 from lazyviz.process import signals
-from lazyviz.record.recorder import tape
+from lazyviz.record.tape import tape
 from lazyviz.session.recompute_options import RecomputeError
 
 from ..bits import difference
@@ -212,8 +212,8 @@ class Trial:
             self.way.evaluate["recompute"] = self._budget(graph)
         lazyviz.reset()
         if way.reads:
-            self._evaluator = tape.evaluator
-            tape.evaluator = self._at_sync_points
+            self._evaluator = tape.runs.evaluator
+            tape.runs.evaluator = self._at_sync_points
         self.expected = self._unfaulted()
         if way.exact and (found := difference(eager, self.expected)) is not None:
             raise AssertionError(f"{way.name}, nothing interrupted: {found}")
@@ -224,7 +224,7 @@ class Trial:
         self.kernels.restore()
         lazyviz.reset()
         if self.way.reads:
-            tape.evaluator = self._evaluator
+            tape.runs.evaluator = self._evaluator
         codegen.use(True)
         replays.clear()
 
@@ -399,8 +399,8 @@ def _state() -> dict[str, Any]:
     return {
         "signal handlers": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)],
         "deferred signals": dict(signals.Deferred.current),
-        "the thread that runs": (tape.running, tape.under_way),
-        "the lock": tape.lock.owner,
+        "the thread that runs": (tape.runs.running, tape.runs.under_way),
+        "the lock": tape.runs.lock.owner,
         "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "garbage collector": (gc.get_threshold(), gc.isenabled()),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),

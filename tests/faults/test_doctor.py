@@ -11,7 +11,7 @@ import torch
 import lazyviz
 from lazyviz.process.gc_pause import patience
 from lazyviz.record.interception.attribute_patches import everything
-from lazyviz.record.recorder import tape
+from lazyviz.record.tape import tape
 from lazyviz.session import evaluation
 from lazyviz.torch_internals import private_api
 
@@ -63,15 +63,15 @@ def keep_code():
 
 def pause():
     lazyviz.lazy().__enter__()
-    tape.pauses = 7
+    tape.recording.pauses = 7
 
 
 def hold_the_lock():
-    tape.lock.acquire()
+    tape.runs.lock.acquire()
 
 
 def hold_the_lock_on_a_thread_that_ends():
-    thread = threading.Thread(target=tape.lock.acquire)
+    thread = threading.Thread(target=tape.runs.lock.acquire)
     thread.start()
     thread.join()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.record.recorder import tape
+from lazyviz.record.tape import tape
 from lazyviz.session import lazy_graph
 
 from .inject import Fault, State, inject, points, sampled

@@ -10,7 +10,7 @@ import lazyviz
 from lazyviz.execute import write_rollback
 from lazyviz.execute.replay import codegen
 from lazyviz.execute.replay.program_cache import replays
-from lazyviz.record.recorder import tape
+from lazyviz.record.tape import tape
 
 from ..bits import difference
 from .faulty_kernels import FaultyKernels, KernelError, error_after_it
@@ -96,19 +96,19 @@ def failed(kind, size, way):
             recorded()[1].evaluate()
     written, graph = recorded()
     read = written[0].sum if way == "sync point" else graph.evaluate
-    kernels, evaluator = FaultyKernels({op}), tape.evaluator
+    kernels, evaluator = FaultyKernels({op}), tape.runs.evaluator
 
     def evaluate(nodes, cause):
         with kernels.active():
             evaluator(nodes, cause)
 
     kernels.arm(0, error_after_it)
-    tape.evaluator = evaluate
+    tape.runs.evaluator = evaluate
     try:
         with pytest.raises(KernelError, match="after it has written") as raised, kernels.active():
             read()
     finally:
-        tape.evaluator = evaluator
+        tape.runs.evaluator = evaluator
         kernels.restore()
     return written, graph, str(raised.value)
 

@@ -16,7 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import lazyviz
 from lazyviz.graph.ir import TensorMeta
 from lazyviz.record import lazy_tensor, native_recorder
-from lazyviz.record.recorder import tape
+from lazyviz.record.recorder import Recorder
+from lazyviz.record.tape import tape
 from lazyviz.torch_internals import private_api
 
 from .test_native_recorder import described
@@ -165,7 +166,7 @@ def test_an_error_in_the_recorder_arrives_as_it_is(monkeypatch):
     def fail(*args):
         raise Odd("of the generator")
 
-    monkeypatch.setattr(type(tape), "_generator", fail)
+    monkeypatch.setattr(Recorder, "_generator", fail)
     with lazyviz.lazy() as graph, pytest.raises(Odd, match="of the generator"):
         program()
     monkeypatch.undo()

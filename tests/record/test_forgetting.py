@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.record.recorder import tape
+from lazyviz.record.tape import tape
 
 TO_DLPACK = torch.utils.dlpack.to_dlpack  # as a program imports it before any block
 

@@ -19,7 +19,8 @@ import lazyviz
 from lazyviz.graph.ir import Value
 from lazyviz.record import native_recorder
 from lazyviz.record.provenance import module_scopes
-from lazyviz.record.recorder import Tape, tape
+from lazyviz.record.recorder import Recorder
+from lazyviz.record.tape import tape
 from tests.models import MODELS
 
 
@@ -88,11 +89,11 @@ def recorded(make, compiled, monkeypatch):
     """``make()``'s program as it is recorded once every shape is known, what Python recorded, and results."""
     assert native_recorder.use(compiled) is compiled
     slow: Counter[str] = Counter()
-    original = Tape.record
+    original = Recorder.record
 
-    def record(tape, op, args, kwargs):
+    def record(recorder, op, args, kwargs):
         slow[str(op)] += 1
-        return original(tape, op, args, kwargs)
+        return original(recorder, op, args, kwargs)
 
     # As if it were lazyviz's: code of the user's would be the line that recorded the op.
     record.__code__ = record.__code__.replace(co_filename=original.__code__.co_filename)
@@ -105,7 +106,7 @@ def recorded(make, compiled, monkeypatch):
         gc.disable()  # when it runs decides when a tensor in a cycle (checkpoint's) is dropped
         try:
             with monkeypatch.context() as patched, lazyviz.lazy() as graph:
-                patched.setattr(Tape, "record", record)
+                patched.setattr(Recorder, "record", record)
                 kept = program()
         finally:
             gc.enable()

@@ -17,9 +17,9 @@ from torch import nn
 import lazyviz
 from lazyviz.graph.ir import Graph
 from lazyviz.record.provenance import source_lines
-from lazyviz.record.recorder import tape
 from lazyviz.record.shapes import inference
 from lazyviz.record.storage import TrackedNode, TrackedStorage, TrackedValue
+from lazyviz.record.tape import tape
 from lazyviz.session import lazy_graph
 
 from ..bits import difference
@@ -179,7 +179,7 @@ def test_a_thousand_blocks_leave_memory_where_it_was():
     assert counted(*classes) == before
     assert len([item for item in gc.get_objects() if isinstance(item, torch.Tensor)]) == tensors
     assert len(tape.shapes.entries) == entries
-    assert len(tape.scopes._parameters) < 500 and not tape.outside and not tape.storages
+    assert len(tape.scopes._parameters) < 500 and not tape.tensors.outside and not tape.tensors.storages
     assert psutil.Process().memory_info().rss - rss < 30 * 2**20
 
 

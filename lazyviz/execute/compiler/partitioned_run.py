@@ -14,9 +14,9 @@ import torch
 from ...graph.ir import Storage
 from ...process.signals import Deferred
 from ...process.transaction import complete
-from ...record.recorder import Tape
 from ...record.rng import state_of
 from ...record.storage import DrawSequence, TrackedNode, TrackedValue
+from ...record.tape import Tape
 from ...torch_internals import private_api
 from ..backend import Backend, Compiled, Refused, Segment
 from ..eager import Progress, check_interrupts, deliver, free, kernel_level, recorded_modes, run_node, tell
@@ -190,8 +190,8 @@ class _Run:
         )
         tape = self.tape
         with ExitStack() as stack:
-            stack.callback(setattr, tape, "running", tape.running)
-            tape.running = threading.get_ident()
+            stack.callback(setattr, tape.runs, "running", tape.runs.running)
+            tape.runs.running = threading.get_ident()
             stack.enter_context(nothing_around(inference_mode))
             if self.compiles is not None:
                 what = f"segment {self.number} of {self.segments} ({len(segment.nodes):,} ops)"
@@ -329,7 +329,7 @@ class _Run:
 
     def _finished(self, nodes: Sequence[TrackedNode], arrived: Deferred) -> None:
         for node in nodes:
-            self.tape.finished(node)
+            self.tape.pending_ops.finished(node)
         self.done += len(nodes)
         if self.progress is not None:
             tell(arrived, self.progress, self.done, self.total, nodes[-1])

@@ -16,9 +16,9 @@ import torch
 
 from ...graph.ir import Failure, NodeError
 from ...process.transaction import complete
-from ...record.recorder import Tape
 from ...record.rng import state_of
 from ...record.storage import PARTIAL_WRITE, DrawSequence, TrackedNode
+from ...record.tape import Tape
 from ..backend import Backend, Compiled, Refused, Segment
 from ..eager import Progress, check_interrupts, give, kernel_level, recorded_modes, tell
 from ..replay.program_cache import finish, replays

@@ -22,8 +22,8 @@ from ...plan.batch.placement import Partial, Piece, Shard
 from ...plan.batch.propagation import BatchAnalysis
 from ...plan.batch.schedule import Pass, Schedule
 from ...plan.batch.split import SHOWN
-from ...record.recorder import Tape
 from ...record.storage import TrackedNode, TrackedValue
+from ...record.tape import Tape
 from ...torch_internals import private_api
 from ..eager import (
     check_interrupts,
@@ -161,7 +161,7 @@ class SplitRun:
                     node.seconds = time.perf_counter() - start - spent_on(self.seen) + spent
                 if node.draws is not None:
                     self.draws.end(node)
-                self.tape.finished(node)
+                self.tape.pending_ops.finished(node)
         for value in blanks:
             value.real = None
         self.report(node)
@@ -197,7 +197,7 @@ class SplitRun:
             node.error = None
             together(partial(node_passes.note_used, (node,)), partial(setattr, node, "state", "done"))
             free(node, self._memory)
-            self.tape.finished(node)
+            self.tape.pending_ops.finished(node)
             self._drop_mask(node)
 
     def _drop_mask(self, node: TrackedNode) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...process.signals import Deferred
 from ...process.transaction import complete
-from ...record.recorder import Tape
+from ...record.tape import Tape
 from ...torch_internals import dispatch_level
 from . import node_passes
 from .instructions import Stopped
@@ -32,7 +32,8 @@ def is_possible(tape: Tape) -> bool:
 
     On another thread than the main one a run must be one that the process's end can stop.
     """
-    return node_passes.active and not tape.under_way and not tape.running and threading.get_ident() == _main
+    runs = tape.runs
+    return node_passes.active and not runs.under_way and not runs.running and threading.get_ident() == _main
 
 
 def is_suited(subgraph: Subgraph, known: Known) -> bool:
@@ -68,7 +69,7 @@ def run(tape: Tape, subgraph: Subgraph, known: Known) -> bool:
     go: Callable[..., object] = known.code.in_one_go  # type: ignore[union-attr]
     try:
         lists = subgraph.scalars, subgraph.users, later
-        if go(tape, threading.get_ident(), take, *lists, times, notes, ran) is NotImplemented:
+        if go(tape.runs, threading.get_ident(), take, *lists, times, notes, ran) is NotImplemented:
             return False
         _end(tape, subgraph, known, times, ran, stage)
     except BaseException:
@@ -100,7 +101,7 @@ def _end(
             _replay(subgraph, known).note(tape, times, True, ran, stage)
     elif nodes[-1].state == "done":
         known.seconds = times[-1] - times[0]
-        if tape.graph is not None:
-            tape.made_real(subgraph.users)
-    tape.running = tape.under_way = 0
-    tape.settle(nodes)
+        if tape.recording.graph is not None:
+            tape.tensors.made_real(subgraph.users)
+    tape.runs.running = tape.runs.under_way = 0
+    tape.pending_ops.release_unused(nodes)

@@ -13,8 +13,8 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from ...record.pending_ops import unlink_tensors
-from ...record.recorder import tape
 from ...record.storage import TrackedNode, TrackedStorage, TrackedValue
+from ...record.tape import tape
 from ...torch_internals import native_modules
 
 
@@ -267,7 +267,7 @@ def use(compiled: bool) -> bool:
     survey, storages_of = chosen.survey, chosen.storages_of
     note_done, note_unused, note_used = chosen.note_done, chosen.note_unused, chosen.note_used
     glance, take, let_go = chosen.glance, chosen.take, chosen.let_go
-    tape.unlink_tensors = chosen.unlink_tensors
+    tape.pending_ops.unlink_tensors = chosen.unlink_tensors
     return active
 
 

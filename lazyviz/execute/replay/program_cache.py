@@ -25,9 +25,9 @@ from ...plan.projection import Peak
 from ...process.gc_pause import paused
 from ...process.signals import Deferred
 from ...process.transaction import complete
-from ...record.recorder import Tape
 from ...record.rng import state_of
 from ...record.storage import TrackedNode
+from ...record.tape import Tape
 from ...torch_internals import private_api
 from ..eager import check_interrupts, give, kernel_level, tell
 from ..failures import note_failure
@@ -428,8 +428,8 @@ def finish(
         node_passes.let_go((), outside, subgraph.later, tape.pending)
     if several:
         for node in ran:
-            tape.finished(node)
+            tape.pending_ops.finished(node)
         return
     node_passes.let_go(ran, [], [], tape.pending)
-    if tape.graph is not None:
-        tape.made_real(value for value in subgraph.users if value.node and value.node.state == "done")
+    if tape.recording.graph is not None:
+        tape.tensors.made_real(value for value in subgraph.users if value.node and value.node.state == "done")

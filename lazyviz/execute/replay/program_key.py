@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ...graph.ir import TensorMeta
-from ...record.recorder import Tape
 from ...record.rng import rng_state
 from ...record.shapes.inference import Inferred, OutputSpec
 from ...record.storage import TrackedNode, TrackedStorage, TrackedValue
+from ...record.tape import Tape
 from ...torch_internals.private_api import OpOverload
 from . import node_passes
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from ..interception.attribute_patches import Patches
-from ..pending_ops import PendingOps
+from ..tape import Tape
 from .card import Card
 
 Memory = Callable[[torch.device, int], tuple[int, int]]
@@ -27,7 +27,7 @@ class Cards(Protocol):
     patches: Patches
 
     @property
-    def tape(self) -> PendingOps: ...
+    def tape(self) -> Tape: ...
     def index(self, device: Any = None) -> int: ...
     def device(self, device: torch.device) -> torch.device: ...
     def below(self, device: torch.device) -> torch.device: ...

@@ -14,8 +14,9 @@ import torch
 
 from ...process.tracebacks import shorten
 from ...torch_internals import private_api
-from ..pending_ops import AbsentDeviceError, PendingOps
 from ..shapes.kernel_probes import of_gpu
+from ..sync_points import AbsentDeviceError
+from ..tape import Tape
 from ..unrecorded_ops import replaced
 
 _JOIN_ELEMENTS = ("tensor", "as_tensor", "asarray", "new", "new_tensor")
@@ -23,7 +24,7 @@ _C_NAMES = ("torch.meta.", "torch.cuda.")  # of tensor types: what C++ takes a p
 Call = Callable[..., Any]
 
 
-def with_own_errors(tape: PendingOps, original: Call, function: Call) -> Call:
+def with_own_errors(tape: Tape, original: Call, function: Call) -> Call:
     """``function``, which calls ``original`` after reading, with the errors that has for its arguments."""
     name = getattr(original, "__name__", "")
 
@@ -32,7 +33,7 @@ def with_own_errors(tape: PendingOps, original: Call, function: Call) -> Call:
         try:
             return function(*args, **kwargs)
         except AbsentDeviceError as error:
-            if tape.absent is not None:
+            if tape.recording.absent is not None:
                 refuse(tape, original, args, kwargs)
                 if name in _JOIN_ELEMENTS:
                     return joined(tape, original, args, kwargs)
@@ -45,7 +46,7 @@ def with_own_errors(tape: PendingOps, original: Call, function: Call) -> Call:
     return evaluates_what_is_pending
 
 
-def refuse(tape: PendingOps, original: Call, args: Any, kwargs: Any) -> None:
+def refuse(tape: Tape, original: Call, args: Any, kwargs: Any) -> None:
     """Raise what ``original`` raises for these arguments, whatever the tensors among them hold."""
     first = args[0] if args else None
     if original.__name__ in ("numpy", "__array__") and isinstance(first, torch.Tensor) and first.is_cuda:
@@ -65,7 +66,7 @@ def refuse(tape: PendingOps, original: Call, args: Any, kwargs: Any) -> None:
         raise refused from None
 
 
-def joined(tape: PendingOps, original: Call, args: Any, kwargs: Any) -> torch.Tensor:
+def joined(tape: Tape, original: Call, args: Any, kwargs: Any) -> torch.Tensor:
     """What a constructor makes of lists of elements, recorded."""
     like = _tried(tape, original, args, kwargs, 0)
     device = kwargs.get("device")
@@ -85,7 +86,7 @@ def joined(tape: PendingOps, original: Call, args: Any, kwargs: Any) -> torch.Te
     return made.requires_grad_(like.requires_grad)
 
 
-def _tried(tape: PendingOps, original: Call, args: Any, kwargs: Any, fill: int) -> Any:
+def _tried(tape: Tape, original: Call, args: Any, kwargs: Any, fill: int) -> Any:
     """What ``original`` does with tensors on the CPU that hold ``fill``."""
 
     def stand_in(tensor: torch.Tensor) -> torch.Tensor:
@@ -94,7 +95,7 @@ def _tried(tape: PendingOps, original: Call, args: Any, kwargs: Any, fill: int) 
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).fill_(fill)
         return made.requires_grad_(tensor.requires_grad)
 
-    with tape.paused(), private_api.no_dispatch_modes(), torch.random.fork_rng(devices=()):
+    with tape.recording.paused(), private_api.no_dispatch_modes(), torch.random.fork_rng(devices=()):
         kwargs = {
             name: "cpu" if name == "device" else replaced(item, stand_in) for name, item in kwargs.items()
         }
@@ -109,7 +110,7 @@ def _elements(items: Any) -> Iterator[Any]:
             yield item
 
 
-def formatted(tape: PendingOps, tensor: torch.Tensor, spec: str = "") -> str:
+def formatted(tape: Tape, tensor: torch.Tensor, spec: str = "") -> str:
     """A number that is not known shows as what it is; the rest is formatted as any object, or refused."""
     return repr(tensor) if tensor.dim() == 0 else object.__format__(tensor, spec)
 

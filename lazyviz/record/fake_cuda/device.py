@@ -21,8 +21,8 @@ import torch
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
 from ..interception.attribute_patches import Patches
-from ..pending_ops import AbsentDeviceError, needs_absent
 from ..storage import TrackedNode
+from ..sync_points import AbsentDeviceError, needs_absent
 from ..unrecorded_ops import nodes_before_access
 from . import data_errors, memory_stats, tensor_placement
 from . import layers as fake_cuda_layers
@@ -32,7 +32,7 @@ from .cards import Memory, Reserved
 from .kernels import CudaKernels
 
 if TYPE_CHECKING:
-    from ..recorder import Tape
+    from ..tape import Tape
 
 
 def is_absent(device: torch.device) -> bool:
@@ -155,7 +155,7 @@ class AbsentCards:
             kwargs = {**kwargs, "device": self.device(torch.device(device))}
         if kwargs.get("pin_memory"):  # memory of the host like any other, which only a driver can pin
             kwargs = {**kwargs, "pin_memory": False}
-        return self.tape.record(op, args, kwargs)
+        return self.tape.recorder.record(op, args, kwargs)
 
     # --- reads ----------------------------------------------------------------------
 
@@ -260,11 +260,11 @@ class AbsentCards:
     def _patch_randomness(self) -> None:
         """Its generators have no state: nothing will be drawn."""
         cuda, replace = torch.cuda, self.replace
-        with self.tape.paused():
+        with self.tape.recording.paused():
             state = torch.zeros(16, dtype=torch.uint8)  # a seed and an offset of 8 bytes each
 
         def copy_of(state: torch.Tensor) -> torch.Tensor:
-            with self.tape.paused():
+            with self.tape.recording.paused():
                 return state.clone()
 
         for owner in (cuda, cuda.random):
@@ -320,7 +320,7 @@ def _shown(tape: Tape, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> str:
 def _deep_copy(tape: Tape, tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     """A copy is recorded like any other."""
     if not tensor.is_leaf:
-        with tape.paused():
+        with tape.recording.paused():
             torch.Tensor.__deepcopy__(torch.ones(1, requires_grad=True) * 1, memo)  # in PyTorch's words
     if id(tensor) in memo:
         return memo[id(tensor)]
@@ -337,9 +337,9 @@ def _deep_copy(tape: Tape, tensor: torch.Tensor, memo: dict[int, Any]) -> torch.
 
 def _list(tape: Tape, tensor: torch.Tensor) -> Any:
     needed = nodes_before_access(tape, tensor, write=False)
-    answer = tape.absent.answer(needed) if tape.absent is not None else None
+    answer = tape.recording.absent.answer(needed) if tape.recording.absent is not None else None
     if answer is None:
-        tape.sync("tolist", needed, a_number=True)
+        tape.runs.sync("tolist", needed, a_number=True)
         raise AssertionError("a value that is out of reach has been read")
     return answer.value
 

@@ -15,13 +15,13 @@ from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
 from ..dependencies import closure
 from ..lazy_tensor import LazyTensor, make_real
-from ..pending_ops import needs_absent
 from ..storage import TrackedNode, TrackedValue
+from ..sync_points import needs_absent
 
 if TYPE_CHECKING:
     from ...torch_internals.private_api import OpOverload
-    from ..pending_ops import PendingOps
     from ..shapes.inference import OpInfo
+    from ..tape import Tape
 
 _aten = torch.ops.aten
 _COPIES = {
@@ -32,7 +32,7 @@ _COPIES = {
 }
 
 
-def host_copy(tape: PendingOps, tensor: torch.Tensor) -> torch.Tensor | None:
+def host_copy(tape: Tape, tensor: torch.Tensor) -> torch.Tensor | None:
     """What a tensor of an absent card holds, on the CPU, if the host can tell; else ``None``.
 
     May evaluate what the host has to compute for it.
@@ -40,7 +40,7 @@ def host_copy(tape: PendingOps, tensor: torch.Tensor) -> torch.Tensor | None:
     value = tensor.__dict__.get("_lazyviz")
     if value is None or not torch_cuda.STAND_INS:
         return None
-    with tape.lock:
+    with tape.runs.lock:
         return _copy(tape, value, undo=False)
 
 
@@ -51,7 +51,7 @@ def reads_host(op: OpOverload, info: OpInfo, kwargs: dict[str, Any]) -> bool:
     return info.returns_numbers
 
 
-def on_host(tape: PendingOps, items: Any) -> Any:
+def on_host(tape: Tape, items: Any) -> Any:
     """Arguments with the host's copy of each pending tensor; ``None`` if one of them has none."""
     copies: dict[int, torch.Tensor] = {}
 
@@ -74,7 +74,7 @@ def on_host(tape: PendingOps, items: Any) -> Any:
         return None
 
 
-def give_back(tape: PendingOps) -> None:
+def give_back(tape: Tape) -> None:
     """Before the plan is forgotten: what was moved to the card is what it was before, on the host."""
     if not torch_cuda.STAND_INS:
         return
@@ -102,7 +102,7 @@ class _OutOfReach(Exception):
     pass
 
 
-def _copy(tape: PendingOps, value: TrackedValue, *, undo: bool) -> torch.Tensor | None:
+def _copy(tape: Tape, value: TrackedValue, *, undo: bool) -> torch.Tensor | None:
     """The value on the CPU; with ``undo`` without what pending nodes would write to its memory."""
     chain: list[TrackedNode] = []
     current = value
@@ -125,7 +125,7 @@ def _copy(tape: PendingOps, value: TrackedValue, *, undo: bool) -> torch.Tensor 
     if needs_absent(needed):
         return None
     if needed:
-        tape.evaluate(needed, "a copy of host data")
+        tape.runs.evaluate(needed, "a copy of host data")
     if current.real is None:
         return None
     result = current.real

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..pending_ops import AbsentDeviceError
+from ..sync_points import AbsentDeviceError
 from .cards import Cards
 
 
@@ -37,7 +37,8 @@ def _install_counters(cards: Cards) -> None:
         )
 
     def reset(device: Any = None) -> None:
-        cards.reset_at = len(cards.tape.graph.nodes) if cards.tape.graph is not None else 0
+        graph = cards.tape.recording.graph
+        cards.reset_at = len(graph.nodes) if graph is not None else 0
 
     for owner in (cuda, cuda.memory):
         replace(owner, "memory_allocated", lambda device=None: counted(device)[0])

@@ -124,8 +124,9 @@ def _kernel(
         if not _is_planned(source):
             return original(source, *args)
         if not acceptable(source):
-            if cards.tape.graph is not None and layer != "RNN":  # whose cells are ops on a GPU, too
-                cards.tape.graph.in_parts.add(layer)
+            graph = cards.tape.recording.graph
+            if graph is not None and layer != "RNN":  # whose cells are ops on a GPU, too
+                graph.in_parts.add(layer)
             return original(source, *args)
         batch_sizes: list[int] = []
         if packed:

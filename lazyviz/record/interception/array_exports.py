@@ -59,7 +59,7 @@ def noting(
     def function(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if type(tensor) is LazyTensor:
             before_read(tensor, CAUSES[who])  # only what is real can be noted
-            with holders.tape.paused():
+            with holders.recording.paused():
                 return hand_out(holders, original, who, tensor, *args, **kwargs)
         return hand_out(holders, original, who, tensor, *args, **kwargs)
 

@@ -22,7 +22,7 @@ from ..storage import TrackedNode
 from ..unrecorded_ops import nodes_before_access
 
 if TYPE_CHECKING:
-    from ..recorder import Tape
+    from ..tape import Tape
 
 CAUSES = frozenset({"pickle", "storage access", "data_ptr", "numpy", "share_memory_"})
 """Reads by which tensors are saved, or handed on."""
@@ -36,7 +36,7 @@ def read_with(tape: Tape, tensor: torch.Tensor, *, write: bool, frame: FrameType
     """
     place = _place(tensor)
     nodes: dict[TrackedNode, None] = {}
-    with tape.paused(), private_api.no_function_modes():
+    with tape.recording.paused(), private_api.no_function_modes():
         while frame is not None and _is_library(frame.f_code):
             for given in _arguments(frame):
                 tensors = list(_tensors(given))

@@ -20,7 +20,7 @@ from ..storage import TrackedStorage
 from ..unrecorded_ops import nodes_before_access
 
 if TYPE_CHECKING:
-    from ..recorder import Tape
+    from ..tape import Tape
 
 _OURS = ("_lazyviz", "_lazyviz_class", "_is_param")  # attributes of a pending tensor
 
@@ -62,11 +62,12 @@ def deep_copy(
 
 
 def _records(tape: Tape) -> bool:
+    recording = tape.recording
     return (
-        tape.graph is not None
-        and not tape.pauses
-        and tape.owner == threading.get_ident()
-        and tape.absent is None
+        recording.graph is not None
+        and not recording.pauses
+        and recording.owner == threading.get_ident()
+        and recording.absent is None
         and not torch.is_inference_mode_enabled()
     )
 
@@ -128,7 +129,7 @@ def _storage_of(tape: Tape, tensor: torch.Tensor) -> TrackedStorage | None:
         value: Any = tensor._lazyviz  # type: ignore[attr-defined]
         found: TrackedStorage = value.storage
         return found
-    return tape.storages.get(private_api.storage_address(tensor))
+    return tape.tensors.storages.get(private_api.storage_address(tensor))
 
 
 def shallow_copy(tape: Tape, tensor: torch.Tensor) -> torch.Tensor | None:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from ...torch_internals import private_api
-from ..pending_ops import needs_absent
-from ..recorder import Tape
 from ..storage import TrackedNode
+from ..sync_points import needs_absent
+from ..tape import Tape
 from .attribute_patches import Patches
 
 # What sets them: owner, name, and what says how they are set now.
@@ -55,7 +55,7 @@ class SettingsPatches:
 
         @functools.wraps(original)
         def setter(*args: Any, **kwargs: Any) -> Any:
-            if tape.graph is not None and (not args or is_set() is None or args[0] != is_set()):
+            if tape.recording.graph is not None and (not args or is_set() is None or args[0] != is_set()):
                 self._run_first(list(tape.pending), original.__name__)
             return original(*args, **kwargs)
 
@@ -77,8 +77,8 @@ class SettingsPatches:
 
     def _run_first(self, nodes: list[TrackedNode], cause: str) -> None:
         if nodes and not needs_absent(nodes):  # what a card that is not here would compute is only planned
-            with self._tape.lock:
-                self._tape.sync(cause, nodes)
+            with self._tape.runs.lock:
+                self._tape.runs.sync(cause, nodes)
 
 
 def _takes_default(node: TrackedNode) -> bool:

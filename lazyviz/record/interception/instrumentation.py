@@ -21,7 +21,8 @@ from ..lazy_tensor import LazyTensor
 from ..parity.composites import CompositeKernels
 from ..parity.derivative_formulas import FormulaPatches
 from ..provenance.module_scopes import ScopePatches
-from ..recorder import RecorderMode, Tape
+from ..recorder import RecorderMode
+from ..tape import Tape
 from .attribute_patches import CodePatch, Patches, everything, originals
 from .global_flags import SettingsPatches
 from .memory_reads import SyncPatches
@@ -44,7 +45,7 @@ class Watch:
         self._formulas = FormulaPatches(tape, self._mode)
         self._composites = CompositeKernels(tape, self._reads.before_read)
         self._settings = SettingsPatches(tape)
-        self._scopes = ScopePatches(tape.scopes, tape.value_of)
+        self._scopes = ScopePatches(tape.scopes, tape.tensors.value_of)
         self._rules = CodePatch(private_api.dispatch_rule)
         self._threads = Patches()
         self._patches = Patches()
@@ -230,13 +231,13 @@ class Watch:
         code reads memory as it likes.
         """
         tape = self._tape
-        if self.away or (tape.graph is not None and tape.owner != threading.get_ident()):
+        if self.away or (tape.recording.graph is not None and tape.recording.owner != threading.get_ident()):
             yield
             return
         if tape.pending:
-            with tape.lock:
-                tape.sync(cause, list(tape.pending))
-        recording = tape.graph is not None
+            with tape.runs.lock:
+                tape.runs.sync(cause, list(tape.pending))
+        recording = tape.recording.graph is not None
         phase = tape.scopes.phase
         self.away = True
         self._scopes.remove()
@@ -251,17 +252,17 @@ class Watch:
                 tape.scopes.phase = phase
 
     def end_recording(self) -> None:
-        self._tape.view_is_made()
+        self._tape.recording.view_is_made()
         self._scopes.remove()
         self.release()
 
     def release(self) -> None:
         """Leave PyTorch as it was, if nothing is recorded or pending."""
-        if self._tape.graph is not None or self._tape.pending:
+        if self._tape.recording.graph is not None or self._tape.pending:
             return
         self._remove()
         # Backward passes, inference modes and their like bring back what was active when they were entered.
-        if getattr(self._thread, "entered", 0) <= 0 and not self._tape.in_autograd():
+        if getattr(self._thread, "entered", 0) <= 0 and not self._tape.recording.in_autograd():
             private_api.remove_mode(self._mode)
             self._patches.restore()
 
@@ -285,13 +286,14 @@ class Watch:
 
     def reset(self) -> None:
         """Nothing is being recorded, paused or planned, and nobody runs anything, whatever was noted."""
-        tape = self._tape
-        tape.graph, tape.pauses, tape.summing, tape.step_at_once = None, 0, None, None
-        tape.view_is_made()
-        if tape.absent is not None:
+        recording = self._tape.recording
+        recording.graph, recording.pauses = None, 0
+        recording.summing = recording.immediate_step = None
+        recording.view_is_made()
+        if recording.absent is not None:
             with contextlib.suppress(Exception):
-                tape.absent.remove()
-            tape.absent = None
+                recording.absent.remove()
+            recording.absent = None
         self.away = False
         self._thread.entered = 0
         self._thread.regions = {}

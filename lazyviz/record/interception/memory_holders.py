@@ -90,14 +90,24 @@ def cure_of(holder: str) -> str:
     return _CURES.get(holder, "clone() it")
 
 
-class PendingMemory(Protocol):
-    """What is known of pending work on memory, by its address."""
+class KnownMemory(Protocol):
+    """What is known of memory, by its address."""
 
     exported: dict[int, list[tuple[Any, str]]]
 
     def forget_storage(self, address: int, *, but_if_foreign: bool | None = None) -> list[Any]: ...
-    def sync(self, cause: str, needed: Iterable[Any]) -> None: ...
+
+
+class Recording(Protocol):
+    """What is being recorded."""
+
     def paused(self) -> AbstractContextManager[Any]: ...
+
+
+class Runs(Protocol):
+    """Runs of pending nodes."""
+
+    def sync(self, cause: str, needed: Iterable[Any]) -> None: ...
 
 
 class MemoryHolders:
@@ -107,10 +117,10 @@ class MemoryHolders:
     references to the tensors that it keeps.
     """
 
-    def __init__(self, tape: PendingMemory) -> None:
-        self.tape = tape
+    def __init__(self, memory: KnownMemory, recording: Recording, runs: Runs) -> None:
+        self._memory, self.recording, self._runs = memory, recording, runs
         self._verdicts: dict[int, Verdict] = {}
-        self.exported = tape.exported
+        self.exported = memory.exported
         self.lasting = False  # something is known that has to stay known after the block
         self._born = time.perf_counter()
         self._examined_for = 0.0  # seconds
@@ -207,7 +217,7 @@ class MemoryHolders:
         self.exported.setdefault(address, []).append((WeakTensor(tensor), who))
         if traced:
             self._verdicts[address] = Verdict(tensor, None, ())
-        self.tape.forget_storage(address)
+        self._memory.forget_storage(address)
 
     def lasts(self) -> bool:
         """Whether something is known that only stays true while exports are noted."""
@@ -237,7 +247,6 @@ class MemoryHolders:
         is the autograd engine's.
         """
         start = time.perf_counter()
-        tape = self.tape
         self.forget_dead()
         with private_api.no_function_modes():
             _Look(operands).judge(self._verdicts)
@@ -249,9 +258,9 @@ class MemoryHolders:
         self._examined_for += time.perf_counter() - start
         owed = []
         for address, verdict in self._verdicts.items():
-            owed += tape.forget_storage(address, but_if_foreign=verdict.holder is not None)
+            owed += self._memory.forget_storage(address, but_if_foreign=verdict.holder is not None)
         if owed:
-            tape.sync(f"use of {_OTHER_STORAGE}", owed)
+            self._runs.sync(f"use of {_OTHER_STORAGE}", owed)
 
 
 class _Look:

@@ -25,8 +25,8 @@ from ..fake_cuda import data_errors
 from ..fake_cuda import device as fake_cuda_device
 from ..fake_cuda.host_values import host_copy
 from ..lazy_tensor import describe, is_pending, is_plain_memory, see_history, take_class
-from ..recorder import Tape
 from ..rng import READERS, rng_state
+from ..tape import Tape
 from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
 from . import checkpoint_saving
 from . import deepcopy as deepcopy_hooks
@@ -136,18 +136,18 @@ class SyncPatches:
     def before_read(self, tensor: torch.Tensor, cause: str) -> None:
         """Evaluate what reading ``tensor``'s memory needs."""
         tape = self.tape
-        if tape.shapes.inferring or tape.running == threading.get_ident():
+        if tape.shapes.inferring or tape.runs.running == threading.get_ident():
             return
         needed = nodes_before_access(tape, tensor, write=(write := cause in _HANDED_OUT))
         if needed:
-            if cause in checkpoint_saving.CAUSES and tape.absent is None:
+            if cause in checkpoint_saving.CAUSES and tape.recording.absent is None:
                 needed += checkpoint_saving.read_with(tape, tensor, write=write, frame=sys._getframe(1))
-            with tape.lock:
-                tape.sync(cause, needed, tensor.numel() * tensor.element_size())
+            with tape.runs.lock:
+                tape.runs.sync(cause, needed, tensor.numel() * tensor.element_size())
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """What ``tensor`` holds, if that can be told without evaluating anything."""
-        value = self.tape.value_of(tensor)
+        value = self.tape.tensors.value_of(tensor)
         found = constant_folding.known(self.tape.shapes, [value]) if value is not None else None
         return found[value] if found is not None and value is not None else None
 
@@ -174,11 +174,11 @@ class SyncPatches:
                     and is_out_of_reach(tape, tensor)
                     and (copy := host_copy(tape, tensor)) is not None
                 ):
-                    with tape.paused():
+                    with tape.recording.paused():
                         return original(copy, *args, **kwargs)
                 if cause in fake_cuda_device.READERS and (
                     is_out_of_reach(tape, tensor)
-                    or (cause == "deepcopy" and tape.absent is not None and is_pending(tensor))
+                    or (cause == "deepcopy" and tape.recording.absent is not None and is_pending(tensor))
                 ):
                     return fake_cuda_device.READERS[cause](tape, tensor, *args, **kwargs)
                 if (cause == "tolist" or (cause == "format" and tensor.dim() == 0)) and (
@@ -195,12 +195,12 @@ class SyncPatches:
                         patches.before_read(other, cause)
                 if type(tensor) not in (cls, torch.Tensor):  # now a Parameter, say, with a method of its own
                     return getattr(tensor, original.__name__)(*args, **kwargs)
-            if tape.graph is None or dispatches or (cause == "tolist" and is_plain_memory(tensor)):
+            if tape.recording.graph is None or dispatches or (cause == "tolist" and is_plain_memory(tensor)):
                 return give(tensor, *args, **kwargs)
-            with tape.paused():
+            with tape.recording.paused():
                 result = give(tensor, *args, **kwargs)
             if cause == "share_memory_" and (place := fallback.memory_of(tensor)) is not None:
-                tape.forget_storage(place[0])
+                tape.tensors.forget_storage(place[0])
             if cause == "deepcopy":
                 fallback.note_copies(tape, result)
             return result
@@ -221,7 +221,7 @@ class SyncPatches:
                 kind = "Parameter" if isinstance(tensor, torch.nn.Parameter) else "tensor"
                 dtype = str(tensor.dtype).removeprefix("torch.")
                 return f"{kind}{list(tensor.shape)} {dtype} {tensor.device}, pending write"
-            with tape.paused():
+            with tape.recording.paused():
                 return original(tensor, **kwargs)
 
         return __repr__
@@ -231,12 +231,12 @@ class SyncPatches:
 
         def get(tensor: torch.Tensor) -> torch.Tensor:
             if isinstance(tensor, private_api.UninitializedTensorMixin):
-                with tape.paused():  # it has no data; asked for its device
+                with tape.recording.paused():  # it has no data; asked for its device
                     return private_api.alias(tensor)
             return private_api.alias(tensor)
 
         def set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
-            tape.rebind(tensor, data)
+            tape.external.rebind(tensor, data)
 
         return property(get, set_data, private_api.TensorBase.data.__delete__)  # type: ignore[attr-defined]
 
@@ -270,14 +270,14 @@ class SyncPatches:
         @functools.wraps(original)
         @shortened
         def method(generator: torch.Generator, *args: Any) -> Any:
-            if tape.running == threading.get_ident():  # a compiler keeps the state for the time it takes
+            if tape.runs.running == threading.get_ident():  # a compiler keeps the state for the time it takes
                 return original(generator, *args)
-            with tape.lock:  # a run on another thread has the generators' states in its hands
+            with tape.runs.lock:  # a run on another thread has the generators' states in its hands
                 if name == "initial_seed":
                     return tape.generators.seed_of(generator)
                 draw = tape.generators.pending(generator)
                 if draw is not None:
-                    tape.sync(f"Generator.{name}", [draw])
+                    tape.runs.sync(f"Generator.{name}", [draw])
                 return original(generator, *args)
 
         return method
@@ -290,14 +290,15 @@ class SyncPatches:
         @functools.wraps(get_state)
         def get_rng_state(*args: Any, **kwargs: Any) -> torch.Tensor:
             generator = generator_of(*args, **kwargs)
-            running = tape.running == threading.get_ident()
+            running = tape.runs.running == threading.get_ident()
             draw = None if running else tape.generators.pending(generator)
             if draw is not None:
                 caller = sys._getframe(1).f_globals.get("__name__")
-                if tape.graph is not None and not tape.pauses and caller in _HAND_BACK_STATES:
+                recording = tape.recording
+                if recording.graph is not None and not recording.pauses and caller in _HAND_BACK_STATES:
                     return rng_state(generator)
                 try:
-                    tape.sync("get_rng_state", [draw])
+                    tape.runs.sync("get_rng_state", [draw])
                 except BaseException as error:
                     shorten(error)
                     raise
@@ -308,7 +309,7 @@ class SyncPatches:
         def set_rng_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             if is_pending(new_state):
                 node = new_state._lazyviz.node  # type: ignore[attr-defined]
-                if tape.graph is not None and node.op is rng_state:
+                if tape.recording.graph is not None and node.op is rng_state:
                     tape.generators.restart(generator_of(*args, **kwargs), new_state._lazyviz)  # type: ignore[attr-defined]
                     return
                 self.before_read(new_state, "set_rng_state")
@@ -335,12 +336,12 @@ class SyncPatches:
                 )
                 for tensor in tensors_in([item for item in contents if not isinstance(item, dict)]):
                     patches.before_read(tensor, "DataLoader workers")
-            with tape.paused():
+            with tape.recording.paused():
                 return make_iterator(self)
 
         @functools.wraps(next_batch)
         def __next__(self: Any) -> Any:
-            with tape.paused():
+            with tape.recording.paused():
                 return next_batch(self)
 
         self._patches.set(loader, "__iter__", __iter__)
@@ -356,7 +357,7 @@ class SyncPatches:
         @functools.wraps(swap)
         @shortened
         def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
-            self.tape.swap(swap, t1, t2)
+            self.tape.external.swap(swap, t1, t2)
 
         self._patches.set(torch.utils, "swap_tensors", swap_tensors)
 
@@ -391,7 +392,7 @@ class SyncPatches:
             new = cls.__new__
 
             def __new__(cls: type, *args: Any, _new: Any = new, **kwargs: Any) -> Any:
-                with self.tape.paused():  # a placeholder without data
+                with self.tape.recording.paused():  # a placeholder without data
                     return _new(cls, *args, **kwargs)
 
             self._patches.set(cls, "__new__", __new__)
@@ -459,8 +460,8 @@ class SyncPatches:
             def traced(*args: Any, _original: Any = original, **kwargs: Any) -> Any:
                 tape = self.tape
                 if tape.pending:
-                    tape.sync(f"torch.jit.{_original.__name__}", list(tape.pending))
-                with tape.paused(), private_api.no_dispatch_modes():
+                    tape.runs.sync(f"torch.jit.{_original.__name__}", list(tape.pending))
+                with tape.recording.paused(), private_api.no_dispatch_modes():
                     return _original(*args, **kwargs)
 
             self._patches.set(torch.jit, name, functools.wraps(original)(shortened(traced)))
@@ -471,11 +472,11 @@ class SyncPatches:
         @functools.wraps(original)
         @shortened
         def function(*args: Any, **kwargs: Any) -> Any:
-            if tape.graph is not None and not tape.pauses:
+            if tape.recording.graph is not None and not tape.recording.pauses:
                 tensors = list(tensors_in((*args, *kwargs.values())))
                 needed = [node for t in tensors for node in nodes_before_access(tape, t, write=False)]
-                tape.sync(original.__name__, needed, sum(t.numel() * t.element_size() for t in tensors))
-            with tape.paused():
+                tape.runs.sync(original.__name__, needed, sum(t.numel() * t.element_size() for t in tensors))
+            with tape.recording.paused():
                 return original(*args, **kwargs)
 
         return data_errors.with_own_errors(tape, original, function)
@@ -517,7 +518,7 @@ class SyncPatches:
 
             def function(*args: Any, _original: Any = original, _name: str = name, **kwargs: Any) -> Any:
                 if tape.pending:
-                    tape.sync(f"torch.cuda.{_name}", list(tape.pending))
+                    tape.runs.sync(f"torch.cuda.{_name}", list(tape.pending))
                 return _original(*args, **kwargs)
 
             self._patches.set(torch.cuda, name, functools.wraps(original)(shortened(function)))

@@ -15,8 +15,8 @@ from ...torch_internals import tensor_memory
 from .. import native_recorder
 from ..dependencies import closure
 from ..fallback import note_copies
-from ..pending_ops import needs_absent
-from ..recorder import Tape
+from ..sync_points import needs_absent
+from ..tape import Tape
 from ..unrecorded_ops import refuse_forgotten, tensors_in
 from .attribute_patches import Patches
 
@@ -53,7 +53,7 @@ class Addresses:
     def _before_access(self, tensor: torch.Tensor) -> None:
         """A pending tensor's address is taken: to read, to write or to hand it out."""
         self._before_read(tensor, RAW_ACCESS)
-        if not self._tape.shapes.inferring and self._tape.running != threading.get_ident():
+        if not self._tape.shapes.inferring and self._tape.runs.running != threading.get_ident():
             refuse_forgotten(self._tape, (tensor,))
 
     def _before_call(self, number: int, args: Any, kwargs: Any) -> None:
@@ -98,7 +98,7 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
     def __getitem__(storage: torch.UntypedStorage, index: Any) -> Any:
         if isinstance(index, slice):  # another storage on the same memory
             before_access(tape, storage)
-        with tape.paused():  # a number is read by ops, of a tensor that is made for that
+        with tape.recording.paused():  # a number is read by ops, of a tensor that is made for that
             return get_item(storage, index)
 
     patches.set(cls, "__getitem__", __getitem__)
@@ -121,17 +121,17 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
 
 def before_access(tape: Tape, storage: torch.UntypedStorage) -> None:
     """Evaluate what is pending on ``storage``, its readers too: who gets the memory may write it."""
-    if not tape.pending or tape.shapes.inferring or tape.running == threading.get_ident():
+    if not tape.pending or tape.shapes.inferring or tape.runs.running == threading.get_ident():
         return
-    tracked = tape.storages.get(storage._cdata)
+    tracked = tape.tensors.storages.get(storage._cdata)
     if tracked is None or not tracked.has_pending_access:
         return
     # Who reads it for an absent card never runs.
     readers = [node for node in tracked.readers if not needs_absent(closure([node]))]
-    with tape.lock:
+    with tape.runs.lock:
         needed = [node for node in (tracked.writer, *readers) if node is not None and node.state != "done"]
         if needed:
-            tape.sync("storage access", needed, storage.nbytes())
+            tape.runs.sync("storage access", needed, storage.nbytes())
     tracked.shadow = None
 
 
@@ -153,9 +153,9 @@ def _at_once(tape: Tape, original: Callable[..., Any], *, writes: bool) -> Calla
     @functools.wraps(original)
     @shortened
     def function(*args: Any, **kwargs: Any) -> Any:
-        if writes and tape.pending and tape.running != threading.get_ident():
-            tape.sync(f"TorchScript's {original.__name__}", [*tape.pending])
-        with tape.paused():
+        if writes and tape.pending and tape.runs.running != threading.get_ident():
+            tape.runs.sync(f"TorchScript's {original.__name__}", [*tape.pending])
+        with tape.recording.paused():
             return original(*args, **kwargs)
 
     return function
@@ -166,7 +166,7 @@ def _made_at_once(tape: Tape, original: Callable[..., Any]) -> Callable[..., Any
 
     @functools.wraps(original)
     def rebuild_tensor(*args: Any, **kwargs: Any) -> Any:
-        with tape.paused():
+        with tape.recording.paused():
             made = original(*args, **kwargs)
         note_copies(tape, made)
         return made

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..fallback import note_region
 from ..parity.plain_tensors import Original
-from ..recorder import Tape
+from ..tape import Tape
 from ..unrecorded_ops import nodes_before_access, tensors_in
 
 _COMPRESSED = {"csr": "crow_col", "csc": "ccol_row", "bsr": "crow_col", "bsc": "ccol_row"}
@@ -52,9 +52,10 @@ def _construct(tape: Tape, name: str, original: Original, *args: Any, **kwargs: 
     tensors = list(tensors_in((*args, *kwargs.values())))
     needed = [node for tensor in tensors for node in nodes_before_access(tape, tensor, write=False)]
     if needed:
-        with tape.lock:
-            tape.sync(_cause(name), needed, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
-    with tape.paused():
+        with tape.runs.lock:
+            nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            tape.runs.sync(_cause(name), needed, nbytes)
+    with tape.recording.paused():
         result = original(*args, **kwargs)
     note_region(tape, name, tensors, result)
     return result

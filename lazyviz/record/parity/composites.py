@@ -24,7 +24,7 @@ from ...torch_internals import composite_ops, private_api
 from .. import fallback, native_recorder
 from ..interception import sparse_constructors
 from ..interception.raw_memory import RAW_ACCESS
-from ..recorder import Tape
+from ..tape import Tape
 from ..unrecorded_ops import tensors_in
 from . import inplace_gradients
 from .plain_tensors import Original, is_plain
@@ -104,8 +104,8 @@ class CompositeKernels:
         tape = self._tape
         for tensor in tensors:
             self._before_read(tensor, RAW_ACCESS)
-            tape.forget_shadow(tensor)
-        with tape.paused():
+            tape.tensors.forget_shadow(tensor)
+        with tape.recording.paused():
             result = original(*args, **kwargs)
         fallback.note_region(tape, name, tensors, result)
         return result
@@ -118,7 +118,7 @@ class CompositeKernels:
         on_cpu = tensor.device.type == "cpu"  # elsewhere PyTorch does not check
         if on_cpu and is_plain(original, q) and q.dtype == tensor.dtype and not q.is_complex():
             self._before_read(q, f"{name} checks its q")
-            with self._tape.paused():
+            with self._tape.recording.paused():
                 inside = bool(((q >= 0) & (q <= 1)).all())
             if not inside:
                 raise RuntimeError(f"{name}() q values must be in the range [0, 1]")

@@ -26,8 +26,8 @@ from ...torch_internals import private_api
 from .. import backward_nodes
 from ..fallback import note_region
 from ..interception.attribute_patches import Patches
-from ..recorder import Tape
 from ..storage import TrackedNode
+from ..tape import Tape
 from ..unrecorded_ops import nodes_before_access, tensors_in
 
 # By the names of their autograd nodes.
@@ -97,7 +97,7 @@ class FormulaPatches:
             finally:
                 tape.scopes.sources.leave(sys._getframe())
                 plain.end()  # where a node failed
-                tape.summing = None
+                tape.recording.summing = None
                 sums.release()
                 for handle in handles:
                     handle.remove()
@@ -140,7 +140,7 @@ class PlainTensors:
     def begin(self, cause: str, needed: Iterable[TrackedNode], read: Iterable[torch.Tensor]) -> None:
         self._cause = cause
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in read)
-        self._tape.sync(cause, needed, nbytes)
+        self._tape.runs.sync(cause, needed, nbytes)
         self._off = private_api.remove_mode(self._mode)
 
     def end(self, read: Any = (), result: Any = None) -> None:
@@ -166,4 +166,4 @@ def _before(plain: PlainTensors, tape: Tape, node: Any, gradients: Sequence[torc
 
 def _after(tape: Tape, node: Any) -> None:
     """``node`` has computed its gradients; what it still calls is the engine adding them to others."""
-    tape.summing = node
+    tape.recording.summing = node

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ...torch_internals import private_api
-from ..recorder import tape
+from ..tape import tape
 from .plain_tensors import Original, is_plain
 
 _INDEX_GRADIENTS = ("IndexBackward0",)
@@ -56,7 +56,7 @@ def gathered(
     sparse_grad: bool,
 ) -> torch.Tensor:
     """``gather_backward``."""
-    if sparse_grad or tape.batch is not None or not is_plain(original, grad, index):
+    if sparse_grad or tape.recording.batch is not None or not is_plain(original, grad, index):
         return original(grad, image, dim, index, sparse_grad)
     return grad.new_zeros(image.shape).scatter_add_(dim, index, grad)
 
@@ -65,7 +65,7 @@ def rows_selected(
     original: Original, grad: torch.Tensor, sizes: Sequence[int], dim: int, index: torch.Tensor
 ) -> torch.Tensor:
     """``index_select_backward``."""
-    if tape.batch is not None or not is_plain(original, grad, index):
+    if tape.recording.batch is not None or not is_plain(original, grad, index):
         return original(grad, sizes, dim, index)
     return grad.new_zeros(sizes).index_add_(dim, index, grad)
 
@@ -81,7 +81,7 @@ def indexed(
     node = private_api.current_autograd_node()
     if (
         accumulate
-        and tape.batch is None
+        and tape.recording.batch is None
         and node is not None
         and node.name() in _INDEX_GRADIENTS
         and private_api.is_engine_call(sys._getframe(1).f_back)  # past the wrapper; not a hook's

@@ -907,15 +907,15 @@ bool sees_modes() {
 }
 
 // Runs the program and notes that it has run, and no code in Python runs in between: no signal's handler, whatever
-// it does, finds the one without the other.  Given are the tape and the thread's number, a function that takes the
+// it does, finds the one without the other.  Given are the tape's runs and the thread's number, a function that takes the
 // tensors (or returns None: the nodes have run already), the lists and the times as above, functions that note it, and a list that what `run` returns is added to.
-// Nothing else is noted of what was stopped: that is the caller's, and the tape says meanwhile that a run is under way.
+// Nothing else is noted of what was stopped: that is the caller's, and the tape's runs say meanwhile that one is under way.
 // NotImplemented: it cannot be run so here.
 PyObject* run_in_one_go(PyObject* self, PyObject* args) {
   Given given;
-  PyObject *tape, *thread, *take, *notes, *ran;
+  PyObject *runs, *thread, *take, *notes, *ran;
   if (!PyArg_ParseTuple(
-          args, "OOOO!O!O!OO!O!", &tape, &thread, &take, &PyList_Type, &given.scalars, &PyList_Type, &given.users,
+          args, "OOOO!O!O!OO!O!", &runs, &thread, &take, &PyList_Type, &given.scalars, &PyList_Type, &given.users,
           &PyList_Type, &given.later, &given.times, &PyTuple_Type, &notes, &PyList_Type, &ran)) {
     return nullptr;
   }
@@ -929,7 +929,7 @@ PyObject* run_in_one_go(PyObject* self, PyObject* args) {
   if (!tensors) return nullptr;
   if (!PyList_Check(tensors.get())) Py_RETURN_NOTIMPLEMENTED;
   given.tensors = tensors.get();
-  auto note = [&](PyObject* name, PyObject* who) { return PyObject_SetAttr(tape, name, who) == 0; };
+  auto note = [&](PyObject* name, PyObject* who) { return PyObject_SetAttr(runs, name, who) == 0; };
   if (!note(names.under_way, thread) || !note(names.running, thread)) return nullptr;
   PyObject* result = with_warnings([&]() -> PyObject* {
     THPObjectPtr found;

@@ -1,7 +1,7 @@
 # cython: language_level=3, binding=True, boundscheck=False, wraparound=False
 """The way of an ordinary op through the recorder, compiled.
 
-What :meth:`lazyviz.record.recorder.Tape.record` does for an op whose answer is in the shape cache,
+What :meth:`lazyviz.record.recorder.Recorder.record` does for an op whose answer is in the shape cache,
 call by call the same, on the same objects: the classes stay those of Python, whose slots are read
 and written where their member descriptors say they are.  Whatever is not ordinary (an unknown shape, a
 draw, a sync point, an absent card, ...) is found out before anything has been changed, and left to
@@ -231,10 +231,11 @@ cdef class Maker:
 
 cdef object slow, Unexamined, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
-cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, scopes, sources, shapes
+cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes
 cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active
 cdef object learn, info_of, engine_is_sole_owner, slow_record, take, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
-cdef dict infos, entries, above
+cdef object recording_state, table, runs, external
+cdef dict infos, entries, above, pending_nodes
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
@@ -257,8 +258,8 @@ cdef Py_ssize_t S_replaced, S_address, S_dropped, S_dropped_in, S_external, S_ro
 cdef Py_ssize_t M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
 cdef Py_ssize_t O_meta, O_source, O_itself, O_fresh, O_nbytes
 cdef Py_ssize_t I_container, I_outputs, I_on_meta, I_special, I_to_cpu, I_restructured, I_dtype
-cdef Py_ssize_t L_line, R_value, G_nodes, G_storages, G_inputs, G_calls, G_lost, T_held_bytes_limit
-cdef Py_ssize_t T_under_way, T_graph, T_pauses, T_absent, T_viewed, T_owner, T_summing, T_pending, T_outside, T_storages, T_batch, T_met, T_exported
+cdef Py_ssize_t L_line, R_value, G_nodes, G_storages, G_inputs, G_calls, G_lost, RS_held_bytes_limit
+cdef Py_ssize_t RS_graph, RS_pauses, RS_absent, RS_viewed, RS_owner, RS_summing, RS_batch, PR_under_way, T_outside, T_storages, T_computed, T_exported
 cdef Py_ssize_t C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
 cdef object OutputSpec
 
@@ -273,10 +274,11 @@ def connect(**parts):
     """
     global slow, Unexamined, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
-    global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, scopes, sources, shapes
+    global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
     global goes_on_without, nowhere, known_number, evaluate_number, number_in, gradient_check
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
+    global recording_state, table, runs, external, pending_nodes, recorder
     global learn, info_of, TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
     global node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
     slow, Unexamined = parts["slow"], parts["Unexamined"]
@@ -300,11 +302,13 @@ def connect(**parts):
     is_ordinary = parts["is_ordinary"]
     TrackedValue, Dtype, Layout, MemoryFormat = type(parts["value"]), parts["dtype"], parts["layout"], parts["memory_format"]
     is_calling, default_generator = parts["is_calling"], parts["default_generator"]
-    tape = parts["tape"]
+    tape, recorder = parts["tape"], parts["recorder"]
+    recording_state, table, runs, external = tape.recording, tape.tensors, tape.runs, tape.external
+    pending_nodes = tape.pending
     scopes, shapes = tape.scopes, tape.shapes
     sources = scopes.sources
     above = sources._above
-    slow_record = tape.record
+    slow_record = recorder.record
     infos, entries = shapes.infos, shapes.entries
     learn, info_of = shapes.learn, shapes.info
     ENTRY, MISSING = parts["ENTRY"], parts["MISSING"]
@@ -338,8 +342,8 @@ def _find_slots(parts):
     global S_replaced, S_address, S_dropped, S_dropped_in, S_external, S_role, S_name, V_name, V_given
     global M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
     global O_meta, O_source, O_itself, O_fresh, O_nbytes, I_container, I_outputs, I_on_meta, I_special, R_value, L_line
-    global I_to_cpu, I_restructured, I_dtype, G_nodes, G_storages, G_inputs, G_calls, G_lost, T_held_bytes_limit
-    global T_under_way, T_graph, T_pauses, T_absent, T_viewed, T_owner, T_summing, T_pending, T_outside, T_storages, T_batch, T_met, T_exported
+    global I_to_cpu, I_restructured, I_dtype, G_nodes, G_storages, G_inputs, G_calls, G_lost, RS_held_bytes_limit
+    global RS_graph, RS_pauses, RS_absent, RS_viewed, RS_owner, RS_summing, RS_batch, PR_under_way, T_outside, T_storages, T_computed, T_exported
     global C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
     node = type(parts["node"])
     N_index, N_op, N_args = offset(node, "index"), offset(node, "op"), offset(node, "args")
@@ -379,13 +383,14 @@ def _find_slots(parts):
     graph = parts["Graph"]
     G_nodes, G_storages, G_inputs = offset(graph, "nodes"), offset(graph, "storages"), offset(graph, "inputs")
     G_calls, G_lost = offset(graph, "calls"), offset(graph, "lost")
-    pending = type(parts["tape"])
-    T_graph, T_pauses, T_absent = offset(pending, "graph"), offset(pending, "pauses"), offset(pending, "absent")
-    T_viewed, T_owner, T_summing = offset(pending, "viewed"), offset(pending, "owner"), offset(pending, "summing")
-    T_pending, T_outside = offset(pending, "pending"), offset(pending, "outside")
-    T_held_bytes_limit = offset(pending, "held_bytes_limit")
-    T_storages, T_batch, T_met = offset(pending, "storages"), offset(pending, "batch"), offset(pending, "met")
-    T_exported, T_under_way = offset(pending, "exported"), offset(pending, "under_way")
+    state = type(recording_state)
+    RS_graph, RS_pauses, RS_absent = offset(state, "graph"), offset(state, "pauses"), offset(state, "absent")
+    RS_viewed, RS_owner, RS_summing = offset(state, "viewed"), offset(state, "owner"), offset(state, "summing")
+    RS_batch, RS_held_bytes_limit = offset(state, "batch"), offset(state, "held_bytes_limit")
+    PR_under_way = offset(type(runs), "under_way")
+    known = type(table)
+    T_outside, T_storages = offset(known, "outside"), offset(known, "storages")
+    T_computed, T_exported = offset(known, "computed"), offset(known, "exported")
     scope = type(scopes)
     C_root, C_module, C_callers = offset(scope, "root"), offset(scope, "module"), offset(scope, "_callers")
     C_entered, C_by_sequence = offset(scope, "_entered"), offset(scope, "by_sequence")
@@ -622,7 +627,7 @@ cdef object remember(Answer *answer, Words *words, object key, object inferred):
 
 
 cdef tuple key_of(Op op, object dtype, bint grad_mode, tuple args, dict kwargs, list values):
-    """The shape cache's key, as ``Tape.record`` makes it, of a call's translated arguments."""
+    """The shape cache's key, as ``Recorder.record`` makes it, of a call's translated arguments."""
     cdef list key = [op.info, dtype, grad_mode]
     for item in args:
         add_to_key(key, item, op)
@@ -713,9 +718,9 @@ def dispatch(mode, func, types, args=(), kwargs=None):
 
 
 cdef int is_recording() noexcept:
-    if get(tape, T_graph) is None or get(tape, T_pauses) or get(tape, T_absent) is not None:
+    if get(recording_state, RS_graph) is None or get(recording_state, RS_pauses) or get(recording_state, RS_absent) is not None:
         return False
-    under_way = get(tape, T_under_way)  # Python's recorder waits for another thread's run
+    under_way = get(runs, PR_under_way)  # Python's recorder waits for another thread's run
     return not under_way or under_way == PyThread_get_thread_ident()
 
 
@@ -730,11 +735,11 @@ cdef void show_as_wrapper(object tensor, bint on):
 
 
 cdef object view_is_made():
-    """``lazyviz.record.pending_ops.PendingOps.view_is_made``."""
-    tensor = get(tape, T_viewed)()
+    """``lazyviz.record.recording_state.RecordingState.view_is_made``."""
+    tensor = get(recording_state, RS_viewed)()
     if type(tensor) is LazyTensor:
         show_as_wrapper(tensor, True)
-    put(tape, T_viewed, None)
+    put(recording_state, RS_viewed, None)
 
 
 cdef object record(object func, tuple args, object kwargs):
@@ -747,7 +752,7 @@ cdef object record(object func, tuple args, object kwargs):
     cdef dict new_kwargs
     cdef bint in_engine, grad_mode
     cdef uint64_t sequence = 0
-    graph = get(tape, T_graph)
+    graph = get(recording_state, RS_graph)
     found = PyDict_GetItem(ops, <size_t> <void *> func)
     if found is NULL:
         info = infos.get(<size_t> <void *> func) or info_of(func)
@@ -762,17 +767,17 @@ cdef object record(object func, tuple args, object kwargs):
         cls = type(args[0])
         if cls is float or cls is int or cls is bool or cls is complex:
             return MISS
-    if get(tape, T_viewed) is not None:
+    if get(recording_state, RS_viewed) is not None:
         view_is_made()
     in_engine = quick.calling_node(&sequence)
-    if not in_engine and get(tape, T_owner) != PyThread_get_thread_ident():
+    if not in_engine and get(recording_state, RS_owner) != PyThread_get_thread_ident():
         return MISS
     grad_mode = quick.grad_mode()
     if op.adds:
-        summing = get(tape, T_summing)
+        summing = get(recording_state, RS_summing)
         if summing is not None:
             if not is_calling(summing):
-                put(tape, T_summing, None)
+                put(recording_state, RS_summing, None)
             elif not grad_mode and sums_in_place(args):
                 increment_version(args[0])
                 result = record(add_, args, kwargs)
@@ -847,7 +852,7 @@ cdef object record(object func, tuple args, object kwargs):
             if op.draws_by_default and len(args) <= op.generator and not kwargs and is_on_cpu(inferred):
                 generator = default_generator
             else:
-                generator = tape._generator(op.info, args, kwargs or {}, inferred, values)
+                generator = recorder._generator(op.info, args, kwargs or {}, inferred, values)
             if generator is not None:
                 tape.generators.record(node, generator)
         result = outputs(node, graph, len(recorded), inferred, values, tensors)
@@ -859,27 +864,27 @@ cdef object record(object func, tuple args, object kwargs):
         hidden(new_args)
     hidden(values)
     hidden(get(node, N_outputs))
-    (<dict> get(tape, T_pending))[node] = None
+    pending_nodes[node] = None
     if op.is_view and type(tensors[0]) is LazyTensor:
         tensor = tensors[0]
         show_as_wrapper(tensor, False)
-        put(tape, T_viewed, get(tensor._lazyviz, V_tensor))
-    if TrackedStorage.held_bytes > get(tape, T_held_bytes_limit):
-        tape.sync("dropped inputs kept by the graph exceed the byte budget", list(get(tape, T_pending)))
+        put(recording_state, RS_viewed, get(tensor._lazyviz, V_tensor))
+    if TrackedStorage.held_bytes > get(recording_state, RS_held_bytes_limit):
+        runs.sync("dropped inputs kept by the graph exceed the byte budget", list(pending_nodes))
     return result
 
 
 cdef object number_of(object tensor):
     """The number that a tensor holds, where that is known at once; else it is left to the recorder."""
     cdef PyObject *found
-    if get(tape, T_owner) != PyThread_get_thread_ident():
+    if get(recording_state, RS_owner) != PyThread_get_thread_ident():
         return MISS
-    if get(tape, T_viewed) is not None:
+    if get(recording_state, RS_viewed) is not None:
         view_is_made()
     if type(tensor) is LazyTensor:
         value = tensor._lazyviz
     else:
-        found = PyDict_GetItem(get(tape, T_outside), <size_t> <void *> tensor)
+        found = PyDict_GetItem(get(table, T_outside), <size_t> <void *> tensor)
         if found is NULL:
             return MISS
         value = <object> found
@@ -891,7 +896,7 @@ cdef object number_of(object tensor):
             return MISS
         if <size_t> get(storage, S_address) != quick.storage_address(<PyObject *> tensor):
             return MISS
-        found = PyDict_GetItem(get(tape, T_storages), get(storage, S_address))
+        found = PyDict_GetItem(get(table, T_storages), get(storage, S_address))
         if found != <PyObject *> storage:
             return MISS
     if get(get(value, V_storage), S_shadow) is not None:
@@ -1011,7 +1016,7 @@ cdef bint is_on_cpu(object inferred) except -1:
 
 
 cdef bint sums_in_place(tuple args) except -1:
-    """``Tape._sums_in_place``, once the engine's node is known to be the one that adds.
+    """``Recorder._sums_in_place``, once the engine's node is known to be the one that adds.
 
     No variable may hold the first argument: its references are counted.
     """
@@ -1076,7 +1081,7 @@ cdef object translate(object item, Op op, list values, list tensors, Words *word
 
 cdef object outside(object tensor, Op op):
     """The value of a real tensor whose memory nobody else writes."""
-    cdef PyObject *found = PyDict_GetItem(get(tape, T_outside), <size_t> <void *> tensor)
+    cdef PyObject *found = PyDict_GetItem(get(table, T_outside), <size_t> <void *> tensor)
     if found is not NULL:
         value = <object> found
         ref = get(value, V_tensor)
@@ -1095,7 +1100,7 @@ cdef object outside(object tensor, Op op):
     ):
         return MISS
     try:
-        if op.is_view and found is not NULL and tape.is_foreign(tensor):
+        if op.is_view and found is not NULL and external.is_foreign(tensor):
             return MISS
         value = meet(tensor, nbytes)
     except Unexamined:  # which Python's recorder sees to
@@ -1118,7 +1123,7 @@ cdef tuple new_outside(object tensor, object graph, object address, int64_t nbyt
     role, name = role_of(tensor)
     put(storage, S_role, role)
     put(storage, S_name, name)
-    earlier = (<dict> get(tape, T_met)).get(address)
+    earlier = (<dict> get(table, T_computed)).get(address)
     if earlier is not None and earlier.live:
         storage.continues = earlier
     return storage, name
@@ -1129,24 +1134,24 @@ cdef object meet(object tensor, int64_t nbytes):
 
     ``nbytes``: see `fixed_nbytes` in `dispatch.cpp`.
     """
-    cdef dict known = get(tape, T_storages)
+    cdef dict known = get(table, T_storages)
     address = quick.storage_address(<PyObject *> tensor)
     cdef PyObject *found = PyDict_GetItem(known, address)
     if nbytes < 0 and found is NULL:  # whose memory that is has to be asked
         return MISS
-    if nbytes < 0 or get(tape, T_batch) is not None:
-        return tape.from_outside(tensor)
-    graph = get(tape, T_graph)
+    if nbytes < 0 or get(recording_state, RS_batch) is not None:
+        return external.from_outside(tensor)
+    graph = get(recording_state, RS_graph)
     if found is not NULL:
         storage = <object> found
         if get(storage, S_foreign) is not False:
-            return tape.from_outside(tensor)
+            return external.from_outside(tensor)
         if get(storage, S_nbytes) < nbytes:
             put(storage, S_nbytes, nbytes)
         name = get(storage, S_name)
     else:
-        if address in <dict> get(tape, T_exported):
-            return tape.from_outside(tensor)
+        if address in <dict> get(table, T_exported):
+            return external.from_outside(tensor)
         storage, name = new_outside(tensor, graph, address, nbytes)
         known[address] = storage
     value = values_.make()
@@ -1161,7 +1166,7 @@ cdef object meet(object tensor, int64_t nbytes):
     put(value, V_real, taken(quick.alias(<PyObject *> tensor)))
     refer(tensor, value, storage)
     (<list> get(graph, G_inputs)).append(value)
-    (<dict> get(tape, T_outside))[<size_t> <void *> tensor] = value
+    (<dict> get(table, T_outside))[<size_t> <void *> tensor] = value
     put(value, V_given, True if quick.is_given(<PyObject *> tensor) else False)
     return value
 
@@ -1206,7 +1211,7 @@ cdef tuple role_of(object tensor):
 cdef object storage_of(object tensor):
     if type(tensor) is LazyTensor:
         return get(tensor._lazyviz, V_storage)
-    return get((<dict> get(tape, T_outside))[<size_t> <void *> tensor], V_storage)
+    return get((<dict> get(table, T_outside))[<size_t> <void *> tensor], V_storage)
 
 
 cdef void order(object node, list values, list written):
@@ -1340,22 +1345,22 @@ cdef bint needs(object node, object other) except -1:
 
 
 def made_real(_, values):
-    """``lazyviz.record.pending_ops.PendingOps.made_real``."""
-    cdef dict met = get(tape, T_met)
+    """``lazyviz.record.tensor_table.TensorTable.made_real``."""
+    cdef dict computed = get(table, T_computed)
     for value in values:
         ref = get(value, V_tensor)
         tensor = None if ref is None else ref()
         if tensor is not None:
-            met[quick.storage_address(<PyObject *> tensor)] = get(value, V_storage)
+            computed[quick.storage_address(<PyObject *> tensor)] = get(value, V_storage)
 
 
-def settle_after(_, ran):
-    """``lazyviz.record.pending_ops.PendingOps.settle_after``."""
-    cdef dict outside_ = get(tape, T_outside)
-    cdef dict known = get(tape, T_storages)
+def release_after(_, ran):
+    """``lazyviz.record.tensor_table.TensorTable.release_after``."""
+    cdef dict outside_ = get(table, T_outside)
+    cdef dict known = get(table, T_storages)
     cdef PyObject *found
     held = TrackedStorage.held
-    recording = get(tape, T_graph) is not None
+    recording = get(recording_state, RS_graph) is not None
     for node in ran:
         for values in (get(node, N_inputs), get(node, N_outputs)):
             for value in values:
@@ -1374,19 +1379,19 @@ def settle_after(_, ran):
                         if found == <PyObject *> value:
                             del outside_[<size_t> <void *> tensor]
                 if not get(storage, S_uses):
-                    leave(storage, known, recording)
+                    drop_storage(storage, known, recording)
                 if get(storage, S_external) is True and (held or not get(storage, S_live)):
                     storage.count_held()
 
 
-cdef object leave(object storage, dict known, bint recording):
-    """``lazyviz.record.pending_ops.PendingOps._leave``."""
+cdef object drop_storage(object storage, dict known, bint recording):
+    """``lazyviz.record.tensor_table.TensorTable._drop_storage``."""
     address = get(storage, S_address)
     cdef PyObject *found = PyDict_GetItem(known, address)
     if found == <PyObject *> storage:
         del known[address]
         if recording and get(storage, S_live):
-            (<dict> get(tape, T_met))[address] = storage
+            (<dict> get(table, T_computed))[address] = storage
         put(storage, S_address, nowhere)
 
 
@@ -1711,7 +1716,7 @@ def module_call_of(scopes, original):
 
 
 cdef object outputs(object node, object graph, Py_ssize_t index, object inferred, list values, list tensors):
-    """``Tape._outputs``, but for what changes its arguments' metadata."""
+    """``Recorder._outputs``, but for what changes its arguments' metadata."""
     cdef list results = None, made = [], specs = get(inferred, I_outputs)
     cdef dict fresh = None
     result = None

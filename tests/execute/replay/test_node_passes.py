@@ -13,7 +13,7 @@ import lazyviz
 from lazyviz.execute.replay import node_passes
 from lazyviz.execute.replay.node_passes import InPython, Storages, Survey
 from lazyviz.execute.replay.program_cache import replays
-from lazyviz.record.recorder import tape
+from lazyviz.record.tape import tape
 
 pytestmark = pytest.mark.skipif(not node_passes.active, reason="lazyviz was installed without it")
 IN_CPP = node_passes._module
@@ -54,7 +54,7 @@ def test_both_find_the_same():
     assert IN_CPP.begin(nodes) == InPython.begin(nodes) == (["it failed"], found.graphs)
     nodes[1].state = "done"
     assert IN_CPP.unfinished(nodes) == InPython.unfinished(nodes) == [nodes[0], *nodes[2:]]
-    tape.forget_all()
+    tape.pending_ops.forget_all()
 
 
 def test_both_find_results_beyond_those_of_the_op_and_memory_met_again():
@@ -100,7 +100,7 @@ def test_both_know_what_nodes_beyond_a_subgraph_need():
     assert uses[0] == uses[1]
     assert y._lazyviz.uses == 4 and uses[0][found.values.index(y._lazyviz)] == (2, 3)
     assert torch.equal(z, torch.full((3,), 4.0)) and torch.equal(other, torch.ones(2))
-    tape.forget_all()
+    tape.pending_ops.forget_all()
 
 
 def closure_of(tensor):
@@ -116,7 +116,7 @@ def test_a_step_that_is_not_known_is_named_by_its_answer():
             sweep.survey(nodes, {})
         assert error.value.args == (nodes[0].entry,)
     assert x.shape == (3,)
-    tape.forget_all()
+    tape.pending_ops.forget_all()
 
 
 def test_both_leave_the_same():
@@ -151,7 +151,7 @@ def test_both_leave_the_same():
             node.seconds = None
         sweep.note_done(nodes, None)
         assert {node.seconds for node in nodes} == {None}
-        tape.forget_all()
+        tape.pending_ops.forget_all()
         del kept
     assert left[0] == left[1]
     assert not any(tensor for *_, values, _ in left[0] for _, tensor in values)
@@ -174,7 +174,7 @@ def test_nothing_is_found_of_what_is_no_subgraph(change):
     for sweep in (IN_CPP, InPython):
         assert (sweep.survey(nodes, steps) is None) == (change != "nothing")
     assert x.shape == y.shape
-    tape.forget_all()
+    tape.pending_ops.forget_all()
 
 
 def test_what_is_no_node_is_refused():

@@ -74,7 +74,7 @@ def test_the_cheapest_are_computed_again_first():
 def test_timeline_chart_and_exports_are_those_of_the_run_that_recomputes(tmp_path):
     graph = recorded()
     least = graph.plan(recompute=1).recompute.least_bytes
-    graph.recompute = least
+    graph.choices.recompute = least
     plan = graph.plan()
     assert len(plan.timeline) == len(graph.nodes) + plan.recompute.ops
     assert max(size for _, size in plan.timeline) == plan.peak_bytes <= least

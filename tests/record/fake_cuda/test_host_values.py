@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.record.pending_ops import AbsentDeviceError
+from lazyviz.record.sync_points import AbsentDeviceError
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="plans for a card that is there can run")
 

@@ -133,7 +133,7 @@ def test_a_pending_result_is_described_as_its_kernel_returns_it(name):
 
 def test_numbers_that_fit_cost_no_further_entries():
     """Learning rates and their like share an entry of the shape cache."""
-    from lazyviz.record.recorder import tape
+    from lazyviz.record.tape import tape
 
     x = torch.randn(3)
     with lazyviz.lazy() as graph:

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import lazyviz
 from lazyviz.record import native_recorder
-from lazyviz.record.recorder import tape
 from lazyviz.record.shapes.inference import ShapeCache
+from lazyviz.record.tape import tape
 
 from ...bits import difference
 from ...both_ways import both

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 import lazyviz
-from lazyviz.record.recorder import tape
 from lazyviz.record.shapes import kernel_probes
+from lazyviz.record.tape import tape
 
 from ...bits import difference
 

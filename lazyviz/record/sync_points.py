@@ -1,0 +1,153 @@
+"""Sync points: pending ops run when something needs their values, under one lock."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from ..graph.ir import SyncPoint, at
+from ..torch_internals import cuda as torch_cuda
+from .dependencies import closure
+from .provenance.module_scopes import Scopes
+from .recording_state import RecordingState
+from .storage import TrackedNode
+
+NESTED = (
+    "an evaluation is under way, and what is called in its midst (a progress callback, a listener, a signal "
+    "handler, a finalizer) needs ops that have not run; the evaluation goes on: ask again once it has ended"
+)
+
+
+class RunLock(type(threading.RLock())):  # type: ignore[misc]
+    """Held while nodes are chosen and run; a thread may take it again.
+
+    Taking it and giving it back by ``with`` is C's own work, so no exception from elsewhere comes between
+    either and its being noted: a lock that such a one left behind would hold up all other threads for good.
+    """
+
+    @property
+    def is_mine(self) -> bool:
+        return bool(self._is_owned())
+
+    @property
+    def owner(self) -> int:
+        """The thread that has it, 0: none.  Python tells by no other way."""
+        return int(re.findall(r"owner=(-?\d+)", repr(self))[0])
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a thread has it that is no more."""
+        return self.owner not in (0, *[thread.ident for thread in threading.enumerate()])
+
+    def wait(self) -> None:
+        """Until no other thread has it."""
+        with self:
+            pass
+
+
+# Reads of where memory lies, not of what it holds: nothing is waited for where it is there already.
+_ADDRESSES = frozenset({"data_ptr", "storage access", "set_"})
+
+
+def _computes_nothing(node: TrackedNode) -> bool:
+    """Whether it makes a view, or something without elements."""
+    return node.op.is_view or all(value.storage.nbytes == 0 for value in node.outputs)
+
+
+class SyncError(RuntimeError):
+    """An op needed values where syncs are forbidden."""
+
+
+class AbsentDeviceError(RuntimeError):
+    """Something needs a value that only a GPU which is not on this machine could compute."""
+
+
+class Evaluator(Protocol):
+    """Runs pending nodes, given in program order; provided by a later stage."""
+
+    def __call__(self, nodes: Sequence[TrackedNode], cause: str) -> None: ...
+
+
+class PendingRuns:
+    """Runs of pending nodes: who runs them, on which thread, and the sync points that ask for them.
+
+    Slots, since the compiled recorder reads one at every op.
+    """
+
+    __slots__ = ("_recording", "_scopes", "evaluator", "lock", "running", "under_way")
+
+    def __init__(self, recording: RecordingState, scopes: Scopes) -> None:
+        self._recording, self._scopes = recording, scopes
+        self.evaluator: Evaluator | None = None
+        self.lock = RunLock()
+        self.running = 0  # thread that runs nodes: what a kernel itself reads is as it should be
+        self.under_way = 0  # thread whose run has not ended, though it may be in a callback of the user's
+
+    def sync(
+        self, cause: str, needed: Iterable[TrackedNode], nbytes: int = 0, *, a_number: bool = False
+    ) -> None:
+        """Evaluate ``needed`` and what it depends on; note the sync point in the graph being recorded.
+
+        ``a_number``: what is read are Python's numbers, which the user may assume.
+
+        Raises:
+            SyncError: syncs are forbidden here.
+            AbsentDeviceError: only a GPU that is not here could compute it.
+        """
+        with self.lock:  # what another thread runs must not be chosen to be run once more
+            self._sync(needed, cause, nbytes, a_number)
+
+    def _sync(self, needed: Iterable[TrackedNode], cause: str, nbytes: int, a_number: bool) -> None:
+        recording = self._recording
+        nodes = closure(needed)
+        line, reader = self._scopes.sources.read_at(sys._getframe(2))
+        if torch_cuda.STAND_INS and needs_absent(nodes):
+            where = at(line, reader) + (f": {line.text}" if line else "")
+            text = (
+                f"{cause}{where} needs a value that only the planned GPU could compute, which is not on this "
+                "machine"
+            )
+            if recording.absent is not None:
+                text += "; the plan is of what comes before"
+            text += "."
+            if recording.absent is not None and a_number and line is not None:
+                text += (
+                    f" To go on, say what is read there: %%lazy --assume {line.line}=VALUE, or "
+                    f"lazyviz.lazy(assume={{{line.line}: VALUE}})."
+                )
+            raise AbsentDeviceError(text)
+        noted = recording.graph is not None and not (
+            cause in _ADDRESSES and all(map(_computes_nothing, nodes))
+        )
+        if noted and not recording.allow_sync:
+            where = at(line, reader) + (f": {line.text}" if line else "")
+            raise SyncError(f"{cause} needs {len(nodes)} pending ops to run{where}; syncs are forbidden here")
+        start = time.perf_counter()
+        if nodes:
+            assert self.evaluator is not None, "lazyviz.session.connect gives it one"
+            self.evaluator(nodes, cause + at(line, reader))
+        if noted and recording.graph is not None:
+            seconds, index = time.perf_counter() - start, len(recording.graph.nodes)
+            point = SyncPoint(cause, line, len(nodes), seconds, nbytes, index, reader)
+            recording.graph.sync_points.append(point)
+
+    def evaluate(self, nodes: Sequence[TrackedNode], cause: str) -> None:
+        assert self.evaluator is not None, "lazyviz.session.connect gives it one"
+        self.evaluator(nodes, cause)
+
+    def refuse_nested(self) -> None:
+        """Raise ``RuntimeError`` in the midst of a run of this thread: what is pending is not to change."""
+        if self.under_way == threading.get_ident():
+            raise RuntimeError(NESTED)
+
+
+def needs_absent(nodes: Iterable[TrackedNode]) -> bool:
+    """Whether only a GPU that is not on this machine could run some of ``nodes``."""
+    absent = torch_cuda.STAND_INS
+    return bool(absent) and any(
+        value.meta.device in absent for node in nodes for value in (*node.outputs, *node.inputs)
+    )

@@ -1,0 +1,63 @@
+"""The tape: everything that this process records and what of it is pending."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ..torch_internals.private_api import OpOverload
+from .external_tensors import ExternalTensors
+from .interception.memory_holders import MemoryHolders
+from .pending_ops import PendingOps
+from .provenance.module_scopes import Scopes
+from .recording_state import RecordingState
+from .rng import Generators
+from .shapes.inference import ShapeCache
+from .sync_points import PendingRuns
+from .tensor_table import TensorTable
+
+
+class OpRecorder(Protocol):
+    """Makes nodes of op calls; :class:`lazyviz.record.recorder.Recorder`."""
+
+    def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def record_view(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+
+class Tape:
+    """The parts of the record, one a subject; there is one tape per process.
+
+    ``pending`` are the nodes of ``pending_ops``, by far its most used part.
+    """
+
+    recorder: OpRecorder
+
+    def __init__(self) -> None:
+        self.recording = RecordingState()
+        self.shapes = ShapeCache()
+        self.scopes = Scopes()
+        self.generators = Generators()
+        self.tensors = TensorTable(self.recording)
+        self.runs = PendingRuns(self.recording, self.scopes)
+        self.memory_holders = MemoryHolders(self.tensors, self.recording, self.runs)
+        self.external = ExternalTensors(
+            self.recording,
+            self.runs,
+            self.tensors,
+            self.memory_holders,
+            scopes=self.scopes,
+            shapes=self.shapes,
+        )
+        self.pending_ops = PendingOps(
+            self.recording,
+            self.runs,
+            self.tensors,
+            self.memory_holders,
+            scopes=self.scopes,
+            shapes=self.shapes,
+            generators=self.generators,
+        )
+        self.pending = self.pending_ops.nodes
+        self.scopes.meet = self.memory_holders.meet
+
+
+tape = Tape()

@@ -1,0 +1,192 @@
+"""Table of the user's real tensors and their memory: the value and storage that the record has for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ..torch_internals import private_api
+from .interception.sparse_components import parts_of
+from .recording_state import RecordingState
+from .storage import TrackedNode, TrackedStorage, TrackedValue, note_drop
+
+NOWHERE = 1  # no storage's address
+
+
+class TensorTable:
+    """Real tensors by identity, real storages by address.
+
+    Slots, since the compiled recorder reads them at every op.
+    """
+
+    __slots__ = (
+        "_most_outside", "_most_results", "_recording", "computed", "exported", "outside", "results",
+        "storages",
+    )  # fmt: skip
+
+    def __init__(self, recording: RecordingState) -> None:
+        self._recording = recording
+        self.outside: dict[int, TrackedValue] = {}  # by id of the real tensor
+        self.storages: dict[int, TrackedStorage] = {}  # by address of the real storage
+        # Likewise, of what sync points of this block computed: the storage that it was.
+        self.computed: dict[int, TrackedStorage] = {}
+        # By id of the tensor: results of ops of this block that ran at a sync point.
+        self.results: dict[int, TrackedValue] = {}
+        # By address: who was given the memory while we looked; see `MemoryHolders`.
+        self.exported: dict[int, list[tuple[Any, str]]] = {}
+        self._most_outside = self._most_results = 200  # of these, when next to look for dead ones
+
+    def value_of(self, tensor: torch.Tensor) -> TrackedValue | None:
+        """The value recorded for a tensor, pending or from outside."""
+        value = tensor.__dict__.get("_lazyviz")
+        if value is None:
+            for values in (self.outside, self.results):
+                value = values.get(id(tensor))
+                if value is not None and value.tensor is not None and value.tensor() is tensor:
+                    return value
+            return None  # or the id of one that has died since
+        return value
+
+    def forget_place(self, tensor: torch.Tensor) -> TrackedValue | None:
+        """``tensor`` shows other memory from now on; the value that it was, if it was recorded as outside."""
+        made = self.results.pop(id(tensor), None)
+        return self.outside.pop(id(tensor), made)
+
+    def forget_outside(self, tensor: torch.Tensor) -> TrackedValue | None:
+        """Before ``tensor``'s metadata may change: what was recorded shows its old form."""
+        value = self.forget_place(tensor)
+        if value is not None:
+            release(value)
+        return value
+
+    def made_real(self, values: Iterable[TrackedValue]) -> None:
+        """At a sync point: the rest of the record may come back to the memory of ``values``."""
+        for value in values:
+            tensor = value.tensor() if value.tensor is not None else None
+            if tensor is not None:
+                self.computed[private_api.storage_address(tensor)] = value.storage
+
+    def forget_shadow(self, tensor: torch.Tensor) -> None:
+        """``tensor`` is about to be written without being recorded."""
+        for part in [tensor] if tensor.layout == torch.strided else parts_of(tensor):
+            storage = self.storages.get(private_api.storage_address(part))
+            if storage is not None:
+                storage.shadow = None
+
+    def forget_storage(self, address: int, *, but_if_foreign: bool | None = None) -> list[TrackedNode]:
+        """Forget real memory, since who shows it has changed; returns what has to run before it is used.
+
+        ``but_if_foreign``: nothing is forgotten where the record has it so already.
+        """
+        storage = self.storages.get(address)
+        if storage is not None and but_if_foreign is False:
+            return []
+        for key, value in list(self.outside.items()):
+            if value.storage.address == address and value.storage.foreign is not but_if_foreign:
+                del self.outside[key]
+                release(value)
+        if storage is None:
+            return []
+        del self.storages[address]
+        accesses = [*storage.readers, *([storage.writer] if storage.writer is not None else [])]
+        return [node for node in accesses if node.state != "done"]
+
+    # --- after a run ---------------------------------------------------------------
+
+    def release_after(self, ran: Iterable[TrackedNode]) -> None:
+        """Forget memory that the nodes in ``ran`` touch and nothing pending does any more."""
+        for node in ran:
+            for value in (*node.inputs, *node.outputs):
+                storage = value.storage
+                if value.real is None:
+                    tensor = value.tensor() if value.node is None and value.tensor is not None else None
+                    if tensor is not None and self.outside.get(id(tensor)) is value:
+                        del self.outside[id(tensor)]
+                elif value.uses and not storage.foreign:
+                    self._set_address(storage, private_api.storage_address(value.real))
+                if not storage.uses:
+                    self._drop_storage(storage)
+                if storage.external:
+                    storage.count_held()
+
+    def release_unread(self, pending: Iterable[TrackedNode]) -> None:
+        """Forget all memory that nothing pending touches any more."""
+        storages = [storage for storage in list(self.storages.values()) if not storage.has_pending_access]
+        for storage in storages:
+            self._drop_storage(storage)
+        TrackedStorage.held.clear()
+        TrackedStorage.held_bytes = 0
+        for value in _read_by(list(pending)):
+            storage, real = value.storage, value.real
+            storage.count_held()
+            if real is not None and not storage.foreign:
+                self._set_address(storage, private_api.storage_address(real))
+        self.outside = {key: value for key, value in list(self.outside.items()) if value.real is not None}
+
+    def forget_dead(self) -> None:
+        """Drop what is known of tensors that have died, whenever the number of tensors has doubled."""
+        if len(self.outside) > self._most_outside:
+            self.outside = {key: value for key, value in list(self.outside.items()) if value.real is not None}
+            self._most_outside = 2 * len(self.outside) + 200
+        if len(self.results) > self._most_results:
+            self.results = {
+                key: value for key, value in list(self.results.items()) if value.tensor is not None
+            }
+            self._most_results = 2 * len(self.results) + 200
+
+    def release_all(self, *, recording: bool) -> None:
+        """Nothing is pending: forget all memory; a block that goes on keeps what it was."""
+        if recording:
+            self.computed.update(
+                [(at, storage) for at, storage in list(self.storages.items()) if storage.live]
+            )
+        self.outside.clear()
+        self.storages.clear()
+        TrackedStorage.held.clear()
+        TrackedStorage.held_bytes = 0
+
+    def forget_unused(self) -> None:
+        """Let go of outside tensors that no node has read, and nobody has any more."""
+        values = TrackedStorage.unused[:]
+        del TrackedStorage.unused[: len(values)]
+        for value in values:
+            if not value.uses:
+                value.real = None
+                if not value.storage.uses:
+                    self._drop_storage(value.storage)
+
+    def _set_address(self, storage: TrackedStorage, address: int) -> None:
+        """Pending nodes read ``storage``, which is at ``address``."""
+        if self.storages.setdefault(address, storage) is storage:
+            storage.address = address
+
+    def _drop_storage(self, storage: TrackedStorage) -> None:
+        """Nothing pending touches ``storage``; the block that is being recorded keeps what it was."""
+        address = storage.address
+        if self.storages.get(address) is storage:
+            del self.storages[address]
+            if self._recording.graph is not None and storage.live:
+                self.computed[address] = storage
+            storage.address = NOWHERE  # values of it that no node has read yet are not to be read now
+
+
+def _read_by(nodes: Sequence[TrackedNode]) -> Iterable[TrackedValue]:
+    """The values that pending ``nodes`` read, as far as they are real or outside; each once."""
+    graph = nodes[0].graph
+    if nodes == graph.nodes:  # a block that has just ended, and nothing else: the rest is made by them
+        return [value for value in graph.inputs if value.uses]  # type: ignore[attr-defined, misc]
+    return dict.fromkeys([value for node in nodes for value in node.inputs])
+
+
+def release(value: TrackedValue) -> None:
+    """Cut the link between a value and the user's tensor (which now shows something else)."""
+    if value.tensor is not None:
+        value.tensor = None
+        storage = value.storage
+        while storage.replaced_by is not None:
+            storage = storage.replaced_by
+        storage.live -= 1
+        if storage.live == 0:
+            note_drop(storage)

@@ -1,0 +1,59 @@
+"""How a graph is evaluated by default: backend, pieces of the batch, rematerialization, value statistics."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from ..execute.microbatch.clusters import is_cluster
+from ..execute.registry import EXTRAS, backend_names, find_backend, is_loaded, missing, offered
+from .named_batch import NamedBatch
+from .option_checks import CLUSTER_NEEDS_BATCH, Recompute, validate
+
+
+class RunChoices:
+    """The options of a graph's block, as changed since by whoever shows it."""
+
+    def __init__(
+        self, backend: str, batch: NamedBatch | None, split: int | str, recompute: Recompute
+    ) -> None:
+        self.backend = backend
+        self.batch = batch
+        self.split = split
+        self.recompute = recompute
+        self.summaries = False
+
+    @property
+    def saves_memory(self) -> bool:
+        """Whether runs are in pieces of the batch, or drop activations and compute them again."""
+        return self.split not in ("off", 1) or self.recompute != "off"
+
+    def choose(self, *, backend: str | None, split: int | str | None, summaries: bool | None) -> None:
+        """Change those that are given.
+
+        Raises:
+            ValueError: there is no such backend, it lacks something, or the choices rule each other out.
+                Nothing has changed then.
+        """
+        backend = self.backend if backend is None else backend
+        wanted = self.split if split is None else split
+        has_batch = self.batch is not None
+        validate(split=wanted, recompute=self.recompute, backend=backend, has_batch=has_batch)
+        self.backend, self.split = backend, wanted
+        if summaries is not None:
+            self.summaries = summaries
+
+    def backends(self) -> list[tuple[str, str]]:
+        """The backends there are, each with the reason why it cannot run this graph here, or ""."""
+        return [
+            (name, self._obstacle(name)) for name in sorted(backend_names(), key=lambda name: name != "eager")
+        ]
+
+    def _obstacle(self, name: str) -> str:
+        if why := missing(name):
+            return why
+        if not is_loaded(name) and name not in EXTRAS:  # what it imports is imported once it is chosen
+            package = offered().get(name, "").partition(".")[0]
+            return f"needs the package {package}" if package and find_spec(package) is None else ""
+        if self.batch is None and (name in EXTRAS or is_cluster(find_backend(name))):
+            return CLUSTER_NEEDS_BATCH.format(backend=name)
+        return ""
