@@ -29,10 +29,10 @@ from .clusters import IPyParallelBackend as IPyParallelBackend
 from .clusters import LostWorkerError as LostWorkerError
 from .clusters import NoWorkersError as NoWorkersError
 from .clusters import RayBackend as RayBackend
+from .messages import Done, Drawing, Failed, PassWork, PieceWork, Prepared
 from .program import Part, PassProgram, Step, Whole
 from .rng import Draws
 from .serialization import pack, unpack
-from .worker import Done, Drawing, Failed, PassWork, PieceWork
 
 POLL_SECONDS = 0.05
 """How often a run that waits for workers looks for an interrupt."""
@@ -117,9 +117,11 @@ class _PassElsewhere:
         finally:
             for worker in self.asked | self.silent:
                 try:
-                    self.cluster.submit(worker, remote.forget, self.token)
+                    self._drop(self.cluster.submit(worker, remote.forget, self.token))
                 except LostWorkerError:
                     pass
+            for job in self.jobs:
+                self._drop(job)
 
     # --- what is sent ---------------------------------------------------------------------
 
@@ -182,16 +184,32 @@ class _PassElsewhere:
         """``job`` has ended, in one way or another."""
         worker, piece = self.jobs.pop(job)
         try:
-            result = protocol.loads(self.cluster.result(job))
+            message = self.cluster.result(job)
         except LostWorkerError as error:
             self._lost(worker, piece, error)
             return
+        if piece is None:
+            begun = protocol.answer(message, Prepared)
+            if isinstance(begun, Failed):
+                self._failed(worker, piece, begun)
+            else:
+                self.idle.append(worker)
+            return
+        result = protocol.answer(message, Done)
         if isinstance(result, Failed):
             self._failed(worker, piece, result)
             return
+        due = {key for step in self.program.steps for key in step.collects}
+        if result.collected.views.keys() != due:
+            raise protocol.MessageError(f"worker {worker} gave other values than those that were asked for")
         self.idle.append(worker)
-        if piece is not None:
-            self.ended[piece.start] = result
+        self.ended[piece.start] = result
+
+    def _drop(self, job: Any) -> None:
+        """Nobody will ask for what ``job`` gives."""
+        drop = getattr(self.cluster, "drop", None)
+        if drop is not None:
+            drop(job)
 
     def _give_up(self) -> None:
         """Workers that have not answered for too long are lost, and get nothing more to do."""
@@ -199,6 +217,7 @@ class _PassElsewhere:
         for job, (worker, piece) in list(self.jobs.items()):
             if now - self.begun[job] > self.patience:
                 del self.jobs[job]
+                self._drop(job)
                 self.unfit.add(worker)
                 self.silent.add(worker)
                 self._lost(worker, piece, LostWorkerError(f"no answer within {self.patience:g} seconds"))

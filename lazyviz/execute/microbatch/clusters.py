@@ -26,7 +26,8 @@ class Cluster(Protocol):
     """Worker processes, each with a device of its own.  Workers and jobs are what the cluster calls them.
 
     Workers are trusted: they compute what a program goes on with.  An attribute ``patience`` says after how
-    many seconds without an answer one is given up (default: 1800).
+    many seconds without an answer one is given up (default: 1800).  A method ``drop``, where there is one, is
+    told of jobs whose results will not be asked for, ended or not.
     """
 
     def workers(self, cuda: bool, /) -> Sequence[Any]:
@@ -83,6 +84,7 @@ class IPyParallelBackend:
     ) -> None:
         require("ipyparallel")
         self._client, self._device, self._options = client, device, options
+        self._dropped: list[Any] = []
 
     @property
     def client(self) -> Any:
@@ -111,6 +113,7 @@ class IPyParallelBackend:
     def submit(self, worker: Any, function: Callable[..., Any], /, *arguments: Any) -> Any:
         import ipyparallel
 
+        self._purge()
         try:
             return self.client[worker].apply_async(function, *arguments)
         except (IndexError, ipyparallel.error.NoEnginesRegistered) as error:
@@ -134,8 +137,25 @@ class IPyParallelBackend:
                 raise LostWorkerError(str(error.evalue)) from None
             raise RuntimeError(f"an ipyparallel engine failed: {error.ename}: {error.evalue}") from error
         finally:
-            # The client keeps every result, sums as large as the weights, until it is told otherwise.
-            self.client.purge_local_results(job)
+            self.drop(job)
+
+    def drop(self, job: Any, /) -> None:
+        """The result of ``job`` will not be asked for (again)."""
+        self._dropped.append(job)
+        self._purge()
+
+    def _purge(self) -> None:
+        """The client keeps every result, sums as large as the weights, until it is told otherwise.
+
+        It can be told of those only that have ended.
+        """
+        waiting = []
+        for job in self._dropped:
+            if not job.ready():
+                waiting.append(job)
+            elif self._client is not None:
+                self._client.purge_local_results(job)
+        self._dropped = waiting
 
 
 _START_ENGINES = "start one (ipcluster start -n 2) or name it: IPyParallelBackend(profile=...)"
@@ -224,6 +244,10 @@ class RayBackend:
             raise LostWorkerError(f"Ray ended it for lack of memory: {error}") from None
         except ray.exceptions.RayTaskError as error:
             raise RuntimeError(f"a Ray worker failed: {error}") from error
+
+    def drop(self, job: Any, /) -> None:
+        """The result of ``job`` will not be asked for: Ray frees it as soon as it is there."""
+        self._jobs.pop(job, None)
 
     def _lose(self, worker: int) -> None:
         self._actors.pop(worker, None)

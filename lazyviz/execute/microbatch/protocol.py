@@ -1,55 +1,31 @@
-"""What travels between this process and a worker: a line that says whose it is, then data, and no code.
+"""What travels between this process and a worker: data, in a frame that says whose it is and how long.
 
-The data are pickled, since operators' arguments are of many kinds, but only plain values, our own records and
-PyTorch's dtypes, devices, layouts and errors are read back: a message can name no other class, and no
-function but those that a piece calls in place of operators.  Tensors are bytes with their dtype, shape and
-strides (:mod:`lazyviz.execute.microbatch.serialization`).
+A message is a line of text with the versions of its sender, then chunks, each after its length in eight
+bytes: JSON (:mod:`lazyviz.execute.microbatch.encoding`), and the bytes that it refers to.  Operators are
+there by name, tensors as bytes with dtype, shape and strides.
 """
 
 from __future__ import annotations
 
 import functools
-import io
-import pickle
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-PROTOCOL = 1
+from .encoding import MessageError as MessageError
+from .messages import CODEC, Failed
+
+PROTOCOL = 2
 MOST_BYTES = 2**40
-"""The longest message that is read."""
+"""The longest message; a longer one is neither written nor read."""
+MOST_TEXT = 2**28
+"""The longest JSON in it: some 500,000 steps."""
 
 _MAGIC = b"lazyviz work"
-_VALUES = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
-_KERNELS = (
-    "lazyviz.execute.microbatch.program",
-    "lazyviz.execute.microbatch.masks",
-    "lazyviz.execute.microbatch.rng",
-    "lazyviz.execute.compiler.bernoulli",
-)
-"""Modules whose functions a piece calls as it calls operators."""
-_RECORDS = (
-    *(f"lazyviz.execute.microbatch.{name}" for name in ("worker", "program", "serialization", "rng")),
-    "lazyviz.graph.ir",
-    "lazyviz.plan.batch.placement",
-)
-"""Modules whose classes messages are made of."""
-_PLAIN = {
-    "bytearray",
-    "complex",
-    "set",
-    "frozenset",
-    "slice",
-    "range",
-    "int",
-    "float",
-    "bool",
-    "str",
-    "bytes",
-}
+_LENGTH = 8
+_Record = TypeVar("_Record")
 
 
 class MismatchError(RuntimeError):
@@ -65,60 +41,76 @@ def _own_version() -> str:
 
 
 def _head() -> bytes:
-    own, of_torch = _own_version().encode(), torch.__version__.encode()
-    return b"%s %d, lazyviz %s, PyTorch %s\n" % (_MAGIC, PROTOCOL, own, of_torch)
+    versions = f"{PROTOCOL}, lazyviz {_own_version()}, PyTorch {torch.__version__}, {sys.byteorder} endian"
+    return b"%s %s\n" % (_MAGIC, versions.encode())
 
 
 def dumps(item: Any) -> bytes:
-    """``item`` as a message."""
-    return _head() + pickle.dumps(item, protocol=5)
+    """``item`` as a message.
+
+    Raises ``TypeError`` for what is no plain data, :class:`MessageError` for what is too long.
+    """
+    text, buffers = CODEC.encode(item)
+    chunks: list[bytes | bytearray] = [_head()]
+    for chunk in (text, *buffers):
+        chunks += [len(chunk).to_bytes(_LENGTH, "little"), chunk]
+    _bounded(sum(map(len, chunks)), len(text))
+    return b"".join(chunks)
 
 
-def loads(data: bytes) -> Any:
-    """What :func:`dumps` was given, in another process.
+def loads(data: bytes, kind: type[_Record]) -> _Record:
+    """What :func:`dumps` was given, in another process: a record of that kind.
 
     Raises:
         MismatchError: the sender has other versions, named in the message.
-        pickle.UnpicklingError: it is no message of ours, is too long, or names what may not be in one.
+        MessageError: it is no message of ours, damaged, too long, or says something else than is due.
     """
-    if len(data) > MOST_BYTES:
-        raise pickle.UnpicklingError(f"a message of {len(data):,} bytes is longer than {MOST_BYTES:,}")
+    item = _loads(data)
+    if not isinstance(item, kind):
+        raise _another(item, kind)
+    return item
+
+
+def answer(data: bytes, kind: type[_Record]) -> _Record | Failed:
+    """As :func:`loads`, where the worker may have failed."""
+    item = _loads(data)
+    if not isinstance(item, (kind, Failed)):
+        raise _another(item, kind)
+    return item
+
+
+def _loads(data: bytes) -> Any:
     head, line, _ = bytes(data[:200]).partition(b"\n")
     if not line or not head.startswith(_MAGIC):
-        raise pickle.UnpicklingError("not a message between lazyviz and its workers")
-    if head + b"\n" != (own := _head()):
+        raise MessageError("this is no message between lazyviz and its workers")
+    if head + line != (own := _head()):
         theirs, ours = (each.decode(errors="replace").partition(" work ")[2].strip() for each in (head, own))
         raise MismatchError(f"sender and worker differ: the message is of protocol {theirs}, this is {ours}")
-    return _Reader(io.BytesIO(memoryview(data)[len(head) + 1 :])).load()
+    text, *buffers = _chunks(memoryview(data)[len(own) :])
+    _bounded(len(data), len(text))
+    return CODEC.decode(bytes(text), buffers)
 
 
-class _Reader(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch.serialization", "_get_layout"):  # by which PyTorch pickles layouts
-            return _layout
-        root = module.partition(".")[0]
-        if root in ("lazyviz", "torch", "builtins") and module in sys.modules and "__" not in name:
-            found = super().find_class(module, name)
-            if _may_travel(found, root, name):
-                return found
-        raise pickle.UnpicklingError(
-            f"a message between lazyviz and its workers may not name {module}.{name}"
-        )
+def _another(item: Any, kind: type) -> MessageError:
+    words = f"{type(item).__name__} where {kind.__name__} is due"
+    return MessageError(f"a message between lazyviz and its workers says something else: {words}")
 
 
-def _layout(name: str) -> torch.layout:
-    found = getattr(torch, name.rpartition(".")[2], None)
-    if not isinstance(found, torch.layout):
-        raise pickle.UnpicklingError(f"{name!r} is no layout")
+def _chunks(rest: memoryview) -> list[memoryview]:
+    """The chunks of a message, which is as long as they say."""
+    found: list[memoryview] = []
+    while rest or not found:
+        size = int.from_bytes(rest[:_LENGTH], "little")
+        if len(rest) < _LENGTH + size:
+            raise MessageError("a message between lazyviz and its workers is cut off")
+        found.append(rest[_LENGTH : _LENGTH + size])
+        rest = rest[_LENGTH + size :]
     return found
 
 
-def _may_travel(found: Any, root: str, name: str) -> bool:
-    if isinstance(found, type) and issubclass(found, Exception):
-        return root != "lazyviz"
-    if root == "lazyviz":
-        known = _KERNELS if isinstance(found, FunctionType) else _RECORDS
-        return isinstance(found, (type, FunctionType)) and found.__module__ in known
-    if root == "torch":
-        return isinstance(found, _VALUES) or found in (torch.device, torch.Size)
-    return name in _PLAIN
+def _bounded(total: int, text: int) -> None:
+    for size, most, what in ((total, MOST_BYTES, ""), (text, MOST_TEXT, " of text")):
+        if size > most:
+            raise MessageError(
+                f"a message between lazyviz and its workers of {size:,} bytes{what} is longer than {most:,}"
+            )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...torch_internals import private_api
+from .encoding import MessageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +67,33 @@ def pack(tensors: Mapping[Any, torch.Tensor]) -> Packed:
 
 
 def unpack(packed: Packed, device: Callable[[torch.device], torch.device]) -> dict[Any, torch.Tensor]:
-    """The tensors again, in memory of their own; ``device`` says where those of a device go."""
+    """The tensors again, in memory of their own; ``device`` says where those of a device go.
+
+    Raises :class:`MessageError` for views that do not lie in their buffers.
+    """
     memories = []
     for buffer, dtype, recorded in packed.buffers:
+        if len(buffer) % dtype.itemsize:
+            raise MessageError(f"{len(buffer)} bytes are no whole number of elements of {dtype}")
         memory = torch.empty(len(buffer) // dtype.itemsize, dtype=dtype, device=device(recorded))
         if buffer:
             memory.view(torch.uint8).copy_(torch.frombuffer(buffer, dtype=torch.uint8))
         memories.append(memory)
-    return {
-        name: torch.as_strided(memories[view.buffer], view.shape, view.stride, view.offset)
-        for name, view in packed.views.items()
-    }
+    tensors = {}
+    for name, view in packed.views.items():
+        if not 0 <= view.buffer < len(memories) or not _lies_in(view, len(memories[view.buffer])):
+            raise MessageError(f"{view!r:.200} lies outside of what was sent")
+        tensors[name] = torch.as_strided(memories[view.buffer], view.shape, view.stride, view.offset)
+    return tensors
+
+
+def _lies_in(view: View, elements: int) -> bool:
+    """Whether a buffer of that many elements holds all that ``view`` shows."""
+    if len(view.shape) != len(view.stride) or min((view.offset, *view.shape, *view.stride)) < 0:
+        return False
+    if not all(view.shape):
+        return view.offset <= elements
+    return view.offset + sum((size - 1) * step for size, step in zip(view.shape, view.stride)) < elements
 
 
 def _extent(tensor: torch.Tensor) -> int:

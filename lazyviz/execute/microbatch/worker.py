@@ -16,76 +16,16 @@ from typing import Any
 import torch
 
 from ...graph.ir import TensorMeta
-from ...plan.batch.placement import Piece
 from ...record.rng import state_of
 from ...torch_internals import private_api
 from . import protocol
-from .program import ONEDNN_FAILED, Changes, Part, PieceRun, Step, out_of_memory
+from .messages import Done, Drawing, Failed, OpName, PassWork, PieceWork, Prepared
+from .program import ONEDNN_FAILED, Part, PieceRun, Step, out_of_memory
 from .rng import Draw
 from .serialization import Packed, pack, unpack
 
-
-@dataclass(frozen=True, slots=True)
-class OpName:
-    """An operator, by its name."""
-
-    name: str
-
-    def find(self) -> private_api.OpOverload:
-        """The operator; raises ``LookupError`` if nothing has registered it in this process."""
-        namespace, _, rest = self.name.partition("::")
-        name, _, overload = rest.partition(".")
-        try:
-            return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
-        except AttributeError:
-            raise LookupError(
-                f"the worker does not know the operator {self.name}: import what registers it there"
-            ) from None
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """Where a step's random numbers begin: the state of its generator, or a seed if it draws for itself."""
-
-    cuda: bool
-    state: bytes = b""
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PassWork:
-    """What all pieces of a pass share."""
-
-    steps: list[Step]
-    whole: Packed
-    draws: dict[int, Drawing]
-    settings: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class PieceWork:
-    """What one piece has of its own."""
-
-    piece: Piece
-    parts: Packed
-    changes: dict[int, Changes]
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What a piece gives for the whole, and each step's seconds."""
-
-    collected: Packed
-    seconds: list[float]
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The step that failed (``None``: before any), with its error."""
-
-    step: int | None
-    error: Exception
-    out_of_memory: bool
+FORGOTTEN_AFTER = 86_400.0
+"""Seconds after which a pass of which nothing more was heard is forgotten: its sender may have ended."""
 
 
 # --- by name, and back ----------------------------------------------------------------------
@@ -95,17 +35,13 @@ def portable(steps: Sequence[Step]) -> list[Step]:
     """``steps`` as they can be sent: operators by name, without the sender's generators."""
 
     def leaf(item: Any) -> Any:
-        if isinstance(item, private_api.OpOverload):
-            return OpName(item.name())
         return None if isinstance(item, torch.Generator) else item  # the state comes with the work
 
-    return [_converted(step, leaf) for step in steps]
+    return [_converted(step, OpName.of, leaf) for step in steps]
 
 
 def _received(steps: Sequence[Step], device: Callable[[torch.device], torch.device]) -> list[Step]:
     def leaf(item: Any) -> Any:
-        if isinstance(item, OpName):
-            return item.find()
         if isinstance(item, TensorMeta):
             meta = item
             return TensorMeta(
@@ -113,10 +49,10 @@ def _received(steps: Sequence[Step], device: Callable[[torch.device], torch.devi
             )
         return device(item) if isinstance(item, torch.device) else item
 
-    return [_converted(step, leaf) for step in steps]
+    return [_converted(step, OpName.find, leaf) for step in steps]
 
 
-def _converted(step: Step, leaf: Callable[[Any], Any]) -> Step:
+def _converted(step: Step, called: Callable[[Any], Any], leaf: Callable[[Any], Any]) -> Step:
     def convert(item: Any) -> Any:
         if type(item) in (list, tuple):
             return type(item)([convert(entry) for entry in item])
@@ -126,10 +62,11 @@ def _converted(step: Step, leaf: Callable[[Any], Any]) -> Step:
 
     draw = step.draw
     if draw is not None:
-        names = ("op", "args", "kwargs", "like", "mask")
-        draw = replace(draw, **{name: convert(getattr(draw, name)) for name in names})
+        names = ("args", "kwargs", "like", "mask")
+        changed = {name: convert(getattr(draw, name)) for name in names}
+        draw = replace(draw, op=called(draw.op), **changed)
     return replace(
-        step, op=convert(step.op), args=convert(step.args), kwargs=convert(dict(step.kwargs)), draw=draw
+        step, op=called(step.op), args=convert(step.args), kwargs=convert(dict(step.kwargs)), draw=draw
     )
 
 
@@ -165,6 +102,8 @@ def settings() -> dict[str, Any]:
 def _set(wanted: Mapping[str, Any]) -> None:
     now = settings()
     for path, value in wanted.items():
+        if path not in now:
+            raise protocol.MessageError(f"a message to a worker may not set {path[:100]!r}")
         if now[path] == value:
             continue
         if path == "dtype":
@@ -199,12 +138,15 @@ def _as_sent(wanted: Mapping[str, Any], device: torch.device) -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class _Prepared:
+class _Pass:
+    """A pass on its way: its work, with tensors and operators of this process."""
+
     steps: list[Step]
     whole: dict[int, torch.Tensor]
     draws: dict[int, Drawing]
     settings: dict[str, Any]
     device: torch.device
+    used: float
     without_onednn: bool = False
 
     def place(self, recorded: torch.device) -> torch.device:
@@ -212,36 +154,42 @@ class _Prepared:
         return self.device if recorded.type == "cuda" else recorded
 
 
-_prepared: dict[str, _Prepared] = {}
+_passes: dict[str, _Pass] = {}
 
 
 def prepare(token: str, device: str, work: bytes) -> bytes:
-    """Keep a :class:`PassWork` under ``token``; gives a :class:`Failed` or ``None``; both as messages."""
+    """Keep a :class:`PassWork` under ``token``; gives :class:`Prepared` or :class:`Failed`; as messages."""
+    now = time.monotonic()
+    for old in [old for old, each in _passes.items() if now - each.used > FORGOTTEN_AFTER]:
+        del _passes[old]
     try:
-        own: PassWork = protocol.loads(work)
-        prepared = _Prepared([], {}, own.draws, own.settings, torch.device(device))
+        own = protocol.loads(work, PassWork)
+        prepared = _Pass([], {}, own.draws, own.settings, torch.device(device), now)
         prepared.steps = _received(own.steps, prepared.place)
         with _as_sent(own.settings, prepared.device):
             prepared.whole = unpack(own.whole, prepared.place)
-        _prepared[token] = prepared
+        _passes[token] = prepared
     except Exception as error:
         return _failed(None, error)
-    return protocol.dumps(None)
+    return protocol.dumps(Prepared())
 
 
 def forget(token: str) -> None:
     """The pass is over."""
-    _prepared.pop(token, None)
+    _passes.pop(token, None)
 
 
 def run_piece(token: str, work: bytes) -> bytes:
     """Run a :class:`PieceWork` of pass ``token``; gives :class:`Done` or :class:`Failed`, as messages."""
     number: int | None = None
     try:
-        prepared = _prepared[token]
-        own: PieceWork = protocol.loads(work)
+        own = protocol.loads(work, PieceWork)
+        if token not in _passes:
+            raise LookupError("the worker does not know this run: it was started again meanwhile")
+        prepared = _passes[token]
+        prepared.used = time.monotonic()
         seconds = []
-        collected: dict[int, Packed] = {}
+        collected: list[Packed] = []
         with _as_sent(prepared.settings, prepared.device), ExitStack() as stack:
             if prepared.without_onednn:
                 stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
@@ -249,19 +197,19 @@ def run_piece(token: str, work: bytes) -> bytes:
             for number, step in enumerate(prepared.steps):
                 start = time.perf_counter()
                 run.run(number, step)
-                for key in step.collects:  # at once: a later step may write it
-                    collected[key] = pack({key: run.env[key]})
+                if step.collects:  # at once: a later step may write it
+                    collected += [pack({key: run.env[key]}) for key in step.collects]
                 run.free(step.frees)
                 seconds.append(time.perf_counter() - start)
             run.env.clear()
-        return protocol.dumps(Done(_joined(collected.values()), seconds))
+        return protocol.dumps(Done(_joined(collected), seconds))
     except Exception as error:
-        if ONEDNN_FAILED in str(error) and token in _prepared:  # as a run in one process goes on
-            _prepared[token].without_onednn = True
+        if ONEDNN_FAILED in str(error) and token in _passes:  # as a run in one process goes on
+            _passes[token].without_onednn = True
         return _failed(number, error)
 
 
-def _joined(parts: Any) -> Packed:
+def _joined(parts: Sequence[Packed]) -> Packed:
     result = Packed([], {})
     for part in parts:
         shift = len(result.buffers)
@@ -277,19 +225,13 @@ def _failed(step: int | None, error: Exception) -> bytes:
     memory = out_of_memory(error)
     if memory and torch.cuda.is_available():
         torch.cuda.empty_cache()
-    plain = error.with_traceback(None)
-    plain.__cause__ = plain.__context__ = None
-    try:
-        protocol.loads(protocol.dumps(plain))
-    except Exception:
-        plain = RuntimeError(f"{type(error).__name__}: {error}")
-    return protocol.dumps(Failed(step, plain, memory))
+    return protocol.dumps(Failed(step, error, memory))
 
 
 class _PieceOnWorker(PieceRun):
     """A piece run on what was sent."""
 
-    def __init__(self, prepared: _Prepared, work: PieceWork) -> None:
+    def __init__(self, prepared: _Pass, work: PieceWork) -> None:
         super().__init__(work.piece, work.changes)
         self._prepared = prepared
         self._parts: dict[Part, torch.Tensor] = unpack(work.parts, prepared.place)

@@ -167,7 +167,7 @@ def test_weights_go_to_each_worker_once_a_pass_and_the_batch_in_parts(use):
     parts = [size for _, _, size in cluster.named("run_piece")]
     assert len(parts) == 6
     assert all(size < x.nbytes / 6 + 5_000 for size in parts)
-    assert len(cluster.named("forget")) == 3 and not worker._prepared
+    assert len(cluster.named("forget")) == 3 and not worker._passes
 
 
 def test_without_a_number_there_is_a_piece_for_each_worker(use):
@@ -549,6 +549,29 @@ def test_a_killed_process_loses_only_its_piece(two):
         for _ in range(100):
             call(two, first, time.sleep, 0.1)
     assert first not in two.workers(False)
+
+
+def test_nothing_is_kept_of_jobs_that_are_over_or_were_left(two):
+    def kept():
+        if isinstance(two, RayBackend):
+            return len(two._jobs)
+        two._purge()
+        return len(two.client.results) + len(two.client._futures)
+
+    def stop(progress):
+        if progress.piece:  # of one that is back; another one is running
+            cancel.set()
+
+    before = kept()
+    for _ in range(3):
+        step, cancel = Step(), threading.Event()
+        with pytest.raises(lazyviz.Interrupted):
+            step.graph.evaluate(backend="workers", split=6, cancel=cancel, progress=stop)
+        step.graph.evaluate(backend="workers", split=6)
+    until = time.monotonic() + 30
+    while kept() > before and time.monotonic() < until:
+        time.sleep(0.05)
+    assert kept() <= before
 
 
 def test_when_all_processes_are_killed_the_run_goes_on_here(engines, use):
