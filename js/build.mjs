@@ -20,7 +20,7 @@ const options = {
 };
 await esbuild.build({ ...options, entryPoints: { widget: `${source}widget.ts` } });
 // The same with an offline model, for the page that graph.save("x.html") writes.
-await esbuild.build({ ...options, entryPoints: { page: `${source}page.ts` }, format: "iife" });
+await esbuild.build({ ...options, entryPoints: { page: `${source}saved-page/page.ts` }, format: "iife" });
 await esbuild.build({
   entryPoints: { widget: `${source}widget.css` },
   bundle: true,

@@ -1,23 +1,23 @@
 // One drawing of the widget: toolbar, graph, code, details and memory chart, and what passes between them and Python.
 // Python's side is lazyviz/view/widget/widget.py; a message to it names an action and an id.
 
-import { Announcer, keepingFocus } from "./announcer";
-import { Breadcrumbs } from "./breadcrumbs";
-import { CodePanel } from "./code-panel";
-import { DetailsPanel, failureBlock } from "./details-panel";
-import { html } from "./dom";
-import { GraphView } from "./graph-view";
-import { MemoryChart } from "./memory-chart";
-import type { Callback, Model } from "./model";
-import { PlanControls } from "./plan-controls";
-import { SaveMenu } from "./save-menu";
-import { MARGIN, svgText } from "./save-svg";
-import { RunControls } from "./run-controls";
-import { Scene } from "./scene";
-import { Search } from "./search";
-import { TableView } from "./table-view";
-import { Toolbar, type ToolbarAction } from "./toolbar";
-import type { Alive, Batch, Choices, Details, Failure, Finding, FromPython, Memory, Moment, PlanMessage, Progress, SceneData, Send, State, StatesMessage } from "./types";
+import { Announcer, keepingFocus } from "./page/announcer";
+import { Breadcrumbs } from "./graph/breadcrumbs";
+import { CodePanel } from "./drawer/code-panel";
+import { DetailsPanel, failureBlock } from "./drawer/details-panel";
+import { html } from "./page/dom";
+import { GraphView } from "./graph/graph-view";
+import { MemoryChart } from "./strip/memory-chart";
+import type { Callback, Model } from "./model/model";
+import { PlanControls } from "./toolbar/plan-controls";
+import { SaveMenu } from "./toolbar/save-menu";
+import { MARGIN, svgText } from "./toolbar/save-svg";
+import { RunControls } from "./toolbar/run-controls";
+import { Scene } from "./model/scene";
+import { Search } from "./toolbar/search";
+import { TableView } from "./table/table-view";
+import { Toolbar, type ToolbarAction } from "./toolbar/toolbar";
+import type { Alive, Batch, Choices, Details, Failure, Finding, FromPython, Memory, Moment, PlanMessage, Progress, SceneData, Send, State, StatesMessage } from "./model/types";
 
 const MOST_BOXES = 2000;
 const PATIENCE = 120; // milliseconds: who opens group after group is not to wait for the details of each

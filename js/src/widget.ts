@@ -1,11 +1,11 @@
 // The widget as anywidget wants it: drawn into an element for a model, anew when another picture comes.
 
-import { keepingFocus } from "./announcer";
+import { keepingFocus } from "./page/announcer";
 import { Body } from "./body";
-import { html } from "./dom";
-import type { Model } from "./model";
-import { hideStaticPicture } from "./static-picture";
-import { followTheme } from "./theme";
+import { html } from "./page/dom";
+import type { Model } from "./model/model";
+import { hideStaticPicture } from "./page/static-picture";
+import { followTheme } from "./page/theme";
 
 export function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   const root = html("div", { class: "lazyviz", lang: "en", dir: "ltr", "data-lm-suppress-shortcuts": "true" });

@@ -1,7 +1,7 @@
 import { beforeEach, describe, expect, it, vi } from "vitest";
-import { batchSizes, shareOf, sizeAt } from "../src/batch-controls";
-import { PlanControls } from "../src/plan-controls";
-import type { Batch, Devices, LargestMessage, Memory, PlanMessage } from "../src/types";
+import { batchSizes, shareOf, sizeAt } from "../src/toolbar/batch-controls";
+import { PlanControls } from "../src/toolbar/plan-controls";
+import type { Batch, Devices, LargestMessage, Memory, PlanMessage } from "../src/model/types";
 
 const batch: Batch = {
   size: 32,

@@ -1,7 +1,7 @@
 import { beforeEach, describe, expect, it } from "vitest";
-import { area, edge, Plot, pointAt, steps, totals } from "../src/chart-geometry";
-import { MemoryChart, slice } from "../src/memory-chart";
-import type { Memory, Points, Range } from "../src/types";
+import { area, edge, Plot, pointAt, steps, totals } from "../src/strip/chart-geometry";
+import { MemoryChart, slice } from "../src/strip/memory-chart";
+import type { Memory, Points, Range } from "../src/model/types";
 
 /** Points of `count` positions from `start` on, no more than `most`. */
 function points(start: number, stop: number, most = 240): Points {

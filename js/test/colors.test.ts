@@ -1,8 +1,8 @@
 import { describe, expect, it } from "vitest";
-import { bandOf, BoxDrawing } from "../src/boxes";
-import { Colours, heat } from "../src/colors";
-import type { Frame } from "../src/scene";
-import type { BoxData } from "../src/types";
+import { bandOf, BoxDrawing } from "../src/graph/boxes";
+import { Colours, heat } from "../src/graph/colors";
+import type { Frame } from "../src/model/scene";
+import type { BoxData } from "../src/model/types";
 
 const box = (id: string, more: Partial<BoxData> = {}): BoxData => ({
   id,

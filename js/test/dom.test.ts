@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { charWidth, shorten } from "../src/dom";
+import { charWidth, shorten } from "../src/page/dom";
 
 const room = (columns: number): number => columns * charWidth(10) + 0.1;
 

@@ -1,13 +1,13 @@
 // Going about in the graph: keys, the view, what lights up, breadcrumbs.
 
 import { describe, expect, it, vi } from "vitest";
-import { Breadcrumbs } from "../src/breadcrumbs";
-import { Camera } from "../src/camera";
-import { svg } from "../src/dom";
-import { neighbor } from "../src/keyboard";
-import { relationLines } from "../src/relations";
-import { Scene } from "../src/scene";
-import type { BoxData, GroupData, Relation } from "../src/types";
+import { Breadcrumbs } from "../src/graph/breadcrumbs";
+import { Camera } from "../src/graph/camera";
+import { svg } from "../src/page/dom";
+import { neighbor } from "../src/graph/keyboard";
+import { relationLines } from "../src/graph/relations";
+import { Scene } from "../src/model/scene";
+import type { BoxData, GroupData, Relation } from "../src/model/types";
 
 const box = (id: string, more: Partial<BoxData> = {}): BoxData => ({ id, kind: "op", label: id, sub: "", phase: "forward", ...more });
 

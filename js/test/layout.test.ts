@@ -3,9 +3,9 @@
 import { readFileSync } from "node:fs";
 import { resolve } from "node:path";
 import { describe, expect, it } from "vitest";
-import { curve, place, type Placed, type Size } from "../src/layout";
-import { Scene } from "../src/scene";
-import type { GroupData } from "../src/types";
+import { curve, place, type Placed, type Size } from "../src/model/layout";
+import { Scene } from "../src/model/scene";
+import type { GroupData } from "../src/model/types";
 
 const golden = (name: string): unknown =>
   JSON.parse(readFileSync(resolve(import.meta.dirname, `../../tests/view/layout/golden/${name}.json`), "utf8"));

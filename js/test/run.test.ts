@@ -1,6 +1,6 @@
 import { describe, expect, it, vi } from "vitest";
-import { RunControls } from "../src/run-controls";
-import type { BoxData } from "../src/types";
+import { RunControls } from "../src/toolbar/run-controls";
+import type { BoxData } from "../src/model/types";
 
 function made(): { controls: RunControls; ask: ReturnType<typeof vi.fn>; go: ReturnType<typeof vi.fn>; find: (action: string) => HTMLButtonElement } {
   const ask = vi.fn();

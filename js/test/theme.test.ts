@@ -1,5 +1,5 @@
 import { afterEach, describe, expect, it } from "vitest";
-import { followTheme } from "../src/theme";
+import { followTheme } from "../src/page/theme";
 
 const { body, documentElement: page } = document;
 let leave = (): void => undefined;

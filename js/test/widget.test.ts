@@ -1,10 +1,10 @@
 import { readFileSync } from "node:fs";
 import { resolve } from "node:path";
 import { beforeEach, describe, expect, it, vi } from "vitest";
-import { shorten } from "../src/dom";
-import { bytesText } from "../src/memory-chart";
-import type { Batch, GroupData, Memory, SceneData, Syncs } from "../src/types";
-import type { Model } from "../src/model";
+import { shorten } from "../src/page/dom";
+import { bytesText } from "../src/strip/memory-chart";
+import type { Batch, GroupData, Memory, SceneData, Syncs } from "../src/model/types";
+import type { Model } from "../src/model/model";
 import { render } from "../src/widget";
 
 const picture = JSON.parse(

@@ -1,8 +1,8 @@
 """The saved page: one HTML file with the widget, which answers its questions from data in the file.
 
 Every question that needs no kernel is asked here beforehand, of a widget of this process, and the
-answers are kept as parts of gzipped JSON in base64; ``js/src/page.ts`` reads a part when it is first
-needed.  Nothing is loaded from anywhere: a content security policy forbids it.
+answers are kept as parts of gzipped JSON in base64; ``js/src/saved-page/page.ts`` reads a part when
+it is first needed.  Nothing is loaded from anywhere: a content security policy forbids it.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _told(traits: Mapping[str, Any]) -> list[int]:
 
 
 def _search(scene: Scene) -> dict[str, Any]:
-    """The index of a search, see ``js/src/page-search.ts``."""
+    """The index of a search, see ``js/src/saved-page/page-search.ts``."""
     index = Index(scene)
     at = {box.id: place for place, box in enumerate(index.boxes)}
     texts: dict[str, int] = {}

@@ -1,6 +1,6 @@
 """Where the words of edges stand: beside their line, where they touch no line, no box and no other words.
 
-``js/src/edge-labels.ts`` is the same, held to the same golden files.
+``js/src/graph/edge-labels.ts`` is the same, held to the same golden files.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Python finds layers and orders of each group once (:func:`layers_of`).  Coordinates
 (:func:`place`) depend on which boxes are open, so the browser computes them too
-(``js/src/layout.ts``); both are held to the same golden files.
+(``js/src/model/layout.ts``); both are held to the same golden files.
 
 A group's boxes are numbered from 0; an edge over several layers passes through *bends*,
 numbered on from the boxes.  Coordinates are pixels, y downwards; a box's position is its
@@ -170,7 +170,7 @@ def _crossings(layers: list[list[int]], down: list[list[int]]) -> int:
 def place(layers: Layers, sizes: Sequence[tuple[float, float]], *, flip: bool = False) -> Placed:
     """Coordinates for boxes of these ``sizes`` (width, height); ``flip`` puts the first layer last.
 
-    The same arithmetic as ``js/src/layout.ts``, operation by operation.
+    The same arithmetic as ``js/src/model/layout.ts``, operation by operation.
     """
     count = sum(len(layer) for layer in layers.layers)
     width = [sizes[i][0] if i < layers.boxes else BEND_WIDTH for i in range(count)]

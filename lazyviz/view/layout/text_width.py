@@ -1,7 +1,7 @@
 """Text as it is seen: what a reader calls one letter, and how many columns it takes.
 
 East Asian letters and emoji are about twice as wide as others; accents and vowel signs take no room of
-their own and are never cut off from their letter.  The browser's part is ``shorten`` in js/src/dom.ts.
+their own and are never cut off from their letter.  The browser's part is ``shorten`` in js/src/page/dom.ts.
 """
 
 from __future__ import annotations

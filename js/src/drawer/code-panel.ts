@@ -1,0 +1,175 @@
+// The user's code beside the graph: each line with what it allocates, its share of the peak and its time.
+
+import { html, seconds } from "../page/dom";
+import { bytesText } from "../strip/memory-chart";
+import { roving } from "../page/roving";
+import type { CodeFacts, CodeMessage, LineFact, Send } from "../model/types";
+
+const HEADS: [name: string, title: string][] = [
+  ["Line", ""],
+  [
+    "Allocates",
+    "Bytes that the line's ops allocate, those of your functions and modules that it calls included. What the backward pass makes counts at the line that runs it, such as loss.backward(); hover a line for what its gradients take there",
+  ],
+  ["At peak", "Share of the projected peak: what the line made and what is alive then. Paler: its gradients, made by another line"],
+  ["Time", "Seconds that the line's ops took in the run"],
+  ["Code", ""],
+];
+
+interface Row {
+  row: HTMLElement;
+  cells: HTMLElement[];
+  button: HTMLButtonElement;
+}
+
+export class CodePanel {
+  readonly element: HTMLDetailsElement;
+  private readonly body = html("div", { class: "lz-code-body" });
+  private readonly rows = new Map<string, Row>();
+  private readonly foot = html("p", { class: "lz-muted lz-code-foot" });
+  private table = html("table", {});
+  private asking = false;
+  private again = false;
+  private readonly enter: (button: HTMLElement) => void;
+
+  constructor(private readonly ask: Send) {
+    this.element = html("details", { class: "lz-code", "data-panel": "code", open: true }, html("summary", {}, "Code"), this.body);
+    this.element.addEventListener("toggle", () => {
+      if (this.element.open && !this.rows.size) this.refresh();
+    });
+    this.body.addEventListener("click", (event) => {
+      const id = (event.target as Element).closest("tr")?.dataset["line"];
+      if (id !== undefined && this.rows.has(id)) this.choose(id);
+    });
+    this.enter = roving(this.body, (button) => {
+      const row = button.closest("tr");
+      if (row) this.bring(row);
+    });
+  }
+
+  /** Asks for what has changed with a plan or a run: one question under way, then the newest. */
+  refresh(): void {
+    if (!this.element.open || this.element.hidden) return;
+    this.again = this.asking;
+    if (this.asking) return;
+    this.asking = true;
+    this.ask("code", this.rows.size ? "facts" : "");
+  }
+
+  show({ sections, facts }: CodeMessage): void {
+    this.asking = false;
+    if (sections) this.build(sections, facts);
+    this.fill(facts);
+    if (this.again) this.refresh();
+  }
+
+  /** Marks lines: those of what is selected, or the one that was chosen. */
+  mark(ids: readonly string[]): void {
+    const marked = new Set(ids);
+    let first: HTMLElement | null = null;
+    for (const [id, { row, button }] of this.rows) {
+      const on = marked.has(id);
+      row.classList.toggle("lz-marked", on);
+      if (on) button.setAttribute("aria-current", "true");
+      else button.removeAttribute("aria-current");
+      if (on) first ??= row;
+    }
+    if (first) this.bring(first);
+  }
+
+  /** Scrolls a row into view, up and down only. */
+  private bring(row: HTMLElement): void {
+    const top = row.offsetTop;
+    const { scrollTop, clientHeight } = this.body;
+    const head = this.table.tHead?.offsetHeight ?? 0;
+    if (top < scrollTop + head || top + row.offsetHeight > scrollTop + clientHeight) {
+      this.body.scrollTop = top - clientHeight / 3;
+    }
+  }
+
+  private choose(id: string): void {
+    const row = this.rows.get(id);
+    if (row) this.enter(row.button);
+    this.mark([id]);
+    this.ask("line", id);
+  }
+
+  private build(sections: NonNullable<CodeMessage["sections"]>, facts: CodeFacts): void {
+    this.rows.clear();
+    this.element.hidden = !sections.length;
+    const parts: Node[] = [];
+    const alone = sections.length === 1 && sections[0]?.label === "this cell";
+    sections.forEach(({ label, lines }, at) => {
+      const group = html("tbody", {});
+      if (!alone) group.append(html("tr", { class: "lz-file" }, html("th", { scope: "rowgroup", colspan: HEADS.length }, html("bdi", {}, label))));
+      let last = lines[0]?.[0] ?? 0;
+      for (const [line, text] of lines) {
+        if (line > last + 1) group.append(html("tr", { class: "lz-skipped", "aria-hidden": "true" }, html("td", {}, "⋮"), html("td", { colspan: HEADS.length - 1 })));
+        last = line;
+        const id = `${at}:${line}`;
+        const cells = HEADS.map(() => html("td", {}));
+        const row = html("tr", { "data-line": id }, ...cells);
+        cells[0]?.append(String(line));
+        if (facts.lines[id]) {
+          const button = html("button", { type: "button", tabindex: this.rows.size ? -1 : 0, dir: "ltr" }, text || " ");
+          cells[4]?.append(button);
+          this.rows.set(id, { row, cells, button });
+        } else {
+          row.className = "lz-none";
+          cells[4]?.append(html("code", { dir: "ltr" }, text || " "));
+        }
+        group.append(row);
+      }
+      parts.push(group);
+    });
+    const heads = HEADS.map(([name, title]) => html("th", { scope: "col", title: title || undefined }, name));
+    this.table = html("table", { "aria-label": "The code, line by line" }, html("thead", {}, html("tr", {}, ...heads)), ...parts);
+    this.body.replaceChildren(this.table, this.foot);
+  }
+
+  private fill({ lines, peak, elsewhere }: CodeFacts): void {
+    let timed = false;
+    const most = Math.max(1, ...Object.values(lines).map((fact) => (fact.held ?? 0) + (fact.gradientHeld ?? 0)));
+    for (const [id, { row, cells, button }] of this.rows) {
+      const fact = lines[id] ?? {};
+      const share = (bytes = 0): string => percent(peak ? bytes / peak : 0);
+      const length = (bytes = 0): string => `width:${((bytes / most) * 100).toFixed(1)}%`;
+      timed ||= fact.seconds !== undefined;
+      cells[1]?.replaceChildren(fact.bytes ? bytesText(fact.bytes) : "");
+      cells[2]?.replaceChildren(
+        html("span", {}, fact.held ? share(fact.held) : ""),
+        html("i", { "aria-hidden": "true" }, html("b", { style: length(fact.held) }), html("b", { class: "lz-pale", style: length(fact.gradientHeld) })),
+      );
+      cells[3]?.replaceChildren(fact.seconds === undefined ? "" : seconds(fact.seconds));
+      row.classList.toggle("lz-failed-line", Boolean(fact.failed));
+      row.classList.toggle("lz-sync-line", Boolean(fact.sync));
+      row.title = words(fact, share);
+      button.setAttribute("aria-description", row.title);
+      cells[0]?.setAttribute("data-mark", fact.failed ? "✗" : fact.sync ? "‖" : "");
+    }
+    this.table.classList.toggle("lz-timed", timed);
+    const rest = elsewhere > 0 && peak ? `${percent(elsewhere / peak)} of the peak (${bytesText(elsewhere)}) was there before, or is made elsewhere` : "";
+    this.foot.textContent = rest;
+  }
+}
+
+/** What a line's row says on hover, and to screen readers. */
+function words(fact: LineFact, share: (bytes?: number) => string): string {
+  const parts: string[] = [];
+  if (fact.failed) parts.push(`failed: ${fact.failed}`);
+  if (fact.sync) parts.push(`sync point, ${fact.sync}`);
+  if (fact.ops) parts.push(`${count(fact.ops)}${fact.called ? ` (${fact.called.toLocaleString("en")} by lines that it calls)` : ""}, ${bytesText(fact.bytes ?? 0)} allocated, ${bytesText(fact.held ?? 0)} at the peak (${share(fact.held)})`);
+  if (fact.gradients) {
+    parts.push(`its gradients: ${count(fact.gradients)}, ${bytesText(fact.gradientBytes ?? 0)} allocated, ${bytesText(fact.gradientHeld ?? 0)} at the peak (${share(fact.gradientHeld)})`);
+  }
+  if (fact.seconds !== undefined) parts.push(seconds(fact.seconds));
+  return parts.join("\n");
+}
+
+function count(ops: number): string {
+  return `${ops.toLocaleString("en")} op${ops === 1 ? "" : "s"}`;
+}
+
+function percent(share: number): string {
+  return share && share < 0.001 ? "<0.1 %" : `${(share * 100).toFixed(share && share < 0.0995 ? 1 : 0)} %`;
+}

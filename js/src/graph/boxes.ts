@@ -1,0 +1,229 @@
+// Drawing one box.  Its words are set anew when a zoom band is crossed (`Band`), its place when the picture
+// is arranged anew; the element stays.
+
+import { shorten, svg } from "../page/dom";
+import type { Frame } from "../model/scene";
+import type { BoxData } from "../model/types";
+
+const LEAST = 9.2; // pixels on screen below which nothing is written
+const SUB = 11; // size of a second line
+
+/** How text is written at a zoom: `grow` enlarges it, so that it stays legible; `lines` that a box has room for. */
+export interface Band {
+  grow: number;
+  lines: 0 | 1 | 2;
+  titles: number; // the height that a title may take, in its own pixels: groups have room for 31, lanes for 50
+}
+
+/** Nothing is written: for boxes that are out of view, and for all where nothing could be read. */
+export const SILENT: Band = { grow: 9, lines: 0, titles: 0 };
+
+/** The band of a scale: a quarter of an octave has one, as its lower end needs it. */
+export function bandOf(scale: number): Band {
+  const least = scale >= 0.8 ? 1 : 2 ** (Math.floor(Math.log2(scale) * 4 + 1e-9) / 4);
+  const grow = scale >= 0.8 ? 1 : Math.max(LEAST / SUB / least, 1);
+  if (grow * SUB > 50) return SILENT;
+  return { grow, lines: grow <= 1.5 ? 2 : grow * SUB <= 31 ? 1 : 0, titles: grow * SUB };
+}
+
+/** A box's name as it is read: with how often it repeats. */
+export function nameOf(box: BoxData): string {
+  return box.repeats ? `${box.label} × ${box.repeats}` : box.label;
+}
+
+/** All that is known of a box without asking, for its tooltip and for screen readers. */
+function wordsOf(box: BoxData): string {
+  const parts = [nameOf(box), box.sub, box.dtype, box.module && `in ${box.module}`];
+  if (box.state && box.state !== "pending") parts.push(box.state);
+  if (box.alarm) parts.push(box.alarm === "nan" ? "has NaN" : "has infinity");
+  return parts.filter(Boolean).join(" · ");
+}
+
+const at = (frame: Frame): string => `translate(${frame.x.toFixed(1)},${frame.y.toFixed(1)})`;
+
+/** The outline of a closed box; parameters and buffers have their corners cut, so that they are no ops. */
+function outline(box: BoxData, width: number, height: number, by: number): SVGElement {
+  const cut = 9;
+  if (box.kind === "input" && box.role !== "input") {
+    const d = `M${cut},0H${width - cut}L${width},${cut}V${height - cut}L${width - cut},${height}H${cut}L0,${height - cut}V${cut}Z`;
+    return svg("path", { class: "lz-card", d });
+  }
+  const round = box.kind === "input" || box.kind === "output" ? height / 2 : 6;
+  return svg("rect", { class: by ? "lz-card lz-behind" : "lz-card", x: by, y: by, width, height, rx: round });
+}
+
+const MARKS: Record<string, string> = {
+  input: "M12,15a4.5,4.5 0 1 0 9,0a4.5,4.5 0 1 0 -9,0",
+  parameter: "M12,10.5h9v9h-9Z",
+  buffer: "M16.5,9l6,6l-6,6l-6,-6Z",
+  optimizer: "M16.5,9.5l6,10h-12Z",
+  output: "M12,15a4.5,4.5 0 1 0 9,0a4.5,4.5 0 1 0 -9,0",
+};
+
+/** One drawn box, open or closed. */
+export class BoxDrawing {
+  readonly element: SVGGElement;
+  private readonly title = svg("title", {});
+  private readonly label: SVGTextElement;
+  private readonly sub: SVGTextElement | null;
+  private readonly badge: SVGGElement | null = null;
+  private readonly alarm = svg("g", { class: "lz-alarm" });
+  private band: Band | null = null;
+
+  constructor(private frame: Frame) {
+    const { box, width, height, open } = frame;
+    const lane = box.kind === "lane";
+    const kind = open ? "open" : box.kind === "module" || box.kind === "step" ? "group" : box.kind === "output" ? "input" : box.kind;
+    this.label = svg("text", { class: open ? (lane ? "lz-lane-title" : "lz-frame-title") : "lz-label" });
+    this.sub = open && !lane ? null : svg("text", { class: "lz-sub" });
+    this.element = lane
+      ? svg("g", { class: `lz-lane lz-phase-${box.phase}`, "data-lane": box.phase })
+      : svg("g", {
+          class: `lz-box lz-${kind} lz-phase-${box.phase}`,
+          "data-box": box.id,
+          "data-node": box.id,
+          "data-kind": box.kind,
+          "data-op": box.op ?? box.label,
+          "data-phase": box.phase,
+          "data-role": box.role,
+          role: "button",
+          tabindex: -1,
+          "aria-expanded": box.group ? String(open) : undefined,
+        });
+    this.element.append(this.title);
+    if (open) {
+      this.element.append(svg("rect", { class: "lz-frame", width, height, rx: 10 }));
+      if (!lane) this.element.append(svg("path", { class: "lz-fold", d: "M14,15l5,6l5,-6" }));
+    } else if (box.kind === "sync" && frame.barrier) {
+      const [left, wide] = frame.barrier;
+      this.element.append(svg("path", { class: "lz-barrier", d: `M${left - frame.x},${height / 2}h${wide}` }), outline(box, width, height, 0));
+    } else {
+      if (box.repeats) this.element.append(outline(box, width, height, 6), outline(box, width, height, 3));
+      this.element.append(outline(box, width, height, 0));
+      if (box.group) this.element.append(svg("path", { class: "lz-fold", d: `M7,${height / 2 - 4}l4.5,4l-4.5,4Z` }));
+      const mark = MARKS[box.kind === "output" ? "output" : kind === "input" ? (box.role ?? "input") : ""];
+      if (mark) this.element.append(svg("path", { class: `lz-mark lz-role-${box.role ?? "output"}`, d: mark }));
+    }
+    if (box.repeats && !open) {
+      this.badge = svg("g", {});
+      this.element.append(this.badge);
+    }
+    this.element.append(this.alarm);
+    // Its title is its name, in words that are not shortened.
+    if (!lane) for (const part of this.element.children) if (part !== this.title) part.setAttribute("aria-hidden", "true");
+    this.place(frame);
+    this.tell();
+  }
+
+  /** Whether this drawing can show the box in `frame`, moved at most. */
+  fits(frame: Frame): boolean {
+    const { width, height, open, barrier } = this.frame;
+    return (
+      frame.width === width && frame.height === height && frame.open === open && String(frame.barrier) === String(barrier)
+    );
+  }
+
+  place(frame: Frame): void {
+    this.frame = frame;
+    this.element.setAttribute("transform", at(frame));
+  }
+
+  get box(): BoxData {
+    return this.frame.box;
+  }
+
+  /** Its state and what else changes while the graph runs. */
+  tell(): void {
+    const { box } = this.frame;
+    const words = wordsOf(box);
+    this.title.textContent = box.kind === "lane" ? words : `${box.kind} ${words}`;
+    if (box.kind === "lane") return;
+    this.element.dataset["state"] = box.state ?? "pending";
+    const mark = box.alarm ?? (box.state === "failed" ? "failed" : "");
+    this.element.classList.toggle("lz-alarmed", Boolean(box.alarm));
+    const text = { nan: "NaN", inf: "∞", failed: "!", "": "" }[mark];
+    if (!text) {
+      this.alarm.replaceChildren();
+      return;
+    }
+    const wide = text.length * 8 + 10;
+    const x = this.frame.width - wide + 6;
+    this.alarm.replaceChildren(
+      svg("rect", { x, y: -8, width: wide, height: 18, rx: 9 }),
+      svg("text", { x: x + wide / 2, y: 5 }, text),
+    );
+  }
+
+  paint(style: string): void {
+    if (!this.frame.open && this.box.kind !== "sync" && this.box.kind !== "input" && this.box.kind !== "output") {
+      this.element.setAttribute("style", style);
+    }
+  }
+
+  /** Writes its words as there is room for them. */
+  write(band: Band): void {
+    const { box, width, height, open } = this.frame;
+    const before = this.band;
+    if (before?.grow === band.grow || (!open && before?.lines === 0 && band.lines === 0)) return;
+    this.band = band;
+    const { grow, lines } = band;
+    if (open) {
+      this.writeTitle(box, width, band);
+      return;
+    }
+    const pill = box.kind === "input" || box.kind === "output";
+    const style = box.kind === "op" ? "mono" : "bold";
+    const size = (box.kind === "op" || pill || box.kind === "sync" ? 11.5 : 12.5) * (lines === 1 ? (grow * SUB) / 11.5 : grow);
+    const small = SUB * grow;
+    const left = pill ? 28 : box.group ? 17 : 11;
+    const right = pill ? 14 : 9;
+    const badge = this.badge && lines === 2 ? `× ${box.repeats}` : "";
+    const wide = badge.length * 7.5 * grow + 12;
+    const room = width - left - right;
+    const block = size * 1.05 + small * 1.27;
+    const top = lines === 2 ? (height - block) / 2 + size * 0.86 : height / 2 + size * 0.36;
+    const name = lines === 1 ? nameOf(box) : box.label;
+    this.put(this.label, lines ? shorten(name, room - (badge ? wide + 2 : 0), size, style) : "", left, top, size);
+    this.put(this.sub, lines === 2 ? shorten(box.sub, room, small) : "", left, top + small * 1.27, small);
+    this.badge?.replaceChildren(
+      ...(badge
+        ? [
+            svg("rect", { class: "lz-badge", x: width - wide - 6, y: top - size, width: wide, height: size * 1.26, rx: size * 0.63 }),
+            setText(svg("text", { class: "lz-badge-text" }), badge, width - wide / 2 - 6, top, 11.5 * grow),
+          ]
+        : []),
+    );
+  }
+
+  private writeTitle(box: BoxData, width: number, { grow, lines, titles }: Band): void {
+    if (box.kind === "lane") {
+      const arrow = { forward: " ↓", backward: " ↑", optimizer: "", other: "" }[box.phase];
+      const size = Math.min(14 * grow, 50);
+      const title = titles ? shorten(box.label + arrow, width - 36, size, "bold") : "";
+      this.put(this.label, title, 18, lines === 2 ? 13 + size : 10 + size * 0.95, size);
+      const sub = lines === 2 ? shorten(box.sub, width - 28, SUB * grow) : "";
+      this.put(this.sub, sub, 18, 13 + size + SUB * grow * 1.45, SUB * grow);
+      return;
+    }
+    const size = Math.min(12.5 * grow, 31);
+    const title = titles && titles <= 31 ? shorten(nameOf(box), width - 44, size, "bold") : "";
+    this.put(this.label, title, 32, 18.5 + size * 0.36, size);
+  }
+
+  /** Text without words is not there at all: every text is laid out anew at every step of a zoom. */
+  private put(text: SVGTextElement | null, words: string, x: number, y: number, size: number): void {
+    if (!words) text?.remove();
+    else if (text) {
+      setText(text, words, x, y, size);
+      if (!text.parentNode) this.element.insertBefore(text, this.alarm);
+    }
+  }
+}
+
+function setText(text: SVGTextElement, words: string, x: number, y: number, size: number): SVGTextElement {
+  text.textContent = words;
+  text.setAttribute("x", x.toFixed(1));
+  text.setAttribute("y", y.toFixed(1));
+  text.style.fontSize = `${size.toFixed(2)}px`;
+  return text;
+}

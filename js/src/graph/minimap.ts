@@ -1,0 +1,53 @@
+// The whole picture, small, with the part that is seen; drawn only where not all of it is seen.
+
+import type { Camera } from "./camera";
+import { svg } from "../page/dom";
+import type { Arrangement, Frame } from "../model/scene";
+
+const MOST = [150, 110] as const;
+
+const outline = (frames: readonly Frame[]): string =>
+  frames.map(({ x, y, width, height }) => `M${x | 0},${y | 0}h${width | 0}v${height | 0}h${-width | 0}Z`).join("");
+
+export class Minimap {
+  readonly element = svg("svg", { class: "lz-minimap", "aria-hidden": "true" });
+  private readonly groups = svg("path", { class: "lz-map-groups" });
+  private readonly boxes = svg("path", { class: "lz-map-boxes" });
+  private readonly seen = svg("rect", { class: "lz-map-seen" });
+  private scale = 1;
+
+  constructor(private readonly camera: Camera) {
+    this.element.append(this.groups, this.boxes, this.seen);
+    const go = (event: PointerEvent): void => {
+      const { left, top } = this.element.getBoundingClientRect();
+      camera.centerOn((event.clientX - left) / this.scale, (event.clientY - top) / this.scale);
+    };
+    this.element.addEventListener("pointerdown", (event) => {
+      this.element.setPointerCapture(event.pointerId);
+      go(event);
+    });
+    this.element.addEventListener("pointermove", (event) => {
+      if (event.buttons) go(event);
+    });
+  }
+
+  draw({ frames, width, height }: Arrangement): void {
+    this.scale = Math.min(MOST[0] / Math.max(width, 1), MOST[1] / Math.max(height, 1));
+    this.camera.corner = width * this.scale + 8;
+    this.element.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    this.element.setAttribute("width", (width * this.scale).toFixed(1));
+    this.element.setAttribute("height", (height * this.scale).toFixed(1));
+    this.groups.setAttribute("d", outline(frames.filter((frame) => frame.open)));
+    this.boxes.setAttribute("d", outline(frames.filter((frame) => !frame.open)));
+    this.follow();
+  }
+
+  follow(): void {
+    const { view, width, height, picture } = this.camera;
+    const all = -view.x <= 0.5 && -view.y <= 0.5 && (width - view.x) / view.k >= picture.width && (height - view.y) / view.k >= picture.height;
+    this.element.toggleAttribute("hidden", all);
+    if (all) return;
+    const place = { x: -view.x / view.k, y: -view.y / view.k, width: width / view.k, height: height / view.k };
+    for (const [name, value] of Object.entries(place)) this.seen.setAttribute(name, value.toFixed(1));
+  }
+}

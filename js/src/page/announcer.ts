@@ -1,0 +1,47 @@
+// What screen readers are told, in one polite region; and that the focus is not lost where something changes.
+
+import { html } from "./dom";
+import type { Progress, State } from "../model/types";
+
+export class Announcer {
+  readonly element = html("div", { class: "lz-said", role: "status" });
+  private state: State | null = null;
+  private quarter = 0;
+
+  say(text: string): void {
+    this.element.textContent = text;
+  }
+
+  /** The state in words, where it has changed. */
+  tellState(state: State, words: string): void {
+    if (this.state !== null && this.state !== state) this.say(words);
+    if (this.state !== state) this.quarter = 0;
+    this.state = state;
+  }
+
+  /** Every quarter of a run, not every message. */
+  tellProgress(progress: Progress | null): void {
+    const quarter = progress?.total ? Math.floor((progress.done / progress.total) * 4) : 0;
+    if (quarter > this.quarter && quarter < 4) this.say(`${quarter * 25} % of the ops have run`);
+    this.quarter = quarter;
+  }
+}
+
+/** Does `change`; the focus, if it was inside `root` and its element has gone or is off now, goes to one that stands for it. */
+export function keepingFocus(root: HTMLElement, change: () => void): void {
+  const before = document.activeElement;
+  const inside = before !== null && before !== root && root.contains(before);
+  change();
+  if (!inside || usable(before)) return;
+  const wanted = before instanceof HTMLElement ? before.dataset["action"] : undefined;
+  for (const action of [wanted, "cancel", "evaluate", "fit"]) {
+    const again = action ? root.querySelector<HTMLElement>(`[data-action="${action}"]`) : null;
+    if (!again || !usable(again)) continue;
+    again.focus({ preventScroll: true });
+    return;
+  }
+}
+
+function usable(element: Element): boolean {
+  return element.isConnected && !(element as HTMLButtonElement).disabled && !element.closest("[hidden]");
+}

@@ -1,0 +1,85 @@
+// Search in the saved page, as lazyviz/view/widget/search.py does it in Python.
+
+import type { Found } from "../model/types";
+
+const PAGE = 50;
+const MOST_LIT = 4000;
+const SIZE = String.raw`(?:(?:\d{1,12}\*)?b(?:\/\d{1,9})?|\d{1,12})`;
+const LIST = String.raw`${SIZE}(?:\s*[x×*,]\s*${SIZE})`;
+const SHAPE = new RegExp(String.raw`^(?:${LIST}+,?|[[(]\s*(?:${LIST}*,?)?\s*[\])])$`);
+const LINE = /^(?:(\S+):|line\s+)(\d{1,9})$/;
+
+/** Boxes are told by their place in `ids`, which is the order of hits. */
+export interface SearchData {
+  ids: string[];
+  parents: number[]; // -1: has none that can be lit
+  chains: string[]; // ids from the root down to the box around it, for those of `above`
+  above: number[]; // for each box, which of `chains`
+  texts: string[];
+  labels: number[]; // of `texts`
+  subs: number[];
+  names: string[];
+  words: Record<string, number[]>; // places as steps from one to the next
+  code: Record<string, number[]>; // likewise, of the text of lines
+  lines: Record<string, [file: string, place: number][]>;
+  shapes: Record<string, number[]>;
+}
+
+export function finder(data: SearchData): (query: string, start: number) => Found {
+  return (query, start) => {
+    const found = places(data, query.trim().toLowerCase());
+    const hits = found.slice(start, start + PAGE).map((at) => ({
+      label: text(data, data.labels[at]),
+      sub: text(data, data.subs[at]),
+      chain: [...(data.chains[data.above[at] ?? 0] ?? "").split(" "), data.ids[at] ?? ""],
+    }));
+    const result = { query, total: found.length, start, hits };
+    return start ? result : { ...result, lit: lit(data, found) };
+  };
+}
+
+function text(data: SearchData, at: number | undefined): string {
+  return data.texts[at ?? -1] ?? "";
+}
+
+function places(data: SearchData, wanted: string): number[] {
+  const found = new Set<number>();
+  const inCode = new Set<number>();
+  if (!wanted) return [];
+  const line = LINE.exec(wanted);
+  for (const [file, at] of data.lines[Number(line?.[2])] ?? []) if (file.includes(line?.[1] ?? "")) found.add(at);
+  const shape = SHAPE.test(wanted);
+  if (shape) {
+    const sizes = wanted.match(new RegExp(SIZE, "g"));
+    for (const at of data.shapes[sizes ? sizes.join("×") : "scalar"] ?? []) found.add(at);
+  }
+  if (!shape || !found.size) {
+    for (const [table, into] of [[data.words, found], [data.code, inCode]] as const) {
+      for (const [word, steps] of Object.entries(table)) {
+        if (!word.includes(wanted)) continue;
+        let at = 0;
+        for (const step of steps) into.add((at += step));
+      }
+    }
+  }
+  if (/_\d+$/.test(wanted)) {
+    data.names.forEach((name, at) => {
+      if (name.includes(wanted)) found.add(at);
+    });
+  }
+  const inOrder = (places: Iterable<number>): number[] => [...places].sort((a, b) => a - b);
+  return [...inOrder(found), ...inOrder([...inCode].filter((at) => !found.has(at)))];
+}
+
+function lit(data: SearchData, found: number[]): string[] {
+  const result = new Set<string>();
+  for (const hit of found) {
+    for (let at = hit; at >= 0; at = data.parents[at] ?? -1) {
+      const id = data.ids[at] ?? "";
+      if (result.has(id)) break;
+      if (result.size >= MOST_LIT) return [...result];
+      result.add(id);
+    }
+  }
+  return [...result];
+}

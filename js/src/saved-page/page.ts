@@ -1,0 +1,141 @@
+// The saved page (graph.save("x.html")): the widget with an offline model, which answers from data in the page.
+//
+// lazyviz/view/export/html_page.py writes that data: parts of gzipped JSON in base64, each read when it is first needed.
+
+import { finder, type SearchData } from "./page-search";
+import type { FromPython, GroupData } from "../model/types";
+import type { Model } from "../model/model";
+import widget from "../widget";
+
+type Callback = (message: FromPython) => void;
+type Answers = Record<string, FromPython[]>;
+
+interface Start {
+  traits: Record<string, unknown>;
+  parents: Record<string, string>; // of every group, the one around it
+  size: number; // ids of one part: "g0" to "g499" and so on
+  moments: number[]; // the positions that have an answer
+  momentsSize: number;
+  once: Record<string, Answers>; // answers by action and id
+}
+
+const parts = new Map<string, Promise<unknown>>();
+
+/** A part of the page's data, or undefined if it was left out. */
+function part<T>(name: string): Promise<T | undefined> {
+  let known = parts.get(name);
+  if (!known) {
+    const text = document.querySelector(`script[data-part="${name}"]`)?.textContent;
+    known = text ? unpack(text) : Promise.resolve(undefined);
+    parts.set(name, known);
+  }
+  return known as Promise<T | undefined>;
+}
+
+function unpack(text: string): Promise<unknown> {
+  const bytes = Uint8Array.from(atob(text.trim()), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).json();
+}
+
+class Offline implements Model {
+  private readonly handlers = new Map<string, Set<Callback>>();
+
+  constructor(private readonly start: Start) {}
+
+  get(name: string): unknown {
+    return this.start.traits[name];
+  }
+
+  on(event: string, callback: Callback): void {
+    const known = this.handlers.get(event) ?? new Set();
+    this.handlers.set(event, known.add(callback));
+  }
+
+  off(event: string, callback: Callback): void {
+    this.handlers.get(event)?.delete(callback);
+  }
+
+  send(content: unknown): void {
+    const { action, id } = content as { action: string; id?: string };
+    void this.answer(action, id ?? "").then((messages) => {
+      for (const message of messages) for (const callback of this.handlers.get("msg:custom") ?? []) callback(message);
+    });
+  }
+
+  private async answer(action: string, id: string): Promise<FromPython[]> {
+    const once = this.start.once[action]?.[id];
+    if (once) return once;
+    switch (action) {
+      case "open":
+        return this.part("open", id);
+      case "line":
+        return (await part<Answers>("line-0"))?.[id] ?? [];
+      case "reveal": {
+        const chain = this.chain(await this.parentOf(id), id);
+        return [{ kind: "reveal", groups: await this.groups(chain.slice(0, -1)), chain }];
+      }
+      case "select": {
+        const told = await this.part("select", id);
+        return told.length ? told : [leftOut(id)];
+      }
+      case "moment":
+        return this.moment(Number(id));
+      case "search":
+      case "search-on": {
+        const data = await part<SearchData>("search");
+        if (!data) return [];
+        const [, start = "0", query = ""] = action === "search" ? ["", "0", id] : (/^(\d+) (.*)$/s.exec(id) ?? []);
+        return [{ kind: "found", ...finder(data)(query, Number(start)) }];
+      }
+    }
+    return [];
+  }
+
+  /** What `action` answers for a box, in the part that has those with ids like it. */
+  private async part(action: string, id: string): Promise<FromPython[]> {
+    const number = Math.floor(Number(id.slice(1)) / this.start.size);
+    return (await part<Answers>(`${action}-${id.charAt(0)}${number}`))?.[id] ?? [];
+  }
+
+  private async groups(ids: string[]): Promise<GroupData[]> {
+    const found = await Promise.all(ids.map((id) => this.part("open", id)));
+    return found.flat().flatMap((message) => (message.kind === "groups" ? message.groups : []));
+  }
+
+  private async parentOf(id: string): Promise<string | undefined> {
+    return this.start.parents[id] ?? (await part<Record<string, string>>("parents"))?.[id];
+  }
+
+  private chain(group: string | undefined, id: string): string[] {
+    const chain = [id];
+    for (let at = group; at !== undefined; at = this.start.parents[at]) chain.unshift(at);
+    return chain;
+  }
+
+  /** The moment at `position`, else the last one before it that was saved. */
+  private async moment(position: number): Promise<FromPython[]> {
+    const { moments, momentsSize } = this.start;
+    let at = moments.findIndex((each) => each > position);
+    at = (at < 0 ? moments.length : at) - 1;
+    const told = (await part<Answers>(`moment-${Math.floor(at / momentsSize)}`))?.[String(moments[at])] ?? [];
+    // The page has asked for `position`, and ignores answers about others.
+    return told.map((message) => (message.kind === "moment" ? { ...message, moment: { ...message.moment, position } } : message));
+  }
+}
+
+function leftOut(id: string): FromPython {
+  const none = { inputs: [], outputs: [], forward: null, flows: [], lifetime: [], source: null, relations: [] };
+  const fact: [string, string] = ["left out", "of this page, which would be too large with the details of every op"];
+  return { kind: "details", details: { id, title: "Details", subtitle: "", facts: [fact], ...none } };
+}
+
+async function main(): Promise<void> {
+  const el = document.getElementById("lazyviz");
+  const start = await part<Start>("start");
+  if (!el || !start) return;
+  el.replaceChildren();
+  widget.render({ model: new Offline(start), el });
+}
+
+void main();

@@ -1,0 +1,86 @@
+// Where things are in the memory chart: positions of the run across, bytes upwards.
+
+import type { Points } from "../model/types";
+
+export const HEIGHT = 184;
+const LEFT = 74;
+const RIGHT = 14;
+const TOP = 18;
+const BOTTOM = 30;
+
+/** The plot's rectangle with its scales, of positions from `start` to before `stop` and up to `most` bytes. */
+export class Plot {
+  readonly left = LEFT;
+  readonly right: number;
+  readonly top = TOP;
+  readonly bottom = HEIGHT - BOTTOM;
+
+  constructor(
+    width: number,
+    readonly start: number,
+    readonly stop: number,
+    readonly most: number,
+  ) {
+    this.right = Math.max(width - RIGHT, LEFT + 1);
+  }
+
+  x(position: number): number {
+    return this.left + ((position - this.start) / Math.max(this.stop - this.start, 1)) * (this.right - this.left);
+  }
+
+  y(bytes: number): number {
+    return this.bottom - (bytes / this.most) * (this.bottom - this.top);
+  }
+
+  /** The position at a place across, within the plot. */
+  position(x: number): number {
+    const share = (x - this.left) / (this.right - this.left);
+    const count = this.stop - this.start;
+    return this.start + Math.min(Math.max(share, 0), 1) * count;
+  }
+}
+
+/** Where the part of a point begins; of the one after the last, where the points end. */
+export function edge(points: Points, point: number): number {
+  const [start, stop] = points.range;
+  return start + Math.floor((point * (stop - start)) / Math.max(points.at.length, 1));
+}
+
+/** The point that stands for a position. */
+export function pointAt(points: Points, position: number): number {
+  const [start, stop] = points.range;
+  const count = points.at.length;
+  let point = Math.floor(((position - start) * count) / Math.max(stop - start, 1));
+  if (edge(points, point + 1) <= position) point++;
+  return Math.min(Math.max(point, 0), count - 1);
+}
+
+/** The bytes of each point in all, of the categories that are shown. */
+export function totals(points: Points, shown: readonly boolean[]): number[] {
+  return points.at.map((_, i) => points.bytes.reduce((sum, series, n) => sum + (shown[n] ? (series[i] ?? 0) : 0), 0));
+}
+
+/** The outline of the area between two lines of steps. */
+export function area(plot: Plot, points: Points, below: number[], above: number[]): string {
+  const x = (point: number): string => plot.x(edge(points, point)).toFixed(1);
+  let path = `M${x(0)},${plot.y(above[0] ?? 0).toFixed(1)}`;
+  for (let i = 0; i < above.length; i++) path += `V${plot.y(above[i] ?? 0).toFixed(1)}H${x(i + 1)}`;
+  for (let i = above.length - 1; i >= 0; i--) path += `V${plot.y(below[i] ?? 0).toFixed(1)}H${x(i)}`;
+  return `${path}Z`;
+}
+
+/** A line of steps, with gaps where nothing is known. */
+export function steps(plot: Plot, points: Points, bytes: readonly (number | null)[]): string {
+  let path = "";
+  let drawn = false;
+  bytes.forEach((size, i) => {
+    const x = plot.x(edge(points, i)).toFixed(1);
+    if (size !== null) path += `${drawn ? "V" : `M${x},`}${plot.y(size).toFixed(1)}H${plot.x(edge(points, i + 1)).toFixed(1)}`;
+    drawn = size !== null;
+  });
+  return path;
+}
+
+export function number(value: number): string {
+  return value.toLocaleString("en");
+}

@@ -1,0 +1,372 @@
+// The memory chart: projected bytes by category over the run, what was measured, the peak and the capacity.
+//
+// A part of the run is looked at closer in points that Python is asked for; until they come the ones that
+// are there are stretched.  chart-cursor.ts reads and chooses points.
+
+import { ChartCursor } from "./chart-cursor";
+import { area, edge, HEIGHT, number, Plot, pointAt, steps, totals } from "./chart-geometry";
+import { charWidth, html, svg } from "../page/dom";
+import type { Memory, Points, Range } from "../model/types";
+
+const NEAR = 2; // how many times the peak a line may be high to be drawn
+
+export interface ChartEvents {
+  peak(): void;
+  /** What is alive at a position was asked for. */
+  moment(position: number): void;
+  /** The points of a part of the run were asked for. */
+  range(start: number, stop: number): void;
+  /** The whole run is shown again. */
+  whole(): void;
+}
+
+export class MemoryChart {
+  readonly element: HTMLElement;
+  readonly svg: SVGSVGElement;
+  plot = new Plot(0, 0, 1, 1);
+  private width = 0;
+  private lifetime: [number, number][] = [];
+  private views: Points[] = []; // parts of the run looked at, each within the one before
+  private readonly alone = new Set<string>(); // categories that are shown alone
+  private readonly legend = html("ul", { class: "lz-legend" });
+  private readonly head = html("span", { class: "lz-muted" });
+  private readonly measured = html("p", { class: "lz-muted lz-measured-words" });
+  private readonly back = html("button", { type: "button", class: "lz-button", "data-action": "chart-back" });
+  private readonly peak = html("button", { type: "button", class: "lz-button", "data-action": "peak" }, "Peak");
+  private readonly cursor: ChartCursor;
+
+  constructor(
+    private memory: Memory,
+    private readonly events: ChartEvents,
+  ) {
+    this.svg = svg("svg", { class: "lz-chart", "data-chart": "memory", role: "img", height: HEIGHT });
+    this.cursor = new ChartCursor(this, {
+      choose: (position) => {
+        events.moment(position);
+      },
+      zoom: (start, stop) => {
+        this.zoom(start, stop);
+      },
+      back: () => this.zoomOut(),
+      read: () => {
+        this.tellLegend();
+      },
+      peak: () => {
+        events.peak();
+      },
+    });
+    this.back.addEventListener("click", () => {
+      this.zoomOut();
+      this.cursor.focus();
+    });
+    this.peak.title = "What is alive at the peak";
+    this.peak.addEventListener("click", () => {
+      events.peak();
+    });
+    this.tell();
+    this.element = html(
+      "section",
+      { class: "lz-memory", "aria-label": "Projected memory" },
+      html("div", { class: "lz-memory-head" }, html("h3", {}, "Projected memory"), this.head, this.peak, this.back),
+      this.measured,
+      html("div", { class: "lz-plot-box" }, this.svg, this.cursor.element),
+      this.cursor.readout,
+      this.legend,
+    );
+  }
+
+  /** The points that are drawn. */
+  get points(): Points {
+    return this.views.at(-1) ?? this.memory.points;
+  }
+
+  get count(): number {
+    return this.memory.count;
+  }
+
+  /** Which categories are shown, in the order of the points' lists. */
+  get shown(): boolean[] {
+    return this.memory.categories.map((category) => !this.alone.size || this.alone.has(category.name));
+  }
+
+  /** The bytes of a point by category, as a sentence. */
+  describe(point: number): string {
+    const { memory, points, shown } = this;
+    const sizes = memory.categories.map((category, n) => ({ name: category.name, bytes: points.bytes[n]?.[point] ?? 0 }));
+    const all = sizes.reduce((sum, each) => sum + each.bytes, 0);
+    const named = sizes.filter((each, n) => shown[n] && each.bytes > 0).map((each) => `${each.name} ${bytesText(each.bytes)}`);
+    const held = points.held?.[point];
+    const measured = held === null || held === undefined ? "" : ` · measured ${bytesText(held)}`;
+    return `${bytesText(all)} in all${measured}${named.length ? `: ${named.join(", ")}` : ""}`;
+  }
+
+  /** Another plan of the same graph. */
+  show(memory: Memory): void {
+    const same = memory.count === this.memory.count;
+    if (!same) this.lifetime = [];
+    const view = same ? this.views.at(-1)?.range : undefined;
+    this.views = [];
+    this.memory = memory;
+    for (const name of this.alone) if (!memory.categories.some((each) => each.name === name)) this.alone.delete(name);
+    this.cursor.forget();
+    if (view) this.zoom(...view, true);
+    else this.redraw();
+  }
+
+  /** The points of a part of the run have come; false if another part is shown by now. */
+  showRange(range: Range): boolean {
+    const view = this.views.at(-1);
+    const [start, stop] = range.points.range;
+    if (view === undefined || view.range[0] !== start || view.range[1] !== stop) return false;
+    this.views[this.views.length - 1] = range.points;
+    this.redraw();
+    return true;
+  }
+
+  resize(width: number): void {
+    if (width < 10 || Math.abs(width - this.width) < 1) return;
+    this.width = width;
+    this.draw();
+  }
+
+  /** Takes the mark of the chosen point away. */
+  forget(): void {
+    this.cursor.forget();
+  }
+
+  /** Marks the positions during which something is alive. */
+  mark(lifetime: [number, number][]): void {
+    this.lifetime = lifetime;
+    this.draw();
+  }
+
+  private zoom(start: number, stop: number, again = false): void {
+    const from = this.points;
+    if (stop - start < 1 || (!again && from.range[0] === start && from.range[1] === stop)) return;
+    this.views.push(slice(from, start, stop));
+    this.cursor.forget();
+    this.redraw();
+    this.events.range(start, stop);
+  }
+
+  /** To the part looked at before; false if the whole run is shown already. */
+  private zoomOut(): boolean {
+    if (!this.views.pop()) return false;
+    this.cursor.forget();
+    this.redraw();
+    if (this.views.length) this.events.range(...this.points.range);
+    else this.events.whole();
+    return true;
+  }
+
+  private redraw(): void {
+    this.tell();
+    this.draw();
+  }
+
+  private tell(): void {
+    const { memory } = this;
+    const at = memory.peakName ? ` at ${memory.peakName}` : "";
+    this.svg.setAttribute("aria-label", this.summary(at));
+    const { capacity } = memory;
+    const times = (capacity ?? 0) / (memory.needed ?? memory.peak);
+    const needs = memory.neededText ? ` · needs ${memory.neededText} with what ${memory.device} takes itself` : "";
+    const far = capacity !== null && times >= NEAR && memory.verdict !== "too-big" ? ` · ${memory.device} has ${memory.capacityText}, ${times < 10 ? times.toFixed(1) : number(Math.round(times))} × ${memory.neededText ? "that" : "the peak"}` : "";
+    this.head.textContent = `peak ${memory.peakText}${at} · plain eager PyTorch: ${memory.eagerText}${needs}${far}`;
+    this.measured.textContent = memory.measured;
+    const [start, stop] = this.points.range;
+    this.back.hidden = !this.views.length;
+    this.back.textContent = `Ops ${number(start + 1)} to ${number(stop)} · back`;
+    this.back.title = "Back to what was shown before (Esc, double click)";
+    this.tellLegend();
+    this.cursor.tell();
+  }
+
+  /** The chart in words, for those who do not see it. */
+  private summary(at: string): string {
+    const { memory } = this;
+    const parts = memory.categories.filter((each) => each.peak).map((each) => `${each.name} ${each.peakText}`);
+    const room = memory.capacity === null ? "" : ` Memory of ${memory.device}: ${memory.capacityText}.`;
+    const measured = memory.measured ? ` ${memory.measured}.` : "";
+    return `Projected memory over the run of ${number(memory.count)} ops: peak ${memory.peakText}${at}, of that ${parts.join(", ")}.${room}${measured}`;
+  }
+
+  private tellLegend(): void {
+    const { memory, points } = this;
+    const point = this.cursor.point;
+    const focused = (document.activeElement as HTMLElement | null)?.dataset["category"];
+    const entries = memory.categories.map((category, n) => {
+      const size = point === null ? category.peakText : bytesText(points.bytes[n]?.[point] ?? 0);
+      const entry = html(
+        "button",
+        {
+          type: "button",
+          class: "lz-legend-entry",
+          "data-category": category.name,
+          "aria-pressed": String(this.alone.has(category.name)),
+          title: `Show ${category.name} alone: at most ${category.mostText}, ${category.peakText} at the peak`,
+        },
+        html("span", { class: `lz-swatch lz-cat-${category.name}`, "aria-hidden": "true" }),
+        `${category.name} `,
+        html("b", {}, size),
+      );
+      entry.addEventListener("click", () => {
+        if (!this.alone.delete(category.name)) this.alone.add(category.name);
+        this.redraw();
+      });
+      return html("li", {}, entry);
+    });
+    const where = point === null ? "at the peak" : `at op ${number((points.at[point] ?? 0) + 1)}`;
+    this.legend.setAttribute("aria-label", `Categories, with their memory ${where}`);
+    const title = html("li", { class: "lz-muted lz-legend-where" }, `${where}:`);
+    this.legend.replaceChildren(title, ...entries);
+    if (this.alone.size) {
+      const all = html("button", { type: "button", class: "lz-link", "data-action": "all-categories" }, "all categories");
+      all.addEventListener("click", () => {
+        this.alone.clear();
+        this.redraw();
+      });
+      this.legend.append(html("li", {}, all));
+    }
+    if (points.held && !this.alone.size) this.legend.append(html("li", { class: "lz-measured-entry" }, html("span", { class: "lz-measured-key", "aria-hidden": "true" }), "measured"));
+    if (focused) this.legend.querySelector<HTMLElement>(`[data-category="${focused}"]`)?.focus();
+  }
+
+  private draw(): void {
+    const { memory, width, points, shown } = this;
+    if (width === 0) return;
+    const whole = shown.every(Boolean); // else lines of what is needed in all would mislead
+    const [start, stop] = points.range;
+    const heights = totals(points, shown);
+    const held = whole ? points.held : undefined;
+    const highest = Math.max(...heights, ...(held ?? []).map((size) => size ?? 0), 1);
+    const reach = (memory.verdict === "too-big" ? 4 * NEAR : NEAR) * highest; // what does not fit is to be seen
+    const near = (bytes: number | null): bytes is number => whole && bytes !== null && bytes < reach;
+    const most = Math.max(highest, ...[memory.needed, memory.capacity].filter(near)) * 1.08;
+    const plot = (this.plot = new Plot(width, start, stop, most));
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+    const { left, right, top, bottom } = plot;
+    const parts: SVGElement[] = [
+      svg("rect", { class: "lz-plot", x: left, y: top, width: right - left, height: bottom - top }),
+    ];
+    for (const share of [0, 0.5, 1]) {
+      const at = plot.y(highest * share);
+      parts.push(svg("path", { class: "lz-grid", d: `M${left},${at}H${right}` }));
+      parts.push(svg("text", { class: "lz-axis", x: left - 8, y: at + 4 }, bytesText(highest * share)));
+    }
+    let below = new Array<number>(points.at.length).fill(0);
+    memory.categories.forEach((category, n) => {
+      if (!shown[n]) return;
+      const above = below.map((low, i) => low + (points.bytes[n]?.[i] ?? 0));
+      parts.push(svg("path", { class: `lz-area lz-cat-${category.name}`, d: area(plot, points, below, above) }));
+      below = above;
+    });
+    parts.push(...this.stretches(plot), ...this.lives(plot));
+    if (held) parts.push(svg("path", { class: "lz-measured", d: steps(plot, points, held) }));
+    if (near(memory.needed)) {
+      parts.push(...line(plot, "lz-needed", memory.needed, `${memory.neededText} with allocator and CUDA context`, true));
+    }
+    if (near(memory.capacity)) {
+      parts.push(...line(plot, "lz-capacity", memory.capacity, `${memory.device}: ${memory.capacityText}`));
+    }
+    const peakAt = memory.peakAt;
+    if (whole && peakAt !== null && peakAt >= start && peakAt < stop) {
+      const point = pointAt(points, peakAt);
+      const x = (plot.x(edge(points, point)) + plot.x(edge(points, point + 1))) / 2;
+      parts.push(
+        svg(
+          "g",
+          { class: "lz-peak" },
+          svg("title", {}, `Peak ${memory.peakText}: show what is alive`),
+          svg("rect", { x: x - 9, y: top - 6, width: 18, height: bottom - top + 6, class: "lz-peak-reach" }),
+          svg("path", { d: `M${x},${top}V${bottom}` }),
+          svg("circle", { cx: x, cy: plot.y(memory.peak), r: 5 }),
+        ),
+      );
+    }
+    this.svg.replaceChildren(...parts, this.cursor.marks);
+    this.cursor.draw();
+  }
+
+  /** Pieces of a split run, and below the plot the phases. */
+  private stretches(plot: Plot): SVGElement[] {
+    const { memory } = this;
+    const parts: SVGElement[] = [];
+    const spans = <T extends string>(starts: [T, number][], draw: (name: T, from: number, to: number, cut: boolean) => void): void => {
+      starts.forEach(([name, first], n) => {
+        const last = starts[n + 1]?.[1] ?? memory.count;
+        const from = plot.x(Math.max(first, plot.start));
+        const to = plot.x(Math.min(last, plot.stop));
+        if (to > from) draw(name, from, to, first > plot.start);
+      });
+    };
+    spans(
+      memory.pieces.map(([first, name]) => [name, first]),
+      (name, from, to, cut) => {
+        if (cut) parts.push(svg("path", { class: "lz-piece", d: `M${from},${name ? 5 : plot.top}V${plot.bottom}` }));
+        // In full where there is room, else shorter: "piece 2, and 6 more like it", "piece 2 + 6", "+ 6".
+        const [piece = "", more = ""] = name.replace(/ more like it$/, "").split(", and ");
+        const text = [name, more ? `${piece} + ${more}` : piece, more ? `+ ${more}` : ""].find((each) => each && to - from > each.length * charWidth(11) + 8);
+        if (text) parts.push(svg("text", { class: "lz-piece-name", x: from + 5, y: plot.top - 4 }, svg("title", {}, name), text));
+      },
+    );
+    spans(memory.phases, (phase, from, to) => {
+      const strip = { x: from, y: plot.bottom + 4, width: Math.max(to - from - 1, 1), height: 4, rx: 1 };
+      parts.push(svg("rect", { class: `lz-phase-strip lz-phase-${phase}`, ...strip }));
+      if (to - from < phase.length * charWidth(11) + 6) return;
+      parts.push(svg("text", { class: `lz-phase-name lz-phase-${phase}`, x: (from + to) / 2, y: plot.bottom + 22 }, phase));
+    });
+    return parts;
+  }
+
+  private lives(plot: Plot): SVGElement[] {
+    const { start, stop, top, bottom } = plot;
+    return this.lifetime
+      .filter(([first, last]) => last > start && first < stop)
+      .flatMap(([first, last]) => {
+        const from = plot.x(Math.max(first, start));
+        const to = Math.max(plot.x(Math.min(last, stop)), from + 2);
+        return [
+          svg("rect", { class: "lz-lifetime", x: from, y: top, width: to - from, height: bottom - top }),
+          svg("path", { class: "lz-lifetime-bar", d: `M${from},${top}H${to}` }),
+        ];
+      });
+  }
+}
+
+function line(plot: Plot, name: string, bytes: number, text: string, atStart = false): SVGElement[] {
+  const y = plot.y(bytes);
+  const x = atStart ? plot.left + 4 : plot.right - 4; // below the one line and above the other
+  return [
+    svg("path", { class: name, d: `M${plot.left},${y}H${plot.right}` }),
+    svg("text", { class: `${name}-text`, x, y: y + (atStart ? 12 : -5) }, text),
+  ];
+}
+
+/** The points that there are of a part of the run, until finer ones come. */
+export function slice(points: Points, start: number, stop: number): Points {
+  const first = pointAt(points, start);
+  const count = Math.min(stop - start, points.at.length);
+  const picks = Array.from({ length: count }, (_, i) => pointAt(points, start + Math.floor((i * (stop - start)) / count)));
+  const pick = <T>(list: readonly T[]): T[] => picks.map((point) => list[point] ?? list[first]) as T[];
+  return {
+    range: [start, stop],
+    at: pick(points.at),
+    bytes: points.bytes.map(pick),
+    ops: pick(points.ops),
+    ...(points.held && { held: pick(points.held) }),
+  };
+}
+
+/** `1536` -> `"1.50 KiB"`; the rule of lazyviz/plan/units.py. */
+export function bytesText(bytes: number): string {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  let size = Math.round(bytes);
+  let unit = 0;
+  while (size >= 1023.5 && unit < units.length - 1) {
+    size /= 1024;
+    unit++;
+  }
+  const digits = unit === 0 ? 0 : size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
+  return `${size.toFixed(digits)} ${units[unit] ?? ""}`;
+}

@@ -1,0 +1,48 @@
+// The device menu: devices of this machine and known cards to plan for.  Nothing runs on what is chosen here.
+
+import { html } from "../page/dom";
+import type { Planning } from "../model/planning";
+import type { Batch, Devices, Memory } from "../model/types";
+
+const OWN = "given"; // the device that the block was given
+
+export class DeviceMenu {
+  readonly element: HTMLElement;
+  private readonly menu = html("select", { class: "lz-button", "data-action": "device", "aria-label": "Device to plan for" });
+  private readonly status = html("span", { class: "lz-muted lz-planning", role: "status" });
+
+  private told = "";
+
+  constructor(
+    private chosen: string,
+    devices: Devices,
+    private readonly planning: Planning,
+  ) {
+    this.menu.title = `Device to plan for; Evaluate runs where the tensors are. ${devices.note}`;
+    for (const [title, entries] of devices.groups) {
+      const options = entries.map(([value, label]) => html("option", { value }, label));
+      this.menu.append(html("optgroup", { label: title }, ...options));
+    }
+    this.menu.value = chosen;
+    this.menu.addEventListener("change", () => {
+      planning.want("device", this.menu.value);
+    });
+    this.element = html("span", { class: "lz-batch-pair" }, html("b", {}, "Device"), this.menu, this.status);
+  }
+
+  /** The device of the plan that is shown. */
+  show(device: string, memory: Memory, batch: Batch | null): void {
+    this.chosen = device;
+    const cut = batch?.split === "auto" ? ", in as few pieces as fit there" : "";
+    this.told = device === OWN ? "" : `Evaluate runs on ${memory.recordedOn}${cut}`;
+    this.refresh();
+  }
+
+  /** Says that another one is waited for. */
+  refresh(): void {
+    const waits = this.planning.awaits("device");
+    if (!waits) this.menu.value = this.chosen;
+    const name = this.menu.value === OWN ? "the block's own device" : this.menu.value;
+    this.status.textContent = waits ? `planning for ${name}…` : this.told;
+  }
+}
