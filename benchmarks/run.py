@@ -56,6 +56,7 @@ class Part:
 PARTS: Mapping[str, Part] = {
     "chain": Part("recording a chain of small operators", 120, 30, threads=1),
     "first": Part("recording training steps for the first time in a process", 300, 90, threads=1),
+    "startup": Part("importing lazyviz, and a first block", 120, 40, threads=1),
     "steps": Part("recording training steps that come again", 300, 60, threads=1),
     "peers": Part("recording beside other tools that make a graph", 120, 40, threads=1),
     "totals-small": Part("lazy totals of a small training step, eager backend", 60, 30, threads=1),

@@ -9,7 +9,7 @@ from .execute.progress import Progress
 from .execute.registry import register_backend
 from .execute.report import Report
 from .graph.ir import Graph, Node, SourceLine, Storage, SyncPoint, TensorMeta, Value
-from .notebook.magic import load_ipython_extension, unload_ipython_extension
+from .notebook.extension import load_ipython_extension, unload_ipython_extension
 from .plan.batch.split import SplitPlan
 from .plan.device_plan import DevicePlan
 from .plan.devices.devices import Device, DeviceProfile, devices

@@ -25,6 +25,7 @@ COMPILED = ("compiled-resnet", "compiled-gpt2")
 ROWS = (
     Row("recording a chain of small operators / LTC's C++ recorder", "record / LTC record", ("chain",)),
     Row("the same with the recorder in Python", "record in Python / LTC record", ("chain",)),
+    Row("`import lazyviz` after `import torch`; the first block of a process", "start-up", ("startup",)),
     Row("recording a training step for the first time in a process", "first record", ("first",)),
     Row("recording a training step again / LTC's recording", "warm record / LTC record", ("steps",)),
     Row("the same with the recorder in Python", "warm record in Python / LTC record", ("steps",)),

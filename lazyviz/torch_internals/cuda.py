@@ -23,7 +23,7 @@ from torch._C import (
     _ExcludeDispatchKeyGuard,
 )
 from torch.optim.optimizer import _foreach_supported_types
-from torch.utils import _foreach_utils
+from torch.utils import _device, _foreach_utils
 
 from ..process.transaction import no_warnings
 from .private_api import KEY_SET_OFFSET, OpOverload
@@ -251,7 +251,7 @@ def is_made_of_others(op: OpOverload) -> bool:
 
 # Which functions take the device of ``with torch.device(...)`` is noted at the first of them: before
 # anything of ours stands in for one.
-_CONSTRUCTORS = torch.utils._device._device_constructors()
+_CONSTRUCTORS = _device._device_constructors()
 # Functions that take a device, which C++ looks up in the driver if it is a number.
 FACTORIES: list[tuple[Any, str]] = [
     *((torch, name) for name, item in vars(torch).items() if callable(item) and item in _CONSTRUCTORS),

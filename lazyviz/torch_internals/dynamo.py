@@ -24,6 +24,9 @@ CustomBackward = torch.autograd.function.BackwardCFunction
 BACKWARD_CALLS = tuple(name for name in ("apply", "apply_boxed") if hasattr(CustomBackward, name))
 
 
+# The module that keeps functions of PyTorch in tables when it is imported, and replaces some.  Importing it
+# takes most of a second, which nobody here does before it is needed.
+KEEPS_WHAT_IT_FINDS = "torch._dynamo"
 # Dynamo's hook on this thread's frames, and the mark of code that it leaves alone.
 _FRAMES = torch._C._dynamo.eval_frame
 set_eval_frame = _FRAMES.set_eval_frame

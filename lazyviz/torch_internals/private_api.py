@@ -342,6 +342,10 @@ def _owners_in_the_engine() -> tuple[int, int]:
     found: list[tuple[int, int]] = []
 
     class Count(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False  # skipping it would import all of Dynamo, for two ops
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is torch.ops.aten.add.Tensor:
                 found.append(_owners(args))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -63,6 +64,7 @@ def _is_of_package(module: Any) -> bool:
 
 originals = Originals()
 everything: weakref.WeakSet[Patches] = weakref.WeakSet()
+_all_code: weakref.WeakSet[CodePatch] = weakref.WeakSet()
 
 
 class Change(NamedTuple):
@@ -172,8 +174,25 @@ class Patches:
             self._last = changes if self._complete else ()
             self._set, self._complete = [], False
 
+    def rebase(self, owner: Any, name: str, before: Any) -> None:
+        """An attribute is to become ``before`` when this is restored: somebody else has replaced it, too."""
+        self._set = [
+            (*entry[:2], before, entry[3]) if entry[0] is owner and entry[1] == name else entry
+            for entry in self._set
+        ]
+        self._last = tuple(
+            _change(owner, {**_entries(change), name: (before, _entries(change)[name][1])})
+            if change.owner is owner and name in _entries(change)
+            else change
+            for change in self._last
+        )
+
     def __bool__(self) -> bool:
         return self._again or bool(self._set)
+
+
+def _entries(change: Change) -> dict[str, tuple[Any, Any]]:
+    return {name: (before, value) for name, before, value in (*change.together, *change.alone)}
 
 
 class CodePatch:
@@ -190,6 +209,7 @@ class CodePatch:
         self._before: tuple[Any, Any, Any] | None = None
         # The last replacement: of what, by what, and its own.
         self._made: tuple[Any, Any, tuple[Any, Any, Any]] | None = None
+        _all_code.add(self)
 
     def set(self, replacement_of: Callable[[FunctionType], FunctionType]) -> None:
         """Replace it by ``replacement_of(original)``: a function of the same arguments, and no closure.
@@ -233,6 +253,35 @@ class CodePatch:
 
     def __bool__(self) -> bool:
         return self._before is not None
+
+
+@contextmanager
+def out_of_place() -> Iterator[None]:
+    """Context in which nothing of ours stands in for anything, in any thread.
+
+    What has been replaced by others meanwhile is what our patches go back to later.
+    """
+    code = [(patch, _parts(patch._function)) for patch in _all_code if patch]
+    changes = []
+    for owner, name, original in originals.replaced():
+        changes.append(_change(owner, {name: (original, vars(owner)[name])}))
+    try:
+        for patch, _ in code:
+            if patch._before is not None:
+                patch._become(patch._before)
+        exchange(tuple(changes), True)
+        yield
+    finally:
+        for change in changes:
+            ((name, (before, value)),) = _entries(change).items()
+            found = change.namespace.get(name, MISSING)
+            if found is not before:
+                originals.note(change.owner, name, found)
+                for patches in list(everything):
+                    patches.rebase(change.owner, name, found)
+            exchange((_change(change.owner, {name: (found, value)}),), False)
+        for patch, replacement in code:
+            patch._become(replacement)
 
 
 def _parts(function: FunctionType) -> tuple[Any, Any, Any]:

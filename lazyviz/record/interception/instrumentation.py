@@ -25,6 +25,7 @@ from ..recorder import RecorderMode
 from ..tape import Tape
 from .attribute_patches import CodePatch, Patches, everything, originals
 from .global_flags import SettingsPatches
+from .late_imports import LateImports
 from .memory_reads import SyncPatches
 
 
@@ -47,6 +48,7 @@ class Watch:
         self._settings = SettingsPatches(tape)
         self._scopes = ScopePatches(tape.scopes, tape.tensors.value_of)
         self._rules = CodePatch(private_api.dispatch_rule)
+        self._imports = LateImports(self._mode)
         self._threads = Patches()
         self._patches = Patches()
         self.away = False  # while compiled code runs
@@ -61,6 +63,7 @@ class Watch:
             self._formulas.install()
             self._settings.install()
             self._rules.set(_no_rules)
+            self._imports.install()
             if not self._threads and not self._threads.again():
                 self._threads.set(threading.Thread, "start", self._guarded_start())
                 self._threads.complete()
@@ -282,6 +285,8 @@ class Watch:
         found += [f"dispatch key {key}" for key in private_api.stray_keys()]
         if torch_cuda.supports_foreach(LazyTensor):
             found.append("types of foreach optimizers")
+        if self._imports.installed:
+            found.append("finder of imports in sys.meta_path")
         return found + self._scopes.hooks()
 
     def reset(self) -> None:
@@ -306,6 +311,7 @@ class Watch:
             patches.restore()
         for code in (self._rules, *self._scopes.code):
             code.put_back()
+        self._imports.remove()
         self._reads.installed = False
         originals.put_back()
         self._scopes.withdraw()
@@ -322,6 +328,7 @@ class Watch:
     def _remove(self) -> None:
         if self._reads.installed:
             self._threads.restore()
+            self._imports.remove()
             self._rules.restore()
             self._settings.remove()
             self._formulas.remove()

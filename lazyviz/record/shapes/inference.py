@@ -8,6 +8,7 @@ raises :class:`DataDependent`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NoReturn
@@ -93,8 +94,13 @@ class ShapeCache:
         self.misses = 0
         self.inferring = False  # torch's own shape rules are running, on tensors of ours that hold nothing
         self._missed: tuple[OpOverload, list[Any]] | None = None
-        self._fake_mode = private_api.FakeTensorMode()
-        self._fake_mode.cache_enabled = False  # ours stands before it, and it forgets offsets of empty views
+
+    @functools.cached_property
+    def _fake_mode(self) -> private_api.FakeTensorMode:
+        """Made when it is first asked, since making it imports Dynamo."""
+        mode = private_api.FakeTensorMode()
+        mode.cache_enabled = False  # ours stands before it, and it forgets offsets of empty views
+        return mode
 
     def info(self, op: OpOverload) -> OpInfo:
         info = self.infos.get(id(op))

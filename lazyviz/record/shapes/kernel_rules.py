@@ -33,7 +33,7 @@ def made(call: Call) -> Made:
         if not (call.name in _FLOAT_TO_FLOAT or call.name in _TO_BOOL) or not works_by_element(call.op):
             return None
         rule = _by_element
-    if not _are_common(call.inputs) or not (call.inputs or rule in (_filled, _range, _scalar)):
+    if not _are_common(call.inputs) or not (call.inputs or rule in (_filled, _drawn, _range, _scalar)):
         return None
     arguments = call.arguments
     if arguments.get("device") not in (None, _CPU) or arguments.get("pin_memory"):
@@ -233,12 +233,29 @@ def _filled(call: Call) -> Made:
     return [new(arguments["size"], dtype)]
 
 
+def _drawn(call: Call) -> Made:
+    """``randn(2, 3)``, ``rand`` and ``randint`` of bounds that the dtype has."""
+    arguments = call.arguments
+    dtype = arguments.get("dtype")
+    if call.inputs or arguments.get("names") or not are_sizes(arguments["size"], 0):
+        return None
+    if call.name == "randint":
+        low, high = arguments.get("low", 0), arguments["high"]
+        dtype = dtype or torch.int64
+        if not type(low) is type(high) is int or dtype not in INTEGERS or not -(2**31) <= low < high < 2**31:
+            return None
+        return [new(arguments["size"], dtype)]
+    dtype = dtype or torch.get_default_dtype()
+    return [new(arguments["size"], dtype)] if dtype in FLOATS else None
+
+
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(("empty_like", "zeros_like", "ones_like", "full_like", "clone"), _like),
     "_to_copy": _like,
     "hardtanh": _hardtanh,
     "hardtanh_backward": _by_element,
     "arange": _range,
+    **dict.fromkeys(("rand", "randn", "randint"), _drawn),
     "scalar_tensor": _scalar,
     **dict.fromkeys(foreach.MAKE, foreach.made),
     **dict.fromkeys(("empty", "zeros", "ones", "full"), _filled),

@@ -1,0 +1,22 @@
+"""What ``%load_ext lazyviz`` calls.  IPython is there by then; a script need not wait for its import."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+
+def load_ipython_extension(ipython: InteractiveShell) -> None:
+    """Register ``%%lazy`` and ``%lazy``; doing it twice changes nothing."""
+    from . import magic
+
+    magic.load_ipython_extension(ipython)
+
+
+def unload_ipython_extension(ipython: InteractiveShell) -> None:
+    """Take everything back that loading put in place, once what is pending has been evaluated."""
+    from . import magic
+
+    magic.unload_ipython_extension(ipython)

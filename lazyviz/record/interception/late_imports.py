@@ -1,0 +1,77 @@
+"""Imports that keep what they find of PyTorch: they are to find PyTorch as it is without us.
+
+Dynamo takes most of a second, so lazyviz leaves its import to whoever needs it: an optimizer, a
+shape rule, a compiler.  That may be in the midst of a block, and Dynamo keeps functions that it finds in
+tables, and puts others in their place.  So all of ours stands aside meanwhile: patches, and the mode of the
+thread that imports.  What another thread reads of pending tensors in that time it reads as an operator would.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+from ...torch_internals import private_api
+from ...torch_internals.dynamo import KEEPS_WHAT_IT_FINDS
+from .attribute_patches import out_of_place
+
+
+class LateImports(MetaPathFinder):
+    """While installed, such an import takes place without ``mode`` and without patches."""
+
+    def __init__(self, mode: private_api.TorchDispatchMode) -> None:
+        self._mode = mode
+
+    def install(self) -> None:
+        if KEEPS_WHAT_IT_FINDS not in sys.modules and not self.installed:
+            sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        if self.installed:
+            sys.meta_path.remove(self)
+
+    @property
+    def installed(self) -> bool:
+        return self in sys.meta_path
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != KEEPS_WHAT_IT_FINDS:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Aside(spec.loader, self._mode)
+        return spec
+
+
+class _Aside(Loader):
+    """``loader``, with nothing of ours in place."""
+
+    def __init__(self, loader: Loader, mode: private_api.TorchDispatchMode) -> None:
+        self._loader = loader
+        self._mode = mode
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        with _without(self._mode), out_of_place():
+            self._loader.exec_module(module)
+
+
+@contextmanager
+def _without(mode: private_api.TorchDispatchMode) -> Iterator[None]:
+    was_there = private_api.remove_mode(mode)  # not where it is handling an op
+    try:
+        yield
+    finally:
+        if was_there:
+            private_api.insert_mode_at_bottom(mode)

@@ -1,0 +1,128 @@
+"""Importing lazyviz is quick: what takes long to import waits for whoever needs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+SLOW = ("torch._dynamo", "torch._inductor", "sympy", "IPython")
+
+
+def in_new_process(program: str) -> str:
+    """What ``program`` prints; a failure of it is one of the test."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_import_and_a_first_block_import_neither_dynamo_nor_ipython() -> None:
+    print_loaded = f"print([name for name in {SLOW!r} if name in sys.modules])"
+    assert in_new_process(f"import sys, torch\n{print_loaded}").split("\n")[0] == "[]"  # of torch
+    shown = in_new_process(
+        f"""
+        import sys
+        import torch
+        import lazyviz
+        {print_loaded}
+        net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        with lazyviz.lazy() as graph:
+            loss = torch.nn.functional.cross_entropy(net(torch.randn(4, 8)), torch.tensor([0, 1, 0, 1]))
+            loss.backward()
+        graph.plan().peak_bytes
+        graph.evaluate()
+        print(len(graph.nodes) > 10, net[0].weight.grad is not None)
+        {print_loaded}
+        """
+    )
+    assert shown.splitlines() == ["[]", "True True", "[]"]
+
+
+STEP = """
+    import sys
+    import torch
+    import lazyviz
+    {before}
+    torch.manual_seed(0)
+    net, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    with lazyviz.lazy() as graph:
+        {watching}
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.1)  # imports Dynamo
+        y = torch.sinc(net(x)) + torch.randn(4).erfinv()
+        y.sum().backward()
+        optimizer.step()
+    graph.evaluate()
+    print([str(node.op) for node in graph.nodes])
+    print(len(graph.sync_points), [p.flatten().tolist() for p in net.parameters()])
+    loader = torch._dynamo.__spec__.loader
+    print(lazyviz.doctor().leftovers, type(loader).__name__, torch._dynamo.__loader__ is loader)
+    print(torch.manual_seed.__module__, hasattr(torch.manual_seed, "__wrapped__"))
+    print([finder for finder in sys.meta_path if "lazyviz" in type(finder).__module__])
+    print(torch.compile(lambda t: t.sin() + 1, backend="eager", fullgraph=True)(torch.zeros(1)).item())
+"""
+
+
+def test_an_import_of_dynamo_in_a_block_changes_nothing() -> None:
+    """Neither what is recorded and computed, nor what Dynamo has found of PyTorch."""
+    watching = "print('lazyviz' in type(sys.meta_path[0]).__module__, 'torch._dynamo' in sys.modules)"
+    late = in_new_process(STEP.format(before="", watching=watching))
+    early = in_new_process(STEP.format(before="import torch._dynamo", watching=watching))
+    assert late.splitlines()[0] == "True False"
+    assert early.splitlines()[0] == "False True"
+    assert late.splitlines()[1:] == early.splitlines()[1:]
+    assert late.splitlines()[3:] == ["() SourceFileLoader True", "torch.random True", "[]", "1.0"]
+
+
+def test_dynamo_finds_nothing_of_ours_for_a_planned_card() -> None:
+    shown = in_new_process(
+        """
+        import torch
+        import lazyviz
+        original = torch.cuda.is_available, torch.cuda.current_device, torch.Tensor.__setitem__
+        with lazyviz.lazy(device="A100-40GB") as graph:
+            assert torch.cuda.is_available()
+            net = torch.nn.Linear(4, 4, device="cuda")
+            torch.optim.SGD(net.parameters(), lr=0.1)  # imports Dynamo
+            assert torch.cuda.is_available()
+        import torch._dynamo.variables.torch as kept
+        assert (torch.cuda.is_available, torch.cuda.current_device, torch.Tensor.__setitem__) == original
+        functions = [f for f in vars(kept).values() if isinstance(f, (list, dict, set, frozenset))]
+        flat = [f for each in functions for f in each if callable(f)]
+        print(len(flat) > 10, torch.cuda.is_available in flat)
+        ours = [f for f in flat if getattr(f, "__globals__", {}).get("__name__", "").startswith("lazyviz")]
+        print(ours)
+        """
+    )
+    assert shown.splitlines() == ["True True", "[]"]
+
+
+@pytest.mark.takes_times
+def test_an_import_takes_less_than_a_quarter_of_a_second_beside_torch(tmp_path: object) -> None:
+    """And a first block less than a fifth; the least of five, with bytecode, as in an installed package."""
+    program = """
+        import time, torch
+        begin = time.process_time()
+        import lazyviz
+        imported = time.process_time()
+        net = torch.nn.Linear(8, 8)
+        with lazyviz.lazy() as graph:
+            net(torch.randn(4, 8)).sum().backward()
+        print(imported - begin, time.process_time() - imported)
+    """
+    env = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    figures = []
+    for _ in range(6):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            capture_output=True, text=True, timeout=300, env=env, check=True,
+        )  # fmt: skip
+        figures.append([float(figure) for figure in done.stdout.split()])
+    imports, blocks = zip(*figures[1:])
+    assert min(imports) < 0.25
+    assert min(blocks) < 0.2
