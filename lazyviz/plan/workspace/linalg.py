@@ -129,9 +129,29 @@ def _matrix_product(node: Node, threads: int) -> Need:
     left, right = [value.meta for value in node.args if isinstance(value, Value)][-2:]
     if left.dtype is torch.bfloat16 and multiplies_bfloat16_in_onednn():
         return _in_blocks(left, right, threads)
+    name = node.op._schema.name.rpartition("::")[2]
+    if name in ("mv", "addmv"):
+        return exactly(0 if _leading(left) else left.nbytes)
+    if len(left.shape) == 3:
+        return exactly(sum(map(_of_a_batch, (left, right))))
     if len(left.shape) != 2 or len(right.shape) != 2:
         return NOTHING
-    return exactly(sum(meta.nbytes for meta in (left, right) if not _leading(meta)))
+    return exactly(sum(meta.nbytes for meta in (left, right) if not _leading(meta) or _conjugated(meta)))
+
+
+def _conjugated(meta: TensorMeta) -> bool:
+    """Whether a lazily conjugated operand has to be resolved: BLAS takes it only transposed."""
+    return bool(meta.flags & 1) and meta.stride[-1] == 1
+
+
+def _of_a_batch(meta: TensorMeta) -> int:
+    """Bytes of a batch that is copied: all of it if conjugated, else a matrix at a time."""
+    if meta.flags & 1:
+        return meta.nbytes
+    *_, rows, columns = meta.shape
+    if not meta.nbytes or meta.stride[-1] == 1 or meta.stride[-2] == 1:
+        return 0
+    return rows * columns * meta.dtype.itemsize if rows * columns > 1 else 0
 
 
 def _leading(meta: TensorMeta) -> bool:

@@ -19,6 +19,7 @@ import torch
 from ...graph.ir import Graph, Node, Storage, TensorMeta, Value
 from ...torch_internals.kernel_selection import Instructions, onednn_instructions
 from ..liveness.lifetimes import Lifetime
+from . import composites, fourier
 from . import images as workspace_images
 from . import linalg as workspace_linalg
 from .convolution import backward_need, forward_need
@@ -28,7 +29,12 @@ from .onednn import PAGE
 from .rules import Rule, argument, channels_last, contiguous, copied, exactly, in_order, meta_of, on
 from .size import NOTHING, Need
 
-_CPU_TABLE: dict[str, Rule] = {**workspace_images.TABLE, **workspace_linalg.TABLE}
+_CPU_TABLE: dict[str, Rule] = {
+    **composites.TABLE,
+    **fourier.TABLE,
+    **workspace_images.TABLE,
+    **workspace_linalg.TABLE,
+}
 SCRATCH = "scratch"  # the name of a storage that stands for it
 
 
@@ -251,7 +257,17 @@ def _sort(node: Node, threads: int) -> Need:
     return exactly(image.shape[dim] * 8)
 
 
-@on(_CPU_TABLE, "sum", "nansum", "prod", "any", "all", "mean", "linalg_vector_norm")
+@on(_CPU_TABLE, "linalg_vector_norm")
+def _norm(node: Node, threads: int) -> Need:
+    """Of complex numbers nothing, but for the largest or least their absolute values (LinearAlgebra.cpp)."""
+    operand = node.args[0].meta
+    if not operand.dtype.is_complex:
+        return _reduction(node, threads)
+    order = argument(node, 1, "ord", 2)
+    return exactly(operand.nbytes * 3 // 2 if math.isinf(order) else 0)
+
+
+@on(_CPU_TABLE, "sum", "nansum", "prod", "any", "all", "mean")
 def _reduction(node: Node, threads: int) -> Need:
     """The operand in the type that is reduced (``make_reduction_from_ty``, ReduceOpsUtils.h).
 

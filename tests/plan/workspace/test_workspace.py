@@ -237,6 +237,10 @@ def calls() -> dict[str, Callable[[], Any]]:
     odds, heads = torch.rand(70, 70), torch.randn(2, 3, 250, 16)
     cube = torch.randn(5, 33, 33)
 
+    pairs, box = torch.randn(40, 30, dtype=torch.cfloat), torch.randn(5, 20, 30, dtype=torch.cfloat)
+    lines, grid, mask = torch.randn(3, 400), torch.randn(8, 12, 10), torch.rand(70, 70) > 0.5
+    batches = torch.randn(4, 10, 12)
+
     doubles, kernels = torch.randn(3, 8, 9, 9).double(), torch.randn(8, 4, 3, 3).double()
     return {
         "layer_norm_backward": lambda: aten.native_layer_norm_backward(
@@ -284,6 +288,31 @@ def calls() -> dict[str, Callable[[], Any]]:
         "transposed convolution of doubles": lambda: F.conv_transpose2d(doubles, kernels, stride=2),
         "matrix in the other order": lambda: many.t().clone(memory_format=torch.contiguous_format),
         "bilinear layer": lambda: F.bilinear(x, x, cube),
+        "absolute values of complex numbers": lambda: pairs.abs(),
+        "angles of complex numbers": lambda: pairs.angle(),
+        "spectrogram": lambda: aten._fft_r2c(lines.as_strided((3, 47, 32), (400, 8, 1)), [2], 0, True),
+        "transform of a dimension in the midst": lambda: torch.fft.fft(box, dim=1),
+        "to real numbers, in the midst": lambda: torch.fft.irfft(box, dim=1),
+        "two dimensions to real numbers": lambda: torch.fft.irfft2(box),
+        "two dimensions of a slice": lambda: torch.fft.irfft2(box[..., :14]),
+        "two dimensions, cut": lambda: torch.fft.irfft2(box, s=(12, 20)),
+        "first dimensions to real numbers": lambda: torch.fft.irfft2(box, dim=(0, 1)),
+        "three dimensions to real numbers": lambda: torch.fft.irfftn(box),
+        "real numbers along columns": lambda: torch.fft.rfft(many, dim=0),
+        "rolled by two dimensions": lambda: torch.roll(many, (1, 2), (0, 1)),
+        "rolled by three dimensions": lambda: torch.roll(grid, (1, 2, 3), (0, 1, 2)),
+        "rolled as a whole": lambda: torch.roll(many.t(), 5),
+        "infinite": lambda: many.isinf(),
+        "infinite complex numbers": lambda: pairs.isinf(),
+        "distance": lambda: torch.dist(many, odds),
+        "indexed by a mask": lambda: many[mask],
+        "norm of complex numbers": lambda: torch.linalg.vector_norm(pairs, 2, dim=1),
+        "largest of complex numbers": lambda: torch.linalg.vector_norm(pairs, float("inf")),
+        "spread of complex numbers": lambda: pairs.std(1),
+        "product with conjugated rows": lambda: pairs.conj() @ pairs.t(),
+        "product with conjugated columns": lambda: pairs @ pairs.conj().t(),
+        "products of steps": lambda: torch.bmm(batches[:, :, ::2], batches[:, :6]),
+        "matrix of steps times a vector": lambda: many[:, ::2] @ odds[0, :35],
         "batch_norm_backward": lambda: aten.native_batch_norm_backward(
             image, image, None, None, None, channel, channel, True, 1e-5, [True, False, False]
         ),
