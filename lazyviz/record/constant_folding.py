@@ -21,6 +21,7 @@ from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dispatch_level, private_api
 from ..torch_internals.private_api import OpOverload
 from .interception import warning_routing
+from .shapes import ctc_loss
 from .shapes.inference import Inferred, OpInfo, ShapeCache
 from .storage import Shadow, TrackedNode, TrackedStorage, TrackedValue
 
@@ -31,6 +32,7 @@ KEPT_NBYTES = 4096  # of a storage that is kept for the next read although nothi
 
 # What decides the shape of a result that depends on data, where it is not every argument.
 _DECIDING = {"index": "indices", "masked_select": "mask", "repeat_interleave": "repeats"}
+_CTC_LOSS = torch.ops.aten._ctc_loss.default
 
 _QUIET = frozenset({"add_", "div_", "fill_", "mul_", "sub_", "zero_"})  # operators that give no warnings
 
@@ -166,6 +168,8 @@ def foresee(
     """What an op will return whose result's shape depends on content, if that is known; else None."""
     if info.mutates or info.is_view or info.draws or op.namespace != "aten":
         return None
+    if info.name == "_ctc_loss":
+        return _foresee_ctc_loss(shapes, info, args, kwargs)
     deciding = values
     name = _DECIDING.get(info.name)
     if name in info.argument_names:
@@ -187,6 +191,27 @@ def foresee(
         return shapes.describe(info, warning_routing.nowhere(compute)(op, args, kwargs, tensors), absent)
     except Exception:  # the op's own error, which running it raises at this line
         return None
+
+
+def _foresee_ctc_loss(
+    shapes: ShapeCache, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Inferred | None:
+    """What the operator returns for lengths in tensors, if these are known: as for lists of them.
+
+    The kernel is not tried on made-up targets, which are places in memory to it.
+    """
+    given = dict(zip(info.argument_names, args)) | kwargs
+    lengths = {name: given[name] for name in ("input_lengths", "target_lengths")}
+    deciding = [value for value in lengths.values() if isinstance(value, TrackedValue)]
+    tensors = known(shapes, deciding) if deciding else None
+    if tensors is None or any(value.dtype.is_floating_point for value in deciding):
+        return None
+    for name, value in lengths.items():
+        given[name] = tensors[value].flatten().tolist() if isinstance(value, TrackedValue) else value
+    if not ctc_loss.is_valid(given):
+        return None
+    inputs = [value for value in (given["log_probs"], given["targets"]) if isinstance(value, TrackedValue)]
+    return shapes.infer(_CTC_LOSS, shapes.info(_CTC_LOSS), tuple(given.values()), {}, inputs)
 
 
 def refusal(

@@ -279,10 +279,10 @@ class Recorder:
         try:
             inferred = shapes.infer(op, info, new_args, new_kwargs, values)
         except DataDependent as reason:
-            if self._recording.absent is not None:
-                kernel_probes.refuse_planned(op, new_args, new_kwargs, values)
             inferred = constant_folding.foresee(shapes, op, info, new_args, new_kwargs, values)
             if inferred is None:
+                if self._recording.absent is not None:
+                    kernel_probes.refuse_planned(op, new_args, new_kwargs, values)
                 return None, self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
         else:
             shapes.remember(cache_key, inferred)

@@ -44,7 +44,7 @@ FORWARD: dict[str, str] = {
     "masked_select": _SHAPE,
     "nanquantile": _CHECK,
     "narrow": "a start that is a tensor is read",
-    "nn.functional.ctc_loss": "the shape of what it keeps for its gradient depends on the target lengths",
+    "nn.functional.ctc_loss": "the shape of what it keeps for its gradient depends on lengths in tensors",
     "nn.functional.gaussian_nll_loss": _CHECK,
     "nn.functional.one_hot": _SHAPE,
     "nonzero": _SHAPE,

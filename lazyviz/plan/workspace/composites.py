@@ -77,6 +77,12 @@ def _indexed(node: Node, threads: int) -> Need:
     return exactly(count * len(mask.shape) * 8)
 
 
+@on(TABLE, "_ctc_loss_backward")
+def _backward_variables(node: Node, threads: int) -> Need:
+    """As many backward variables as forward ones (``ctc_loss_backward_cpu_template``, LossCTC.cpp)."""
+    return exactly(argument(node, 6, "log_alpha").nbytes)
+
+
 @on(TABLE, "std", "var", "std_mean", "var_mean")
 def _variance(node: Node, threads: int) -> Need:
     """Of complex numbers the variances of both parts (``std_var_out``, ReduceOps.cpp)."""

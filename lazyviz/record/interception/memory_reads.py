@@ -429,8 +429,11 @@ class SyncPatches:
 
     def _patch_native_readers(self) -> None:
         """Functions whose C++ code reads or fills memory past the dispatcher."""
-        for owner, name in ((torch, "ctc_loss"), (private_api.VF, "_pad_packed_sequence")):
-            self._patches.set(owner, name, self._at_once(getattr(owner, name)))  # they fill fresh tensors
+        packed = private_api.VF._pad_packed_sequence
+        self._patches.set(
+            private_api.VF, "_pad_packed_sequence", self._at_once(packed)
+        )  # it fills fresh tensors
+        self._patches.set(torch, "ctc_loss", self._with_lengths(torch.ctc_loss))
         for owner, name in FUNCTIONS:
             give = noting(self.tape.memory_holders, getattr(owner, name), DLPACK, self.before_read)
             self._patches.set(owner, name, self._after_reading(give, "DLPack"))
@@ -451,6 +454,30 @@ class SyncPatches:
             self._patches.set(
                 private_api.VF, name, self._after_reading(original, "batch sizes", lengths=True)
             )
+
+    def _with_lengths(self, ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
+        """``torch.ctc_loss`` once lengths have their values, which decide the shape of what it keeps.
+
+        On a card it copies them to the host, but for tensor subclasses: there it is given lists.
+        """
+
+        @functools.wraps(ctc_loss)
+        @shortened
+        def function(
+            log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            lengths = [input_lengths, target_lengths]
+            for position, each in enumerate(lengths):
+                if not isinstance(each, torch.Tensor) or each.is_floating_point() or each.is_complex():
+                    continue
+                found = self.known(each)
+                if getattr(log_probs, "is_cuda", False):
+                    lengths[position] = (each if found is None else found).flatten().tolist()
+                elif found is None:
+                    self.before_read(each, "lengths of sequences")
+            return ctc_loss(log_probs, targets, *lengths, *args, **kwargs)
+
+        return function
 
     def _patch_tracing(self) -> None:
         """TorchScript's tracer runs the program to see it, and again, compiled, to compare: on values."""

@@ -20,7 +20,7 @@ from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
 from ...torch_internals.private_api import OpOverload
 from ..interception import warning_routing
-from . import cudnn_rnn, kernel_probes, known_shapes, stride_rules
+from . import ctc_loss, cudnn_rnn, kernel_probes, known_shapes, stride_rules
 from .kernel_probes import DataDependent as DataDependent
 from .metadata_table import MetadataTable
 from .op_info import CHECKED_EVERYWHERE as CHECKED_EVERYWHERE
@@ -162,7 +162,9 @@ class ShapeCache:
         self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]
     ) -> Inferred:
         """Ask FakeTensor, and correct it."""
-        own = cudnn_rnn.RULES.get(info.name) if kernel_probes.nowhere(inputs, kwargs) else None
+        own = ctc_loss.rule(info.name, dict(zip(info.argument_names, args)) | kwargs)
+        if own is None and kernel_probes.nowhere(inputs, kwargs):
+            own = cudnn_rnn.RULES.get(info.name)
         self.inferring = True
         call: _FakeCall | None = None
         try:

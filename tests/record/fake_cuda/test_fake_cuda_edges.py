@@ -191,7 +191,6 @@ def test_data_parallel_over_one_card_is_the_model_itself(place):
         ("torch.cuda.CUDAGraph", lambda x: torch.cuda.CUDAGraph()),
         ("torch.cuda.memory_stats", lambda x: torch.cuda.memory_stats()),
         ("torch.compile", lambda x: torch.compile(lambda x: x + 1, backend="eager")(x)),
-        ("ctc_loss", lambda x: nn.CTCLoss()(x.expand(3, 2, 3), *torch.ones(3, 2, 1, dtype=int))),
         ("DataParallel over several", lambda x: nn.DataParallel(nn.ReLU(), [0, 1])(x)),
     ],
 )
@@ -202,6 +201,18 @@ def test_what_is_not_planned_is_named_in_one_sentence(what, use):
             use(x)
     text = str(error.value)
     assert "not on this machine" in text and "assume" not in text and "\n" not in text
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_ctc_loss_is_planned_with_lengths_that_are_known(place):
+    with lazyviz.lazy(device="A100-40GB") as graph:
+        scores = torch.randn(10, 3, 5, device="cuda", requires_grad=True)
+        words = torch.ones(3, 4, dtype=torch.long, device="cuda")
+        lengths = torch.full((3,), 10, device=place), torch.tensor([4, 2, 3], device=place)
+        nn.CTCLoss()(scores.log_softmax(2), words, *lengths).backward()
+    assert scores.grad.device == CUDA and "_ctc_loss_backward" in names(graph)
+    kept = next(node for node in graph.nodes if node.name.startswith("_ctc_loss_")).outputs[1]
+    assert kept.shape == (3, 10, 9)
 
 
 # --- which card ---------------------------------------------------------------------------------

@@ -93,18 +93,52 @@ def test_a_wrong_shape_fails_at_recording_with_eagers_own_words(program):
     assert str(lazy.value) == str(eager.value)
 
 
-def test_ctc_loss_is_a_sync_point_and_right():
-    log_probs = torch.randn(10, 3, 5).log_softmax(2).requires_grad_()
-    targets = torch.randint(1, 5, (3, 4))
-    lengths = torch.full((3,), 10), torch.full((3,), 4)
-    expected = F.ctc_loss(log_probs * 1, targets, *lengths)
-    (expected_grad,) = torch.autograd.grad(expected, log_probs)
+CTC_SCORES = torch.randn(10, 3, 5).log_softmax(2)
+CTC_WORDS = torch.randint(1, 5, (3, 4))
+
+
+@pytest.mark.parametrize("lengths", ["tensors", "pending tensors", "lists"])
+@pytest.mark.parametrize("targets", ["rows", "one after the other"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_ctc_loss_is_recorded_where_the_lengths_are_known(reduction, targets, lengths):
+    many = [4, 2, 3]
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        log_probs = CTC_SCORES.clone().requires_grad_()
+        given: tuple = torch.full((3,), 10), torch.tensor(many)
+        if lengths == "lists":
+            given = [10] * 3, many
+        elif lengths == "pending tensors":
+            given = given[0] + 0, given[1] * 1
+        words = CTC_WORDS if targets == "rows" else torch.cat([row[:n] for row, n in zip(CTC_WORDS, many)])
+        loss = F.ctc_loss(log_probs * 1, words, *given, reduction=reduction, zero_infinity=True)
+        return loss, torch.autograd.grad(loss.sum(), log_probs)[0]
+
+    expected = run()
     with lazyviz.lazy() as graph:
-        loss = F.ctc_loss(log_probs * 1, targets, *lengths)
-        (grad,) = torch.autograd.grad(loss, log_probs)
-    assert "ctc_loss" in graph.sync_points[0].cause
+        actual = run()
+    # The mean of lists divides by a tensor that C++ code fills.
+    assert [point.cause for point in graph.sync_points] == (
+        ["raw memory access"] if lengths == "lists" and reduction == "mean" else []
+    )
+    assert {"_ctc_loss", "_ctc_loss_backward"} <= {node.name.rpartition("_")[0] for node in graph.nodes}
     graph.evaluate()
-    assert torch.equal(loss, expected) and torch.equal(grad, expected_grad)
+    assert all(map(torch.equal, actual, expected))
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [([10, 10], [4, 2, 3]), ([11, 10, 10], [4, 2, 3]), ([10] * 3, [5, 2, 3]), ([10] * 3, [4, -1, 3])],
+)
+def test_lengths_that_ctc_loss_refuses_are_refused_at_their_line(lengths):
+    def run() -> None:
+        F.ctc_loss(CTC_SCORES * 1, CTC_WORDS, *lengths, reduction="none")
+
+    with pytest.raises(RuntimeError) as expected:
+        run()
+    with lazyviz.lazy(), pytest.raises(RuntimeError) as actual:
+        run()
+    assert str(actual.value) == str(expected.value)
 
 
 def test_a_library_op_without_a_shape_rule_is_a_sync_point():

@@ -1,0 +1,60 @@
+"""What ``_ctc_loss`` and its backward return, from the lengths of the sequences; PyTorch has no shape rule.
+
+After ``ctc_loss_allocate_outputs`` of ``ATen/native/LossCTC.cpp``; the CUDA kernel's results are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+_LENGTHS = ("input_lengths", "target_lengths")
+
+
+def is_valid(arguments: Mapping[str, Any]) -> bool:
+    """Whether the kernel takes the call, whose lengths are lists; what it refuses has to run for its error.
+
+    ``arguments`` hold values or tensors, by the names in the operator's schema.
+    """
+    scores, targets = arguments["log_probs"], arguments["targets"]
+    if not all(isinstance(arguments[name], (list, tuple)) for name in _LENGTHS):
+        return False
+    if len(scores.shape) != 3 or len(targets.shape) not in (1, 2):
+        return False
+    if scores.dtype not in (torch.float32, torch.float64) or targets.dtype not in (torch.int32, torch.int64):
+        return False
+    steps, batch, labels = scores.shape
+    inputs, wanted = (arguments[name] for name in _LENGTHS)
+    longest = targets.shape[1] if len(targets.shape) == 2 else targets.shape[0]
+    given = sum(wanted) if len(targets.shape) == 1 else max(wanted, default=0)
+    return (
+        scores.device == targets.device
+        and 0 <= arguments.get("blank", 0) < labels
+        and len(inputs) == len(wanted) == batch > 0
+        and all(0 <= length <= steps for length in inputs)
+        and all(0 <= length <= longest for length in wanted)
+        and (given == longest if len(targets.shape) == 1 else given <= longest)
+    )
+
+
+def results(arguments: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The losses, (batch,), and the forward variables, (batch, steps, 2 x the longest target + 1)."""
+    scores: torch.Tensor = arguments["log_probs"]
+    steps, batch, _ = scores.shape
+    states = 2 * max(arguments["target_lengths"]) + 1
+    return scores.new_empty([batch]), scores.new_empty([batch, steps, states])
+
+
+def gradient(arguments: Mapping[str, Any]) -> torch.Tensor:
+    """The gradient of the scores, in order whatever their strides."""
+    scores: torch.Tensor = arguments["log_probs"]
+    return scores.new_empty(scores.shape)
+
+
+def rule(name: str, arguments: Mapping[str, Any]) -> Callable[[dict[str, Any]], Any] | None:
+    """What tells the results of the operator ``name``; ``None`` where nothing here does."""
+    if name == "_ctc_loss" and is_valid(arguments):
+        return results
+    return gradient if name == "_ctc_loss_backward" else None
