@@ -7,7 +7,6 @@ the subgraph's structure (:mod:`lazyviz.execute.replay.program_key`), which leav
 
 from __future__ import annotations
 
-import itertools
 import marshal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from ...record.storage import PARTIAL_WRITE, DrawSequence, TrackedNode
 from ...record.tape import Tape
 from ..backend import Backend, Compiled, Refused, Segment
 from ..eager import Progress, check_interrupts, give, kernel_level, recorded_modes, tell
+from ..lru_cache import LRUCache
 from ..replay.program_cache import finish, replays
 from ..replay.program_key import Key, Subgraph
 from .output_checks import refuse_other_metadata
@@ -31,19 +31,17 @@ MOST_KEPT = 128  # structures; their programs are kept by the backends
 
 @dataclass(slots=True)
 class _Known:
-    """Who has code for a structure, and when it was asked for last, in a count of :class:`Repeats`."""
+    """Who has code for a structure."""
 
     backend: Backend
     again: Again
-    used: int
 
 
 class Repeats:
     """Structures that came to one segment, with code that can be asked for again."""
 
     def __init__(self) -> None:
-        self._known: dict[Key, _Known] = {}  # hashing a key takes longer than all else here
-        self._uses = itertools.count(1)
+        self._known: LRUCache[Key, _Known] = LRUCache(MOST_KEPT)
 
     def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Subgraph | None:
         """The structure of ``nodes``, if it can be recognized."""
@@ -56,15 +54,12 @@ class Repeats:
         known = self._known.get(subgraph.key)
         if known is None or known.backend is not backend:
             return None
-        known.used = next(self._uses)
         return known.again(Segment(subgraph.nodes, subgraph.outside, subgraph.users, _open(subgraph)))
 
     def learn(self, subgraph: Subgraph, backend: Backend, again: Again) -> None:
         """The subgraph has run as one segment, for which ``again`` finds code."""
         assert subgraph.key is not None
-        self._known[subgraph.key] = _Known(backend, again, next(self._uses))
-        if len(self._known) > MOST_KEPT:
-            del self._known[min(self._known, key=lambda key: self._known[key].used)]
+        self._known[subgraph.key] = _Known(backend, again)
 
 
 def _open(subgraph: Subgraph) -> bytes | None:

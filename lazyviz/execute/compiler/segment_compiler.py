@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from ...graph.ir import Node, Value
 from ...torch_internals import dynamo
 from ..backend import Compiled, Refused, Segment
+from ..lru_cache import LRUCache
 from .calling_convention import Again, Call, Code, Cuts
 from .compiled_cache import MOST_VARIANTS, Made, Program, Programs, Variant, program_of, same_shapes
 from .dynamic_shapes import Shapes, Sizes, follow
@@ -62,7 +62,8 @@ class SegmentCompiler(ABC):
     def __init__(self) -> None:
         self.programs: Programs[Code] = Programs()
         self._lock = threading.Lock()
-        self._refused: OrderedDict[Hashable, str] = OrderedDict()  # programs that are not to be tried again
+        # Programs that are not to be tried again, each with the reason.
+        self._refused: LRUCache[Hashable, str] = LRUCache(MOST_REFUSED)
 
     @abstractmethod
     def _code(self, task: Task) -> dynamo.Compiled:
@@ -126,8 +127,6 @@ class SegmentCompiler(ABC):
 
     def _refuse(self, program: Program, why: str) -> None:
         self._refused[program.key] = why
-        while len(self._refused) > MOST_REFUSED:
-            self._refused.popitem(last=False)
 
     def _variant(
         self,

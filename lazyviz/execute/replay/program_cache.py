@@ -8,7 +8,6 @@ their order, their arguments and the moments at which memory is freed are the sa
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -31,11 +30,12 @@ from ...record.tape import Tape
 from ...torch_internals import private_api
 from ..eager import check_interrupts, give, kernel_level, tell
 from ..failures import note_failure
+from ..lru_cache import LRUCache
 from ..memory_tracker import KnownMemory, Levels, Memory, ResidentMemory
 from . import node_passes
 from .codegen import generate
 from .instructions import Code, Stopped, name_of
-from .miss_reason import Sketch, sketch, what_is_new
+from .miss_reason import Sketch, sketch, subgraph_difference
 from .program_key import Key, Steps, Subgraph
 
 LEAST_NODES = 1  # worth recognizing
@@ -88,11 +88,12 @@ class Replays:
         self.hits = self.misses = self.generated = self.dropped = 0
         self.last_miss = ""  # what was new about it, in words
         self.not_looked_at = ""  # why the last nodes were nothing to recognize
-        self._known: OrderedDict[Key, Known] = OrderedDict()
+        self._known: LRUCache[Key, Known] = LRUCache(
+            MOST_KEPT, size=lambda known: known.size, on_drop=self._dropped
+        )
         self._latest: dict[Key, Key] = {}  # by program
         self._by_words: dict[bytes, Known] = {}  # of those with code
         self._few: set[bytes] = set()  # the words of subgraphs of few nodes that have come once
-        self._kept = 0  # nodes
 
     def __len__(self) -> int:
         return len(self._known)
@@ -159,12 +160,12 @@ class Replays:
             self.hits += 1
             known.met = True
             return Replay(subgraph, known, known.code)
-        known = self._known.get(subgraph.key) or self._kept_otherwise(subgraph)
+        known = self._known.peek(subgraph.key) or self._kept_otherwise(subgraph)
         if known is None:
             self.misses += 1
             return None
         self.hits += 1
-        self._known.move_to_end(known.key)  # its own: an equal one is compared once more
+        self._known.use(known.key)  # its own: an equal one is compared once more
         if known.code is None:
             with paused():
                 known.code = generate(subgraph, self.steps, give)
@@ -180,7 +181,7 @@ class Replays:
         """The subgraph has run op by op; why it was not found, in words."""
         assert subgraph.key is not None
         drawn = sketch([step.op for step in subgraph.key.steps], subgraph.nodes[0].source)
-        self.last_miss = what_is_new(subgraph, drawn, self._comparable(drawn))
+        self.last_miss = subgraph_difference(subgraph, drawn, self._comparable(drawn))
         levels, live = memory.levels(subgraph.storages), frozenset(subgraph.live)
         known = Known(subgraph.key, len(subgraph.nodes), drawn, levels, live)
         known.learn(subgraph, memory, projection)
@@ -190,7 +191,7 @@ class Replays:
     def _kept_otherwise(self, subgraph: Subgraph) -> Known | None:
         """The same program was met, with other results that the user still refers to."""
         assert subgraph.key is not None
-        before = self._known.get(self._latest.get(subgraph.key.program))  # type: ignore[arg-type]
+        before = self._known.peek(self._latest.get(subgraph.key.program))  # type: ignore[arg-type]
         if (
             before is None
             or not subgraph.whole
@@ -209,27 +210,26 @@ class Replays:
 
     def _keep(self, known: Known) -> None:
         key = known.key
-        self._known[key] = known
         self._latest[key.program] = key
-        self._kept += known.size
-        while self._kept > MOST_KEPT:
-            oldest, dropped = self._known.popitem(last=False)
-            if dropped.met:
-                dropped.met = False
-                self._known[oldest] = dropped
-                continue
-            for words, _ in dropped.words:
-                del self._by_words[words]
-            if self._latest.get(oldest.program) == oldest:
-                del self._latest[oldest.program]
-            self._kept -= dropped.size
-            self.dropped += 1
+        self._known[key] = known
+
+    def _dropped(self, oldest: Key, known: Known) -> bool:
+        """Whether to keep it: it has been found by its words."""
+        if known.met:
+            known.met = False
+            return True
+        for words, _ in known.words:
+            del self._by_words[words]
+        if self._latest.get(oldest.program) == oldest:
+            del self._latest[oldest.program]
+        self.dropped += 1
+        return False
 
     def _comparable(self, drawn: Sketch) -> list[tuple[Key, Sketch]]:
         """The latest that are known, the latest last: those recorded at the same line, and others."""
         here: list[tuple[Key, Sketch]] = []
         others: list[tuple[Key, Sketch]] = []
-        for key, known in reversed(self._known.items()):
+        for key, known in self._known.newest_first():
             into = here if drawn.at_the_line_of(known.sketch) else others
             if len(into) < MOST_COMPARED:
                 into.append((key, known.sketch))
@@ -241,7 +241,6 @@ class Replays:
         self._by_words.clear()
         self._few.clear()
         self._latest.clear()
-        self._kept = 0
 
 
 replays = Replays()

@@ -425,7 +425,7 @@ def test_reads_of_few_ops_are_replayed_as_eager():
 
 
 def test_what_is_known_of_a_subgraph_goes_with_it(monkeypatch):
-    monkeypatch.setattr(program_cache, "MOST_KEPT", 8)
+    monkeypatch.setattr(replays._known, "limit", 8)
     x = torch.randn(4)
     for _ in range(3):
         for size in (1, 2, 3, 4):
@@ -436,7 +436,7 @@ def test_what_is_known_of_a_subgraph_goes_with_it(monkeypatch):
     assert {id(known) for known in replays._by_words.values()} <= {
         id(known) for known in replays._known.values()
     }
-    assert replays._kept <= 8
+    assert replays._known.total <= 8
 
 
 @torch.inference_mode()
@@ -562,7 +562,7 @@ def test_replay_in_inference_mode_and_without_gradients():
 
 
 def test_no_more_is_kept_than_the_limit(monkeypatch):
-    monkeypatch.setattr(program_cache, "MOST_KEPT", 40)
+    monkeypatch.setattr(replays._known, "limit", 40)
     for size in range(2, 12):
         with lazyviz.lazy() as graph:
             y = torch.ones(size)
