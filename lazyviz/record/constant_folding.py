@@ -72,7 +72,7 @@ class Search:
 
 def known(shapes: ShapeCache, values: Sequence[TrackedValue]) -> Tensors | None:
     """What each of ``values`` holds at this point of the program, or None if only running tells."""
-    if (told := _told(values)) is not None:
+    if (told := _known_contents(values)) is not None:
         return told
     if Search.is_unknown(values):
         return None
@@ -94,7 +94,7 @@ def _computed(walk: _Walk, values: Sequence[TrackedValue]) -> Tensors | None:
 _silently_computed = warning_routing.nowhere(_computed)  # the nodes warn when they run
 
 
-def _told(values: Sequence[TrackedValue]) -> Tensors | None:
+def _known_contents(values: Sequence[TrackedValue]) -> Tensors | None:
     """What they hold, if each was computed before and nothing has been written since."""
     told: Tensors = {}
     for value in values:

@@ -47,7 +47,7 @@ def _release(holder: list[Graph]) -> bool:
     return _module is not None and bool(_module.release(holder))
 
 
-def release_held() -> None:
+def release_unreferenced() -> None:
     """Look a second time at graphs of which somebody had something: a plan, say, or they were to be run."""
     global _held
     if not _held:

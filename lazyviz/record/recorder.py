@@ -135,7 +135,7 @@ class Recorder:
         """Record one op call; returns pending tensors in the op's own structure."""
         shapes = self._shapes
         info = shapes.infos.get(id(op)) or shapes.info(op)
-        if info.special and (answer := self._at_once(op, info, args, kwargs)) is not _NO_ANSWER:
+        if info.special and (answer := self._answer_immediately(op, info, args, kwargs)) is not _NO_ANSWER:
             return answer
         values: list[TrackedValue] = []
         tensors: list[torch.Tensor] = []
@@ -217,7 +217,9 @@ class Recorder:
             self._runs.sync("dropped inputs kept by the graph exceed the byte budget", list(self._pending))
         return result
 
-    def _at_once(self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _answer_immediately(
+        self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """What an op gives that is not recorded as it is, if this call of it is such a one."""
         if info.metadata_only:
             with private_api.excluding_python():

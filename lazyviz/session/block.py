@@ -26,7 +26,7 @@ from ..process.gc_pause import patience
 from ..process.tracebacks import shorten_block
 from ..process.transaction import Exclusive, Transaction, forget_holder
 from ..record.dependencies import closure
-from ..record.graph_release import release_held
+from ..record.graph_release import release_unreferenced
 from ..record.provenance.variable_names import name_tensors, variables_of
 from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.storage import Lost, TrackedStorage
@@ -144,7 +144,7 @@ class LazyBlock(Transaction, Generic[G]):
                 tape.pending_ops.forget_lost()
             if tape.pending_ops.overdue:
                 evaluation.catch_up()
-            release_held()
+            release_unreferenced()
         evaluation.graphs[id(ir)] = graph
         evaluation.latest = weakref.ref(graph)
         tape.pending_ops.watch(ir)

@@ -52,7 +52,7 @@ def status_of_all(latest: RecordedGraph | None) -> str:
     return "\n".join(lines)
 
 
-def unmet(graph: RecordedGraph, names: str | None = None) -> list[str]:
+def unmet_options(graph: RecordedGraph, names: str | None = None) -> list[str]:
     """What a block was asked for and cannot be done, in a sentence each: a budget, a split, a batch.
 
     ``names``: the option that names the batch.

@@ -199,7 +199,7 @@ def _report(strategy: Strategy, cause: str, outcome: str | None, seconds: float)
         strategy.wanted.backend,
         cause,
         pieces=len(strategy.split_run.pieces) if strategy.split_run is not None else 1,
-        recomputed=strategy.again.count if strategy.again is not None else 0,
+        recomputed=strategy.recomputing.count if strategy.recomputing is not None else 0,
         share=strategy.share / len(nodes) if nodes and outcome is None else 1.0,
         projected_bytes=projected,
         projected_total_bytes=None if projected is None or projection is None else projection[0].total,

@@ -325,7 +325,7 @@ class Programs(Generic[Compiled]):
         nearest = most_alike(program, _sketch(program), [(other, _sketch(other)) for other in known])
         if nearest is None:
             return FIRST_OF_ITS_KIND
-        differ = partial(_words, before=nearest, now=program)
+        differ = partial(_steps_differ, before=nearest, now=program)
         if (found := first_difference(nearest, program, nodes, differ)) is not None:
             return found
         if nearest.inputs != program.inputs:
@@ -377,7 +377,7 @@ def _shapes_differ(old: Program, new: Program, nodes: Sequence[Node]) -> str:
     return "inputs begin elsewhere in the memory that they share"
 
 
-def _words(old: tuple[Any, ...], new: tuple[Any, ...], before: Program, now: Program) -> str:
+def _steps_differ(old: tuple[Any, ...], new: tuple[Any, ...], before: Program, now: Program) -> str:
     if old[0] is not new[0]:
         return f"{new[0]}, was {old[0]}"
     inputs = {number: meta for (number, *_), meta in zip(now.inputs, now.shapes.inputs)}

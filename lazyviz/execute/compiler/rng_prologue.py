@@ -80,7 +80,7 @@ def draw_of(node: Node) -> Draw | None:
     return None
 
 
-def in_words(found: Sequence[Draw]) -> str:
+def serialized(found: Sequence[Draw]) -> str:
     """``found`` for the operator below."""
     return json.dumps(
         [

@@ -19,13 +19,13 @@ from ...record.rng import state_of
 from ...record.storage import PARTIAL_WRITE, DrawSequence, TrackedNode
 from ...record.tape import Tape
 from ..backend import Backend, Compiled, Refused, Segment
-from ..eager import Progress, check_interrupts, give, kernel_level, recorded_modes, tell
+from ..eager import Progress, check_interrupts, kernel_level, recorded_modes, store_result, tell
 from ..lru_cache import LRUCache
 from ..replay.program_cache import finish, replays
 from ..replay.program_key import Key, Subgraph
 from .output_checks import refuse_other_metadata
 
-Again = Callable[[Segment], Compiled | None]
+Reuse = Callable[[Segment], Compiled | None]
 MOST_KEPT = 128  # structures; their programs are kept by the backends
 
 
@@ -34,11 +34,11 @@ class _Known:
     """Who has code for a structure."""
 
     backend: Backend
-    again: Again
+    reuse: Reuse
 
 
 class Repeats:
-    """Structures that came to one segment, with code that can be asked for again."""
+    """Structures that came to one segment, with code that can be asked for reuse."""
 
     def __init__(self) -> None:
         self._known: LRUCache[Key, _Known] = LRUCache(MOST_KEPT)
@@ -54,12 +54,12 @@ class Repeats:
         known = self._known.get(subgraph.key)
         if known is None or known.backend is not backend:
             return None
-        return known.again(Segment(subgraph.nodes, subgraph.outside, subgraph.users, _open(subgraph)))
+        return known.reuse(Segment(subgraph.nodes, subgraph.outside, subgraph.users, _open(subgraph)))
 
-    def learn(self, subgraph: Subgraph, backend: Backend, again: Again) -> None:
-        """The subgraph has run as one segment, for which ``again`` finds code."""
+    def learn(self, subgraph: Subgraph, backend: Backend, reuse: Reuse) -> None:
+        """The subgraph has run as one segment, for which ``reuse`` finds code."""
         assert subgraph.key is not None
-        self._known[subgraph.key] = _Known(backend, again)
+        self._known[subgraph.key] = _Known(backend, reuse)
 
 
 def _open(subgraph: Subgraph) -> bytes | None:
@@ -74,7 +74,7 @@ def _open(subgraph: Subgraph) -> bytes | None:
 repeats = Repeats()
 
 
-def run_again(
+def run_compiled(
     tape: Tape,
     subgraph: Subgraph,
     compiled: Compiled,
@@ -109,7 +109,7 @@ def run_again(
         except Refused:  # nothing is written yet
             return False
         except BaseException as error:
-            half_done(nodes, error)
+            note_partial_write(nodes, error)
             raise
         del reals
         stage: list[None] = []
@@ -118,7 +118,7 @@ def run_again(
             for sequence in draws:
                 sequence.state = state_of(sequence.generator)
             for value, real in zip(subgraph.users, results, strict=True):
-                give(value, real)
+                store_result(value, real)
             for value in subgraph.outside:
                 value.real = None
             finish(tape, subgraph, nodes, None, stage)
@@ -130,11 +130,11 @@ def run_again(
     return True
 
 
-def half_done(nodes: Sequence[TrackedNode], error: BaseException) -> None:
+def note_partial_write(nodes: Sequence[TrackedNode], error: BaseException) -> None:
     """Code for ``nodes`` has raised ``error``; memory from outside may have been written, or not.
 
     Raises:
-        RuntimeError: it may have been: the nodes can never be run again.
+        RuntimeError: it may have been: the nodes can never be run reuse.
     """
     if any(storage.external for node in nodes for storage in node.writes):
         reason = NodeError(Failure.PARTIAL_WRITE, f"{PARTIAL_WRITE}: {_first(nodes)}")

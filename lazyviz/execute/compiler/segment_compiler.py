@@ -19,7 +19,7 @@ from ...graph.ir import Node, Value
 from ...torch_internals import dynamo
 from ..backend import Compiled, Refused, Segment
 from ..lru_cache import LRUCache
-from .calling_convention import Again, Call, Code, Cuts
+from .calling_convention import Call, Code, Cuts, Reuse
 from .compiled_cache import MOST_VARIANTS, Made, Program, Programs, Variant, program_of, same_shapes
 from .dynamic_shapes import Shapes, Sizes, follow
 from .fx_lowering import NotLowered, check, cut_first, made_storages
@@ -62,7 +62,7 @@ class SegmentCompiler(ABC):
     def __init__(self) -> None:
         self.programs: Programs[Code] = Programs()
         self._lock = threading.Lock()
-        # Programs that are not to be tried again, each with the reason.
+        # Programs that are not to be tried reuse, each with the reason.
         self._refused: LRUCache[Hashable, str] = LRUCache(MOST_REFUSED)
 
     @abstractmethod
@@ -104,7 +104,7 @@ class SegmentCompiler(ABC):
             if variant is None:
                 reason = self.programs.difference(program, inner.nodes)
                 if len(self.programs.variants(program)) >= MOST_VARIANTS:
-                    raise Refused(f"it was compiled {MOST_VARIANTS} times, and is new again: {reason}")
+                    raise Refused(f"it was compiled {MOST_VARIANTS} times, and is new reuse: {reason}")
                 try:
                     variant, fixed = self._variant(inner, cuts.inputs(inputs), program)
                 except Refused as refusal:
@@ -114,11 +114,11 @@ class SegmentCompiler(ABC):
                 self.programs.add(variant)
             known = self.programs.known(program)
         assert known is not None
-        again = Again(self.programs, known, variant, program, cuts)
-        return Compiled(Call(cuts, variant, program.scalars, program.shapes), reason is None, reason, again)
+        reuse = Reuse(self.programs, known, variant, program, cuts)
+        return Compiled(Call(cuts, variant, program.scalars, program.shapes), reason is None, reason, reuse)
 
     def forget(self, segment: Segment, why: str) -> None:
-        """The code for ``segment`` is wrong: it is not to be run or made again."""
+        """The code for ``segment`` is wrong: it is not to be run or made reuse."""
         inner = cut_first(segment)
         program = program_of(inner.nodes, _needed(inner))
         with self._lock:

@@ -213,7 +213,7 @@ class Known:
         reason: str | None = None,
     ) -> Compiled:
         run = Run(self, segment, handed, how)
-        return Compiled(run, reason is None, reason, Again(self, handed), run.left)
+        return Compiled(run, reason is None, reason, Reuse(self, handed), run.left)
 
     def _note(self, scalars: list[Any]) -> None:
         """Note which numbers have changed since the last run."""
@@ -461,7 +461,7 @@ class Run:
         return self._left
 
 
-class Again:
+class Reuse:
     """Finds what runs further recordings of one structure; it keeps no recording and no graph alive."""
 
     def __init__(self, known: Known, handed: Handed) -> None:

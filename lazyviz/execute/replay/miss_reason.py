@@ -93,7 +93,7 @@ def subgraph_difference(subgraph: Subgraph, drawn: Sketch, known: Iterable[tuple
     otherwise = next((at for at, count in enumerate(counts) if count > wired), len(nodes))
     if otherwise < _same(nearest.steps, key.steps):
         return f"{place(nodes[otherwise])}: it works on other tensors"
-    return first_difference(nearest, key, nodes, _words) or _beside_wiring(nearest, key)
+    return first_difference(nearest, key, nodes, _steps_differ) or _beside_wiring(nearest, key)
 
 
 def _wiring(key: Key) -> list[int]:
@@ -102,7 +102,7 @@ def _wiring(key: Key) -> list[int]:
     return [number if number < made else made - 1 - number for number in array("i", key.wiring)]
 
 
-def _words(old: Step, new: Step) -> str:
+def _steps_differ(old: Step, new: Step) -> str:
     if old.op is not new.op:
         return f"{new.op}, was {old.op}"
     for was, now in zip(old.results, new.results):
@@ -113,7 +113,7 @@ def _words(old: Step, new: Step) -> str:
             return f"an input is {forms_differ(was, now)}"
     for name in {**new.arguments, **old.arguments}:
         before, given = (
-            _plain(step.arguments[name]) if name in step.arguments else "not given" for step in (old, new)
+            _readable(step.arguments[name]) if name in step.arguments else "not given" for step in (old, new)
         )
         if before != given:
             return f"{name} is {given}, was {before}"
@@ -130,12 +130,12 @@ def forms_differ(was: Form, now: Form) -> str:
     return f"{now}, conjugated or negated otherwise"
 
 
-def _plain(given: Any) -> Any:
+def _readable(given: Any) -> Any:
     """An argument as the user would write it, as far as it is structure."""
     if isinstance(given, type):
         return "a tensor" if given is TrackedValue else given.__name__
     cls, *entries = given
-    return cls(_plain(entry) for entry in entries) if cls in (list, tuple) else entries[0]
+    return cls(_readable(entry) for entry in entries) if cls in (list, tuple) else entries[0]
 
 
 def _same(one: Sequence[Any], other: Sequence[Any]) -> int:

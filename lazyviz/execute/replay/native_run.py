@@ -61,7 +61,7 @@ def run(tape: Tape, subgraph: Subgraph, known: Known) -> bool:
     else:
         notes += (
             partial(node_passes.note_used, nodes),
-            partial(node_passes.let_go, nodes, outside, later, tape.pending),
+            partial(node_passes.release_inputs, nodes, outside, later, tape.pending),
         )
     take = partial(node_passes.take, outside, subgraph.kept, nodes)  # a handler may have run them meanwhile
     ran: list[Stopped | None] = []  # what the code returns, as soon as it has run

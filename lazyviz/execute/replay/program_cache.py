@@ -28,7 +28,7 @@ from ...record.rng import state_of
 from ...record.storage import TrackedNode
 from ...record.tape import Tape
 from ...torch_internals import private_api
-from ..eager import check_interrupts, give, kernel_level, tell
+from ..eager import check_interrupts, kernel_level, store_result, tell
 from ..failures import note_failure
 from ..lru_cache import LRUCache
 from ..memory_tracker import KnownMemory, Levels, Memory, ResidentMemory
@@ -43,7 +43,7 @@ FEW_NODES = 4  # fewer are worth it when they come again
 MOST_FEW = 10_000  # of such subgraphs that are remembered to have come
 MOST_NODES = 100_000  # of one subgraph
 MOST_KEPT = 200_000  # nodes of all subgraphs that are kept
-MOST_WORDS = 8  # that one subgraph goes by: equal strings may be others
+MOST_FINGERPRINTS = 8  # that one subgraph goes by: equal strings may be others
 MOST_COMPARED = 16  # of those at the same line, and of the others, to say what is new about another
 
 Progress = Callable[[int, int, TrackedNode], None]
@@ -63,19 +63,20 @@ class Known:
     # What was projected of it and what it held of that, where both depend on nothing else.
     projected: Peak | None = None
     held: Peak | None = None
-    words: list[tuple[bytes, Key]] = field(default_factory=list)  # each with the key that keeps it valid
-    met: bool = False  # by its words, since it was last looked for what was not used
+    # Each with the key that keeps it valid.
+    fingerprints: list[tuple[bytes, Key]] = field(default_factory=list)
+    found: bool = False  # by its fingerprint, since it was last about to be dropped
     seconds: float | None = None  # that its code took the last time it ran to its end
     in_one_go: bool | None = None  # whether its code may run so, once that was asked
 
     def learn(self, subgraph: Subgraph, memory: Memory, projection: Projection | None) -> None:
         """What was projected of it, if that depends on nothing else."""
         if projection is not None and subgraph.is_all_of_a_graph:
-            self.projected = _settled(projection[0])
-            self.held = _settled(memory.peak_on(self.projected.device, projection[1]))
+            self.projected = _without_storages(projection[0])
+            self.held = _without_storages(memory.peak_on(self.projected.device, projection[1]))
 
 
-def _settled(peak: Peak) -> Peak:
+def _without_storages(peak: Peak) -> Peak:
     """The same without its storages, whose graph would be kept for it."""
     return peak._replace(by_category=dict(peak.by_category))
 
@@ -92,7 +93,7 @@ class Replays:
             MOST_KEPT, size=lambda known: known.size, on_drop=self._dropped
         )
         self._latest: dict[Key, Key] = {}  # by program
-        self._by_words: dict[bytes, Known] = {}  # of those with code
+        self._by_fingerprint: dict[bytes, Known] = {}  # of those with code
         self._few: set[bytes] = set()  # the words of subgraphs of few nodes that have come once
 
     def __len__(self) -> int:
@@ -105,7 +106,7 @@ class Replays:
             self.not_looked_at = f"{bound} ops are not recognized"
             return None
         glanced = self.steps.glance(tape, nodes, purpose)
-        if glanced is not None and (known := self._by_words.get(glanced.words)) is not None:  # type: ignore[arg-type]
+        if glanced is not None and (known := self._by_fingerprint.get(glanced.fingerprint)) is not None:  # type: ignore[arg-type]
             glanced.key = known.key
             return glanced
         if len(nodes) < FEW_NODES and not self._have_come(tape, nodes, purpose, glanced):
@@ -113,7 +114,7 @@ class Replays:
             return None
         subgraph = self.steps.look_at(tape, nodes, purpose=purpose)
         if subgraph.key is not None:
-            subgraph.words = glanced.words if glanced is not None else None
+            subgraph.fingerprint = glanced.fingerprint if glanced is not None else None
             return subgraph
         mixed = any(node.inference_mode is not nodes[0].inference_mode for node in nodes)
         self.not_looked_at = (
@@ -130,13 +131,13 @@ class Replays:
         if glanced is None and node_passes.active:
             self.steps.look_at(tape, nodes, purpose=purpose)  # whose steps are known from now on
             glanced = self.steps.glance(tape, nodes, purpose)
-        if glanced is None or glanced.words is None:
+        if glanced is None or glanced.fingerprint is None:
             return False
-        if glanced.words in self._few:
+        if glanced.fingerprint in self._few:
             return True
         if len(self._few) >= MOST_FEW:
             self._few.clear()
-        self._few.add(glanced.words)
+        self._few.add(glanced.fingerprint)
         return False
 
     def glance(
@@ -144,21 +145,21 @@ class Replays:
     ) -> tuple[Subgraph, Known] | None:
         """What is known of ``nodes``, if it has code and that can be told at once."""
         glanced = self.steps.glance(tape, nodes, purpose)
-        known = self._by_words.get(glanced.words) if glanced is not None else None  # type: ignore[arg-type]
+        known = self._by_fingerprint.get(glanced.fingerprint) if glanced is not None else None  # type: ignore[arg-type]
         if glanced is None or known is None or known.code is None:
             return None
         glanced.key = known.key
-        known.met = True
+        known.found = True
         return glanced, known
 
     def find(self, subgraph: Subgraph) -> Replay | None:
         """What runs the subgraph, if it was met before."""
         assert subgraph.key is not None
-        words = subgraph.words
-        known = self._by_words.get(words) if words is not None else None
+        fingerprint = subgraph.fingerprint
+        known = self._by_fingerprint.get(fingerprint) if fingerprint is not None else None
         if known is not None and known.code is not None:
             self.hits += 1
-            known.met = True
+            known.found = True
             return Replay(subgraph, known, known.code)
         known = self._known.peek(subgraph.key) or self._kept_otherwise(subgraph)
         if known is None:
@@ -168,13 +169,13 @@ class Replays:
         self._known.use(known.key)  # its own: an equal one is compared once more
         if known.code is None:
             with paused():
-                known.code = generate(subgraph, self.steps, give)
+                known.code = generate(subgraph, self.steps, store_result)
             self.generated += 1
-        if words is not None:
-            known.words.append((words, subgraph.key))
-            self._by_words[words] = known
-            if len(known.words) > MOST_WORDS:
-                del self._by_words[known.words.pop(0)[0]]
+        if fingerprint is not None:
+            known.fingerprints.append((fingerprint, subgraph.key))
+            self._by_fingerprint[fingerprint] = known
+            if len(known.fingerprints) > MOST_FINGERPRINTS:
+                del self._by_fingerprint[known.fingerprints.pop(0)[0]]
         return Replay(subgraph, known, known.code)
 
     def learn(self, subgraph: Subgraph, memory: ResidentMemory, projection: Projection | None) -> str:
@@ -214,12 +215,12 @@ class Replays:
         self._known[key] = known
 
     def _dropped(self, oldest: Key, known: Known) -> bool:
-        """Whether to keep it: it has been found by its words."""
-        if known.met:
-            known.met = False
+        """Whether to keep it: it has been found by its fingerprint."""
+        if known.found:
+            known.found = False
             return True
-        for words, _ in known.words:
-            del self._by_words[words]
+        for fingerprint, _ in known.fingerprints:
+            del self._by_fingerprint[fingerprint]
         if self._latest.get(oldest.program) == oldest:
             del self._latest[oldest.program]
         self.dropped += 1
@@ -238,7 +239,7 @@ class Replays:
     def clear(self) -> None:
         """Forget them all."""
         self._known.clear()
-        self._by_words.clear()
+        self._by_fingerprint.clear()
         self._few.clear()
         self._latest.clear()
 
@@ -365,7 +366,7 @@ class Replay:
             node.draws.state = state_of(node.draws.generator)
         for value in node.outputs:
             if value.node is node and value.tensor is not None:
-                give(value, variables.get(name_of(self.subgraph.numbers[value])))
+                store_result(value, variables.get(name_of(self.subgraph.numbers[value])))
 
 
 class _Watch:
@@ -424,11 +425,11 @@ def finish(
     else:
         if not stage:
             stage[:] = map(node_passes.note_used, (ran,))
-        node_passes.let_go((), outside, subgraph.later, tape.pending)
+        node_passes.release_inputs((), outside, subgraph.later, tape.pending)
     if several:
         for node in ran:
             tape.pending_ops.finished(node)
         return
-    node_passes.let_go(ran, [], [], tape.pending)
+    node_passes.release_inputs(ran, [], [], tape.pending)
     if tape.recording.graph is not None:
         tape.tensors.made_real(value for value in subgraph.users if value.node and value.node.state == "done")

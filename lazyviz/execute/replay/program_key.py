@@ -159,7 +159,7 @@ class Subgraph:
         graphs: what the nodes are of, in order.
         whole: nothing else is pending.
         kept: the positions of those from outside that pending nodes beyond the subgraph need.
-        words: what stands for the key as long as that is kept; ``None``: nothing does.
+        fingerprint: what stands for the key as long as that is kept; ``None``: nothing does.
     """
 
     __slots__ = (
@@ -176,7 +176,7 @@ class Subgraph:
         "users",
         "values",
         "whole",
-        "words",
+        "fingerprint",
     )
 
     def __init__(self, nodes: Sequence[TrackedNode]) -> None:
@@ -193,7 +193,7 @@ class Subgraph:
         self.graphs: list[Any] = []
         self.kept: tuple[int, ...] = ()
         self.whole = False
-        self.words: bytes | None = None
+        self.fingerprint: bytes | None = None
 
     @property
     def numbers(self) -> dict[TrackedValue, int]:
@@ -300,7 +300,7 @@ class Steps:
         subgraph = Subgraph.__new__(Subgraph)  # which has all of it
         subgraph.nodes, subgraph.key = nodes, None
         (
-            subgraph.words,
+            subgraph.fingerprint,
             subgraph.values,
             subgraph.outside,
             subgraph.graphs,

@@ -150,7 +150,7 @@ class Patches:
         """All are set, and may be set again as they are."""
         self._complete = True
 
-    def again(self) -> bool:
+    def reapply(self) -> bool:
         """Set what was restored last, if what it stands in for has not changed since; False: it has."""
         if self._last and not self._again:
             self._again = True

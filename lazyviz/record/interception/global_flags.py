@@ -39,7 +39,7 @@ class SettingsPatches:
         self._patches = Patches()
 
     def install(self) -> None:
-        if self._patches or self._patches.again():
+        if self._patches or self._patches.reapply():
             return
         for owner, name, is_set in _SETTERS:
             self._patches.set(owner, name, self._setter(getattr(owner, name), is_set))

@@ -91,7 +91,7 @@ class SyncPatches:
         self.installed = True
         self._addresses.begin()
         self.exports.begin_block()
-        if self._patches.again():
+        if self._patches.reapply():
             return
         for name, reader in self._generator_readers.items():
             self._patches.set(torch.Generator, name, reader)  # which no mode sees
@@ -430,7 +430,8 @@ class SyncPatches:
     def _patch_native_readers(self) -> None:
         """Functions whose C++ code reads or fills memory past the dispatcher."""
         for owner, name in ((torch, "ctc_loss"), (private_api.VF, "_pad_packed_sequence")):
-            self._patches.set(owner, name, self._at_once(getattr(owner, name)))  # they fill fresh tensors
+            # they fill fresh tensors
+            self._patches.set(owner, name, self._run_immediately(getattr(owner, name)))
         for owner, name in FUNCTIONS:
             give = noting(self.tape.memory_holders, getattr(owner, name), DLPACK, self.before_read)
             self._patches.set(owner, name, self._after_reading(give, "DLPack"))
@@ -466,7 +467,7 @@ class SyncPatches:
 
             self._patches.set(torch.jit, name, functools.wraps(original)(shortened(traced)))
 
-    def _at_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _run_immediately(self, original: Callable[..., Any]) -> Callable[..., Any]:
         tape = self.tape
 
         @functools.wraps(original)

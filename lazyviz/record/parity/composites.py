@@ -84,7 +84,7 @@ class CompositeKernels:
                     "nanquantile": functools.partial(self._quantile, "nanquantile"),
                     "quantile": functools.partial(self._quantile, "quantile"),
                     _SPLIT: self._tensor_split,
-                    **{name: functools.partial(self._at_once, name) for name in _ON_RAW_MEMORY},
+                    **{name: functools.partial(self._run_immediately, name) for name in _ON_RAW_MEMORY},
                     **inplace_gradients.KERNELS,
                     **sparse_constructors.kernels(self._tape),
                 },
@@ -97,7 +97,7 @@ class CompositeKernels:
 
     # --- memory past the dispatcher --------------------------------------------------
 
-    def _at_once(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+    def _run_immediately(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
         tensors = list(tensors_in((*args, *kwargs.values())))
         if not original.is_next:
             return original(*args, **kwargs)

@@ -61,7 +61,7 @@ class FormulaPatches:
         self._patches = Patches()
 
     def install(self) -> None:
-        if self._patches or self._patches.again():
+        if self._patches or self._patches.reapply():
             return
         for owner in private_api.BACKWARD_ENTRIES:
             run_backward = self._run_backward(owner._engine_run_backward)

@@ -433,7 +433,7 @@ def test_what_is_known_of_a_subgraph_goes_with_it(monkeypatch):
             with lazyviz.lazy():
                 for _ in range(4):
                     assert (x[:size] * 2 + 1).sum().item() == expected
-    assert {id(known) for known in replays._by_words.values()} <= {
+    assert {id(known) for known in replays._by_fingerprint.values()} <= {
         id(known) for known in replays._known.values()
     }
     assert replays._known.total <= 8
