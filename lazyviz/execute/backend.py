@@ -1,4 +1,4 @@
-"""The protocol of backends: what compiles segments of recorded nodes."""
+"""Backend protocol: what a backend is given, a segment of nodes, and what it returns, a callable."""
 
 from __future__ import annotations
 

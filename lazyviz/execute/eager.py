@@ -1,4 +1,4 @@
-"""The eager backend: the recorded kernels, in program order, on the user's real tensors.
+"""Eager backend: runs the recorded kernels op by op, in program order, on the user's real tensors.
 
 Nodes run exactly where recording met them, below autograd and autocast, so the
 kernels, their order and their inputs are those of eager PyTorch and results are equal
@@ -40,7 +40,7 @@ Progress = Callable[[int, int, TrackedNode], None]
 
 
 class AroundNodes(AbstractContextManager[Any], Protocol):
-    """What is done between nodes; each is told by its position."""
+    """Callbacks between nodes; each gets the node's position."""
 
     def before(self, position: int) -> None: ...
     def after(self, position: int) -> None: ...
@@ -393,7 +393,7 @@ def consumed(node: TrackedNode, memory: ResidentMemory) -> None:
 
 
 def free(node: TrackedNode, memory: ResidentMemory) -> None:
-    """Free what nobody needs of the inputs of ``node``."""
+    """Free the inputs of ``node`` that no other node needs."""
     for value in node.inputs:
         storage = value.storage
         if not value.uses:

@@ -1,4 +1,4 @@
-"""Running a graph in which activations are dropped and computed again.
+"""Rematerialized runs: activations are dropped and recomputed in the backward pass.
 
 The kernels and their order are those of the eager run; before some nodes others run once more, on the
 same inputs, from the same states of generators.  Between two nodes every value that a pending node

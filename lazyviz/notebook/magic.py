@@ -1,4 +1,4 @@
-"""``%%lazy`` and ``%lazy``: the life cycle of a cell, and what is shown of it.
+"""The magics ``%%lazy`` and ``%lazy``: the life cycle of a cell, and what it displays.
 
 A ``%%lazy`` cell is compiled and run here the way ``%%time`` does it, under the name that
 IPython itself gives the cell: breakpoints, the recorder and tracebacks see the user's own

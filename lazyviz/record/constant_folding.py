@@ -1,4 +1,4 @@
-"""Small CPU values that can be told without running the graph.
+"""Constant folding: small CPU values that are computed while recording, without running the graph.
 
 Adam's step counter, ``torch.tensor(1e-3)``, the largest entry of an attention mask: reading
 such a value is no sync point.  Nothing is computed ahead; a read computes the pending nodes

@@ -1,4 +1,4 @@
-"""Which node has to run before which: reads and writes of shared storages."""
+"""Dependencies between nodes: reads and writes of shared storages, and their closure."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ class ExternalTensors:
                 graph.storages.pop()
                 raise Unexamined
             storage.foreign = holder is not None  # of what is only read a copy does, if that is not known
-            if storage.foreign and (owed := self.pending_on_overlapping(tensor)):
-                self._runs.sync("use of memory that is another storage's, too", owed)
+            if storage.foreign and (pending := self.pending_on_overlapping(tensor)):
+                self._runs.sync("use of memory that is another storage's, too", pending)
             if not storage.foreign:  # of that a snapshot is read, and its address may pass to other memory
                 self._tensors.storages[address] = storage
                 earlier = self._tensors.computed.get(address)

@@ -271,7 +271,7 @@ class Recorder:
                 left, right = (value.storage.nbytes // value.dtype.itemsize for value in values)
                 return None, left == right
             if not unrecorded_ops.needed_nodes(self._tape, info, args, kwargs)[0]:
-                return None, op(*args, **kwargs)  # real tensors that are owed nothing
+                return None, op(*args, **kwargs)  # real tensors without pending writes
             if info.name == "equal" and kernel_probes.differ_in_shape(values):
                 return None, False
             kernel_probes.refuse_planned(op, new_args, new_kwargs, values)
@@ -493,7 +493,7 @@ class Recorder:
         return result
 
     def _write_shared(self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any) -> Any:
-        """A write to memory that others may show: at once, unless a closer look finds nobody."""
+        """A write to memory that others may show: runs immediately, unless a closer look finds no holder."""
         operands = list(unrecorded_ops.tensors_in((*args, *kwargs.values())))
         shown = [
             tensor for tensor in unrecorded_ops.written_tensors(info, args, kwargs) if not is_pending(tensor)

@@ -1,4 +1,4 @@
-"""What recording tracks about memory: who writes it, who reads it, which user tensor shows it.
+"""Tracked nodes, values and storages: who writes and reads memory, and which user tensors show it.
 
 These extend the plain records of :mod:`lazyviz.graph.ir` with the links to live
 tensors that only recording and execution need; planning and drawing never see them.
@@ -131,7 +131,7 @@ class TrackedValue(Value):
 
 
 class Lost:
-    """``something``: since the last look a tensor or a graph has gone; pending nodes may serve nobody now."""
+    """``something``: a tensor or a graph has gone since the last look, so pending nodes may be useless."""
 
     something: ClassVar[bool] = False
     look: ClassVar[Callable[[], None] | None] = None  # what forgets them

@@ -1,6 +1,6 @@
-"""What an op that is *not* recorded needs first, so that it sees what eager PyTorch would show.
+"""Ops that are not recorded: what has to run before them so that they see what eager PyTorch shows.
 
-While anything is pending: reading a pending tensor or a storage owed a write, writing a
+While anything is pending: reading a pending tensor or a storage with a pending write, writing a
 storage that pending nodes read or write, and drawing from a generator with pending
 draws each evaluate first what they need.
 """
@@ -199,7 +199,7 @@ def _forget_written(tape: Tape, info: OpInfo, args: tuple[Any, ...], kwargs: dic
 
 
 def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op on real tensors, at the level where recording met it."""
+    """Run an op on real tensors, at the dispatch level where it was seen."""
     if info.of_parts:
         with private_api.with_autograd():
             return op(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""A lazy block: entered and left as one exchange of state, whatever happens meanwhile.
+"""Lazy blocks: entering and leaving one exchanges the recording state as a whole.
 
 A part of :mod:`lazyviz.session.lazy_graph`.  Everything that may fail, take time or call user code is done
 before the exchange (options, a run on another thread, what is overdue) or after it (names, accounts).
@@ -266,7 +266,7 @@ def _innermost() -> LazyBlock[Any] | None:
 
 
 def _publish() -> None:
-    """Record for the innermost open block, or nothing; called again it changes nothing."""
+    """Record for the innermost open block, or nothing; idempotent."""
     block, recording = _open[-1] if _open else None, tape.recording
     if block is None or block.graph is None:
         recording.graph = None

@@ -1,4 +1,4 @@
-"""Running everything that is pending: an op that fails stops what needs it, and nothing else.
+"""Evaluating everything pending: an op that fails stops only what needs it.
 
 A part of :mod:`lazyviz.session.lazy_graph`.
 """

@@ -1,4 +1,4 @@
-"""The ways to run nodes: which one it is to be, what it would hold, and running it.
+"""Run strategies: eager, replay, compiled, micro-batched or rematerialized; chosen, projected and executed.
 
 A part of :mod:`lazyviz.session.evaluation`, which tells the graphs and makes the report.
 """
@@ -86,7 +86,7 @@ class Strategy:
 
     @property
     def is_followed(self) -> bool:
-        """Whether somebody is told how far the run has come."""
+        """Whether anybody follows the progress of the run."""
         return self.wanted.progress is not None or any(lazy.runs.has_listeners for lazy in self.touched)
 
     @property
@@ -137,7 +137,7 @@ class Strategy:
             self.choice = recompute_options.choose_run(owner, self.nodes, recompute, tape.pending)
 
     def _recognize(self) -> None:
-        """Find the code for nodes that were met before."""
+        """Find the code for nodes that were run before."""
         nodes = self.nodes
         if self.split_run is not None or self.seen is not None or self.cluster is not None:
             return
@@ -275,7 +275,7 @@ class Strategy:
         self.share = self.compiled.share
 
     def learn(self) -> None:
-        """It has run: the same nodes are to be recognized when they come again."""
+        """It has run: learn its nodes, to recognize them when they are run again."""
         if self.subgraph is not None and self.found is None and self.compiler is None:
             with gc_pause.paused():
                 self.new = program_cache.replays.learn(self.subgraph, self.resident, self.projection)

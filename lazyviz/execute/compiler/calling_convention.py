@@ -1,4 +1,4 @@
-"""Calls of compiled code: from the tensors that a segment is given to those that it hands out, by position.
+"""Calling convention of compiled code: from a segment's input tensors to its outputs, by position.
 
 Code hands out each new storage once, in the form that it was made in.  What the segment's outputs are of that
 is known when the code is found, so that a call looks at no recording, and keeps none alive.

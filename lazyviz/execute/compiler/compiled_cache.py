@@ -1,4 +1,4 @@
-"""Recognizing a subgraph of nodes that has been met before, and what is kept for it.
+"""Cache of compiled programs: subgraphs recognized by their structure, with variants for sizes and numbers.
 
 A :class:`Program` is what a compiled version of the subgraph depends on, with values numbered
 in order of first appearance: operators, wiring, kinds of tensors, who shares memory, and static
@@ -233,7 +233,7 @@ def same_shapes(one: Shapes, other: Shapes) -> bool:
 
 
 class Known(Generic[Compiled]):
-    """A program that was met before: what was compiled for its numbers and sizes, the newest last."""
+    """A program that was compiled before: its variants for other numbers and sizes, the newest last."""
 
     def __init__(self, key: ProgramKey) -> None:
         self.key = key

@@ -1,4 +1,4 @@
-"""A segment of recorded nodes as an fx graph that a compiler takes.
+"""Lowering to torch.fx: a segment of recorded nodes as a graph that a compiler accepts.
 
 Everything here is still the recorded program: operators, order, in-place writes.  Only three
 things are made for compilers: operators whose writes their schema hides are replaced by

@@ -1,4 +1,4 @@
-"""Running pending nodes with a registered backend, segment by segment."""
+"""Partitioned runs: pending nodes run with a compiling backend, segment by segment."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def run_with_backend(
     segments compute is compared with the recorded ops' results, which stand where they differ by more than
     rounding.  ``compiles`` is called with what is being compiled, now and then, on a thread of its own,
     and with None afterwards.  ``subgraph`` is the structure of ``nodes``, by which they are
-    recognized when they come reuse.
+    recognized when they are run again.
 
     Raises:
         Interrupted, KeyboardInterrupt: between two segments or while one is compiled; nothing is half done.
         ValueError: the backend gave back another number of tensors than the segment has outputs.
         Exception: whatever the backend raises; the segment stays pending, unless it had begun to write
-            tensors from outside: then it can never be run reuse.
+            tensors from outside: then it can never be run again.
     """
     run = _Run(tape, backend, memory, len(nodes), progress, cancelled, verify, seen, compiles)
     with nothing_around():
@@ -245,7 +245,7 @@ class _Run:
         results: Sequence[torch.Tensor],
         stage: list[None],
     ) -> None:
-        """The segment has run; may be called again where it was stopped."""
+        """Record that the segment has run; may be called again where it was interrupted."""
         if not stage:
             for node in nodes:
                 node.state, node.error = "done", None

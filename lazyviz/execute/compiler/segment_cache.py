@@ -1,4 +1,4 @@
-"""Runs that are one segment whose code is there: what comes again runs without a look at each of its ops.
+"""Segment cache: runs that are one compiled segment skip partitioning and run its code directly.
 
 The first run of a subgraph with a backend cuts it into segments, asks the backend for code and looks at each
 node (:mod:`lazyviz.execute.compiler.partitioned_run`).  Where it came to one segment, the code is kept with
@@ -38,7 +38,7 @@ class _Known:
 
 
 class Repeats:
-    """Structures that came to one segment, with code that can be asked for reuse."""
+    """Structures that came to one segment, with code that can be asked for again."""
 
     def __init__(self) -> None:
         self._known: LRUCache[Key, _Known] = LRUCache(MOST_KEPT)
@@ -134,7 +134,7 @@ def note_partial_write(nodes: Sequence[TrackedNode], error: BaseException) -> No
     """Code for ``nodes`` has raised ``error``; memory from outside may have been written, or not.
 
     Raises:
-        RuntimeError: it may have been: the nodes can never be run reuse.
+        RuntimeError: it may have been: the nodes can never be run again.
     """
     if any(storage.external for node in nodes for storage in node.writes):
         reason = NodeError(Failure.PARTIAL_WRITE, f"{PARTIAL_WRITE}: {_first(nodes)}")

@@ -1,4 +1,4 @@
-"""What backends share that compile whole segments: finding code, making it, and remembering what was refused.
+"""Base class of compiling backends: looks up code, compiles on a miss, and remembers what was refused.
 
 Recording happened below autograd, so forward, backward and optimizer of a step are one program.  A
 segment met again (the same structure, :mod:`lazyviz.execute.compiler.compiled_cache`) runs the code that is
@@ -62,7 +62,7 @@ class SegmentCompiler(ABC):
     def __init__(self) -> None:
         self.programs: Programs[Code] = Programs()
         self._lock = threading.Lock()
-        # Programs that are not to be tried reuse, each with the reason.
+        # Programs that are not to be tried again, each with the reason.
         self._refused: LRUCache[Hashable, str] = LRUCache(MOST_REFUSED)
 
     @abstractmethod
@@ -104,7 +104,7 @@ class SegmentCompiler(ABC):
             if variant is None:
                 reason = self.programs.difference(program, inner.nodes)
                 if len(self.programs.variants(program)) >= MOST_VARIANTS:
-                    raise Refused(f"it was compiled {MOST_VARIANTS} times, and is new reuse: {reason}")
+                    raise Refused(f"it was compiled {MOST_VARIANTS} times, and is new again: {reason}")
                 try:
                     variant, fixed = self._variant(inner, cuts.inputs(inputs), program)
                 except Refused as refusal:
@@ -118,7 +118,7 @@ class SegmentCompiler(ABC):
         return Compiled(Call(cuts, variant, program.scalars, program.shapes), reason is None, reason, reuse)
 
     def forget(self, segment: Segment, why: str) -> None:
-        """The code for ``segment`` is wrong: it is not to be run or made reuse."""
+        """The code for ``segment`` is wrong: it is not to be run or compiled again."""
         inner = cut_first(segment)
         program = program_of(inner.nodes, _needed(inner))
         with self._lock:

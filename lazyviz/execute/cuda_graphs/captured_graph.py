@@ -1,4 +1,4 @@
-"""A segment in captured form: its kernels, the memory that they work on, and its runs.
+"""Captured CUDA Graph of a segment: its kernels, the memory that they work on, and its launches.
 
 Captured kernels read and write the addresses that they were captured with.  So memory from outside is either
 *pinned*, used where it is for as long as it stays there (parameters, an optimizer's states), or *fed*: copied

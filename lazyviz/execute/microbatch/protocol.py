@@ -1,4 +1,4 @@
-"""What travels between this process and a worker: a line that says whose it is, then data, and no code.
+"""Protocol between this process and workers: a header that says whose message it is, then data, no code.
 
 The data are pickled, since operators' arguments are of many kinds, but only plain values, our own records and
 PyTorch's dtypes, devices, layouts and errors are read back: a message can name no other class, and no

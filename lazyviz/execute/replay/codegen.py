@@ -1,4 +1,4 @@
-"""A subgraph of nodes as code that runs its kernels one after another, without a look at each node.
+"""Code generation: a subgraph of nodes as code that runs its kernels one after another.
 
 What each node comes to (:mod:`lazyviz.execute.replay.instructions`) becomes a program that C++ runs
 (``interpreter.cpp``), where that was compiled and can represent it, or Python

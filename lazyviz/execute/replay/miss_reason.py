@@ -17,7 +17,7 @@ ENOUGH = 0.5  # of the ops in common: the programs are versions of one
 
 
 class Sketch(NamedTuple):
-    """What programs are told apart by: how often each operator is called, and the line of the first call."""
+    """What programs are compared by: how often each operator is called, and the line of the first call."""
 
     ops: Counter[int]  # by identity: operators hash in Python
     line: SourceLine | None

@@ -1,4 +1,4 @@
-"""Short runs of known subgraphs in one go, for programs that read a value after every op.
+"""Native runs of short cached subgraphs, for programs that read a value after every op.
 
 What :mod:`lazyviz.execute.replay.program_cache` does around its code is left out: no signal has to be put
 off, since no code in Python comes between a kernel and its being noted (``Program.in_one_go`` of

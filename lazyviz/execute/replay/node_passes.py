@@ -1,5 +1,4 @@
-"""What is asked of all nodes of a subgraph at once, and noted on them: in C++ (``node_passes.cpp``) where
-compiled.
+"""Passes over all nodes of a subgraph at once, in C++ (``node_passes.cpp``) where that was compiled.
 
 A replay looks at no node by itself but for this: a good part of what it takes beside its kernels.
 """

@@ -1,4 +1,4 @@
-"""Subgraphs of nodes that were met before run as generated code, without a look at each node.
+"""Program cache: subgraphs that were run before run as generated code, without a look at each node.
 
 The first time a subgraph runs op by op (:mod:`lazyviz.execute.eager`), and what memory it took is kept with
 its structure.  The second time code is generated for it, which is what runs from then on.  The kernels,
@@ -52,7 +52,7 @@ Projection = tuple[Peak, Mapping[Storage, Category]]
 
 @dataclass
 class Known:
-    """A subgraph that has run: its code, once it was met again, and what memory it takes."""
+    """A subgraph that has run: its memory, and its code once it has been run twice."""
 
     key: Key
     size: int  # nodes
@@ -82,7 +82,7 @@ def _without_storages(peak: Peak) -> Peak:
 
 
 class Replays:
-    """The subgraphs that this process has met, the least recently used dropped first."""
+    """The subgraphs that this process has run, the least recently used dropped first."""
 
     def __init__(self) -> None:
         self.steps = Steps()
@@ -110,7 +110,7 @@ class Replays:
             glanced.key = known.key
             return glanced
         if len(nodes) < FEW_NODES and not self._have_come(tape, nodes, purpose, glanced):
-            self.not_looked_at = f"fewer than {FEW_NODES} ops are recognized when they come again"
+            self.not_looked_at = f"fewer than {FEW_NODES} ops are recognized when they are run again"
             return None
         subgraph = self.steps.look_at(tape, nodes, purpose=purpose)
         if subgraph.key is not None:
@@ -127,7 +127,7 @@ class Replays:
     def _have_come(
         self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable, glanced: Subgraph | None
     ) -> bool:
-        """Whether these few nodes have come before; most that are read once never do again."""
+        """Whether these few nodes were run before; most short subgraphs never are again."""
         if glanced is None and node_passes.active:
             self.steps.look_at(tape, nodes, purpose=purpose)  # whose steps are known from now on
             glanced = self.steps.glance(tape, nodes, purpose)
@@ -143,7 +143,7 @@ class Replays:
     def glance(
         self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None
     ) -> tuple[Subgraph, Known] | None:
-        """What is known of ``nodes``, if it has code and that can be told at once."""
+        """The cached subgraph that ``nodes`` are, if it has code and the fingerprint tells."""
         glanced = self.steps.glance(tape, nodes, purpose)
         known = self._by_fingerprint.get(glanced.fingerprint) if glanced is not None else None  # type: ignore[arg-type]
         if glanced is None or known is None or known.code is None:
@@ -153,7 +153,7 @@ class Replays:
         return glanced, known
 
     def find(self, subgraph: Subgraph) -> Replay | None:
-        """What runs the subgraph, if it was met before."""
+        """The replay of the subgraph, if it was run before."""
         assert subgraph.key is not None
         fingerprint = subgraph.fingerprint
         known = self._by_fingerprint.get(fingerprint) if fingerprint is not None else None
@@ -370,7 +370,7 @@ class Replay:
 
 
 class _Watch:
-    """Is told after each node, for whoever follows the run or may cancel it."""
+    """Called after each node, to report progress and to check for cancellation."""
 
     def __init__(
         self,

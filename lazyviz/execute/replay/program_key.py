@@ -1,4 +1,4 @@
-"""What a subgraph of pending nodes is, as a key that an equal subgraph has again.
+"""Cache key of a subgraph: its structure, equal for subgraphs that can run the same code.
 
 The structure is what generated code depends on: operators, wiring, metadata, who shares memory with whom,
 and static arguments, in a form that means something in this process alone.  Half of it is known since
@@ -123,7 +123,7 @@ class Step:
 
 
 class _Undescribed(Exception):
-    """An argument's structure cannot be told."""
+    """An argument has no structure that can be a key."""
 
 
 def _structure(item: Any, by_type: frozenset[type]) -> tuple[Any, bool]:
@@ -229,7 +229,7 @@ class _Forms(dict[TensorMeta, Form]):
 
 
 class Steps:
-    """The steps that were met so far."""
+    """The steps of all subgraphs so far."""
 
     def __init__(self) -> None:
         self._known: dict[Inferred, Step] = {}  # by the shape cache's answer

@@ -1,4 +1,4 @@
-"""Python for a subgraph of nodes: a line for each kernel, locals for tensors, freed at last use."""
+"""Python code generation: a line for each kernel, local variables for tensors, freed at last use."""
 
 from __future__ import annotations
 

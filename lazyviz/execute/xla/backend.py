@@ -1,4 +1,4 @@
-"""The xla backend: whole recorded segments, compiled by XLA through torchax and JAX.
+"""XLA backend: recorded segments, compiled by XLA through torchax and JAX.
 
 A segment is made functional, its operators become JAX's (:mod:`lazyviz.execute.xla.program`), and JAX
 compiles them as one program for the device that it has: a TPU, a GPU or the CPU.  What new code computes is

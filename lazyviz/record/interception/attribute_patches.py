@@ -1,4 +1,4 @@
-"""Attributes of other people's modules and classes, and the code of their functions, replaced for a while."""
+"""Attribute patches: attributes and function code of other modules and classes, replaced for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the process that decide what a kernel computes, changed between recording and running.
+"""Global flags that change what kernels compute: changing one runs the pending ops that it would affect.
 
 An op recorded runs later, under what is set then.  So a change of such a setting in a block is a
 sync point: what is pending runs under what was set when it was recorded.  Of the default dtype only a

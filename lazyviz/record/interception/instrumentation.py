@@ -1,4 +1,4 @@
-"""Taking part in PyTorch while something is recorded or pending, and leaving it as it was after."""
+"""Instrumentation of PyTorch: modes and patches that are installed while something is pending."""
 
 from __future__ import annotations
 

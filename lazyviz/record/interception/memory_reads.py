@@ -1,8 +1,8 @@
-"""Reads that pass below the dispatcher, and writes that pass beside it.
+"""Memory reads and writes that bypass the dispatcher: ``numpy``, ``data_ptr``, ``.data``, loaders.
 
 ``numpy()``, ``tolist()``, ``print``, pickling and their like read a tensor's memory where
 no dispatch mode sees it, and ``Tensor.data = `` exchanges it.  Pending tensors and real
-ones owed a write both need care there, so the methods of ``torch.Tensor`` and a few
+ones with a pending write both need care there, so the methods of ``torch.Tensor`` and a few
 functions are patched while anything is pending or recording, and restored after.
 """
 

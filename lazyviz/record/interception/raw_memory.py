@@ -1,4 +1,4 @@
-"""Memory that is read or written past every op: what is pending there runs first."""
+"""Raw memory accesses that no op makes: what is pending on the memory runs first."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Addresses:
 
 
 def patch_numbers(tape: Tape, patches: Patches, before_read: Callable[[torch.Tensor, str], None]) -> None:
-    """Have numbers that lists are made of read after what they are owed, whoever reads them."""
+    """Have numbers in lists read after the pending writes to them, whatever code reads them."""
 
     def reading(original: Callable[[torch.Tensor], Any]) -> Any:
         @functools.wraps(original)

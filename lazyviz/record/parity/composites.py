@@ -1,4 +1,4 @@
-"""ATen functions made of others that compute in another way while a dispatch mode is active.
+"""Composite ATen functions that compute differently while a dispatch mode is active.
 
 Such a function asks whether its tensors are subclass-like, which all are while our mode is
 there, and then chooses other operators than for plain tensors: with other bits, or without

@@ -1,4 +1,4 @@
-"""The text form: what a terminal, a log or a saved notebook without pictures shows."""
+"""Text renderer: what a terminal, a log or a saved notebook without pictures shows."""
 
 from __future__ import annotations
 

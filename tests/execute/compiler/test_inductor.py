@@ -249,7 +249,7 @@ def test_metrics_tell_hits_and_misses_and_what_was_new(inductor):
         run(rows)
     now = lazyviz.metrics()
     assert now["compiles"] - before["compiles"] == 2
-    assert now["compiled segments met again"] - before["compiled segments met again"] == 3
+    assert now["compiled segments reused"] - before["compiled segments reused"] == 3
     assert now["compiled programs"]["inductor"] == 2
     assert "first program" in now["compile reasons"][-2]
     for said in (now["compile reasons"][-1], lazyviz.why()):
