@@ -430,7 +430,7 @@ def test_a_batch_that_fits_in_no_number_of_pieces_is_said_by_the_cell(run):
         "with lazyviz.lazy(device=DeviceProfile('tiny', 30_000), batch='x', split='auto') as g:\n"
         "    net(x).sum().backward()"
     )
-    (said,) = diagnostics.unmet(run["g"])
+    (said,) = diagnostics.unmet_options(run["g"])
     assert said.startswith(
         "The budget cannot be met: even in 256 pieces of the batch, it does not fit: tiny has"
     )

@@ -102,7 +102,7 @@ def test_methods_of_generators_can_be_replaced_and_put_back():
     for replaced in (True, False, True, False):
         if not replaced:
             replacement.restore()
-        elif not replacement.again():
+        elif not replacement.reapply():
             replacement.set(torch.Generator, "initial_seed", lambda generator: "replaced")
         assert [generator.initial_seed() for _ in range(3)] == ["replaced" if replaced else 3] * 3
         assert rng.READERS["initial_seed"](generator) == 3

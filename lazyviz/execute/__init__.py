@@ -1,1 +1,1 @@
-"""Execution: backends, the progress of a run, freeing at last use."""
+"""Execution of pending nodes: backends, progress, reports, and memory freed at last use."""

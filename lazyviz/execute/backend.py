@@ -1,4 +1,4 @@
-"""The protocol of backends: what compiles segments of recorded nodes."""
+"""Backend protocol: what a backend is given, a segment of nodes, and what it returns, a callable."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def first_line(error: BaseException) -> str:
 class Compiled:
     """A compiled segment that says whether its code was there already.
 
-    ``cache_miss_reason`` names what was new about it.  ``again``, if there is one, is asked when a segment
+    ``cache_miss_reason`` names what was new about it.  ``reuse``, if there is one, is asked when a segment
     comes that differs in nothing but its tensors and the numbers that recording knows by their type
     alone; it gives None where that needs ``compile``.  ``left``, if there is one, tells after a run how
     many of the ops ran one by one all the same, and why.
@@ -48,7 +48,7 @@ class Compiled:
     run: Callable[..., Sequence[torch.Tensor]]
     cache_hit: bool
     cache_miss_reason: str | None = None
-    again: Callable[[Segment], Compiled | None] | None = None
+    reuse: Callable[[Segment], Compiled | None] | None = None
     left: Callable[[], tuple[int, Sequence[str]]] | None = None
 
     def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:

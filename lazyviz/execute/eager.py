@@ -1,4 +1,4 @@
-"""The eager backend: the recorded kernels, in program order, on the user's real tensors.
+"""Eager backend: runs the recorded kernels op by op, in program order, on the user's real tensors.
 
 Nodes run exactly where recording met them, below autograd and autocast, so the
 kernels, their order and their inputs are those of eager PyTorch and results are equal
@@ -40,7 +40,7 @@ Progress = Callable[[int, int, TrackedNode], None]
 
 
 class AroundNodes(AbstractContextManager[Any], Protocol):
-    """What is done between nodes; each is told by its position."""
+    """Callbacks between nodes; each gets the node's position."""
 
     def before(self, position: int) -> None: ...
     def after(self, position: int) -> None: ...
@@ -59,7 +59,7 @@ def run(
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
     timed: bool = False,
-    again: AroundNodes | None = None,
+    around: AroundNodes | None = None,
     seen: Summaries | None = None,
     marks: list[tuple[TrackedNode, Any, Any]] | None = None,
 ) -> None:
@@ -70,7 +70,7 @@ def run(
         progress: called after each node with the number done, the total and the node.
         cancelled: asked before each node.
         timed: note each node's seconds (host time; only meaningful on a synchronous device).
-        again: drops values of these nodes and makes them again.
+        around: is called before and after each node, to drop values and make them again.
         seen: takes note of the values.
         marks: is given CUDA events from before and after each node.
 
@@ -81,12 +81,12 @@ def run(
             is ``failed`` and may be evaluated again.
     """
     total = len(nodes)
-    touched = nodes if again is None else None
-    with kernel_level(tape, nodes, touched) as arrived, again or nullcontext(), ExitStack() as inference:
+    touched = nodes if around is None else None
+    with kernel_level(tape, nodes, touched) as arrived, around or nullcontext(), ExitStack() as inference:
         for done, node in enumerate(nodes, 1):
             check_interrupts(arrived, cancelled, f"after {done - 1} of {total} ops")
-            if again is not None:
-                again.before(done - 1)
+            if around is not None:
+                around.before(done - 1)
             if node.inference_mode != torch.is_inference_mode_enabled():
                 if node.inference_mode:
                     inference.enter_context(private_api.inference_mode(True))
@@ -102,9 +102,9 @@ def run(
                 node.seconds = time.perf_counter() - spent_on(seen) - start
             if marks is not None:
                 marks.append((node, begin, _cuda_event()))
-            if again is not None:
-                again.after(done - 1)
-                again.finished(done - 1)
+            if around is not None:
+                around.after(done - 1)
+                around.finished(done - 1)
             else:
                 tape.pending_ops.finished(node)
             if progress is not None:
@@ -195,7 +195,7 @@ class kernel_level:
     def _note_done(self) -> None:
         """What has run is no longer pending, wherever an exception came between the two."""
         for node in self._drawing if self._ran is None else self._ran:
-            if node.state == "done" and not node.again and node in self._tape.pending:
+            if node.state == "done" and not node.is_rematerialized and node in self._tape.pending:
                 self._tape.pending_ops.finished(node)
 
     @contextmanager
@@ -290,13 +290,13 @@ def _start(node: TrackedNode, ran: list[Any], begun: list[Any]) -> None:
     draws = node.draws
     args = [item if type(item) in _PLAIN else _real(item) for item in node.args]
     kwargs = {name: _real(item) for name, item in node.kwargs.items()} if node.kwargs else {}
-    if node.again:
+    if node.is_rematerialized:
         args, kwargs = _without_statistics(node, args, kwargs)
     if draws is not None:
         draws.generator.set_state(draws.state)
     kernel = partial(op_calls.plain(node.op), *args, **kwargs)
     del args, kwargs
-    if node.writes and not node.again:
+    if node.writes and not node.is_rematerialized:
         if write_rollback.is_refused(node):
             ran[:] = write_rollback.noted(begun, kernel)
             return
@@ -369,15 +369,15 @@ def deliver(results: Mapping[TrackedValue, torch.Tensor], memory: ResidentMemory
         if value.uses:
             value.real = real
         if value.tensor is not None:
-            give(value, real)
+            store_result(value, real)
     for storage in fresh:
         if not storage.uses and not storage.live:
             memory.freed(storage)
 
 
-def give(value: TrackedValue, real: torch.Tensor | None) -> None:
+def store_result(value: TrackedValue, real: torch.Tensor | None) -> None:
     """Make the user's tensor real, if it is still there; a kernel may leave out a result."""
-    if real is None or codegen.give(value, real):
+    if real is None or codegen.store_result(value, real):
         return
     tensor = value.tensor() if value.tensor is not None else None
     if tensor is not None and "_lazyviz" in tensor.__dict__:
@@ -393,7 +393,7 @@ def consumed(node: TrackedNode, memory: ResidentMemory) -> None:
 
 
 def free(node: TrackedNode, memory: ResidentMemory) -> None:
-    """Free what nobody needs of the inputs of ``node``."""
+    """Free the inputs of ``node`` that no other node needs."""
     for value in node.inputs:
         storage = value.storage
         if not value.uses:

@@ -1,4 +1,4 @@
-"""What is noted of a node whose kernel has failed, and what its error says."""
+"""Failed nodes: what is recorded when a kernel raises, and the lines that its error message gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run holds: counted from the real sizes of its tensors as they come and go."""
+"""Memory tracker: counts the bytes that a run holds, from the real sizes of its tensors."""
 
 from __future__ import annotations
 

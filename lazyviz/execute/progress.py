@@ -1,4 +1,4 @@
-"""How far a run has come."""
+"""Progress of a run: ops done, bytes held, the estimated time that is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry of backends: those built in, registered, or offered by installed packages, by name."""
+"""Backend registry: built-in and registered backends and those of installed packages, by name."""
 
 from __future__ import annotations
 

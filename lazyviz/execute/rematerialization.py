@@ -1,4 +1,4 @@
-"""Running a graph in which activations are dropped and computed again.
+"""Rematerialized runs: activations are dropped and recomputed in the backward pass.
 
 The kernels and their order are those of the eager run; before some nodes others run once more, on the
 same inputs, from the same states of generators.  Between two nodes every value that a pending node
@@ -30,7 +30,7 @@ class RecomputeRun:
     """What a run that recomputes does between its nodes; a context that leaves what is pending in order."""
 
     def __init__(self, tape: Tape, trace: Trace, again: Again, memory: ResidentMemory) -> None:
-        self.tape, self.trace, self.again, self.memory = tape, trace, again, memory
+        self.tape, self.trace, self.recomputed, self.memory = tape, trace, again, memory
         # What the plan has is what was recorded: nodes and values with their tensors.
         self.nodes = cast("Sequence[TrackedNode]", trace.nodes)
         self.count = 0  # nodes run again so far
@@ -47,7 +47,7 @@ class RecomputeRun:
                 if key in self._values and value not in seen:
                     seen.add(value)
                     self._values[key].append(value)
-        for at, group in self.again.groups.items():
+        for at, group in self.recomputed.groups.items():
             for position in group:
                 for value in self.nodes[position].inputs:
                     value.uses += 1
@@ -59,7 +59,7 @@ class RecomputeRun:
 
     def before(self, position: int) -> None:
         """Run again what the node at ``position`` needs."""
-        group = self.again.groups.get(position)
+        group = self.recomputed.groups.get(position)
         if group is not None:
             self._run(group, position)
         node = self.nodes[position]
@@ -70,11 +70,11 @@ class RecomputeRun:
         """The node at ``position`` has run: drop what only waits from here on."""
         node = self.nodes[position]
         if position in self._left:
-            node.again = True
+            node.is_rematerialized = True
             if node.draws is not None:
                 self._sequences[node] = node.draws
                 node.draws = DrawSequence(node.draws.generator, self._states.pop(node))
-        for key in self.again.drops.get(position, ()):
+        for key in self.recomputed.drops.get(position, ()):
             self._drop(key)
 
     def finished(self, position: int) -> None:
@@ -97,8 +97,8 @@ class RecomputeRun:
                     complete(partial(self._deliver, node, call(node), set()))
                 self.count += 1
                 done = waiting.pop(position, [])
-                if position in self.again.held:
-                    waiting.setdefault(self.again.held[position], []).append(position)
+                if position in self.recomputed.held:
+                    waiting.setdefault(self.recomputed.held[position], []).append(position)
                 else:
                     done.append(position)
                 for each in done:
@@ -110,7 +110,7 @@ class RecomputeRun:
             for each in (each for several in waiting.values() for each in several):
                 for value in self.nodes[each].outputs:
                     key = self.trace.key(value)
-                    if key is not None and self.again.made.get(key) == at:
+                    if key is not None and self.recomputed.made.get(key) == at:
                         self._drop(key)
             if isinstance(error, Exception):
                 name_line(error, node)

@@ -1,4 +1,4 @@
-"""What an evaluation did."""
+"""Report of an evaluation: ops run, seconds, peak memory, backend, cache hits and fallbacks."""
 
 from __future__ import annotations
 

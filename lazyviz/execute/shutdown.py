@@ -1,4 +1,4 @@
-"""When the process ends: what daemon threads run or record is stopped, and they are waited for.
+"""Shutdown: when the process ends, runs on daemon threads are stopped between two ops and waited for.
 
 Python ends such a thread where it stands as soon as it asks for the interpreter again.  Within PyTorch that
 is in C++ code which cannot be left so, and the process is aborted.  For other threads Python itself waits.
@@ -48,7 +48,7 @@ def enter(arrived: Arrived) -> None:
 
 
 def leave(arrived: Arrived) -> None:
-    """The run that ``enter`` was told of has ended."""
+    """The run that ``enter`` announced has ended."""
     if (levels := _runs.get(threading.get_ident())) is not None:
         levels[:] = [each for each in levels if each is not arrived]
         if not levels:

@@ -1,4 +1,4 @@
-"""How much of a run's time its ops will take: from what they took before, else from what they have to do.
+"""Time estimates of ops: from earlier runs, otherwise from the bytes that they read and write.
 
 Ops differ by factors of thousands: an optimizer's many small ones at the end of a step take no time at
 all, a few products of matrices most of it.

@@ -1,4 +1,4 @@
-"""The recorded program as a ``torch.fx.GraphModule``, for tools that speak fx."""
+"""Export to ``torch.fx``: the recorded program as a ``GraphModule``."""
 
 from __future__ import annotations
 

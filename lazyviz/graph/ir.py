@@ -1,4 +1,4 @@
-"""The graph: what was recorded, as plain data.
+"""Intermediate representation: graph, nodes, values, storages and sync points, as plain data.
 
 A :class:`Graph` is a list of :class:`Node` in program order.  A node calls one
 ATen operator; its arguments are Python constants and :class:`Value` objects.  A

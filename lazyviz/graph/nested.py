@@ -1,4 +1,4 @@
-"""A block with the blocks inside of it, as one program."""
+"""Nested blocks: a block with those inside it, as one program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which arguments of an operator are operands: numbers that take part in arithmetic as tensors do."""
+"""Operands: which arguments of an operator are numbers that take part in arithmetic as tensors do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is noted of a tensor's values where that is asked for: a few numbers in place of the tensor."""
+"""Summaries of tensor values: a few numbers in place of the tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sync points as people read them: equal ones together."""
+"""Sync points as text: equal ones are listed together."""
 
 from __future__ import annotations
 

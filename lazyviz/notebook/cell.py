@@ -1,4 +1,4 @@
-"""The code of a ``%%lazy`` cell: compiled under the name IPython gives it, shown at the user's lines."""
+"""Cell code: compiled under the name that IPython gives the cell, so that errors show the user's lines."""
 
 from __future__ import annotations
 

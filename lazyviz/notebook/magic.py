@@ -1,4 +1,4 @@
-"""``%%lazy`` and ``%lazy``: the life cycle of a cell, and what is shown of it.
+"""The magics ``%%lazy`` and ``%lazy``: the life cycle of a cell, and what it displays.
 
 A ``%%lazy`` cell is compiled and run here the way ``%%time`` does it, under the name that
 IPython itself gives the cell: breakpoints, the recorder and tracebacks see the user's own
@@ -43,7 +43,7 @@ from ..record.provenance.notebook_cells import CellText
 from ..record.sync_points import AbsentDeviceError
 from ..record.tape import tape
 from ..session import lazy_graph, planned_device
-from ..session.diagnostics import status_of, status_of_all, unmet
+from ..session.diagnostics import status_of, status_of_all, unmet_options
 from ..session.evaluate_all import REFUSED, evaluate_graphs, run_all
 from .cell import compile_cell, text_below_magics, without_us
 from .magic_options import OPTIONS as OPTIONS
@@ -165,7 +165,7 @@ class LazyMagics(Magics):
         finally:
             # Also after a failed evaluation: the picture says what is done and what is not.
             self._show(graph, options.no_widget)
-        for sentence in unmet(graph, options.batch):
+        for sentence in unmet_options(graph, options.batch):
             print(sentence)
         return result
 

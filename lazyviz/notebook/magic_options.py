@@ -1,4 +1,4 @@
-"""The options of ``%%lazy``: what they may be, and what TAB offers."""
+"""Options of ``%%lazy``: their values, their checks, and TAB completion."""
 
 from __future__ import annotations
 

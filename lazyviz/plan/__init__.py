@@ -1,1 +1,1 @@
-"""What a graph will need, worked out without running it: lifetimes, memory, devices."""
+"""Planning: what a graph will need, computed without running it (lifetimes, memory, devices)."""

@@ -1,4 +1,4 @@
-"""Searching for sizes that fit, where asking for one takes a plan."""
+"""Capacity search: the largest size that fits, where every trial takes a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph needs on one of its devices: the timelines, the peak, what is reserved, whether it fits."""
+"""Device plan: timelines, peak, reserved memory and verdict for one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan in words: the peak, what is alive there and what keeps it, whether it fits."""
+"""Explanation of a plan as text: the peak, what is alive there and what keeps it, whether it fits."""
 
 from __future__ import annotations
 

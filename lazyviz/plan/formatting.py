@@ -1,4 +1,4 @@
-"""Nodes, lines and modules as the user knows them."""
+"""Formatting of nodes, lines and modules for the user."""
 
 from __future__ import annotations
 

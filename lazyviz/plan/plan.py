@@ -1,4 +1,4 @@
-"""How much memory a graph needs, when, and for what: the :class:`Plan`.
+"""The plan: how much memory a graph needs, when, and for what.
 
 Sizes are those of the tensors' storages, to the byte, and during a node what its kernel takes
 beside them (:mod:`lazyviz.plan.workspace.table`).  On a GPU more is needed: what the caching allocator

@@ -1,4 +1,4 @@
-"""Making a :class:`~lazyviz.plan.plan.Plan`: for a device, another batch size, so many pieces."""
+"""Planner: makes a :class:`~lazyviz.plan.plan.Plan` for a device, a batch size and a number of pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What running some of a graph's nodes would peak at, to be held against what it did peak at.
+"""Projection of a run's peak, to be compared with the measured one.
 
 A :class:`~lazyviz.plan.plan.Plan` is of a whole graph.  A run is often of a part: what one tensor
 needs, or what is left after a sync point.  Sizes are bytes.

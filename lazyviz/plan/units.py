@@ -1,4 +1,4 @@
-"""Bytes as people read and write them."""
+"""Units: formatting and parsing of bytes."""
 
 from __future__ import annotations
 

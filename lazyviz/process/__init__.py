@@ -1,3 +1,1 @@
-"""The state of this Python process that lazyviz changes or reads: signals, transactions, tracebacks,
-collector.
-"""
+"""Process state that lazyviz changes or reads: signals, transactions, tracebacks, garbage collector."""

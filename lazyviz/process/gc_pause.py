@@ -1,4 +1,4 @@
-"""Recording and planning without pauses of the garbage collector."""
+"""Garbage collector pauses: recording and planning run without full collections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where lazyviz and PyTorch are installed: what tells the user's frames from theirs."""
+"""Install paths of lazyviz and PyTorch, which tell the user's frames from theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exchanging state of PyTorch and of this process in one way, so that it is always given back.
+"""Transactions: state of PyTorch and of the process is exchanged as a whole and always restored.
 
 A :class:`Transaction` notes how to take each step back before it takes it, and takes all of them back in
 reverse.  It is left however its ``with`` statement is, also if an exception comes between any two

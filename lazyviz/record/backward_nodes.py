@@ -1,4 +1,4 @@
-"""The autograd nodes that a backward pass is about to call, as far as the recorder has to know them."""
+"""Autograd nodes that a backward pass is about to call, as far as the recorder has to know them."""
 
 from __future__ import annotations
 

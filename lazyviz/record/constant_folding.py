@@ -1,4 +1,4 @@
-"""Small CPU values that can be told without running the graph.
+"""Constant folding: small CPU values that are computed while recording, without running the graph.
 
 Adam's step counter, ``torch.tensor(1e-3)``, the largest entry of an attention mask: reading
 such a value is no sync point.  Nothing is computed ahead; a read computes the pending nodes
@@ -74,7 +74,7 @@ class Search:
 
 def known(shapes: ShapeCache, values: Sequence[TrackedValue]) -> Tensors | None:
     """What each of ``values`` holds at this point of the program, or None if only running tells."""
-    if (told := _told(values)) is not None:
+    if (told := _known_contents(values)) is not None:
         return told
     if Search.is_unknown(values):
         return None
@@ -96,7 +96,7 @@ def _computed(walk: _Walk, values: Sequence[TrackedValue]) -> Tensors | None:
 _silently_computed = warning_routing.nowhere(_computed)  # the nodes warn when they run
 
 
-def _told(values: Sequence[TrackedValue]) -> Tensors | None:
+def _known_contents(values: Sequence[TrackedValue]) -> Tensors | None:
     """What they hold, if each was computed before and nothing has been written since."""
     told: Tensors = {}
     for value in values:

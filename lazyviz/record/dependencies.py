@@ -1,11 +1,11 @@
-"""Which node has to run before which: reads and writes of shared storages."""
+"""Dependencies between nodes: reads and writes of shared storages, and their closure."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
 
-from .partial_writes import goes_on_after, is_half_done
+from .partial_writes import goes_on_after, is_partial_write
 from .storage import TrackedNode, TrackedStorage, TrackedValue
 
 
@@ -72,7 +72,7 @@ def goes_on_without(other: TrackedNode, node: TrackedNode) -> bool:
     """
     if other.state != "failed":
         return False
-    if is_half_done(other):
+    if is_partial_write(other):
         return goes_on_after(node, other)
     if other.draws is None or node.draws is not other.draws:
         return False

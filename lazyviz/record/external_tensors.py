@@ -14,7 +14,15 @@ from .lazy_tensor import LazyTensor, is_pending, make_pending, make_real
 from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
 from .shapes.inference import ShapeCache
-from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue, let_go, same_bytes, snapshot_of
+from .storage import (
+    TensorRef,
+    TrackedNode,
+    TrackedStorage,
+    TrackedValue,
+    drop_reference,
+    same_bytes,
+    snapshot_of,
+)
 from .sync_points import PendingRuns
 from .tensor_table import TensorTable, release
 
@@ -84,8 +92,8 @@ class ExternalTensors:
                 graph.storages.pop()
                 raise Unexamined
             storage.foreign = holder is not None  # of what is only read a copy does, if that is not known
-            if storage.foreign and (owed := self.owed_to_overlapping(tensor)):
-                self._runs.sync("use of memory that is another storage's, too", owed)
+            if storage.foreign and (pending := self.pending_on_overlapping(tensor)):
+                self._runs.sync("use of memory that is another storage's, too", pending)
             if not storage.foreign:  # of that a snapshot is read, and its address may pass to other memory
                 self._tensors.storages[address] = storage
                 earlier = self._tensors.computed.get(address)
@@ -124,7 +132,7 @@ class ExternalTensors:
             raise Unexamined
         return holder is not None
 
-    def owed_to_overlapping(self, tensor: torch.Tensor) -> list[TrackedNode]:
+    def pending_on_overlapping(self, tensor: torch.Tensor) -> list[TrackedNode]:
         """Pending nodes on memory that is a part of ``tensor``'s, though their storages are others."""
         nodes: list[TrackedNode] = []
         for address in self._memory_holders.overlapped(tensor):
@@ -166,7 +174,7 @@ class ExternalTensors:
         values = [self._tensors.value_of(one), self._tensors.value_of(other)]
         for tensor, value in zip((one, other), values):
             self._tensors.forget_place(tensor)
-            let_go(tensor)
+            drop_reference(tensor)
             if value is not None:
                 value.tensor = None
                 value.storage.live -= 1

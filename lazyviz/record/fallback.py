@@ -1,4 +1,4 @@
-"""What ran while the rest was recorded: at a sync point, in the order of the record.
+"""Fallback: ops that run immediately while the rest is recorded, noted in the graph as done.
 
 A data-dependent operator, a compiled function or a formula that reads values is not deferred, and
 yet makes memory that the rest of the block lives with.  Once it has run, what it returned is known:
@@ -182,7 +182,7 @@ def _append(
 
 
 def _outputs(tape: Tape, node: TrackedNode, made: Iterable[_Made]) -> list[TrackedValue]:
-    """The values of what was made; the record meets their tensors again."""
+    """The values of what was made; later ops may use their tensors."""
     outputs: list[TrackedValue] = []
     for tensor, address, nbytes, meta in made:
         storage = TrackedStorage(nbytes, tensor.device, node.graph, external=False)

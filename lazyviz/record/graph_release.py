@@ -1,4 +1,4 @@
-"""A record is freed when its owner goes, not when the garbage collector comes by.
+"""Release of graphs: a record is freed when its owner goes, not when the garbage collector runs.
 
 Its objects refer to each other in circles, and there are many of them: in a loop the collector, looking for
 those of earlier rounds, would take a good part of the time that recording does.  So when the owner has gone,
@@ -47,7 +47,7 @@ def _release(holder: list[Graph]) -> bool:
     return _module is not None and bool(_module.release(holder))
 
 
-def release_held() -> None:
+def release_unreferenced() -> None:
     """Look a second time at graphs of which somebody had something: a plan, say, or they were to be run."""
     global _held
     if not _held:

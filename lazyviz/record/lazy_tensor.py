@@ -27,7 +27,7 @@ class LazyTensor(torch.Tensor):
     Once evaluated the same object is an ordinary ``torch.Tensor`` (or ``Parameter``).
     The methods that would read its memory below the dispatcher are patched on
     ``torch.Tensor`` itself while anything is pending (:mod:`lazyviz.record.interception.memory_reads`), since
-    real tensors owed a write need the same care.
+    real tensors with a pending write need the same care.
     """
 
     _lazyviz: TrackedValue

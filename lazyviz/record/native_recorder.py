@@ -1,4 +1,4 @@
-"""The compiled way through the recorder, where it was built; see ``recorder.pyx``.
+"""Native recorder: connects the compiled recorder (``recorder.pyx``), where it was built.
 
 It is optional: without it (no compiler when lazyviz was installed, ``LAZYVIZ_PURE_PYTHON`` set in the
 environment) every op takes the way in Python, with the same results.

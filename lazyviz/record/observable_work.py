@@ -1,4 +1,4 @@
-"""What of pending work somebody can still see, and what tensors keep of work that was forgotten."""
+"""Observable pending work: which pending nodes a tensor of the user's could still show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that a kernel or a compiled segment has left half written, and what overwrites all of it.
+"""Partial writes: memory that a failed kernel or segment left half written, and what overwrites it whole.
 
 One that fails midway never runs again, and what it writes in place cannot be read
 (:data:`lazyviz.graph.ir.Failure.PARTIAL_WRITE`) until all of it is overwritten by an op that does not read
@@ -19,7 +19,7 @@ OVERWRITES = frozenset(
 """Operators that write their first argument, or each tensor of that list, without reading it."""
 
 
-def is_half_done(node: TrackedNode) -> bool:
+def is_partial_write(node: TrackedNode) -> bool:
     return node.state == "failed" and failure_of(node.error) is Failure.PARTIAL_WRITE
 
 
@@ -56,8 +56,8 @@ def runnable(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
     found = []
     for node in nodes:
         needed = [*(value.node for value in node.inputs), *node.after]
-        if is_half_done(node) or any(
-            other in stuck and not (is_half_done(other) and goes_on_after(node, other))
+        if is_partial_write(node) or any(
+            other in stuck and not (is_partial_write(other) and goes_on_after(node, other))
             for other in needed
             if other is not None
         ):
@@ -70,17 +70,17 @@ def runnable(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
 def left(nodes: Iterable[TrackedNode]) -> str | None:
     """Why memory from outside cannot be read, if some of ``nodes`` has left it half written."""
     for node in nodes:
-        if is_half_done(node) and any(each.external and _left(each) for each in node.writes):
+        if is_partial_write(node) and any(each.external and _left(each) for each in node.writes):
             return node.error
     return None
 
 
 def _left(storage: TrackedStorage) -> bool:
-    return storage.writer is not None and is_half_done(storage.writer)
+    return storage.writer is not None and is_partial_write(storage.writer)
 
 
-def set_anew(storage: TrackedStorage) -> None:
+def mark_overwritten(storage: TrackedStorage) -> None:
     """All of ``storage`` has been overwritten outside of the record."""
     if _left(storage):
         storage.writer = None
-    storage.readers = [node for node in storage.readers if not is_half_done(node)]
+    storage.readers = [node for node in storage.readers if not is_partial_write(node)]

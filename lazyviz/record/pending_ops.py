@@ -1,4 +1,4 @@
-"""What is pending: the nodes in program order, and forgetting them when nothing can need them."""
+"""Pending ops: the nodes in program order, and dropping those whose results nobody can see."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .storage import FORGOTTEN, Lost, TrackedNode, TrackedStorage, TrackedValue
 from .sync_points import PendingRuns
 from .tensor_table import TensorTable
 
-MOST_LOST_GRAPHS = 16  # that are kept for nothing but an owed write of a known value
+MOST_LOST_GRAPHS = 16  # that are kept only for a pending write of a known value
 
 
 class PendingOps:
@@ -44,7 +44,7 @@ class PendingOps:
         self._watched: set[weakref.ref[Graph]] = set()  # whose values point to tensors
         self.reachable: Callable[[], Iterable[Graph]] = tuple  # the graphs that somebody can evaluate
         self.unlink_tensors: Callable[[Iterable[Any], Iterable[Any]], None] = unlink_tensors  # or compiled
-        # Of graphs that nobody can evaluate: what is known already and still owed, such as step counters.
+        # Of graphs that nobody can evaluate: pending writes of known values, such as step counters.
         self.overdue: list[TrackedNode] = []
         self._born = time.perf_counter()
         self._looked_for = 0.0  # seconds
@@ -162,7 +162,7 @@ class PendingOps:
                 self._runs.lock.release()
 
     def forget_unreachable(self, reachable: Iterable[Graph]) -> None:
-        """Drop pending nodes of unreachable graphs that show in no tensor, owed write or owed draw."""
+        """Drop pending nodes of unreachable graphs that show in no tensor, pending write or pending draw."""
         self._drop_unseen_views()
         kept = {id(graph) for graph in reachable}
         if all(id(node.graph) in kept for node in list(self.nodes)):

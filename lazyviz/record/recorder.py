@@ -135,7 +135,7 @@ class Recorder:
         """Record one op call; returns pending tensors in the op's own structure."""
         shapes = self._shapes
         info = shapes.infos.get(id(op)) or shapes.info(op)
-        if info.special and (answer := self._at_once(op, info, args, kwargs)) is not _NO_ANSWER:
+        if info.special and (answer := self._answer_immediately(op, info, args, kwargs)) is not _NO_ANSWER:
             return answer
         values: list[TrackedValue] = []
         tensors: list[torch.Tensor] = []
@@ -217,7 +217,9 @@ class Recorder:
             self._runs.sync("dropped inputs kept by the graph exceed the byte budget", list(self._pending))
         return result
 
-    def _at_once(self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _answer_immediately(
+        self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """What an op gives that is not recorded as it is, if this call of it is such a one."""
         if info.metadata_only:
             with private_api.excluding_python():
@@ -269,7 +271,7 @@ class Recorder:
                 left, right = (value.storage.nbytes // value.dtype.itemsize for value in values)
                 return None, left == right
             if not unrecorded_ops.needed_nodes(self._tape, info, args, kwargs)[0]:
-                return None, op(*args, **kwargs)  # real tensors that are owed nothing
+                return None, op(*args, **kwargs)  # real tensors without pending writes
             if info.name == "equal" and kernel_probes.differ_in_shape(values):
                 return None, False
             kernel_probes.refuse_planned(op, new_args, new_kwargs, values)
@@ -491,7 +493,7 @@ class Recorder:
         return result
 
     def _write_shared(self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any) -> Any:
-        """A write to memory that others may show: at once, unless a closer look finds nobody."""
+        """A write to memory that others may show: runs immediately, unless a closer look finds no holder."""
         operands = list(unrecorded_ops.tensors_in((*args, *kwargs.values())))
         shown = [
             tensor for tensor in unrecorded_ops.written_tensors(info, args, kwargs) if not is_pending(tensor)

@@ -1,4 +1,4 @@
-"""What is being recorded now: the graph, the thread, and what is not recorded meanwhile."""
+"""Recording state: the graph being recorded, the thread that records, pauses and options."""
 
 from __future__ import annotations
 

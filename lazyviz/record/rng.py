@@ -1,4 +1,4 @@
-"""Random numbers in program order, drawn later.
+"""Random number sequences: draws of each generator in program order, made later.
 
 A pending draw must use the generator state eager PyTorch would have had.  Reseeding a
 generator reaches no hook, so after a recorded draw the generator has a seed of

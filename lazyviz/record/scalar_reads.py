@@ -1,4 +1,4 @@
-"""Reads of single numbers, the reads that programs make most: what ``item``, ``float`` and ``if`` come to.
+"""Scalar reads: ``item``, ``float`` and ``if`` on pending tensors, the most frequent reads of programs.
 
 The compiled recorder leaves them to Python only where a node has to run first.
 """

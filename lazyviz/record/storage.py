@@ -1,4 +1,4 @@
-"""What recording tracks about memory: who writes it, who reads it, which user tensor shows it.
+"""Tracked nodes, values and storages: who writes and reads memory, and which user tensors show it.
 
 These extend the plain records of :mod:`lazyviz.graph.ir` with the links to live
 tensors that only recording and execution need; planning and drawing never see them.
@@ -131,7 +131,7 @@ class TrackedValue(Value):
 
 
 class Lost:
-    """``something``: since the last look a tensor or a graph has gone; pending nodes may serve nobody now."""
+    """``something``: a tensor or a graph has gone since the last look, so pending nodes may be useless."""
 
     something: ClassVar[bool] = False
     look: ClassVar[Callable[[], None] | None] = None  # what forgets them
@@ -187,7 +187,7 @@ def note_drop(storage: TrackedStorage) -> None:
     storage.dropped_in = (now, len(now.nodes)) if now is not None and related else None
 
 
-def let_go(tensor: torch.Tensor) -> None:
+def drop_reference(tensor: torch.Tensor) -> None:
     """Drop our weak references to ``tensor``; PyTorch swaps no tensor that has any."""
     for ref in weakref.getweakrefs(tensor):
         if type(ref) is TensorRef:
@@ -200,13 +200,13 @@ class TrackedNode(Node):
     ``sequence`` orders nodes of all graphs; ``draws`` is set for random operators;
     ``grad_mode`` and ``inference_mode`` are those it was recorded under.  ``folded``:
     shadows hold its results; ``missed``: a shadow it would have to read has gone on.
-    ``again``: it has run, and will once more for its results alone.
+    ``is_rematerialized``: it has run, and will once more for its results alone.
     ``entry`` is the shape cache's answer: nodes with the same one have the same operator, metadata of
     inputs and outputs, and arguments, but for numbers that shapes do not depend on.
     """
 
     __slots__ = (
-        "again",
+        "is_rematerialized",
         "draws",
         "entry",
         "folded",
@@ -233,7 +233,7 @@ class TrackedNode(Node):
         self.inference_mode = False
         self.folded = False
         self.missed = False
-        self.again = False
+        self.is_rematerialized = False
         self.entry: Inferred | None = None
 
     def cut(self) -> None:

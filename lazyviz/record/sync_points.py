@@ -17,8 +17,8 @@ from .recording_state import RecordingState
 from .storage import TrackedNode
 
 NESTED = (
-    "an evaluation is under way, and what is called in its midst (a progress callback, a listener, a signal "
-    "handler, a finalizer) needs ops that have not run; the evaluation goes on: ask again once it has ended"
+    "an evaluation is under way, and code that it calls (a progress callback, a listener, a signal handler, "
+    "a finalizer) needs ops that have not run; the evaluation continues: try again once it has ended"
 )
 
 

@@ -148,7 +148,7 @@ class TensorTable:
         TrackedStorage.held_bytes = 0
 
     def forget_unused(self) -> None:
-        """Let go of outside tensors that no node has read, and nobody has any more."""
+        """Release outside tensors that no node reads and the user has dropped."""
         values = TrackedStorage.unused[:]
         del TrackedStorage.unused[: len(values)]
         for value in values:

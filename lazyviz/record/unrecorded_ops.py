@@ -1,6 +1,6 @@
-"""What an op that is *not* recorded needs first, so that it sees what eager PyTorch would show.
+"""Ops that are not recorded: what has to run before them so that they see what eager PyTorch shows.
 
-While anything is pending: reading a pending tensor or a storage owed a write, writing a
+While anything is pending: reading a pending tensor or a storage with a pending write, writing a
 storage that pending nodes read or write, and drawing from a generator with pending
 draws each evaluate first what they need.
 """
@@ -19,7 +19,7 @@ from .dependencies import closure
 from .fake_cuda.host_values import on_host, reads_host
 from .interception.sparse_components import parts_of
 from .lazy_tensor import LazyTensor, describe, is_pending
-from .partial_writes import OVERWRITES, is_all_of, is_half_done, set_anew
+from .partial_writes import OVERWRITES, is_all_of, is_partial_write, mark_overwritten
 from .rng import Generators
 from .shapes.inference import OpInfo
 from .storage import FORGOTTEN, Lost, TrackedNode, TrackedStorage
@@ -79,12 +79,12 @@ def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> lis
     else:
         found = tape.tensors.storages.get(private_api.storage_address(tensor))
         if found is None:
-            return tape.external.owed_to_overlapping(tensor)
+            return tape.external.pending_on_overlapping(tensor)
         storage = found
     if storage.writer is not None:
         needed.append(storage.writer)
     if write:
-        needed.extend(node for node in storage.readers if not is_half_done(node))  # which never run
+        needed.extend(node for node in storage.readers if not is_partial_write(node))  # which never run
     return [node for node in needed if node.state != "done"]
 
 
@@ -112,7 +112,7 @@ def needed_nodes(
     for tensor in tensors_in((*args, *kwargs.values())):
         nodes = nodes_before_access(tape, tensor, write=id(tensor) in written)
         if anew and tape.tensors.storages.get(private_api.storage_address(tensor)) in anew:
-            nodes = [node for node in nodes if not is_half_done(node)]
+            nodes = [node for node in nodes if not is_partial_write(node)]
         if nodes:
             needed.extend(nodes)
             nbytes += tensor.numel() * tensor.element_size()
@@ -130,7 +130,7 @@ def needed_nodes(
     return needed, nbytes
 
 
-def _set_anew(
+def _overwritten_whole(
     tape: Tape, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[TrackedStorage]:
     """Storages that were left half written, and that the call overwrites."""
@@ -144,7 +144,7 @@ def _set_anew(
             continue
         address = private_api.storage_address(tensor)
         storage = tape.tensors.storages.get(address)
-        if storage is None or storage.writer is None or not is_half_done(storage.writer):
+        if storage is None or storage.writer is None or not is_partial_write(storage.writer):
             continue
         if addresses.count(address) == 1 and is_all_of(storage, tape.shapes.meta_of(tensor)):
             yield storage
@@ -165,10 +165,10 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
                 if any(type(tensor) is LazyTensor for tensor in tensors_in(args)):
                     return tape.recorder.record_view(op, args, kwargs)
         if info.name in OVERWRITES:
-            anew = list(_set_anew(tape, info, args, kwargs))
+            anew = list(_overwritten_whole(tape, info, args, kwargs))
         needed, nbytes = needed_nodes(tape, info, args, kwargs, anew)
         if info.is_view:  # which reads nothing: what it gives can be overwritten, too
-            needed = [node for node in needed if not is_half_done(node)]
+            needed = [node for node in needed if not is_partial_write(node)]
         if info.draws and not anew and not needed:
             with tape.runs.lock:  # a run on another thread has the generators' states in its hands
                 return op(*args, **kwargs)
@@ -184,7 +184,7 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
     refuse_forgotten(tape, (*args, *kwargs.values()))
     result = call(op, info, args, kwargs)
     for storage in anew:
-        set_anew(storage)
+        mark_overwritten(storage)
     if info.counts_writes:
         count_writes(info, args, kwargs)
     return result
@@ -199,7 +199,7 @@ def _forget_written(tape: Tape, info: OpInfo, args: tuple[Any, ...], kwargs: dic
 
 
 def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op on real tensors, at the level where recording met it."""
+    """Run an op on real tensors, at the dispatch level where it was seen."""
     if info.of_parts:
         with private_api.with_autograd():
             return op(*args, **kwargs)

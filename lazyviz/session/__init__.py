@@ -1,1 +1,1 @@
-"""The public LazyGraph, blocks, and runs: where recording, planning, execution and pictures come together."""
+"""Session: the public LazyGraph, blocks and runs, which compose all other packages."""

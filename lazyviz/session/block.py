@@ -1,4 +1,4 @@
-"""A lazy block: entered and left as one exchange of state, whatever happens meanwhile.
+"""Lazy blocks: entering and leaving one exchanges the recording state as a whole.
 
 A part of :mod:`lazyviz.session.lazy_graph`.  Everything that may fail, take time or call user code is done
 before the exchange (options, a run on another thread, what is overdue) or after it (names, accounts).
@@ -26,7 +26,7 @@ from ..process.gc_pause import patience
 from ..process.tracebacks import shorten_block
 from ..process.transaction import Exclusive, Transaction, forget_holder
 from ..record.dependencies import closure
-from ..record.graph_release import release_held
+from ..record.graph_release import release_unreferenced
 from ..record.provenance.variable_names import name_tensors, variables_of
 from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.storage import Lost, TrackedStorage
@@ -144,7 +144,7 @@ class LazyBlock(Transaction, Generic[G]):
                 tape.pending_ops.forget_lost()
             if tape.pending_ops.overdue:
                 evaluation.catch_up()
-            release_held()
+            release_unreferenced()
         evaluation.graphs[id(ir)] = graph
         evaluation.latest = weakref.ref(graph)
         tape.pending_ops.watch(ir)
@@ -266,7 +266,7 @@ def _innermost() -> LazyBlock[Any] | None:
 
 
 def _publish() -> None:
-    """Record for the innermost open block, or nothing; called again it changes nothing."""
+    """Record for the innermost open block, or nothing; idempotent."""
     block, recording = _open[-1] if _open else None, tape.recording
     if block is None or block.graph is None:
         recording.graph = None

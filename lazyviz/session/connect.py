@@ -1,4 +1,4 @@
-"""Connects the stages: what recording asks of running, and what ends or begins anew with the process."""
+"""Connecting the stages: what recording calls in later ones, exit handlers and fork handlers."""
 
 from __future__ import annotations
 

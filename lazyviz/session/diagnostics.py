@@ -1,4 +1,4 @@
-"""What a process that records and evaluates can be asked: why something ran, and how often and how long.
+"""Diagnostics: ``%lazy status``, ``why()`` and ``metrics()``.
 
 A part of :mod:`lazyviz.session.lazy_graph`.
 """
@@ -35,7 +35,7 @@ def status_of(graph: RecordedGraph, where: str = "") -> str:
 
 
 def status_of_all(latest: RecordedGraph | None) -> str:
-    """What is pending of all graphs, and of which cells they are; the latest one is told of in any case."""
+    """What is pending of all graphs, and of which cells they are; the latest one is listed in any case."""
     pending = Counter([node.graph for node in list(tape.pending)])
     total = f"{len(tape.pending):,} op{'' if len(tape.pending) == 1 else 's'} pending"
     lines = [f"{total} in {len(pending)} graph{'' if len(pending) == 1 else 's'}"]
@@ -52,7 +52,7 @@ def status_of_all(latest: RecordedGraph | None) -> str:
     return "\n".join(lines)
 
 
-def unmet(graph: RecordedGraph, names: str | None = None) -> list[str]:
+def unmet_options(graph: RecordedGraph, names: str | None = None) -> list[str]:
     """What a block was asked for and cannot be done, in a sentence each: a budget, a split, a batch.
 
     ``names``: the option that names the batch.
@@ -110,7 +110,7 @@ def metrics() -> dict[str, Any]:
     ``"projected peak errors"`` are those of the last evaluated graphs: projected over measured, less 1.
     ``"compiled modules"`` are those that lazyviz was installed with and uses (none: it runs in Python alone).
     ``"replays"`` counts evaluations by generated code, ``"replays not known"`` those of what was new.
-    ``"compiles"`` and ``"compiled segments met again"`` are misses and hits of backends that compile,
+    ``"compiles"`` and ``"compiled segments reused"`` are misses and hits of backends that compile,
     ``"compile reasons"`` what was new (the last 100), ``"compiled programs"`` how many each of them keeps.
     ``"backend counters"`` are what backends count themselves: ``"cudagraphs"`` its captures and replays.
     """
@@ -127,7 +127,7 @@ def metrics() -> dict[str, Any]:
     result["compile reasons"] = list(evaluation.compile_reasons)
     result["compiled programs"] = compiled_programs()
     result["backend counters"] = backend_counters()
-    counters = ("ops recorded", "ops run", "graphs", "compiles", "compiled segments met again")
+    counters = ("ops recorded", "ops run", "graphs", "compiles", "compiled segments reused")
     for counter in (*counters, "syncs", "bytes read at syncs"):
         result.setdefault(counter, 0)
     return result

@@ -1,4 +1,4 @@
-"""Running everything that is pending: an op that fails stops what needs it, and nothing else.
+"""Evaluating everything pending: an op that fails stops only what needs it.
 
 A part of :mod:`lazyviz.session.lazy_graph`.
 """
@@ -12,7 +12,7 @@ from ..execute.microbatch.clusters import NoWorkersError
 from ..execute.report import Report
 from ..plan.formatting import line_with_text
 from ..record.dependencies import closure, goes_on_without
-from ..record.partial_writes import is_half_done
+from ..record.partial_writes import is_partial_write
 from ..record.storage import TrackedNode
 from ..record.sync_points import AbsentDeviceError
 from ..record.tape import tape
@@ -28,7 +28,7 @@ REFUSED = (AbsentDeviceError, SplitError, RecomputeError, NoWorkersError)
 def failed_nodes(nodes: Iterable[TrackedNode] | None = None) -> list[TrackedNode]:
     """Those of ``nodes``, or of all that is pending, that have failed and may run again."""
     found = tape.pending if nodes is None else nodes
-    return [node for node in found if node.state == "failed" and not is_half_done(node)]
+    return [node for node in found if node.state == "failed" and not is_partial_write(node)]
 
 
 def what_failed(node: TrackedNode) -> str:

@@ -1,4 +1,4 @@
-"""Running what is pending: at the user's word, or at a sync point; and what came of it.
+"""Evaluation: runs pending nodes by the chosen strategy, and reports what the run did.
 
 A part of :mod:`lazyviz.session.lazy_graph`: the state of the process (graphs with pending ops, metrics, the
 guard between cells) and the one way in which nodes of any graphs are run.
@@ -78,7 +78,7 @@ class under_way:
         return arrived
 
     def __exit__(self, *error: object) -> None:
-        """May be called again: once more by whoever has entered it, if that was in vain."""
+        """May be called again: once more by the code that entered it, if the first call failed."""
         if self._signals.leave is not None:
             self._signals.leave()
             watch.release()  # which found nodes pending that had run
@@ -124,7 +124,7 @@ def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
 
 
 def _execute(strategy: Strategy, cause: str, context: under_way, arrived: Deferred) -> Report:
-    """Run the nodes in the ``strategy`` that was chosen; whatever comes of it, the graphs are told."""
+    """Run the nodes by the chosen ``strategy``; the graphs are notified however it ends."""
     reports: list[Report] = []
     outcome: str | None = None
     start = time.perf_counter()
@@ -199,7 +199,7 @@ def _report(strategy: Strategy, cause: str, outcome: str | None, seconds: float)
         strategy.wanted.backend,
         cause,
         pieces=len(strategy.split_run.pieces) if strategy.split_run is not None else 1,
-        recomputed=strategy.again.count if strategy.again is not None else 0,
+        recomputed=strategy.recomputing.count if strategy.recomputing is not None else 0,
         share=strategy.share / len(nodes) if nodes and outcome is None else 1.0,
         projected_bytes=projected,
         projected_total_bytes=None if projected is None or projection is None else projection[0].total,
@@ -225,7 +225,7 @@ def _count(strategy: Strategy, report: Report) -> None:
     metrics.count("ops run", done)
     if compiled is not None:
         metrics.count("compiles", compiled.misses)
-        metrics.count("compiled segments met again", compiled.hits)
+        metrics.count("compiled segments reused", compiled.hits)
         metrics.count("ops that a backend left to eager", done - compiled.share)
         compile_reasons.extend(compiled.missed)
         if compiled.misses:
@@ -290,7 +290,7 @@ def reachable() -> list[Graph]:
 
 
 def catch_up() -> None:
-    """Make owed writes whose values are known anyway: each would keep its whole graph."""
+    """Make pending writes whose values are known already: each would keep its whole graph."""
     with tape.runs.lock:
         nodes, tape.pending_ops.overdue = tape.pending_ops.overdue, []
         run(closure(nodes), "writes of known values")

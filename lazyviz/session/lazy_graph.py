@@ -1,4 +1,4 @@
-"""The composition root: the public ``LazyGraph`` and the functions over every pending graph.
+"""LazyGraph, ``lazy()`` and the functions over every pending graph: the composition root.
 
 Only this package and ``notebook`` see all stages.  Graphs get their plan, picture and run here;
 :mod:`lazyviz.session.connect` gives recording what a sync point needs.

@@ -1,4 +1,4 @@
-"""Counters and timings of this process, by name."""
+"""Metrics: counters and timings of this process, by name."""
 
 from __future__ import annotations
 

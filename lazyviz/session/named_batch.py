@@ -1,4 +1,4 @@
-"""What the user named as batch: tensors, or the names of variables, as values of the record."""
+"""The named batch: tensors or variable names that the user gives, as values of the record."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class NamedBatch:
         return None
 
     def begin(self, tape: Tape, graph: Any) -> None:
-        """Note the values of tensors that pending blocks have met or make: of others the tape asks."""
+        """Note the values of tensors that pending blocks use or make; the tape asks for those of others."""
         for tensor, dim, _ in self._named():
             value = tape.tensors.value_of(tensor)
             if value is not None and -tensor.dim() <= dim < tensor.dim():

@@ -1,4 +1,4 @@
-"""Recording for a GPU that is not there: which card a block is for, and why its graph cannot run."""
+"""Planned devices: the card that a block is recorded for, and errors where it is absent."""
 
 from __future__ import annotations
 

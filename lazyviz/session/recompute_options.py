@@ -1,4 +1,4 @@
-"""What the user says about recomputing: a budget, ``"auto"`` or ``"off"``; and the run that comes of it.
+"""Recompute options: a budget, ``"auto"`` or ``"off"``, and the rematerialized run that they lead to.
 
 A part of :mod:`lazyviz.session.lazy_graph`.
 """
@@ -15,7 +15,7 @@ from .recorded_graph import RecordedGraph
 
 
 class RecomputeError(RuntimeError):
-    """The budget cannot be met, however much is computed again; the message says how much can."""
+    """The budget cannot be met, however much is recomputed; the message names the least that can."""
 
 
 def levers(

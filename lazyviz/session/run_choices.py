@@ -1,4 +1,4 @@
-"""How a graph is evaluated by default: backend, pieces of the batch, rematerialization, value statistics."""
+"""Run choices: how a graph is evaluated by default (backend, split, recompute, value statistics)."""
 
 from __future__ import annotations
 

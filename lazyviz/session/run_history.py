@@ -1,4 +1,4 @@
-"""Runs of a graph: its state, report, measured memory, NaN and infinities, and the listeners to all that."""
+"""Run history of a graph: state, report, measured memory, NaN and infinities, and listeners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lazyviz finds of itself in this process: what is installed, patched, missing and left behind.
+"""Self-check (``lazyviz.doctor()``): what is installed, patched, missing and left behind.
 
 A part of :mod:`lazyviz.session.lazy_graph`.
 """

@@ -1,4 +1,4 @@
-"""Running a graph in pieces of the batch: a number of them, or ``"auto"``, becomes a run."""
+"""Split options: a number of pieces or ``"auto"``, and the split run that they lead to."""
 
 from __future__ import annotations
 

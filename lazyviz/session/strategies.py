@@ -1,4 +1,4 @@
-"""The ways to run nodes: which one it is to be, what it would hold, and running it.
+"""Run strategies: eager, replay, compiled, micro-batched or rematerialized; chosen, projected and executed.
 
 A part of :mod:`lazyviz.session.evaluation`, which tells the graphs and makes the report.
 """
@@ -15,7 +15,7 @@ import torch
 from ..execute import eager
 from ..execute.backend import Backend, Compiled
 from ..execute.compiler.partitioned_run import Outcome, run_with_backend
-from ..execute.compiler.segment_cache import repeats, run_again
+from ..execute.compiler.segment_cache import repeats, run_compiled
 from ..execute.memory_tracker import Memory, ResidentMemory
 from ..execute.microbatch.clusters import Cluster, is_cluster
 from ..execute.microbatch.run import SplitRun
@@ -71,7 +71,7 @@ class Strategy:
     code: Compiled | None = None  # of a backend, for all nodes
     new: str | None = None  # why the subgraph was not recognized
     projection: Projection | None = None
-    again: RecomputeRun | None = None
+    recomputing: RecomputeRun | None = None
     seen: Summaries | None = None
     compiled: Outcome | None = None
     share: int = 0  # of the nodes, that the backend itself ran
@@ -86,7 +86,7 @@ class Strategy:
 
     @property
     def is_followed(self) -> bool:
-        """Whether somebody is told how far the run has come."""
+        """Whether anybody follows the progress of the run."""
         return self.wanted.progress is not None or any(lazy.runs.has_listeners for lazy in self.touched)
 
     @property
@@ -137,7 +137,7 @@ class Strategy:
             self.choice = recompute_options.choose_run(owner, self.nodes, recompute, tape.pending)
 
     def _recognize(self) -> None:
-        """Find the code for nodes that were met before."""
+        """Find the code for nodes that were run before."""
         nodes = self.nodes
         if self.split_run is not None or self.seen is not None or self.cluster is not None:
             return
@@ -171,7 +171,7 @@ class Strategy:
             torch.cuda.reset_peak_memory_stats(index)
         self.resident = ResidentMemory(nodes if self.found is None and self.code is None else ())
         if self.choice is not None and self.choice.again is not None:
-            self.again = RecomputeRun(tape, self.choice.trace, self.choice.again, self.resident)
+            self.recomputing = RecomputeRun(tape, self.choice.trace, self.choice.again, self.resident)
         self.live = Run(nodes, self.memory, self.split_run)
 
     # --- executing ------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class Strategy:
             progress=on_progress,
             cancelled=cancelled,
             timed=self._timed,
-            again=self.again,
+            around=self.recomputing,
             seen=self.seen,
             marks=self.marks,
         )
@@ -255,7 +255,7 @@ class Strategy:
         if (
             code is not None
             and subgraph is not None
-            and run_again(tape, subgraph, code, progress=on_progress, cancelled=cancelled)
+            and run_compiled(tape, subgraph, code, progress=on_progress, cancelled=cancelled)
         ):
             self.compiled = Outcome(hits=1)
             self.compiled.ran(len(nodes), code)
@@ -275,7 +275,7 @@ class Strategy:
         self.share = self.compiled.share
 
     def learn(self) -> None:
-        """It has run: the same nodes are to be recognized when they come again."""
+        """It has run: learn its nodes, to recognize them when they are run again."""
         if self.subgraph is not None and self.found is None and self.compiler is None:
             with gc_pause.paused():
                 self.new = program_cache.replays.learn(self.subgraph, self.resident, self.projection)

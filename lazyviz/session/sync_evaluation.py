@@ -1,4 +1,4 @@
-"""Runs at sync points: what a value that is read needs, at no more cost than that takes.
+"""Evaluation at sync points: what a read value needs, at the least cost.
 
 A program may read a value after every op.
 """
@@ -183,7 +183,7 @@ def _note_values(
     hit: bool,
     new: str | None,
 ) -> None:
-    """Values were read: what is told and counted of it."""
+    """Values were read: write the report, and update metrics and listeners."""
     done = len(nodes) if outcome is None else sum(node.state == "done" for node in nodes)
     timelines = memory.timelines()
     report = Report.brief(

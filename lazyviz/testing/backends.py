@@ -1,4 +1,4 @@
-"""What a backend has to get right, as programs that anybody's tests can run.
+"""Backend conformance: programs that a backend has to run right, for anybody's tests.
 
 In the tests of a package that offers a backend::
 

@@ -1,4 +1,4 @@
-"""Text from the user's program as it may stand in any file or message: nothing in it that cannot be seen.
+"""Printable text: the user's names and code without invisible or control characters.
 
 Names of modules, variables and files may hold anything: zeros, halves of letters, which no encoding takes,
 and marks that turn the direction of writing around.  They are written as Python writes them, ``\\x00``.

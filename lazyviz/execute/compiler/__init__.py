@@ -1,1 +1,1 @@
-"""What backends share that compile whole segments, and the Inductor backend."""
+"""Compiling backends: what they share, and the Inductor backend."""

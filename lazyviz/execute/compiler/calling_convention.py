@@ -1,4 +1,4 @@
-"""Calls of compiled code: from the tensors that a segment is given to those that it hands out, by position.
+"""Calling convention of compiled code: from a segment's input tensors to its outputs, by position.
 
 Code hands out each new storage once, in the form that it was made in.  What the segment's outputs are of that
 is known when the code is found, so that a call looks at no recording, and keeps none alive.
@@ -44,7 +44,7 @@ class Cuts:
 
     def only(self) -> Compiled:
         """What runs a segment that does nothing else."""
-        return Compiled(Call(self), True, again=Views(self.places()))
+        return Compiled(Call(self), True, reuse=Views(self.places()))
 
 
 class Places:
@@ -131,7 +131,7 @@ class Call:
         return [view_of(memory[at], meta) for at, meta in self._outputs]
 
 
-class Again:
+class Reuse:
     """Finds the call for further recordings of one structure, by what that leaves open.
 
     That is numbers, and where in a tensor a part is (:data:`lazyviz.execute.replay.program_key.MOVING`).

@@ -1,4 +1,4 @@
-"""While a backend compiles: what is active then, who is told of it, and how it is stopped."""
+"""Compile context: what is active while a backend compiles, how it is reported, and how it is canceled."""
 
 from __future__ import annotations
 

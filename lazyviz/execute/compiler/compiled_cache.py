@@ -1,4 +1,4 @@
-"""Recognizing a subgraph of nodes that has been met before, and what is kept for it.
+"""Cache of compiled programs: subgraphs recognized by their structure, with variants for sizes and numbers.
 
 A :class:`Program` is what a compiled version of the subgraph depends on, with values numbered
 in order of first appearance: operators, wiring, kinds of tensors, who shares memory, and static
@@ -8,16 +8,25 @@ arithmetic (``scalars``), and sizes (``shapes``).  Which of them may vary is for
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from ...graph.ir import Node, Storage, TensorMeta, Value
 from ...torch_internals.private_api import OpOverload
-from ..replay.miss_reason import ENOUGH, sketch
+from ..lru_cache import LRUCache
+from ..replay.miss_reason import (
+    FIRST_OF_ITS_KIND,
+    SHARED_OTHERWISE,
+    Sketch,
+    first_difference,
+    most_alike,
+    place,
+    sketch,
+)
 from .dynamic_shapes import Shapes, Sizes
 from .scalar_arguments import Numbers, kind_of, scalars_of
 
@@ -27,6 +36,22 @@ MOST_VARIANTS = 8  # of one program, for other values of its static numbers and 
 
 
 Made = tuple[int, int]  # a node by position, and which of its outputs
+
+
+class ProgramKey:
+    """What all variants of a program have in common, hashed once: operators hash in Python."""
+
+    __slots__ = ("_hash", "content")
+
+    def __init__(self, *content: Hashable) -> None:
+        self.content = content
+        self._hash = hash(content)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, ProgramKey) and self.content == other.content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +75,8 @@ class Program:
     settings: Hashable
 
     @property
-    def key(self) -> Hashable:
-        return self.settings, self.steps, self.inputs
+    def key(self) -> ProgramKey:
+        return ProgramKey(self.settings, self.steps, self.inputs)
 
     def with_scalars(self, scalars: Sequence[float]) -> Program:
         """The same with other numbers."""
@@ -208,11 +233,11 @@ def same_shapes(one: Shapes, other: Shapes) -> bool:
 
 
 class Known(Generic[Compiled]):
-    """A program that was met before: what was compiled for its numbers and sizes, the newest last."""
+    """A program that was compiled before: its variants for other numbers and sizes, the newest last."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: ProgramKey) -> None:
+        self.key = key
         self.variants: list[Variant[Compiled]] = []
-        self.used = 0  # when it was found last, in a count of its cache's own
         self.dropped = False
 
     def find(self, program: Program) -> Variant[Compiled] | None:
@@ -223,15 +248,13 @@ class Programs(Generic[Compiled]):
     """Compiled programs, the least recently used dropped first."""
 
     def __init__(self, most: int = MOST_PROGRAMS) -> None:
-        self.most = most
-        self._known: dict[Hashable, Known[Compiled]] = {}
-        self._uses = itertools.count(1)
+        self._known: LRUCache[ProgramKey, Known[Compiled]] = LRUCache(most, on_drop=_note_dropped)
 
     def __len__(self) -> int:
         return sum(len(known.variants) for known in self._known.values())
 
     def known(self, program: Program) -> Known[Compiled] | None:
-        return self._known.get(program.key)
+        return self._known.peek(program.key)
 
     def find(self, program: Program) -> Variant[Compiled] | None:
         known = self.known(program)
@@ -242,7 +265,7 @@ class Programs(Generic[Compiled]):
 
     def use(self, known: Known[Compiled]) -> None:
         """Its code runs now."""
-        known.used = next(self._uses)
+        self._known.use(known.key)
 
     def variants(self, program: Program) -> Sequence[Variant[Compiled]]:
         """What is there for other numbers and sizes of ``program``, the newest last."""
@@ -270,18 +293,17 @@ class Programs(Generic[Compiled]):
 
     def add(self, variant: Variant[Compiled]) -> Known[Compiled]:
         """Keep it; gives the program that it is of."""
-        known = self._known.setdefault(variant.program.key, Known())
+        key = variant.program.key
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = Known(key)
         known.variants.append(variant)
         del known.variants[:-MOST_VARIANTS]
-        self.use(known)
-        while len(self._known) > self.most:
-            oldest = min(self._known, key=lambda key: self._known[key].used)
-            self._known.pop(oldest).dropped = True
         return known
 
     def drop(self, program: Program) -> None:
         """Forget every variant of ``program``."""
-        known = self._known.pop(program.key, None)
+        known = self._known.pop(program.key)
         if known is not None:
             known.dropped = True
 
@@ -293,45 +315,30 @@ class Programs(Generic[Compiled]):
             needed = set(program.kept)
             if all(needed - set(each.program.kept) for each in variants):
                 at, _ = min(needed - set(variants[-1].program.kept))
-                where = f" at {nodes[at].source}" if nodes[at].source is not None else ""
-                return f"{nodes[at].name}{where}: its result is needed afterwards, was not"
+                return f"{place(nodes[at])}: its result is needed afterwards, was not"
             like = next((each for each in variants if same_shapes(each.program.shapes, program.shapes)), None)
             if like is None:
                 return _shapes_differ(variants[-1].program, program, nodes)
             changed = next(_changed(like.program.scalars, program.scalars), "others are no more equal")
             return f"a number that was compiled as a constant is another: {changed}"
-        drawn = sketch([step[0] for step in program.steps], None)
-        nearest, alike, same = program, ENOUGH, 0
-        for each in self._known.values():
-            other = each.variants[-1].program
-            rank = (
-                drawn.alike(sketch([step[0] for step in other.steps], None)),
-                _alike(other.steps, program.steps),
-            )
-            if rank >= (alike, same):
-                nearest, (alike, same) = other, rank
-        if nearest is program:
-            return "the first program of its kind"
-        if same == len(nodes):
-            if len(nearest.steps) > same:
-                return f"it ends after {same:,} ops, the one known goes on"
-            if nearest.inputs != program.inputs:
-                return "inputs share memory otherwise"
-            return "PyTorch's settings are others: deterministic algorithms, or the precision of products"
-        node = nodes[same]
-        where = f" at {node.source}" if node.source is not None else ""
-        if same >= len(nearest.steps):
-            return f"it goes on with {node.name}{where}, the one known ends there"
-        old, new = nearest.steps[same], program.steps[same]
-        return f"{node.name}{where}: {_words(old, new, nearest, program)}"
+        known = [each.variants[-1].program for each in self._known.values()]
+        nearest = most_alike(program, _sketch(program), [(other, _sketch(other)) for other in known])
+        if nearest is None:
+            return FIRST_OF_ITS_KIND
+        differ = partial(_steps_differ, before=nearest, now=program)
+        if (found := first_difference(nearest, program, nodes, differ)) is not None:
+            return found
+        if nearest.inputs != program.inputs:
+            return SHARED_OTHERWISE
+        return "PyTorch's settings are others: deterministic algorithms, or the precision of products"
 
 
-def _alike(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """How many steps from the first on are equal."""
-    for number, (one, other) in enumerate(zip(left, right)):
-        if one != other:
-            return number
-    return min(len(left), len(right))
+def _note_dropped(key: ProgramKey, known: Known[Any]) -> None:
+    known.dropped = True
+
+
+def _sketch(program: Program) -> Sketch:
+    return sketch([step[0] for step in program.steps], None)
 
 
 def _changed(old: Sequence[float], new: Sequence[float]) -> Iterator[str]:
@@ -348,7 +355,6 @@ def _shapes_differ(old: Program, new: Program, nodes: Sequence[Node]) -> str:
     reader = Numbers(lambda item: item, lambda item: sizes.append(item), lambda item: item)
     seen: set[Value] = set()
     for node in nodes:
-        where = f" at {node.source}" if node.source is not None else ""
         pairs = []
         for value in node.inputs:
             if value not in seen:
@@ -360,18 +366,18 @@ def _shapes_differ(old: Program, new: Program, nodes: Sequence[Node]) -> str:
                 pairs.append(next(made))
         for before, now in pairs:
             if before.shape != now.shape:
-                return f"{node.name}{where}: {now}, was {before}"
+                return f"{place(node)}: {now}, was {before}"
             if before.stride != now.stride:
-                return f"{node.name}{where}: strides {list(now.stride)}, were {list(before.stride)}"
+                return f"{place(node)}: strides {list(now.stride)}, were {list(before.stride)}"
         start = len(sizes)
         reader.call(node)
         for at in range(start, len(sizes)):
             if sizes[at] != old.shapes.arguments[at]:
-                return f"{node.name}{where}: argument {sizes[at]}, was {old.shapes.arguments[at]}"
+                return f"{place(node)}: argument {sizes[at]}, was {old.shapes.arguments[at]}"
     return "inputs begin elsewhere in the memory that they share"
 
 
-def _words(old: tuple[Any, ...], new: tuple[Any, ...], before: Program, now: Program) -> str:
+def _steps_differ(old: tuple[Any, ...], new: tuple[Any, ...], before: Program, now: Program) -> str:
     if old[0] is not new[0]:
         return f"{new[0]}, was {old[0]}"
     inputs = {number: meta for (number, *_), meta in zip(now.inputs, now.shapes.inputs)}

@@ -1,4 +1,4 @@
-"""Sizes as functions of one that varies: what recordings of the same program tell.
+"""Dynamic shapes: sizes as functions of the one that varies, found by comparing recordings of a program.
 
 Two steps that differ in their batch differ in many numbers: shapes, strides, arguments of views.  Each is
 guessed to be a function of the one size that differs first.  A guess needs no proof: code made

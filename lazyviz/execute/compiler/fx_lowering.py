@@ -1,4 +1,4 @@
-"""A segment of recorded nodes as an fx graph that a compiler takes.
+"""Lowering to torch.fx: a segment of recorded nodes as a graph that a compiler accepts.
 
 Everything here is still the recorded program: operators, order, in-place writes.  Only three
 things are made for compilers: operators whose writes their schema hides are replaced by
@@ -22,7 +22,7 @@ from ...graph.ir import Node, Storage, TensorMeta, Value
 from ..backend import Segment
 from .bernoulli import drawn
 from .dynamic_shapes import Size, Sizes
-from .rng_prologue import Draw, draw_all, draw_of, draws, in_words
+from .rng_prologue import Draw, draw_all, draw_of, draws, serialized
 from .scalar_arguments import Numbers
 
 aten = torch.ops.aten
@@ -156,7 +156,7 @@ class _Lowering:
             return {}
         dimensions = _dimensions(nodes, inputs, self.sizes)
         every = [self.sized(item) for draw in random.values() for item in dimensions(draw.like)]
-        source = self.graph.call_function(draw_all, (in_words(list(random.values())), every))
+        source = self.graph.call_function(draw_all, (serialized(list(random.values())), every))
         return {
             node: self.graph.call_function(operator.getitem, (source, at)) for at, node in enumerate(random)
         }

@@ -1,4 +1,4 @@
-"""The inductor backend: whole recorded segments, compiled by Inductor, the compiler of ``torch.compile``."""
+"""Inductor backend: segments compiled by Inductor, the compiler of ``torch.compile``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a backend hands back, held against what was recorded before it becomes the user's tensors."""
+"""Checks of compiled outputs: a backend's results are compared with the recorded metadata."""
 
 from __future__ import annotations
 

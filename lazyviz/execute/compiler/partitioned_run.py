@@ -1,4 +1,4 @@
-"""Running pending nodes with a registered backend, segment by segment."""
+"""Partitioned runs: pending nodes run with a compiling backend, segment by segment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from . import verify
 from .compile_context import nothing_around, stoppable, told
 from .fx_lowering import views_of
 from .output_checks import refuse_other_metadata
-from .segment_cache import Again, half_done, name_segment, repeats
+from .segment_cache import Reuse, name_segment, note_partial_write, repeats
 
 _MOST_REASONS = 8
 
@@ -86,7 +86,7 @@ def run_with_backend(
     segments compute is compared with the recorded ops' results, which stand where they differ by more than
     rounding.  ``compiles`` is called with what is being compiled, now and then, on a thread of its own,
     and with None afterwards.  ``subgraph`` is the structure of ``nodes``, by which they are
-    recognized when they come again.
+    recognized when they are run again.
 
     Raises:
         Interrupted, KeyboardInterrupt: between two segments or while one is compiled; nothing is half done.
@@ -104,8 +104,8 @@ def run_with_backend(
             run.segment(part)
         else:
             run.op_by_op(part)
-    if subgraph is not None and run.again is not None and run.outcome.share + run.outcome.left == len(nodes):
-        repeats.learn(subgraph, backend, run.again)
+    if subgraph is not None and run.reuse is not None and run.outcome.share + run.outcome.left == len(nodes):
+        repeats.learn(subgraph, backend, run.reuse)
     return run.outcome
 
 
@@ -132,7 +132,7 @@ class _Run:
         self.seen = seen
         self.compiles = compiles
         self.number = self.segments = 0  # the segment at hand, of how many
-        self.again: Again | None = None  # finds the code for all nodes
+        self.reuse: Reuse | None = None  # finds the code for all nodes
         self.done = 0
         self.outcome = Outcome()
 
@@ -175,7 +175,7 @@ class _Run:
                 self._execute(nodes, segment, compiled, reals)
                 self.outcome.ran(len(nodes), compiled)
                 if len(nodes) == self.total and isinstance(compiled, Compiled):
-                    self.again = compiled.again
+                    self.reuse = compiled.reuse
                 self._finished(nodes, arrived)
         except _NeverRan as failure:
             self.outcome.note(self.outcome.fallbacks, str(failure))
@@ -222,7 +222,7 @@ class _Run:
             raise _NeverRan(str(refusal)) from refusal
         except BaseException as error:
             if before is None:
-                half_done(nodes, error)
+                note_partial_write(nodes, error)
                 raise
             for at, content in before.items():  # nothing is lost
                 reals[at].untyped_storage().copy_(content)
@@ -245,7 +245,7 @@ class _Run:
         results: Sequence[torch.Tensor],
         stage: list[None],
     ) -> None:
-        """The segment has run; may be called again where it was stopped."""
+        """Record that the segment has run; may be called again where it was interrupted."""
         if not stage:
             for node in nodes:
                 node.state, node.error = "done", None
@@ -399,7 +399,7 @@ def _subgraphs(
     compiles = False
     drawing: dict[torch.Generator, DrawSequence] = {}
     for node in nodes:
-        takes = not node.again and node.op.namespace != "lazyviz"
+        takes = not node.is_rematerialized and node.op.namespace != "lazyviz"
         if takes and (reason := refuses(node)) is not None:
             outcome.note(outcome.fallbacks, reason)
             takes = False

@@ -1,4 +1,4 @@
-"""The random numbers of compiled code: drawn by PyTorch's own kernels, in program order, before all else.
+"""RNG prologue of compiled code: random numbers are drawn first, by PyTorch's kernels, in program order.
 
 Which number comes to which element depends on the order of the draws and on the strides that a kernel is
 given (and on the processor).  Inductor chooses strides anew, drops draws that nobody reads, and may
@@ -80,7 +80,7 @@ def draw_of(node: Node) -> Draw | None:
     return None
 
 
-def in_words(found: Sequence[Draw]) -> str:
+def serialized(found: Sequence[Draw]) -> str:
     """``found`` for the operator below."""
     return json.dumps(
         [

@@ -1,4 +1,4 @@
-"""The numbers among operators' arguments: operands of arithmetic (scalars), sizes, or part of the program."""
+"""Scalar arguments of operators: which numbers are operands, which are sizes, and which are constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that are one segment whose code is there: what comes again runs without a look at each of its ops.
+"""Segment cache: runs that are one compiled segment skip partitioning and run its code directly.
 
 The first run of a subgraph with a backend cuts it into segments, asks the backend for code and looks at each
 node (:mod:`lazyviz.execute.compiler.partitioned_run`).  Where it came to one segment, the code is kept with
@@ -7,7 +7,6 @@ the subgraph's structure (:mod:`lazyviz.execute.replay.program_key`), which leav
 
 from __future__ import annotations
 
-import itertools
 import marshal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,30 +19,29 @@ from ...record.rng import state_of
 from ...record.storage import PARTIAL_WRITE, DrawSequence, TrackedNode
 from ...record.tape import Tape
 from ..backend import Backend, Compiled, Refused, Segment
-from ..eager import Progress, check_interrupts, give, kernel_level, recorded_modes, tell
+from ..eager import Progress, check_interrupts, kernel_level, recorded_modes, store_result, tell
+from ..lru_cache import LRUCache
 from ..replay.program_cache import finish, replays
 from ..replay.program_key import Key, Subgraph
 from .output_checks import refuse_other_metadata
 
-Again = Callable[[Segment], Compiled | None]
+Reuse = Callable[[Segment], Compiled | None]
 MOST_KEPT = 128  # structures; their programs are kept by the backends
 
 
 @dataclass(slots=True)
 class _Known:
-    """Who has code for a structure, and when it was asked for last, in a count of :class:`Repeats`."""
+    """Who has code for a structure."""
 
     backend: Backend
-    again: Again
-    used: int
+    reuse: Reuse
 
 
 class Repeats:
     """Structures that came to one segment, with code that can be asked for again."""
 
     def __init__(self) -> None:
-        self._known: dict[Key, _Known] = {}  # hashing a key takes longer than all else here
-        self._uses = itertools.count(1)
+        self._known: LRUCache[Key, _Known] = LRUCache(MOST_KEPT)
 
     def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Subgraph | None:
         """The structure of ``nodes``, if it can be recognized."""
@@ -56,15 +54,12 @@ class Repeats:
         known = self._known.get(subgraph.key)
         if known is None or known.backend is not backend:
             return None
-        known.used = next(self._uses)
-        return known.again(Segment(subgraph.nodes, subgraph.outside, subgraph.users, _open(subgraph)))
+        return known.reuse(Segment(subgraph.nodes, subgraph.outside, subgraph.users, _open(subgraph)))
 
-    def learn(self, subgraph: Subgraph, backend: Backend, again: Again) -> None:
-        """The subgraph has run as one segment, for which ``again`` finds code."""
+    def learn(self, subgraph: Subgraph, backend: Backend, reuse: Reuse) -> None:
+        """The subgraph has run as one segment, for which ``reuse`` finds code."""
         assert subgraph.key is not None
-        self._known[subgraph.key] = _Known(backend, again, next(self._uses))
-        if len(self._known) > MOST_KEPT:
-            del self._known[min(self._known, key=lambda key: self._known[key].used)]
+        self._known[subgraph.key] = _Known(backend, reuse)
 
 
 def _open(subgraph: Subgraph) -> bytes | None:
@@ -79,7 +74,7 @@ def _open(subgraph: Subgraph) -> bytes | None:
 repeats = Repeats()
 
 
-def run_again(
+def run_compiled(
     tape: Tape,
     subgraph: Subgraph,
     compiled: Compiled,
@@ -114,7 +109,7 @@ def run_again(
         except Refused:  # nothing is written yet
             return False
         except BaseException as error:
-            half_done(nodes, error)
+            note_partial_write(nodes, error)
             raise
         del reals
         stage: list[None] = []
@@ -123,7 +118,7 @@ def run_again(
             for sequence in draws:
                 sequence.state = state_of(sequence.generator)
             for value, real in zip(subgraph.users, results, strict=True):
-                give(value, real)
+                store_result(value, real)
             for value in subgraph.outside:
                 value.real = None
             finish(tape, subgraph, nodes, None, stage)
@@ -135,7 +130,7 @@ def run_again(
     return True
 
 
-def half_done(nodes: Sequence[TrackedNode], error: BaseException) -> None:
+def note_partial_write(nodes: Sequence[TrackedNode], error: BaseException) -> None:
     """Code for ``nodes`` has raised ``error``; memory from outside may have been written, or not.
 
     Raises:

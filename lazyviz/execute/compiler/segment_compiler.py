@@ -1,4 +1,4 @@
-"""What backends share that compile whole segments: finding code, making it, and remembering what was refused.
+"""Base class of compiling backends: looks up code, compiles on a miss, and remembers what was refused.
 
 Recording happened below autograd, so forward, backward and optimizer of a step are one program.  A
 segment met again (the same structure, :mod:`lazyviz.execute.compiler.compiled_cache`) runs the code that is
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,8 @@ import torch
 from ...graph.ir import Node, Value
 from ...torch_internals import dynamo
 from ..backend import Compiled, Refused, Segment
-from .calling_convention import Again, Call, Code, Cuts
+from ..lru_cache import LRUCache
+from .calling_convention import Call, Code, Cuts, Reuse
 from .compiled_cache import MOST_VARIANTS, Made, Program, Programs, Variant, program_of, same_shapes
 from .dynamic_shapes import Shapes, Sizes, follow
 from .fx_lowering import NotLowered, check, cut_first, made_storages
@@ -62,7 +62,8 @@ class SegmentCompiler(ABC):
     def __init__(self) -> None:
         self.programs: Programs[Code] = Programs()
         self._lock = threading.Lock()
-        self._refused: OrderedDict[Hashable, str] = OrderedDict()  # programs that are not to be tried again
+        # Programs that are not to be tried again, each with the reason.
+        self._refused: LRUCache[Hashable, str] = LRUCache(MOST_REFUSED)
 
     @abstractmethod
     def _code(self, task: Task) -> dynamo.Compiled:
@@ -113,11 +114,11 @@ class SegmentCompiler(ABC):
                 self.programs.add(variant)
             known = self.programs.known(program)
         assert known is not None
-        again = Again(self.programs, known, variant, program, cuts)
-        return Compiled(Call(cuts, variant, program.scalars, program.shapes), reason is None, reason, again)
+        reuse = Reuse(self.programs, known, variant, program, cuts)
+        return Compiled(Call(cuts, variant, program.scalars, program.shapes), reason is None, reason, reuse)
 
     def forget(self, segment: Segment, why: str) -> None:
-        """The code for ``segment`` is wrong: it is not to be run or made again."""
+        """The code for ``segment`` is wrong: it is not to be run or compiled again."""
         inner = cut_first(segment)
         program = program_of(inner.nodes, _needed(inner))
         with self._lock:
@@ -126,8 +127,6 @@ class SegmentCompiler(ABC):
 
     def _refuse(self, program: Program, why: str) -> None:
         self._refused[program.key] = why
-        while len(self._refused) > MOST_REFUSED:
-            self._refused.popitem(last=False)
 
     def _variant(
         self,

@@ -1,4 +1,4 @@
-"""Checking a compiled segment against the recorded ops, on copies of its inputs."""
+"""Verification of compiled code: a segment is compared with the recorded ops, on copies of its inputs."""
 
 from __future__ import annotations
 

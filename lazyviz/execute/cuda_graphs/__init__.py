@@ -1,1 +1,1 @@
-"""The CUDA Graphs backend: a segment that comes again is launched as a whole."""
+"""CUDA Graphs backend: repeated segments are captured and launched as a whole."""

@@ -1,4 +1,4 @@
-"""The CUDA Graphs backend: a segment that comes again is launched as a whole.
+"""CUDA Graphs backend: repeated segments are captured and launched as a whole.
 
 The first time a segment runs node by node, which makes what is made once (cuBLAS's handles, tuned kernels).
 The next time its kernels are captured, in parts where some cannot be
@@ -34,7 +34,7 @@ MOST_PROGRAMS = 16  # each keeps the memory of a whole run
 MOST_FORMS = 4  # of one program: models of one structure in turn
 MOST_CAPTURES = 16  # of one program; what is new more often than that is not worth it
 PATIENCE = 2  # times that a parameter may move before it is copied to where it was captured
-WARM_UP = "a program that is met for the first time runs op by op, to be captured when it comes again"
+WARM_UP = "a new program runs op by op the first time; it is captured when it is run again"
 
 STAYING = ("parameter", "buffer", "optimizer")
 """Roles of memory that is the same from step to step."""
@@ -213,7 +213,7 @@ class Known:
         reason: str | None = None,
     ) -> Compiled:
         run = Run(self, segment, handed, how)
-        return Compiled(run, reason is None, reason, Again(self, handed), run.left)
+        return Compiled(run, reason is None, reason, Reuse(self, handed), run.left)
 
     def _note(self, scalars: list[Any]) -> None:
         """Note which numbers have changed since the last run."""
@@ -461,7 +461,7 @@ class Run:
         return self._left
 
 
-class Again:
+class Reuse:
     """Finds what runs further recordings of one structure; it keeps no recording and no graph alive."""
 
     def __init__(self, known: Known, handed: Handed) -> None:

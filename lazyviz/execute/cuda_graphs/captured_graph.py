@@ -1,4 +1,4 @@
-"""A segment in captured form: its kernels, the memory that they work on, and its runs.
+"""Captured CUDA Graph of a segment: its kernels, the memory that they work on, and its launches.
 
 Captured kernels read and write the addresses that they were captured with.  So memory from outside is either
 *pinned*, used where it is for as long as it stays there (parameters, an optimizer's states), or *fed*: copied
@@ -129,10 +129,10 @@ class Buffer:
             return None
         first, before = tensors[0], self.values[0][3]
         start = int(first.storage_offset()) * first.element_size() - before
-        return in_words(_storage(first), start, self.content.numel() * self.content.element_size())
+        return as_words(_storage(first), start, self.content.numel() * self.content.element_size())
 
 
-def in_words(storage: torch.UntypedStorage, start: int, nbytes: int) -> torch.Tensor:
+def as_words(storage: torch.UntypedStorage, start: int, nbytes: int) -> torch.Tensor:
     """Bytes of a storage, as long integers where they are at such an address: copies are quicker."""
     dtype = torch.int64 if start % 8 == 0 and nbytes % 8 == 0 else torch.uint8
     tensor = torch.empty(0, dtype=dtype, device=storage.device)
@@ -283,7 +283,7 @@ class CapturedForm:
             view = torch.empty(0, dtype=tensor.dtype, device=self.device)
             start = (begin + place) // tensor.element_size()
             made[each] = view.set_(_storage(room), start, tensor.shape, tensor.stride())
-        content = in_words(_storage(room), begin, high - low)
+        content = as_words(_storage(room), begin, high - low)
         return Buffer(content, tuple(places), low % alignment, alignment)
 
     def _record(self, part: Part, turn: Turn, made: dict[int, torch.Tensor], needed: Collection[int]) -> None:
@@ -376,8 +376,8 @@ class CapturedForm:
                 source, target = kept, copy
             else:
                 own = torch.empty(memory.nbytes(), dtype=torch.uint8, device=kept.device)
-                source = in_words(memory, 0, memory.nbytes())
-                target = in_words(_storage(own), 0, memory.nbytes())
+                source = as_words(memory, 0, memory.nbytes())
+                target = as_words(_storage(own), 0, memory.nbytes())
                 copy = torch.empty(0, dtype=kept.dtype, device=kept.device)
                 copy.set_(_storage(own), kept.storage_offset(), kept.shape, kept.stride())
             results.append(copy)

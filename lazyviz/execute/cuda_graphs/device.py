@@ -1,4 +1,4 @@
-"""Capturing on a CUDA device: every call of ``torch.cuda`` for CUDA Graphs is here.
+"""Capture device: every call of ``torch.cuda`` for CUDA Graphs.
 
 What captures programs (:mod:`lazyviz.execute.cuda_graphs.captured_graph`) knows no more of a device than
 :class:`CaptureDevice`, so that tests can stand one in that records calls and makes them again on the very

@@ -1,4 +1,4 @@
-"""Which ops of a segment are captured together, and what memory passes between the captured parts.
+"""Partition for CUDA Graphs: which ops are captured together, and which memory the parts share.
 
 Everything is told by position and number, so that it holds for every recording of the same structure and
 keeps none alive.

@@ -1,1 +1,1 @@
-"""Runs in micro-batches: here, or on the workers of a cluster."""
+"""Micro-batched runs: in this process, or on the workers of a cluster."""

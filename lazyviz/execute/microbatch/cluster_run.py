@@ -1,4 +1,4 @@
-"""The pieces of a split run on the workers of a cluster: the same program, the same sums.
+"""Micro-batches on the workers of a cluster: the same program and the same sums as in one process.
 
 Each worker gets the program of a pass once, with the tensors that all pieces share (weights among them);
 then a piece at a time, with its part of the batch.  What pieces give is added up here, in the order of

@@ -1,4 +1,4 @@
-"""Workers on this machine or on others: ipyparallel's engines, Ray's actors.
+"""Clusters of workers: ipyparallel's engines and Ray's actors.
 
 A :class:`Cluster` carries calls of functions on bytes to worker processes and says when one is gone;
 what they do is in :mod:`lazyviz.execute.microbatch.worker`, who gets what in

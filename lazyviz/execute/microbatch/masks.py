@@ -1,4 +1,4 @@
-"""Masks of zeros and ones that a split run drew for the whole batch, kept for the pieces to come."""
+"""Dropout masks of a split run: drawn for the whole batch and kept for the pieces to come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a piece of the batch runs in a pass, as a program of its own, and running it.
+"""Program of a piece: the nodes that a piece of the batch runs in one pass.
 
 The program says of every argument where a piece gets it: from what it has made itself, from a whole
 tensor, or as its part of one.  It refers to values by number and holds no tensors, so that a piece

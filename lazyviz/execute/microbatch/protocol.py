@@ -1,4 +1,4 @@
-"""What travels between this process and a worker: data, in a frame that says whose it is and how long.
+"""Protocol between this process and workers: a header that says whose message it is, then data, no code.
 
 A message is a line of text with the versions of its sender, then chunks, each after its length in eight
 bytes: JSON (:mod:`lazyviz.execute.microbatch.encoding`), and the bytes that it refers to.  Operators are

@@ -1,4 +1,4 @@
-"""Random numbers of a split run: drawn for the whole batch, from the states eager PyTorch would have had.
+"""Random numbers of a split run: drawn for the whole batch, from the states of eager PyTorch.
 
 Every draw gets the state that the draws before it leave, whichever pass or piece comes first; a draw
 whose turn is later is drawn ahead and thrown away to know that state, and drawn again when it runs.

@@ -1,4 +1,4 @@
-"""Tensors as bytes, for another process: with their strides, and once where several show the same memory."""
+"""Serialization of tensors: bytes with strides, shared memory only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker does: it keeps the program of a pass with the tensors that all pieces share, and runs pieces.
+"""Worker process: keeps the program of a pass with its shared tensors, and runs pieces.
 
 Everything comes and goes as bytes (:mod:`lazyviz.execute.microbatch.protocol`), so that a cluster has to
 carry nothing else.  A worker has lazyviz and PyTorch, not the user's code.

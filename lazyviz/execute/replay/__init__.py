@@ -1,1 +1,1 @@
-"""Program cache: nodes that were run before run again as generated code, without a look at each."""
+"""Program cache: subgraphs that were run before run again as generated code."""

@@ -1,4 +1,4 @@
-"""A subgraph of nodes as code that runs its kernels one after another, without a look at each node.
+"""Code generation: a subgraph of nodes as code that runs its kernels one after another.
 
 What each node comes to (:mod:`lazyviz.execute.replay.instructions`) becomes a program that C++ runs
 (``interpreter.cpp``), where that was compiled and can represent it, or Python
@@ -26,7 +26,7 @@ from .python_codegen import write
 _CONSTANT, _TENSOR, _TENSORS, _SCALAR = range(4)  # what an argument is to the compiled program
 
 
-def generate(subgraph: Subgraph, steps: Steps, give: Give) -> Code:
+def generate(subgraph: Subgraph, steps: Steps, store_result: Give) -> Code:
     """A function that runs the subgraph's kernels in order.
 
     Its arguments: ``tensors``, those from outside (the list is emptied); ``scalars``; ``draws``, for
@@ -39,13 +39,13 @@ def generate(subgraph: Subgraph, steps: Steps, give: Give) -> Code:
     """
     if active:
         try:
-            return _program(subgraph, steps, give)
+            return _program(subgraph, steps, store_result)
         except _module.Refused:
             pass
-    return write(subgraph, steps, give)
+    return write(subgraph, steps, store_result)
 
 
-def _program(subgraph: Subgraph, steps: Steps, give: Give) -> Code:
+def _program(subgraph: Subgraph, steps: Steps, store_result: Give) -> Code:
     """As a program of ``interpreter.cpp``, which see for what describes a node; ``Refused`` if it cannot
     be.
     """
@@ -76,7 +76,7 @@ def _program(subgraph: Subgraph, steps: Steps, give: Give) -> Code:
             )
         )
     outside = tuple([numbers[value] for value in subgraph.outside])
-    program: Code = _module.Program(len(numbers), outside, nodes, give, state_of)
+    program: Code = _module.Program(len(numbers), outside, nodes, store_result, state_of)
     return program
 
 
@@ -93,9 +93,9 @@ def _argument(item: Any, numbers: Mapping[TrackedValue, int]) -> tuple[int, Any]
     return _CONSTANT, item
 
 
-def give(value: TrackedValue, real: torch.Tensor) -> bool:
-    """What :func:`lazyviz.execute.eager.give` does, if compiled code can do it; False: it is to be done."""
-    return bool(_give(value, real)) if active else False
+def store_result(value: TrackedValue, real: torch.Tensor) -> bool:
+    """Do what :func:`.eager.store_result` does in compiled code; False: that cannot, and nothing is done."""
+    return bool(_store_result(value, real)) if active else False
 
 
 def use(compiled: bool) -> bool:
@@ -108,5 +108,5 @@ def use(compiled: bool) -> bool:
 
 if (_module := native_modules.load("interpreter.cpp")) is not None:
     _module.connect(torch.Tensor, torch.nn.Parameter, STAND_INS, *op_calls.LEVEL_KEYS)
-_give: Any = _module.give if _module is not None else None
+_store_result: Any = _module.store_result if _module is not None else None
 active = use(True)

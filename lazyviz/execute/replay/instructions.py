@@ -1,4 +1,4 @@
-"""What each node of a subgraph comes to when it runs: worked out once, for whatever code is made of it."""
+"""Instructions: what each node of a subgraph does when it runs, computed once for all code generators."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Which of the known subgraphs a new one is most like, and where it first differs from it, in words."""
+"""Miss reasons: which known program a new one is most like, and the first difference from it, in words."""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from ...graph.ir import SourceLine
-from ...record.storage import TrackedNode, TrackedValue
+from ...graph.ir import Node, SourceLine
+from ...record.storage import TrackedValue
 from ...torch_internals.private_api import OpOverload
 from .program_key import Form, Key, Step, Subgraph
 
@@ -17,7 +17,7 @@ ENOUGH = 0.5  # of the ops in common: the programs are versions of one
 
 
 class Sketch(NamedTuple):
-    """What programs are told apart by: how often each operator is called, and the line of the first call."""
+    """What programs are compared by: how often each operator is called, and the line of the first call."""
 
     ops: Counter[int]  # by identity: operators hash in Python
     line: SourceLine | None
@@ -34,38 +34,66 @@ def sketch(ops: Iterable[OpOverload], line: SourceLine | None) -> Sketch:
     return Sketch(Counter([id(op) for op in ops]), line)
 
 
-def what_is_new(subgraph: Subgraph, drawn: Sketch, known: Iterable[tuple[Key, Sketch]]) -> str:
-    """How ``subgraph`` differs from the one of ``known``, the latest last, that is most like it."""
-    key = subgraph.key
-    assert key is not None
+class HasSteps(Protocol):
+    """The structure of a program: what each op is, in order."""
+
+    @property
+    def steps(self) -> tuple[Any, ...]: ...
+
+
+P = TypeVar("P", bound=HasSteps)
+FIRST_OF_ITS_KIND = "the first program of its kind"
+SHARED_OTHERWISE = "inputs share memory otherwise"
+
+
+def most_alike(new: HasSteps, drawn: Sketch, known: Iterable[tuple[P, Sketch]]) -> P | None:
+    """The program of ``known``, the latest last, that ``new`` is a version of, if there is one."""
     nearest, best = None, (False, False, 0.0, 0)
     for other, its in known:
         alike, here = drawn.alike(its), drawn.at_the_line_of(its)
         if alike < ENOUGH and not here:
             continue
-        rank = (alike >= ENOUGH, here, alike, _same(other.steps, key.steps))
+        rank = (alike >= ENOUGH, here, alike, _same(other.steps, new.steps))
         if rank >= best:
             nearest, best = other, rank
-    if nearest is None:
-        return "the first program of its kind"
-    return _first_difference(nearest, key, subgraph.nodes)
+    return nearest
 
 
-def _first_difference(old: Key, new: Key, nodes: Sequence[TrackedNode]) -> str:
+def first_difference(
+    old: HasSteps, new: HasSteps, nodes: Sequence[Node], differ: Callable[[Any, Any], str]
+) -> str | None:
+    """The first op that is another one, in words; ``None`` if all are the same.
+
+    ``differ`` says how two steps differ.
+    """
     same = _same(old.steps, new.steps)
-    wired = _same(_wiring(old), _wiring(new))
-    counts = accumulate(len(node.inputs) for node in nodes)
-    otherwise = next((at for at, count in enumerate(counts) if count > wired), len(nodes))
-    if otherwise < same:
-        return f"{_place(nodes[otherwise])}: it works on other tensors"
     if same == len(new.steps) == len(old.steps):
-        return _beside_wiring(old, new)
+        return None
     if same == len(new.steps):
         return f"it ends after {same:,} ops, the one known goes on"
-    node = nodes[same]
     if same == len(old.steps):
-        return f"it goes on with {_place(node)}, the one known ends there"
-    return f"{_place(node)}: {_words(old.steps[same], new.steps[same])}"
+        return f"it goes on with {place(nodes[same])}, the one known ends there"
+    return f"{place(nodes[same])}: {differ(old.steps[same], new.steps[same])}"
+
+
+def place(node: Node) -> str:
+    """A node by name and line."""
+    return f"{node.name} at {node.source}" if node.source is not None else node.name
+
+
+def subgraph_difference(subgraph: Subgraph, drawn: Sketch, known: Iterable[tuple[Key, Sketch]]) -> str:
+    """How ``subgraph`` differs from the one of ``known``, the latest last, that is most like it."""
+    key, nodes = subgraph.key, subgraph.nodes
+    assert key is not None
+    nearest = most_alike(key, drawn, known)
+    if nearest is None:
+        return FIRST_OF_ITS_KIND
+    wired = _same(_wiring(nearest), _wiring(key))
+    counts = accumulate(len(node.inputs) for node in nodes)
+    otherwise = next((at for at, count in enumerate(counts) if count > wired), len(nodes))
+    if otherwise < _same(nearest.steps, key.steps):
+        return f"{place(nodes[otherwise])}: it works on other tensors"
+    return first_difference(nearest, key, nodes, _steps_differ) or _beside_wiring(nearest, key)
 
 
 def _wiring(key: Key) -> list[int]:
@@ -74,11 +102,7 @@ def _wiring(key: Key) -> list[int]:
     return [number if number < made else made - 1 - number for number in array("i", key.wiring)]
 
 
-def _place(node: TrackedNode) -> str:
-    return f"{node.name} at {node.source}" if node.source is not None else node.name
-
-
-def _words(old: Step, new: Step) -> str:
+def _steps_differ(old: Step, new: Step) -> str:
     if old.op is not new.op:
         return f"{new.op}, was {old.op}"
     for was, now in zip(old.results, new.results):
@@ -89,7 +113,7 @@ def _words(old: Step, new: Step) -> str:
             return f"an input is {forms_differ(was, now)}"
     for name in {**new.arguments, **old.arguments}:
         before, given = (
-            _plain(step.arguments[name]) if name in step.arguments else "not given" for step in (old, new)
+            _readable(step.arguments[name]) if name in step.arguments else "not given" for step in (old, new)
         )
         if before != given:
             return f"{name} is {given}, was {before}"
@@ -106,12 +130,12 @@ def forms_differ(was: Form, now: Form) -> str:
     return f"{now}, conjugated or negated otherwise"
 
 
-def _plain(given: Any) -> Any:
+def _readable(given: Any) -> Any:
     """An argument as the user would write it, as far as it is structure."""
     if isinstance(given, type):
         return "a tensor" if given is TrackedValue else given.__name__
     cls, *entries = given
-    return cls(_plain(entry) for entry in entries) if cls in (list, tuple) else entries[0]
+    return cls(_readable(entry) for entry in entries) if cls in (list, tuple) else entries[0]
 
 
 def _same(one: Sequence[Any], other: Sequence[Any]) -> int:
@@ -132,7 +156,7 @@ def _beside_wiring(old: Key, new: Key) -> str:
         if form != was:
             return f"an input is {forms_differ(was, form)}"
     if old.places != new.places:
-        return "inputs share memory otherwise"
+        return SHARED_OTHERWISE
     if (old.later, old.kept, old.whole) != (new.later, new.kept, new.whole):
         return "other ops are pending beside it"
     if old.sizes != new.sizes:

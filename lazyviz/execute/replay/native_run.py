@@ -1,4 +1,4 @@
-"""Short runs of known subgraphs in one go, for programs that read a value after every op.
+"""Native runs of short cached subgraphs, for programs that read a value after every op.
 
 What :mod:`lazyviz.execute.replay.program_cache` does around its code is left out: no signal has to be put
 off, since no code in Python comes between a kernel and its being noted (``Program.in_one_go`` of
@@ -61,7 +61,7 @@ def run(tape: Tape, subgraph: Subgraph, known: Known) -> bool:
     else:
         notes += (
             partial(node_passes.note_used, nodes),
-            partial(node_passes.let_go, nodes, outside, later, tape.pending),
+            partial(node_passes.release_inputs, nodes, outside, later, tape.pending),
         )
     take = partial(node_passes.take, outside, subgraph.kept, nodes)  # a handler may have run them meanwhile
     ran: list[Stopped | None] = []  # what the code returns, as soon as it has run

@@ -1,5 +1,4 @@
-"""What is asked of all nodes of a subgraph at once, and noted on them: in C++ (``node_passes.cpp``) where
-compiled.
+"""Passes over all nodes of a subgraph at once, in C++ (``node_passes.cpp``) where that was compiled.
 
 A replay looks at no node by itself but for this: a good part of what it takes beside its kernels.
 """
@@ -62,11 +61,11 @@ class Storages(NamedTuple):
 class Glance(NamedTuple):
     """What a run of a subgraph takes if it is known by its ``words``, which stand for its key.
 
-    Equal words mean equal keys as long as somebody keeps what the words are addresses of: the key of one of
+    Equal fingerprints mean equal keys as long as somebody keeps what they are addresses of: the key of one of
     them does.  The rest is as in :class:`lazyviz.execute.replay.program_key.Subgraph`.
     """
 
-    words: bytes
+    fingerprint: bytes
     values: list[TrackedValue]
     outside: list[TrackedValue]
     graphs: list[Any]
@@ -118,7 +117,7 @@ class InPython:
         return tensors
 
     @staticmethod
-    def let_go(
+    def release_inputs(
         nodes: Iterable[TrackedNode],
         outside: Sequence[TrackedValue],
         later: Sequence[TrackedValue],
@@ -152,7 +151,7 @@ class InPython:
             KeyError: one of them is not known.
         """
         inference = nodes[0].inference_mode
-        if [node for node in nodes if node.again or node.error is not None] or [
+        if [node for node in nodes if node.is_rematerialized or node.error is not None] or [
             node for node in nodes if node.inference_mode is not inference
         ]:
             return None
@@ -260,13 +259,13 @@ def use(compiled: bool) -> bool:
         note_used, \
         glance, \
         take, \
-        let_go
+        release_inputs
     active = compiled and _module is not None
     chosen: Any = _module if active else InPython
     unfinished, begin = chosen.unfinished, chosen.begin
     survey, storages_of = chosen.survey, chosen.storages_of
     note_done, note_unused, note_used = chosen.note_done, chosen.note_unused, chosen.note_used
-    glance, take, let_go = chosen.glance, chosen.take, chosen.let_go
+    glance, take, release_inputs = chosen.glance, chosen.take, chosen.release_inputs
     tape.pending_ops.unlink_tensors = chosen.unlink_tensors
     return active
 
@@ -278,7 +277,7 @@ def connect(step: type) -> None:
     use(True)
 
 
-glance, take, let_go = InPython.glance, InPython.take, InPython.let_go
+glance, take, release_inputs = InPython.glance, InPython.take, InPython.release_inputs
 unfinished, begin = InPython.unfinished, InPython.begin
 survey, storages_of = InPython.survey, InPython.storages_of
 note_done, note_unused, note_used = InPython.note_done, InPython.note_unused, InPython.note_used

@@ -1,4 +1,4 @@
-"""Subgraphs of nodes that were met before run as generated code, without a look at each node.
+"""Program cache: subgraphs that were run before run as generated code, without a look at each node.
 
 The first time a subgraph runs op by op (:mod:`lazyviz.execute.eager`), and what memory it took is kept with
 its structure.  The second time code is generated for it, which is what runs from then on.  The kernels,
@@ -8,7 +8,6 @@ their order, their arguments and the moments at which memory is freed are the sa
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -29,13 +28,14 @@ from ...record.rng import state_of
 from ...record.storage import TrackedNode
 from ...record.tape import Tape
 from ...torch_internals import private_api
-from ..eager import check_interrupts, give, kernel_level, tell
+from ..eager import check_interrupts, kernel_level, store_result, tell
 from ..failures import note_failure
+from ..lru_cache import LRUCache
 from ..memory_tracker import KnownMemory, Levels, Memory, ResidentMemory
 from . import node_passes
 from .codegen import generate
 from .instructions import Code, Stopped, name_of
-from .miss_reason import Sketch, sketch, what_is_new
+from .miss_reason import Sketch, sketch, subgraph_difference
 from .program_key import Key, Steps, Subgraph
 
 LEAST_NODES = 1  # worth recognizing
@@ -43,7 +43,7 @@ FEW_NODES = 4  # fewer are worth it when they come again
 MOST_FEW = 10_000  # of such subgraphs that are remembered to have come
 MOST_NODES = 100_000  # of one subgraph
 MOST_KEPT = 200_000  # nodes of all subgraphs that are kept
-MOST_WORDS = 8  # that one subgraph goes by: equal strings may be others
+MOST_FINGERPRINTS = 8  # that one subgraph goes by: equal strings may be others
 MOST_COMPARED = 16  # of those at the same line, and of the others, to say what is new about another
 
 Progress = Callable[[int, int, TrackedNode], None]
@@ -52,7 +52,7 @@ Projection = tuple[Peak, Mapping[Storage, Category]]
 
 @dataclass
 class Known:
-    """A subgraph that has run: its code, once it was met again, and what memory it takes."""
+    """A subgraph that has run: its memory, and its code once it has been run twice."""
 
     key: Key
     size: int  # nodes
@@ -63,36 +63,38 @@ class Known:
     # What was projected of it and what it held of that, where both depend on nothing else.
     projected: Peak | None = None
     held: Peak | None = None
-    words: list[tuple[bytes, Key]] = field(default_factory=list)  # each with the key that keeps it valid
-    met: bool = False  # by its words, since it was last looked for what was not used
+    # Each with the key that keeps it valid.
+    fingerprints: list[tuple[bytes, Key]] = field(default_factory=list)
+    found: bool = False  # by its fingerprint, since it was last about to be dropped
     seconds: float | None = None  # that its code took the last time it ran to its end
     in_one_go: bool | None = None  # whether its code may run so, once that was asked
 
     def learn(self, subgraph: Subgraph, memory: Memory, projection: Projection | None) -> None:
         """What was projected of it, if that depends on nothing else."""
         if projection is not None and subgraph.is_all_of_a_graph:
-            self.projected = _settled(projection[0])
-            self.held = _settled(memory.peak_on(self.projected.device, projection[1]))
+            self.projected = _without_storages(projection[0])
+            self.held = _without_storages(memory.peak_on(self.projected.device, projection[1]))
 
 
-def _settled(peak: Peak) -> Peak:
+def _without_storages(peak: Peak) -> Peak:
     """The same without its storages, whose graph would be kept for it."""
     return peak._replace(by_category=dict(peak.by_category))
 
 
 class Replays:
-    """The subgraphs that this process has met, the least recently used dropped first."""
+    """The subgraphs that this process has run, the least recently used dropped first."""
 
     def __init__(self) -> None:
         self.steps = Steps()
         self.hits = self.misses = self.generated = self.dropped = 0
         self.last_miss = ""  # what was new about it, in words
         self.not_looked_at = ""  # why the last nodes were nothing to recognize
-        self._known: OrderedDict[Key, Known] = OrderedDict()
+        self._known: LRUCache[Key, Known] = LRUCache(
+            MOST_KEPT, size=lambda known: known.size, on_drop=self._dropped
+        )
         self._latest: dict[Key, Key] = {}  # by program
-        self._by_words: dict[bytes, Known] = {}  # of those with code
+        self._by_fingerprint: dict[bytes, Known] = {}  # of those with code
         self._few: set[bytes] = set()  # the words of subgraphs of few nodes that have come once
-        self._kept = 0  # nodes
 
     def __len__(self) -> int:
         return len(self._known)
@@ -104,15 +106,15 @@ class Replays:
             self.not_looked_at = f"{bound} ops are not recognized"
             return None
         glanced = self.steps.glance(tape, nodes, purpose)
-        if glanced is not None and (known := self._by_words.get(glanced.words)) is not None:  # type: ignore[arg-type]
+        if glanced is not None and (known := self._by_fingerprint.get(glanced.fingerprint)) is not None:  # type: ignore[arg-type]
             glanced.key = known.key
             return glanced
         if len(nodes) < FEW_NODES and not self._have_come(tape, nodes, purpose, glanced):
-            self.not_looked_at = f"fewer than {FEW_NODES} ops are recognized when they come again"
+            self.not_looked_at = f"fewer than {FEW_NODES} ops are recognized when they are run again"
             return None
         subgraph = self.steps.look_at(tape, nodes, purpose=purpose)
         if subgraph.key is not None:
-            subgraph.words = glanced.words if glanced is not None else None
+            subgraph.fingerprint = glanced.fingerprint if glanced is not None else None
             return subgraph
         mixed = any(node.inference_mode is not nodes[0].inference_mode for node in nodes)
         self.not_looked_at = (
@@ -125,62 +127,62 @@ class Replays:
     def _have_come(
         self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable, glanced: Subgraph | None
     ) -> bool:
-        """Whether these few nodes have come before; most that are read once never do again."""
+        """Whether these few nodes were run before; most short subgraphs never are again."""
         if glanced is None and node_passes.active:
             self.steps.look_at(tape, nodes, purpose=purpose)  # whose steps are known from now on
             glanced = self.steps.glance(tape, nodes, purpose)
-        if glanced is None or glanced.words is None:
+        if glanced is None or glanced.fingerprint is None:
             return False
-        if glanced.words in self._few:
+        if glanced.fingerprint in self._few:
             return True
         if len(self._few) >= MOST_FEW:
             self._few.clear()
-        self._few.add(glanced.words)
+        self._few.add(glanced.fingerprint)
         return False
 
     def glance(
         self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None
     ) -> tuple[Subgraph, Known] | None:
-        """What is known of ``nodes``, if it has code and that can be told at once."""
+        """The cached subgraph that ``nodes`` are, if it has code and the fingerprint tells."""
         glanced = self.steps.glance(tape, nodes, purpose)
-        known = self._by_words.get(glanced.words) if glanced is not None else None  # type: ignore[arg-type]
+        known = self._by_fingerprint.get(glanced.fingerprint) if glanced is not None else None  # type: ignore[arg-type]
         if glanced is None or known is None or known.code is None:
             return None
         glanced.key = known.key
-        known.met = True
+        known.found = True
         return glanced, known
 
     def find(self, subgraph: Subgraph) -> Replay | None:
-        """What runs the subgraph, if it was met before."""
+        """The replay of the subgraph, if it was run before."""
         assert subgraph.key is not None
-        words = subgraph.words
-        known = self._by_words.get(words) if words is not None else None
+        fingerprint = subgraph.fingerprint
+        known = self._by_fingerprint.get(fingerprint) if fingerprint is not None else None
         if known is not None and known.code is not None:
             self.hits += 1
-            known.met = True
+            known.found = True
             return Replay(subgraph, known, known.code)
-        known = self._known.get(subgraph.key) or self._kept_otherwise(subgraph)
+        known = self._known.peek(subgraph.key) or self._kept_otherwise(subgraph)
         if known is None:
             self.misses += 1
             return None
         self.hits += 1
-        self._known.move_to_end(known.key)  # its own: an equal one is compared once more
+        self._known.use(known.key)  # its own: an equal one is compared once more
         if known.code is None:
             with paused():
-                known.code = generate(subgraph, self.steps, give)
+                known.code = generate(subgraph, self.steps, store_result)
             self.generated += 1
-        if words is not None:
-            known.words.append((words, subgraph.key))
-            self._by_words[words] = known
-            if len(known.words) > MOST_WORDS:
-                del self._by_words[known.words.pop(0)[0]]
+        if fingerprint is not None:
+            known.fingerprints.append((fingerprint, subgraph.key))
+            self._by_fingerprint[fingerprint] = known
+            if len(known.fingerprints) > MOST_FINGERPRINTS:
+                del self._by_fingerprint[known.fingerprints.pop(0)[0]]
         return Replay(subgraph, known, known.code)
 
     def learn(self, subgraph: Subgraph, memory: ResidentMemory, projection: Projection | None) -> str:
         """The subgraph has run op by op; why it was not found, in words."""
         assert subgraph.key is not None
         drawn = sketch([step.op for step in subgraph.key.steps], subgraph.nodes[0].source)
-        self.last_miss = what_is_new(subgraph, drawn, self._comparable(drawn))
+        self.last_miss = subgraph_difference(subgraph, drawn, self._comparable(drawn))
         levels, live = memory.levels(subgraph.storages), frozenset(subgraph.live)
         known = Known(subgraph.key, len(subgraph.nodes), drawn, levels, live)
         known.learn(subgraph, memory, projection)
@@ -190,7 +192,7 @@ class Replays:
     def _kept_otherwise(self, subgraph: Subgraph) -> Known | None:
         """The same program was met, with other results that the user still refers to."""
         assert subgraph.key is not None
-        before = self._known.get(self._latest.get(subgraph.key.program))  # type: ignore[arg-type]
+        before = self._known.peek(self._latest.get(subgraph.key.program))  # type: ignore[arg-type]
         if (
             before is None
             or not subgraph.whole
@@ -209,27 +211,26 @@ class Replays:
 
     def _keep(self, known: Known) -> None:
         key = known.key
-        self._known[key] = known
         self._latest[key.program] = key
-        self._kept += known.size
-        while self._kept > MOST_KEPT:
-            oldest, dropped = self._known.popitem(last=False)
-            if dropped.met:
-                dropped.met = False
-                self._known[oldest] = dropped
-                continue
-            for words, _ in dropped.words:
-                del self._by_words[words]
-            if self._latest.get(oldest.program) == oldest:
-                del self._latest[oldest.program]
-            self._kept -= dropped.size
-            self.dropped += 1
+        self._known[key] = known
+
+    def _dropped(self, oldest: Key, known: Known) -> bool:
+        """Whether to keep it: it has been found by its fingerprint."""
+        if known.found:
+            known.found = False
+            return True
+        for fingerprint, _ in known.fingerprints:
+            del self._by_fingerprint[fingerprint]
+        if self._latest.get(oldest.program) == oldest:
+            del self._latest[oldest.program]
+        self.dropped += 1
+        return False
 
     def _comparable(self, drawn: Sketch) -> list[tuple[Key, Sketch]]:
         """The latest that are known, the latest last: those recorded at the same line, and others."""
         here: list[tuple[Key, Sketch]] = []
         others: list[tuple[Key, Sketch]] = []
-        for key, known in reversed(self._known.items()):
+        for key, known in self._known.newest_first():
             into = here if drawn.at_the_line_of(known.sketch) else others
             if len(into) < MOST_COMPARED:
                 into.append((key, known.sketch))
@@ -238,10 +239,9 @@ class Replays:
     def clear(self) -> None:
         """Forget them all."""
         self._known.clear()
-        self._by_words.clear()
+        self._by_fingerprint.clear()
         self._few.clear()
         self._latest.clear()
-        self._kept = 0
 
 
 replays = Replays()
@@ -366,11 +366,11 @@ class Replay:
             node.draws.state = state_of(node.draws.generator)
         for value in node.outputs:
             if value.node is node and value.tensor is not None:
-                give(value, variables.get(name_of(self.subgraph.numbers[value])))
+                store_result(value, variables.get(name_of(self.subgraph.numbers[value])))
 
 
 class _Watch:
-    """Is told after each node, for whoever follows the run or may cancel it."""
+    """Called after each node, to report progress and to check for cancellation."""
 
     def __init__(
         self,
@@ -425,11 +425,11 @@ def finish(
     else:
         if not stage:
             stage[:] = map(node_passes.note_used, (ran,))
-        node_passes.let_go((), outside, subgraph.later, tape.pending)
+        node_passes.release_inputs((), outside, subgraph.later, tape.pending)
     if several:
         for node in ran:
             tape.pending_ops.finished(node)
         return
-    node_passes.let_go(ran, [], [], tape.pending)
+    node_passes.release_inputs(ran, [], [], tape.pending)
     if tape.recording.graph is not None:
         tape.tensors.made_real(value for value in subgraph.users if value.node and value.node.state == "done")

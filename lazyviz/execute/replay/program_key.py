@@ -1,4 +1,4 @@
-"""What a subgraph of pending nodes is, as a key that an equal subgraph has again.
+"""Cache key of a subgraph: its structure, equal for subgraphs that can run the same code.
 
 The structure is what generated code depends on: operators, wiring, metadata, who shares memory with whom,
 and static arguments, in a form that means something in this process alone.  Half of it is known since
@@ -123,7 +123,7 @@ class Step:
 
 
 class _Undescribed(Exception):
-    """An argument's structure cannot be told."""
+    """An argument has no structure that can be a key."""
 
 
 def _structure(item: Any, by_type: frozenset[type]) -> tuple[Any, bool]:
@@ -159,7 +159,7 @@ class Subgraph:
         graphs: what the nodes are of, in order.
         whole: nothing else is pending.
         kept: the positions of those from outside that pending nodes beyond the subgraph need.
-        words: what stands for the key as long as that is kept; ``None``: nothing does.
+        fingerprint: what stands for the key as long as that is kept; ``None``: nothing does.
     """
 
     __slots__ = (
@@ -176,7 +176,7 @@ class Subgraph:
         "users",
         "values",
         "whole",
-        "words",
+        "fingerprint",
     )
 
     def __init__(self, nodes: Sequence[TrackedNode]) -> None:
@@ -193,7 +193,7 @@ class Subgraph:
         self.graphs: list[Any] = []
         self.kept: tuple[int, ...] = ()
         self.whole = False
-        self.words: bytes | None = None
+        self.fingerprint: bytes | None = None
 
     @property
     def numbers(self) -> dict[TrackedValue, int]:
@@ -229,7 +229,7 @@ class _Forms(dict[TensorMeta, Form]):
 
 
 class Steps:
-    """The steps that were met so far."""
+    """The steps of all subgraphs so far."""
 
     def __init__(self) -> None:
         self._known: dict[Inferred, Step] = {}  # by the shape cache's answer
@@ -300,7 +300,7 @@ class Steps:
         subgraph = Subgraph.__new__(Subgraph)  # which has all of it
         subgraph.nodes, subgraph.key = nodes, None
         (
-            subgraph.words,
+            subgraph.fingerprint,
             subgraph.values,
             subgraph.outside,
             subgraph.graphs,

@@ -1,4 +1,4 @@
-"""Python for a subgraph of nodes: a line for each kernel, locals for tensors, freed at last use."""
+"""Python code generation: a line for each kernel, local variables for tensors, freed at last use."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _PARAMETERS = "tensors, scalars, draws, users, later, arrived, times, done"
 _LITERALS = (int, bool, type(None))
 
 
-def write(subgraph: Subgraph, steps: Steps, give: Give) -> Code:
+def write(subgraph: Subgraph, steps: Steps, store_result: Give) -> Code:
     """A function as :func:`lazyviz.execute.replay.codegen.generate` tells."""
     choose_calls(subgraph, steps)
-    return _Writer(subgraph, give).function(list(lines(subgraph, steps)))
+    return _Writer(subgraph, store_result).function(list(lines(subgraph, steps)))
 
 
 def choose_calls(subgraph: Subgraph, steps: Steps) -> None:
@@ -74,10 +74,10 @@ def _stand_ins(
 class _Writer:
     """Writes one function."""
 
-    def __init__(self, subgraph: Subgraph, give: Give) -> None:
+    def __init__(self, subgraph: Subgraph, store_result: Give) -> None:
         self.numbers = subgraph.numbers
         self.names: dict[str, Any] = {
-            "give": give,
+            "store_result": store_result,
             "perf_counter": perf_counter,
             "set_grad_enabled": op_calls.set_grad_enabled,
             "state_of": state_of,
@@ -184,7 +184,7 @@ class _Writer:
             if result.later != NOWHERE:
                 text.append(f"later[{result.later}].real = {name}")
             if result.user != NOWHERE:
-                text.append(f"give(users[{result.user}], {name})")
+                text.append(f"store_result(users[{result.user}], {name})")
         text.append("times.append(perf_counter())")
         if call == "ran[0]":
             text.append("ran.clear()")

@@ -1,1 +1,1 @@
-"""The xla backend: segments compiled by XLA through JAX."""
+"""XLA backend: segments compiled by XLA through JAX."""

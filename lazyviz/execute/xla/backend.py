@@ -1,4 +1,4 @@
-"""The xla backend: whole recorded segments, compiled by XLA through torchax and JAX.
+"""XLA backend: recorded segments, compiled by XLA through torchax and JAX.
 
 A segment is made functional, its operators become JAX's (:mod:`lazyviz.execute.xla.program`), and JAX
 compiles them as one program for the device that it has: a TPU, a GPU or the CPU.  What new code computes is
@@ -8,7 +8,6 @@ between segments.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from ..backend import Refused, Segment, first_line
 from ..compiler.compiled_cache import program_of
 from ..compiler.fx_lowering import NotLowered, refuse
 from ..compiler.segment_compiler import SegmentCompiler, Task
+from ..lru_cache import LRUCache
 from . import ops as xla_ops
 from . import program as xla_program
 
@@ -51,7 +51,7 @@ class XlaBackend(SegmentCompiler):
         super().__init__()
         self._device = device
         self._precision = precision
-        self._verdicts: OrderedDict[Hashable, str | None] = OrderedDict()
+        self._verdicts: LRUCache[Hashable, str] = LRUCache(MOST_VERDICTS)  # "" where it can be compiled
         self._table = functionalization.decompositions(xla_ops.DECOMPOSED)
         self._table.update(xla_ops.FOREACH)
         for op in xla_ops.OWN:
@@ -63,13 +63,11 @@ class XlaBackend(SegmentCompiler):
         if key is None:
             alone = program_of([node], [])
             key = (alone.key, *alone.shapes.numbers())
-        if key not in self._verdicts:
+        why = self._verdicts.peek(key)
+        if why is None:
             with self._lock:
-                self._verdicts[key] = self._reason(node)
-                while len(self._verdicts) > MOST_VERDICTS:
-                    self._verdicts.popitem(last=False)
-        why = self._verdicts[key]
-        return None if why is None else str(refuse(node, why))
+                why = self._verdicts[key] = self._reason(node) or ""
+        return str(refuse(node, why)) if why else None
 
     def _reason(self, node: Node) -> str | None:
         if (why := super().refuses(node)) is not None:

@@ -1,4 +1,4 @@
-"""Indexing, scattering and sorting in JAX.  An index that a kernel would refuse is told, not bent to fit."""
+"""Indexing, scattering and sorting in JAX; an index that a kernel would refuse is reported, not clamped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions, pools and attention in JAX; most gradients are JAX's own of the same lowering."""
+"""Convolutions, pooling and attention in JAX; most gradients are JAX's own of the same lowering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ATen operators are in JAX: torchax's lowerings where they agree with eager PyTorch, and our own.
+"""ATen operators in JAX: torchax's lowerings where they agree with eager PyTorch, otherwise our own.
 
 ``TAKEN`` names the operators of torchax's table that agree with eager, as
 ``tests/execute/xla/test_xla_ops.py`` shows.  Those that differ, that torchax has not, or whose

@@ -1,4 +1,4 @@
-"""A segment of recorded nodes as one function of JAX arrays, and tensors across.
+"""Segments as functions of JAX arrays, and tensors converted to and from JAX.
 
 The segment is made functional by PyTorch itself (:mod:`lazyviz.torch_internals.functionalization`): no writes
 in place, no views of memory, operators decomposed as far as :mod:`lazyviz.execute.xla.ops` has lowerings.

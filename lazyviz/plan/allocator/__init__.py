@@ -1,1 +1,1 @@
-"""The CUDA caching allocator: simulated, with its options and where it would start."""
+"""CUDA caching allocator: simulated, with its options and initial state."""

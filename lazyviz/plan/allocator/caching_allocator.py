@@ -1,4 +1,4 @@
-"""The state of PyTorch's CUDA caching allocator, followed block by block.
+"""Simulated CUDA caching allocator: its state, block by block.
 
 What :mod:`lazyviz.plan.allocator.simulation` plays its events on.  Followed is the native backend of
 ``c10/cuda/CUDACachingAllocator.cpp``; the names in brackets below are those of its functions.  The

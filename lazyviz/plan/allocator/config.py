@@ -1,4 +1,4 @@
-"""The options of PyTorch's CUDA caching allocator, and the sizes that it rounds requests to.
+"""Allocator configuration: PyTorch's options, and the sizes that requests are rounded to.
 
 Followed are ``c10/core/AllocatorConfig.h`` and ``.cpp`` and ``c10/cuda/CUDAAllocatorConfig.h`` of
 PyTorch 2.13; their names are in brackets below.  All sizes are bytes unless a name says ``_mb``,

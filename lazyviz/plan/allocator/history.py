@@ -1,4 +1,4 @@
-"""What PyTorch's caching allocator would do during the run, event by event, with addresses.
+"""Allocator history: what the caching allocator would do during a run, event by event.
 
 A recording of the simulator in :mod:`lazyviz.plan.allocator.caching_allocator`, for exports in the form that
 ``torch.cuda.memory._record_memory_history`` gives.  A plan for the CPU, which has no such

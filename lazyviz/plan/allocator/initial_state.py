@@ -1,4 +1,4 @@
-"""What this process holds of a GPU already: the state in which the caching allocator would start.
+"""Initial state of the allocator: what this process holds of a GPU already.
 
 ``torch.cuda.memory_snapshot()`` lists segments and blocks.  Some of them are tensors that a plan
 counts, too; each of those is one block, and no bytes are counted twice.

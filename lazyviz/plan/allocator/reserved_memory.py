@@ -1,4 +1,4 @@
-"""What a graph would take of a GPU beyond its tensors' bytes: the allocator, libraries, the context.
+"""Reserved memory: what a graph takes of a GPU beyond its tensors (allocator, libraries, context).
 
 The allocator is simulated event by event (:mod:`lazyviz.plan.allocator.simulation`).  The rest is a small
 table of facts; what is estimated is said to be.

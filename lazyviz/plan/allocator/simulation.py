@@ -1,4 +1,4 @@
-"""What a list of allocations and frees would reserve on a GPU.
+"""Allocator simulation: what a list of allocations and frees would reserve on a GPU.
 
 A GPU run fits or fails by the bytes that PyTorch's caching allocator takes from CUDA, not by the
 tensors' bytes: sizes are rounded and packed into segments, and what is freed stays cached in pieces.

@@ -1,1 +1,1 @@
-"""The batch: where it lies in every value, and how a run is cut into micro-batches."""
+"""Batch analysis: where the batch lies in every value, and how a run is split into micro-batches."""

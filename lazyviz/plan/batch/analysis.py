@@ -1,4 +1,4 @@
-"""What became of the batch: the result of :mod:`lazyviz.plan.batch.propagation`."""
+"""Batch analysis results; see :mod:`lazyviz.plan.batch.propagation`."""
 
 from __future__ import annotations
 

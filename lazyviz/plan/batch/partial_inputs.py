@@ -1,4 +1,4 @@
-"""Whole tensors of which pieces use only parts: what a piece can make for itself.
+"""Partial inputs: whole tensors of which a piece can make the part that it uses.
 
 The gradient of a mean, say, is an expanded scalar, divided: as large as the batch if made whole.
 """

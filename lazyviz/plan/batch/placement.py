@@ -1,4 +1,4 @@
-"""Where the batch lies in a tensor: DTensor's vocabulary, for pieces of one batch on one device."""
+"""Batch placement in a tensor: DTensor's terms, for pieces of one batch on one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch rules of the general operators: element by element, products, reductions, views, indexing."""
+"""Batch rules of general operators: pointwise, products, reductions, views, indexing."""
 
 from __future__ import annotations
 

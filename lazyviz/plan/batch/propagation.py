@@ -1,4 +1,4 @@
-"""Which nodes of a graph can run on a piece of the batch, and where the batch lies in every value.
+"""Batch propagation: where the batch lies in every value, and which nodes can run on a piece.
 
 From the tensors named as batch, every value is ``Shard`` (each piece has its samples), ``Partial``
 (each piece has a summand) or replicated (``None``: the same for all).  The rules are in

@@ -1,4 +1,4 @@
-"""One operator call as a batch rule sees it, and the table of rules.
+"""Batch rules: one operator call as a rule sees it, and the table of rules.
 
 A rule says where the batch lies in an operator's results, given where it lies in its arguments, and
 what the call on a piece takes: parts of whole tensors, other sizes.  It raises :class:`Coupled`

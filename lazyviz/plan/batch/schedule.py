@@ -1,4 +1,4 @@
-"""In which order a split graph runs: ranges of whole nodes, and passes over the pieces between them.
+"""Schedule of a split run: ranges of whole nodes, and passes over the pieces between them.
 
 A spread node runs once a piece.  What whole nodes, or the user, need of a spread value is *collected*
 in a pass: sums added up, parts put together.  A whole node that needs what a pass collects runs after

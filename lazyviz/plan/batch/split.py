@@ -1,4 +1,4 @@
-"""How the batch would be cut, and what a run in pieces would hold: the :class:`SplitPlan`.
+"""Split plan: how the batch is cut, and what a run in pieces would hold.
 
 A split run is laid out as a program of its own, in which spread nodes appear once a piece; its storages
 get lifetimes on that program's clock, so that timeline, categories and allocator are computed as for

@@ -1,4 +1,4 @@
-"""Batch rules of views and of what rearranges: reshaping, slicing, joining, padding."""
+"""Batch rules of views and rearrangements: reshaping, slicing, joining, padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a graph could run: the devices of this machine, and known cards that are absent.
+"""Devices: those of this machine, and profiles of cards that are absent.
 
 A machine without a driver, without a GPU or with a driver that fails is described in words
 (:attr:`Devices.cuda_state`), never an exception.

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says about this machine's cards, through NVML.
+"""NVML: what NVIDIA's driver says about this machine's cards.
 
 NVML works without a CUDA build of PyTorch and creates no CUDA context.  Everything that can
 go wrong with it (no driver, a driver that fails, a card that does not answer, questions that

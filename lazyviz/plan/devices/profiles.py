@@ -1,4 +1,4 @@
-"""Kinds of cards to plan for, present or not: the known ones, and how to describe one's own."""
+"""Device profiles: known cards, and how to describe others."""
 
 from __future__ import annotations
 

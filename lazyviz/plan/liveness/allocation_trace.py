@@ -1,4 +1,4 @@
-"""A recorded program as steps that use and allocate memory, to be changed and played again.
+"""Allocation trace: a recorded program as steps that use and allocate memory, to be edited and replayed.
 
 What a change to the user's code would bring is not guessed: the change is made to the steps
 (fewer uses, other sizes, steps that run twice), and their lifetimes and peak are computed anew,

@@ -1,4 +1,4 @@
-"""What is alive at one moment of the run, what it is for, and what keeps it there."""
+"""Live set: what is alive at one moment of the run, its category, and what keeps it."""
 
 from __future__ import annotations
 

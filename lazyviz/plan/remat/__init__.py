@@ -1,1 +1,1 @@
-"""Rematerialization: which activations are dropped and computed again."""
+"""Rematerialization: which activations are dropped and recomputed."""

@@ -1,4 +1,4 @@
-"""Forward nodes that run again: which can, and what a run in which they do looks like.
+"""Rematerialization candidates: forward nodes that can run twice, and the memory of such a run.
 
 A tensor that waits for the backward pass can be dropped after its last use before it, and made again
 just before the first use in it, by the same kernels from the same inputs: so the bits are the same.

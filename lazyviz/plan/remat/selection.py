@@ -1,4 +1,4 @@
-"""Activations that are dropped and computed again: which ones, so that a run stays below a budget.
+"""Rematerialization choice: which activations are recomputed so that a run stays below a budget.
 
 The forward pass is cut into segments where little is alive; what crosses a cut is kept, and within a
 segment what is cheapest to compute again for the memory it gives back is dropped first, as the min-cut

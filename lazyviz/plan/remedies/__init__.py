@@ -1,1 +1,1 @@
-"""What would lower the peak, and by how much."""
+"""Remedies: changes that would lower the peak, and by how much."""

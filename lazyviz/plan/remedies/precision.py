@@ -1,4 +1,4 @@
-"""Changes of precision: what a program would allocate with smaller numbers."""
+"""Precision remedies: what a program would allocate with smaller dtypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes to a recorded program that a user could make: what each would use and allocate instead.
+"""Program edits: changes that a user could make, and what each would use and allocate instead.
 
 Every function yields candidates, changed copies of the program; whether one brings anything is for
 the caller to see from its peak.

@@ -1,4 +1,4 @@
-"""What would lower the peak, and by how much: each change is made to the record and played again.
+"""Remedies: each change that would lower the peak is applied to the record and replayed.
 
 A remedy is offered only where the replay shows that it brings something.  Remedies are ordered by
 what they cost (nothing, launches, recomputation, copies, precision), then by what they bring.

@@ -1,4 +1,4 @@
-"""One remedy: a change of the program that lowers the projected peak, and what it costs."""
+"""A remedy: a change that lowers the projected peak, and its cost."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Workspaces: the scratch memory that a kernel takes and gives back while it runs."""
+"""Workspaces: scratch memory that a kernel allocates and frees while it runs."""

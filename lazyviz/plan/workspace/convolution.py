@@ -1,4 +1,4 @@
-"""What a convolution on the CPU needs beyond its operands and results, from the recorded call."""
+"""Workspace of CPU convolutions beyond operands and results, from the recorded call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scratch memory of CUDA kernels, from PyTorch's sources: estimates, since libraries decide at run time.
+"""Workspace of CUDA kernels, from PyTorch's sources: estimates, since libraries decide at run time.
 
 Each entry names the file below ``aten/src/ATen/native`` whose allocations it repeats.  Nothing here
 needs a GPU; a graph recorded on the CPU for a card has the CPU's operators, so these are known, too.

@@ -1,4 +1,4 @@
-"""What cuDNN's recurrent kernels take beside their results, and what is not sure about those.
+"""Workspace of cuDNN's recurrent kernels, and how certain it is.
 
 All of it is an estimate but the copies that PyTorch makes (``ATen/native/cudnn/RNN.cpp``): see
 :mod:`lazyviz.torch_internals.cudnn_sizes`.

@@ -1,4 +1,4 @@
-"""Scratch memory of ATen's CPU kernels for images: resizing, sliding windows, grids.
+"""Workspace of ATen's CPU image kernels: resizing, sliding windows, grids.
 
 Sizes are to the byte; each entry names the file below ``aten/src/ATen/native`` that fixes them.
 """

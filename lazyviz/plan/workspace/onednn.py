@@ -1,4 +1,4 @@
-"""Memory that a convolution on the CPU takes and gives back while it runs.
+"""Workspace of oneDNN's convolutions on the CPU.
 
 oneDNN keeps images in layouts of its own: it copies what it is given into them, and the result back.
 Which ones was seen in the allocator's events and in oneDNN's own log of 300 convolutions

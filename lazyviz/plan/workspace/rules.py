@@ -1,4 +1,4 @@
-"""What the tables of scratch memory share: how an entry is added, and questions about layouts."""
+"""Workspace rules: how a table entry is added, and questions about layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel takes of the allocator and gives back while it runs: its scratch memory."""
+"""Workspace size of a kernel: what it allocates and frees while it runs."""
 
 from __future__ import annotations
 

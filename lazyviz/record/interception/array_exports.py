@@ -1,4 +1,4 @@
-"""Memory that is handed out to NumPy and DLPack is noted, with a reference of its own.
+"""Exports to NumPy and DLPack: memory that is handed out is noted, with a weak reference.
 
 An array keeps the tensor object alive of which it was made, which tells nothing where the user has that
 tensor, too.  So while exports are noted, arrays are made of another tensor on the same memory, which nobody
@@ -80,12 +80,12 @@ class ExportPatches:
         self._numpy = Patches()
 
     def install(self, *, numpy: bool) -> None:
-        if not self._dlpack and not self._dlpack.again():
+        if not self._dlpack and not self._dlpack.reapply():
             self._dlpack.set(torch.Tensor, "__dlpack__", self._noting(torch.Tensor.__dlpack__, DLPACK))
             for owner, name in FUNCTIONS:
                 self._dlpack.set(owner, name, self._noting(getattr(owner, name), DLPACK))
             self._dlpack.complete()
-        if numpy and not self._numpy and not self._numpy.again():
+        if numpy and not self._numpy and not self._numpy.reapply():
             self._numpy.set(torch.Tensor, "numpy", self._noting(torch.Tensor.numpy, NUMPY))
             self._numpy.complete()
 

@@ -1,4 +1,4 @@
-"""Attributes of other people's modules and classes, and the code of their functions, replaced for a while."""
+"""Attribute patches: attributes and function code of other modules and classes, replaced for a while."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Patches:
         """All are set, and may be set again as they are."""
         self._complete = True
 
-    def again(self) -> bool:
+    def reapply(self) -> bool:
         """Set what was restored last, if what it stands in for has not changed since; False: it has."""
         if self._last and not self._again:
             self._again = True

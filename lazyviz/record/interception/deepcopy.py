@@ -1,4 +1,4 @@
-"""``copy.deepcopy`` and ``copy.copy`` of tensors that are pending, or owed a write: recorded.
+"""``copy.deepcopy`` and ``copy.copy`` of tensors that are pending or have a pending write: recorded.
 
 PyTorch's own methods copy storages, which have no content yet.  What they make is made here of recorded ops:
 tensors of one storage get a copy of it in common, found by the memo; a parameter is a clone, without gradient

@@ -1,4 +1,4 @@
-"""Settings of the process that decide what a kernel computes, changed between recording and running.
+"""Global flags that change what kernels compute: changing one runs the pending ops that it would affect.
 
 An op recorded runs later, under what is set then.  So a change of such a setting in a block is a
 sync point: what is pending runs under what was set when it was recorded.  Of the default dtype only a
@@ -39,7 +39,7 @@ class SettingsPatches:
         self._patches = Patches()
 
     def install(self) -> None:
-        if self._patches or self._patches.again():
+        if self._patches or self._patches.reapply():
             return
         for owner, name, is_set in _SETTERS:
             self._patches.set(owner, name, self._setter(getattr(owner, name), is_set))

@@ -1,4 +1,4 @@
-"""Taking part in PyTorch while something is recorded or pending, and leaving it as it was after."""
+"""Instrumentation of PyTorch: modes and patches that are installed while something is pending."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class Watch:
             self._settings.install()
             self._rules.set(_no_rules)
             self._imports.install()
-            if not self._threads and not self._threads.again():
+            if not self._threads and not self._threads.reapply():
                 self._threads.set(threading.Thread, "start", self._guarded_start())
                 self._threads.complete()
-        if not self._patches and not self._patches.again():
+        if not self._patches and not self._patches.reapply():
             self._watch_guards()
         self._scopes.install()
         self._tape.memory_holders.begin_block()
@@ -115,12 +115,12 @@ class Watch:
         for name in dynamo.BACKWARD_CALLS:
             apply = getattr(dynamo.CustomBackward, name)
             self._patches.set(dynamo.CustomBackward, name, self._backward_call(apply))
-        self._patches.set(torch.export, "export", self._at_once(torch.export.export, "torch.export"))
+        self._patches.set(torch.export, "export", self._run_immediately(torch.export.export, "torch.export"))
         self._patches.complete()
 
     def _backward_call(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         """``apply`` of the autograd nodes of custom functions, which lets compiled ones run at once."""
-        at_once = self._at_once(apply, "compiled backward")
+        at_once = self._run_immediately(apply, "compiled backward")
 
         @functools.wraps(apply)
         def call(node: Any, *gradients: Any) -> Any:
@@ -216,7 +216,7 @@ class Watch:
         returned = call.returned if returned is None else returned
         note_region(self._tape, "torch.compile", call.read, returned, modules=call.modules)
 
-    def _at_once(self, function: Callable[..., Any], cause: str) -> Callable[..., Any]:
+    def _run_immediately(self, function: Callable[..., Any], cause: str) -> Callable[..., Any]:
         @functools.wraps(function)
         def at_once(*args: Any, **kwargs: Any) -> Any:
             with self._suspended(cause):

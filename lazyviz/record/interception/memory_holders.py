@@ -1,4 +1,4 @@
-"""Who, besides PyTorch's tensors, could notice that a write to a tensor's memory is deferred.
+"""Memory holders: who, besides PyTorch's tensors, could notice that a write is deferred.
 
 A NumPy array, a consumer of DLPack, another process or a shared file shows what a tensor's memory holds, past
 everything that is watched here.  Memory is *shared* while one of them is there: it is written at once, and
@@ -39,7 +39,7 @@ _SHARED_MEMORY = "shared memory"
 _SHARED_FILE = "a shared file mapping"
 _UNKNOWN_OWNER = "memory of another library"
 _BUFFER = "a Python buffer"
-UNKNOWN = "something that cannot be told"
+UNKNOWN = "something unknown"
 """What :meth:`MemoryHolders.holder` says of memory that :meth:`MemoryHolders.examine` may know more of."""
 
 _CURES = {
@@ -149,7 +149,7 @@ class MemoryHolders:
         return _owner(tensor, memory) or UNKNOWN
 
     def could_tell(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Whether looking (again) may show that one of ``tensors`` is nobody else's."""
+        """Whether another look may show that nothing else holds the memory of one of ``tensors``."""
         for tensor in tensors:
             holder = self.holder(tensor)
             if holder is UNKNOWN:
@@ -256,11 +256,11 @@ class MemoryHolders:
                     self._verdicts[private_api.storage_address(tensor)] = verdict
         self.lasting = True
         self._examined_for += time.perf_counter() - start
-        owed = []
+        pending = []
         for address, verdict in self._verdicts.items():
-            owed += self._memory.forget_storage(address, but_if_foreign=verdict.holder is not None)
-        if owed:
-            self._runs.sync(f"use of {_OTHER_STORAGE}", owed)
+            pending += self._memory.forget_storage(address, but_if_foreign=verdict.holder is not None)
+        if pending:
+            self._runs.sync(f"use of {_OTHER_STORAGE}", pending)
 
 
 class _Look:
@@ -301,7 +301,7 @@ class _Look:
                 self.unexplained.append(count - explained - (storage_owners.use_count(tensor) > 1))
 
     def judge(self, verdicts: dict[int, Verdict]) -> None:
-        """What is known to be nobody else's stays so: what has become of it since has been noted."""
+        """Judge all memory except where it is known to have no holder: exports of that are noted."""
         ties: dict[int, list[Any]] = {}
         tensors: dict[int, torch.Tensor] = {}
         for address, tensor, unexplained in zip(self._places, self._tensors, self.unexplained):

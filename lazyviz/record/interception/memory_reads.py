@@ -1,8 +1,8 @@
-"""Reads that pass below the dispatcher, and writes that pass beside it.
+"""Memory reads and writes that bypass the dispatcher: ``numpy``, ``data_ptr``, ``.data``, loaders.
 
 ``numpy()``, ``tolist()``, ``print``, pickling and their like read a tensor's memory where
 no dispatch mode sees it, and ``Tensor.data = `` exchanges it.  Pending tensors and real
-ones owed a write both need care there, so the methods of ``torch.Tensor`` and a few
+ones with a pending write both need care there, so the methods of ``torch.Tensor`` and a few
 functions are patched while anything is pending or recording, and restored after.
 """
 
@@ -91,7 +91,7 @@ class SyncPatches:
         self.installed = True
         self._addresses.begin()
         self.exports.begin_block()
-        if self._patches.again():
+        if self._patches.reapply():
             return
         for name, reader in self._generator_readers.items():
             self._patches.set(torch.Generator, name, reader)  # which no mode sees
@@ -429,10 +429,8 @@ class SyncPatches:
 
     def _patch_native_readers(self) -> None:
         """Functions whose C++ code reads or fills memory past the dispatcher."""
-        packed = private_api.VF._pad_packed_sequence
-        self._patches.set(
-            private_api.VF, "_pad_packed_sequence", self._at_once(packed)
-        )  # it fills fresh tensors
+        packed = private_api.VF._pad_packed_sequence  # it fills fresh tensors
+        self._patches.set(private_api.VF, "_pad_packed_sequence", self._run_immediately(packed))
         self._patches.set(torch, "ctc_loss", self._with_lengths(torch.ctc_loss))
         for owner, name in FUNCTIONS:
             give = noting(self.tape.memory_holders, getattr(owner, name), DLPACK, self.before_read)
@@ -493,7 +491,7 @@ class SyncPatches:
 
             self._patches.set(torch.jit, name, functools.wraps(original)(shortened(traced)))
 
-    def _at_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _run_immediately(self, original: Callable[..., Any]) -> Callable[..., Any]:
         tape = self.tape
 
         @functools.wraps(original)

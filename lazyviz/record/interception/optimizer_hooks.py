@@ -1,4 +1,4 @@
-"""Optimizers' steps, announced by the global hooks that ``torch.optim`` offers."""
+"""Optimizer hooks: where each step begins and ends, by the global hooks of ``torch.optim``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ValueFinder = Callable[[torch.Tensor], TrackedValue | None]
 
 
 class StepListener(Protocol):
-    """Who is told of steps: the phase of what is recorded, and the optimizers whose steps are being taken."""
+    """Listeners to steps: the recorded phase, and the optimizers whose steps are under way."""
 
     phase: Phase
     steps: list[Any]

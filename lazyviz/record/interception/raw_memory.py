@@ -1,4 +1,4 @@
-"""Memory that is read or written past every op: what is pending there runs first."""
+"""Raw memory accesses that no op makes: what is pending on the memory runs first."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Addresses:
 
 
 def patch_numbers(tape: Tape, patches: Patches, before_read: Callable[[torch.Tensor, str], None]) -> None:
-    """Have numbers that lists are made of read after what they are owed, whoever reads them."""
+    """Have numbers in lists read after the pending writes to them, whatever code reads them."""
 
     def reading(original: Callable[[torch.Tensor], Any]) -> Any:
         @functools.wraps(original)
@@ -112,11 +112,11 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
 
     patches.set(tensor_memory.FILE_WRITER, "write_record", write)
     utils, rebuild = torch_cuda.REBUILD_TENSOR
-    patches.set(utils, rebuild, _made_at_once(tape, getattr(utils, rebuild)))
+    patches.set(utils, rebuild, _loaded_immediately(tape, getattr(utils, rebuild)))
     for owner, name in tensor_memory.SCRIPT_WRITERS:
-        patches.set(owner, name, _at_once(tape, getattr(owner, name), writes=True))
+        patches.set(owner, name, _run_immediately(tape, getattr(owner, name), writes=True))
     for owner, name in tensor_memory.SCRIPT_READERS:
-        patches.set(owner, name, _at_once(tape, getattr(owner, name), writes=False))
+        patches.set(owner, name, _run_immediately(tape, getattr(owner, name), writes=False))
 
 
 def before_access(tape: Tape, storage: torch.UntypedStorage) -> None:
@@ -147,7 +147,7 @@ def _after_accesses(tape: Tape, original: Callable[..., Any]) -> Callable[..., A
     return method
 
 
-def _at_once(tape: Tape, original: Callable[..., Any], *, writes: bool) -> Callable[..., Any]:
+def _run_immediately(tape: Tape, original: Callable[..., Any], *, writes: bool) -> Callable[..., Any]:
     """A function in C++ that takes the memory of what ops in it make; and ``writes`` any that is there."""
 
     @functools.wraps(original)
@@ -161,7 +161,7 @@ def _at_once(tape: Tape, original: Callable[..., Any], *, writes: bool) -> Calla
     return function
 
 
-def _made_at_once(tape: Tape, original: Callable[..., Any]) -> Callable[..., Any]:
+def _loaded_immediately(tape: Tape, original: Callable[..., Any]) -> Callable[..., Any]:
     """What makes a tensor of a storage that was read from a file: there is nothing to wait for."""
 
     @functools.wraps(original)

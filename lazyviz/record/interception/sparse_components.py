@@ -1,4 +1,4 @@
-"""The ordinary tensors that a sparse one is made of: their memory is what others may read and write."""
+"""Components of sparse tensors: the ordinary tensors whose memory others may read and write."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where PyTorch computes in another way under a dispatch mode: recorded as eager mode computes it."""
+"""Parity with eager mode: corrections where PyTorch computes differently under a dispatch mode."""

@@ -1,4 +1,4 @@
-"""ATen functions made of others that compute in another way while a dispatch mode is active.
+"""Composite ATen functions that compute differently while a dispatch mode is active.
 
 Such a function asks whether its tensors are subclass-like, which all are while our mode is
 there, and then chooses other operators than for plain tensors: with other bits, or without
@@ -84,7 +84,7 @@ class CompositeKernels:
                     "nanquantile": functools.partial(self._quantile, "nanquantile"),
                     "quantile": functools.partial(self._quantile, "quantile"),
                     _SPLIT: self._tensor_split,
-                    **{name: functools.partial(self._at_once, name) for name in _ON_RAW_MEMORY},
+                    **{name: functools.partial(self._run_immediately, name) for name in _ON_RAW_MEMORY},
                     **inplace_gradients.KERNELS,
                     **sparse_constructors.kernels(self._tape),
                 },
@@ -97,7 +97,7 @@ class CompositeKernels:
 
     # --- memory past the dispatcher --------------------------------------------------
 
-    def _at_once(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+    def _run_immediately(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
         tensors = list(tensors_in((*args, *kwargs.values())))
         if not original.is_next:
             return original(*args, **kwargs)

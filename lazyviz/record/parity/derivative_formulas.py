@@ -1,4 +1,4 @@
-"""Code of PyTorch that computes in another way when it does not see plain tensors.
+"""Derivative formulas that compute differently when they do not see plain tensors.
 
 A few formulas ask whether a tensor is subclass-like, which every tensor is while a
 dispatch mode is active, and then avoid what subclasses might not support.  That way
@@ -61,7 +61,7 @@ class FormulaPatches:
         self._patches = Patches()
 
     def install(self) -> None:
-        if self._patches or self._patches.again():
+        if self._patches or self._patches.reapply():
             return
         for owner in private_api.BACKWARD_ENTRIES:
             run_backward = self._run_backward(owner._engine_run_backward)

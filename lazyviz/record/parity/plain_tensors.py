@@ -1,4 +1,4 @@
-"""Whether ATen would see plain tensors, if there were no mode of ours."""
+"""Plain tensors: whether ATen would see any subclass or mode if ours were not there."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where an op comes from: source line, notebook cell, module, phase, variable names."""
+"""Provenance of ops: source line, notebook cell, module, phase, variable names."""

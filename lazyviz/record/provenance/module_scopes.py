@@ -1,4 +1,4 @@
-"""What an op belongs to beside its line: the module's path, the phase, the role of each tensor."""
+"""Module scopes: the module path, phase and tensor roles of each op."""
 
 from __future__ import annotations
 

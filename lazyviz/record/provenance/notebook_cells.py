@@ -1,4 +1,4 @@
-"""Which cell of a notebook a line of code is in, as IPython tells."""
+"""Notebook cells: which cell a line of code is in, as IPython tells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which line of the user's code an op, or a read, comes from."""
+"""Source lines: which line of the user's code an op, or a read, comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user's variables call the tensors of a block, and which of them nothing else keeps alive."""
+"""Variable names: what the user calls the tensors of a block, and which of them nothing else keeps alive."""
 
 from __future__ import annotations
 

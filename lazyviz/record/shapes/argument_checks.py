@@ -1,4 +1,4 @@
-"""What the kernels of common operators check of their arguments, and their shape rules do not."""
+"""Argument checks of common kernels that their shape rules leave out."""
 
 from __future__ import annotations
 

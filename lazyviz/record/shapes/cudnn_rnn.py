@@ -1,4 +1,4 @@
-"""What cuDNN's recurrent operators return, where there is no cuDNN: shapes, strides, shared memory.
+"""Results of cuDNN's recurrent operators without cuDNN: shapes, strides, shared memory.
 
 PyTorch's own shape rule knows ``_cudnn_rnn`` alone, without what it keeps for the backward pass and
 with other strides where the batch comes first.  These follow ``ATen/native/cudnn/RNN.cpp``.

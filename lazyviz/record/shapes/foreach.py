@@ -1,4 +1,4 @@
-"""What functions over lists of tensors (``foreach``) return: an operator by element at each place."""
+"""Results of foreach functions over lists of tensors, from the operator for one tensor."""
 
 from __future__ import annotations
 

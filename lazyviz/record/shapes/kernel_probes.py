@@ -1,4 +1,4 @@
-"""Asking a kernel itself, on small tensors of known content, what its shape rule does not tell.
+"""Kernel probes: a kernel is called on small tensors of known content where its shape rule is in doubt.
 
 Shape rules word errors in their own way, take dtypes that no kernel has, and do not mind
 operands that overlap.  A probe has the metadata of what was recorded, on memory shared in

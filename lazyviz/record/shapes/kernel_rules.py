@@ -1,4 +1,4 @@
-"""What common kernels of the CPU return, from metadata alone and at once.
+"""Shape rules of common CPU kernels, from metadata alone.
 
 PyTorch's own shape rules are mostly references in Python: asking one takes up to ten milliseconds, which
 is most of what the first recording of a program costs.  A rule here knows one kind of operator for calls

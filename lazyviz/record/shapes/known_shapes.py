@@ -1,4 +1,4 @@
-"""Answers that need no shape rule of PyTorch's in Python: of views, and of kernels that rules here know.
+"""Known shapes: results of views and common kernels by rules of ours, without PyTorch's in Python.
 
 ``find`` says ``None`` where there is any doubt; then FakeTensor is asked.
 """

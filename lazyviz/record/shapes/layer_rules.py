@@ -1,4 +1,4 @@
-"""What the kernels of layers return, from metadata alone; see :mod:`lazyviz.record.shapes.kernel_rules`."""
+"""Shape rules of layers' kernels; see :mod:`lazyviz.record.shapes.kernel_rules`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One object for equal metadata of tensors: the same shape, strides, offset, dtype and device."""
+"""Metadata table: one object for equal shape, strides, offset, dtype and device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call of an operator as rules of its results see it, and what they have in common."""
+"""Operator calls as shape rules see them."""
 
 from __future__ import annotations
 

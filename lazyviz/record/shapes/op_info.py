@@ -1,4 +1,4 @@
-"""What does not change between calls of one operator: what it writes, returns, draws and is keyed by."""
+"""Operator info: what every call of an operator writes, returns, draws and is keyed by."""
 
 from __future__ import annotations
 

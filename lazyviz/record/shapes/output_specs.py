@@ -1,4 +1,4 @@
-"""What an op returns, as the shape cache keeps it."""
+"""Output specs: what an op returns, as the shape cache keeps it."""
 
 from __future__ import annotations
 

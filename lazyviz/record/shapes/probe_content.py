@@ -1,4 +1,4 @@
-"""What probes hold for kernels that check it: segments that fit their data."""
+"""Content of probe tensors, for kernels that check it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers among a call's operands: which of them a kernel may refuse, whatever its tensors hold.
+"""Scalar operands: numbers that a kernel may refuse, whatever its tensors hold.
 
 A kernel converts a number to the dtype that it computes in, and refuses one that does not fit, a boolean
 where it subtracts, or a complex one that would be written into real memory.  Shape rules take any number,

@@ -1,4 +1,4 @@
-"""The strides that ATen's TensorIterator gives a result which it allocates.
+"""TensorIterator's strides for a result that it allocates.
 
 Pointwise kernels walk over their operands in memory order and lay the result out in that
 order, so its strides follow from the operands' shapes and strides alone.  The rules are

@@ -434,7 +434,7 @@ int give(PyObject* value, const at::Tensor& real) {
   return memory && PyObject_SetAttr(value, names.memory, memory.get()) == 0 ? 1 : -1;
 }
 
-PyObject* give_one(PyObject*, PyObject* args) {
+PyObject* store_one(PyObject*, PyObject* args) {
   PyObject *value, *real;
   if (!PyArg_ParseTuple(args, "OO", &value, &real)) return nullptr;
   HANDLE_TH_ERRORS
@@ -995,7 +995,7 @@ PyType_Spec level_spec = {
     "lazyviz.torch_internals.native.interpreter.KernelsOnly", sizeof(KernelsOnly), 0, Py_TPFLAGS_DEFAULT, slots_of_level};
 
 PyMethodDef functions[] = {
-    {"give", give_one, METH_VARARGS, "See straight_line.give."},
+    {"store_result", store_one, METH_VARARGS, "See codegen.store_result."},
     {"connect", connect, METH_VARARGS, "The classes of tensors, the stand-ins of planned cards, and dispatch keys."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -73,7 +73,7 @@ struct Slot {
   }
 };
 
-Slot again{"again"}, error{"error"}, inference_mode{"inference_mode"}, entry{"entry"}, phase{"phase"}, graph{"graph"},
+Slot is_rematerialized{"is_rematerialized"}, error{"error"}, inference_mode{"inference_mode"}, entry{"entry"}, phase{"phase"}, graph{"graph"},
     given_args{"args"}, given_kwargs{"kwargs"}, outputs{"outputs"}, inputs{"inputs"}, state{"state"},
     seconds{"seconds"}, after{"after"}, writes{"writes"}, folded{"folded"};
 Slot maker{"node"}, tensor{"tensor"}, storage{"storage"}, uses_of_value{"uses"}, meta{"meta"}, real{"real"};
@@ -88,7 +88,7 @@ PyObject* connect(PyObject*, PyObject* args) {
           args, "O!O!O!O!", &PyType_Type, &node, &PyType_Type, &value, &PyType_Type, &memory, &PyType_Type, &step)) {
     return nullptr;
   }
-  for (Slot* slot : {&again, &error, &inference_mode, &entry, &phase, &graph, &given_args, &given_kwargs, &outputs,
+  for (Slot* slot : {&is_rematerialized, &error, &inference_mode, &entry, &phase, &graph, &given_args, &given_kwargs, &outputs,
                      &inputs, &state, &seconds, &after, &writes, &folded}) {
     if (!slot->find(node)) return nullptr;
   }
@@ -283,13 +283,13 @@ struct Survey {
   }
 
   bool look_at(PyObject* node) {
-    PyObject *repeats = again.of(node), *failed = error.of(node), *own = inference_mode.of(node);
+    PyObject *repeats = is_rematerialized.of(node), *failed = error.of(node), *own = inference_mode.of(node);
     PyObject *answer = entry.of(node), *during = phase.of(node), *whose = graph.of(node), *made = outputs.of(node);
     if (!repeats || !failed || !own || !answer || !during || !whose || !made) return false;
     if (mode == nullptr) mode = own;
-    int is_again = PyObject_IsTrue(repeats);
-    if (is_again < 0) return false;
-    is_odd = is_again || failed != Py_None || own != mode;
+    int will_repeat = PyObject_IsTrue(repeats);
+    if (will_repeat < 0) return false;
+    is_odd = will_repeat || failed != Py_None || own != mode;
     if (is_odd || !look_at_step(node, answer)) return false;
     phases.push_back(during);
     if (std::find(graphs.rbegin(), graphs.rend(), whose) == graphs.rend()) graphs.push_back(whose);
@@ -323,7 +323,7 @@ PyObject* survey(PyObject*, PyObject* args) {
   Survey all(known, PySequence_Fast_GET_SIZE(nodes.object));
   if (!all.scalars) return nullptr;
   auto first = [&](PyObject* node) { return all.look_at(node); };
-  if (!each_node(nodes.object, {&again, &error, &phase, &entry, &outputs, &inputs}, {&outputs, &inputs}, first)) {
+  if (!each_node(nodes.object, {&is_rematerialized, &error, &phase, &entry, &outputs, &inputs}, {&outputs, &inputs}, first)) {
     if (all.is_odd) Py_RETURN_NONE;
     return nullptr;
   }
@@ -658,7 +658,7 @@ PyObject* take(PyObject*, PyObject* args) {
   return is_done ? Py_NewRef(tensors.object) : nullptr;
 }
 
-PyObject* let_go(PyObject*, PyObject* args) {
+PyObject* release_inputs(PyObject*, PyObject* args) {
   PyObject *nodes, *outside, *later, *pending;
   if (!PyArg_ParseTuple(
           args, "OO!O!O!", &nodes, &PyList_Type, &outside, &PyList_Type, &later, &PyDict_Type, &pending)) {
@@ -727,7 +727,7 @@ PyMethodDef functions[] = {
     {"survey", survey, METH_VARARGS, "See sweeps.survey."},
     {"glance", glance, METH_VARARGS, "See sweeps.glance."},
     {"take", take, METH_VARARGS, "See sweeps.take."},
-    {"let_go", let_go, METH_VARARGS, "See sweeps.let_go."},
+    {"release_inputs", release_inputs, METH_VARARGS, "See node_passes.py."},
     {"storages_of", storages_of, METH_VARARGS, "See sweeps.storages_of."},
     {"note_done", note_done, METH_VARARGS, "See sweeps.note_done."},
     {"note_unused", note_unused, METH_VARARGS, "See sweeps.note_unused."},

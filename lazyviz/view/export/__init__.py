@@ -1,1 +1,1 @@
-"""Files: saved pages, and projections in other tools' formats."""
+"""Exports: saved pages, and projections in other tools' formats."""

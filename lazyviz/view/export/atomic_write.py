@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all: written beside their place, then put into it."""
+"""Atomic writes: a file is written beside its place and renamed once it is whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files for the page to save: what Python writes, sent in pieces that a notebook server lets through."""
+"""Downloads: files for the page to save, sent in chunks that a notebook server accepts."""
 
 from __future__ import annotations
 

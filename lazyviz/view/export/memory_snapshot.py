@@ -1,4 +1,4 @@
-"""The projected timeline as a PyTorch memory snapshot, for pytorch.org/memory_viz and torch's own tools.
+"""Memory snapshot: the projected timeline for pytorch.org/memory_viz and torch's own tools.
 
 The keys are those that ``torch.cuda.memory._snapshot`` documents; frames stand for the node
 instead of a stack: the operator at the user's line, then its modules from the inside out, then

@@ -1,4 +1,4 @@
-"""The graph for Google's Model Explorer: a JSON collection of one graph, with modules as namespaces.
+"""Model Explorer export: a JSON collection of one graph, with modules as namespaces.
 
 The keys are those of its ``graph_builder.py`` (``Graph``, ``GraphNode``, ``IncomingEdge``).
 """

@@ -1,4 +1,4 @@
-"""A graph as it may be shown to anyone: without the user's code, and without the folders that it is in."""
+"""Path redaction: a graph without the user's code and folder names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes a graph to files: pictures, and its projected timeline for other tools."""
+"""Saving a graph to files: pictures, and its projected timeline for other tools."""
 
 from __future__ import annotations
 

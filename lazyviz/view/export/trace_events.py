@@ -1,4 +1,4 @@
-"""The run as trace events, which Perfetto and chrome://tracing open.
+"""Trace events of a run, for Perfetto and chrome://tracing.
 
 The format is Chrome's "Trace Event Format": complete events (``"X"``) for modules and the nodes
 in them, a lane for each phase, counters (``"C"``) for memory by category.  Times are microseconds:

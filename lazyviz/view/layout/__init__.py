@@ -1,1 +1,1 @@
-"""Where everything is drawn: a layered layout of nested boxes."""
+"""Layout: a layered layout of nested boxes."""

@@ -1,4 +1,4 @@
-"""Where everything is drawn: coordinates of all boxes of a picture, open groups inside one another."""
+"""Coordinates of all boxes of a picture, with open groups inside one another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the words of edges stand: beside their line, where they touch no line, no box and no other words.
+"""Edge labels: placed beside their edge, clear of edges, boxes and other labels.
 
 ``js/src/graph/edge-labels.ts`` is the same, held to the same golden files.
 """

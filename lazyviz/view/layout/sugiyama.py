@@ -1,4 +1,4 @@
-"""Our layered layout (Sugiyama's three steps): layers, order in the layers, coordinates.
+"""Layered layout (Sugiyama): layers, order within layers, coordinates.
 
 Python finds layers and orders of each group once (:func:`layers_of`).  Coordinates
 (:func:`place`) depend on which boxes are open, so the browser computes them too

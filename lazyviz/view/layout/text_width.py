@@ -1,7 +1,8 @@
-"""Text as it is seen: what a reader calls one letter, and how many columns it takes.
+"""Text widths in pictures: an estimate of a font's metrics, in the width of one Latin letter.
 
 East Asian letters and emoji are about twice as wide as others; accents and vowel signs take no room of
-their own and are never cut off from their letter.  The browser's part is ``shorten`` in js/src/page/dom.ts.
+their own and are never cut off from their letter.  A browser draws the text, not a terminal, so that these
+are not wcwidth's cells, and that the page has to come to the same: ``shorten`` in js/src/page/dom.ts.
 """
 
 from __future__ import annotations

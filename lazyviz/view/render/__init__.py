@@ -1,1 +1,1 @@
-"""Pictures and text: SVG, PDF, PNG, Graphviz, the terminal."""
+"""Renderers: SVG, PDF, PNG, Graphviz and terminal text."""

@@ -1,4 +1,4 @@
-"""The graph in Graphviz's language: clusters by phase and module, every op one node.
+"""Graphviz export: clusters by phase and module, every op one node.
 
 Text only; nothing here runs ``dot``.  Every string is escaped.
 """

@@ -1,4 +1,4 @@
-"""The static picture as PDF or PNG, by what is installed: CairoSVG, else a Chromium-like browser.
+"""Rasterizing the picture to PDF or PNG, by CairoSVG or a Chromium-like browser.
 
 Both keep a PDF's lines and letters as such.  The browser is started for this alone, without a
 window, a profile or the network.

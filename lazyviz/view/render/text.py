@@ -1,11 +1,16 @@
-"""The text form: what a terminal, a log or a saved notebook without pictures shows."""
+"""Text renderer: what a terminal, a log or a saved notebook without pictures shows."""
 
 from __future__ import annotations
+
+from itertools import accumulate
+
+from wcwidth import wcswidth
 
 from ...graph.ir import Graph
 from ...graph.sync_points import listed
 from ...plan.formatting import line_text, line_with_text
 from ...plan.units import format_bytes
+from ..layout.text_width import letters
 from ..printable_text import visible
 from ..scene.batch_text import batch_lines
 from ..scene.boxes import Box
@@ -18,7 +23,7 @@ _LISTED = 6
 
 
 def render_text(graph: Graph, plan: PlanLike, *, width: int = 100, scene: Scene | None = None) -> str:
-    """A summary of ``graph`` and its projected memory, at most ``width`` characters wide.
+    """A summary of ``graph`` and its projected memory, at most ``width`` terminal cells wide.
 
     What was recorded, sync points with cause and line, modules by phase with repeats folded,
     the memory over time, what is alive at the peak, and whether it fits.
@@ -54,14 +59,16 @@ def _lane(lane: Box, scene: Scene, width: int) -> list[str]:
         times = f" × {lane.repeats}" if lane.repeats > 1 else ""
         return [f"{lane.label}{times}: {scene.subtitle(lane)}"]
     lines = [f"{PHASE_TITLES[lane.phase]}: {scene.subtitle(lane)}"]
-    name_width = min(max((len(_name(box)) for box in lane.children), default=0), max(width // 2 - 4, 20))
+    name_width = min(max((_cells(_name(box)) for box in lane.children), default=0), max(width // 2 - 4, 20))
     for box in lane.children:
         mark = {"input": "> ", "output": "< ", "sync": "! "}.get(box.kind, "  ")
         out = scene.edge_text(
             [value for (start, _), found in lane.edges.items() if start is box for value in found]
         )
         arrow = f"  -> {out}" if box.is_group and out else ""
-        lines.append(f"  {mark}{_cut(_name(box), name_width):<{name_width}}  {scene.subtitle(box)}{arrow}")
+        name = _cut(_name(box), name_width)
+        padding = " " * (name_width - _cells(name))
+        lines.append(f"  {mark}{name}{padding}  {scene.subtitle(box)}{arrow}")
     return lines
 
 
@@ -102,9 +109,22 @@ def _memory(plan: PlanLike, width: int) -> list[str]:
 
 
 def _cut(text: str, width: int) -> str:
-    """One line of at most ``width`` characters, shortened in the middle."""
+    """One line of at most ``width`` terminal cells, shortened in the middle."""
     text = " ".join(text.splitlines())
-    if len(text) <= width:
+    if _cells(text) <= width:
         return text
+    parts = letters(text)
     head = (width - 1) * 3 // 5
-    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+    first, last = _fitting(parts, head), _fitting(parts[::-1], width - 1 - head)
+    return f"{''.join(parts[:first])}…{''.join(parts[len(parts) - last :])}"
+
+
+def _fitting(parts: list[str], width: int) -> int:
+    """How many of the first letters take no more than ``width`` cells."""
+    return sum(used <= width for used in accumulate(map(_cells, parts)))
+
+
+def _cells(text: str) -> int:
+    """The terminal cells that ``text`` takes; of text with control characters, its length."""
+    cells: int = wcswidth(text)
+    return cells if cells >= 0 else len(text)

@@ -1,1 +1,1 @@
-"""What a picture is made of: boxes, edges, texts and the memory chart, before anything has a place."""
+"""Scene: the boxes, edges, texts and memory chart of a picture, before they have coordinates."""

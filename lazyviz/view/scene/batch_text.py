@@ -1,4 +1,4 @@
-"""The batch and its cut: in words, and as the widget's slider and menu show them."""
+"""Batch and split as text, and as the widget's slider and menu."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What boxes are coloured by: the dtype and module of each, and what of it is alive at the plan's peak."""
+"""Box attributes for coloring: dtype, module, and bytes alive at the plan's peak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The boxes that are drawn, as a tree over the graph."""
+"""Boxes: what is drawn, as a tree over the graph."""
 
 from __future__ import annotations
 

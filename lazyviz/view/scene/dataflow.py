@@ -1,4 +1,4 @@
-"""Which op reads what: the data flow that the boxes are sorted and joined by."""
+"""Data flow between boxes: which op reads what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told about one box once it is clicked."""
+"""Details of a box: what the panel shows once it is clicked."""
 
 from __future__ import annotations
 

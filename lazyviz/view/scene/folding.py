@@ -1,4 +1,4 @@
-"""Folds: what repeats is drawn once, and long lists are cut into runs."""
+"""Folding: repeated modules and ops are drawn once, and long lists are cut into runs."""
 
 from __future__ import annotations
 

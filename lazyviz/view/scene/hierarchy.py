@@ -1,4 +1,4 @@
-"""What is drawn: the graph as nested boxes, by step, phase and module.
+"""Hierarchy: the graph as nested boxes, by step, phase and module.
 
 A training step is never laid out flat.  :func:`build_hierarchy` sorts every op into a tree:
 step, lane (one per phase), module, op.  Groups of one parent are in an order in which all

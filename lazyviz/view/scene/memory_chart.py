@@ -1,4 +1,4 @@
-"""The memory chart as the page and the static picture draw it: what is needed, when, and for what.
+"""Memory chart: the memory that is needed over the run, by category.
 
 Positions are those of the plan's timeline: in a run of pieces those of its own order.
 """

@@ -1,4 +1,4 @@
-"""What pictures need of a plan, so that they can be drawn of other people's, too."""
+"""Plan protocol: what pictures need of a plan."""
 
 from __future__ import annotations
 

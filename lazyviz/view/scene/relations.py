@@ -1,4 +1,4 @@
-"""What a box has to do with others: what it reads and what reads it, saved activations, gradient partners."""
+"""Relations of a box: its inputs and readers, saved activations, gradients."""
 
 from __future__ import annotations
 

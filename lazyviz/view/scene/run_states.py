@@ -1,4 +1,4 @@
-"""Which ops have run, box by box: counted as a run goes, so that looking costs the run nothing.
+"""Run states of boxes: which ops have run, counted during a run at no cost to it.
 
 A box's state is ``pending``, ``running``, ``done`` or ``failed``; a group of which a part has run is
 ``partly``.  Seconds are the sum over the ops inside, an alarm is the first of them that has one.

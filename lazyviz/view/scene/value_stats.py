@@ -1,4 +1,4 @@
-"""What is shown of a result's values: a few numbers, and a histogram with the same in words."""
+"""Value statistics of a result as text and histogram."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The widget, Python's side: what the page asks, and the answers."""
+"""Widget, Python side: requests of the page, and responses."""

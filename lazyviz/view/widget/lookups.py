@@ -1,4 +1,4 @@
-"""What the page looks up: lines of the code, hits of a search, rows of the table.
+"""Lookups of the page: code lines, search hits, table rows.
 
 A part of :class:`lazyviz.view.widget.requests.Answers`, which says how questions come and go.
 """

@@ -1,4 +1,4 @@
-"""What a page is shown first, live or saved: its built files, and the state of the graph and its runs."""
+"""Page state: what a page shows first, live or saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plans of a graph that its widgets show: for which device, for how many samples, in how many pieces.
+"""Plan choice: the plans of a graph that its widgets show, by device, batch size and pieces.
 
 All widgets of one graph show the same plan: whoever chooses another tells the others.  Nothing here
 runs the graph, and what Evaluate does stays as it is, but for the pieces.

@@ -1,4 +1,4 @@
-"""What the page asks while it looks at a picture, and the answers.
+"""Requests of the page that run nothing, and the responses.
 
 Each question is an action with an id; nothing else of a message is read.  None of them runs
 the graph.  That is the widget's own business (:mod:`lazyviz.view.widget.widget`).

@@ -1,4 +1,4 @@
-"""How the page says to run a graph, and what it is told of the choices and of what came of a run."""
+"""Run choice: how the page says to run a graph, and what it shows of the choices and of the last run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph as a table: its ops, modules or lines, sorted and filtered, a page at a time.
+"""Table view: ops, modules or lines, sorted and filtered, a page at a time.
 
 The same facts as in the picture, for those who cannot see it and for those who want an order.
 """

@@ -249,7 +249,7 @@ def test_metrics_tell_hits_and_misses_and_what_was_new(inductor):
         run(rows)
     now = lazyviz.metrics()
     assert now["compiles"] - before["compiles"] == 2
-    assert now["compiled segments met again"] - before["compiled segments met again"] == 3
+    assert now["compiled segments reused"] - before["compiled segments reused"] == 3
     assert now["compiled programs"]["inductor"] == 2
     assert "first program" in now["compile reasons"][-2]
     for said in (now["compile reasons"][-1], lazyviz.why()):
@@ -528,7 +528,7 @@ def test_whoever_follows_a_run_is_told_what_is_being_compiled_and_for_how_long(i
 
 
 def test_the_cache_is_bounded_and_forgets_what_was_used_least_recently(inductor):
-    inductor.programs.most = 2
+    inductor.programs._known.limit = 2
     code = inductor._code
     compiled = []
     inductor._code = lambda *args: compiled.append(1) or code(*args)

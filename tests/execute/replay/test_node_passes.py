@@ -170,7 +170,7 @@ def test_nothing_is_found_of_what_is_no_subgraph(change):
     if change == "failed":
         nodes[1].error = "it did"
     if change == "again":
-        nodes[1].again = True
+        nodes[1].is_rematerialized = True
     for sweep in (IN_CPP, InPython):
         assert (sweep.survey(nodes, steps) is None) == (change != "nothing")
     assert x.shape == y.shape

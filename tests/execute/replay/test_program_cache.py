@@ -394,7 +394,7 @@ def test_few_ops_are_recognized_when_they_come_again():
         reports.append(graph.evaluate())
         assert torch.equal(y, (source * 2).exp())
     assert [report.cache_hit for report in reports] == [False, False, True, True, True]
-    assert reports[0].cache_miss_reason == "fewer than 4 ops are recognized when they come again"
+    assert reports[0].cache_miss_reason == "fewer than 4 ops are recognized when they are run again"
     assert len({(report.peak_bytes, *report.timeline) for report in reports}) == 1
 
 
@@ -425,7 +425,7 @@ def test_reads_of_few_ops_are_replayed_as_eager():
 
 
 def test_what_is_known_of_a_subgraph_goes_with_it(monkeypatch):
-    monkeypatch.setattr(program_cache, "MOST_KEPT", 8)
+    monkeypatch.setattr(replays._known, "limit", 8)
     x = torch.randn(4)
     for _ in range(3):
         for size in (1, 2, 3, 4):
@@ -433,10 +433,10 @@ def test_what_is_known_of_a_subgraph_goes_with_it(monkeypatch):
             with lazyviz.lazy():
                 for _ in range(4):
                     assert (x[:size] * 2 + 1).sum().item() == expected
-    assert {id(known) for known in replays._by_words.values()} <= {
+    assert {id(known) for known in replays._by_fingerprint.values()} <= {
         id(known) for known in replays._known.values()
     }
-    assert replays._kept <= 8
+    assert replays._known.total <= 8
 
 
 @torch.inference_mode()
@@ -562,7 +562,7 @@ def test_replay_in_inference_mode_and_without_gradients():
 
 
 def test_no_more_is_kept_than_the_limit(monkeypatch):
-    monkeypatch.setattr(program_cache, "MOST_KEPT", 40)
+    monkeypatch.setattr(replays._known, "limit", 40)
     for size in range(2, 12):
         with lazyviz.lazy() as graph:
             y = torch.ones(size)

@@ -32,7 +32,7 @@ def classes():
 
 
 def install(patches, base):
-    if not patches.again():
+    if not patches.reapply():
         patches.set(base, "name", lambda self: "new name")
         patches.set(base, "added", lambda self: "added")
         patches.set(base, "other", lambda self: "first")
@@ -74,7 +74,7 @@ def test_what_somebody_else_has_put_there_since_is_not_passed_over(classes):
     install(patches, base)
     patches.restore()
     base.name = theirs = lambda self: "theirs"
-    assert not patches.again()
+    assert not patches.reapply()
     install(patches, base)
     assert base().name() == "new name"
     patches.restore()
@@ -88,7 +88,7 @@ def test_nothing_is_set_where_one_of_several_has_changed(classes):
     patches.set(base, "other", lambda self: "new")
     patches.restore()
     base.other = lambda self: "theirs"
-    assert not patches.again()
+    assert not patches.reapply()
     assert (derived().name(), derived().other()) == ("base", "theirs")
     assert "name" not in vars(derived)
 
@@ -102,7 +102,7 @@ def test_a_call_that_python_has_specialised_sees_what_was_put_there(classes):
 
     for _ in range(3):
         assert {name() for _ in range(100)} == {"base"}
-        if not patches.again():
+        if not patches.reapply():
             patches.set(base, "name", lambda self: "new name")  # no slot: the class is told
         assert {name() for _ in range(100)} == {"new name"}
         patches.restore()
@@ -120,7 +120,7 @@ def test_a_class_that_watches_its_attributes_is_asked():
     cls = Watched("cls", (), {"there": 1})
     patches = Patches()
     for _ in range(2):
-        if not patches.again():
+        if not patches.reapply():
             patches.set(cls, "there", 2)
         patches.restore()
     assert log == [("there", 2), ("there", 1)] * 2
@@ -132,7 +132,7 @@ def test_attributes_of_a_module_are_replaced_and_put_back():
     before = dict(vars(module))
     patches = Patches()
     for _ in range(2):
-        if not patches.again():
+        if not patches.reapply():
             patches.set(module, "there", 2)
             patches.set(module, "new", 3)
         assert (module.there, module.new) == (2, 3)

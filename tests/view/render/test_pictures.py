@@ -15,6 +15,7 @@ import graphviz
 import pytest
 import torch
 from torch import nn
+from wcwidth import wcswidth
 
 import lazyviz
 from lazyviz.graph.ir import Graph
@@ -342,3 +343,14 @@ def test_the_ranges_of_a_split_plan_are_those_of_its_timeline(cut, pieces):
     ones = [nodes for piece, nodes in found if piece == 1]
     twos = [nodes for piece, nodes in found if piece == 2]
     assert ones == twos and 1 <= len(ones) <= plan.split.passes
+
+
+def test_wide_letters_take_two_cells_of_the_text():
+    wide, long = type("層", (nn.Tanh,), {}), type("注意機構の重み" * 8, (nn.Softmax,), {})
+    with lazyviz.lazy() as graph:
+        long(1)(wide()(nn.Linear(2, 3)(torch.ones(2, 2))))
+    lines = render_text(graph.ir, graph.plan(), width=60).splitlines()
+    assert max(map(wcswidth, lines)) <= 60
+    boxes = [line for line in lines if (line.startswith("    ") and "softmax" in line) or "tanh ·" in line]
+    starts = {wcswidth(line[: re.search("_softmax|tanh", line).start()]) for line in boxes}
+    assert len(boxes) == 2 and len(starts) == 1 and "…" in boxes[1], boxes
