@@ -283,8 +283,8 @@ def called(what: str) -> str:
 
 
 def reachable() -> list[Graph]:
-    """The graphs that somebody can evaluate."""
-    return [graph.ir for graph in graphs.values()]
+    """The graphs that somebody can evaluate; one that is going can still be found, but for its mark."""
+    return [graph.ir for graph in graphs.values() if not graph.ir.lost]
 
 
 def catch_up() -> None:
