@@ -31,7 +31,10 @@ _ends = False
 
 
 def uses() -> None:
-    """This thread is about to record; ``SystemExit`` if the process ends."""
+    """This thread is about to record or to evaluate; ``SystemExit`` if the process ends.
+
+    A thread that begins once the others were stopped is waited for by nobody.
+    """
     if threading.get_ident() != _main:
         _threads.add(threading.current_thread())
         if _ends:
@@ -39,12 +42,12 @@ def uses() -> None:
 
 
 def enter(arrived: Arrived) -> None:
-    """A run begins on this thread; what is put into ``arrived`` stops it."""
+    """A run begins on this thread; what is put into ``arrived`` stops it.  Raises as :func:`uses`."""
     if (thread := threading.get_ident()) != _main:
         _threads.add(threading.current_thread())
         _runs.setdefault(thread, []).append(arrived)
         if _ends:
-            arrived.append(ENDING)
+            raise SystemExit
 
 
 def leave(arrived: Arrived) -> None:

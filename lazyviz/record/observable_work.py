@@ -39,6 +39,12 @@ def seen(
     return {storage for storage in written if storage.live or storage.external}
 
 
+def may_go_unseen(pending: Iterable[TrackedNode]) -> bool:
+    """Whether something pending is kept for a tensor that was not met, or is going: nobody tells its end."""
+    writes = (storage for node in list(pending) for storage in node.writes)
+    return any(storage.external and not storage.live for storage in writes)
+
+
 def is_owed(node: TrackedNode, seen: set[TrackedStorage]) -> bool:
     """Whether eager PyTorch would have left something of ``node`` in a tensor, or in ``seen`` memory."""
     return (

@@ -154,6 +154,7 @@ class PendingOps:
                 return
             Lost.something = False
             self.forget_unreachable(self.reachable())
+            Lost.something = observable_work.may_go_unseen(self.nodes)
             known = [node for node in list(self.nodes) if node.folded and node.graph.lost]
             self.overdue = known if len({id(node.graph) for node in known}) >= MOST_LOST_GRAPHS else []
             self._looked_for += time.perf_counter() - start

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..execute import eager
+from ..execute import eager, shutdown
 from ..execute.memory_tracker import Memory, Timelines
 from ..execute.microbatch.run import SplitRun
 from ..execute.replay import node_passes
@@ -100,6 +100,7 @@ def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
     interrupted split run was to do is done first.  ``recompute`` is the budget in bytes that activations are
     dropped and computed again for.
     """
+    shutdown.uses()
     wanted = RunOptions(**options)
     if begun := begun_split(nodes):
         nodes = closure({*nodes, *(node for node in begun.nodes if node.state != "done")})
@@ -285,8 +286,8 @@ def called(what: str) -> str:
 
 
 def reachable() -> list[Graph]:
-    """The graphs that somebody can evaluate."""
-    return [graph.ir for graph in graphs.values()]
+    """The graphs that somebody can evaluate; one that is going can still be found, but for its mark."""
+    return [graph.ir for graph in graphs.values() if not graph.ir.lost]
 
 
 def catch_up() -> None:

@@ -1,4 +1,4 @@
-"""Colors of boxes by the bytes that their ops allocate: the scale of js/src/graph/colors.ts, on a light page."""
+"""Colors of boxes by the bytes that their ops allocate: js/src/graph/colors.ts's scale, on a light page."""
 
 from __future__ import annotations
 

@@ -134,6 +134,30 @@ def while_a_widget_evaluates():
 
 
 @kind()
+def while_a_daemon_begins_when_all_others_were_stopped():
+    import atexit
+
+    from lazyviz.execute import shutdown
+
+    graph, _ = recorded(128, 6_000)
+    begins = threading.Event()
+
+    def late():  # its thread had no turn until now
+        begins.set()
+        time.sleep(random.random() / 5)
+
+    atexit.unregister(shutdown.stop_all)
+    atexit.register(late)  # the last that is registered is the first that is called
+    atexit.register(shutdown.stop_all)
+
+    def work():
+        begins.wait()
+        graph.evaluate()
+
+    threading.Thread(target=work, daemon=True).start()
+
+
+@kind()
 def while_another_thread_evaluates():
     graph, _ = recorded(64, 2_000)
     threading.Thread(target=graph.evaluate).start()  # which Python waits for
