@@ -207,9 +207,10 @@ class LazyBlock(Transaction, Generic[G]):
         self.undo()
 
     def _name_tensors(self) -> None:
-        """Call tensors as variables are called, which asks objects of the user's for what they hold."""
+        """Call tensors and modules as variables are called, which asks objects what they hold."""
         names = self.options.names
         variables = names if names is not None else variables_of(sys._getframe())
+        tape.scopes.name_modules(variables)
         name_tensors(tape.tensors.value_of, variables, copied=names is None)
 
     def _account(self) -> None:

@@ -81,14 +81,14 @@ def test_to_selected_runs_what_the_box_needs_and_nothing_else(page):
     expected = net[1](net[0](x.clone())).detach()
     with Stage(page, graph) as stage:
         assert page.locator(UP_TO).is_disabled()
-        stage.click('[data-node][data-kind="module"][data-op="Sequential.1"]')
+        stage.click('[data-node][data-kind="module"][data-op="net.1"]')
         assert page.locator(UP_TO).is_enabled()
         stage.click(UP_TO)
         done = [node for node in graph.nodes if node.state == "done"]
         assert [node.name.rpartition("_")[0] for node in done] == ["t", "addmm", "relu"]
         assert graph.state == "pending" and lazyviz.is_lazy(loss)
         assert page.locator(".lz-state").inner_text().startswith("partly evaluated · ran 3 ops")
-        selected = page.locator('[data-node][data-op="Sequential.1"]').first
+        selected = page.locator('[data-node][data-op="net.1"]').first
         assert selected.get_attribute("data-state") == "done"
         assert page.locator(UP_TO).is_disabled()
         stage.click(EVALUATE)

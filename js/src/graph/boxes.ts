@@ -28,7 +28,7 @@ export function bandOf(scale: number): Band {
 
 /** A box's name as it is read: with how often it repeats. */
 export function nameOf(box: BoxData): string {
-  return box.repeats ? `${box.label} × ${box.repeats}` : box.label;
+  return box.repeats ? `${box.label} × ${box.repeats}` : box.calls ? `${box.label} · ${box.calls} calls` : box.label;
 }
 
 /** All that is known of a box without asking, for its tooltip and for screen readers. */
@@ -86,6 +86,8 @@ export class BoxDrawing {
           "data-op": box.op ?? box.label,
           "data-phase": box.phase,
           "data-role": box.role,
+          "data-name": box.name,
+          "data-class": box.cls,
           role: "button",
           tabindex: -1,
           "aria-expanded": box.group ? String(open) : undefined,

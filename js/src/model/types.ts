@@ -16,6 +16,9 @@ export interface BoxData {
   role?: string;
   group?: number;
   repeats?: number;
+  calls?: number; // of one module, drawn as one
+  name?: string; // of a module, from the user's variable on
+  cls?: string;
   entry?: boolean;
   exit?: boolean;
   bytes?: number; // what its ops allocate; of a tensor its size

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, FunctionType
 from typing import Any
 
 import torch
 
 from ...graph.ir import Graph, Phase, Role, SourceLine
+from ...graph.modules import ModuleRoot, OwnedName
 from ...torch_internals import private_api
 from ..interception.attribute_patches import CodePatch
 from ..interception.optimizer_hooks import OptimizerSteps, ValueFinder
 from ..storage import TrackedNode
+from .module_names import name_roots
 from .source_lines import SourceFinder
 
 NO_SEQUENCE = 1 << 62  # AccumulateGrad and its like carry the largest sequence number
@@ -50,7 +52,8 @@ class Scopes:
         self.steps: list[Any] = []  # optimizers whose step is being taken, the outermost first
         self.stepped: Callable[[Any], None] = lambda optimizer: None  # what hears of the end of the outermost
         self._learnt: Root | None = None  # the last: modules may be part of several roots
-        self._roots: dict[int, str] = {}  # by id of a parameter or buffer: class of the outermost module
+        self._roots: dict[int, str] = {}  # by id of a parameter or buffer: the outermost module
+        self.roots: dict[int, ModuleRoot] = {}  # by id of the module: those that were called
         # By id of a tensor: its module and its name there, its role and its full name.  Of an optimizer's
         # tensors, which have no module, themselves.  (A tensor with weak references cannot be swapped.)
         self._parameters: dict[int, tuple[weakref.ref[Any], str, Role, str]] = {}
@@ -97,7 +100,7 @@ class Scopes:
             for value in node.inputs:
                 if value.storage.role is None:
                     value.storage.role = "gradient"
-                    value.storage.name = f"{name}.grad" if name else "grad"
+                    value.storage.name = name + ".grad" if name else "grad"
 
     def role_of(self, tensor: torch.Tensor) -> tuple[Role | None, str]:
         """What a tensor from outside is: ("parameter", "h.0.attn.weight"), or (None, "")."""
@@ -130,12 +133,25 @@ class Scopes:
 
     def enter_root(self, module: torch.nn.Module, callers: tuple[SourceLine, ...]) -> None:
         """The outermost module is called, from the line that ``callers`` led to."""
-        self.root = type(module).__name__
+        root = self.roots.get(id(module))
+        if root is None or root.module is None or root.module() is not module:
+            root = self._root_of(module)
+        self.root = root
         self._paths = self._learn(module)
         if id(module) not in self.met:
             self.met.add(id(module))
             self.meet(module)
         self._callers = callers
+
+    def _root_of(self, module: torch.nn.Module) -> ModuleRoot:
+        key, roots = id(module), self.roots
+        reference = weakref.ref(module, lambda _: roots.pop(key, None))
+        roots[key] = ModuleRoot(type(module).__name__, reference)
+        return roots[key]
+
+    def name_modules(self, variables: Mapping[str, Any]) -> None:
+        """Call the outermost modules of the block that ends as the user's variables are called."""
+        name_roots([self.roots[key] for key in self.met if key in self.roots], variables)
 
     def path_of_stranger(self, module: torch.nn.Module) -> str:
         """The path of one that was made after its root was entered, or is not registered."""
@@ -155,7 +171,7 @@ class Scopes:
             _, name = self.role_of(parameter)
             for key, tensor in state.items() if isinstance(state, dict) else ():
                 if isinstance(tensor, torch.Tensor):
-                    full = f"{name}.{key}" if name else key
+                    full = name + f".{key}" if name else key  # an OwnedName stays one
                     known = self._parameters.get(id(tensor))
                     if known is not None and known[3] == full and known[0]() is tensor:
                         continue  # as in every step but the first: it was met under that name
@@ -201,11 +217,11 @@ class Scopes:
                 for key, tensor in tensors.items():
                     if tensor is not None and id(tensor) not in seen:
                         seen.add(id(tensor))
-                        full = f"{name}.{key}" if name else key
+                        full = OwnedName(f"{name}.{key}" if name else key, self.root)
                         pending = tensor.__dict__.get("_lazyviz")
                         if pending is not None:  # made in this block: it has a storage already
                             pending.storage.role, pending.storage.name = role, full
-                        self._roots[id(tensor)] = type(root).__name__
+                        self._roots[id(tensor)] = self.root
                         self._parameters[id(tensor)] = (weakref.ref(module), key, role, full)  # type: ignore[assignment]
         self._learnt = Root(paths, [module for _, module in modules])
         return paths

@@ -1451,7 +1451,7 @@ cdef object locate_sum(object node, object engine):
         storage = get(value, V_storage)
         if get(storage, S_role) is None:
             put(storage, S_role, "gradient")
-            put(storage, S_name, f"{name}.grad" if name else "grad")
+            put(storage, S_name, name + ".grad" if name else "grad")
 
 
 # Of an instruction of a code object, which is kept for it: the user's line, or the phase that a library's code

@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 from ...graph.ir import Node, Storage
+from ...graph.modules import full_name, root_name
 from ...plan.allocator.config import SMALL_LIMIT
 from ...plan.allocator.history import Entry, trace
 from ...plan.liveness.live_set import categorize
@@ -128,7 +129,7 @@ class _Frames:
             if span.maker is not None:
                 self._storages[key] = self.at(span.start) + purpose
             else:
-                self._storages[key] = [_frame(key.name or "from outside"), *purpose]
+                self._storages[key] = [_frame(full_name(key.name) or "from outside"), *purpose]
         return self._storages[key]
 
 
@@ -140,7 +141,7 @@ def _of_node(node: Node) -> Frames:
     parts = node.module.split(".") if node.module else []
     frames += [_frame(".".join(parts[:depth])) for depth in range(len(parts), 0, -1)]
     if node.root:
-        frames.append(_frame(node.root))
+        frames.append(_frame(root_name(node.root)))
     return [*frames, _frame(node.phase, file, line)]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...graph.ir import Graph, Node, Value
+from ...graph.modules import full_name, root_parts
 from ...plan.units import format_bytes
 from ..scene.plan_protocol import PlanLike
 from ..scene.scene import PHASE_TITLES
@@ -26,7 +27,7 @@ def model_explorer(graph: Graph, plan: PlanLike, *, title: str) -> dict[str, Any
         nodes.append(
             {
                 "id": writers[value.id],
-                "label": value.name or value.storage.name or "input",
+                "label": value.name or full_name(value.storage.name) or "input",
                 "namespace": "Inputs",
                 "attrs": _attrs({"role": value.storage.role or "", **_of(value)}),
                 "incomingEdges": [],
@@ -83,7 +84,7 @@ def _edges(node: Node, writers: Mapping[int, str]) -> list[dict[str, str]]:
 
 
 def _namespace(node: Node) -> str:
-    parts = [PHASE_TITLES[node.phase], *([node.root] if node.root else [])]
+    parts = [PHASE_TITLES[node.phase], *root_parts(node.root)]
     return "/".join([*parts, *node.module.split(".")] if node.module else parts)
 
 

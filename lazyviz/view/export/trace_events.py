@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...graph.ir import Node, Phase
+from ...graph.modules import root_parts
 from ...plan.liveness.live_set import CATEGORIES
 from ..scene.plan_protocol import PlanLike
 from ..scene.scene import PHASE_TITLES
@@ -85,7 +86,7 @@ def _lane(
             events.append(_slice(name, starts[first], starts[last + 1], thread, {}, "module"))
 
     for position, node in nodes:
-        path = [node.root] if node.root else []
+        path = root_parts(node.root)
         path += node.module.split(".") if node.module else []
         same = 0
         # A gap is where another phase ran.

@@ -46,7 +46,7 @@ def to_dot(graph: Graph) -> graphviz.Digraph:
                 clusters.append((child, cluster, into))
                 opened.append((child, cluster))
             else:
-                _add(into, child)
+                _add(into, child, graph)
     for _, cluster, into in reversed(clusters):
         into.subgraph(cluster)
     for index, reads in enumerate(hierarchy.reads):
@@ -58,16 +58,16 @@ def to_dot(graph: Graph) -> graphviz.Digraph:
                 hierarchy.box_of[producer] if producer is not None else hierarchy.box_of_value.get(value.id)
             )
             if made is not None and made is not reader:
-                dot.edge(made.id, reader.id, label=_label(value_text(value)))
+                dot.edge(made.id, reader.id, label=_label(value_text(value, graph)))
     return dot
 
 
-def _add(dot: graphviz.Digraph, box: Box) -> None:
+def _add(dot: graphviz.Digraph, box: Box, graph: Graph) -> None:
     if box.node is not None:
-        text = _label(op_name(box.node), values_text(box.node.outputs))
+        text = _label(op_name(box.node), values_text(box.node.outputs, graph))
         dot.node(box.id, text, color=PHASE_COLORS[box.phase])
     elif box.sync is not None:
         lines = [f"sync point: {box.sync.cause}", *places(box.sync.source, box.sync.reader)]
         dot.node(box.id, _label(*lines), color="#c0352b", style="dashed")
     else:
-        dot.node(box.id, _label(box.label, values_text(box.values)), shape="oval")
+        dot.node(box.id, _label(box.label, values_text(box.values, graph)), shape="oval")

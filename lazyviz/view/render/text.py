@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import accumulate
 
 from wcwidth import wcswidth
@@ -13,8 +14,8 @@ from ...plan.units import format_bytes
 from ..layout.text_width import letters
 from ..printable_text import visible
 from ..scene.batch_text import batch_lines
-from ..scene.boxes import Box
-from ..scene.memory_chart import needed_for, other_run, verdict
+from ..scene.boxes import Box, module_facts, place_name
+from ..scene.memory_chart import alive_name, needed_for, other_run, verdict
 from ..scene.plan_protocol import PlanLike
 from ..scene.scene import PHASE_TITLES, Scene
 
@@ -59,20 +60,38 @@ def _lane(lane: Box, scene: Scene, width: int) -> list[str]:
         times = f" × {lane.repeats}" if lane.repeats > 1 else ""
         return [f"{lane.label}{times}: {scene.subtitle(lane)}"]
     lines = [f"{PHASE_TITLES[lane.phase]}: {scene.subtitle(lane)}"]
-    name_width = min(max((_cells(_name(box)) for box in lane.children), default=0), max(width // 2 - 4, 20))
-    for box in lane.children:
-        mark = {"input": "> ", "output": "< ", "sync": "! "}.get(box.kind, "  ")
-        out = scene.edge_text(
-            [value for (start, _), found in lane.edges.items() if start is box for value in found]
-        )
-        arrow = f"  -> {out}" if box.is_group and out else ""
-        name = _cut(_name(box), name_width)
-        padding = " " * (name_width - _cells(name))
-        lines.append(f"  {mark}{name}{padding}  {scene.subtitle(box)}{arrow}")
+    rows = list(_rows(lane, scene))
+    widest = max((_cells(name) for name, _ in rows), default=0)
+    name_width = min(widest, max(width // 2 - 4, 20))
+    for name, text in rows:
+        name = _cut(name, name_width)
+        lines.append(f"  {name}{' ' * (name_width - _cells(name))}  {text}")
     return lines
 
 
+def _rows(lane: Box, scene: Scene) -> Iterator[tuple[str, str]]:
+    """Name and words of each box in a lane; of a model that is open its parts, set in."""
+    opened = {box.id for box in scene.opened()}
+    stack = [(box, lane, 0) for box in reversed(lane.children)]
+    while stack:
+        box, group, depth = stack.pop()
+        mark = {"input": "> ", "output": "< ", "sync": "! "}.get(box.kind, "  ")
+        name = f"{'  ' * depth}{mark}{_name(box)}"
+        if box.id in opened:
+            facts = module_facts(box)
+            yield name, " ".join([facts.kind if facts is not None else "", scene.subtitle(box)]).strip()
+            stack.extend((child, box, depth + 1) for child in reversed(box.children))
+            continue
+        out = scene.edge_text(
+            [value for (start, _), found in group.edges.items() if start is box for value in found]
+        )
+        arrow = f"  -> {out}" if box.is_group and out else ""
+        yield name, f"{scene.subtitle(box)}{arrow}"
+
+
 def _name(box: Box) -> str:
+    if box.calls > 1:
+        return f"{box.label} · {box.calls} calls"
     return f"{box.label} × {box.repeats}" if box.repeats > 1 else box.label
 
 
@@ -88,7 +107,7 @@ def _memory(plan: PlanLike, width: int) -> list[str]:
     peak = plan.peak_node
     if peak is not None:
         source = f", {line_with_text(peak.source)}" if peak.source is not None else ""
-        lines.append(f"  peak at {peak.name} ({peak.module or peak.phase}){source}")
+        lines.append(f"  peak at {peak.name} ({place_name(peak)}){source}")
     lines.append(f"  {other_run(plan)}")
     lines.append("Alive at the peak:")
     shown = [(str(name), size) for name, size in plan.by_category.items() if size]
@@ -97,7 +116,7 @@ def _memory(plan: PlanLike, width: int) -> list[str]:
     if plan.alive_at_peak:
         lines.append("Largest:")
     for allocation in plan.alive_at_peak[:_LISTED]:
-        name = getattr(allocation, "name", "") or allocation.module or "(outside of a module)"
+        name = alive_name(allocation) or "(outside of a module)"
         made = f", {allocation.node.name}" if allocation.node is not None else ""
         line = f", {line_text(allocation.source)}" if allocation.source is not None else ""
         lines.append(f"  {format_bytes(allocation.nbytes):>10}  {allocation.category}: {name}{made}{line}")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...graph.ir import Node
-from .boxes import Box, Hierarchy
+from ...graph.modules import full_name, root_key, root_name
+from .boxes import Box, Hierarchy, module_path
 
 if TYPE_CHECKING:
     from .plan_protocol import PlanLike
@@ -22,7 +23,7 @@ class Facts:
         self._hierarchy = hierarchy
         self._dtypes: dict[Box, torch.dtype | None] = {}  # None: several
         self._modules: dict[Box, str] = {}
-        roots = {node.root for node in hierarchy.graph.nodes if node.root}
+        roots = {root_key(node.root) for node in hierarchy.graph.nodes if node.root}
         self._only_root = len(roots) == 1
         # Children come after their parents in `boxes`.
         for box in reversed(hierarchy.boxes.values()):
@@ -79,10 +80,11 @@ class Facts:
         """The module of an op; of an optimizer's that of the parameter it writes."""
         if node.phase == "optimizer":
             names = [storage.name for storage in node.writes if storage.role == "parameter"]
-            return names[0].rpartition(".")[0] if len(names) == 1 else ""
+            name = names[0] if len(names) == 1 else ""
+            return (name if self._only_root else full_name(name)).rpartition(".")[0]
         if self._only_root:
-            return node.module or node.root
-        return ".".join(part for part in (node.root, node.module) if part)
+            return node.module or root_name(node.root)
+        return module_path(node)
 
 
 def _of_both(one: torch.dtype | None, other: torch.dtype | None) -> torch.dtype | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...graph.ir import RAN_AT_ONCE, Graph, Node, SyncPoint, Value
+from ...graph.modules import ModuleFacts, facts_of, has_variable, root_name, root_parts
 
 Kind = Literal["root", "lane", "step", "module", "op", "input", "output", "sync"]
 
@@ -16,13 +17,14 @@ class Box:
 
     ``ops`` and ``syncs`` count the ops (hidden views included) and sync points inside, ``nbytes`` is the
     size of what they allocate.  ``repeats`` is how many equal members a fold stands for, else 1.  ``edges``
-    of a group join its children; ``order`` are pairs that only fix an order.
+    of a group join its children; ``order`` are pairs that only fix an order.  A module's box has its full
+    ``name`` (``"net.h.0"``), the ``root`` that it is in, and ``calls``, if it stands for several.
     """
 
     __slots__ = (
-        "children", "depth", "edges", "entry", "exit", "first", "id", "key", "kind", "label", "nbytes",
-        "node", "ops", "order", "parent", "phase", "position", "repeats", "shape_hash", "sync",
-        "syncs", "values",
+        "calls", "children", "depth", "edges", "entry", "exit", "first", "id", "key", "kind", "label",
+        "name", "nbytes", "node", "ops", "order", "parent", "phase", "position", "repeats", "root",
+        "shape_hash", "sync", "syncs", "values",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, label: str, phase: str, parent: Box | None, key: object = None) -> None:
@@ -32,6 +34,9 @@ class Box:
         self.phase = phase
         self.parent = parent
         self.key = key
+        self.name = ""
+        self.root = ""
+        self.calls = 1
         self.children: list[Box] = []
         self.position = 0  # among the parent's children
         self.depth: int = 0 if parent is None else parent.depth + 1
@@ -151,15 +156,36 @@ def around(boxes: Iterable[Box], limit: int) -> list[str]:
 
 
 def module_path(node: Node) -> str:
-    """``"GPT2.transformer.h.0.attn"``; "" outside of modules."""
-    return ".".join(part for part in (node.root, node.module) if part)
+    """``"net.transformer.h.0.attn"``, as the user's variables call the model; "" outside of modules."""
+    return ".".join(part for part in (root_name(node.root), node.module) if part)
+
+
+def place_name(node: Node) -> str:
+    """Where ``node`` is, in words: its module, else its phase."""
+    return known_path(node) or node.phase
+
+
+def known_path(node: Node) -> str:
+    """``"net.h.0"`` where a variable of the user's has the model, else the path in it: ``"h.0"``."""
+    return module_path(node) if has_variable(node.root) else node.module
+
+
+def module_facts(box: Box) -> ModuleFacts | None:
+    """What is known of the module that ``box`` is; of several alike, of the first."""
+    while box.children and box.repeats > 1 and not box.calls > 1 and box.children[0].name:
+        box = box.children[0]
+    if not box.name:
+        return None
+    base = root_parts(box.root)[:1]
+    path = box.name[len(base[0]) + 1 :] if base else ""
+    return facts_of(box.root, path) or (ModuleFacts(str(box.root)) if not path else None)
 
 
 def named(box: Box) -> dict[str, Any]:
     """What a link to ``box`` needs, as JSON: words for it, and the ids that lead to it."""
     label = box.label
     if box.node is not None:
-        label = f"{box.node.module or box.node.phase}: {op_name(box.node)}"
-    elif box.repeats > 1:
+        label = f"{place_name(box.node)}: {op_name(box.node)}"
+    elif box.repeats > 1 and box.calls == 1:
         label = f"{label} × {box.repeats}"
     return {"label": label, "chain": chain(box)}

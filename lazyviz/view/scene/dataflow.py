@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...graph.ir import Graph, Node, Phase, Value
+from ...graph.modules import full_name
 
 # For each node the values it reads, each with the position of the node that made it.
 Reads = list[list[tuple["int | None", Value]]]
@@ -89,7 +90,31 @@ def steps_of(graph: Graph) -> list[int]:
             step, after = step + 1, False
             steps[begin:] = [step] * (index - begin)  # loading the next batch belongs to its step
         steps.append(step)
-    return steps
+    return _repeating(graph, steps)
+
+
+def _repeating(graph: Graph, steps: list[int]) -> list[int]:
+    """The same, if steps come again; several that differ, as of two models that train in turn, are one.
+
+    What an optimizer does does not count: it makes its state in the first step.
+    """
+    content: dict[int, list[object]] = {}
+    for node, step in zip(graph.nodes, steps, strict=True):
+        if node.phase in ("forward", "backward"):
+            content.setdefault(step, []).append(node.op)
+    kinds = [hash(tuple(content.get(step, ()))) for step in range(steps[-1] + 1 if steps else 0)]
+    if len(set(kinds)) == 1:
+        return steps
+    count = len(kinds)
+    period = next(
+        (
+            period
+            for period in range(1, count)
+            if count % period == 0 and all(kinds[at] == kinds[at - period] for at in range(period, count))
+        ),
+        count if len(set(kinds)) == count else 1,
+    )
+    return [step // period for step in steps]
 
 
 def lanes_of(graph: Graph, reads: Reads) -> list[Phase]:
@@ -150,8 +175,9 @@ def updates(nodes: list[Node]) -> dict[int, tuple[object, str]]:
         written = [storage for storage in node.writes if storage.role == "parameter"]
         update: tuple[object, str, object] | None = None
         if written:
-            label = (written[0].name or "1 parameter") if len(written) == 1 else f"{len(written)} parameters"
-            update = tuple(storage.id for storage in written), f"update {label}", node.source
+            only_name = full_name(written[0].name) or "1 parameter"
+            label = f"update {only_name if len(written) == 1 else f'{len(written)} parameters'}"
+            update = tuple(storage.id for storage in written), label, node.source
         else:
             touched = {value.storage.id for value in node.outputs}.union(
                 storage.id for storage in node.writes

@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ...graph.ir import Node, SourceLine, Storage, Value
+from ...graph.modules import full_name
 from ...plan.explain import keeper
 from ...plan.formatting import line_text
 from ...plan.units import format_bytes
-from .boxes import Box, Hierarchy, chain, module_path, named, op_name
+from .boxes import Box, Hierarchy, chain, module_path, named, op_name, place_name
 from .memory_chart import alive_json
 from .relations import relations
-from .scene import Scene, dtype_text, plural, shape_text
+from .scene import Scene, dtype_text, plural, shape_of, shape_text
 from .value_stats import values_of
 
 LISTED = 12  # tensors, readers or flows listed at most
@@ -36,7 +37,7 @@ def describe(scene: Scene, box: Box) -> dict[str, Any]:
     """Everything the details panel shows for ``box``, as JSON."""
     result: dict[str, Any] = {
         "id": box.id,
-        "title": f"{box.label} × {box.repeats}" if box.repeats > 1 else box.label,
+        "title": f"{box.label} × {box.repeats}" if box.repeats > 1 and box.calls == 1 else box.label,
         "subtitle": scene.subtitle(box),
         "facts": [],
         "source": None,
@@ -84,7 +85,7 @@ def describe_moment(scene: Scene, position: int) -> dict[str, Any]:
     return {
         "position": position,
         "chain": chain(box) if box is not None else [],
-        "name": f"{node.module or node.phase}: {op_name(node)}",
+        "name": f"{place_name(node)}: {op_name(node)}",
         "bytes": format_bytes(moment.nbytes),
         "source": source_json(node.source),
         "categories": [[str(name), format_bytes(size)] for name, size in moment.by_category.items() if size],
@@ -113,7 +114,7 @@ def _of_op(scene: Scene, box: Box, node: Node) -> dict[str, Any]:
         facts.append(["error", node.error])
     inputs = []
     for producer, value in hierarchy.reads[node.index][:LISTED]:
-        row = _tensor(value)
+        row = _tensor(scene, value)
         made = hierarchy.box_of[producer] if producer is not None else hierarchy.box_of_value.get(value.id)
         row["from"] = _link(made)
         inputs.append(row)
@@ -129,7 +130,7 @@ def _of_op(scene: Scene, box: Box, node: Node) -> dict[str, Any]:
         ]
         outputs.append(
             {
-                **_tensor(value),
+                **_tensor(scene, value),
                 **values_of(node, position),
                 "readers": [_link(reader) for reader in mine[:LISTED]],
                 "more": max(len(mine) - LISTED, 0),
@@ -165,7 +166,7 @@ def _of_tensors(scene: Scene, box: Box) -> dict[str, Any]:
         reader = hierarchy.box_of[index]
         if reader is not None:
             readers.append(reader)
-    rows = [_tensor(value) for value in box.values[:LISTED]]
+    rows = [_tensor(scene, value) for value in box.values[:LISTED]]
     if box.kind == "input" and rows:
         rows[0]["readers"] = [_link(reader) for reader in readers[:LISTED]]
         rows[0]["more"] = max(len(readers) - LISTED, 0)
@@ -293,10 +294,10 @@ def _link(box: Box | None) -> dict[str, Any] | None:
     return named(box) if box is not None else None
 
 
-def _tensor(value: Value) -> dict[str, Any]:
+def _tensor(scene: Scene, value: Value) -> dict[str, Any]:
     return {
-        "name": value.name or value.storage.name,
-        "shape": shape_text(value.symbolic_shape),
+        "name": value.name or full_name(value.storage.name),
+        "shape": shape_text(shape_of(value, scene.graph)),
         "dtype": dtype_text(value),
         "bytes": format_bytes(value.nbytes),
     }

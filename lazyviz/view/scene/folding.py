@@ -38,6 +38,7 @@ def fold_repeats(parent: Box, *, only_model: bool = False) -> list[Box]:
         parent.repeats = only.repeats
         if only.kind == "module":
             parent.label = path_label(parent, only, only_model=only_model)
+            parent.name, parent.root = only.name or parent.name, only.root or parent.root
         for member in only.children:
             member.parent = parent
         return only.children
@@ -101,18 +102,12 @@ def _fold(parent: Box, members: list[Box], period: int, repeats: int) -> Box:
     if period == 1 and members[0].is_group:
         fold = Box(members[0].kind, _range([member.label for member in members]), members[0].phase, parent)
         fold.children = members
+        _name_range(fold, members[0], members[-1])
     elif period == 1:
         fold = Box("module", members[0].label, members[0].phase, parent)
         fold.children = members
     else:
-        fold = Box("step", "step", members[0].phase, parent)
-        for number in range(repeats):
-            step = Box("step", f"step {number + 1}", fold.phase, fold)
-            step.children = members[number * period : (number + 1) * period]
-            for member in step.children:
-                member.parent = step
-            count(step)
-            fold.children.append(step)
+        fold = _fold_sequences(parent, members, period, repeats)
     for member in fold.children:
         member.parent = fold
     fold.repeats = repeats
@@ -120,6 +115,33 @@ def _fold(parent: Box, members: list[Box], period: int, repeats: int) -> Box:
     count(fold)
     fold.shape_hash = hash(tuple(member.shape_hash for member in members))
     return fold
+
+
+def _fold_sequences(parent: Box, members: list[Box], period: int, repeats: int) -> Box:
+    """A sequence that comes again: named after the modules in it, where they are others each time."""
+    phase = members[0].phase
+    fold = Box("step", "step", phase, parent)
+    named = [at for at in range(period) if members[at].name and members[at].name != members[at + period].name]
+    for number in range(repeats):
+        step = Box("step", f"step {number + 1}", phase, fold)
+        step.children = members[number * period : (number + 1) * period]
+        for member in step.children:
+            member.parent = step
+        if named:
+            step.label = _range([step.children[named[0]].label, step.children[named[-1]].label])
+        count(step)
+        fold.children.append(step)
+    if named:
+        first, last = members[named[0]], members[named[-1] + period * (repeats - 1)]
+        fold.kind, fold.label = "module", _range([first.label, last.label])
+        _name_range(fold, first, last)
+    return fold
+
+
+def _name_range(box: Box, first: Box, last: Box) -> None:
+    """``net.h.0–5`` of boxes that are modules."""
+    if first.name and last.name:
+        box.name, box.root = _range([first.name, last.name]), first.root
 
 
 def count(box: Box) -> None:

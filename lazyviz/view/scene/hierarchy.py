@@ -12,18 +12,23 @@ Everything here is iterative and linear in the number of ops (times the nesting 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ...graph.ir import Graph, Node, SyncPoint, Value
+from ...graph.modules import full_name, root_key, root_parts
 from ...plan.formatting import line_text
 from ...process.gc_pause import paused
 from .boxes import Box, Hierarchy, Kind, op_name
+from .calls import Calls, merge_calls
 from .dataflow import Reads, crowded_lanes, data_flow, hidden_views, lanes_of, steps_of, updates
 from .folding import chunk, count, fold_repeats, join, path_label, show_one_step
 
 MAX_CHILDREN = 64  # children of one group; more are cut into runs
 MAX_EDGE_VALUES = 512  # values counted on one edge
 LANE_BOXES = 14  # a lane shows its modules' parts instead of the modules up to this many boxes
+_NUMBER = re.compile(r"(?<=[.\[])\d+(?=[.\]]|$)")
 SEPARATE_INPUTS = 2  # outside tensors of one kind drawn one by one for one consumer
 
 
@@ -43,15 +48,16 @@ def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | Non
     reads, behind = data_flow(graph, hidden)
     root = Box("root", "", "other", None)
     box_of, syncs = _sort_into_boxes(graph, hidden, reads, root)
+    _merge_calls(root, reads, box_of)
     _simplify(root)
     show_one_step(root)
-    _dissolve(root)
+    opened = _open_models(root)
     box_of_value = _add_outside_tensors(graph, reads, box_of)
     _cut_and_number(root)
     hierarchy = Hierarchy(graph, root, {}, box_of, box_of_value, reads, behind, drawn_of)
     _join(hierarchy)
     _order_syncs(syncs)
-    _name(hierarchy)
+    _name(hierarchy, opened)
     return hierarchy
 
 
@@ -62,23 +68,24 @@ def _sort_into_boxes(
     box_of: list[Box | None] = [None] * len(graph.nodes)
     steps = steps_of(graph)
     many = bool(steps) and steps[-1] > 0
+    calls = Calls(graph)
     lanes = lanes_of(graph, reads)
     lines = crowded_lanes(graph, hidden, steps, lanes)
     part_of = updates(graph.nodes)
     latest: dict[tuple[Box, object], Box] = {}  # the last child of a parent with that key
-    syncs: list[Box] = []
     todo = sorted(graph.sync_points, key=lambda sync: sync.index, reverse=True)
-    lane = root
+    syncs, lane = list[Box](), root
 
-    def child(parent: Box, key: object, kind: Kind, label: str, phase: str) -> Box:
-        box = Box(kind, label, phase, parent, key)
+    def child(parent: Box, step: Step, phase: str, root: str = "") -> Box:
+        box = Box(step.kind, step.label, phase, parent, step.key)
+        box.name, box.root = step.name, root if step.name else ""
         box.position = len(parent.children)
         parent.children.append(box)
-        latest[parent, key] = box
+        latest[parent, step.key] = box
         return box
 
     def barrier(sync: SyncPoint, parent: Box) -> None:
-        box = child(parent, ("sync", len(syncs)), "sync", sync.cause, parent.phase)
+        box = child(parent, Step(("sync", len(syncs)), "sync", sync.cause), parent.phase)
         box.sync = sync
         syncs.append(box)
         for known in [known for known in latest if known[0] is parent]:
@@ -87,22 +94,24 @@ def _sort_into_boxes(
     for index, node in enumerate(graph.nodes):
         while todo and todo[-1].index <= index and lane is not root:
             barrier(todo.pop(), lane)
+        calls.pass_by(index)
         if hidden[index]:
             continue
+        entered = calls.taken()
         parent, phase = root, lanes[index]
-        keys: list[tuple[object, Kind, str]] = [(("lane", phase), "lane", phase)]
-        if many:
-            keys.insert(0, (("step", steps[index]), "step", f"step {steps[index] + 1}"))
+        keys = [Step(("step", steps[index]), "step", f"step {steps[index] + 1}")] if many else []
+        keys.append(Step(("lane", phase), "lane", phase))
         keys += _path(node, part_of.get(index), (steps[index], phase) in lines)
         producers = [producer for producer, _ in reads[index] if producer is not None]
         sources = [made for producer in producers if (made := box_of[producer]) is not None]
-        for key, kind, label in keys:
+        for step in keys:
             sources = [source for source in sources if source.depth > parent.depth]
-            known = latest.get((parent, key))
+            known = latest.get((parent, step.key))
             if known is not None and known.kind not in ("lane", "step"):
-                known = known if _may_take(known, parent, phase, sources) else None
-            parent = known if known is not None else child(parent, key, kind, label, phase)
-            if kind == "lane":
+                again = phase == "forward" and step.call in entered
+                known = known if not again and _may_take(known, parent, phase, sources) else None
+            parent = known if known is not None else child(parent, step, phase, node.root)
+            if step.kind == "lane":
                 lane = parent
         box = Box("op", op_name(node), phase, parent)
         box.node = node
@@ -131,23 +140,34 @@ def _below(box: Box, ancestor: Box) -> Box | None:
     return current if current is not None and current.parent is ancestor else None
 
 
-def _path(node: Node, update: tuple[object, str] | None, by_line: bool) -> list[tuple[object, Kind, str]]:
+class Step(NamedTuple):
+    """One box on the way from the root to an op; ``name`` and ``call`` are of a module's."""
+
+    key: object
+    kind: Kind
+    label: str
+    name: str = ""
+    call: tuple[object, str] | None = None
+
+
+def _path(node: Node, update: tuple[object, str] | None, by_line: bool) -> list[Step]:
     if update is not None:
-        return [(("update", update[0]), "module", update[1])]
-    keys: list[tuple[object, Kind, str]] = []
-    if node.root:
-        keys.append(((node.root,), "module", node.root))
-    if node.module:
-        before = node.root
-        for part in node.module.split("."):
-            # An item of a list or a sequence has only a number for a name.
-            keys.append((part, "module", f"{before}.{part}" if part.isdigit() and before else part))
-            before = part
-    if not keys and by_line and node.source is not None:
+        return [Step(("update", update[0]), "module", update[1])]
+    steps: list[Step] = []
+    outer = root_parts(node.root)
+    parts = [*outer, *(node.module.split(".") if node.module else [])]
+    key, name = root_key(node.root), ""
+    for at, part in enumerate(parts):
+        # An item of a list or a sequence has only a number for a name.
+        label = f"{parts[at - 1]}.{part}" if at and part.isdigit() else part
+        name = f"{name}.{part}" if name else part
+        call = (key, ".".join(parts[len(outer) : at + 1])) if at >= len(outer) - 1 else None
+        steps.append(Step(part if at or not outer else (key,), "module", label, name, call))
+    if not steps and by_line and node.source is not None:
         source = node.source
-        label = source.text.strip() or line_text(source)
-        keys.append((("line", source.file, source.line), "module", label))
-    return keys
+        text = source.text.strip() or line_text(source)
+        steps.append(Step(("line", source.file, source.line), "module", text))
+    return steps
 
 
 def _bottom_up(root: Box) -> list[Box]:
@@ -178,7 +198,9 @@ def _simplify(root: Box) -> None:
             continue
         if box.kind == "module" and len(box.children) == 1 and box.children[0].is_group:
             only = box.children[0]
-            box.label = path_label(box, only, only_model=box.parent in one_model)
+            if only.kind == "module":
+                box.label = path_label(box, only, only_model=box.parent in one_model)
+                box.name, box.root, box.calls = only.name or box.name, only.root or box.root, only.calls
             box.repeats, box.children = only.repeats, only.children
             for grandchild in box.children:
                 grandchild.parent = box
@@ -186,7 +208,8 @@ def _simplify(root: Box) -> None:
             parts = [child.node.op if child.node is not None else child.shape_hash for child in box.children]
             box.shape_hash = hash(tuple(parts))
         else:
-            box.shape_hash = hash(tuple(child.shape_hash for child in box.children))
+            alike = _NUMBER.sub("*", box.name)  # layers of one list are, two models of one class are not
+            box.shape_hash = hash((alike, *(child.shape_hash for child in box.children)))
         if box.kind != "root" or all(child.kind == "step" for child in box.children):
             box.children = fold_repeats(box, only_model=box.parent in one_model)
         count(box)
@@ -201,35 +224,62 @@ def _models(lane: Box) -> set[object]:
     }
 
 
-def _dissolve(root: Box) -> None:
-    """Let lanes show what is inside their biggest modules, as long as that stays a short list."""
+def _merge_calls(root: Box, reads: Reads, box_of: list[Box | None]) -> None:
+    """Calls of one module in the forward pass are one box."""
+    for box in _bottom_up(root):
+        if box.phase in ("forward", "other") and box.kind in ("lane", "module") and len(box.children) > 1:
+            merge_calls(box, reads, box_of)
+
+
+def _open_models(root: Box) -> list[Box]:
+    """Let lanes show what is inside their models, as long as that stays a short list; returns what is open.
+
+    A model is a frame around its parts; in the backward pass, where there is one, its parts stand alone.
+    Inside a model the parts of its biggest modules take their place.
+    """
+    opened: list[Box] = []
     stack = [root]
     while stack:
         box = stack.pop()
         if box.kind != "lane":
             stack.extend(child for child in box.children if child.kind in ("step", "lane"))
+        elif box.phase not in ("optimizer", "other"):
+            opened += _open_lane(box)
+    return opened
+
+
+def _open_lane(lane: Box) -> list[Box]:
+    frames: list[Box] = []
+    alone = len(_models(lane)) == 1
+    framed = lane.phase == "forward" or not alone
+    total = len(lane.children)
+    while True:
+        candidates = [
+            (child, group)
+            for group in [lane, *frames]
+            for child in group.children
+            if child.kind == "module"
+            and child not in frames
+            and child.repeats == child.calls == 1
+            and any(grandchild.is_group for grandchild in child.children)
+            and total + len(child.children) - 1 <= LANE_BOXES
+        ]
+        if not candidates:
+            return frames
+        chosen, group = max(candidates, key=lambda each: each[0].ops)
+        total += len(chosen.children) - 1
+        if group is lane and framed and chosen.name:
+            frames.append(chosen)
             continue
-        roots = _models(box)
-        while True:
-            candidates = [
-                child
-                for child in box.children
-                if child.kind == "module"
-                and box.phase not in ("optimizer", "other")
-                and child.repeats == 1
-                and any(grandchild.is_group for grandchild in child.children)
-                and (len(box.children) + len(child.children) - 1 <= LANE_BOXES)
-            ]
-            if not candidates:
-                break
-            chosen = max(candidates, key=lambda child: child.ops)
-            whole = chosen.label in roots and len(roots) == 1
-            at = box.children.index(chosen)
-            for part in chosen.children:
-                part.parent = box
-                if part.kind == "module" and not whole:
-                    part.label = join(chosen.label, part.label)
-            box.children[at : at + 1] = chosen.children
+        at = group.children.index(chosen)
+        taken = {child.label for child in group.children}
+        for part in chosen.children:
+            part.parent = group
+            named = part.kind == "module"
+            # A number says nothing without what it counts.
+            if named and (part.label in taken or part.label[:1].isdigit() or (group is lane and not alone)):
+                part.label = join(chosen.label, part.label)
+        group.children[at : at + 1] = chosen.children
 
 
 def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[int, Box]:
@@ -264,8 +314,8 @@ def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -
     for (group, at, role), values in wanted.items():
         parts = [[value] for value in values] if len(values) <= SEPARATE_INPUTS else [values]
         for part in parts:
-            label: str = part[0].name or part[0].storage.name or role
-            if group.kind == "module" and role in ("parameter", "buffer"):
+            label: str = part[0].name or full_name(part[0].storage.name) or role
+            if group.name and role in ("parameter", "buffer"):
                 label = label.rpartition(".")[2]  # the module's own name is around it
             label = label if len(part) == 1 else f"{len(part)} {_plural(role)}"
             box = Box("input", label, group.phase, group)
@@ -389,8 +439,8 @@ def _order_syncs(syncs: list[Box]) -> None:
                 group.order.append((sync, box))
 
 
-def _name(hierarchy: Hierarchy) -> None:
-    """Ids, and which groups are open from the start: the longest run of steps, if there are several."""
+def _name(hierarchy: Hierarchy, opened: Sequence[Box]) -> None:
+    """Ids, and which groups are open from the start: models, and of several steps the longest run."""
     groups = 0
     stack = [hierarchy.root]
     while stack:
@@ -402,6 +452,7 @@ def _name(hierarchy: Hierarchy) -> None:
             groups += 1
         hierarchy.boxes[box.id] = box
         stack.extend(reversed(box.children))
+    hierarchy.opened.update(box.id for box in opened)
     root = hierarchy.root
     while root.children and root.children[0].kind != "lane":
         root = max(root.children, key=lambda box: box.ops / box.repeats)

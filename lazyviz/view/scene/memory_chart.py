@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...graph.ir import Node
+from ...graph.modules import full_name
 from ...plan.batch.split import SHOWN, SplitPlan
 from ...plan.formatting import line_text
 from ...plan.units import format_bytes, format_range
-from .boxes import chain, op_name
+from .boxes import chain, known_path, op_name, place_name
 from .plan_protocol import AllocationLike, PlanLike
 from .scene import Scene
 
@@ -273,11 +274,19 @@ def alive_json(scene: Scene, allocations: Sequence[AllocationLike]) -> list[dict
     return rows
 
 
+def alive_name(allocation: AllocationLike) -> str:
+    """A weight's name or the module that made it, with the name of its model; "" outside of modules."""
+    if name := getattr(allocation, "name", ""):
+        return full_name(name)
+    node = allocation.node
+    return known_path(node) if node is not None else allocation.module
+
+
 def _label(allocation: AllocationLike) -> str:
-    name: str = getattr(allocation, "name", "")
-    if name:
-        return name
-    parts = [allocation.module] if allocation.module else []
+    if getattr(allocation, "name", ""):
+        return alive_name(allocation)
+    place = alive_name(allocation)
+    parts = [place] if place else []
     if allocation.node is not None:
         parts.append(op_name(allocation.node))
     elif allocation.source is not None:
@@ -286,4 +295,4 @@ def _label(allocation: AllocationLike) -> str:
 
 
 def _name(node: Node) -> str:
-    return f"{node.module or node.phase}: {op_name(node)}"
+    return f"{place_name(node)}: {op_name(node)}"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ...graph.ir import Node, Value
 from ...plan.units import format_bytes
-from .boxes import Box, Hierarchy, chain, op_name
+from .boxes import Box, Hierarchy, chain, op_name, place_name
 
 Kind = Literal["producer", "consumer", "saved", "gradient"]
 
@@ -111,7 +111,7 @@ def _json(found: dict[Kind, dict[Box, dict[int, int]]]) -> list[dict[str, Any]]:
     for kind, ends in found.items():
         largest = sorted(ends, key=lambda end: -sum(ends[end].values()))
         for end in largest[:MOST]:
-            label = end.label if end.node is None else f"{end.node.module or end.phase}: {op_name(end.node)}"
+            label = end.label if end.node is None else f"{place_name(end.node)}: {op_name(end.node)}"
             size = f" · {format_bytes(sum(ends[end].values()))}" if ends[end] else ""
             result.append({"kind": kind, "chain": chain(end), "label": label + size})
     return result

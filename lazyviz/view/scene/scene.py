@@ -15,7 +15,7 @@ from ...graph.ir import Graph, Node, Storage, Value, places
 from ...plan.units import format_bytes
 from ..layout.sugiyama import Layers, layers_of
 from .box_attributes import Facts
-from .boxes import Box, Hierarchy, op_name
+from .boxes import Box, Hierarchy, module_facts, op_name
 from .dataflow import hidden_views
 from .hierarchy import build_hierarchy
 from .plan_protocol import PlanLike
@@ -40,17 +40,24 @@ def shape_text(shape: Sequence[object]) -> str:
     return "×".join(map(str, shape)) if len(shape) else "scalar"
 
 
-def value_text(value: Value) -> str:
+def shape_of(value: Value, graph: Graph) -> tuple[int | str, ...]:
+    """Its shape in a picture of ``graph``: ``("B", 128)`` only where that graph's own batch is named."""
+    node, nodes = value.node, graph.nodes
+    own = node is not None and node.index < len(nodes) and nodes[node.index] is node
+    return value.symbolic_shape if own or graph.batch else value.meta.shape
+
+
+def value_text(value: Value, graph: Graph) -> str:
     """Shape and size of one tensor: ``"8×128 · 4.00 KiB"``."""
-    return f"{shape_text(value.symbolic_shape)} · {format_bytes(value.nbytes)}"
+    return f"{shape_text(shape_of(value, graph))} · {format_bytes(value.nbytes)}"
 
 
-def values_text(values: Sequence[Value]) -> str:
+def values_text(values: Sequence[Value], graph: Graph) -> str:
     """Shape and size of what flows along an edge."""
     if not values:
         return ""
     if len(values) == 1:
-        return value_text(values[0])
+        return value_text(values[0], graph)
     sizes = {value.storage.id: value.storage.nbytes for value in values}
     return f"{len(values)} tensors · {format_bytes(sum(sizes.values()))}"
 
@@ -128,7 +135,7 @@ class Scene:
         return {**result, "layers": layers.layers, "edges": edges, "flip": box.phase == "backward"}
 
     def edge_text(self, values: Sequence[Value]) -> str:
-        return values_text(values)
+        return values_text(values, self.graph)
 
     def box(self, box: Box) -> dict[str, Any]:
         """One box as JSON; flags that are off are left out."""
@@ -145,8 +152,14 @@ class Scene:
             result["role"] = box.key
         if box.is_group:
             result["group"] = len(box.children)
-        if box.repeats > 1:
+        if box.calls > 1:
+            result["calls"] = box.calls
+        elif box.repeats > 1:
             result["repeats"] = box.repeats
+        if box.name:
+            facts = module_facts(box)
+            result["name"] = box.name
+            result["cls"] = facts.kind if facts is not None else ""
         if box.entry:
             result["entry"] = True
         if box.exit:
@@ -188,10 +201,10 @@ class Scene:
         if box.node is not None:
             outputs = box.node.outputs
             if outputs:
-                return values_text(outputs)
+                return self.edge_text(outputs)
             return "writes in place" if box.node.writes else "no output"
         if box.values:
-            return values_text(box.values)
+            return self.edge_text(box.values)
         if box.sync is not None:
             source, reader = box.sync.source, box.sync.reader
             own = self.graph.place.cell if self.graph.place is not None else None

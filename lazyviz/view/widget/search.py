@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...graph.ir import Node, SourceLine, Value
+from ...graph.modules import full_name
 from ..scene.boxes import Box, around, module_path, named, op_name
-from ..scene.scene import Scene, dtype_text, shape_text
+from ..scene.scene import Scene, dtype_text, shape_of, shape_text
 
 PAGE = 50  # hits sent at a time
 MOST_LIT = 4000  # boxes lit up at most
@@ -73,15 +74,13 @@ class Index:
         """Shapes, dtypes and names of tensors."""
         shapes: set[str] = set()
         for value in values:
-            shape = texts.get(value.symbolic_shape) or texts.setdefault(
-                value.symbolic_shape, shape_text(value.symbolic_shape)
-            )
-            shapes.add(shape)
-            if value.symbolic_shape is not value.meta.shape:
+            sizes = shape_of(value, self._scene.graph)
+            shapes.add(texts.get(sizes) or texts.setdefault(sizes, shape_text(sizes)))
+            if sizes is not value.meta.shape:
                 shapes.add(shape_text(value.meta.shape))
             dtype = value.meta.dtype
             words.add(texts.get(dtype) or texts.setdefault(dtype, f"torch.{dtype_text(value)}"))
-            words |= {value.name, value.storage.name, *value.storage.variables}
+            words |= {value.name, full_name(value.storage.name), *value.storage.variables}
         words |= shapes
         for shape in shapes:
             self._shapes[shape.casefold()].append(at)
@@ -90,9 +89,7 @@ class Index:
         """The path of a module's group, which its label may be the end of."""
         if box.kind != "module" or box.first < 0:
             return ""
-        path = f"{module_path(self._scene.graph.nodes[box.first])}."
-        at = path.find(f"{box.label}.")
-        return path[: at + len(box.label)] if at >= 0 else ""
+        return box.name
 
     def find(self, query: str) -> list[int]:
         """Positions in ``boxes`` of what matches, in order."""

@@ -15,7 +15,7 @@ from ...plan.formatting import line_text
 from ...plan.units import format_bytes
 from ..scene.boxes import Box, module_path, op_name
 from ..scene.details import seconds_text
-from ..scene.scene import Scene, dtype_text, shape_text
+from ..scene.scene import Scene, dtype_text, shape_of, shape_text
 from .search import Index
 from .source_view import Code
 
@@ -252,7 +252,7 @@ class Table:
         if column == "text":
             return self._code.source(key).text.strip()
         if column == "shape":
-            shapes = [shape_text(value.symbolic_shape) for value in node.outputs[:3]]
+            shapes = [shape_text(shape_of(value, self._scene.graph)) for value in node.outputs[:3]]
             return ", ".join(shapes) + (" …" if len(node.outputs) > 3 else "")
         if column == "dtype":
             return ", ".join(dict.fromkeys(dtype_text(value) for value in node.outputs))

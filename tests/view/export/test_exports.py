@@ -86,7 +86,7 @@ def test_every_entry_has_the_documented_keys_and_frames_with_module_and_line(gra
         assert all(frame.keys() == {"filename", "line", "name"} for frame in entry["frames"])
     names = {frame["name"] for entry in entries for frame in entry["frames"]}
     assert any(name.startswith("2.0: addmm_") for name in names)
-    assert {"2.0", "2", "Sequential", "forward", "0.weight", "(parameters)", "(activations)"} <= names
+    assert {"2.0", "2", "model", "forward", "model.0.weight", "(parameters)", "(activations)"} <= names
     lines = {(frame["filename"], frame["line"]) for entry in entries for frame in entry["frames"]}
     assert any(file == __file__ and line > 0 for file, line in lines)
 
@@ -189,7 +189,7 @@ def test_slices_of_a_lane_nest_or_follow_and_modules_stand_around_their_nodes(gr
             assert not stack or stop <= stack[-1]
             stack.append(stop)
     modules = {event["name"] for event in events if event.get("cat") == "module"}
-    assert {"Sequential", "0", "2"} <= modules
+    assert {"model", "0", "2"} <= modules
 
 
 def test_after_the_run_times_are_the_measured_ones(tmp_path):
@@ -218,7 +218,7 @@ def test_model_explorer_gets_a_graph_whose_edges_all_have_two_ends(graph, tmp_pa
             source = nodes[edge["sourceNodeId"]]
             assert int(edge["sourceNodeOutputId"]) < len(source["outputsMetadata"])
     product = next(node for node in nodes.values() if node["label"] == "addmm")
-    assert product["namespace"] == "Forward/Sequential/0"
+    assert product["namespace"] == "Forward/model/0"
     assert len(product["incomingEdges"]) == len(graph.nodes[int(product["id"])].inputs)
     assert product["outputsMetadata"][0]["attrs"][0] == {"key": "shape", "value": "128×256"}
 

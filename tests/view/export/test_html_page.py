@@ -16,7 +16,7 @@ from torch import nn
 import lazyviz
 from lazyviz.view.export import html_page
 
-TYPES = Path(__file__).parents[3] / "js" / "src" / "types.ts"
+TYPES = Path(__file__).parents[3] / "js" / "src" / "model" / "types.ts"
 
 
 @pytest.fixture

@@ -1,0 +1,112 @@
+"""Which module object an op or a weight belongs to, beside the name that it goes by.
+
+A node's ``root`` is the class of the outermost module that was called, its ``module`` the path in there, and
+a weight's name is relative to that module, too.  Two models of one class have these in common.  So both are
+strings that know their module object, which learns what the user's variables call it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleFacts:
+    """What is known of one module: ``parameters`` counts the elements of all that is inside."""
+
+    kind: str  # name of its class
+    parameters: int = 0
+    settings: str = ""  # "64, 128, bias=False", of PyTorch's own layers
+
+
+class ModuleRoot(str):
+    """The class name of an outermost module, with which object it is; equal to other modules of that class.
+
+    ``variable`` is the user's expression for it (``"net"``) or for the module that it is a part of, where
+    ``prefix`` says which part (``"0"`` of ``net[0]``); ``facts`` are by path in the variable's module.
+    """
+
+    __slots__ = ("_facts", "module", "number", "prefix", "variable")
+
+    _numbers = itertools.count()
+
+    def __new__(cls, kind: str, module: Callable[[], Any] | None = None) -> ModuleRoot:
+        made = super().__new__(cls, kind)
+        made.number = next(ModuleRoot._numbers)
+        made.module = module
+        made.variable = made.prefix = ""
+        made._facts = {}
+        return made
+
+    number: int
+    module: Callable[[], Any] | None  # a weak reference
+    variable: str
+    prefix: str
+    _facts: dict[str, ModuleFacts]
+
+    @property
+    def facts(self) -> dict[str, ModuleFacts]:
+        return self._facts
+
+    def call(self, variable: str, prefix: str, facts: dict[str, ModuleFacts]) -> None:
+        """From now on it goes by this name."""
+        self.variable, self.prefix, self._facts = variable, prefix, facts
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+
+class OwnedName(str):
+    """The name of a parameter or what belongs to it, ``"h.0.weight.grad"``, with the root that it is in."""
+
+    __slots__ = ("root",)
+    root: str
+
+    def __new__(cls, name: str, root: str) -> OwnedName:
+        made = super().__new__(cls, name)
+        made.root = root
+        return made
+
+    def __add__(self, more: str) -> OwnedName:
+        return OwnedName(str.__add__(self, more), self.root)
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+
+def root_name(root: str) -> str:
+    """What a root is called: the user's expression, ``"net"`` or ``"net.0"``, else its class."""
+    return ".".join(root_parts(root))
+
+
+def has_variable(root: str) -> bool:
+    """Whether one of the user's variables leads to it."""
+    return isinstance(root, ModuleRoot) and bool(root.variable)
+
+
+def root_parts(root: str) -> list[str]:
+    """The names of the modules from the outermost that has one down to the root: ``["net", "0"]``."""
+    if not isinstance(root, ModuleRoot) or not root.variable:
+        return [str(root)] if root else []
+    return [root.variable, *(root.prefix.split(".") if root.prefix else [])]
+
+
+def root_key(root: str) -> object:
+    """What two roots have in common if and only if their outermost modules are one object."""
+    if not isinstance(root, ModuleRoot):
+        return root
+    return root.variable or root.number
+
+
+def full_name(name: str) -> str:
+    """``"0.weight"`` of a weight after the user's name of its model: ``"G.0.weight"``."""
+    known = isinstance(name, OwnedName) and has_variable(name.root)
+    return f"{root_name(name.root)}.{name}" if known else str(name)  # type: ignore[attr-defined]
+
+
+def facts_of(root: str, path: str) -> ModuleFacts | None:
+    """What is known of the module at ``path`` (from where the root's name begins), if anything is."""
+    return root.facts.get(path) if isinstance(root, ModuleRoot) else None

@@ -1,0 +1,112 @@
+"""What the user's variables call the modules of a block, and what their modules are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ...graph.modules import ModuleFacts, ModuleRoot
+
+MAX_ITEMS = 1000  # of lists, dictionaries and objects, looked at for modules in all
+MAX_DEPTH = 3  # trainer.models["G"]
+_PYTORCH_S = "torch.nn."  # whose ``extra_repr`` runs no code of the user's
+
+
+def name_roots(roots: Iterable[ModuleRoot], variables: Mapping[str, Any]) -> None:
+    """Call each root as the user's variables call it, or the module that it is a part of.
+
+    One that no variable leads to keeps the name that it had.
+    """
+    wanted = {id(module): root for root in roots if root.module and (module := root.module()) is not None}
+    if not wanted:
+        return
+    found = list(_modules(variables))
+    for expression, module in reversed(found):  # the first expression for a module counts
+        if (root := wanted.get(id(module))) is not None and expression != root.variable:
+            root.call(expression, "", root.facts)
+    named = {id(module) for _, module in found}
+    within: dict[int, tuple[str, str, torch.nn.Module]] = {}
+    if any(key not in named for key in wanted):
+        for expression, module in reversed(found):
+            for path, part in module.named_modules():
+                if id(part) in wanted and path:
+                    within[id(part)] = expression, path, module
+    known: dict[int, dict[str, ModuleFacts]] = {}
+    for key, root in wanted.items():
+        variable, prefix = root.variable, root.prefix
+        outer = root.module() if root.module else None
+        if key not in named and key in within:
+            variable, prefix, outer = within[key]
+        if outer is None:
+            continue
+        facts = known.get(id(outer))
+        if facts is None:
+            facts = known[id(outer)] = facts_below(outer)
+        if prefix and key not in within:  # what it was a part of has another name by now
+            facts = root.facts
+        root.call(variable, prefix, facts)
+
+
+def facts_below(module: torch.nn.Module) -> dict[str, ModuleFacts]:
+    """What is known of ``module`` and of all that it holds, by path."""
+    own: dict[str, int] = {}
+    settings: dict[str, str] = {}
+    kinds: dict[str, str] = {}
+    for path, part in module.named_modules():
+        kinds[path] = type(part).__name__
+        own[path] = sum(weight.numel() for weight in part._parameters.values() if _counts(weight))
+        if type(part).__module__.startswith(_PYTORCH_S):
+            settings[path] = part.extra_repr()
+    total = dict(own)
+    for path in reversed(own):  # a module comes after the one that holds it
+        if path:
+            total[path.rpartition(".")[0]] += total[path]
+    return {path: ModuleFacts(kinds[path], total[path], settings.get(path, "")) for path in kinds}
+
+
+def _counts(weight: Any) -> bool:
+    return isinstance(weight, torch.Tensor) and not torch.nn.parameter.is_lazy(weight)
+
+
+def _modules(variables: Mapping[str, Any]) -> Iterator[tuple[str, torch.nn.Module]]:
+    """(Expression, module) of those that variables refer to, then of those in what they refer to."""
+    level = [
+        (name, content) for name, content in list(variables.items()) if name and not name.startswith("_")
+    ]
+    room = MAX_ITEMS
+    seen: set[int] = set()
+    for _ in range(MAX_DEPTH):
+        below: list[tuple[str, Any]] = []
+        for expression, content in level:
+            if issubclass(type(content), torch.nn.Module):
+                if id(content) not in seen:
+                    seen.add(id(content))
+                    yield expression, content
+            elif room > 0 and id(content) not in seen:
+                children = list(_items(expression, content))[:room]
+                if children:
+                    seen.add(id(content))
+                    room -= len(children)
+                    below += children
+        level = below
+
+
+def _items(expression: str, content: Any) -> Iterator[tuple[str, Any]]:
+    """What a list, a dictionary or a plain object holds."""
+    kind = type(content)
+    if kind in (list, tuple):
+        for index, item in enumerate(content[:MAX_ITEMS]):
+            if not isinstance(item, (str, bytes, int, float, torch.Tensor)):
+                yield f"{expression}[{index}]", item
+    elif kind is dict:
+        for key, item in list(content.items())[:MAX_ITEMS]:
+            if isinstance(key, (str, int)):
+                yield f"{expression}[{key!r}]", item
+    elif kind.__module__ not in ("builtins", "torch") and not callable(content):
+        attributes = getattr(content, "__dict__", None)
+        if type(attributes) is dict:
+            for key, item in list(attributes.items())[:MAX_ITEMS]:
+                # What a method calls itself says nothing more.
+                yield (key if expression == "self" else f"{expression}.{key}"), item

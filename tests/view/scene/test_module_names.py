@@ -1,0 +1,190 @@
+"""Modules by the object that they are, and by the name that the user's variables have for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lazyviz
+from lazyviz.view.scene.details import describe
+from lazyviz.view.scene.memory_chart import memory_json
+from lazyviz.view.scene.scene import Scene
+
+
+def scene_of(graph):
+    return Scene(graph.ir, graph.plan())
+
+
+def lane(scene, phase="forward"):
+    return next(lane for lane in scene.hierarchy.lanes() if lane.phase == phase)
+
+
+def modules(scene, phase="forward"):
+    """(Full name, class, calls) of the modules' boxes in a lane, as they are sent to the page."""
+    found, stack = [], [lane(scene, phase)]
+    while stack:
+        box = stack.pop()
+        told = scene.box(box)
+        if "name" in told:
+            found.append((told["name"], told["cls"], told.get("calls", 1)))
+        stack.extend(reversed(box.children))
+    return found
+
+
+@pytest.fixture
+def gan():
+    G = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
+    D = nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+    real, z = torch.randn(5, 6), torch.randn(5, 4)
+    optimizers = [torch.optim.Adam(net.parameters()) for net in (G, D)]
+    with lazyviz.lazy() as graph:
+        loss_d = F.softplus(-D(real)).mean() + F.softplus(D(G(z).detach())).mean()
+        loss_d.backward()
+        optimizers[1].step()
+        loss_g = F.softplus(-D(G(z))).mean()
+        loss_g.backward()
+        optimizers[0].step()
+    return graph, (G, D, loss_d, loss_g)
+
+
+def test_two_models_of_one_class_are_a_box_each_with_the_users_names(gan):
+    scene = scene_of(gan[0])
+    outer = [(name, kind, calls) for name, kind, calls in modules(scene) if "." not in name]
+    assert outer == [("G", "Sequential", 2), ("D", "Sequential", 3)]
+    assert {name for name, _, _ in modules(scene, "backward") if "." not in name} == {"G", "D"}
+    assert ("D.0", "Linear", 1) in modules(scene, "backward")
+    assert not any("Sequential" in name for name, _, _ in modules(scene) + modules(scene, "backward"))
+
+
+def test_weights_gradients_and_states_have_the_name_of_their_model(gan):
+    alive = [row["label"] for row in memory_json(scene_of(gan[0]))["alive"]]
+    named = [label for label in alive if "weight" in label]
+    assert {"D.0.weight", "D.0.weight.grad", "G.2.weight.exp_avg_sq"} <= set(named)
+    assert all(label.startswith(("G.", "D.")) for label in named)
+    text = gan[0].text()
+    assert "parameters: G.0.weight" in text or "parameters: D.0.weight" in text
+    assert ": 0.weight" not in text
+
+
+def test_layers_that_are_called_one_by_one_are_parts_of_the_model_that_has_them():
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    x = torch.randn(4, 8)
+    with lazyviz.lazy() as graph:
+        y = net[2](net[1](net[0](x)))
+    expected = [
+        ("net", "Sequential", 1),
+        ("net.0", "Linear", 1),
+        ("net.1", "ReLU", 1),
+        ("net.2", "Linear", 1),
+    ]
+    assert modules(scene_of(graph)) == expected
+    del y
+
+
+def test_modules_in_containers_and_objects_are_called_by_the_expression():
+    class Trainer:
+        def __init__(self):
+            self.model = nn.Linear(4, 4)
+
+    trainer, models = Trainer(), {"a": nn.Linear(4, 4)}
+    x = torch.randn(2, 4)
+    with lazyviz.lazy() as graph:
+        y = models["a"](trainer.model(x))
+    assert [name for name, _, _ in modules(scene_of(graph))] == ["trainer.model", "models['a']"]
+    del y
+
+
+def test_modules_without_a_variable_go_by_their_class():
+    def through(module, x):
+        return module(x)
+
+    x = torch.randn(2, 4)
+    with lazyviz.lazy() as graph:
+        y = through(nn.Linear(4, 4), x) + through(nn.Linear(4, 4), x)
+    assert modules(scene_of(graph)) == [("Linear", "Linear", 1)] * 3  # one stands for both until it is opened
+    del y
+
+
+def test_a_module_called_twice_with_something_between_that_needs_the_first_is_drawn_twice():
+    net = nn.Linear(4, 4)
+    x = torch.randn(2, 4)
+    with lazyviz.lazy() as graph:
+        y = net(torch.sin(net(x)))
+    assert modules(scene_of(graph)) == [("net", "Linear", 1), ("net", "Linear", 1)]
+    scene = scene_of(graph)
+    assert all(start.position < end.position for start, end in lane(scene).edges)
+    del y
+
+
+def test_two_encodings_by_one_module_are_one_box_whatever_is_between():
+    encoder, head = nn.Linear(4, 8), nn.Linear(16, 2)
+    a, b = torch.randn(3, 4), torch.randn(3, 4)
+    with lazyviz.lazy() as graph:
+        left = encoder(a).relu()
+        right = encoder(b).relu()
+        y = head(torch.cat([left, right], 1))
+    scene = scene_of(graph)
+    assert modules(scene) == [("encoder", "Linear", 2), ("head", "Linear", 1)]
+    assert all(start.position < end.position for start, end in lane(scene).edges)
+    (box,) = [box for box in lane(scene).children if box.name == "encoder"]
+    assert [child.label for child in box.children if child.kind != "input"] == ["call 1", "call 2"]
+    del y
+
+
+def test_layers_in_a_loop_have_the_same_names_in_both_directions():
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+            self.head = nn.Linear(8, 2)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x).relu()
+            return self.head(x)
+
+    net, x = Deep(), torch.randn(3, 8, requires_grad=True)
+    with lazyviz.lazy() as graph:
+        net(x).sum().backward()
+    scene = scene_of(graph)
+    (model,) = [box for box in lane(scene).children if box.name == "net"]
+    forward = [(box.label, box.repeats) for box in model.children if box.kind == "module"]
+    backward = [(box.label, box.repeats) for box in lane(scene, "backward").children if box.kind == "module"]
+    assert forward == [("layers.0–3", 4), ("head", 1)]
+    assert backward[0] == ("head", 1)
+    assert ("layers.3–0", 4) in backward
+
+
+def test_a_named_batch_is_no_label_of_a_later_cell():
+    net = nn.Linear(20, 20)
+    x = torch.randn(8, 20)
+    with lazyviz.lazy(batch=[x]) as first:
+        h = net(x)
+    assert "B×20" in first.text()
+    first.plan()
+    with lazyviz.lazy() as second:
+        y = h.relu() + x
+    second.plan()
+    scene = scene_of(second)
+    told = [scene.box(box)["sub"] for box in scene.hierarchy.boxes.values()]
+    shown = [describe(scene, box) for box in scene.hierarchy.boxes.values()]
+    assert any("8×20" in sub for sub in told)
+    assert "B×" not in str(told) + str(shown) + second.text()
+    del y
+
+
+def test_several_equal_steps_stay_steps_and_two_models_that_train_in_turn_are_one():
+    net = nn.Linear(4, 2)
+    x = torch.randn(3, 4)
+    with lazyviz.lazy() as graph:
+        for _ in range(3):
+            net(x).sum().backward()
+    assert "step 1" in graph.text()
+    other = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
+    with lazyviz.lazy() as turns:
+        net(x).sum().backward()
+        other(x).sum().backward()
+    assert "step" not in turns.text()
+    assert {"net", "other"} <= {name for name, _, _ in modules(scene_of(turns))}
