@@ -33,9 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return task() if callable(task) else int(task or FINE)
     except click.NoSuchOption as error:
-        error.message = f"{error.format_message().rstrip('.')}; arguments of the script come after --."
-        error.possibilities = None
-        error.show()
+        sentence = f"There is no option {error.option_name}; arguments of the script come after --."
+        click.UsageError(sentence, error.ctx).show()
     except click.ClickException as error:
         error.show()
     except (click.exceptions.Abort, KeyboardInterrupt):

@@ -16,7 +16,7 @@ from ..view.export.atomic_write import write_whole
 from .recording import Recorded, UnknownDevice, record
 from .result import HERE, Data, described, relative
 from .script import NoScript, Script, show
-from .show import annotations, console, show_plan
+from .show import console, github_lines, show_plan
 
 FINE, FAILED, USAGE, ABOVE = 0, 1, 2, 3
 INTERRUPTED = 130
@@ -89,7 +89,7 @@ def plan(script: Script, options: PlanOptions) -> int:
         for sentence in _how_far(script, recorded, options):
             to.print(sentence)
     if options.annotate and data["ops"]:
-        print("\n".join(annotations(data, options.budget)), file=to.file, flush=True)
+        print("\n".join(github_lines(data, options.budget)), file=to.file, flush=True)
     return code if code != FINE else _judged(data, recorded, options)
 
 

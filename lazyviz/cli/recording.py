@@ -108,8 +108,8 @@ def record(
         try:
             result = finish(graph)
             finished.append(lambda: result)
-        except Exception as trouble:  # of ours, which is not to be the script's
-            finished.append(functools.partial(_raise, trouble))
+        except Exception as error:  # of ours, which is not to be the script's
+            finished.append(functools.partial(_raise, error))
 
     def stepped(count: int) -> None:
         if count == steps:
@@ -122,7 +122,7 @@ def record(
 
     count = StepCount(stepped, refuse)
     how: How = "ended"
-    error: BaseException | None = None
+    trouble: BaseException | None = None
     code = 0
     try:
         with watched_steps(count.before, count.after):
@@ -132,13 +132,12 @@ def record(
         code = 0 if finished else exit_code(left)
     except BaseException as raised:
         if not finished:
-            error = raised
-            how = _how(raised)
+            trouble, how = raised, _how(raised)
     if finished:
         how = "stopped"
     else:
         end(vars(script.main))
-    return Recorded(how, count.count, finished[0](), error, code)
+    return Recorded(how, count.count, finished[0](), trouble, code)
 
 
 def _raise(error: Exception) -> Any:

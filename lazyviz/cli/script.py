@@ -14,10 +14,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, ModuleType
 from typing import Any
 
-from ..process.paths import PACKAGE
+from ..process.tracebacks import leave_out_ours
 
 
 class NoScript(ValueError):
@@ -101,12 +101,8 @@ class Script:
             sys.path[0] = folder
 
     def run(self) -> None:
-        """Run it; raises what it raises, with its own frames in the traceback."""
-        try:
-            exec(self._code, vars(self.main))
-        except BaseException as error:
-            error.__traceback__ = below_us(error.__traceback__)
-            raise
+        """Run it; raises what it raises."""
+        exec(self._code, vars(self.main))
 
     @property
     def file(self) -> str:
@@ -114,17 +110,10 @@ class Script:
         return self._file
 
 
-def below_us(traceback: TracebackType | None) -> TracebackType | None:
-    """``traceback`` from the script's first frame on."""
-    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(PACKAGE):
-        traceback = traceback.tb_next
-    return traceback
-
-
 def show(error: BaseException) -> None:
     """What Python shows of an exception that a script has not caught."""
     sys.stdout.flush()
-    error = error.with_traceback(below_us(error.__traceback__))
+    leave_out_ours(error)
     sys.excepthook(type(error), error, error.__traceback__)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -25,7 +25,7 @@ def console(file: TextIO | None = None) -> Console:
     return Console(file=file, width=None if is_terminal else _WIDE, highlight=False, markup=False)
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 1) -> Table:
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 1) -> Table:
     """An aligned table, of which the first ``numbers`` columns are numbers."""
     made = Table(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
@@ -57,9 +57,10 @@ def show_plan(data: Data, to: Console) -> None:
     if data["eager_reserved_bytes"] is not None:
         held, context = format_bytes(data["eager_reserved_bytes"]), format_bytes(data["context_bytes"])
         need = format_bytes(data["needed_bytes"])
-        to.print(f"PyTorch's CUDA allocator would hold {held}, the CUDA context {context}: {need} of the card.")
+        to.print(f"PyTorch's CUDA allocator would hold {held}, the CUDA context {context}: {need} in all.")
     to.print(data["verdict"])
     total = sum(data["by_category"].values())
+    rows: list[Sequence[str]]
     rows = [(format_bytes(size), _share(size, total), name) for name, size in _largest(data["by_category"])]
     _print(to, table("Alive at the peak", ("bytes", "share", "what"), rows, 2))
     rows = [
@@ -119,7 +120,7 @@ def _largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
 # --- annotations ------------------------------------------------------------------------
 
 
-def annotations(data: Data, budget: int | None) -> list[str]:
+def github_lines(data: Data, budget: int | None) -> list[str]:
     """Lines that GitHub Actions shows at the lines of the code: the peak, and what would lower it."""
     above = budget is not None and data["needed_bytes"] > budget
     text = f"{format_bytes(data['needed_bytes'])} needed on {data['device']}"

@@ -168,7 +168,7 @@ class AbsentCards:
         if not self._assume:
             return None
         line = self.tape.scopes.sources.find(sys._getframe(2))[0]
-        names = [line.line, str(line), line.short] if line is not None else []
+        names: list[int | str] = [line.line, str(line), line.short] if line is not None else []
         for name in (*names, ANYWHERE):
             if name in self._assume:
                 return Answer(self._assume[name])
