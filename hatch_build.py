@@ -2,8 +2,9 @@
 
 The bundle is not committed.  An sdist carries the sources, so that a wheel can be
 built from it.  All the work is in ``scripts/js_build.py``, which needs only the
-standard library and also serves ``make``, and in ``scripts/build_native.py``: where a compiler is
-missing, or PyTorch, or ``LAZYVIZ_PURE_PYTHON`` is set, lazyviz is installed without its compiled modules.
+standard library and also serves ``make``, and in ``lazyviz/torch_internals/native_build.py``:
+where a compiler is missing, or PyTorch, or ``LAZYVIZ_PURE_PYTHON`` is set, lazyviz is installed without its
+compiled modules.
 """
 
 from __future__ import annotations

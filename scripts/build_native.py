@@ -4,214 +4,45 @@ python scripts/build_native.py     # needs setuptools, Cython, a C and C++ compi
 python scripts/build_native.py --check    # makes nothing; g++'s warnings of our C++ are errors
 python scripts/build_native.py --sanitize    # for scripts/sanitize.py: with AddressSanitizer and UBSan
 
-The one in Cython needs no PyTorch.  Those in C++ are compiled against the PyTorch of this Python's
-environment and serve no other version of it; where it is missing they are left out.
+All the work is in ``lazyviz/torch_internals/native_build.py``, which an installed lazyviz has, too
+(``lazyviz compile``); it is loaded by its path, since importing the package imports PyTorch.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import shutil
-import subprocess
+import importlib.util
 import sys
-import sysconfig
-import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
-_NATIVE = Path("lazyviz") / "torch_internals" / "native"
-CYTHON = _NATIVE / "recorder.pyx"
-CPP = (
-    _NATIVE / "dispatch.cpp",
-    _NATIVE / "backward_nodes.cpp",
-    _NATIVE / "graph_release.cpp",
-    _NATIVE / "interpreter.cpp",
-    _NATIVE / "node_passes.cpp",
-)
-SOURCES = (CYTHON, *CPP)
-REQUIREMENTS = ["cython>=3.1", "setuptools>=68"]
-
-_ASK_TORCH = """\
-import json, torch
-from torch.utils.cpp_extension import include_paths, library_paths
-print(json.dumps([torch.__version__, include_paths(), library_paths()]))
-"""
-
-# PyTorch does not export the classes that UBSan would compare virtual tables with.
-SANITIZED = (
-    "-fsanitize=address,undefined",
-    "-fno-sanitize=vptr",
-    "-fno-omit-frame-pointer",
-    "-O1",
-    "-g1",
-)
 
 
-class CannotBuild(RuntimeError):
-    """There is no compiled module; the message says why."""
+def _native_build() -> ModuleType:
+    path = ROOT / "lazyviz" / "torch_internals" / "native_build.py"
+    spec = importlib.util.spec_from_file_location("lazyviz_native_build", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
+    spec.loader.exec_module(module)
+    return module
 
 
-@dataclass(frozen=True)
-class Torch:
-    """The installed PyTorch."""
-
-    version: str
-    include: list[str]
-    libraries: list[str]
-
-
-def digest(source: Path) -> str:
-    """What a compiled module knows its source by."""
-    return hashlib.sha256((ROOT / source).read_bytes()).hexdigest()
-
-
-def find_torch() -> Torch:
-    """The PyTorch of the environment, also from inside pip's isolated build.
-
-    Raises:
-        CannotBuild: there is none.
-    """
-    # Isolated, Python does not look where pip's build environment points it to, but at its own packages.
-    asked = subprocess.run([sys.executable, "-I", "-c", _ASK_TORCH], capture_output=True, text=True)
-    if asked.returncode:
-        raise CannotBuild("PyTorch is not installed in this environment yet")
-    return Torch(*json.loads(asked.stdout.splitlines()[-1]))
-
-
-def name_of(source: Path) -> str:
-    """The module that a source makes."""
-    return ".".join(source.with_suffix("").parts)
-
-
-def build(source: Path, torch: Torch | None = None, more: Sequence[str] = ()) -> Path:
-    """Compile one of ``SOURCES`` for this Python; returns the file, which stands beside its source.
-
-    ``more`` are options of the compiler and the linker.
-
-    Raises:
-        CannotBuild: a compiler or a requirement is missing, or does not take the source.
-    """
-    try:
-        from setuptools import Distribution
-        from setuptools.command.build_ext import build_ext
-    except ImportError as error:
-        raise CannotBuild(str(error)) from error
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            modules = (
-                _in_cython(source, folder) if source == CYTHON else [_in_cpp(source, torch or find_torch())]
-            )
-            for module in modules:
-                module.extra_compile_args += more
-                module.extra_link_args += more
-            command = build_ext(Distribution({"name": "lazyviz", "ext_modules": modules}))
-            command.build_lib = command.build_temp = folder
-            command.ensure_finalized()
-            command.run()
-        except CannotBuild:
-            raise
-        except Exception as error:  # setuptools and Cython have exceptions of many kinds for this
-            raise CannotBuild(f"{type(error).__name__}: {error}") from error
-        made = Path(command.get_ext_fullpath(name_of(source)))
-        target = ROOT / source.parent / made.name
-        target.unlink(missing_ok=True)  # a process may have the old one loaded
-        shutil.move(made, target)
-    return target
-
-
-def _in_cython(source: Path, folder: str) -> list[Any]:
-    try:
-        from Cython.Build import cythonize
-    except ImportError as error:
-        raise CannotBuild(str(error)) from error
-    from setuptools import Extension
-
-    copy = Path(folder) / source
-    copy.parent.mkdir(parents=True)
-    text = (ROOT / source).read_text(encoding="utf-8")
-    copy.write_text(text.replace('SOURCE = ""', f'SOURCE = "{digest(source)}"'), encoding="utf-8")
-    made: list[Any] = cythonize([Extension(name_of(source), [str(copy)])], quiet=True, build_dir=folder)
-    return made
-
-
-def _in_cpp(source: Path, torch: Torch) -> Any:
-    from setuptools import Extension
-
-    options = ["/std:c++20", "/O2", "/w"] if os.name == "nt" else ["-std=c++20", "-O2", "-g0", "-w"]
-    return Extension(
-        name_of(source),
-        [str(ROOT / source)],
-        language="c++",
-        include_dirs=torch.include,
-        library_dirs=torch.libraries,
-        libraries=["torch_python", "torch_cpu", "torch", "c10"],
-        define_macros=[("LAZYVIZ_SOURCE", f'"{digest(source)}"'), ("LAZYVIZ_TORCH", f'"{torch.version}"')],
-        extra_compile_args=options,
-    )
-
-
-def is_made(source: Path, torch: Torch | None) -> bool:
-    """Whether there is a compiled module of the source as it is, for that PyTorch."""
-    made = (ROOT / source.parent).glob(f"{source.stem}.*.so")
-    words = [digest(source)] + ([torch.version] if torch is not None and source != CYTHON else [])
-    return any(all(word.encode() in file.read_bytes() for word in words) for file in made)
-
-
-def build_all(more: Sequence[str] = (), anew: bool = True) -> tuple[list[Path], list[str]]:
-    """Compile what can be compiled; returns the files, and why others are missing.
-
-    ``more`` are options as in :func:`build`; without ``anew`` what is there of the same source stays.
-    """
-    reasons: list[str] = []
-    try:
-        torch: Torch | None = find_torch()
-    except CannotBuild as error:
-        torch = None
-        reasons.append(f"{error} ({', '.join(path.name for path in CPP)})")
-
-    def attempt(source: Path) -> Path | str:
-        try:
-            return build(source, torch, more)
-        except CannotBuild as error:
-            return f"{source.name}: {error}"
-
-    wanted = SOURCES if torch is not None else (CYTHON,)
-    with ThreadPoolExecutor() as pool:
-        made = list(pool.map(attempt, [each for each in wanted if anew or not is_made(each, torch)]))
-    reasons += [item for item in made if isinstance(item, str)]
-    return [item for item in made if isinstance(item, Path)], reasons
-
-
-# Python's own structures are made to be initialized in part.
-STRICT = ("-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
-
-
-def check_warnings() -> list[str]:
-    """What the compiler has to say about our own C++, of PyTorch's and Python's headers nothing."""
-    torch = find_torch()
-    outside = [*torch.include, sysconfig.get_paths()["include"]]
-    compiler = os.environ.get("CXX", "g++")
-    said = []
-    for source in CPP:
-        command = [compiler, "-std=c++20", *STRICT, *(f"-isystem{path}" for path in outside)]
-        command += ['-DLAZYVIZ_SOURCE=""', '-DLAZYVIZ_TORCH=""', str(ROOT / source)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            said.append(done.stderr)
-    return said
+native_build = _native_build()
+SOURCES = native_build.SOURCES
+REQUIREMENTS = native_build.REQUIREMENTS
+build_all = native_build.build_all
 
 
 if __name__ == "__main__" and "--check" in sys.argv[1:]:
-    sys.exit("\n".join(check_warnings()) or None)
+    sys.exit("\n".join(native_build.check_warnings()) or None)
 
 if __name__ == "__main__":
-    files, missing = build_all(SANITIZED, anew=False) if "--sanitize" in sys.argv[1:] else build_all()
+    if "--sanitize" in sys.argv[1:]:
+        files, missing = build_all(native_build.SANITIZED, anew=False)
+    else:
+        files, missing = build_all()
     for file in files:
         print(file)
     if missing:

@@ -63,6 +63,20 @@ MAY_IMPORT = {
     "session": {"process", "torch_internals", "record", "graph", "plan", "view", "execute", "session"},
     "notebook": {"process", "record", "graph", "plan", "view", "execute", "session", "notebook"},
     "testing": {"graph", "plan", "execute", "session", "testing"},
+    "cli": {
+        "process",
+        "torch_internals.native_build",
+        "torch_internals.optimizer_steps",
+        "record",
+        "graph",
+        "plan",
+        "view",
+        "execute",
+        "session",
+        "cli",
+        "__version__",
+    },
+    "__main__": {"cli"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

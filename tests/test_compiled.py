@@ -94,7 +94,7 @@ def test_all_are_here_where_they_can_be_compiled(source):
     assert name in lazyviz.metrics()["compiled modules"], f"{name} has not been compiled for this PyTorch"
 
 
-@pytest.mark.parametrize(("checkout", "command"), [(True, "build_native.py"), (False, "pip install")])
+@pytest.mark.parametrize(("checkout", "command"), [(True, "build_native.py"), (False, "lazyviz compile")])
 def test_the_warning_names_the_command_that_makes_it_anew(module, checkout, command, monkeypatch, tmp_path):
     if checkout:
         (tmp_path / "scripts").mkdir()

@@ -85,9 +85,9 @@ def split_option(option: str) -> int | str:
     return int(option) if option.isdigit() else option
 
 
-def assumed(options: Iterable[str]) -> dict[int, Any]:
+def assumed(options: Iterable[str]) -> dict[int | str, Any]:
     """``--assume LINE=VALUE``, as a mapping."""
-    assume = {}
+    assume: dict[int | str, Any] = {}
     for option in options:
         line, _, value = option.partition("=")
         try:

@@ -63,6 +63,18 @@ def shorten(error: BaseException) -> None:
         _join([entries[0], *without_ours(entries[1:])])
 
 
+def leave_out_ours(error: BaseException) -> None:
+    """Cut all of our frames out of an error that has left all of us; also of those that it came from."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen and not _FULL:
+        seen.add(id(at))
+        kept = without_ours(frames(at.__traceback__))
+        _join(kept)
+        at.__traceback__ = kept[0] if kept else None
+        at = at.__cause__ or at.__context__
+
+
 def shorten_block(error: BaseException) -> None:
     """Leave of our frames the innermost, as an error leaves a block of the user's."""
     entries = frames(error.__traceback__)

@@ -52,7 +52,7 @@ class Options:
     split: int | str | None = "off"
     backend: str = "eager"
     allow_sync: bool = True
-    assume: Mapping[int, Any] | None = None
+    assume: Mapping[int | str, Any] | None = None
     held_bytes_limit: int = HELD_BYTES_LIMIT
     code: str = ""
     names: Mapping[str, Any] | None = None
@@ -102,6 +102,8 @@ class LazyBlock(Transaction, Generic[G]):
         self.thread = 0
         self.named: NamedBatch | None = None
         self._outer: LazyBlock[Any] | None = None  # in the same task
+        # The user's code that it ends in, where that is not what leaves it; or the variables that are left.
+        self.ends_in: FrameType | Mapping[str, Any] | None = None
         self._unaccounted = False
 
     def _recreate_cm(self) -> LazyBlock[G]:  # each call of a function that it decorates is a block
@@ -208,8 +210,12 @@ class LazyBlock(Transaction, Generic[G]):
 
     def _name_tensors(self) -> None:
         """Call tensors and modules as variables are called, which asks objects what they hold."""
-        names = self.options.names
-        variables = names if names is not None else variables_of(sys._getframe())
+        names, place = self.options.names, self.ends_in
+        self.ends_in = None
+        if names is None and isinstance(place, Mapping):
+            names = place
+        variables = names if names is not None else variables_of(place or sys._getframe())  # type: ignore[arg-type]
+        place = None  # it would refer to itself
         tape.scopes.name_modules(variables)
         name_tensors(tape.tensors.value_of, variables, copied=names is None)
 

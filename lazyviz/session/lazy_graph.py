@@ -413,7 +413,7 @@ def lazy(
     backend: str = "eager",
     allow_sync: bool = True,
     *,
-    assume: Mapping[int, Any] | None = None,
+    assume: Mapping[int | str, Any] | None = None,
     held_bytes_limit: int = HELD_BYTES_LIMIT,
     code: str = "",
     names: Mapping[str, Any] | None = None,
@@ -439,7 +439,8 @@ def lazy(
             ``"auto"``: below what the device has free.
         device: plan for this device by default (a device, a profile or its name).  In a process without
             CUDA, ``torch.cuda`` answers for a card inside the block, which can then only be planned.
-        assume: what a read at each of these lines returns that an absent device would have to compute.
+        assume: what a read at each of these lines returns that an absent device would have to compute; a line
+            is its number, in whatever file, ``"train.py:12"``, or ``"*"`` for all others.
         allow_sync: False makes a sync point inside the block an error that names its line.
         held_bytes_limit: evaluate once pending ops keep more than this many bytes of
             outside tensors alive that the block itself has dropped.

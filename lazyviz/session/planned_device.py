@@ -51,7 +51,7 @@ def resolved(device: Any) -> tuple[Any, Card | None]:
 
 
 def cards(
-    tape: Tape, card: Card | None, graph: Graph, assume: Mapping[int, Any] | None, device: Any
+    tape: Tape, card: Card | None, graph: Graph, assume: Mapping[int | str, Any] | None, device: Any
 ) -> Transaction | None:
     """The context in which PyTorch answers for ``card``, which ``device`` names.
 
@@ -72,7 +72,7 @@ class _Cards(Transaction):
     """:func:`cards`, of the outermost block that has any."""
 
     def __init__(
-        self, tape: Tape, card: Card, graph: Graph, assume: Mapping[int, Any] | None, target: Any
+        self, tape: Tape, card: Card, graph: Graph, assume: Mapping[int | str, Any] | None, target: Any
     ) -> None:
         def memory(device: torch.device, since: int) -> tuple[int, int]:
             """Bytes of eager PyTorch's tensors on ``device`` now, and at most since node ``since``."""

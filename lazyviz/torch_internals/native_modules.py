@@ -1,8 +1,8 @@
 """Loads the compiled modules, each beside its source; lazyviz works the same without them.
 
-They are made when lazyviz is installed (``scripts/build_native.py``): one in Cython where there is
-a C compiler, those in C++ where PyTorch is installed already, for that PyTorch.  ``LAZYVIZ_PURE_PYTHON``
-set in the environment leaves them out.
+They are made when lazyviz is installed, or by ``lazyviz compile`` (``native_build.py``): one in Cython where
+there is a C compiler, those in C++ where PyTorch is installed already, for that PyTorch.
+``LAZYVIZ_PURE_PYTHON`` set in the environment leaves them out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..process.paths import PACKAGE
 
 _FOLDER = Path(__file__).parent / "native"
 _ROOT = Path(PACKAGE).parent
-_COMMAND = "pip install --force-reinstall --no-deps --no-cache-dir lazyviz"
+_COMMAND = "lazyviz compile"
 _CHECKOUT = "python scripts/build_native.py"
 loaded: list[str] = []  # their names
 
@@ -58,6 +58,6 @@ def _warn(name: str, why: str) -> None:
     is_checkout = (_ROOT / "scripts" / "build_native.py").exists()
     warnings.warn(
         f"lazyviz's compiled {name} {why}; Python does its work, more slowly. "
-        f"To make it anew, install again: {_CHECKOUT if is_checkout else _COMMAND}",
+        f"To make it anew: {_CHECKOUT if is_checkout else _COMMAND}",
         stacklevel=3,
     )

@@ -40,6 +40,8 @@ def is_absent(device: torch.device) -> bool:
     return device in torch_cuda.STAND_INS
 
 
+ANYWHERE = "*"
+"""In the place of a line whose value is assumed: any line that has none of its own."""
 _Generator = torch.Generator
 
 
@@ -76,7 +78,7 @@ class AbsentCards:
     """While installed, PyTorch answers for ``card``."""
 
     def __init__(
-        self, tape: Tape, card: Card, memory: Memory, reserved: Reserved, assume: Mapping[int, Any]
+        self, tape: Tape, card: Card, memory: Memory, reserved: Reserved, assume: Mapping[int | str, Any]
     ) -> None:
         self.card = card
         self.current = card.current
@@ -163,9 +165,13 @@ class AbsentCards:
         """What the user said a read returns that needs ``needed``."""
         if not needs_absent(needed):
             return None
+        if not self._assume:
+            return None
         line = self.tape.scopes.sources.find(sys._getframe(2))[0]
-        if line is not None and line.line in self._assume:
-            return Answer(self._assume[line.line])
+        names: list[int | str] = [line.line, str(line), line.short] if line is not None else []
+        for name in (*names, ANYWHERE):
+            if name in self._assume:
+                return Answer(self._assume[name])
         return None
 
     # --- functions ------------------------------------------------------------------

@@ -78,6 +78,7 @@ class Watch:
         with torch.profiler.record_function("lazyviz"), private_api.kernels_only():
             pass  # as optimizers' steps and reads of constants have them: their first use imports
         self.begin_recording()
+        self._scopes.remove()
         self.leave()
 
     def _guarded_start(self) -> Callable[[threading.Thread], None]:

@@ -1,0 +1,1 @@
+"""The command ``lazyviz``: scripts planned, shown and run as they are."""

@@ -1,0 +1,109 @@
+"""``lazyviz compare``: two plans that ``lazyviz plan --json`` has written, side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ..plan.units import format_bytes
+from .plan_command import FINE, UsageError
+from .result import FORMAT, Data, place_of
+from .show import console, table
+
+_MOST_LINES = 10
+_FIGURES = {
+    "needed_bytes": "needed",
+    "eager_peak_bytes": "peak of tensors",
+    "eager_reserved_bytes": "held by CUDA's allocator",
+    "ops": "operators",
+}
+
+
+def read(path: str) -> Data:
+    """A plan from a file.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError:
+        raise UsageError(f"{path} is no JSON: write plans with lazyviz plan --json FILE") from None
+    if not isinstance(data, dict) or "format" not in data or "needed_bytes" not in data:
+        raise UsageError(f"{path} is no plan: write plans with lazyviz plan --json FILE")
+    if data["format"] != FORMAT:
+        raise UsageError(f"{path} was written by another version of lazyviz (format {data['format']})")
+    return data
+
+
+def compare(first: str, second: str) -> int:
+    """Print what is other in the second plan; the exit code."""
+    a, b = read(first), read(second)
+    to = console()
+    to.print(Text(f"{_name(a, first)} -> {_name(b, second)}", style="bold"))
+    _figures(a, b, to)
+    _sizes("Alive at the peak", "what", a["by_category"], b["by_category"], to)
+    _sizes("The lines that made it", "line", _by_line(a), _by_line(b), to)
+    if a["verdict"] != b["verdict"]:
+        to.print()
+        to.print(f"before: {a['verdict']}")
+        to.print(f"after:  {b['verdict']}")
+    return FINE
+
+
+def _name(data: Data, path: str) -> str:
+    return f"{path} ({data.get('script', 'a plan')}, {data['device']})"
+
+
+def _figures(a: Data, b: Data, to: Console) -> None:
+    rows = []
+    for key, name in _FIGURES.items():
+        before, after = a[key], b[key]
+        if before is None or after is None:
+            continue
+        show = format_bytes if key != "ops" else "{:,}".format
+        rows.append((show(before), show(after), _change(before, after, key != "ops"), name))
+    to.print(table("", ("before", "after", "change", "what"), rows, 3))
+
+
+def _sizes(title: str, what: str, a: dict[str, int], b: dict[str, int], to: Console) -> None:
+    changed = [name for name in {**a, **b} if a.get(name, 0) != b.get(name, 0)]
+    changed.sort(key=lambda name: -abs(b.get(name, 0) - a.get(name, 0)))
+    to.print()
+    if not changed:
+        to.print(f"{title}: the same.")
+        return
+    rows = [
+        (
+            format_bytes(a.get(name, 0)),
+            format_bytes(b.get(name, 0)),
+            _change(a.get(name, 0), b.get(name, 0), True),
+            name,
+        )
+        for name in changed[:_MOST_LINES]
+    ]
+    to.print(table(title, ("before", "after", "change", what), rows, 3))
+
+
+def _by_line(data: Data) -> dict[str, int]:
+    """By the line's place and text: a line that has moved is the same as long as its text is alone."""
+    found: dict[str, int] = {}
+    for line in data["by_line"]:
+        key = f"{place_of(line).rpartition(':')[0]}: {line['text']}"
+        found[key] = found.get(key, 0) + line["bytes"]
+    return found
+
+
+def _change(before: int, after: int, as_bytes: bool) -> str:
+    if before == after:
+        return "the same"
+    sign = "+" if after > before else "-"
+    size = abs(after - before)
+    text = f"{sign}{format_bytes(size) if as_bytes else format(size, ',')}"
+    return f"{text} ({100 * (after - before) / before:+.1f} %)" if before else text

@@ -1,0 +1,156 @@
+"""``lazyviz devices`` and ``lazyviz doctor``: what is here, what is missing, what would be faster."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+import lazyviz
+
+from ..plan.devices.devices import Device, devices
+from ..plan.units import format_bytes
+from ..session.self_check import Diagnosis, doctor
+from ..torch_internals import native_build
+from .gpu_check import check
+from .plan_command import FAILED, FINE
+from .show import console, table
+
+_WIDGET_FILES = ("widget.js", "widget.css", "page.js")
+_OTHERS = ("jupyterlab", "notebook", "ipykernel", "tqdm", "rich", "click", "numpy", "triton")
+
+
+def show_devices() -> int:
+    """Print the devices of this machine and the known cards; the exit code."""
+    found = devices()
+    to = console()
+    to.print(f"NVIDIA: {found.cuda_state}")
+    rows = []
+    for item in found:
+        if isinstance(item, Device):
+            known = item.total_bytes is not None and item.free_bytes is not None
+            free = f"{format_bytes(item.free_bytes or 0)} free" if known else item.state
+            rows.append(
+                (item.name, format_bytes(item.total_bytes) if item.total_bytes else "", free, item.model)
+            )
+        else:
+            rows.append((item.name, format_bytes(item.total_bytes), "profile", item.source))
+    to.print(table("", ("device", "memory", "state", "what it is"), rows, 0))
+    return FINE
+
+
+def examine(*, gpu: bool) -> int:
+    """Print what lazyviz finds of itself, and with ``gpu`` check it on a card; the exit code."""
+    to = console()
+    diagnosis = doctor()
+    for title, lines in {
+        "Versions": _versions(diagnosis),
+        "Native modules": _native(diagnosis),
+        "Devices": _devices(diagnosis),
+        "Widget": _widget(),
+        "Fonts of pictures": _fonts(),
+        "What would be faster, or work": _faster(diagnosis),
+        "Left behind in this process": [str(each) for each in diagnosis.leftovers] or ["nothing"],
+    }.items():
+        to.print(f"{title}:", style="bold")
+        for line in lines:
+            to.print(f"  {line}", soft_wrap=True)
+    if not gpu:
+        return FINE if diagnosis.ok else FAILED
+    to.print()
+    if not torch.cuda.is_available():
+        why = "this PyTorch is built without CUDA" if torch.version.cuda is None else "it finds no device"
+        print(f"lazyviz doctor --gpu needs a CUDA GPU that PyTorch can use: {why}.", file=sys.stderr)
+        return FAILED
+    return FINE if check("cuda", to) else FAILED
+
+
+def _versions(diagnosis: Diagnosis) -> list[str]:
+    found = dict(diagnosis.versions)
+    for name in _OTHERS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return [
+        ", ".join(f"{name} {version}" for name, version in found.items()),
+        f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} processors, "
+        f"{torch.get_num_threads()} threads of PyTorch, {torch.backends.cpu.get_cpu_capability()}",
+        f"lazyviz in {Path(lazyviz.__file__).parent}",
+    ]
+
+
+def _native(diagnosis: Diagnosis) -> list[str]:
+    used = [name for name, in_use in diagnosis.compiled.items() if in_use]
+    rest = [name for name, in_use in diagnosis.compiled.items() if not in_use]
+    lines = [f"in use: {', '.join(used) or 'none'}"]
+    if rest:
+        lines.append(f"not in use: {', '.join(rest)}")
+    if os.environ.get("LAZYVIZ_PURE_PYTHON"):
+        lines.append("LAZYVIZ_PURE_PYTHON is set: none of them is used")
+    return lines
+
+
+def _devices(diagnosis: Diagnosis) -> list[str]:
+    built = (
+        f"PyTorch built for CUDA {torch.version.cuda}" if torch.version.cuda else "PyTorch built without CUDA"
+    )
+    return [built, *diagnosis.devices]
+
+
+def _widget() -> list[str]:
+    folder = Path(lazyviz.__file__).parent / "static"
+    missing = [name for name in _WIDGET_FILES if not (folder / name).exists()]
+    if missing:
+        return [f"its files are missing: {', '.join(missing)} in {folder}; install lazyviz again"]
+    lines = [
+        f"files of {sum((folder / name).stat().st_size for name in _WIDGET_FILES) // 1024:,} KiB are there"
+    ]
+    if find_spec("jupyterlab") is None and find_spec("notebook") is None:
+        lines.append(
+            "JupyterLab and Notebook are not in this environment (another one may serve its kernels)"
+        )
+    return lines
+
+
+def _fonts() -> list[str]:
+    """What pictures in files are set in; in a browser it is the browser's."""
+    program = shutil.which("fc-match")
+    if program is None:
+        return [
+            "fontconfig is not installed; .svg and .html take the viewer's fonts, .png and .pdf need some"
+        ]
+    lines = []
+    for family in ("sans-serif", "monospace"):
+        done = subprocess.run([program, "-f", "%{family} (%{file})", family], capture_output=True, text=True)
+        lines.append(f"{family}: {done.stdout.strip() or 'none'}")
+    return lines
+
+
+def _faster(diagnosis: Diagnosis) -> list[str]:
+    lines = []
+    if not all(diagnosis.compiled.values()) and not os.environ.get("LAZYVIZ_PURE_PYTHON"):
+        compiler = (
+            shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
+        )
+        missing = [name for name in ("Cython", "setuptools") if find_spec(name) is None]
+        how = "lazyviz compile"
+        if missing:
+            needed = " ".join(f"'{name}'" for name in native_build.REQUIREMENTS)
+            how = f"pip install {needed}; {how}"
+        if compiler is None:
+            how = f"install a C++ compiler; {how}"
+        lines.append(f"recording and small steps, a few times: {how}")
+    if os.environ.get("LAZYVIZ_PURE_PYTHON"):
+        lines.append("recording and small steps, a few times: unset LAZYVIZ_PURE_PYTHON")
+    if torch.version.cuda is None and shutil.which("nvidia-smi") is not None:
+        lines.append("there is an NVIDIA driver, and a PyTorch without CUDA: see pytorch.org/get-started")
+    lines += list(diagnosis.missing)
+    return lines or ["nothing that is known"]

@@ -1,0 +1,201 @@
+"""``lazyviz plan`` and ``lazyviz view``: a script recorded, and what it would need told or drawn."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from ..plan.units import format_bytes
+from ..session.lazy_graph import LazyGraph
+from ..view.export.atomic_write import write_whole
+from .recording import Recorded, UnknownDevice, record
+from .result import HERE, Data, described, relative
+from .script import NoScript, Script, show
+from .show import console, github_lines, show_plan
+
+FINE, FAILED, USAGE, ABOVE = 0, 1, 2, 3
+INTERRUPTED = 130
+_SUFFIXES = ("html", "svg", "png", "pdf", "dot", "json", "pickle")
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Of ``lazyviz plan``."""
+
+    device: str | None = None
+    steps: int = 2
+    budget: int | None = None
+    json_file: str | None = None
+    annotate: bool = False
+    assume: Mapping[int | str, Any] = field(default_factory=dict)
+
+
+class UsageError(ValueError):
+    """The command cannot begin; the message is a sentence."""
+
+
+def is_silent() -> bool:
+    """Whether another process of the same launch tells: of `torchrun`'s and its kind's the first."""
+    return os.environ.get("RANK", "0") not in ("", "0")
+
+
+def loaded(script: Script) -> bool:
+    """Read it; False, and Python's own words, if it is no Python."""
+    try:
+        script.load()
+    except NoScript as error:
+        raise UsageError(str(error)) from None
+    except SyntaxError as error:
+        show(error)
+        return False
+    return True
+
+
+def of_lines(script: Script, assume: Mapping[int | str, Any]) -> dict[int | str, Any]:
+    """``assume`` with numbers of lines as lines of the script."""
+    return {f"{script.file}:{key}" if isinstance(key, int) else key: item for key, item in assume.items()}
+
+
+def plan(script: Script, options: PlanOptions) -> int:
+    """Record a script and tell its plan; the exit code."""
+    if not loaded(script):
+        return FAILED
+    assume = of_lines(script, options.assume)
+    to = console()
+    try:
+        recorded = record(script, options.steps, described, device=options.device, assume=assume)
+    except UnknownDevice as error:
+        raise UsageError(str(error)) from None
+    code = told_end(recorded)
+    if is_silent():
+        return code
+    data = {
+        "script": relative(script.name),
+        "arguments": list(script.arguments),
+        "steps": recorded.steps,
+        "end": recorded.how,
+        **recorded.result,
+    }
+    if options.json_file is not None:
+        _write(options.json_file, data, to.file)
+    if options.json_file != "-":
+        if data["ops"]:
+            show_plan(data, to)
+        for sentence in _how_far(script, recorded, options):
+            to.print(sentence)
+    if options.annotate and data["ops"]:
+        print("\n".join(github_lines(data, options.budget)), file=to.file, flush=True)
+    return code if code != FINE else _judged(data, recorded, options)
+
+
+def told_end(recorded: Recorded[Any]) -> int:
+    """Show an exception as Python does; the exit code that it stands for."""
+    if recorded.error is not None and recorded.how in ("failed", "interrupted"):
+        show(recorded.error)
+        return INTERRUPTED if recorded.how == "interrupted" else FAILED
+    return FAILED if recorded.exit_code else FINE
+
+
+def _how_far(script: Script, recorded: Recorded[Data], options: PlanOptions) -> list[str]:
+    """Sentences on how far the script was followed, where that is not to the steps asked for."""
+    steps = f"{recorded.steps:,} of {options.steps:,} optimizer steps"
+    if not recorded.result["ops"]:
+        return [f"{script.name} has called no PyTorch operator that was recorded: there is nothing to plan."]
+    if recorded.how == "out of reach":
+        return [f"The plan is of what comes before ({steps}): {_of_command_line(str(recorded.error))}"]
+    if recorded.how == "failed":
+        return [f"The plan is of what the script did before its {type(recorded.error).__name__} ({steps})."]
+    if recorded.how == "interrupted":
+        return [f"The plan is of what the script did before it was interrupted ({steps})."]
+    if recorded.exit_code:
+        return [f"The script has ended with exit code {recorded.exit_code} after {steps}."]
+    if recorded.how == "ended":
+        return [f"The script has ended by itself after {steps}."]
+    return []
+
+
+def _of_command_line(sentence: str) -> str:
+    """What says how to go on in a notebook, for a command."""
+    before, sign, _ = sentence.partition(" To go on, say what is read there")
+    if not sign:
+        return sentence
+    return f"{before} To go on, say what is read there: --assume LINE=VALUE, or --assume '*=VALUE' anywhere."
+
+
+def _judged(data: Data, recorded: Recorded[Data], options: PlanOptions) -> int:
+    """The exit code by the budget, if there is one, with a sentence where it is not met."""
+    if options.budget is None:
+        return FINE
+    need, budget = data["needed_bytes"], options.budget
+    told = sys.stderr
+    if need > budget:
+        more = format_bytes(need - budget)
+        print(
+            f"lazyviz: {format_bytes(need)} needed on {data['device']}, {more} more than the "
+            f"{format_bytes(budget)} of --fail-above.",
+            file=told,
+        )
+        return ABOVE
+    if recorded.how == "out of reach":
+        print(
+            "lazyviz: --fail-above cannot be judged: the plan is only of what comes before a value that the "
+            "absent card would have to compute.",
+            file=told,
+        )
+        return FAILED
+    return FINE
+
+
+def _write(path: str, data: Data, stdout: IO[str]) -> None:
+    text = json.dumps(data, indent=2) + "\n"
+    if path == "-":
+        stdout.write(text)
+        stdout.flush()
+        return
+    try:
+        write_whole(Path(HERE, path), text.encode("utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def view(
+    script: Script, outputs: Sequence[str], *, device: str | None, steps: int, assume: Mapping[int | str, Any]
+) -> int:
+    """Record a script and write its picture into files; the exit code."""
+    for path in outputs:
+        if (suffix := Path(path).suffix.removeprefix(".")) not in _SUFFIXES:
+            raise UsageError(
+                f"{path}: a picture's name ends in one of .{', .'.join(_SUFFIXES)}, not .{suffix}"
+            )
+    if not loaded(script):
+        return FAILED
+
+    def draw(graph: LazyGraph) -> int:
+        if graph.nodes and not is_silent():
+            for path in outputs:
+                graph.save(Path(HERE, path))
+        return len(graph.nodes)
+
+    try:
+        recorded = record(script, steps, draw, device=device, assume=of_lines(script, assume))
+    except UnknownDevice as error:
+        raise UsageError(str(error)) from None
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"cannot write the picture: {error}") from None
+    code = told_end(recorded)
+    if is_silent():
+        return code
+    to = console(sys.stderr)
+    if not recorded.result:
+        to.print(f"{script.name} has called no PyTorch operator that was recorded: there is nothing to draw.")
+        return code or FAILED
+    if recorded.how == "out of reach":
+        to.print(f"The picture is of what comes before: {_of_command_line(str(recorded.error))}")
+    for path in outputs:
+        to.print(f"{path}: {recorded.result:,} operators, {recorded.steps:,} optimizer steps")
+    return code

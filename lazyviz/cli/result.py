@@ -1,0 +1,104 @@
+"""What a planned script would need, as plain data: what is shown, written as JSON, held against a budget."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..graph.ir import SourceLine
+from ..graph.nested import flattened
+from ..graph.sync_points import listed
+from ..plan.explain import keeper, what
+from ..plan.formatting import where
+from ..plan.plan import Plan
+from ..plan.planner import make_plan
+from ..session.lazy_graph import LazyGraph
+
+FORMAT = 1
+HERE = os.getcwd()  # where the command was given; a script may go elsewhere
+MOST_LINES, MOST_TENSORS, MOST_REMEDIES = 20, 10, 20
+
+Data = dict[str, Any]
+
+
+def plan_of(graph: LazyGraph) -> Plan:
+    """The plan of a script's graph, blocks of its own included."""
+    whole = flattened(graph.ir)
+    return graph.plan() if whole is graph.ir else make_plan(whole, device=graph.device)
+
+
+def described(graph: LazyGraph) -> Data:
+    """The plan of ``graph`` as data, which refers to nothing of it."""
+    plan = plan_of(graph)
+    context = plan.needed_bytes - plan.reserved_bytes if plan.reserved_bytes is not None else 0
+    held = plan.eager_reserved_bytes
+    moment = plan.at(plan.peak_position) if graph.nodes else None
+    return {
+        "format": FORMAT,
+        "torch": str(torch.__version__),
+        "device": plan.device,
+        "capacity_bytes": plan.capacity_bytes,
+        "ops": len(graph.nodes),
+        # Of plain PyTorch, which is what runs the script: on a GPU what its allocator holds, and the context.
+        "needed_bytes": plan.eager_peak_bytes if held is None else held + context,
+        "eager_peak_bytes": plan.eager_peak_bytes,
+        "eager_peak_range": list(plan.eager_peak_range),
+        "eager_reserved_bytes": held,
+        "context_bytes": context,
+        "peak_bytes": plan.peak_bytes,
+        "peak_range": list(plan.peak_range),
+        "reserved_bytes": plan.reserved_bytes,
+        "fits": plan.fits,
+        "verdict": plan.verdict(),
+        "peak_at": where(plan.peak_node) if plan.peak_node is not None else None,
+        "peak_line": _line(plan.peak_node.source) if plan.peak_node is not None else None,
+        "by_category": {category: size for category, size in plan.by_category.items() if size},
+        "by_line": _lines(moment.by_line) if moment is not None else [],
+        "largest": [
+            {"bytes": each.nbytes, "what": what(each), "kept_by": keeper(each), "line": _line(each.source)}
+            for each in plan.alive_at_peak[:MOST_TENSORS]
+        ],
+        "remedies": [
+            {
+                "kind": each.kind,
+                "text": each.text,
+                "saves_bytes": each.saves_bytes,
+                "peak_bytes": each.peak_bytes,
+                "costs": str(each.cost),
+                "fits": each.fits,
+                "sure": not (each.estimate or each.at_best),
+                "line": _line(each.source),
+            }
+            for each in plan.remedies[:MOST_REMEDIES]
+        ],
+        "sync_points": listed(graph.sync_points),
+        "not_recorded": sorted(graph.ir.elsewhere),
+    }
+
+
+def _line(source: SourceLine | None) -> Data | None:
+    if source is None:
+        return None
+    return {"file": source.file, "line": source.line, "text": source.text.strip()}
+
+
+def _lines(by_line: Mapping[SourceLine, int]) -> Sequence[Data]:
+    largest = sorted(by_line.items(), key=lambda item: -item[1])
+    return [{**(_line(source) or {}), "bytes": size} for source, size in largest[:MOST_LINES]]
+
+
+def place_of(line: Mapping[str, Any] | None) -> str:
+    """``"train.py:12"``, as a reader may open it from here."""
+    return f"{relative(line['file'])}:{line['line']}" if line else ""
+
+
+def relative(file: str) -> str:
+    """A path below this folder without what comes before; of an installed library without where it is."""
+    library = file.replace(os.sep, "/").rpartition("-packages/")
+    if library[1]:
+        return library[2]
+    here = os.path.join(HERE, "")
+    return file[len(here) :] if file.startswith(here) else file

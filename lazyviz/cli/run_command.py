@@ -1,0 +1,136 @@
+"""``lazyviz run``: a script recorded from optimizer step to optimizer step, and evaluated after each."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from ..execute.report import Report
+from ..graph.sync_points import SyncSite, sites
+from ..plan.units import format_bytes
+from ..session.block import LazyBlock
+from ..session.lazy_graph import LazyGraph, lazy
+from ..torch_internals.optimizer_steps import watched_steps
+from .plan_command import FAILED, INTERRUPTED, UsageError, is_silent, loaded
+from .recording import StepCount, user_frame
+from .script import Script, exit_code, show
+
+_MOST_SITES = 5
+
+
+@dataclass
+class Account:
+    """What has been recorded and run so far."""
+
+    begin: float = field(default_factory=time.perf_counter)
+    ops: int = 0
+    blocks: int = 0
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    largest: Report | None = None
+    reads: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)  # a place: how often, and its ops
+
+    def add(self, graph: LazyGraph, report: Report | None) -> None:
+        """Count a block that has been left, and its evaluation."""
+        self.blocks += 1
+        self.ops += len(graph.nodes)
+        for site in sites(graph.sync_points):
+            counted = self.reads.setdefault((site.cause, site.source, site.reader), [0, 0])
+            counted[0] += site.count
+            counted[1] += site.ops
+        if report is not None:
+            self.seconds += report.seconds
+            if report.peak_bytes is not None and report.peak_bytes > self.peak_bytes:
+                self.peak_bytes, self.largest = report.peak_bytes, report
+
+    def sentences(self, script: Script, steps: int) -> list[str]:
+        """What is told when the script has ended."""
+        took = time.perf_counter() - self.begin
+        first = (
+            f"lazyviz: {script.name}: {steps:,} optimizer step{'' if steps == 1 else 's'}, {self.ops:,} "
+            f"operators in {took:.1f} s, {self.seconds:.1f} s of it evaluating after steps"
+        )
+        if self.largest is not None:
+            first += f"; peak {format_bytes(self.peak_bytes)}"
+            if self.largest.comparison:
+                first += f" ({self.largest.comparison})"
+        lines = [f"{first}."]
+        order = sorted(self.reads.items(), key=lambda item: -item[1][0])
+        for (cause, source, reader), (count, ops) in order[:_MOST_SITES]:
+            site = SyncSite(cause, source, reader, count, ops, 0.0, 0)
+            text = f": {site.text}" if site.text else ""
+            lines.append(f"  read: {site}, ran {ops:,} ops{text}")
+        if len(order) > _MOST_SITES:
+            lines.append(f"  and {len(order) - _MOST_SITES:,} other lines that read values")
+        return lines
+
+
+class Blocks:
+    """Lazy blocks one after the other: each ends with a step and is evaluated then."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+        self._block: LazyBlock[LazyGraph] | None = None
+        self._graph: LazyGraph | None = None
+        self.account = Account()
+
+    def begin(self) -> None:
+        self._block = lazy(**self._options)
+        self._graph = self._block.__enter__()
+
+    def end(self, place: FrameType | Mapping[str, Any] | None, error: BaseException | None = None) -> None:
+        """Leave the block that is open and, unless the script has failed in it, evaluate it."""
+        block, graph = self._block, self._graph
+        self._block = self._graph = None
+        if block is None or graph is None:
+            return
+        block.ends_in = place
+        place = None
+        if error is None:
+            block.__exit__(None, None, None)
+        else:
+            block.__exit__(type(error), error, error.__traceback__)
+        report = graph.evaluate() if error is None and graph.pending else None
+        self.account.add(graph, report)
+
+    def stepped(self, count: int) -> None:
+        self.end(user_frame(sys._getframe()))
+        self.begin()
+
+
+def run(script: Script, *, backend: str, recompute: str | None, quiet: bool) -> int:
+    """Run a script lazily; its own exit code."""
+    if not loaded(script):
+        return FAILED
+    blocks = Blocks({"backend": backend, "recompute": recompute or "off"})
+    try:
+        blocks.begin()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    count = StepCount(blocks.stepped)
+    code = 0
+    try:
+        with watched_steps(count.before, count.after):
+            script.enter()
+            try:
+                script.run()
+            except SystemExit:
+                blocks.end(vars(script.main))
+                raise
+            except BaseException as error:
+                blocks.end(None, error)
+                raise
+            blocks.end(vars(script.main))
+    except SystemExit as left:
+        code = exit_code(left)
+    except BaseException as error:
+        show(error)
+        code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+    if not quiet and not is_silent():
+        sys.stdout.flush()
+        print("\n".join(blocks.account.sentences(script, count.count)), file=sys.stderr)
+    return code

@@ -1,0 +1,126 @@
+"""A Python script, run in this process as ``python train.py`` runs it.
+
+It is ``__main__``, finds its own arguments in ``sys.argv`` and its folder in ``sys.path``; what it prints,
+raises and exits with is its own.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import io
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import CodeType, ModuleType
+from typing import Any
+
+from ..process.tracebacks import leave_out_ours
+
+
+class NoScript(ValueError):
+    """There is nothing of that name to run; the message is a sentence."""
+
+
+class Stopped(SystemExit):
+    """Raised in the script where it has been seen far enough: it unwinds as after ``sys.exit()``."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+@dataclass
+class Script:
+    """A file, or with ``-m`` a module, and its arguments."""
+
+    name: str
+    arguments: Sequence[str] = ()
+    is_module: bool = False
+    main: ModuleType = field(init=False)
+    _code: CodeType = field(init=False)
+    _file: str = field(init=False)
+    _spec: ModuleSpec | None = field(init=False, default=None)
+
+    def load(self) -> None:
+        """Read and compile it.
+
+        Raises:
+            NoScript: there is none.
+            SyntaxError: it is no Python.
+        """
+        if self.is_module:
+            self._load_module()
+            return
+        self._file = os.path.abspath(self.name)
+        if os.path.isdir(self._file):
+            raise NoScript(f"{self.name} is a folder: name the script in it, or a module with -m")
+        if self.name.endswith(".ipynb"):
+            raise NoScript(f"{self.name} is a notebook: put %%lazy on top of its cells, or name a .py script")
+        try:
+            with io.open_code(self._file) as source:
+                text = source.read()
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise NoScript(f"cannot read {self.name}: {reason}") from None
+        self._code = compile(text, self._file, "exec", dont_inherit=True)
+
+    def _load_module(self) -> None:
+        sys.path.insert(0, os.getcwd())
+        try:
+            try:
+                spec = importlib.util.find_spec(self.name)
+                if spec is not None and spec.submodule_search_locations is not None:
+                    spec = importlib.util.find_spec(f"{self.name}.__main__")
+            except ModuleNotFoundError as error:
+                raise NoScript(f"there is no module {self.name}: {error}") from None
+            get_code: Any = getattr(spec.loader, "get_code", None) if spec is not None else None
+            code = get_code(spec.name) if spec is not None and get_code is not None else None
+            if spec is None or code is None or spec.origin is None:
+                raise NoScript(f"there is no module {self.name} that can be run")
+        finally:
+            del sys.path[0]
+        self._spec, self._code, self._file = spec, code, spec.origin
+
+    def enter(self) -> None:
+        """Make this process look as if Python had been started with the script."""
+        main = self.main = ModuleType("__main__")
+        main.__file__ = self._file
+        vars(main)["__builtins__"] = builtins
+        if self._spec is None:
+            main.__loader__ = SourceFileLoader("__main__", self._file)
+            folder = os.path.dirname(os.path.realpath(self._file))
+        else:
+            main.__spec__, main.__loader__ = self._spec, self._spec.loader
+            main.__package__ = self._spec.parent
+            folder = os.getcwd()
+        sys.modules["__main__"] = main
+        sys.argv[:] = [self._file if self.is_module else self.name, *self.arguments]
+        if not getattr(sys.flags, "safe_path", False):
+            sys.path[0] = folder
+
+    def run(self) -> None:
+        """Run it; raises what it raises."""
+        exec(self._code, vars(self.main))
+
+    @property
+    def file(self) -> str:
+        """Its whole path."""
+        return self._file
+
+
+def show(error: BaseException) -> None:
+    """What Python shows of an exception that a script has not caught."""
+    sys.stdout.flush()
+    leave_out_ours(error)
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def exit_code(error: SystemExit) -> int:
+    """What the interpreter makes of ``sys.exit(...)``: a number, or a message on stderr and 1."""
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    sys.stdout.flush()
+    print(error.code, file=sys.stderr)
+    return 1

@@ -1,0 +1,216 @@
+"""Compiles the modules that lazyviz records and replays faster with, and works without.
+
+By ``lazyviz compile``, when lazyviz is installed (``hatch_build.py``), and by ``scripts/build_native.py``.
+The latter two load this file by its path, since PyTorch may be missing: it imports nothing of the package.
+
+The module in Cython needs no PyTorch.  Those in C++ are compiled against the PyTorch of this Python's
+environment and serve no other version of it; where it is missing they are left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]  # of a checkout, or the folder that the package is in
+_NATIVE = Path("lazyviz") / "torch_internals" / "native"
+CYTHON = _NATIVE / "recorder.pyx"
+CPP = (
+    _NATIVE / "dispatch.cpp",
+    _NATIVE / "backward_nodes.cpp",
+    _NATIVE / "graph_release.cpp",
+    _NATIVE / "interpreter.cpp",
+    _NATIVE / "node_passes.cpp",
+)
+SOURCES = (CYTHON, *CPP)
+REQUIREMENTS = ["cython>=3.1", "setuptools>=68"]
+
+_ASK_TORCH = """\
+import json, torch
+from torch.utils.cpp_extension import include_paths, library_paths
+print(json.dumps([torch.__version__, include_paths(), library_paths()]))
+"""
+
+# PyTorch does not export the classes that UBSan would compare virtual tables with.
+SANITIZED = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize=vptr",
+    "-fno-omit-frame-pointer",
+    "-O1",
+    "-g1",
+)
+
+
+class CannotBuild(RuntimeError):
+    """There is no compiled module; the message says why."""
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The installed PyTorch."""
+
+    version: str
+    include: list[str]
+    libraries: list[str]
+
+
+def digest(source: Path) -> str:
+    """What a compiled module knows its source by."""
+    return hashlib.sha256((ROOT / source).read_bytes()).hexdigest()
+
+
+def find_torch() -> Torch:
+    """The PyTorch of the environment, also from inside pip's isolated build.
+
+    Raises:
+        CannotBuild: there is none.
+    """
+    # Isolated, Python does not look where pip's build environment points it to, but at its own packages.
+    asked = subprocess.run([sys.executable, "-I", "-c", _ASK_TORCH], capture_output=True, text=True)
+    if asked.returncode:
+        raise CannotBuild("PyTorch is not installed in this environment yet")
+    return Torch(*json.loads(asked.stdout.splitlines()[-1]))
+
+
+def name_of(source: Path) -> str:
+    """The module that a source makes."""
+    return ".".join(source.with_suffix("").parts)
+
+
+def build(source: Path, torch: Torch | None = None, more: Sequence[str] = ()) -> Path:
+    """Compile one of ``SOURCES`` for this Python; returns the file, which stands beside its source.
+
+    ``more`` are options of the compiler and the linker.
+
+    Raises:
+        CannotBuild: a compiler or a requirement is missing, or does not take the source.
+    """
+    try:
+        from setuptools import Distribution
+        from setuptools.command.build_ext import build_ext
+    except ImportError as error:
+        raise CannotBuild(str(error)) from error
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            modules = (
+                _in_cython(source, folder) if source == CYTHON else [_in_cpp(source, torch or find_torch())]
+            )
+            for module in modules:
+                module.extra_compile_args += more
+                module.extra_link_args += more
+            command = build_ext(Distribution({"name": "lazyviz", "ext_modules": modules}))
+            command.build_lib = command.build_temp = folder
+            command.ensure_finalized()
+            command.run()
+        except CannotBuild:
+            raise
+        except Exception as error:  # setuptools and Cython have exceptions of many kinds for this
+            raise CannotBuild(f"{type(error).__name__}: {error}") from error
+        made = Path(command.get_ext_fullpath(name_of(source)))
+        target = ROOT / source.parent / made.name
+        target.unlink(missing_ok=True)  # a process may have the old one loaded
+        shutil.move(made, target)
+    return target
+
+
+def _in_cython(source: Path, folder: str) -> list[Any]:
+    try:
+        from Cython.Build import cythonize
+    except ImportError as error:
+        raise CannotBuild(str(error)) from error
+    from setuptools import Extension
+
+    copy = Path(folder) / source
+    copy.parent.mkdir(parents=True)
+    text = (ROOT / source).read_text(encoding="utf-8")
+    copy.write_text(text.replace('SOURCE = ""', f'SOURCE = "{digest(source)}"'), encoding="utf-8")
+    made: list[Any] = cythonize([Extension(name_of(source), [str(copy)])], quiet=True, build_dir=folder)
+    return made
+
+
+def _in_cpp(source: Path, torch: Torch) -> Any:
+    from setuptools import Extension
+
+    options = ["/std:c++20", "/O2", "/w"] if os.name == "nt" else ["-std=c++20", "-O2", "-g0", "-w"]
+    return Extension(
+        name_of(source),
+        [str(ROOT / source)],
+        language="c++",
+        include_dirs=torch.include,
+        library_dirs=torch.libraries,
+        libraries=["torch_python", "torch_cpu", "torch", "c10"],
+        define_macros=[("LAZYVIZ_SOURCE", f'"{digest(source)}"'), ("LAZYVIZ_TORCH", f'"{torch.version}"')],
+        extra_compile_args=options,
+    )
+
+
+def is_made(source: Path, torch: Torch | None) -> bool:
+    """Whether there is a compiled module of the source as it is, for that PyTorch."""
+    made = (ROOT / source.parent).glob(f"{source.stem}.*.so")
+    words = [digest(source)] + ([torch.version] if torch is not None and source != CYTHON else [])
+    return any(all(word.encode() in file.read_bytes() for word in words) for file in made)
+
+
+def build_all(
+    more: Sequence[str] = (), anew: bool = True, report: Callable[[str], None] = lambda sentence: None
+) -> tuple[list[Path], list[str]]:
+    """Compile what can be compiled; returns the files, and why others are missing.
+
+    ``more`` are options as in :func:`build`; without ``anew`` what is there of the same source stays.
+    ``report`` is told what is being done, from several threads.
+    """
+    reasons: list[str] = []
+    try:
+        torch: Torch | None = find_torch()
+    except CannotBuild as error:
+        torch = None
+        reasons.append(f"{error} ({', '.join(path.name for path in CPP)})")
+
+    def attempt(source: Path) -> Path | str:
+        begin = time.monotonic()
+        report(f"{source.name}: compiling")
+        try:
+            made = build(source, torch, more)
+        except CannotBuild as error:
+            return f"{source.name}: {error}"
+        except OSError as error:  # the folder is another's
+            return f"{source.name}: cannot be put into {ROOT / source.parent}: {error.strerror}"
+        report(f"{source.name}: compiled in {time.monotonic() - begin:.0f} s")
+        return made
+
+    wanted = SOURCES if torch is not None else (CYTHON,)
+    with ThreadPoolExecutor() as pool:
+        made = list(pool.map(attempt, [each for each in wanted if anew or not is_made(each, torch)]))
+    reasons += [item for item in made if isinstance(item, str)]
+    return [item for item in made if isinstance(item, Path)], reasons
+
+
+# Python's own structures are made to be initialized in part.
+STRICT = ("-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
+
+
+def check_warnings() -> list[str]:
+    """What the compiler has to say about our own C++, of PyTorch's and Python's headers nothing."""
+    torch = find_torch()
+    outside = [*torch.include, sysconfig.get_paths()["include"]]
+    compiler = os.environ.get("CXX", "g++")
+    said = []
+    for source in CPP:
+        command = [compiler, "-std=c++20", *STRICT, *(f"-isystem{path}" for path in outside)]
+        command += ['-DLAZYVIZ_SOURCE=""', '-DLAZYVIZ_TORCH=""', str(ROOT / source)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            said.append(done.stderr)
+    return said

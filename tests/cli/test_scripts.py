@@ -1,0 +1,98 @@
+"""Training scripts as people write them, through ``lazyviz run`` and ``lazyviz plan``, unchanged.
+
+Run, they print what ``python train.py`` prints.  Planned, the peak is the one that PyTorch's profiler
+measures in a process without lazyviz.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from .process import SCRIPTS, lazyviz_command, python
+
+pytestmark = pytest.mark.slow
+
+HF = (
+    "--max_steps=5 --logging_steps=2 --per_device_train_batch_size=2 --report_to=none --save_strategy=no "
+    "--disable_tqdm=True"
+)
+# Script: what it needs, its arguments.
+PROGRAMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "cnn_argparse": ((), ("--lr", "0.9", "--epochs=1")),
+    "nano_gpt": ((), ("--max_iters=4",)),
+    "gan": ((), ()),
+    "rl_loop": ((), ("--episodes", "3")),
+    "torchrun_ddp": ((), ()),
+    "hf_run_clm": (("transformers", "accelerate"), tuple(HF.split())),
+    "lightning_module": (("lightning",), ()),
+    "gcn": (("torch_geometric",), ("--hidden_channels", "8")),
+    "diffusion": (("diffusers", "accelerate"), ()),
+    "lora": (("peft", "transformers"), ("--r", "2")),
+}
+DAILY = ("cnn_argparse", "nano_gpt", "gan")
+# What the projection may be off by: a loader's worker is ahead by as much as it has had time for.
+CLOSE = {"cnn_argparse": 0.05}
+
+
+@pytest.fixture(params=PROGRAMS)
+def program(request, tmp_path):
+    """The script's path, its arguments, and the environment that its launcher would set."""
+    name = request.param
+    if request.config.getoption("--daily") and name not in DAILY:
+        pytest.skip("a few of them while one works")
+    needed, arguments = PROGRAMS[name]
+    for library in needed:
+        if find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
+    if name == "hf_run_clm":
+        arguments = (f"--output_dir={tmp_path}", *arguments)
+    env = {}
+    if name == "torchrun_ddp":
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        env = {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+    return str(SCRIPTS / f"{name}.py"), arguments, env
+
+
+def results(text: str) -> list[str]:
+    """What a script has printed, without how long it took."""
+    return [line for line in text.splitlines() if "runtime" not in line]
+
+
+def test_a_script_prints_the_same_when_it_is_run_lazily(program):
+    script, arguments, env = program
+    plain = python(script, *arguments, env=env)
+    lazily = lazyviz_command("run", script, "--", *arguments, env=env)
+    assert plain.returncode == lazily.returncode == 0, plain.stderr + lazily.stderr
+    assert any("loss" in line or line.startswith(("epoch", "[")) for line in results(plain.stdout))
+    assert results(lazily.stdout) == results(plain.stdout)
+    assert "optimizer steps" in lazily.stderr.splitlines()[-1] or "read:" in lazily.stderr
+
+
+def test_the_plan_of_a_script_has_the_peak_that_is_measured(program, tmp_path):
+    script, arguments, env = program
+    measured = python(str(Path(__file__).parent / "measure.py"), "2", script, *arguments, env=env)
+    assert measured.returncode == 0, measured.stderr
+    peak = int(measured.stdout.splitlines()[-1])
+    written = tmp_path / "plan.json"
+    done = lazyviz_command("plan", script, "--json", str(written), "--", *arguments, env=env)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(written.read_text())
+    assert (plan["end"], plan["steps"]) == ("stopped", 2)
+    low, high = plan["eager_peak_range"]
+    close = CLOSE.get(Path(script).stem, 0.005) * peak
+    assert low - close <= peak <= high + close
+    assert abs(plan["eager_peak_bytes"] - peak) <= close or low != high
+    assert "Peak of plain PyTorch" in done.stdout
