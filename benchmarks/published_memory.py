@@ -1,0 +1,316 @@
+"""Every published memory figure of ``data/published_memory.csv`` against what a plan projects for its card.
+
+Each row's program (``published_programs.py``) is recorded on this machine for the card, which is absent, and
+planned; nothing of it runs.  Written are ``results/published_memory.json`` and the page
+``docs/published_memory.md``::
+
+    python benchmarks/published_memory.py [--only TEXT] [--packages DIR]
+    python benchmarks/published_memory.py --page-only
+
+What a model of transformers keeps for its backward pass differs between releases.  A row that names one is
+recorded with the package in ``DIR/VERSION``, put there by::
+
+    pip install --no-deps --target DIR/4.46.3 transformers==4.46.3 'huggingface-hub<1' 'tokenizers>=0.20,<0.21'
+    pip install --no-deps --target DIR/4.43.4 transformers==4.43.4 'huggingface-hub<1' 'tokenizers>=0.19,<0.20'
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+DATA = HERE / "data" / "published_memory.csv"
+RESULTS = HERE / "results" / "published_memory.json"
+PAGE = HERE.parent / "docs" / "published_memory.md"
+UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
+KINDS = {
+    "allocated": "`max_memory_allocated`",
+    "reserved": "`max_memory_reserved`",
+    "driver less context": "NVML less the context",
+    "driver": "NVML",
+}
+# Cards that lazyviz does not list: memory as the source or nvidia-smi says, and the compute capability.
+CARDS = {
+    "RTX-2060": ("8 GiB", (7, 5)),
+    "RTX-3080-Ti-16GB": ("16 GiB", (8, 6)),
+    "RTX-4070-Ti-SUPER": ("16 GiB", (8, 9)),
+    "TITAN-RTX": ("24217 MiB", (7, 5)),
+}
+# Before this release cuBLAS had its workspace from CUDA and not from the caching allocator.
+CUBLAS_WORKSPACE = (1, 13)
+
+Row = dict[str, str]
+Result = dict[str, Any]
+
+
+def rows() -> list[Row]:
+    with DATA.open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    for number, row in enumerate(found, 1):
+        row["id"] = str(number)
+    return found
+
+
+def published(row: Row) -> tuple[float, float]:
+    """The published bytes, and half of the last digit's worth."""
+    unit = UNITS[row["unit"]]
+    return float(row["published"]) * unit, float(row["step"]) * unit / 2
+
+
+def card(name: str) -> Any:
+    import lazyviz
+    from lazyviz.plan.devices.profiles import CONTEXT_BYTES
+
+    if name not in CARDS:
+        return name
+    total, capability = CARDS[name]
+    return lazyviz.DeviceProfile(
+        name, total, context_bytes=CONTEXT_BYTES, compute_capability=capability, source="the published run"
+    )
+
+
+def release(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def simulated(plan: Any, version: str) -> Any:
+    """The caching allocator's figures for the plan's run, as the counters of that PyTorch release would have them."""
+    from lazyviz.plan.allocator.simulation import simulate
+
+    calls = plan._reservation.calls
+    if release(version) < CUBLAS_WORKSPACE:
+        calls = [call for call in calls if not isinstance(call[1], str)]
+    return simulate([(key, nbytes) for _, key, nbytes in calls])
+
+
+def record(row: Row) -> Result:
+    """The figures of one row's plan."""
+    import published_programs
+    import torch
+
+    import lazyviz
+
+    torch.manual_seed(0)
+    device = card(row["card"])
+    arguments = ast.literal_eval(row["arguments"])
+    program = published_programs.PROGRAMS[row["program"]]
+    if "optimizer" in program.__annotations__:
+        arguments["optimizer"] = row["optimizer"]
+    start = time.perf_counter()
+    with lazyviz.lazy(device=device, assume=published_programs.ASSUMED) as graph:
+        program(int(row["batch"]), **arguments)
+    plan = graph.plan(device=device)
+    outcome = simulated(plan, row["torch"])
+    driver = plan.eager_driver_range
+    assert plan.verdict_of == "eager" and plan.reserved_bytes is not None and driver is not None
+    by_kind = {
+        "allocated": (outcome.allocated_peak, plan.peak_range),
+        "reserved": (outcome.reserved_peak, plan.reserved_range),
+        "driver less context": (outcome.reserved_peak, driver),
+        "driver": (outcome.reserved_peak + plan.needed_bytes - plan.reserved_bytes, driver),
+    }
+    projected, stated = by_kind[row["kind"]]
+    return {
+        "projected": projected,
+        "range": stated,
+        "tensors": plan.peak_bytes,
+        "allocated": outcome.allocated_peak,
+        "reserved": outcome.reserved_peak,
+        "context": plan.needed_bytes - plan.reserved_bytes,
+        "nodes": len(graph.nodes),
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+
+
+def record_all(ids: Iterable[str]) -> None:
+    """Records rows in this process, each from a clean state; prints a line of JSON for each."""
+    import transformers
+
+    import lazyviz
+
+    transformers.utils.logging.set_verbosity_error()
+    known = {row["id"]: row for row in rows()}
+    for number in ids:
+        try:
+            result = record(known[number])
+        except Exception as error:  # a row that cannot be recorded is a row that says why
+            result = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+        lazyviz.reset()
+        print(json.dumps({"id": number, **result}), flush=True)
+
+
+def measured(chosen: Sequence[Row], packages: Path | None) -> dict[str, Result]:
+    """Every row's result by its number; a process for each release of transformers."""
+    results: dict[str, Result] = {}
+    for version in sorted({row["transformers"] for row in chosen}):
+        ids = [row["id"] for row in chosen if row["transformers"] == version]
+        folder = packages / version if packages is not None else None
+        if version and (folder is None or not folder.is_dir()):
+            missing = f"transformers {version} is not in the folder of --packages"
+            results.update({number: {"failed": missing} for number in ids})
+            continue
+        path = [str(folder)] if version else []
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join([*path, environment.get("PYTHONPATH", str(HERE.parent))])
+        command = [sys.executable, str(Path(__file__)), "--record", ",".join(ids)]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for line in done.stdout.splitlines():
+            if line.startswith("{"):
+                result = json.loads(line)
+                results[result.pop("id")] = result
+        ended = {"failed": f"the process that recorded it ended with status {done.returncode}"}
+        results.update({number: ended for number in ids if number not in results})
+    return results
+
+
+def judged(row: Row, result: Result) -> Result:
+    """Adds the error and whether the published value, as exact as it is, lies in the range."""
+    if "failed" in result:
+        return result
+    value, half = published(row)
+    low, high = result["range"]
+    return result | {
+        "published": value,
+        "error": result["projected"] / value - 1,
+        "hit": low <= value + half and value - half <= high,
+    }
+
+
+def summary(results: Sequence[Result]) -> dict[str, Any]:
+    good = [result for result in results if "failed" not in result]
+    errors = [abs(result["error"]) for result in good]
+    widths = [(result["range"][1] - result["range"][0]) / result["projected"] for result in good]
+    return {
+        "rows": len(results),
+        "failed": len(results) - len(good),
+        "median error": statistics.median(errors),
+        "within 1 %": sum(error <= 0.01 for error in errors),
+        "worst error": max(errors),
+        "in the range": sum(result["hit"] for result in good),
+        "median width of the range": statistics.median(widths),
+    }
+
+
+HEAD = """# Published memory figures, and what a plan says
+
+Made by `benchmarks/published_memory.py` from `benchmarks/data/published_memory.csv`; do not edit. Each figure was measured on a
+GPU and published by somebody else. Its program was written down again, recorded here for that card, which is not in the machine, and
+planned; nothing ran. The projection is of plain eager PyTorch, with one release's kernels ({torch}); a figure of allocated memory counts
+blocks of the caching allocator, as PyTorch's counters do. Programs are in `benchmarks/published_programs.py`; what the source leaves open
+and was inferred is in the notes below each table.
+
+"""
+
+
+def table(found: Sequence[tuple[Row, Result]]) -> list[str]:
+    lines = [
+        "| program | batch | precision | optimizer | published | projected | error | range | |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row, result in found:
+        unit = UNITS[row["unit"]]
+        digits = 0 if row["step"] == "1" else 2
+        shown = f"| {row['title']} | {row['batch']} | {row['precision']} | {row['optimizer']} "
+        shown += f"| {row['published']} {row['unit']} "
+        if "failed" in result:
+            lines.append(shown + f"| — | — | — | not recorded: {result['failed']} |")
+            continue
+        low, high = (f"{size / unit:,.{digits}f}" for size in result["range"])
+        lines.append(
+            shown + f"| {result['projected'] / unit:,.{digits}f} | {100 * result['error']:+.2f} % "
+            f"| {low} to {high} | {'hit' if result['hit'] else 'miss'} |"
+        )
+    return lines
+
+
+def page(data: dict[str, Any]) -> str:
+    """The page of the docs, of the results as they are saved."""
+    known = rows()
+    found = [(row, judged(row, data["runs"][row["id"]])) for row in known]
+    lines = [HEAD.format(torch=f"PyTorch {data['torch'].partition('+')[0]}"), "## Summary", ""]
+    lines += [
+        "| measured | rows | not recorded | median error | within 1 % | worst | in the range | median width of the range |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    groups = [(text, [each for each in found if each[0]["kind"] == kind]) for kind, text in KINDS.items()]
+    for text, group in [*groups, ("all", found)]:
+        if not any("failed" not in result for _, result in group):
+            continue
+        total = summary([result for _, result in group])
+        recorded = total["rows"] - total["failed"]
+        lines.append(
+            f"| {text} | {total['rows']} | {total['failed']} | {100 * total['median error']:.2f} % "
+            f"| {total['within 1 %']} of {recorded} | {100 * total['worst error']:.1f} % "
+            f"| {total['in the range']} of {recorded} | {100 * total['median width of the range']:.1f} % |"
+        )
+    sources = list(dict.fromkeys(row["source"] for row in known))
+    cards = len({row["card"] for row in known})
+    lines += ["", f"{len(known)} figures of {len(sources)} sources on {cards} cards.", ""]
+    for source in sources:
+        own = [each for each in found if each[0]["source"] == source]
+        for key in dict.fromkeys((row["url"], row["card"], row["torch"], row["kind"]) for row, _ in own):
+            part = [
+                each
+                for each in own
+                if key == (each[0]["url"], each[0]["card"], each[0]["torch"], each[0]["kind"])
+            ]
+            first = part[0][0]
+            of = f", transformers {first['transformers']}" if first["transformers"] else ""
+            lines += [f"## [{source}]({first['url']})", ""]
+            lines += [f"{first['card']}, PyTorch {first['torch']}{of}; {KINDS[first['kind']]}.", ""]
+            lines += table(part)
+            notes = list(dict.fromkeys(row["note"] for row, _ in part if row["note"]))
+            lines += ["", *(f"- {note}" for note in notes), ""] if notes else [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", metavar="TEXT", help="rows whose source or program has this text")
+    parser.add_argument("--packages", type=Path, metavar="DIR", help="a folder per release of transformers")
+    parser.add_argument("--page-only", action="store_true", help="write the page from the saved results")
+    parser.add_argument("--record", metavar="IDS", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.record:
+        record_all(options.record.split(","))
+        return
+    known = rows()
+    data = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"runs": {}}
+    if not options.page_only:
+        import torch
+
+        wanted = [
+            row
+            for row in known
+            if not options.only or any(options.only in row[key] for key in ("source", "program", "title"))
+        ]
+        data["torch"] = torch.__version__
+        data["runs"].update(measured(wanted, options.packages))
+        for row in wanted:
+            result = judged(row, data["runs"][row["id"]])
+            text = result.get("failed") or (
+                f"{result['projected'] / 1e6:10,.1f} MB {100 * result['error']:+7.2f} %  "
+                f"{'hit' if result['hit'] else 'miss'}"
+            )
+            print(f"{row['source'][:30]:30} {row['title'][:48]:48} {row['batch']:>3}  {text}", flush=True)
+        RESULTS.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    if all(row["id"] in data["runs"] for row in known):
+        PAGE.write_text(page(data), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
