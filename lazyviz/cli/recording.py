@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Generic, Literal, TypeVar
 
-from ..record.pending_ops import AbsentDeviceError
 from ..record.provenance.source_lines import is_user_file
+from ..record.sync_points import AbsentDeviceError
 from ..session.lazy_graph import LazyGraph, lazy
 from ..torch_internals.optimizer_steps import watched_steps
 from .script import Script, Stopped, exit_code
