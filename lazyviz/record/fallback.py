@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..graph.collectives import NAMESPACES
 from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
 from ..torch_internals import private_api
 from .external_tensors import ExternalTensors
@@ -34,6 +35,8 @@ def dispatch_opaque(tape: ExternalTensors, op: Any, args: tuple[Any, ...], kwarg
     """Run a higher-order operator (``torch.cond``, flex attention) at once: it is not one kernel."""
     if getattr(op, "namespace", "") == "profiler":
         return op(*args, **kwargs)
+    if op.namespace in NAMESPACES and tape.world is not None and _is_recording(tape) and not tape.pauses:
+        return tape.world.collective(op, args, kwargs)
     evaluate_arguments(tape, args, kwargs, str(op), write=False)
     with tape.paused():
         result = op(*args, **kwargs)

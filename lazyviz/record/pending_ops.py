@@ -8,10 +8,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
+from ..graph.collectives import NAMESPACES
 from ..graph.ir import Graph, SyncPoint, at
 from ..process.transaction import Transaction
 from ..torch_internals import cuda as torch_cuda
@@ -99,6 +100,24 @@ class AbsentDeviceError(RuntimeError):
     """Something needs a value that only a GPU which is not on this machine could compute."""
 
 
+class Elsewhere:
+    """``ranks``: something was recorded that other ranks, which are not here, would have to take part in."""
+
+    ranks: ClassVar[bool] = False
+
+
+class OneRank(Protocol):
+    """The rank of N that a cell is recorded for, without the others."""
+
+    size: int
+    rank: int
+
+    def collective(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def functional(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], recorded: Callable[..., Any]
+    ) -> Any: ...
+
+
 class Evaluator(Protocol):
     """Runs pending nodes, given in program order; provided by a later stage."""
 
@@ -167,6 +186,8 @@ class PendingOps:
         self._born = time.perf_counter()
         self._looked_for = 0.0  # seconds
         self.absent: PlannedCards | None = None  # the card that is planned, where it is not in this machine
+        self.world: OneRank | None = None  # of the ranks that are planned, the one that is recorded
+        self.communicating = False  # what is recorded now is (a part of) a functional collective
 
     def sync(
         self, cause: str, needed: Iterable[TrackedNode], nbytes: int = 0, *, a_number: bool = False
@@ -185,16 +206,13 @@ class PendingOps:
     def _sync(self, needed: Iterable[TrackedNode], cause: str, nbytes: int, a_number: bool) -> None:
         nodes = closure(needed)
         line, reader = self.scopes.sources.read_at(sys._getframe(2))
-        if torch_cuda.STAND_INS and needs_absent(nodes):
+        if may_need_absent() and needs_absent(nodes):
             where = at(line, reader) + (f": {line.text}" if line else "")
-            text = (
-                f"{cause}{where} needs a value that only the planned GPU could compute, which is not on this "
-                "machine"
-            )
-            if self.absent is not None:
+            text = f"{cause}{where} needs a value that {_who(nodes)}"
+            if self.absent is not None or self.world is not None:
                 text += "; the plan is of what comes before"
             text += "."
-            if self.absent is not None and a_number and line is not None:
+            if (self.absent or self.world) is not None and a_number and line is not None:
                 text += (
                     f" To go on, say what is read there: %%lazy --assume {line.line}=VALUE, or "
                     f"lazyviz.lazy(assume={{{line.line}: VALUE}})."
@@ -494,12 +512,29 @@ class PendingOps:
         return Paused(self)
 
 
+def may_need_absent() -> bool:
+    """Whether :func:`needs_absent` may be true of anything in this process."""
+    return bool(torch_cuda.STAND_INS) or Elsewhere.ranks
+
+
 def needs_absent(nodes: Iterable[TrackedNode]) -> bool:
-    """Whether only a GPU that is not on this machine could run some of ``nodes``."""
+    """Whether only a GPU that is not on this machine, or other ranks, could run some of ``nodes``."""
     absent = torch_cuda.STAND_INS
-    return bool(absent) and any(
-        value.meta.device in absent for node in nodes for value in (*node.outputs, *node.inputs)
+    if not absent:
+        return Elsewhere.ranks and any(node.op.namespace in NAMESPACES for node in nodes)
+    return any(
+        node.op.namespace in NAMESPACES
+        or any(value.meta.device in absent for value in (*node.outputs, *node.inputs))
+        for node in nodes
     )
+
+
+def _who(nodes: Sequence[TrackedNode]) -> str:
+    """Who could compute what needs ``nodes``, and is not here."""
+    absent = torch_cuda.STAND_INS
+    if any(value.meta.device in absent for node in nodes for value in node.outputs):
+        return "only the planned GPU could compute, which is not on this machine"
+    return "depends on what the other planned ranks would send, which are not there"
 
 
 def unlink_tensors(nodes: Iterable[TrackedNode], given: Iterable[TrackedValue]) -> None:

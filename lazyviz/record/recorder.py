@@ -204,6 +204,8 @@ class Tape(ExternalTensors):
             return op(*args, **kwargs)
         if info.lifts and type(args[0]) is not LazyTensor:
             return args[0]
+        if info.communicates:
+            return self._communicate(op, args, kwargs)
         if info.zeros:
             return op(*args, **kwargs)  # a tensor without memory, which the layers above see through
         if info.adds and self.summing is not None and self._sums_in_place(args):
@@ -216,6 +218,16 @@ class Tape(ExternalTensors):
         if info.of_parts and unrecorded_ops.is_differentiated((*args, *kwargs.values())):
             return self.run_now(op, info, args, kwargs, f"{op} has no gradient but that of its kernel's ops")
         return _NO_ANSWER
+
+    def _communicate(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an op gives that communicates with other ranks, where this is one of N."""
+        if self.world is None or self.communicating:
+            return _NO_ANSWER
+        self.communicating = True
+        try:
+            return self.world.functional(op, args, kwargs, self.record)
+        finally:
+            self.communicating = False
 
     def _infer(
         self,
@@ -365,6 +377,11 @@ class Tape(ExternalTensors):
         values.append(value)
         tensors.append(item)
         key.append(value.meta)
+        return value
+
+    def translated(self, tensor: torch.Tensor, values: list[TrackedValue]) -> TrackedValue:
+        """The value of a tensor that an op reads; it is appended to ``values``."""
+        value: TrackedValue = self._translate(tensor, frozenset(), values, [], [])
         return value
 
     def _generator(

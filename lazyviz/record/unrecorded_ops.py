@@ -21,7 +21,7 @@ from .fake_cuda.host_values import on_host, reads_host
 from .interception.sparse_components import parts_of
 from .lazy_tensor import LazyTensor, describe, is_pending
 from .partial_writes import OVERWRITES, is_all_of, is_half_done, set_anew
-from .pending_ops import needs_absent
+from .pending_ops import may_need_absent, needs_absent
 from .rng import Generators
 from .shapes.inference import OpInfo
 from .storage import FORGOTTEN, Lost, TrackedNode, TrackedStorage
@@ -90,7 +90,7 @@ def nodes_before_access(tape: ExternalTensors, tensor: torch.Tensor, *, write: b
 
 def is_out_of_reach(tape: ExternalTensors, tensor: torch.Tensor) -> bool:
     """Whether only a GPU that is not here could tell what ``tensor`` holds."""
-    if not torch_cuda.STAND_INS:  # before the walk: every read comes by here
+    if not may_need_absent():  # before the walk: every read comes by here
         return False
     return needs_absent(closure(nodes_before_access(tape, tensor, write=False)))
 

@@ -21,7 +21,7 @@ from ..process.signals import Deferred
 from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception import warning_routing
-from ..record.pending_ops import SyncError, needs_absent
+from ..record.pending_ops import SyncError, may_need_absent, needs_absent
 from ..record.recorder import tape
 from ..record.storage import TrackedNode
 from ..torch_internals import cuda as torch_cuda
@@ -33,7 +33,7 @@ from .recorded_graph import RecordedGraph
 def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
     """The graphs of ``nodes``, if there is nothing to it but to run them."""
     errors, irs = node_passes.begin(nodes)
-    if not nodes or errors or torch_cuda.may_have_cuda() or (torch_cuda.STAND_INS and needs_absent(nodes)):
+    if not nodes or errors or torch_cuda.may_have_cuda() or (may_need_absent() and needs_absent(nodes)):
         return None
     touched = []
     for reference in evaluation.graphs.valuerefs():  # `values` guards its iteration, for as long again

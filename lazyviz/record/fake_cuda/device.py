@@ -211,6 +211,7 @@ class AbsentCards:
         replace(accelerator, "is_available", lambda: not tape.shapes.inferring)
         replace(accelerator, "device_count", lambda: card.count)
         replace(accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+        replace(*torch_cuda.GET_ACCELERATOR, lambda check=False: torch.device("cuda"))
         replace(accelerator, "current_device_index", lambda: self.current)
         replace(accelerator, "current_device_idx", lambda: self.current)
         replace(accelerator, "set_device_index", self._set_device)

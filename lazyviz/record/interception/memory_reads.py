@@ -21,6 +21,7 @@ from ...process.tracebacks import shorten, shortened
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
 from .. import constant_folding, fallback
+from ..distributed.resized_storage import planned_storage
 from ..fake_cuda import data_errors
 from ..fake_cuda import device as fake_cuda_device
 from ..fake_cuda.host_values import host_copy
@@ -176,6 +177,8 @@ class SyncPatches:
                 ):
                     with tape.paused():
                         return original(copy, *args, **kwargs)
+                if cause == "storage access" and (storage := planned_storage(tape, tensor)) is not None:
+                    return storage
                 if cause in fake_cuda_device.READERS and (
                     is_out_of_reach(tape, tensor)
                     or (cause == "deepcopy" and tape.absent is not None and is_pending(tensor))
