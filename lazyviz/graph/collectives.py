@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,8 +93,11 @@ def kind_of(node: Node) -> str | None:
     return _KINDS.get(name) if namespace in NAMESPACES else None
 
 
-def collective_of(node: Node) -> Collective | None:
-    """What a node communicates; ``None`` if it does not, or in a group that is not known."""
+def collective_of(node: Node, size: Callable[[Value], int] | None = None) -> Collective | None:
+    """What a node communicates; ``None`` if it does not, or in a group that is not known.
+
+    ``size`` tells how many bytes a value has, where it is not as it was recorded.
+    """
     kind = kind_of(node)
     if kind is None:
         return None
@@ -112,7 +115,7 @@ def collective_of(node: Node) -> Collective | None:
         chosen = node.outputs
     else:
         chosen = values_in((arguments[names[0]],))
-    nbytes = sum(value.nbytes for value in chosen)
+    nbytes = sum(value.nbytes if size is None else size(value) for value in chosen)
     if kind == "gather" and len(names) == 1:  # not the root: it has what it sends alone
         nbytes *= group.size
     root = arguments.get("root_rank", arguments.get("src"))

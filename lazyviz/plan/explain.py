@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..graph.sync_points import listed
+from .communication import in_words
 from .formatting import family, line_text, line_with_text, where
 from .liveness.live_set import CATEGORIES, Allocation, Moment
 from .plan import Plan
@@ -26,6 +27,7 @@ def explain(plan: Plan) -> str:
     lines += _remedies(plan)
     lines.append(verdict(plan))
     lines += of_batch(plan)
+    lines += in_words(plan._graph, plan.communication)
     if plan._reservation is not None:
         lines.append(_reserved(plan))
     for name, other in list(plan.devices.items())[1:]:

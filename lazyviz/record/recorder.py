@@ -19,7 +19,12 @@ from ..graph.ir import TensorMeta
 from ..process.tracebacks import shorten
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dynamo, private_api
-from ..torch_internals.dispatch_handlers import ask_subclasses, by_others, past_torch_function
+from ..torch_internals.dispatch_handlers import (
+    ask_subclasses,
+    by_others,
+    is_dispatched_in_cpp,
+    past_torch_function,
+)
 from ..torch_internals.private_api import OpOverload
 from . import backward_nodes, constant_folding, fallback, unrecorded_ops
 from .dependencies import order
@@ -90,7 +95,7 @@ def _unwrapped(
 ) -> Any:
     """What other people's subclasses answer, who take a pending tensor for a tensor: they unwrap first."""
     others = tuple([cls for cls in types if cls is not LazyTensor])
-    if len(others) == len(types):
+    if len(others) == len(types) or any(map(is_dispatched_in_cpp, others)):
         return NotImplemented  # PyTorch asks them next
     return ask_subclasses(mode, others, func, args, kwargs)
 

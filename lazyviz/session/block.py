@@ -144,7 +144,7 @@ class LazyBlock(Transaction, Generic[G]):
         ir.whole, ir.independent_rng = tuple(options.whole), options.independent_rng
         ir.place, ir.is_cell = tape.scopes.sources.find(frame)[0], bool(options.code)
         cards = planned_device.cards(tape, card, ir, options.assume, device)
-        world = planned_device.one_of_many(tape, size, options.rank, card, device)
+        world = planned_device.one_of_many(tape, size, options.rank, card, ir, device)
         if not _open:
             if Lost.something and tape.pending:
                 tape.forget_lost()

@@ -60,15 +60,20 @@ def resolved(device: Any, size: int = 1, rank: int = 0) -> tuple[Any, Card | Non
     )
 
 
-def one_of_many(tape: Tape, size: int, rank: int, card: Card | None, device: Any) -> OneOfMany | None:
+def one_of_many(
+    tape: Tape, size: int, rank: int, card: Card | None, graph: Graph, device: Any
+) -> OneOfMany | None:
     """The context in which this process is ``rank`` of ``size``; ``None``: it is alone, or is so already.
 
     Raises:
         RuntimeError: an outer block or ``torch.distributed`` has it as another rank.
     """
-    if size == 1:
-        return None
     outer = tape.world
+    if size == 1:
+        if outer is not None:
+            graph.world_size, graph.rank = outer.size, outer.rank
+        return None
+    graph.world_size, graph.rank = size, rank
     if outer is not None:
         if (outer.size, outer.rank) != (size, rank):
             raise RuntimeError(

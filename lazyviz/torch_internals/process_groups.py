@@ -11,6 +11,7 @@ Private:
   ``init_process_group`` finds it.  ``BackendConfig`` would ask for NCCL, which a CPU build lacks.
 - ``_create_work_from_future``: a ``Work`` whose future has the tensors of the call, which the reducer of
   ``DistributedDataParallel`` takes them from; that of ``FakeWork`` has none.
+- ``_clear_sharding_prop_cache`` and its like: what DTensor has worked out for the meshes of another rank.
 - ``_random._rng_tracker``: DTensor's draws follow a tracker that refers to a mesh of the groups.
 """
 
@@ -77,10 +78,22 @@ def exchange(tables: GroupTables) -> GroupTables:
     state._pg_coalesce_state.update(tables.coalescing)
     for name, group in tables.names:
         core._register_process_group(name, group)
+    _forget_shardings()
     if tables.default is not None:
         core._set_global_rank(tables.default.rank())
     _tracker(tables)
     return before
+
+
+def _forget_shardings() -> None:
+    """DTensor remembers by meshes, which are equal on all ranks, what refers to the groups of one."""
+    if "torch.distributed.tensor._redistribute" in sys.modules:
+        from torch.distributed.tensor import _redistribute
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
+        _redistribute.clear_redistribute_planner_cache()
+        _redistribute._gen_transform_infos.cache_clear()
 
 
 def _tracker(tables: GroupTables | None) -> Any:

@@ -93,10 +93,7 @@ class OneOfMany(Transaction):
     def begin(self) -> None:
         self.refuse_others()
         self.undo_by(self._take_back)
-        tape, graph = self._tape, self._tape.graph
-        tape.world = self
-        if graph is not None:
-            graph.world_size, graph.rank = self.size, self.rank
+        self._tape.world = self
         self._set_environment()
         for owner, name, value in process_groups.patches():
             self._patches.set(owner, name, value)

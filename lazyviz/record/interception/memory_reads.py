@@ -139,6 +139,8 @@ class SyncPatches:
         tape = self.tape
         if tape.shapes.inferring or tape.running == threading.get_ident():
             return
+        if tensor.is_meta:  # the user's own: of a planned one Python says its device
+            return
         needed = nodes_before_access(tape, tensor, write=(write := cause in _HANDED_OUT))
         if needed:
             if cause in checkpoint_saving.CAUSES and tape.absent is None:
