@@ -91,7 +91,10 @@ def _rank(rank: int, name: str, ranks: int, folder: str) -> None:
 
 
 def measured(name: str, ranks: int, runs: int = 3) -> list[int]:
-    """Bytes that each rank allocates at most: the least of some runs, for what a thread of gloo's frees is lost."""
+    """Bytes that each rank allocates at most.
+
+    The least of some runs: what a thread of gloo's frees may still count as held.
+    """
     return [min(peaks) for peaks in zip(*[_measured(name, ranks) for _ in range(runs)])]
 
 
@@ -131,7 +134,9 @@ def compared(name: str, ranks: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="programs; default: all")
     parser.add_argument("--ranks", default="2,4", help="sizes of the group")
     parser.add_argument("--json", type=Path, default=None)

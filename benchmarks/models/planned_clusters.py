@@ -1,6 +1,6 @@
 """Training steps of large models on cards that are not there, as one rank runs them; nothing is loaded.
 
-    python benchmarks/models/planned_clusters.py [llama-70b|mixtral|llama-8b-2d|gpt2-ddp ...]
+python benchmarks/models/planned_clusters.py [llama-70b|mixtral|llama-8b-2d|gpt2-ddp ...]
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
-    PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
     loss_parallel,
@@ -36,7 +35,10 @@ class Program:
 def gpt2(device: torch.device, **changes: Any) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = {"n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 500, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 1} | changes  # fmt: skip
+    sizes = {
+        "n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 500, "n_positions": 64,
+        "bos_token_id": 1, "eos_token_id": 1,
+    } | changes  # fmt: skip
     return GPT2LMHeadModel(GPT2Config(**sizes)).to(device)
 
 
@@ -218,4 +220,3 @@ PROGRAMS: dict[str, Program] = {
     "sequence and loss parallel": Program(sequence_parallel),
     "FSDP2 and tensor parallel": Program(two_dimensions, (4,)),
 }
-_ = PrepareModuleInput

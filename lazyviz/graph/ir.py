@@ -140,10 +140,10 @@ def works_by_element(op: OpOverload) -> bool:
 
 
 class Resize(NamedTuple):
-    """From node ``index`` on, of the graph with the identity ``graph``, a storage has ``nbytes`` bytes."""
+    """From node ``position`` on, of the graph with the identity ``graph``, a storage has ``nbytes`` bytes."""
 
     graph: int
-    index: int
+    position: int
     nbytes: int
 
 

@@ -74,7 +74,7 @@ class _Flat:
             copy.created = self._position(owner, storage.created)
         copy.resized = tuple(
             [
-                resize._replace(graph=id(self.flat), index=self._position(graph, resize.index))
+                resize._replace(graph=id(self.flat), position=self._position(graph, resize.position))
                 for resize in storage.resized
                 if (graph := self._by_id.get(resize.graph)) is not None
             ]

@@ -1,9 +1,9 @@
 """What one rank of several sends to the others while it runs a graph, in bytes.
 
 By the ring algorithm, in which every rank has the same share of the work: of ``n`` ranks each sends
-``2 (n - 1) / n`` of the tensor for an all-reduce and ``(n - 1) / n`` of the gathered or scattered tensor for an
-all-gather, a reduce-scatter and an all-to-all.  These are the factors by which NCCL's own tests turn time into
-the bandwidth of the bus (nccl-tests, ``doc/PERFORMANCE.md``); of a broadcast or a reduce, whose factor is 1, a
+``2 (n - 1) / n`` of the tensor for an all-reduce and ``(n - 1) / n`` of the gathered or scattered tensor for
+an all-gather, a reduce-scatter and an all-to-all.  By these factors NCCL's own tests turn time into the
+bandwidth of the bus (nccl-tests, ``doc/PERFORMANCE.md``); of a broadcast or a reduce, whose factor is 1, a
 rank passes the whole tensor on.  A root that scatters sends every other rank its part, one that gathers
 sends nothing.  What a rank receives is as much, but for rooted collectives and messages.
 """

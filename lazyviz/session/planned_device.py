@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ..graph.ir import Graph
-from ..plan.devices.devices import DeviceProfile, card_number, cuda_devices, resolve, unknown_card
 from ..plan.device_plan import is_card
+from ..plan.devices.devices import DeviceProfile, card_number, cuda_devices, resolve, unknown_card
 from ..plan.liveness.lifetimes import allocated, lifetimes
 from ..plan.planner import make_plan
 from ..process.transaction import Transaction

@@ -59,7 +59,7 @@ class GroupTables:
 def exchange(tables: GroupTables) -> GroupTables:
     """Have ``torch.distributed`` know ``tables`` and nothing else; returns what it knew."""
     module, state = c10d(), c10d()._world
-    core = torch._C._distributed_c10d
+    core: Any = torch._C._distributed_c10d
     before = GroupTables()
     for name in _TABLES:
         before.tables[name] = dict(getattr(module, name))
@@ -98,12 +98,12 @@ def _forget_shardings() -> None:
 
 def _tracker(tables: GroupTables | None) -> Any:
     """What DTensor draws by, where it has been imported; with ``tables`` theirs is put in its place."""
-    module = sys.modules.get("torch.distributed.tensor._random")
+    module: Any = sys.modules.get("torch.distributed.tensor._random")
     if module is None:
         return None
     if tables is not None:
-        module._rng_tracker = tables.trackers  # type: ignore[attr-defined]
-    return module._rng_tracker  # type: ignore[attr-defined]
+        module._rng_tracker = tables.trackers
+    return module._rng_tracker
 
 
 def patches() -> Iterable[tuple[Any, str, Any]]:
@@ -142,13 +142,15 @@ def start(rank: int, size: int, backend: str) -> None:
     """
     hook = sys.excepthook
     try:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=rank, world_size=size)
+        dist.init_process_group(
+            backend, store=torch._C._distributed_c10d.HashStore(), rank=rank, world_size=size
+        )
     finally:
         sys.excepthook = hook  # which PyTorch puts the rank in front of
 
 
 def call_itself(function: Any) -> Any:
-    """The function that PyTorch's decorators, which log and time, are around: whoever has imported it calls it."""
+    """The function inside PyTorch's decorators, which log and time: whoever has imported it calls it."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
@@ -184,7 +186,8 @@ def done(tensors: list[Any]) -> Any:
     """What a collective on ``tensors`` gives its caller to wait for, as the dispatcher takes it."""
     future: Any = torch.futures.Future()
     future.set_result(tensors)
-    return torch._C._distributed_c10d._create_work_from_future(future).boxed()
+    core: Any = torch._C._distributed_c10d
+    return core._create_work_from_future(future).boxed()
 
 
 def unboxed(item: Any) -> Any:
@@ -199,14 +202,14 @@ def unboxed(item: Any) -> Any:
 
 def group_named(name: str) -> Any:
     """The group that functional collectives find by this name."""
-    return torch._C._distributed_c10d._resolve_process_group(name)
+    core: Any = torch._C._distributed_c10d
+    return core._resolve_process_group(name)
 
 
 def ranks_of(group: Any) -> tuple[int, ...]:
     """The ranks in the world of a group's members, in the group's order."""
     found = c10d()._pg_group_ranks.get(group)
     return tuple(found) if found else tuple(range(group.size()))
-
 
 
 def fsdp_parameter() -> Any:

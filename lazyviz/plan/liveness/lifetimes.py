@@ -152,7 +152,9 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
     if continued:
         result = _joined(result)
     if any(span.storage.resized for span in result):
-        return [part for span in result for part in (_parts(graph, span) if span.storage.resized else (span,))]
+        return [
+            part for span in result for part in (_parts(graph, span) if span.storage.resized else (span,))
+        ]
     return result
 
 
@@ -163,9 +165,10 @@ def _parts(graph: Graph, span: Lifetime) -> Iterable[Lifetime]:
     """
     storage, count = span.storage, len(graph.nodes)
     sizes: list[tuple[int, int]] = []  # from which position on it has how many bytes
+    before = storage.nbytes
     for resize in storage.resized:
         if resize.graph == id(graph):
-            sizes.append((resize.index, resize.nbytes))
+            sizes.append((resize.position, resize.nbytes))
         elif not sizes:  # its own size, or what an earlier graph has left it with
             before = resize.nbytes
     sizes.insert(0, (span.start, before))

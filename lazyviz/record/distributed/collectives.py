@@ -51,9 +51,7 @@ def record(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return tuple(results) if len(results) > 1 else results[0] if results else None
 
 
-def _note(
-    tape: Tape, op: Any, args: tuple[Any, ...], written: list[torch.Tensor], frame: FrameType
-) -> None:
+def _note(tape: Tape, op: Any, args: tuple[Any, ...], written: list[torch.Tensor], frame: FrameType) -> None:
     values: list[TrackedValue] = []
     try:
         recorded = tuple([_translated(tape, item, values) for item in args])
@@ -103,7 +101,7 @@ def record_functional(
     if name == "wait_tensor":  # gives back what it is given: there is nothing to wait for
         return args[0]
     if name == "_wrap_tensor_autograd":  # its kernel is in Python, and makes no memory
-        return process_groups.wrapper_classes()[1](*args)  # type: ignore[call-arg]
+        return process_groups.wrapper_classes()[1](*args)
     names = [argument.name for argument in schema.arguments]
     if "group_name" not in names:
         return recorded(op, args, kwargs)

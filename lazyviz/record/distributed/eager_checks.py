@@ -20,7 +20,12 @@ def install(patches: Patches) -> None:
 
         @functools.wraps(original)
         def broadcast_object_list(
-            object_list: Any, src: Any = None, group: Any = None, *rest: Any, _original: Any = original, **named: Any
+            object_list: Any,
+            src: Any = None,
+            group: Any = None,
+            *rest: Any,
+            _original: Any = original,
+            **named: Any,
         ) -> Any:
             root = named.get("group_src")
             own = dist.get_rank(group) if root is not None else dist.get_rank()
@@ -34,7 +39,7 @@ def install(patches: Patches) -> None:
 
     @functools.wraps(reset)
     def reset_sharded_param(parameter: Any) -> None:
-        """It compares types and addresses, which pending tensors have not, and would copy what it padded before."""
+        """It compares types and addresses, which pending tensors lack, and would copy what it has padded."""
         current = getattr(parameter._module_info.module, parameter._module_info.param_name)
         before: torch.Tensor = parameter._sharded_param_data
         local = current._local_tensor

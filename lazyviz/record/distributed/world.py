@@ -40,7 +40,9 @@ def world_size(mesh: Sequence[int] | int | None, rank: int) -> int:
         return 1
     sizes = (mesh,) if isinstance(mesh, int) else tuple(mesh)
     if not sizes or any(type(size) is not int or size < 1 for size in sizes):
-        raise ValueError(f"mesh takes the number of ranks in each dimension, such as (8,) or (2, 4), got {mesh!r}")
+        raise ValueError(
+            f"mesh takes the number of ranks in each dimension, such as (8,) or (2, 4), got {mesh!r}"
+        )
     size = math.prod(sizes)
     if type(rank) is not int or not 0 <= rank < size:
         raise ValueError(f"rank is from 0 to {size - 1} in a mesh of {size}, got {rank!r}")
@@ -86,8 +88,8 @@ class OneOfMany(Transaction):
             return
         raise RuntimeError(
             f"torch.distributed is initialized already, by {process_groups.backend_name()} as rank {rank} of "
-            f"{size}: a block for rank {self.rank} of {self.size} needs torch.distributed.destroy_process_group() "
-            "before it"
+            f"{size}: a block for rank {self.rank} of {self.size} needs "
+            "torch.distributed.destroy_process_group() before it"
         )
 
     def begin(self) -> None:
@@ -179,7 +181,8 @@ class OneOfMany(Transaction):
         """
         if size not in (-1, self.size) or rank not in (-1, self.rank):
             raise RuntimeError(
-                f"init_process_group(rank={rank}, world_size={size}) in a block for rank {self.rank} of {self.size}"
+                f"init_process_group(rank={rank}, world_size={size}) in a block for rank {self.rank} of "
+                f"{self.size}"
             )
         if not torch.distributed.is_initialized():  # the program has destroyed them
             self._start(str(backend or self.backend))

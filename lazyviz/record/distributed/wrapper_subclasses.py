@@ -34,7 +34,9 @@ def install(patches: Patches) -> None:
         patches.set(cls, "is_cuda", of(lambda found: found.type == "cuda"))
         patches.set(cls, "is_meta", of(lambda found: found.type == "meta"))
         patches.set(cls, "is_cpu", of(lambda found: found.type == "cpu"))
-        patches.set(cls, "get_device", lambda tensor: -1 if (index := device(tensor).index) is None else index)
+        patches.set(
+            cls, "get_device", lambda tensor: -1 if (index := device(tensor).index) is None else index
+        )
     original = torch.Tensor._make_wrapper_subclass
 
     @functools.wraps(original)

@@ -56,8 +56,8 @@ class OpInfo:
     """What does not change between calls of one operator."""
 
     __slots__ = (
-        "adds", "argument_names", "by_type", "checks_content", "communicates", "counts_writes", "draws", "fills_dtype",
-        "generator", "gradients", "hidden_condition", "hidden_writes",
+        "adds", "argument_names", "by_type", "checks_content", "communicates", "counts_writes",
+        "draws", "fills_dtype", "generator", "gradients", "hidden_condition", "hidden_writes",
         "is_view", "op", "lifts", "metadata_only", "metadata_write", "mutable_kwargs",
         "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "of_views",
         "profiles", "resizes", "returned",

@@ -100,7 +100,8 @@ def _communication(node: Node) -> list[list[str]]:
     if found is None:
         return []
     sizes = f"{format_bytes(found.nbytes)}, {format_bytes(found.sent_bytes)} of them sent by this rank"
-    return [["group", f"{found.group.name}, rank {found.group.rank} of {found.group.size}"], ["collective", sizes]]
+    group = f"{found.group.name}, rank {found.group.rank} of {found.group.size}"
+    return [["group", group], ["collective", sizes]]
 
 
 def _of_op(scene: Scene, box: Box, node: Node) -> dict[str, Any]:
