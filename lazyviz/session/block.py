@@ -143,8 +143,8 @@ class LazyBlock(Transaction, Generic[G]):
             named.begin(tape, ir)
         ir.whole, ir.independent_rng = tuple(options.whole), options.independent_rng
         ir.place, ir.is_cell = tape.scopes.sources.find(frame)[0], bool(options.code)
-        cards = planned_device.cards(tape, card, ir, options.assume, device)
         world = planned_device.one_of_many(tape, size, options.rank, card, ir, device)
+        cards = planned_device.cards(tape, card, ir, options.assume, device)
         if not _open:
             if Lost.something and tape.pending:
                 tape.forget_lost()

@@ -138,16 +138,18 @@ class _Cards(Transaction):
 
 def refuse(nodes: Sequence[TrackedNode], device: Any) -> None:
     """Raise :class:`AbsentDeviceError` if some of ``nodes`` can only be planned."""
-    if not torch_cuda.STAND_INS and needs_absent(nodes):
+    if not needs_absent(nodes):
+        return
+    absent = torch_cuda.STAND_INS
+    if not any(value.meta.device in absent for node in nodes for value in (*node.outputs, *node.inputs)):
         raise AbsentDeviceError(
             "This was recorded for one rank of several, and the others are not there: it can be planned, not "
             "evaluated."
         )
-    if needs_absent(nodes):
-        name = getattr(device, "model", None) or getattr(device, "name", device) or "a CUDA device"
-        raise AbsentDeviceError(
-            f"This was recorded for {name}, which is not on this machine: it can be planned, not evaluated."
-        )
+    name = getattr(device, "model", None) or getattr(device, "name", device) or "a CUDA device"
+    raise AbsentDeviceError(
+        f"This was recorded for {name}, which is not on this machine: it can be planned, not evaluated."
+    )
 
 
 def runnable() -> list[TrackedNode]:
