@@ -219,6 +219,20 @@ def fsdp_parameter() -> Any:
     return FSDPParam
 
 
+def sharding_propagator() -> Any:
+    """The class by which DTensor works out the shapes and placements of results, with fake tensors."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    return ShardingPropagator
+
+
+def random_state() -> tuple[Any, Any]:
+    """The module in which DTensor asks whether draws follow a generator's state, and who keeps that."""
+    from torch.distributed.tensor import _dispatch, _random
+
+    return _dispatch, _random._RNGStateTracker
+
+
 def wrapper_classes() -> tuple[type[torch.Tensor], ...]:
     """The tensors of ``torch.distributed`` around other tensors."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor

@@ -100,7 +100,7 @@ class OneOfMany(Transaction):
         for owner, name, value in process_groups.patches():
             self._patches.set(owner, name, value)
         eager_checks.install(self._patches)
-        wrapper_subclasses.install(self._patches)
+        wrapper_subclasses.install(self._patches, self._tape)
         assert _init is not None
         _init.set(_tolerant)
         if not self._users_own:

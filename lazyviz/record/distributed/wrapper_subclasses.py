@@ -15,13 +15,16 @@ import torch
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api, process_groups
 from ..interception.attribute_patches import Patches
+from ..pending_ops import PendingOps
 
 _device_below = private_api.TensorBase.device.__get__
 
 
-def install(patches: Patches) -> None:
+def install(patches: Patches, tape: PendingOps) -> None:
     if not torch_cuda.STAND_INS:
         return
+    _install_propagation(patches, tape)
+    _install_draws(patches)
 
     def device(tensor: torch.Tensor) -> torch.device:
         return torch_cuda.stands_for(_device_below(tensor))
@@ -50,3 +53,29 @@ def install(patches: Patches) -> None:
         return original(*args, **kwargs)
 
     patches.set(torch.Tensor, "_make_wrapper_subclass", staticmethod(make_wrapper_subclass))
+
+
+def _install_propagation(patches: Patches, tape: PendingOps) -> None:
+    """DTensor asks PyTorch's shape rules, on fake tensors of the planned card, which need what ours need."""
+    cls = process_groups.sharding_propagator()
+    original = cls._propagate_tensor_meta_non_cached
+
+    @functools.wraps(original)
+    def propagate(propagator: Any, schema: Any) -> Any:
+        before = tape.shapes.inferring
+        tape.shapes.inferring = True
+        try:
+            with torch_cuda.cuda_guards():
+                return original(propagator, schema)
+        finally:
+            tape.shapes.inferring = before
+
+    patches.set(cls, "_propagate_tensor_meta_non_cached", propagate)
+
+
+def _install_draws(patches: Patches) -> None:
+    """A planned generator has no state that ranks could have in common, and draws nothing."""
+    dispatcher, tracker = process_groups.random_state()
+    patches.set(dispatcher, "is_rng_supported_mesh", lambda mesh: False)
+    asked = tracker.distribute_region_enabled
+    patches.set(tracker, "distribute_region_enabled", property(lambda self: False, asked.fset))

@@ -145,9 +145,10 @@ class AbsentCards:
     ) -> Any:
         """Record an op on the devices that Python shows.
 
-        In inference mode functions made of others come as one op; the choice of kernels is in their parts.
+        In inference mode, and where a subclass calls them below autograd, functions made of others come as one
+        op; the choice of kernels is in their parts.
         """
-        if torch.is_inference_mode_enabled() and torch_cuda.is_made_of_others(op):
+        if op in self._kernels.of or (torch.is_inference_mode_enabled() and torch_cuda.is_made_of_others(op)):
             with mode:
                 return self._kernels.of.get(op, op.decompose)(*args, **kwargs)
         device = kwargs.get("device")
