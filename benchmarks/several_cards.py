@@ -115,9 +115,9 @@ def planned(name: str, ranks: int, rank: int) -> Any:
     return plan
 
 
-def compared(name: str, ranks: int) -> list[dict[str, Any]]:
+def compared(name: str, ranks: int, runs: int = 3) -> list[dict[str, Any]]:
     rows = []
-    for rank, peak in enumerate(measured(name, ranks)):
+    for rank, peak in enumerate(measured(name, ranks, runs)):
         plan = planned(name, ranks, rank)
         rows.append(
             {
@@ -139,6 +139,7 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", help="programs; default: all")
     parser.add_argument("--ranks", default="2,4", help="sizes of the group")
+    parser.add_argument("--runs", type=int, default=3, help="of which the least counts")
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
     sizes = [int(size) for size in options.ranks.split(",")]
@@ -149,7 +150,7 @@ def main() -> None:
         for ranks in program.ranks:
             if ranks not in sizes:
                 continue
-            for row in compared(name, ranks):
+            for row in compared(name, ranks, options.runs):
                 rows.append(row)
                 print(
                     f"{name:32} {row['rank']} of {ranks}: measured {row['measured']:>12,}, "

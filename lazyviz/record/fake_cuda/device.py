@@ -145,8 +145,8 @@ class AbsentCards:
     ) -> Any:
         """Record an op on the devices that Python shows.
 
-        In inference mode, and where a subclass calls them below autograd, functions made of others come as one
-        op; the choice of kernels is in their parts.
+        In inference mode, and where a subclass calls them below autograd, functions made of others come as
+        one op; the choice of kernels is in their parts.
         """
         if op in self._kernels.of or (torch.is_inference_mode_enabled() and torch_cuda.is_made_of_others(op)):
             with mode:
