@@ -11,8 +11,8 @@ import pytest
 import lazyviz
 
 PACKAGE = Path(lazyviz.__file__).parent
-# What modules of a stage may import from the package. `graph.ir` and `graph.modules` are the
-# vocabulary that recording writes in; the rest of `graph` comes after it.
+# What modules of a stage may import from the package. `graph.ir`, `graph.modules` and `graph.collectives` are
+# the vocabulary that recording writes in; the rest of `graph` comes after it.
 MAY_IMPORT = {
     "process": {"process"},  # signals, transactions, tracebacks: of this process, for all
     "torch_internals": {"process", "torch_internals"},  # private PyTorch APIs, with nothing of lazyviz's
@@ -30,8 +30,10 @@ MAY_IMPORT = {
         "torch_internals.dispatch_level",
         "torch_internals.cudnn_sizes",
         "record",
+        "torch_internals.process_groups",
         "graph.ir",
         "graph.modules",
+        "graph.collectives",
     },
     "graph": {"torch_internals.private_api", "graph"},
     "plan": {

@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -139,6 +139,14 @@ def works_by_element(op: OpOverload) -> bool:
     return torch.Tag.pointwise in op.tags or op._schema.name in _BY_ELEMENT
 
 
+class Resize(NamedTuple):
+    """From node ``position`` on, of the graph with the identity ``graph``, a storage has ``nbytes`` bytes."""
+
+    graph: int
+    position: int
+    nbytes: int
+
+
 class Storage:
     """One allocation, as eager PyTorch would make it.
 
@@ -150,7 +158,8 @@ class Storage:
     If another block was being recorded then, such as a nested one, ``dropped_in`` is that block's graph
     and the number of its nodes.  ``continues`` is the record's earlier one for the same memory: after
     a sync point recording meets as outside memory what it made.  ``place`` is the address of outside
-    memory on a GPU, where the record knows it, else 0.
+    memory on a GPU, where the record knows it, else 0.  ``resized``: the sizes that it was given, the first
+    its own; it has ``nbytes``, the largest of them, at most.  Empty: it has them always.
     """
 
     __slots__ = (
@@ -165,6 +174,7 @@ class Storage:
         "name",
         "nbytes",
         "place",
+        "resized",
         "role",
         "variables",
     )
@@ -184,6 +194,7 @@ class Storage:
         self.role: Role | None = None
         self.name = ""
         self.place = 0
+        self.resized: tuple[Resize, ...] = ()
         self.variables: tuple[str, ...] = ()
 
     @property
@@ -393,6 +404,8 @@ class Graph:
         self.in_parts: set[str] = set()  # layers recorded as ops where that card has a kernel
         self.place: SourceLine | None = None  # where the block was opened
         self.is_cell = False  # the block is all of a cell
+        self.world_size = 1  # ranks of which it was recorded for one
+        self.rank = 0
 
     @property
     def where(self) -> str:

@@ -19,10 +19,12 @@ class _Flat:
     def __init__(self, graph: Graph) -> None:
         self.flat = Graph()
         self.flat.card = graph.card
+        self.flat.world_size, self.flat.rank = graph.world_size, graph.rank
         self._storages: dict[Storage, Storage] = {}
         self._values: dict[Value, Value] = {}
         self._nodes: dict[Node, Node] = {}
         self._graphs = _order(graph)
+        self._by_id = {id(each): each for each, _ in self._graphs}
         # The position in the whole of each graph's nodes, and of its end.
         self._positions: dict[Graph, list[int]] = {each: [] for each, _ in self._graphs}
         nodes = list(_in_order(graph))
@@ -58,6 +60,7 @@ class _Flat:
             copy = Storage(storage.nbytes, storage.device, external=storage.external, created=-1)
             copy.role, copy.name, copy.variables = storage.role, storage.name, storage.variables
             copy.place = storage.place
+            copy.resized = storage.resized[:1]
             copy.dropped = None if storage.dropped is None else self._end
             self._storages[storage] = copy
             self.flat.storages.append(copy)
@@ -69,6 +72,15 @@ class _Flat:
             copy.continues = self._storage(storage.continues)
         if not storage.external:
             copy.created = self._position(owner, storage.created)
+        copy.resized = tuple(
+            [
+                resize._replace(graph=id(self.flat), position=self._position(graph, resize.position))
+                for resize in storage.resized
+                if (graph := self._by_id.get(resize.graph)) is not None
+            ]
+        )
+        if copy.resized:
+            copy.resized = (storage.resized[0], *copy.resized)
         if storage.dropped is not None:
             graph, count = storage.dropped_in or (owner, storage.dropped)
             if graph not in self._positions:

@@ -110,6 +110,13 @@ class LazyMagics(Magics):
         default=[],
         help="what a read at that line of the cell gives, where only an absent device could tell; repeatable",
     )
+    @argument(
+        "--world",
+        metavar="N",
+        type=int,
+        help="record one rank of N: torch.distributed is initialized, the other ranks are not there",
+    )
+    @argument("--rank", metavar="R", type=int, default=0, help="which rank of --world it is; default: 0")
     @argument("--no-widget", action="store_true", help="text and static picture only")
     @ipython_cell_magic("lazy")  # type: ignore[arg-type]
     def lazy_cell(self, line: str, cell: str) -> Any:
@@ -139,6 +146,8 @@ class LazyMagics(Magics):
                 backend=options.backend,
                 allow_sync=not options.no_sync,
                 assume=assume,
+                mesh=options.world,
+                rank=options.rank,
                 code=cell,
                 names=self.shell.user_ns,
             ) as graph:

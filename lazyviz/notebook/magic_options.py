@@ -26,7 +26,9 @@ OPTIONS = (
     "--no-widget",
     "--now",
     "--recompute",
+    "--rank",
     "--split",
+    "--world",
 )
 VERBS = ("status", "evaluate", "plan", "explain", "why", "reset", "devices")
 
@@ -40,10 +42,22 @@ def check(options: Any) -> None:
         raise UsageError(f"%%lazy: --split takes off, auto or a number, got {options.split!r}.")
     try:
         recompute_option(unquoted(options.recompute))
+        _check_rank(options)
         planned_device.resolved(options.device)
         find_backend(options.backend)
     except ValueError as error:
         raise UsageError(f"%%lazy: {error}") from None
+
+
+def _check_rank(options: Any) -> None:
+    """``UsageError`` for a world or a rank that cannot be."""
+    world, rank = options.world, options.rank
+    if world is None and rank:
+        raise UsageError(f"%%lazy: --rank {rank} of how many? Add --world N.")
+    if world is not None and world < 1:
+        raise UsageError(f"%%lazy: --world takes the number of ranks, got {world}.")
+    if world is not None and not 0 <= rank < world:
+        raise UsageError(f"%%lazy: --rank is from 0 to {world - 1} with --world {world}, got {rank}.")
 
 
 def check_batch(given: str | None, variables: Mapping[str, Any], code: CodeType) -> None:
@@ -72,7 +86,7 @@ def option_choices(words: list[str]) -> Iterable[str]:
         return backend_names()
     if previous in ("--split", "--recompute"):
         return ["off", "auto"]
-    if previous in ("--as", "--assume", "--batch"):
+    if previous in ("--as", "--assume", "--batch", "--rank", "--world"):
         return []
     return [option for option in OPTIONS if option not in words[:-1] or option == "--assume"]
 

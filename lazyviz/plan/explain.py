@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..graph.sync_points import listed
+from .communication import in_words
 from .formatting import family, line_text, line_with_text, where
 from .liveness.live_set import CATEGORIES, Allocation, Moment
 from .plan import Plan
@@ -25,6 +26,7 @@ def explain(plan: Plan) -> str:
     lines += _remedies(plan)
     lines.append(verdict(plan))
     lines += of_batch(plan)
+    lines += in_words(plan._graph, plan.communication)
     if plan._reservation is not None and plan.verdict_of == "lazyviz":
         lines.append(_reserved(plan))
     for name, other in list(plan.devices.items())[1:]:

@@ -19,6 +19,7 @@ from ..process import gc_pause
 from .allocator.reserved_memory import Call, Reservation
 from .batch.split import SplitPlan as SplitPlan
 from .batch.split import check_split
+from .communication import sent
 from .device_plan import DevicePlan as DevicePlan
 from .device_plan import same_device
 from .devices.devices import Device, DeviceLike, DeviceProfile
@@ -284,6 +285,32 @@ class Plan:
         if held is None or reservation is None:
             return None
         return self.eager_peak_range[0], held[2] + reservation.context_bytes
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks of which one was recorded; 1 of a program that runs on one device."""
+        return self._graph.world_size
+
+    @property
+    def communication_bytes(self) -> int:
+        """Bytes that this rank sends to the others in what was recorded, by the ring algorithm.
+
+        See :mod:`lazyviz.plan.communication`, and :attr:`communication` for each kind of collective.
+        """
+        return sum(self.communication.values())
+
+    @property
+    def communication(self) -> dict[str, int]:
+        """Bytes that this rank sends, by kind of collective (``"all_gather"``), largest first."""
+        if self.batch_size == self.recorded_batch_size:
+            return sent(self._graph)
+        sizes = {storage.origin: span.storage.nbytes for storage, span in self._lifetimes.items()}
+
+        def scaled(value: Value) -> int:
+            storage = value.storage.origin
+            return value.nbytes * sizes.get(storage, storage.nbytes) // max(storage.nbytes, 1)
+
+        return sent(self._graph, scaled)
 
     @property
     def recorded_batch_size(self) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..graph.collectives import NAMESPACES
 from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
 from ..torch_internals import private_api
 from .interception.sparse_components import parts_of
@@ -33,6 +34,9 @@ def dispatch_opaque(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str
     """Run a higher-order operator (``torch.cond``, flex attention) at once: it is not one kernel."""
     if getattr(op, "namespace", "") == "profiler":
         return op(*args, **kwargs)
+    world = tape.recording.world
+    if op.namespace in NAMESPACES and world is not None and _is_recording(tape) and not tape.recording.pauses:
+        return world.collective(op, args, kwargs)
     evaluate_arguments(tape, args, kwargs, str(op), write=False)
     with tape.recording.paused():
         result = op(*args, **kwargs)

@@ -20,7 +20,12 @@ from ..graph.ir import TensorMeta
 from ..process.tracebacks import shorten
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dynamo, private_api
-from ..torch_internals.dispatch_handlers import ask_subclasses, by_others, past_torch_function
+from ..torch_internals.dispatch_handlers import (
+    ask_subclasses,
+    by_others,
+    is_dispatched_in_cpp,
+    past_torch_function,
+)
 from ..torch_internals.private_api import OpOverload
 from . import backward_nodes, constant_folding, fallback, unrecorded_ops
 from .dependencies import order
@@ -92,7 +97,7 @@ def _unwrapped(
 ) -> Any:
     """What other people's subclasses answer, who take a pending tensor for a tensor: they unwrap first."""
     others = tuple([cls for cls in types if cls is not LazyTensor])
-    if len(others) == len(types):
+    if len(others) == len(types) or any(map(is_dispatched_in_cpp, others)):
         return NotImplemented  # PyTorch asks them next
     return ask_subclasses(mode, others, func, args, kwargs)
 
@@ -228,6 +233,8 @@ class Recorder:
             return op(*args, **kwargs)
         if info.lifts and type(args[0]) is not LazyTensor:
             return args[0]
+        if info.communicates:
+            return self._communicate(op, args, kwargs)
         if info.zeros:
             return op(*args, **kwargs)  # a tensor without memory, which the layers above see through
         if info.adds and self._recording.summing is not None and self._sums_in_place(args):
@@ -240,6 +247,17 @@ class Recorder:
         if info.of_parts and unrecorded_ops.is_differentiated((*args, *kwargs.values())):
             return self.run_now(op, info, args, kwargs, f"{op} has no gradient but that of its kernel's ops")
         return _NO_ANSWER
+
+    def _communicate(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an op gives that communicates with other ranks, where this is one of N."""
+        recording = self._recording
+        if recording.world is None or recording.communicating:
+            return _NO_ANSWER
+        recording.communicating = True
+        try:
+            return recording.world.functional(op, args, kwargs, self.record)
+        finally:
+            recording.communicating = False
 
     def _infer(
         self,
@@ -393,6 +411,11 @@ class Recorder:
         values.append(value)
         tensors.append(item)
         key.append(value.meta)
+        return value
+
+    def translated(self, tensor: torch.Tensor, values: list[TrackedValue]) -> TrackedValue:
+        """The value of a tensor that an op reads; it is appended to ``values``."""
+        value: TrackedValue = self._translate(tensor, frozenset(), values, [], [])
         return value
 
     def _generator(

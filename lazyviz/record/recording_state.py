@@ -37,6 +37,18 @@ class PlannedCards(Protocol):
     def answer(self, needed: Sequence[TrackedNode]) -> Assumed | None: ...
 
 
+class OneRank(Protocol):
+    """The rank of N that a cell is recorded for, without the others."""
+
+    size: int
+    rank: int
+
+    def collective(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def functional(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], recorded: Callable[..., Any]
+    ) -> Any: ...
+
+
 class RecordingState:
     """The graph that ops are recorded in, if any, and how.
 
@@ -44,8 +56,8 @@ class RecordingState:
     """
 
     __slots__ = (
-        "absent", "allow_sync", "batch", "graph", "held_bytes_limit", "immediate_step", "owner", "pauses",
-        "summing", "viewed",
+        "absent", "allow_sync", "batch", "communicating", "graph", "held_bytes_limit", "immediate_step",
+        "owner", "pauses", "summing", "viewed", "world",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -59,6 +71,8 @@ class RecordingState:
         self.summing: Any = None  # the mark of the autograd node whose results the engine adds to others now
         self.held_bytes_limit = HELD_BYTES_LIMIT
         self.absent: PlannedCards | None = None  # the card that is planned, where it is not in this machine
+        self.world: OneRank | None = None  # of the ranks that are planned, the one that is recorded
+        self.communicating = False  # what is recorded now is (a part of) a functional collective
 
     @staticmethod
     def in_autograd() -> bool:

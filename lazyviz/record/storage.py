@@ -81,7 +81,7 @@ class TrackedStorage(Storage):
     def count_held(self) -> None:
         """Count its bytes in ``held_bytes`` if pending nodes alone keep it alive, else no longer."""
         held = TrackedStorage.held
-        counts = self.external and not self.live and self.uses > 0
+        counts = self.external and not self.live and self.uses > 0 and self.device.type != "meta"
         if counts or held:
             TrackedStorage.held_bytes -= held.pop(self, 0)
         if counts:

@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
+from ..graph.collectives import NAMESPACES
 from ..graph.ir import SyncPoint, at
 from ..torch_internals import cuda as torch_cuda
 from .dependencies import closure
@@ -66,6 +67,12 @@ class AbsentDeviceError(RuntimeError):
     """Something needs a value that only a GPU which is not on this machine could compute."""
 
 
+class Elsewhere:
+    """``ranks``: something was recorded that other ranks, which are not here, would have to take part in."""
+
+    ranks: ClassVar[bool] = False
+
+
 class Evaluator(Protocol):
     """Runs pending nodes, given in program order; provided by a later stage."""
 
@@ -105,16 +112,14 @@ class PendingRuns:
         recording = self._recording
         nodes = closure(needed)
         line, reader = self._scopes.sources.read_at(sys._getframe(2))
-        if torch_cuda.STAND_INS and needs_absent(nodes):
+        if may_need_absent() and needs_absent(nodes):
             where = at(line, reader) + (f": {line.text}" if line else "")
-            text = (
-                f"{cause}{where} needs a value that only the planned GPU could compute, which is not on this "
-                "machine"
-            )
-            if recording.absent is not None:
+            text = f"{cause}{where} needs a value that {_who(nodes)}"
+            planned = recording.absent is not None or recording.world is not None
+            if planned:
                 text += "; the plan is of what comes before"
             text += "."
-            if recording.absent is not None and a_number and line is not None:
+            if planned and a_number and line is not None:
                 text += (
                     f" To go on, say what is read there: %%lazy --assume {line.line}=VALUE, or "
                     f"lazyviz.lazy(assume={{{line.line}: VALUE}})."
@@ -145,9 +150,26 @@ class PendingRuns:
             raise RuntimeError(NESTED)
 
 
+def may_need_absent() -> bool:
+    """Whether :func:`needs_absent` may be true of anything in this process."""
+    return bool(torch_cuda.STAND_INS) or Elsewhere.ranks
+
+
 def needs_absent(nodes: Iterable[TrackedNode]) -> bool:
-    """Whether only a GPU that is not on this machine could run some of ``nodes``."""
+    """Whether only a GPU that is not on this machine, or other ranks, could run some of ``nodes``."""
     absent = torch_cuda.STAND_INS
-    return bool(absent) and any(
-        value.meta.device in absent for node in nodes for value in (*node.outputs, *node.inputs)
+    if not absent:
+        return Elsewhere.ranks and any(node.op.namespace in NAMESPACES for node in nodes)
+    return any(
+        node.op.namespace in NAMESPACES
+        or any(value.meta.device in absent for value in (*node.outputs, *node.inputs))
+        for node in nodes
     )
+
+
+def _who(nodes: Sequence[TrackedNode]) -> str:
+    """Who could compute what needs ``nodes``, and is not here."""
+    absent = torch_cuda.STAND_INS
+    if any(value.meta.device in absent for node in nodes for value in node.outputs):
+        return "only the planned GPU could compute, which is not on this machine"
+    return "depends on what the other planned ranks would send, which are not there"

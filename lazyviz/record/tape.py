@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
+
 from ..torch_internals.private_api import OpOverload
 from .external_tensors import ExternalTensors
 from .interception.memory_holders import MemoryHolders
@@ -12,6 +14,7 @@ from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
 from .rng import Generators
 from .shapes.inference import ShapeCache
+from .storage import TrackedValue
 from .sync_points import PendingRuns
 from .tensor_table import TensorTable
 
@@ -21,6 +24,7 @@ class OpRecorder(Protocol):
 
     def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def record_view(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def translated(self, tensor: torch.Tensor, values: list[TrackedValue]) -> TrackedValue: ...
 
 
 class Tape:

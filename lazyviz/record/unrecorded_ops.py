@@ -23,7 +23,7 @@ from .partial_writes import OVERWRITES, is_all_of, is_partial_write, mark_overwr
 from .rng import Generators
 from .shapes.inference import OpInfo
 from .storage import FORGOTTEN, Lost, TrackedNode, TrackedStorage
-from .sync_points import needs_absent
+from .sync_points import may_need_absent, needs_absent
 from .tape import Tape
 
 
@@ -90,7 +90,7 @@ def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> lis
 
 def is_out_of_reach(tape: Tape, tensor: torch.Tensor) -> bool:
     """Whether only a GPU that is not here could tell what ``tensor`` holds."""
-    if not torch_cuda.STAND_INS:  # before the walk: every read comes by here
+    if not may_need_absent():  # before the walk: every read comes by here
         return False
     return needs_absent(closure(nodes_before_access(tape, tensor, write=False)))
 

@@ -26,6 +26,7 @@ from ..process.gc_pause import patience
 from ..process.tracebacks import shorten_block
 from ..process.transaction import Exclusive, Transaction, forget_holder
 from ..record.dependencies import closure
+from ..record.distributed.world import world_size
 from ..record.graph_release import release_unreferenced
 from ..record.provenance.variable_names import name_tensors, variables_of
 from ..record.recording_state import HELD_BYTES_LIMIT
@@ -59,6 +60,8 @@ class Options:
     whole: Sequence[str] = ()
     independent_rng: bool = False
     recompute: int | str | None = "off"
+    mesh: Sequence[int] | int | None = None
+    rank: int = 0
 
     def checked(self) -> tuple[int | str, Recompute]:
         """The split and the recompute budget, once all of them fit each other.
@@ -120,7 +123,8 @@ class LazyBlock(Transaction, Generic[G]):
         options = self.options
         split, recompute = options.checked()
         named = options.named_batch(frame)
-        device, card = planned_device.resolved(options.device)
+        size = world_size(options.mesh, options.rank)
+        device, card = planned_device.resolved(options.device, size, options.rank)
         self.thread = threading.get_ident()
         self._refuse_others()
         tape.runs.refuse_nested()
@@ -140,6 +144,7 @@ class LazyBlock(Transaction, Generic[G]):
             named.begin(tape, ir)
         ir.whole, ir.independent_rng = tuple(options.whole), options.independent_rng
         ir.place, ir.is_cell = tape.scopes.sources.find(frame)[0], bool(options.code)
+        world = planned_device.one_of_many(tape, size, options.rank, card, ir, device)
         cards = planned_device.cards(tape, card, ir, options.assume, device)
         if not _open:
             if Lost.something and tape.pending:
@@ -153,7 +158,7 @@ class LazyBlock(Transaction, Generic[G]):
         self.graph, self.named, self._title = graph, named, graph.title
         self._start = time.perf_counter()
         with Exclusive():
-            self._exchange(frame, cards)
+            self._exchange(frame, cards, world)
         return graph
 
     def _refuse_others(self) -> LazyBlock[Any] | None:
@@ -165,7 +170,7 @@ class LazyBlock(Transaction, Generic[G]):
             raise RuntimeError(_ANOTHER_TASK)
         return outer
 
-    def _exchange(self, frame: FrameType, cards: Transaction | None) -> None:
+    def _exchange(self, frame: FrameType, cards: Transaction | None, world: Transaction | None) -> None:
         self._outer = self._refuse_others()
         self.undo_by(self._withdraw)
         _claims.append(self)
@@ -179,6 +184,9 @@ class LazyBlock(Transaction, Generic[G]):
         if cards is not None:
             self.undo_by(cards.abandoned)
             cards.__enter__()
+        if world is not None:
+            self.undo_by(world.abandoned)
+            world.__enter__()
         outer = _open[-1] if _open else None
         self.undo_by(self._unpublish)
         _open.append(self)

@@ -420,6 +420,8 @@ def lazy(
     whole: Sequence[str] = (),
     independent_rng: bool = False,
     recompute: int | str | None = "off",
+    mesh: Sequence[int] | int | None = None,
+    rank: int = 0,
 ) -> LazyBlock[LazyGraph]:
     """Record the PyTorch ops of a block instead of running them.
 
@@ -439,6 +441,10 @@ def lazy(
             ``"auto"``: below what the device has free.
         device: plan for this device by default (a device, a profile or its name).  In a process without
             CUDA, ``torch.cuda`` answers for a card inside the block, which can then only be planned.
+        mesh: of a program that runs on several devices, the number of ranks in each dimension: ``(8,)``,
+            ``(2, 4)``.  Inside the block ``torch.distributed`` is initialized as one of them, which can then
+            only be planned: the others are not there.
+        rank: which of them it is.
         assume: what a read at each of these lines returns that an absent device would have to compute; a line
             is its number, in whatever file, ``"train.py:12"``, or ``"*"`` for all others.
         allow_sync: False makes a sync point inside the block an error that names its line.
@@ -448,8 +454,8 @@ def lazy(
 
     Raises:
         ValueError: an option this version does not support, an unknown device or backend.
-        RuntimeError: another thread or task is recording, or an outer block is for another absent card; or
-            the block has been entered before.
+        RuntimeError: another thread or task is recording, or an outer block is for another absent card or
+            rank; ``torch.distributed`` is initialized as another rank; or the block has been entered before.
     """
     return LazyBlock(
         LazyGraph,
@@ -460,6 +466,8 @@ def lazy(
             backend=backend,
             allow_sync=allow_sync,
             assume=assume,
+            mesh=mesh,
+            rank=rank,
             held_bytes_limit=held_bytes_limit,
             code=code,
             names=names,

@@ -8,16 +8,18 @@ from typing import Any
 import torch
 
 from ..graph.ir import Graph
+from ..plan.device_plan import is_card
 from ..plan.devices.devices import DeviceProfile, card_number, cuda_devices, resolve, unknown_card
 from ..plan.liveness.lifetimes import allocated, lifetimes
 from ..plan.planner import make_plan
 from ..process.transaction import Transaction
 from ..record import partial_writes
 from ..record.dependencies import closure
+from ..record.distributed.world import OneOfMany, local_world_size
 from ..record.fake_cuda.device import AbsentCards, Card
 from ..record.fake_cuda.host_values import give_back
 from ..record.storage import TrackedNode
-from ..record.sync_points import AbsentDeviceError, needs_absent
+from ..record.sync_points import AbsentDeviceError, may_need_absent, needs_absent
 from ..record.tape import Tape, tape
 from ..torch_internals import cuda as torch_cuda
 
@@ -25,8 +27,10 @@ ASSUMED_CAPABILITY = (8, 0)
 """Of a card whose compute capability is not known: kernels are chosen as for an A100."""
 
 
-def resolved(device: Any) -> tuple[Any, Card | None]:
+def resolved(device: Any, size: int = 1, rank: int = 0) -> tuple[Any, Card | None]:
     """What a block for ``device`` is planned for, and the card it sees if this process has no CUDA.
+
+    Of ``size`` ranks, each with a card, it is the one of ``rank``.
 
     Raises:
         ValueError: an unknown device.
@@ -45,9 +49,41 @@ def resolved(device: Any) -> tuple[Any, Card | None]:
     if not is_card or torch_cuda.cuda_is_present():
         return device, None
     name = target.name if isinstance(target, DeviceProfile) else target.model
+    here = local_world_size(size)
     return device, Card(
-        name, target.total_bytes, target.compute_capability or ASSUMED_CAPABILITY, target.name
+        name,
+        target.total_bytes,
+        target.compute_capability or ASSUMED_CAPABILITY,
+        target.name,
+        here,
+        rank % here,
     )
+
+
+def one_of_many(
+    tape: Tape, size: int, rank: int, card: Card | None, graph: Graph, device: Any
+) -> OneOfMany | None:
+    """The context in which this process is ``rank`` of ``size``; ``None``: it is alone, or is so already.
+
+    Raises:
+        RuntimeError: an outer block or ``torch.distributed`` has it as another rank.
+    """
+    outer = tape.recording.world
+    if size == 1:
+        if outer is not None:
+            graph.world_size, graph.rank = outer.size, outer.rank
+        return None
+    graph.world_size, graph.rank = size, rank
+    if outer is not None:
+        if (outer.size, outer.rank) != (size, rank):
+            raise RuntimeError(
+                f"a block for rank {rank} of {size} inside one for rank {outer.rank} of {outer.size}"
+            )
+        return None
+    on_card = card is not None or (device is not None and is_card(resolve(device)))
+    world = OneOfMany(tape, size, rank, "cuda" if on_card else "cpu")
+    world.refuse_others()
+    return world
 
 
 def cards(
@@ -103,11 +139,18 @@ class _Cards(Transaction):
 
 def refuse(nodes: Sequence[TrackedNode], device: Any) -> None:
     """Raise :class:`AbsentDeviceError` if some of ``nodes`` can only be planned."""
-    if needs_absent(nodes):
-        name = getattr(device, "model", None) or getattr(device, "name", device) or "a CUDA device"
+    if not needs_absent(nodes):
+        return
+    absent = torch_cuda.STAND_INS
+    if not any(value.meta.device in absent for node in nodes for value in (*node.outputs, *node.inputs)):
         raise AbsentDeviceError(
-            f"This was recorded for {name}, which is not on this machine: it can be planned, not evaluated."
+            "This was recorded for one rank of several, and the others are not there: it can be planned, not "
+            "evaluated."
         )
+    name = getattr(device, "model", None) or getattr(device, "name", device) or "a CUDA device"
+    raise AbsentDeviceError(
+        f"This was recorded for {name}, which is not on this machine: it can be planned, not evaluated."
+    )
 
 
 def runnable() -> list[TrackedNode]:
@@ -116,7 +159,7 @@ def runnable() -> list[TrackedNode]:
     It needs nothing of a device that is not there, nor of a segment that failed midway.
     """
     planned: set[TrackedNode] = set()
-    for node in list(tape.pending) if torch_cuda.STAND_INS else ():
+    for node in list(tape.pending) if may_need_absent() else ():
         needed = (*(value.node for value in node.inputs), *node.after)
         if needs_absent([node]) or not planned.isdisjoint(needed):
             planned.add(node)

@@ -6,12 +6,14 @@ Private:
   handler leaves to others is to be seen by the mode.
 - ``DisableTorchFunctionSubclass``: a mode's handler runs with ``__torch_function__`` enabled, though
   the op that it is given has been through that.
+- ``torch.distributed.tensor._api``, ``DTensor.__torch_dispatch__``: a DTensor's ops are dispatched in C++.
 - ``OpOverload.decompose``, ``_can_decompose``, the dispatcher's keys: in inference mode functions made
   of other ops reach modes whole, past the layer that tracks views; the ops in them pass it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -42,6 +44,17 @@ def _in_place(mode: TorchDispatchMode | None) -> Iterator[None]:
         yield
     finally:
         _pop_mode()
+
+
+def is_dispatched_in_cpp(cls: type) -> bool:
+    """Whether PyTorch itself dispatches the ops on DTensors, and their class's own handler only says so.
+
+    To have it do that a mode, and any class that is asked before, returns ``NotImplemented``.
+    """
+    module = sys.modules.get("torch.distributed.tensor._api")
+    if module is None:
+        return False
+    return getattr(cls, "__torch_dispatch__", None) == module.DTensor.__torch_dispatch__
 
 
 def ask_subclasses(

@@ -159,7 +159,48 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
                 dropped is None,
             )
         )
-    return _joined(result) if continued else result
+    if continued:
+        result = _joined(result)
+    if any(span.storage.resized for span in result):
+        return [
+            part for span in result for part in (_parts(graph, span) if span.storage.resized else (span,))
+        ]
+    return result
+
+
+def _parts(graph: Graph, span: Lifetime) -> Iterable[Lifetime]:
+    """A storage that was resized, one lifetime for each time that it had memory.
+
+    Nobody has told when our run could do without it before: it frees what eager PyTorch does, when that does.
+    """
+    storage, count = span.storage, len(graph.nodes)
+    sizes: list[tuple[int, int]] = []  # from which position on it has how many bytes
+    before = storage.nbytes
+    for resize in storage.resized:
+        if resize.graph == id(graph):
+            sizes.append((resize.position, resize.nbytes))
+        elif not sizes:  # its own size, or what an earlier graph has left it with
+            before = resize.nbytes
+    sizes.insert(0, (span.start, before))
+    for (start, nbytes), (stop, _) in zip(sizes, [*sizes[1:], (count, 0)]):
+        last = stop >= count
+        eager_stop = min(span.eager_stop, stop)
+        lazy_stop = min(span.lazy_stop, stop)
+        if not nbytes or start >= count or eager_stop <= start:
+            continue
+        part = Storage(nbytes, storage.device, external=storage.external, created=start)
+        part.role, part.name, part.variables = storage.role, storage.name, storage.variables
+        part.dropped, part.continues = storage.dropped, storage
+        first = start == span.start
+        yield span._replace(
+            storage=part,
+            start=start,
+            eager_start=span.eager_start if first else start,
+            eager_stop=eager_stop,
+            lazy_stop=max(lazy_stop, start + 1),
+            maker=span.maker if first else graph.nodes[start],
+            kept=span.kept and last,
+        )
 
 
 def _uses(nodes: Sequence[Node]) -> tuple[dict[Storage, Node], dict[Storage, Node], set[Storage]]:

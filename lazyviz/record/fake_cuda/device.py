@@ -147,9 +147,10 @@ class AbsentCards:
     ) -> Any:
         """Record an op on the devices that Python shows.
 
-        In inference mode functions made of others come as one op; the choice of kernels is in their parts.
+        In inference mode, and where a subclass calls them below autograd, functions made of others come as
+        one op; the choice of kernels is in their parts.
         """
-        if torch.is_inference_mode_enabled() and torch_cuda.is_made_of_others(op):
+        if op in self._kernels.of or (torch.is_inference_mode_enabled() and torch_cuda.is_made_of_others(op)):
             with mode:
                 return self._kernels.of.get(op, op.decompose)(*args, **kwargs)
         device = kwargs.get("device")
@@ -217,6 +218,7 @@ class AbsentCards:
         replace(accelerator, "is_available", lambda: not tape.shapes.inferring)
         replace(accelerator, "device_count", lambda: card.count)
         replace(accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+        replace(*torch_cuda.GET_ACCELERATOR, lambda check=False: torch.device("cuda"))
         replace(accelerator, "current_device_index", lambda: self.current)
         replace(accelerator, "current_device_idx", lambda: self.current)
         replace(accelerator, "set_device_index", self._set_device)

@@ -21,6 +21,7 @@ from ...process.tracebacks import shorten, shortened
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
 from .. import constant_folding, fallback
+from ..distributed.resized_storage import planned_storage
 from ..fake_cuda import data_errors
 from ..fake_cuda import device as fake_cuda_device
 from ..fake_cuda.host_values import host_copy
@@ -138,6 +139,8 @@ class SyncPatches:
         tape = self.tape
         if tape.shapes.inferring or tape.runs.running == threading.get_ident():
             return
+        if tensor.is_meta:  # the user's own: of a planned one Python says its device
+            return
         needed = nodes_before_access(tape, tensor, write=(write := cause in _HANDED_OUT))
         if needed:
             if cause in checkpoint_saving.CAUSES and tape.recording.absent is None:
@@ -176,6 +179,8 @@ class SyncPatches:
                 ):
                     with tape.recording.paused():
                         return original(copy, *args, **kwargs)
+                if cause == "storage access" and (storage := planned_storage(tape, tensor)) is not None:
+                    return storage
                 if cause in fake_cuda_device.READERS and (
                     is_out_of_reach(tape, tensor)
                     or (cause == "deepcopy" and tape.recording.absent is not None and is_pending(tensor))

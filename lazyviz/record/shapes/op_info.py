@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...graph.collectives import NAMESPACES
 from ...graph.ir import works_by_element
 from ...torch_internals import private_api
 from ...torch_internals.dispatch_handlers import makes_views_by_others
@@ -44,6 +45,8 @@ _HIDDEN_WRITES: dict[str, tuple[tuple[str, ...], str | None]] = {
     "batch_norm_gather_stats": (_RUNNING_STATISTICS, None),
     "batch_norm_gather_stats_with_counts": (_RUNNING_STATISTICS, None),
 }
+# Namespaces of ops that communicate with other ranks, and of FSDP2's, which prepare for that.
+_COMMUNICATION = {*NAMESPACES, "fsdp"}
 # Ops that check what their integers hold, constants of the program as a rule: an error is its line's.
 CHECKED_EVERYWHERE = {"segment_reduce"}  # by the kernels of every device; by the CPU's alone:
 _CHECKED_CONTENT = {"_embedding_bag", "_embedding_bag_forward_only", *CHECKED_EVERYWHERE}
@@ -53,8 +56,8 @@ class OpInfo:
     """What does not change between calls of one operator."""
 
     __slots__ = (
-        "adds", "argument_names", "by_type", "checks_content", "counts_writes", "draws", "fills_dtype",
-        "generator", "gradients", "hidden_condition", "hidden_writes",
+        "adds", "argument_names", "by_type", "checks_content", "communicates", "counts_writes",
+        "draws", "fills_dtype", "generator", "gradients", "hidden_condition", "hidden_writes",
         "is_view", "op", "lifts", "metadata_only", "metadata_write", "mutable_kwargs",
         "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "of_views",
         "profiles", "resizes", "returned",
@@ -159,9 +162,11 @@ class OpInfo:
         self.of_views = makes_views_by_others(op)  # a view of such is one that PyTorch does not know of
         self.of_parts = private_api.leaves_autograd_to_its_parts(op)
         self.checks_content = self.name in _CHECKED_CONTENT
+        self.communicates = op.namespace in _COMMUNICATION
         self.special = (
             self.metadata_only
             or self.checks_content
+            or self.communicates
             or self.lifts
             or self.zeros
             or self.adds

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...graph.collectives import NAMESPACES, collective_of
 from ...graph.ir import RAN_AT_ONCE, Graph, Node, SyncPoint, Value
 from ...graph.modules import ModuleFacts, facts_of, has_variable, root_name, root_parts
 
@@ -139,6 +140,8 @@ def op_name(node: Node) -> str:
     name: str = node.op._schema.name
     if name == RAN_AT_ONCE:
         return node.at_once
+    if node.op.namespace in NAMESPACES and (collective := collective_of(node)) is not None:
+        return collective.label
     return name.removeprefix("aten::")
 
 

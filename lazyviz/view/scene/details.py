@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from ...graph.collectives import collective_of
 from ...graph.ir import Node, SourceLine, Storage, Value
 from ...graph.modules import full_name
 from ...plan.explain import keeper
@@ -94,10 +95,21 @@ def describe_moment(scene: Scene, position: int) -> dict[str, Any]:
     }
 
 
+def _communication(node: Node) -> list[list[str]]:
+    """Of a collective: in which group, how large it is and what this rank sends."""
+    found = collective_of(node)
+    if found is None:
+        return []
+    sizes = f"{format_bytes(found.nbytes)}, {format_bytes(found.sent_bytes)} of them sent by this rank"
+    group = f"{found.group.name}, rank {found.group.rank} of {found.group.size}"
+    return [["group", group], ["collective", sizes]]
+
+
 def _of_op(scene: Scene, box: Box, node: Node) -> dict[str, Any]:
     hierarchy = scene.hierarchy
     facts = [
         ["op", str(node.op)],
+        *_communication(node),
         ["module", module_path(node)],
         ["phase", node.phase],
         ["state", node.state],

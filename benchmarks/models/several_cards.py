@@ -1,0 +1,222 @@
+"""Training programs for several devices: each is one rank's, and builds all that it needs.
+
+They are written as for ``torchrun``: ``torch.distributed`` is initialized, the device is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Program:
+    """``run(device, ranks)`` trains for two steps; ``ranks`` are those it may be measured with."""
+
+    run: Callable[[torch.device, int], Any]
+    ranks: tuple[int, ...] = (2, 4)
+
+
+def gpt2(device: torch.device, **changes: Any) -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {
+        "n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 500, "n_positions": 64,
+        "bos_token_id": 1, "eos_token_id": 1,
+    } | changes  # fmt: skip
+    return GPT2LMHeadModel(GPT2Config(**sizes)).to(device)
+
+
+def llama(device: torch.device, **changes: Any) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {
+        "num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "vocab_size": 512, "max_position_embeddings": 64,
+    } | changes  # fmt: skip
+    with torch.device(device):
+        return LlamaForCausalLM(LlamaConfig(**sizes))
+
+
+def tokens(device: torch.device, vocabulary: int = 500, batch: int = 4, length: int = 32) -> torch.Tensor:
+    return torch.randint(0, vocabulary, (batch, length), device=device)
+
+
+def train(model: nn.Module, ids: torch.Tensor, steps: int = 2) -> Any:
+    """Two steps of a causal language model with AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss = None
+    for _ in range(steps):
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss, model, optimizer
+
+
+def ddp(**options: Any) -> Callable[[torch.device, int], Any]:
+    def run(device: torch.device, ranks: int) -> Any:
+        model = DistributedDataParallel(gpt2(device), **options)
+        return train(model, tokens(device))
+
+    return run
+
+
+def ddp_accumulating(device: torch.device, ranks: int) -> Any:
+    model = DistributedDataParallel(gpt2(device))
+    optimizer = torch.optim.AdamW(model.parameters())
+    ids = tokens(device)
+    for _ in range(2):
+        with model.no_sync():
+            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def shard(model: nn.Module, **options: Any) -> nn.Module:
+    """FSDP2 by layer, as torchtitan does."""
+    for layer in model.model.layers:  # type: ignore[union-attr, attr-defined]
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+    model.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]  # gloo has no average
+    return model
+
+
+def fsdp(**options: Any) -> Callable[[torch.device, int], Any]:
+    def run(device: torch.device, ranks: int) -> Any:
+        mesh = init_device_mesh(device.type, (ranks,))
+        return train(shard(llama(device), mesh=mesh, **options), tokens(device))
+
+    return run
+
+
+class FeedForward(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Stack(nn.Module):
+    def __init__(self, width: int = 64, layers: int = 3, vocabulary: int = 512) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList([FeedForward(width) for _ in range(layers)])
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def _steps(model: nn.Module, ids: torch.Tensor) -> Any:
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def tensor_parallel(device: torch.device, ranks: int) -> Any:
+    mesh = init_device_mesh(device.type, (ranks,))
+    with torch.device(device):
+        model = Stack()
+    parallelize_module(
+        model,
+        mesh,
+        {
+            "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
+            "layers.*.up": ColwiseParallel(),
+            "layers.*.down": RowwiseParallel(),
+            "head": ColwiseParallel(output_layouts=Replicate()),
+        },
+    )
+    return _steps(model, tokens(device))
+
+
+def sequence_parallel(device: torch.device, ranks: int) -> Any:
+    mesh = init_device_mesh(device.type, (ranks,))
+    with torch.device(device):
+        model = Stack()
+    _plan_sequences(model, mesh)
+    ids = tokens(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        with loss_parallel():
+            loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def _plan_sequences(model: nn.Module, mesh: Any) -> None:
+    parallelize_module(
+        model,
+        mesh,
+        {
+            "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+            "layers.*.norm": SequenceParallel(),
+            "layers.*.up": ColwiseParallel(input_layouts=Shard(1)),
+            "layers.*.down": RowwiseParallel(output_layouts=Shard(1)),
+            "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+        },
+    )
+
+
+def two_dimensions(device: torch.device, ranks: int) -> Any:
+    """FSDP2 over half of the ranks, tensor parallel over pairs."""
+    mesh = init_device_mesh(device.type, (ranks // 2, 2), mesh_dim_names=("dp", "tp"))
+    with torch.device(device):
+        model = Stack()
+    parallelize_module(
+        model,
+        mesh["tp"],
+        {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()},
+    )
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    model.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]
+    return _steps(model, tokens(device))
+
+
+_BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+PROGRAMS: dict[str, Program] = {
+    "DDP GPT-2": Program(ddp()),
+    "DDP GPT-2, gradients as views": Program(ddp(gradient_as_bucket_view=True)),
+    "DDP GPT-2, small buckets": Program(ddp(bucket_cap_mb=0.05)),
+    "DDP GPT-2, no_sync": Program(ddp_accumulating),
+    "FSDP2 Llama": Program(fsdp()),
+    "FSDP2 Llama, kept after forward": Program(fsdp(reshard_after_forward=False)),
+    "FSDP2 Llama, bfloat16": Program(fsdp(mp_policy=_BF16)),
+    "tensor parallel": Program(tensor_parallel),
+    "sequence and loss parallel": Program(sequence_parallel),
+    "FSDP2 and tensor parallel": Program(two_dimensions, (4,)),
+}

@@ -1,0 +1,166 @@
+"""The plan of one rank of N against what that rank's process takes in a real gloo group, on the CPU.
+
+Measured: the profiler's allocator events of eager PyTorch in each of N processes, which build a model, shard
+it and train it for two steps.  Planned: the same program recorded in one process, with
+``lazyviz.lazy(device="cpu", mesh=(N,), rank=R)``.  Compared: the peak of each rank.
+
+    python benchmarks/several_cards.py [NAME ...] [--ranks 2,4] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
+import torch.multiprocessing as mp
+from torch.profiler import ProfilerActivity, profile
+
+import lazyviz
+
+sys.path.insert(0, str(Path(__file__).parent))
+from models.several_cards import PROGRAMS
+
+PATIENCE = 0.03  # seconds
+COLLECTIVES = (
+    "allreduce", "broadcast", "reduce", "allgather", "_allgather_base", "all_gather_single", "scatter",
+    "gather", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "alltoall", "alltoall_base",
+)  # fmt: skip
+RESULTS = Path(__file__).parent / "results" / "several_cards.json"
+
+
+def _allocated(name: str, ranks: int) -> int:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        kept = PROGRAMS[name].run(torch.device("cpu"), ranks)
+    now = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    del kept
+    return peak
+
+
+def _patiently() -> None:
+    """Have every collective be over before the program goes on.
+
+    The profiler sees what the program's own threads free.  A thread of gloo's that has just ended a
+    collective may be the last to hold its tensors, and what it frees would count as held for ever.
+    """
+
+    def slowed(function: Any, before: bool) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if before:
+                time.sleep(PATIENCE)
+            result = function(*args, **kwargs)
+            if not before:
+                result.wait()
+                time.sleep(PATIENCE)
+            return result
+
+        return call
+
+    group = dist.ProcessGroup
+    for name in COLLECTIVES:
+        if hasattr(group, name):
+            setattr(group, name, slowed(getattr(group, name), before=False))
+    collectives.wait_tensor = slowed(collectives.wait_tensor, before=True)
+
+
+def _rank(rank: int, name: str, ranks: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    _patiently()
+    torch.manual_seed(0)
+    store = dist.FileStore(f"{folder}/store", ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    try:
+        peak = _allocated(name, ranks)
+    finally:
+        dist.destroy_process_group()
+    Path(folder, f"{rank}.json").write_text(json.dumps(peak))
+
+
+def measured(name: str, ranks: int, runs: int = 3) -> list[int]:
+    """Bytes that each rank allocates at most.
+
+    The least of some runs: what a thread of gloo's frees may still count as held.
+    """
+    return [min(peaks) for peaks in zip(*[_measured(name, ranks) for _ in range(runs)])]
+
+
+def _measured(name: str, ranks: int) -> list[int]:
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_rank, (name, ranks, folder), nprocs=ranks, join=True)
+        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def planned(name: str, ranks: int, rank: int) -> Any:
+    """The plan of one rank."""
+    torch.manual_seed(0)
+    with lazyviz.lazy(device="cpu", mesh=(ranks,), rank=rank) as graph:
+        kept = PROGRAMS[name].run(torch.device("cpu"), ranks)
+    plan = graph.plan()
+    lazyviz.reset()
+    del kept
+    return plan
+
+
+def compared(name: str, ranks: int, runs: int = 3) -> list[dict[str, Any]]:
+    rows = []
+    for rank, peak in enumerate(measured(name, ranks, runs)):
+        plan = planned(name, ranks, rank)
+        rows.append(
+            {
+                "program": name,
+                "ranks": ranks,
+                "rank": rank,
+                "measured": peak,
+                "planned": plan.eager_peak_bytes,
+                "communication": plan.communication_bytes,
+                "error": plan.eager_peak_bytes / peak - 1,
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="programs; default: all")
+    parser.add_argument("--ranks", default="2,4", help="sizes of the group")
+    parser.add_argument("--runs", type=int, default=3, help="of which the least counts")
+    parser.add_argument("--json", type=Path, default=None)
+    options = parser.parse_args()
+    sizes = [int(size) for size in options.ranks.split(",")]
+    rows: list[dict[str, Any]] = []
+    for name, program in PROGRAMS.items():
+        if options.names and name not in options.names:
+            continue
+        for ranks in program.ranks:
+            if ranks not in sizes:
+                continue
+            for row in compared(name, ranks, options.runs):
+                rows.append(row)
+                print(
+                    f"{name:32} {row['rank']} of {ranks}: measured {row['measured']:>12,}, "
+                    f"planned {row['planned']:>12,}, {row['error']:+.2%}",
+                    flush=True,
+                )
+    if options.json is not None:
+        machine = {"torch": torch.__version__, "python": platform.python_version()}
+        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""What one rank of several sends to the others while it runs a graph, in bytes.
+
+By the ring algorithm, in which every rank has the same share of the work: of ``n`` ranks each sends
+``2 (n - 1) / n`` of the tensor for an all-reduce and ``(n - 1) / n`` of the gathered or scattered tensor for
+an all-gather, a reduce-scatter and an all-to-all.  By these factors NCCL's own tests turn time into the
+bandwidth of the bus (nccl-tests, ``doc/PERFORMANCE.md``); of a broadcast or a reduce, whose factor is 1, a
+rank passes the whole tensor on.  A root that scatters sends every other rank its part, one that gathers
+sends nothing.  What a rank receives is as much, but for rooted collectives and messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..graph.collectives import collective_of
+from ..graph.ir import Graph, Value
+from .units import format_bytes
+
+
+def sent(graph: Graph, size: Callable[[Value], int] | None = None) -> dict[str, int]:
+    """Bytes that the graph's rank sends, by kind of collective, largest first.
+
+    ``size`` tells how large a value is, where it is not as it was recorded.
+    """
+    found: dict[str, int] = {}
+    if graph.world_size < 2:
+        return found
+    for node in graph.nodes:
+        collective = collective_of(node, size)
+        if collective is not None and (nbytes := collective.sent_bytes):
+            found[collective.kind] = found.get(collective.kind, 0) + nbytes
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def in_words(graph: Graph, by_kind: dict[str, int]) -> list[str]:
+    """Which rank was recorded, and what it sends; nothing of a program that runs on one device."""
+    if graph.world_size < 2:
+        return []
+    which = f"Rank {graph.rank} of {graph.world_size}"
+    if not by_kind:
+        return [f"{which}; it sends nothing to the others."]
+    kinds = ", ".join(f"{kind} {format_bytes(nbytes)}" for kind, nbytes in by_kind.items())
+    return [f"{which}; it sends {format_bytes(sum(by_kind.values()))} to the others: {kinds}."]

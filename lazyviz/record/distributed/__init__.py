@@ -1,0 +1,1 @@
+"""One rank of N without the others: process groups that answer shapes, collectives as nodes."""

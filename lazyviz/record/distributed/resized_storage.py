@@ -1,0 +1,82 @@
+"""The storage of a planned tensor: its size can be asked and changed, its content cannot.
+
+FSDP2 frees and allocates the memory of gathered parameters by resizing their storage, which every view of it
+and everything that autograd has saved goes on referring to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...graph.ir import Resize
+from ...torch_internals import cuda as torch_cuda
+from ..storage import TrackedStorage
+from ..sync_points import AbsentDeviceError
+from ..tape import Tape
+
+
+class PlannedStorage:
+    """In the place of ``torch.UntypedStorage``, for memory that nothing will ever be in."""
+
+    def __init__(self, tape: Tape, storage: TrackedStorage, device: torch.device) -> None:
+        self._tape, self._storage, self.device = tape, storage, device
+
+    def nbytes(self) -> int:
+        resized = self._storage.resized
+        return resized[-1].nbytes if resized else self._storage.nbytes
+
+    size = __len__ = nbytes
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def resizable(self) -> bool:
+        return True
+
+    def element_size(self) -> int:
+        return 1
+
+    @property
+    def _cdata(self) -> int:
+        return -self._storage.id - 1  # of no storage that is there
+
+    def resize_(self, size: int) -> PlannedStorage:
+        """From the next op on it has ``size`` bytes: to an allocator, other memory."""
+        storage, graph = self._storage, self._tape.recording.graph
+        if size == self.nbytes():
+            return self
+        if graph is None:
+            raise AbsentDeviceError("the storage of a planned tensor can be resized only in a lazy block")
+        before = storage.resized or (Resize(0, storage.created, storage.nbytes),)
+        storage.resized = (*before, Resize(id(graph), len(graph.nodes), size))
+        storage.nbytes = max(storage.nbytes, size)
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PlannedStorage) and other._storage is self._storage
+
+    def __hash__(self) -> int:
+        return hash(self._storage)
+
+    def __repr__(self) -> str:
+        return f"<storage of {self.nbytes()} bytes on {self.device}, pending>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or not hasattr(torch.UntypedStorage, name):
+            raise AttributeError(name)
+        raise AbsentDeviceError(
+            f"{name} of a storage that is only planned: its size can be asked and changed, not its content."
+        )
+
+
+def planned_storage(tape: Tape, tensor: torch.Tensor) -> PlannedStorage | None:
+    """What stands in for the storage of a tensor that nothing here can compute; ``None`` of any other."""
+    value = tensor.__dict__.get("_lazyviz")
+    if value is None:
+        return None
+    if tape.recording.world is None and value.meta.device not in torch_cuda.STAND_INS:
+        return None
+    return PlannedStorage(tape, value.storage, value.meta.device)

@@ -1,0 +1,241 @@
+"""The process groups of ``torch.distributed``, exchanged as a whole for those of one rank of N.
+
+Private:
+
+- The tables of ``distributed_c10d`` (``_world`` and the module's globals): which groups there are, by name,
+  rank, tag and backend.  There is no public way to have other groups for a while; ``destroy_process_group``
+  would end those of the user.
+- ``_register_process_group``, ``_unregister_process_group``: the names that functional collectives
+  (``torch.distributed._functional_collectives``) look their group up by, in C++.
+- ``FakeProcessGroup``: PyTorch's own group that communicates with nobody, and ``Backend._plugins``, where
+  ``init_process_group`` finds it.  ``BackendConfig`` would ask for NCCL, which a CPU build lacks.
+- ``_create_work_from_future``: a ``Work`` whose future has the tensors of the call, which the reducer of
+  ``DistributedDataParallel`` takes them from; that of ``FakeWork`` has none.
+- ``_clear_sharding_prop_cache`` and its like: what DTensor has worked out for the meshes of another rank.
+- ``_random._rng_tracker``: DTensor's draws follow a tracker that refers to a mesh of the groups.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+is_available: Callable[[], bool] = dist.is_available
+"""Whether this PyTorch has ``torch.distributed``; nothing else here may be called where it does not."""
+FAKE = "fake"
+
+_TABLES = (
+    "_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_tags_to_pg", "_pg_to_tag",
+)  # fmt: skip
+
+
+def c10d() -> Any:
+    """The module that keeps the groups."""
+    return sys.modules["torch.distributed.distributed_c10d"]
+
+
+class GroupTables:
+    """All that ``torch.distributed`` knows of its groups; empty: nothing is initialized."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, dict[Any, Any]] = {name: {} for name in _TABLES}
+        self.count = 0
+        self.default: Any = None
+        self.init_method: Any = None
+        self.coalescing: dict[Any, Any] = {}
+        self.trackers: Any = None
+
+    @property
+    def names(self) -> list[tuple[str, Any]]:
+        """Each group with the name that collectives look it up by."""
+        return [(name, group) for group, name in self.tables["_pg_names"].items()]
+
+
+def exchange(tables: GroupTables) -> GroupTables:
+    """Have ``torch.distributed`` know ``tables`` and nothing else; returns what it knew."""
+    module, state = c10d(), c10d()._world
+    core: Any = torch._C._distributed_c10d
+    before = GroupTables()
+    for name in _TABLES:
+        before.tables[name] = dict(getattr(module, name))
+    before.count, before.init_method = module._group_count, module._default_pg_init_method
+    before.default, before.coalescing = state._default_pg, dict(state._pg_coalesce_state)
+    before.trackers = _tracker(None)
+    for name, _ in before.names:
+        core._unregister_process_group(name)
+    for name in _TABLES:
+        found = getattr(module, name)
+        found.clear()
+        found.update(tables.tables[name])
+    module._group_count, module._default_pg_init_method = tables.count, tables.init_method
+    state._default_pg = tables.default
+    state._pg_coalesce_state.clear()
+    state._pg_coalesce_state.update(tables.coalescing)
+    for name, group in tables.names:
+        core._register_process_group(name, group)
+    _forget_shardings()
+    if tables.default is not None:
+        core._set_global_rank(tables.default.rank())
+    _tracker(tables)
+    return before
+
+
+def _forget_shardings() -> None:
+    """DTensor remembers by meshes, which are equal on all ranks, what refers to the groups of one."""
+    if "torch.distributed.tensor._redistribute" in sys.modules:
+        from torch.distributed.tensor import _redistribute
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
+        _redistribute.clear_redistribute_planner_cache()
+        _redistribute._gen_transform_infos.cache_clear()
+
+
+def _tracker(tables: GroupTables | None) -> Any:
+    """What DTensor draws by, where it has been imported; with ``tables`` theirs is put in its place."""
+    module: Any = sys.modules.get("torch.distributed.tensor._random")
+    if module is None:
+        return None
+    if tables is not None:
+        module._rng_tracker = tables.trackers
+    return module._rng_tracker
+
+
+def patches() -> Iterable[tuple[Any, str, Any]]:
+    """Owner, name and value of what has every new group be one that communicates with nobody."""
+    module = c10d()
+    backend = module.Backend
+
+    def backends(config: Any) -> dict[str, str]:
+        return dict.fromkeys(("cpu", "cuda"), FAKE)
+
+    plugins = {**backend._plugins, FAKE.upper(): backend._BackendPlugin(_fake_group, True)}
+    custom = module.ProcessGroup.BackendType.CUSTOM
+    yield backend, "_plugins", plugins
+    yield backend, "backend_type_map", dict.fromkeys((*backend.backend_type_map, FAKE), custom)
+    yield module.BackendConfig, "get_device_backend_map", backends
+    yield module, "_use_torchcomms_enabled", lambda: False
+    yield sys.modules["torch.distributed.c10d_logger"], "_get_msg_dict", _unlogged
+    if not isinstance(module.default_pg_nccl_timeout, timedelta):
+        yield module, "default_pg_nccl_timeout", module.default_pg_timeout
+
+
+def _unlogged(name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """What PyTorch logs of a collective that failed: it would ask NCCL for its version."""
+    return {"func_name": name}
+
+
+def _fake_group(options: Any, backend_options: Any) -> Any:
+    group = torch._C._distributed_c10d.FakeProcessGroup
+    return group._create_internal(options.group_rank, options.group_size)
+
+
+def start(rank: int, size: int, backend: str) -> None:
+    """Initialize a world of ``size`` ranks of which this process is ``rank``; see :func:`patches`.
+
+    ``backend`` is what ``torch.distributed.get_backend`` says.
+    """
+    hook = sys.excepthook
+    try:
+        dist.init_process_group(
+            backend, store=torch._C._distributed_c10d.HashStore(), rank=rank, world_size=size
+        )
+    finally:
+        sys.excepthook = hook  # which PyTorch puts the rank in front of
+
+
+def call_itself(function: Any) -> Any:
+    """The function inside PyTorch's decorators, which log and time: whoever has imported it calls it."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+INIT_PROCESS_GROUP: Any = call_itself(dist.init_process_group) if dist.is_available() else None
+
+
+def name_backend(backend: str) -> None:
+    """Have ``get_backend`` of the world's group, and of groups to come, say ``backend``."""
+    module = c10d()
+    group = module._world._default_pg
+    module._pg_map[group] = (module.Backend(backend), module._pg_map[group][1])
+
+
+def backend_name() -> str:
+    """The backend of the world's group as it was asked for."""
+    module = c10d()
+    return str(module._pg_map[module._world._default_pg][0])
+
+
+def is_fake() -> bool:
+    """Whether the world's group communicates with nobody."""
+    group = c10d()._world._default_pg
+    kind = torch._C._distributed_c10d.FakeProcessGroup
+    try:
+        return isinstance(group._get_backend(torch.device("cpu")), kind)
+    except RuntimeError:  # it has no backend for the CPU
+        return False
+
+
+def done(tensors: list[Any]) -> Any:
+    """What a collective on ``tensors`` gives its caller to wait for, as the dispatcher takes it."""
+    future: Any = torch.futures.Future()
+    future.set_result(tensors)
+    core: Any = torch._C._distributed_c10d
+    return core._create_work_from_future(future).boxed()
+
+
+def unboxed(item: Any) -> Any:
+    """The process group in an argument of an operator; ``None`` if it is none."""
+    kind = torch._C._distributed_c10d.ProcessGroup
+    if isinstance(item, kind):
+        return item
+    if isinstance(item, torch.ScriptObject) and item._type().qualified_name().endswith("c10d.ProcessGroup"):
+        return kind.unbox(item)
+    return None
+
+
+def group_named(name: str) -> Any:
+    """The group that functional collectives find by this name."""
+    core: Any = torch._C._distributed_c10d
+    return core._resolve_process_group(name)
+
+
+def ranks_of(group: Any) -> tuple[int, ...]:
+    """The ranks in the world of a group's members, in the group's order."""
+    found = c10d()._pg_group_ranks.get(group)
+    return tuple(found) if found else tuple(range(group.size()))
+
+
+def fsdp_parameter() -> Any:
+    """FSDP2's own class for one sharded parameter."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    return FSDPParam
+
+
+def sharding_propagator() -> Any:
+    """The class by which DTensor works out the shapes and placements of results, with fake tensors."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    return ShardingPropagator
+
+
+def random_state() -> tuple[Any, Any]:
+    """The module in which DTensor asks whether draws follow a generator's state, and who keeps that."""
+    from torch.distributed.tensor import _dispatch, _random
+
+    return _dispatch, _random._RNGStateTracker
+
+
+def wrapper_classes() -> tuple[type[torch.Tensor], ...]:
+    """The tensors of ``torch.distributed`` around other tensors."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.tensor import DTensor
+
+    return DTensor, AsyncCollectiveTensor

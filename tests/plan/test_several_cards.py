@@ -1,0 +1,38 @@
+"""The planned peak of each rank against what real processes allocate, which gloo connects, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+ROOT = Path(__file__).parents[2]
+SECONDS = 400  # of a machine that has much else to do
+
+
+@pytest.mark.parametrize(
+    ("program", "ranks"),
+    [
+        ("DDP GPT-2, gradients as views", 2),
+        ("FSDP2 Llama, bfloat16", 2),
+        ("tensor parallel", 2),
+        ("FSDP2 and tensor parallel", 4),
+    ],
+)
+def test_each_rank_takes_what_was_planned(program, ranks, tmp_path):
+    script = ROOT / "benchmarks" / "several_cards.py"
+    result = tmp_path / "rows.json"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(script), program, "--ranks", str(ranks), "--json", str(result)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows = json.loads(result.read_text())["rows"]
+    assert [row["rank"] for row in rows] == list(range(ranks))
+    for row in rows:
+        assert abs(row["planned"] / row["measured"] - 1) < 0.01, row
+        assert row["communication"] > 0
