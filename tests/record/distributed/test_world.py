@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import lazyviz
 from lazyviz.graph.collectives import collective_of
-from lazyviz.record.pending_ops import AbsentDeviceError
+from lazyviz.record.sync_points import AbsentDeviceError
 
 CARD = "H100-80GB"
 gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # their names since torch 2.13
