@@ -108,6 +108,7 @@ def _tracker(tables: GroupTables | None) -> Any:
 
 def patches() -> Iterable[tuple[Any, str, Any]]:
     """Owner, name and value of what has every new group be one that communicates with nobody."""
+    fsdp_parameter()  # its package registers a backend on import, which would be lost with the block
     module = c10d()
     backend = module.Backend
 

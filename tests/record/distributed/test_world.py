@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp  # it registers a backend on import, here and not within a test
 from torch.distributed import init_process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
