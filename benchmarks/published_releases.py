@@ -15,12 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Until 1.10 softmax and log_softmax kept their input for the backward pass, beside their result.
+# Until 1.10 softmax and log_softmax kept their input for the backward pass, beside their result
+# (pytorch#65242).
 SOFTMAX_KEEPS_INPUT = (1, 11)
 # Until 2.1 flash attention copied its operands to (batch, length, heads, size), its result's layout: where
 # the result is wanted in another one, as by nn.MultiheadAttention, that is one more tensor a layer.
 ATTENTION_PACKS = (2, 2)
-# Before 2.1 the foreach form of Adam held the square roots and the same with epsilon, both of all parameters.
+# Before 2.1 the foreach form of Adam held the square roots and the same with epsilon, both of all parameters
+# (pytorch#104780).
 ADAM_TWO_LISTS = (2, 1)
 # Until 1.13 zero_grad() filled gradients with zeros and kept them, unless told otherwise.
 ZERO_GRAD_KEEPS = (2, 0)
