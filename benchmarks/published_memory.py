@@ -10,8 +10,8 @@ planned; nothing of it runs.  Written are ``results/published_memory.json`` and 
 What a model of transformers keeps for its backward pass differs between releases.  A row that names one is
 recorded with the package in ``DIR/VERSION``, put there by::
 
-    pip install --no-deps --target DIR/4.46.3 transformers==4.46.3 'huggingface-hub<1' 'tokenizers>=0.20,<0.21'
-    pip install --no-deps --target DIR/4.43.4 transformers==4.43.4 'huggingface-hub<1' 'tokenizers>=0.19,<0.20'
+    pip install --no-deps --target DIR/4.46.3 transformers==4.46.3 'huggingface-hub<1' 'tokenizers<0.21'
+    pip install --no-deps --target DIR/4.43.4 transformers==4.43.4 'huggingface-hub<1' 'tokenizers<0.20'
 """
 
 from __future__ import annotations
@@ -80,17 +80,14 @@ def card(name: str) -> Any:
     )
 
 
-def release(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
-
-
 def simulated(plan: Any, version: str) -> Any:
-    """The caching allocator's figures for the plan's run, as the counters of that PyTorch release would have them."""
+    """The caching allocator's figures for the plan's run, as that PyTorch release would count them."""
+    import published_releases
+
     from lazyviz.plan.allocator.simulation import simulate
 
     calls = plan._reservation.calls
-    if release(version) < CUBLAS_WORKSPACE:
+    if published_releases.release(version) < CUBLAS_WORKSPACE:
         calls = [call for call in calls if not isinstance(call[1], str)]
     return simulate([(key, nbytes) for _, key, nbytes in calls])
 
@@ -98,6 +95,7 @@ def simulated(plan: Any, version: str) -> Any:
 def record(row: Row) -> Result:
     """The figures of one row's plan."""
     import published_programs
+    import published_releases
     import torch
 
     import lazyviz
@@ -109,7 +107,10 @@ def record(row: Row) -> Result:
     if "optimizer" in program.__annotations__:
         arguments["optimizer"] = row["optimizer"]
     start = time.perf_counter()
-    with lazyviz.lazy(device=device, assume=published_programs.ASSUMED) as graph:
+    with (
+        published_releases.of(row["torch"]),
+        lazyviz.lazy(device=device, assume=published_programs.ASSUMED) as graph,
+    ):
         program(int(row["batch"]), **arguments)
     plan = graph.plan(device=device)
     outcome = simulated(plan, row["torch"])
@@ -205,11 +206,15 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
 
 HEAD = """# Published memory figures, and what a plan says
 
-Made by `benchmarks/published_memory.py` from `benchmarks/data/published_memory.csv`; do not edit. Each figure was measured on a
-GPU and published by somebody else. Its program was written down again, recorded here for that card, which is not in the machine, and
-planned; nothing ran. The projection is of plain eager PyTorch, with one release's kernels ({torch}); a figure of allocated memory counts
-blocks of the caching allocator, as PyTorch's counters do. Programs are in `benchmarks/published_programs.py`; what the source leaves open
-and was inferred is in the notes below each table.
+Made by `benchmarks/published_memory.py` from `benchmarks/data/published_memory.csv`; do not edit.
+
+Each figure was measured on a GPU and published by somebody else. Its program was written down again
+(`benchmarks/published_programs.py`), recorded for that card, which is not in the machine, and planned;
+nothing ran. The projection is of plain eager PyTorch with the kernels of {torch}; where an older release
+is known to keep or take something else, the program has it (`benchmarks/published_releases.py`). Allocated
+memory is counted in the caching allocator's blocks, as PyTorch counts it. The range is the plan's. A hit is a
+published value, as exact as it is given, within the range. What a source leaves open and was inferred is in
+the note below its table.
 
 """
 
@@ -241,7 +246,7 @@ def page(data: dict[str, Any]) -> str:
     found = [(row, judged(row, data["runs"][row["id"]])) for row in known]
     lines = [HEAD.format(torch=f"PyTorch {data['torch'].partition('+')[0]}"), "## Summary", ""]
     lines += [
-        "| measured | rows | not recorded | median error | within 1 % | worst | in the range | median width of the range |",
+        "| measured | rows | not recorded | median error | within 1 % | worst | in range | median width |",
         "|---|---|---|---|---|---|---|---|",
     ]
     groups = [(text, [each for each in found if each[0]["kind"] == kind]) for kind, text in KINDS.items()]

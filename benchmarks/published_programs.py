@@ -1,8 +1,8 @@
 """The programs of published memory figures, written down again: each trains two steps as its run did.
 
-Each is called inside of ``lazyviz.lazy(device=...)``, where ``"cuda"`` is the planned card, with the arguments
-of its row in ``data/published_memory.csv``.  What the source says of the run is in the row; what is inferred
-is in the row's note.
+Each is called inside of ``lazyviz.lazy(device=...)``, where ``"cuda"`` is the planned card, with the
+arguments of its row in ``data/published_memory.csv``.  What the source says of the run is in the row; what
+is inferred is in the row's note.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def attention_benchmark(
 
 
 def bert_inference(batch: int, length: int) -> None:
-    """BERT base with its masked language model's head: one forward pass of the benchmark utility."""
-    model = _of("BertForMaskedLM", transformers.BertConfig(), torch.float32, "eager").eval()
+    """BERT base without a head: a forward pass of the benchmark utility."""
+    model = _of("BertModel", transformers.BertConfig(), torch.float32, "eager").eval()
     ids = _tokens(batch, length, 30522)
     with torch.no_grad():
         for _ in range(STEPS):
@@ -92,7 +92,7 @@ def bert_inference(batch: int, length: int) -> None:
 def bert_large_trainer(
     batch: int, optimizer: str, accumulate: int = 1, checkpoint: bool = False, half: bool = False
 ) -> None:
-    """BERT large, two classes, 512 tokens, as the Trainer loops: clipped gradients, cleared after the step."""
+    """BERT large, two classes, 512 tokens, as the Trainer: gradients clipped, cleared after the step."""
     config = transformers.BertConfig(
         hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
     )
@@ -121,7 +121,7 @@ def bert_large_trainer(
 
 
 def vit_l_fabric(batch: int, precision: str, optimizer: str, accumulate: int = 1) -> None:
-    """ViT-L/16 with ten classes as a Fabric script trains it: gradients cleared between forward and backward."""
+    """ViT-L/16 with ten classes, as a Fabric script: gradients cleared between forward and backward."""
     with CUDA:
         model = VisionTransformer(1024, 24, 16, 4096, 16, 10).train()
     if precision == "bf16-true":
@@ -150,7 +150,7 @@ def vit_l_fabric(batch: int, precision: str, optimizer: str, accumulate: int = 1
 
 
 def vit_l_tutorial(batch: int, in_backward: bool) -> None:
-    """ViT-L/16 with 1000 classes, Adam over all parameters or one a parameter, stepped as gradients arrive."""
+    """ViT-L/16 with 1000 classes, one Adam or one a parameter, stepped as gradients arrive."""
     with CUDA:
         model = VisionTransformer(1024, 24, 16, 4096, 16, 1000).train()
     image = torch.randn(batch, 3, 224, 224, device="cuda")
@@ -216,7 +216,7 @@ def vit_h_low_bit(batch: int, optimizer: str) -> None:
 
 
 def segmentation(batch: int, head: str, depth: int, height: int, width: int) -> None:
-    """FCN or PSPNet with two losses on one of several cards: DistributedDataParallel's buckets are held, too."""
+    """FCN or PSPNet with two losses; DistributedDataParallel's buckets are held, too."""
     depths = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}[depth]
     with CUDA:
         model = Segmentation(head, depths).train()

@@ -134,8 +134,8 @@ class _GptBlock(nn.Module):
 class Gpt(nn.Module):
     """GPT-2 small with untied weights.
 
-    ``form`` of the attention: ``"kept mask"`` (a buffer), ``"made mask"`` (made in every call) or ``"flash"``;
-    ``plain``: normalization and GELU of single operators instead of PyTorch's modules.
+    ``form`` of the attention: ``"kept mask"`` (a buffer), ``"made mask"`` (made in every call) or
+    ``"flash"``; ``plain``: normalization and GELU of single operators instead of PyTorch's modules.
     """
 
     def __init__(self, words: int, length: int, form: str, plain: bool, dropout: float = 0.1) -> None:
@@ -181,7 +181,7 @@ def _convolution_module(inputs: int, outputs: int, size: int) -> nn.Sequential:
 
 
 class Segmentation(nn.Module):
-    """FCN or PSPNet on a dilated ResNet (output stride 8, a stem of three convolutions), auxiliary head and all.
+    """FCN or PSPNet on a dilated ResNet: output stride 8, a stem of three convolutions, an auxiliary head.
 
     Normalization is over the process's own images: what it keeps for the backward pass is the same as in the
     synchronized form.
