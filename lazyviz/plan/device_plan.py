@@ -13,6 +13,7 @@ from .allocator.initial_state import Segment, exists, nbytes_of, segments_on
 from .allocator.reserved_memory import Call, Reservation, reserve, reserve_calls
 from .devices.devices import Device, DeviceProfile, capacity, planned
 from .liveness.lifetimes import Lifetime, Run, allocated, of_eager
+from .uncertainty import widened
 from .workspace.cudnn import unsure
 from .workspace.size import Need
 from .workspace.table import lifetime_of, scratch
@@ -88,6 +89,9 @@ def plan_device(
     def reserved(as_eager: bool) -> tuple[int, int, int] | None:
         if not card:
             return None
+        known = all(need.exact for need in needs.values()) and not estimates
+        if known and reservation is not None and eager in (True, as_eager):  # it has been played already
+            return reservation.reserved_bytes, *widened(*[reservation.reserved_bytes] * 2)
         return _reserved(graph, tensors, target, needs, estimates, device, as_eager or eager, segments)
 
     fits = None if room is None else peak_bytes <= room
@@ -107,8 +111,8 @@ def plan_device(
         fits=fits,
         reservation=reservation,
         tensor_peak_bytes=max(without, default=0),
-        peak_range=_range(without, needs, estimates, eager=False),
-        eager_peak_range=_range(eager_without, needs, estimates, eager=True),
+        peak_range=_range(without, needs, estimates, eager=False, card=card),
+        eager_peak_range=_range(eager_without, needs, estimates, eager=True, card=card),
         scratch=needs,
         estimated={span.storage: need for span, need in estimates},
         reserve=reserved,
@@ -220,8 +224,9 @@ def _range(
     estimates: Sequence[tuple[Lifetime, Need]],
     *,
     eager: bool,
+    card: bool,
 ) -> tuple[int, int]:
-    """The least and the most that the peak may be."""
+    """The least and the most that the peak may be; of a card at the level of :mod:`.uncertainty`."""
     found = []
     for which in (1, 2):
         level = totals
@@ -230,7 +235,7 @@ def _range(
             level = [a + b for a, b in zip(totals, allocated(spans, len(totals), eager=eager))]
         raised = [level[position] + need[which] for position, need in needs.items()]
         found.append(max(max(level, default=0), max(raised, default=0)))
-    return found[0], found[1]
+    return widened(*found) if card else (found[0], found[1])
 
 
 def _resized(span: Lifetime, nbytes: int) -> Lifetime:
@@ -265,7 +270,7 @@ def _reserved(
             return None
         found.append(reservation.reserved_bytes)
     # More scratch memory can leave the allocator with fewer fragments.
-    return found[0], min(found), max(found)
+    return found[0], *widened(min(found), max(found))
 
 
 MARGIN = 0.05

@@ -97,8 +97,12 @@ def _peak(plan: Plan) -> list[str]:
     if plan.verdict_of == "eager":
         lines[0] += f" allocated by plain eager PyTorch {plan.torch_version}"
     if between := _between(plan.peak_range):
-        kept = " and what cuDNN keeps for the backward pass are" if plan.estimated else " is"
-        lines.append(f"  {between}: some kernels' scratch memory{kept} an estimate")
+        if plan._reservation is not None:
+            lines.append(
+                f"  {between} in {plan.range_level:.0%} of runs, by published measurements{_unsure(plan)}"
+            )
+        else:
+            lines.append(f"  {between}{_unsure(plan)}")
     if plan._reservation is not None and plan.verdict_of == "eager":
         lines.append(f"  {_reserved(plan)}")
     if plan.peak_node is not None:
@@ -106,6 +110,15 @@ def _peak(plan: Plan) -> list[str]:
         if plan.peak_node.source is not None and plan.peak_node.source.text:
             lines.append(f"    {plan.peak_node.source.text.strip()}")
     return lines
+
+
+def _unsure(plan: Plan) -> str:
+    """What of the record itself is an estimate."""
+    if plan.estimated:
+        return ": some kernels' scratch memory and what cuDNN keeps for the backward pass are an estimate"
+    if all(need.exact for need in plan.scratch.values()):
+        return ""
+    return ": some kernels' scratch memory is an estimate"
 
 
 def _not_known(plan: Plan) -> str:
@@ -246,7 +259,7 @@ def _counted(plan: Plan) -> str:
 def _reserved(plan: Plan) -> str:
     reservation = plan._reservation
     assert reservation is not None
-    text = f"PyTorch's caching allocator would reserve {format_bytes(reservation.reserved_bytes)} at most"
+    text = f"PyTorch's caching allocator would reserve {format_bytes(reservation.reserved_bytes)}"
     if reservation.workspace_bytes:
         text += f", {format_bytes(reservation.workspace_bytes)} of it cuBLAS's workspace"
     if reservation.foreign_bytes:
@@ -254,9 +267,9 @@ def _reserved(plan: Plan) -> str:
             f", {format_bytes(reservation.foreign_bytes)} of it tensors of yours that this graph does not use"
         )
     if reservation.context_bytes:
-        text += f"; the CUDA context takes up to {format_bytes(reservation.context_bytes)} more (an estimate)"
+        text += f"; the CUDA context takes about {format_bytes(reservation.context_bytes)} more"
     if plan.reserved_range is not None and (between := _between(plan.reserved_range)):
-        text += f"; {between}, by what kernels take for their work"
+        text += f"; {between} in {plan.range_level:.0%} of runs"
     return text + "."
 
 

@@ -22,7 +22,7 @@ from .batch.split import check_split
 from .communication import sent
 from .device_plan import DevicePlan as DevicePlan
 from .device_plan import same_device
-from .devices.devices import Device, DeviceLike, DeviceProfile
+from .devices.devices import CONTEXT_BYTES, Device, DeviceLike, DeviceProfile
 from .liveness.lifetimes import Lifetime, positions
 from .liveness.lifetimes import Run as Run
 from .liveness.live_set import CATEGORIES as CATEGORIES
@@ -33,6 +33,7 @@ from .liveness.live_set import allocation, moment
 from .remat.selection import NOTHING_AGAIN
 from .remat.selection import RecomputePlan as RecomputePlan
 from .remedies.remedy import Remedy
+from .uncertainty import CONTEXT_RANGE, LEVEL
 from .units import format_bytes
 from .workspace.size import Need
 
@@ -82,6 +83,8 @@ class Plan:
         tensor_peak_bytes: the peak of tensors alone, which an evaluation on the CPU reports.
         peak_range, eager_peak_range: the least and the most that the two may be: kernels' scratch
             memory, counted during their nodes, is an estimate where a library decides, as is ``estimated``.
+            On the CPU these are bounds; on a card a share of runs, ``range_level``, is expected within, by
+            published measurements.
         peak_position: where in ``timeline`` that is.
         timeline: ``(node_index, allocated_bytes)`` during every node; of a run in pieces in the
             order of that run, where the first two pieces of a pass stand for all.
@@ -197,16 +200,25 @@ class Plan:
         return torch.__version__.partition("+")[0]
 
     @property
+    def range_level(self) -> float:
+        """Share of runs that are to be expected within the ranges of a card; on the CPU they are bounds."""
+        return LEVEL
+
+    @property
+    def _context_range(self) -> tuple[int, int]:
+        """Bytes of the CUDA context; a profile of one's own says what it takes."""
+        context = self._reservation.context_bytes if self._reservation is not None else 0
+        return CONTEXT_RANGE if context == CONTEXT_BYTES else (context, context)
+
+    @property
     def needed_range(self) -> tuple[int, int]:
-        """The least and the most that ``needed_bytes`` may be."""
+        """The least and the most that ``needed_bytes`` may be; on a card in ``range_level`` of runs."""
         reservation = self._reservation
         if reservation is None:
             return self.peak_range
-        low = high = reservation.reserved_bytes
-        exact = not self.estimated and all(need.exact for need in self.scratch.values())
-        if not exact and self.reserved_range is not None:
-            low, high = self.reserved_range
-        return low + reservation.context_bytes, high + reservation.context_bytes
+        assert self.reserved_range is not None
+        (low, high), (least, most) = self.reserved_range, self._context_range
+        return low + least, high + most
 
     def straddles(self, limit: int) -> bool:
         """Whether ``limit`` bytes are within ``needed_range``: the best figure decides, but is not sure."""
@@ -249,7 +261,7 @@ class Plan:
 
     @property
     def reserved_range(self) -> tuple[int, int] | None:
-        """The least and the most that ``reserved_bytes`` may be, simulated when asked for."""
+        """The least and the most that ``reserved_bytes`` may be, in ``range_level`` of runs."""
         held, reservation = self._answers.reserved(eager=False), self._reservation
         if held is None or reservation is None:
             return None
@@ -284,7 +296,7 @@ class Plan:
         held, reservation = self._answers.reserved(eager=True), self._reservation
         if held is None or reservation is None:
             return None
-        return self.eager_peak_range[0], held[2] + reservation.context_bytes
+        return self.eager_peak_range[0], held[2] + self._context_range[1]
 
     @property
     def world_size(self) -> int:
