@@ -1,6 +1,7 @@
 """Every check of `make test`; what fails is shown, the rest still runs.
 
-Two checks run at a time, the longest begin first; those that take times come last, one after another.
+Two checks run at a time, the longest begin first, and compute with one thread each; those that take times
+come last, one after another, with PyTorch's own number of threads.
 
 .venv/bin/python scripts/check.py [--only lint | --daily | --all]
 """
@@ -20,6 +21,8 @@ from environment import find_chromium
 from steps import LOGS, ROOT, StepFailed, relative, run, say
 
 AT_A_TIME = 2
+# With more, OpenMP threads of two processes on two cores wait for each other, spinning.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Check:
     daily: bool = False  # a part of `make check`
     only_all: bool = False  # a step of `make test-all` alone
     alone: bool = False  # it has to have the machine for itself
+    any_threads: bool = False  # what it tests depends on the number of threads: as many as PyTorch takes
     more: tuple[str, ...] = ()  # arguments of `make test-all`
     env: dict[str, str] = field(default_factory=dict)
 
@@ -76,19 +80,16 @@ CHECKS = (
     Check("eslint", (*NPM, "lint"), lint=True, daily=True),
     Check("tsc", (*NPM, "typecheck"), lint=True, daily=True),
     Check("warnings of the C++ modules", ("scripts/build_native.py", "--check"), only_all=True),
-    Check("tests of execution", (*TESTS, "tests/execute"), daily=True, more=("--all",)),
-    Check("conformance", (*TESTS, CONFORMANCE), daily=True, more=EVERYTHING),
     Check("tests of faults", (*TESTS, "tests/faults"), daily=True, more=EVERY_FAULT),
     Check(
         "unit tests in Python alone",
         (*TESTS, "--daily", "tests/record", "tests/semantics", "tests/execute"),
         env={"LAZYVIZ_PURE_PYTHON": "1"},
     ),
-    Check("tests of recording", (*TESTS, "tests/record"), daily=True, more=("--all",)),
-    Check("tests of graphs, plans and views", (*TESTS, *LATER_STAGES), daily=True, more=("--all",)),
+    Check("tests of execution", (*TESTS, "tests/execute"), daily=True, more=("--all",)),
+    Check("conformance", (*TESTS, CONFORMANCE), daily=True, more=EVERYTHING),
     # The kernel is another process, and nbval's own warnings are not ours: errors in cells are what counts.
     Check("notebooks", (*PYTEST, "--nbval-lax", "-W", "default", "notebooks")),
-    Check("tests of semantics", (*TESTS, "tests/semantics"), daily=True, more=("--all",)),
     Check(
         "other Python tests",
         (
@@ -98,6 +99,15 @@ CHECKS = (
         daily=True,
         more=("--all",),
     ),
+    Check("tests of semantics", (*TESTS, "tests/semantics"), daily=True, more=("--all",)),
+    Check(
+        "tests of graphs, plans and views",
+        (*TESTS, *LATER_STAGES),
+        daily=True,
+        more=("--all",),
+        any_threads=True,
+    ),
+    Check("tests of recording", (*TESTS, "tests/record"), daily=True, more=("--all",)),
     Check("programs of other libraries", (*TESTS, LIBRARIES), more=EVERY_LIBRARY),
     Check("JavaScript tests", (*NPM, "test"), daily=True),
     *PROCESSORS,
@@ -127,6 +137,12 @@ def command_of(check: Check, options: argparse.Namespace) -> list[str]:
     return [sys.executable, *check.command, *more]
 
 
+def environment_of(check: Check) -> dict[str, str]:
+    """The variables that are set for a check; a number of threads that the user has set stays."""
+    one_thread = not (check.alone or check.any_threads or "OMP_NUM_THREADS" in os.environ)
+    return {**(ONE_THREAD if one_thread else {}), **check.env}
+
+
 def main(args: list[str]) -> int:
     """Run the checks; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -147,7 +163,7 @@ def main(args: list[str]) -> int:
 
     def attempt(check: Check) -> None:
         try:
-            run(check.title, command_of(check, options), among=talking, env={**env, **check.env})
+            run(check.title, command_of(check, options), among=talking, env={**env, **environment_of(check)})
         except StepFailed as error:
             say(f"   {error}")
             failed.append(check.title)

@@ -27,11 +27,12 @@ from ..torch_internals.dispatch_handlers import (
     past_torch_function,
 )
 from ..torch_internals.private_api import OpOverload
-from . import backward_nodes, constant_folding, fallback, unrecorded_ops
+from . import constant_folding, fallback, unrecorded_ops
 from .dependencies import order
 from .external_tensors import NotDeferrable, Placeholder, ZeroTensor
 from .interception.memory_holders import Unexamined, cure_of
 from .lazy_tensor import LazyTensor, is_pending, make_pending, view_is_being_made, wrap
+from .parity.gradient_accumulation import accumulates_in_place
 from .rng import Generators
 from .shapes import kernel_probes, scalar_operands
 from .shapes.inference import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
@@ -237,7 +238,7 @@ class Recorder:
             return self._communicate(op, args, kwargs)
         if info.zeros:
             return op(*args, **kwargs)  # a tensor without memory, which the layers above see through
-        if info.adds and self._recording.summing is not None and self._sums_in_place(args):
+        if info.adds and self._recording.summing is not None and accumulates_in_place(self._recording, args):
             torch.autograd.graph.increment_version(args[0])
             return self.record(torch.ops.aten.add_.Tensor, args, kwargs)
         if info.resizes and not kwargs and args[0].shape == torch.Size(getattr(args[1], "shape", args[1])):
@@ -347,28 +348,6 @@ class Recorder:
             zeros = self.record(view, (zeros,), {})
             self._recording.view_is_made()
         return zeros
-
-    def _sums_in_place(self, args: tuple[Any, ...]) -> bool:
-        """Whether the engine would add two gradients of one tensor in the memory of the first.
-
-        It does not where either is subclass-like, as every tensor is to it here; the other
-        conditions are its own (``can_accumulate_inplace`` of its input buffer).
-        """
-        if not backward_nodes.is_calling(self._recording.summing):
-            self._recording.summing = None
-            return False
-        if type(args[0]) is not LazyTensor or torch.is_grad_enabled() or len(args) != 2:
-            return False
-        value: TrackedValue = args[0]._lazyviz
-        return (
-            value.storage.live == 1
-            and value.meta.dense
-            and args[1].dtype == value.meta.dtype
-            and args[1].shape == value.meta.shape
-            and not private_api.is_zero_tensor(args[1])
-            and not private_api.forward_mode_active()
-            and private_api.engine_is_sole_owner(args)
-        )
 
     def _storage_of(self, tensor: torch.Tensor) -> TrackedStorage:
         return (

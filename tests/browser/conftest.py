@@ -20,24 +20,26 @@ def screenshots(tmp_path_factory) -> Path:
 
 @dataclass(frozen=True)
 class Lab:
-    """A running JupyterLab: the folder that it shows, and its address."""
+    """A running JupyterLab: the folder that it shows, its address, and a kernel for any notebook in it."""
 
     directory: Path
     address: str
+    kernel: lab_tools.SharedKernel
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
     directory = tmp_path_factory.mktemp("lab")
     with lab_tools.jupyter_lab(directory) as address:
-        yield Lab(directory, address)
+        yield Lab(directory, address, lab_tools.SharedKernel(directory, address))
 
 
 @pytest.fixture
 def lab(server):
-    """The one JupyterLab of all tests, whose kernels end with their test."""
+    """The one JupyterLab of all tests; kernels end with their test, but for the one that notebooks share."""
     yield server
-    lab_tools.end_kernels(server.address)
+    server.kernel.clean()
+    lab_tools.end_kernels(server.address, but=server.kernel.id)
 
 
 @pytest.fixture(scope="session")

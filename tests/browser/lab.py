@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jupyter_client.blocking.client import BlockingKernelClient
+
 ROOT = Path(__file__).parent.parent.parent
 TOKEN = "lazyviz-test"
 CHROMIUM_ARGS = [
@@ -128,13 +130,63 @@ def jupyter_lab(directory: Path) -> Iterator[str]:
         log.close()
 
 
-def end_kernels(address: str) -> None:
-    """Shut down every kernel of the server."""
-    with urllib.request.urlopen(f"{address}/api/kernels?token={TOKEN}", timeout=30) as answer:
-        kernels = json.load(answer)
-    for kernel in kernels:
-        url = f"{address}/api/kernels/{kernel['id']}?token={TOKEN}"
-        urllib.request.urlopen(urllib.request.Request(url, method="DELETE"), timeout=30).close()
+def ask(address: str, path: str, *, method: str = "GET", content: Any = None) -> Any:
+    """The server's answer to a request of its REST interface."""
+    data = None if content is None else json.dumps(content).encode()
+    request = urllib.request.Request(f"{address}/api/{path}?token={TOKEN}", data, method=method)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        text = answer.read()
+    return json.loads(text) if text else None
+
+
+def end_kernels(address: str, *, but: str = "") -> None:
+    """Shut down every kernel of the server, except the one with the id ``but``."""
+    for kernel in ask(address, "kernels"):
+        if kernel["id"] != but:
+            ask(address, f"kernels/{kernel['id']}", method="DELETE")
+
+
+class SharedKernel:
+    """One kernel for notebooks of several tests, each of which finds it as if it had just been started.
+
+    What took long stays: PyTorch and lazyviz are imported.
+    """
+
+    CLEAN = (
+        "import ipywidgets, lazyviz; lazyviz.reset(); ipywidgets.Widget.close_all(); "
+        "get_ipython().run_line_magic('reset', '-f'); get_ipython().run_line_magic('unload_ext', 'lazyviz')"
+    )
+
+    def __init__(self, directory: Path, address: str) -> None:
+        self._directory, self._address = directory, address
+        self.id = ""
+
+    def attach(self, name: str) -> None:
+        """Have the notebook ``name`` opened with this kernel."""
+        if not self.id:
+            self.id = ask(self._address, "kernels", method="POST", content={"name": "python3"})["id"]
+        content = {"path": name, "name": name, "type": "notebook", "kernel": {"id": self.id}}
+        ask(self._address, "sessions", method="POST", content=content)
+
+    def clean(self) -> None:
+        """Forget the variables, widgets and pending ops of a test; a kernel that cannot is ended."""
+        if not self.id:
+            return
+        client = BlockingKernelClient(
+            connection_file=str(self._directory / ".runtime" / f"kernel-{self.id}.json")
+        )
+        client.load_connection_file()
+        client.start_channels()
+        try:
+            client.wait_for_ready(timeout=30)
+            reply = client.execute_interactive(self.CLEAN, timeout=30, output_hook=lambda message: None)
+            done = reply["content"]["status"] == "ok"
+        except (RuntimeError, TimeoutError):
+            done = False
+        finally:
+            client.stop_channels()
+        if not done:
+            self.id = ""
 
 
 def set_theme(directory: Path, *, dark: bool) -> None:
@@ -148,8 +200,10 @@ def set_theme(directory: Path, *, dark: bool) -> None:
     )
 
 
-def open_notebook(page: Any, address: str, name: str) -> None:
-    """Open a notebook in a fresh workspace, with nothing else on screen."""
+def open_notebook(page: Any, address: str, name: str, kernel: SharedKernel | None = None) -> None:
+    """Open a notebook in a fresh workspace, with nothing else on screen; without ``kernel`` with its own."""
+    if kernel is not None:
+        kernel.attach(name)
     workspace = f"w{time.monotonic_ns()}"
     page.goto(f"{address}/lab/workspaces/{workspace}/tree/{name}?token={TOKEN}&reset")
     page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=60_000)

@@ -261,7 +261,7 @@ def test_nothing_moves_where_motion_is_to_be_reduced(page):
 
 def test_axe_finds_nothing_wrong_in_jupyterlab(page, lab):
     write_notebook(lab.directory / "axe.ipynb", LAB_CELLS)
-    open_notebook(page, lab.address, "axe.ipynb")
+    open_notebook(page, lab.address, "axe.ipynb", lab.kernel)
     wait_for_kernel(page)
     run_cell(page, 0)
     page.locator(".lazyviz [data-node]").first.wait_for()

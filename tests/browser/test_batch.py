@@ -46,7 +46,7 @@ def opened(page, lab, request):
         name = f"{re.sub('[^a-z]', '-', request.node.name)}.ipynb"
         write_notebook(lab.directory / name, cells)
         of.set_viewport_size({"width": width, "height": 1250})
-        open_notebook(of, lab.address, name)
+        open_notebook(of, lab.address, name, lab.kernel)
         hide_side_bar(of)
         wait_for_kernel(of)
         run_cell(of, 0)

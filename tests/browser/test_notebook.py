@@ -110,7 +110,7 @@ def scrolls_sideways(page) -> bool:
 
 def start(page, lab, name, *cells):
     write_notebook(lab.directory / name, cells)
-    open_notebook(page, lab.address, name)
+    open_notebook(page, lab.address, name, lab.kernel)
     hide_side_bar(page)
     wait_for_kernel(page)
 

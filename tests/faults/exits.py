@@ -8,6 +8,7 @@ not end) and what it wrote to stderr.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -256,6 +257,7 @@ def report(name, number, child, errors):
 
 if __name__ == "__main__":
     count, names = int(sys.argv[1]), sys.argv[2:]
+    gc.freeze()  # or each child copies and traverses all of PyTorch's objects when it ends
     for name, number in [(name, number) for name in names for number in range(count)]:
         with tempfile.TemporaryFile() as errors:
             child = os.fork()

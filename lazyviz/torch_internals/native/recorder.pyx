@@ -1016,7 +1016,7 @@ cdef bint is_on_cpu(object inferred) except -1:
 
 
 cdef bint sums_in_place(tuple args) except -1:
-    """``Recorder._sums_in_place``, once the engine's node is known to be the one that adds.
+    """``lazyviz.record.parity.gradient_accumulation.accumulates_in_place``, once the engine's node is known to be the one that adds.
 
     No variable may hold the first argument: its references are counted.
     """

@@ -1,0 +1,39 @@
+"""Gradient accumulation: whether the autograd engine would add two gradients in the memory of the first.
+
+It does not where either is subclass-like, as every tensor is to it while a dispatch mode is active; the
+recorder then records the sum in place all the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...torch_internals import private_api
+from .. import backward_nodes
+from ..lazy_tensor import LazyTensor
+from ..recording_state import RecordingState
+from ..storage import TrackedValue
+
+
+def accumulates_in_place(recording: RecordingState, args: tuple[Any, ...]) -> bool:
+    """Whether this call of ``add`` is such a sum, by the engine's own conditions.
+
+    They are those of ``can_accumulate_inplace`` of its input buffer.
+    """
+    if not backward_nodes.is_calling(recording.summing):
+        recording.summing = None
+        return False
+    if type(args[0]) is not LazyTensor or torch.is_grad_enabled() or len(args) != 2:
+        return False
+    value: TrackedValue = args[0]._lazyviz
+    return (
+        value.storage.live == 1
+        and value.meta.dense
+        and args[1].dtype == value.meta.dtype
+        and args[1].shape == value.meta.shape
+        and not private_api.is_zero_tensor(args[1])
+        and not private_api.forward_mode_active()
+        and private_api.engine_is_sole_owner(args)
+    )
