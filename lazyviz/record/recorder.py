@@ -445,8 +445,10 @@ class Tape(ExternalTensors):
     ) -> Any:
         """Evaluate what the call needs, then make the call itself on real tensors."""
         needed, nbytes = unrecorded_ops.needed_nodes(self, info, args, kwargs)
-        if self.absent is not None and (answer := self.absent.answer(needed)) is not None:
-            return answer.value
+        if self.absent is not None and info.returns_numbers:
+            answer = self.absent.answer(needed)
+            if answer is not None:
+                return answer.value
         # A sparse tensor is made at once, and memory exchanged, which is no sync point by itself.
         if needed or not (of_sparse or info.name == "set_"):
             self.sync(cause, needed, nbytes, a_number=info.returns_numbers)
