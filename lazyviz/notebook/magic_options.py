@@ -14,6 +14,7 @@ from ..execute.registry import backend_names, find_backend
 from ..plan.devices.devices import PROFILES, cuda_devices
 from ..session import planned_device
 from ..session.named_batch import bound_names, dimension, parse_names, unknown_names
+from ..session.options import options as defaults
 from ..session.recompute_options import recompute_option
 
 OPTIONS = (
@@ -39,6 +40,10 @@ def check(options: Any) -> None:
     if options.split not in ("off", "auto") and not (options.split.isdigit() and int(options.split)):
         raise UsageError(f"%%lazy: --split takes off, auto or a number, got {options.split!r}.")
     try:
+        if options.device is None:
+            options.device = defaults.device
+        options.backend = options.backend or defaults.backend
+        options.no_widget = options.no_widget or not defaults.widget
         recompute_option(unquoted(options.recompute))
         planned_device.resolved(options.device)
         find_backend(options.backend)

@@ -13,7 +13,7 @@ from .units import format_bytes
 
 
 class Table(NamedTuple):
-    """``title`` is one line; ``rows`` have a cell for each of ``columns``, the first ``numbers`` of numbers."""
+    """``title`` is one line; ``rows`` have a cell for each of ``columns``, the first ``numbers`` numbers."""
 
     title: str
     columns: Sequence[str]

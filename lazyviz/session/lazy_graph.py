@@ -38,6 +38,7 @@ from .diagnostics import why as why
 from .display import Shown
 from .evaluate_all import run_all
 from .named_batch import BatchLike, NamedBatch
+from .options import options as defaults
 from .recompute_options import Recompute, levers
 from .recompute_options import RecomputeError as RecomputeError
 from .run_options import Choices
@@ -265,7 +266,7 @@ def lazy(
     device: DeviceLike | None = None,
     batch: BatchLike | None = None,
     split: int | str | None = "off",
-    backend: str = "eager",
+    backend: str | None = None,
     allow_sync: bool = True,
     *,
     assume: Mapping[int | str, Any] | None = None,
@@ -288,11 +289,13 @@ def lazy(
         independent_rng: operators that draw random numbers inside a fused kernel may draw for each piece;
             the split run's numbers are then not those of the whole.
         backend: what evaluates by default: ``"eager"``, ``"inductor"``, ``"xla"``, ``"cudagraphs"``,
-            ``"ipyparallel"``, ``"ray"``, one that is registered or that an installed package offers.
+            ``"ipyparallel"``, ``"ray"``, one that is registered or that an installed package offers;
+            ``None``: ``lazyviz.options.backend``.
         recompute: evaluate with a peak below that many bytes (or a size as ``"2 GiB"``), activations being
             dropped and computed again for it (also at sync points, which then run all that is pending);
             ``"auto"``: below what the device has free.
-        device: plan for this device by default (a device, a profile or its name).  In a process without
+        device: plan for this device by default (a device, a profile or its name; ``None``: the one of
+            ``lazyviz.options``, if it has one).  In a process without
             CUDA, ``torch.cuda`` answers for a card inside the block, which can then only be planned.
         assume: what a read at each of these lines returns that an absent device would have to compute; a line
             is its number, in whatever file, ``"train.py:12"``, or ``"*"`` for all others.
@@ -309,10 +312,10 @@ def lazy(
     return LazyBlock(
         LazyGraph,
         Options(
-            device=device,
+            device=defaults.device if device is None else device,
             batch=batch,
             split=split,
-            backend=backend,
+            backend=backend or defaults.backend,
             allow_sync=allow_sync,
             assume=assume,
             held_bytes_limit=held_bytes_limit,
