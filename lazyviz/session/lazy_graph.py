@@ -7,6 +7,7 @@ Only this package and ``notebook`` see all stages.  Graphs get their plan, pictu
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,9 @@ from .split_options import SplitError as SplitError
 
 if TYPE_CHECKING:
     from ..plan.plan import Plan
+
+
+_logger = logging.getLogger("lazyviz")
 
 
 class LazyGraph(Choices, Shown):
@@ -244,7 +248,7 @@ class LazyGraph(Choices, Shown):
             elif not tensors:
                 targets = self.unfinished()
             everything = not tensors and targets == list(tape.pending)  # which needs nothing else
-            return evaluation.run(
+            report = evaluation.run(
                 targets if everything and nodes is None else closure(targets),
                 evaluation.called("evaluate()"),
                 backend=name,
@@ -257,6 +261,8 @@ class LazyGraph(Choices, Shown):
                 timings=timings,
                 verify=verify,
             )
+        _logger.debug("%s", report)
+        return report
 
 
 # --- the public functions -------------------------------------------------------------

@@ -72,3 +72,12 @@ def test_the_environment_says_what_nobody_has_set():
     assert options.device is None
     with pytest.raises(ValueError, match="LAZYVIZ_WIDGET=maybe: widget is True or False"):
         Options({"LAZYVIZ_WIDGET": "maybe"}).widget
+
+
+def test_evaluations_are_logged_where_somebody_listens(caplog):
+    with lazyviz.lazy() as graph:
+        torch.ones(3) + 1
+    with caplog.at_level("DEBUG", "lazyviz"):
+        report = graph.evaluate()
+    assert caplog.messages == [str(report)]
+    assert caplog.records[0].name == "lazyviz"
