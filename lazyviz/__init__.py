@@ -33,6 +33,7 @@ from .session.lazy_graph import (
     to_lazy,
     why,
 )
+from .session.options import options
 from .session.self_check import Diagnosis, doctor
 from .testing.memory_budget import assert_peak_below
 
@@ -72,6 +73,7 @@ __all__ = [
     "load_ipython_extension",
     "mark_step",
     "metrics",
+    "options",
     "register_backend",
     "reset",
     "sync",

@@ -204,6 +204,7 @@ PAGES += [
         "clusters",
         "glossary",
         "hosts",
+        "integrations",
         "internals",
         "limits",
         "performance",

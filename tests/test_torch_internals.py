@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyviz
@@ -107,6 +108,36 @@ def test_methods_of_generators_can_be_replaced_and_put_back():
         assert [generator.initial_seed() for _ in range(3)] == ["replaced" if replaced else 3] * 3
         assert rng.READERS["initial_seed"](generator) == 3
     assert {name: vars(torch.Generator)[name] for name in rng.READERS} == rng.READERS
+
+
+def test_optimizers_tell_of_their_steps_outside_of_their_own_hooks():
+    """And only of the outermost, of classes that are first used inside."""
+    from lazyviz.torch_internals.optimizer_steps import watched_steps
+
+    class Outer(torch.optim.SGD):
+        def step(self, closure=None):
+            inner.step()
+            return super().step(closure)
+
+    class Inner(torch.optim.SGD):
+        pass
+
+    weight = torch.nn.Parameter(torch.ones(2))
+    told = []
+
+    def after(optimizer):
+        handle = optimizer_hooks.register_optimizer_step_post_hook(lambda *args: None)
+        handle.remove()  # PyTorch is not going through them
+        told.append(("after", optimizer))
+
+    before = vars(torch.optim.Optimizer)["profile_hook_step"]
+    with watched_steps(lambda optimizer: told.append(("before", optimizer)), after):
+        inner, outer = Inner([weight], lr=0.1), Outer([weight], lr=0.1)
+        outer.step()
+    assert told == [("before", outer), ("after", outer)]
+    assert vars(torch.optim.Optimizer)["profile_hook_step"] is before
+    inner.step()
+    assert len(told) == 2
 
 
 def test_private_names_stay_in_one_package():

@@ -193,20 +193,14 @@ def view(script: str, arguments: Sequence[str], module: bool, output: Sequence[s
 
 @cli.command()
 @of_script
-@click.option(
-    "--backend",
-    default="eager",
-    show_default=True,
-    metavar="NAME",
-    help="What evaluates: eager, inductor, ...",
-)
+@click.option("--backend", metavar="NAME", help="What evaluates: eager (the default), inductor, ...")
 @click.option("--recompute", metavar="SIZE", help="Stay below SIZE by computing activations again; or auto.")
 @click.option("-q", "--quiet", is_flag=True, help="No summary at the end.")
 def run(
     script: str,
     arguments: Sequence[str],
     module: bool,
-    backend: str,
+    backend: str | None,
     recompute: str | None,
     quiet: bool,
 ) -> Task:

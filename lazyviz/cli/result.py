@@ -30,9 +30,9 @@ def plan_of(graph: LazyGraph) -> Plan:
     return graph.plan() if whole is graph.ir else make_plan(whole, device=graph.device)
 
 
-def described(graph: LazyGraph) -> Data:
-    """The plan of ``graph`` as data, which refers to nothing of it."""
-    plan = plan_of(graph)
+def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
+    """The plan of ``graph`` (or ``plan``, another one of it) as data, which refers to nothing of it."""
+    plan = plan_of(graph) if plan is None else plan
     context = plan.needed_bytes - plan.reserved_bytes if plan.reserved_bytes is not None else 0
     held = plan.eager_reserved_bytes
     moment = plan.at(plan.peak_position) if graph.nodes else None

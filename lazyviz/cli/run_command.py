@@ -102,7 +102,7 @@ class Blocks:
         self.begin()
 
 
-def run(script: Script, *, backend: str, recompute: str | None, quiet: bool) -> int:
+def run(script: Script, *, backend: str | None, recompute: str | None, quiet: bool) -> int:
     """Run a script lazily; its own exit code."""
     if not loaded(script):
         return FAILED

@@ -11,6 +11,7 @@ from ..graph.summary import Summary, share_text
 from ..plan.formatting import line_text
 from ..plan.liveness.live_set import CATEGORIES
 from ..plan.projection import ByCategory, Peak
+from ..plan.tables import Table, Tabular
 from ..plan.units import format_bytes
 
 
@@ -78,7 +79,7 @@ class NonFinite:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Tabular):
     """One evaluation.
 
     ``seconds`` is wall time; ``peak_bytes`` the measured peak of tensor memory (CUDA: the
@@ -139,6 +140,29 @@ class Report:
         fields["backend"], fields["cause"], fields["cache_hit"] = "eager", cause, True
         fields["difference"], fields["timeline"] = {}, timeline
         return report
+
+    def __repr__(self) -> str:
+        return f"<Report: {str(self).partition(chr(10))[0]}>"
+
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+
+    def table(self) -> Table:
+        """What it did, a row each."""
+        peak = "" if self.peak_bytes is None else format_bytes(self.peak_bytes)
+        rows = [
+            ("ops run", f"{self.ops_run:,}"),
+            ("seconds", f"{self.seconds:.3f}"),
+            ("peak", " ".join(filter(None, [peak, f"({self.comparison})" if self.comparison else ""]))),
+            ("backend", self.backend + (f", {self.share:.0%} of the ops" if self.share < 1 else "")),
+            ("pieces", str(self.pieces) if self.pieces > 1 else ""),
+            ("recomputed", f"{self.recomputed:,} ops" if self.recomputed else ""),
+            ("new", self.cache_miss_reason or ""),
+            *(("fallback", reason) for reason in self.fallbacks),
+            ("first NaN", str(self.first_nan) if self.first_nan is not None else ""),
+            ("first infinity", str(self.first_inf) if self.first_inf is not None else ""),
+            *(("failed before, and again", what) for what in self.left),
+        ]
+        return Table(f"Evaluated: {self.cause}", ("what", "found"), [row for row in rows if row[1]], 0)
 
     @property
     def first_nonfinite(self) -> NonFinite | None:

@@ -97,9 +97,8 @@ class LazyMagics(Magics):
     @argument(
         "--backend",
         metavar="NAME",
-        default="eager",
-        help="what runs the graph: eager, the default; inductor, xla and cudagraphs compile or capture it; "
-        "ipyparallel and ray run pieces of the batch on workers",
+        help="what runs the graph: eager, the default (or as lazyviz.options says); inductor, xla and "
+        "cudagraphs compile or capture it; ipyparallel and ray run pieces of the batch on workers",
     )
     @argument("--now", action="store_true", help="evaluate at the end of the cell, still showing the graph")
     @argument("--no-sync", action="store_true", help="make a sync point in this cell an error at its line")

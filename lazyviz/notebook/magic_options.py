@@ -15,6 +15,7 @@ from ..plan.devices.devices import PROFILES, cuda_devices
 from ..session import planned_device
 from ..session.named_batch import bound_names, dimension, parse_names, unknown_names
 from ..session.option_checks import recompute_option
+from ..session.options import options as defaults
 
 OPTIONS = (
     "--as",
@@ -41,6 +42,10 @@ def check(options: Any) -> None:
     if options.split not in ("off", "auto") and not (options.split.isdigit() and int(options.split)):
         raise UsageError(f"%%lazy: --split takes off, auto or a number, got {options.split!r}.")
     try:
+        if options.device is None:
+            options.device = defaults.device
+        options.backend = options.backend or defaults.backend
+        options.no_widget = options.no_widget or not defaults.widget
         recompute_option(unquoted(options.recompute))
         _check_rank(options)
         planned_device.resolved(options.device)

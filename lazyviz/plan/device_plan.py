@@ -13,7 +13,7 @@ from .allocator.initial_state import Segment, exists, nbytes_of, segments_on
 from .allocator.reserved_memory import Call, Reservation, reserve, reserve_calls
 from .devices.devices import Device, DeviceProfile, capacity, planned
 from .liveness.lifetimes import Lifetime, Run, allocated, of_eager
-from .uncertainty import widened
+from .uncertainty import ALLOCATED, RESERVED, widened
 from .workspace.cudnn import unsure
 from .workspace.size import Need
 from .workspace.table import lifetime_of, scratch
@@ -91,7 +91,8 @@ def plan_device(
             return None
         known = all(need.exact for need in needs.values()) and not estimates
         if known and reservation is not None and eager in (True, as_eager):  # it has been played already
-            return reservation.reserved_bytes, *widened(*[reservation.reserved_bytes] * 2)
+            held = reservation.reserved_bytes
+            return held, *widened(held, held, RESERVED)
         return _reserved(graph, tensors, target, needs, estimates, device, as_eager or eager, segments)
 
     fits = None if room is None else peak_bytes <= room
@@ -235,7 +236,7 @@ def _range(
             level = [a + b for a, b in zip(totals, allocated(spans, len(totals), eager=eager))]
         raised = [level[position] + need[which] for position, need in needs.items()]
         found.append(max(max(level, default=0), max(raised, default=0)))
-    return widened(*found) if card else (found[0], found[1])
+    return widened(found[0], found[1], ALLOCATED) if card else (found[0], found[1])
 
 
 def _resized(span: Lifetime, nbytes: int) -> Lifetime:
@@ -270,7 +271,7 @@ def _reserved(
             return None
         found.append(reservation.reserved_bytes)
     # More scratch memory can leave the allocator with fewer fragments.
-    return found[0], *widened(min(found), max(found))
+    return found[0], *widened(min(found), max(found), RESERVED)
 
 
 MARGIN = 0.05

@@ -33,6 +33,7 @@ from .liveness.live_set import allocation, moment
 from .remat.selection import NOTHING_AGAIN
 from .remat.selection import RecomputePlan as RecomputePlan
 from .remedies.remedy import Remedy
+from .tables import Table, Tabular, sizes
 from .uncertainty import CONTEXT_RANGE, LEVEL
 from .units import format_bytes
 from .workspace.size import Need
@@ -62,7 +63,7 @@ class Answers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Tabular):
     """What running the graph would need on one device.  Sizes are bytes.
 
     Made from the record alone; nothing has run.
@@ -147,6 +148,14 @@ class Plan:
     def __repr__(self) -> str:
         return f"<Plan for {self.device}: peak {format_bytes(self.peak_bytes)}, {_VERDICT[self.fits]}>"
 
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+
+    def table(self) -> Table:
+        """The peak, the verdict, and what is alive at the peak."""
+        title = f"Projected peak on {self.device}: {format_bytes(self.peak_bytes)}. {self.verdict()}"
+        named = {str(category): size for category, size in self.by_category.items()}
+        return Table(title, ("bytes", "share", "alive at the peak"), sizes(named), 2)
+
     def lifetime(self, what: Storage | Value | Node) -> range:
         """The positions in ``timeline`` from the first to the last at which our run holds ``what``.
 
@@ -198,6 +207,14 @@ class Plan:
     def torch_version(self) -> str:
         """The PyTorch release whose kernels and optimizers were recorded; others take other memory."""
         return torch.__version__.partition("+")[0]
+
+    @property
+    def max_memory_allocated(self) -> int | None:
+        """What ``torch.cuda.max_memory_allocated()`` would say: blocks in use, libraries' workspaces included.
+
+        ``None`` where no CUDA allocator is planned.
+        """
+        return self._reservation.allocated_bytes if self._reservation is not None else None
 
     @property
     def range_level(self) -> float:

@@ -33,7 +33,7 @@ from .liveness.live_set import CATEGORIES, Allocation, Category, categorize, lar
 from .plan import Plan
 from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
 from .remedies.remedies import remedies
-from .remedies.remedy import Remedy
+from .remedies.remedy import Remedies, Remedy
 from .workspace.size import Need
 
 
@@ -375,7 +375,7 @@ class LateAnswers:
 
     def remedies(self, plan: Plan) -> Sequence[Remedy]:
         if self._remedies is None:
-            self._remedies = () if plan.recompute.nodes else remedies(plan)
+            self._remedies = Remedies(() if plan.recompute.nodes else remedies(plan))
         return self._remedies
 
     def explain(self, plan: Plan) -> str:

@@ -475,10 +475,8 @@ class Recorder:
     ) -> Any:
         """Evaluate what the call needs, then make the call itself on real tensors."""
         needed, nbytes = unrecorded_ops.needed_nodes(self._tape, info, args, kwargs)
-        if (
-            self._recording.absent is not None
-            and (answer := self._recording.absent.answer(needed)) is not None
-        ):
+        absent = self._recording.absent
+        if absent is not None and info.returns_numbers and (answer := absent.answer(needed)) is not None:
             return answer.value
         # A sparse tensor is made at once, and memory exchanged, which is no sync point by itself.
         if needed or not (of_sparse or info.name == "set_"):

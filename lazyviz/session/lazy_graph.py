@@ -7,6 +7,7 @@ Only this package and ``notebook`` see all stages.  Graphs get their plan, pictu
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,7 @@ from .display import Pictures
 from .evaluate_all import run_all
 from .named_batch import BatchLike, NamedBatch
 from .option_checks import Recompute
+from .options import options as defaults
 from .recompute_options import RecomputeError as RecomputeError
 from .recompute_options import levers
 from .run_choices import RunChoices
@@ -53,6 +55,9 @@ if TYPE_CHECKING:
     from ..plan.plan import Plan
     from ..view.scene.scene import Scene
     from ..view.widget.plan_choice import Plans
+
+
+_logger = logging.getLogger("lazyviz")
 
 
 class LazyGraph:
@@ -333,7 +338,7 @@ class LazyGraph:
             elif not tensors:
                 targets = self.unfinished()
             everything = not tensors and targets == list(tape.pending)  # which needs nothing else
-            return evaluation.run(
+            report = evaluation.run(
                 targets if everything and nodes is None else closure(targets),
                 evaluation.called("evaluate()"),
                 backend=name,
@@ -346,6 +351,8 @@ class LazyGraph:
                 timings=timings,
                 verify=verify,
             )
+        _logger.debug("%s", report)
+        return report
 
     # --- pictures -----------------------------------------------------------------
 
@@ -410,7 +417,7 @@ def lazy(
     device: DeviceLike | None = None,
     batch: BatchLike | None = None,
     split: int | str | None = "off",
-    backend: str = "eager",
+    backend: str | None = None,
     allow_sync: bool = True,
     *,
     assume: Mapping[int | str, Any] | None = None,
@@ -435,11 +442,13 @@ def lazy(
         independent_rng: operators that draw random numbers inside a fused kernel may draw for each piece;
             the split run's numbers are then not those of the whole.
         backend: what evaluates by default: ``"eager"``, ``"inductor"``, ``"xla"``, ``"cudagraphs"``,
-            ``"ipyparallel"``, ``"ray"``, one that is registered or that an installed package offers.
+            ``"ipyparallel"``, ``"ray"``, one that is registered or that an installed package offers;
+            ``None``: ``lazyviz.options.backend``.
         recompute: evaluate with a peak below that many bytes (or a size as ``"2 GiB"``), activations being
             dropped and computed again for it (also at sync points, which then run all that is pending);
             ``"auto"``: below what the device has free.
-        device: plan for this device by default (a device, a profile or its name).  In a process without
+        device: plan for this device by default (a device, a profile or its name; ``None``: the one of
+            ``lazyviz.options``, if it has one).  In a process without
             CUDA, ``torch.cuda`` answers for a card inside the block, which can then only be planned.
         mesh: of a program that runs on several devices, the number of ranks in each dimension: ``(8,)``,
             ``(2, 4)``.  Inside the block ``torch.distributed`` is initialized as one of them, which can then
@@ -460,10 +469,10 @@ def lazy(
     return LazyBlock(
         LazyGraph,
         Options(
-            device=device,
+            device=defaults.device if device is None else device,
             batch=batch,
             split=split,
-            backend=backend,
+            backend=backend or defaults.backend,
             allow_sync=allow_sync,
             assume=assume,
             mesh=mesh,

@@ -37,7 +37,8 @@ class Reservation:
     ``reserved_bytes`` is the peak of what the caching allocator holds with memory to spare, reached
     before the node ``node`` (``None``: outside of any); ``workspace_bytes`` of it are cuBLAS's.  Where there
     is none to spare and the run fits all the same, since what is cached is given back to the driver
-    ``retries`` times, it is what the allocator holds then.
+    ``retries`` times, it is what the allocator holds then.  ``allocated_bytes`` is the peak of blocks in use:
+    tensors rounded up as the allocator does, and libraries' workspaces.
     ``context_bytes`` comes on top, an estimate; 0 where this process has a CUDA context already.
     ``failure`` is the allocation that would not be served; ``None`` if all fit, or room is unknown.
     ``calls`` are the run's own allocations, of what was there already, too.  ``foreign_bytes`` are in
@@ -52,6 +53,7 @@ class Reservation:
     calls: Sequence[Call] = field(repr=False, default=())
     foreign_bytes: int = 0
     retries: int = 0
+    allocated_bytes: int = 0
 
 
 def reserve(
@@ -118,6 +120,7 @@ def reserve_calls(
         calls=timed,
         foreign_bytes=there.foreign_bytes,
         retries=free.retries,
+        allocated_bytes=free.allocated_peak,
     )
 
 

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...graph.ir import Node, Role, SourceLine, Storage
+from ..formatting import where
+from ..tables import Table, Tabular
+from ..tables import sizes as rows_of_sizes
+from ..units import format_bytes
 from .lifetimes import Lifetime
 
 Category = Literal[
@@ -66,7 +70,7 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(Tabular):
     """What our run holds during the node at ``position``.  Sizes are bytes.
 
     ``alive`` is largest first.  ``by_category`` names every category, the others only what
@@ -78,6 +82,17 @@ class Moment:
     node: Node
     nbytes: int
     alive: Sequence[Allocation] = field(repr=False)
+
+    def __repr__(self) -> str:
+        size = format_bytes(self.nbytes)
+        return f"<Moment {self.position}: {size} in {len(self.alive)} tensors, {where(self.node)}>"
+
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+
+    def table(self) -> Table:
+        named = {str(category): size for category, size in self.by_category.items()}
+        title = f"{format_bytes(self.nbytes)} in {len(self.alive)} tensors during {where(self.node)}"
+        return Table(title, ("bytes", "share", "what"), rows_of_sizes(named), 2)
 
     @property
     def by_category(self) -> dict[Category, int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...graph.ir import SourceLine
+from ..tables import Table, Tabular
 from ..units import format_bytes
 
 
@@ -30,7 +31,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Remedy:
+class Remedy(Tabular):
     """A change of the user's code that lowers the projected peak.
 
     ``kind`` is one of :data:`KINDS`; ``text`` says what to do; ``peak_bytes`` is the peak of our run
@@ -50,6 +51,14 @@ class Remedy:
     at_best: bool = False
     fits: bool | None = None
 
+    def __repr__(self) -> str:
+        return f"<Remedy: {self}>"
+
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+
+    def table(self) -> Table:
+        return Remedies([self]).table()
+
     def __str__(self) -> str:
         saves, peak = format_bytes(self.saves_bytes), format_bytes(self.peak_bytes)
         if self.at_best:
@@ -57,6 +66,29 @@ class Remedy:
         elif self.estimate:
             saves = f"about {saves}"
         return f"{self.text}: {saves} less, peak {peak}; costs {self.cost}"
+
+
+class Remedies(tuple[Remedy, ...], Tabular):
+    """Several of them, cheapest first, as a table."""
+
+    __slots__ = ()
+    _repr_pretty_ = Tabular._repr_pretty_
+
+    def table(self) -> Table:
+        fits = {True: "fits", False: "does not fit", None: ""}
+        rows = [
+            (
+                ("at most " if each.at_best else "about " if each.estimate else "")
+                + format_bytes(each.saves_bytes),
+                format_bytes(each.peak_bytes),
+                each.text,
+                str(each.cost),
+                fits[each.fits],
+            )
+            for each in self
+        ]
+        title = f"{len(self)} remed{'y' if len(self) == 1 else 'ies'}"
+        return Table(title, ("less", "peak then", "change", "costs", "then"), rows, 2)
 
 
 KINDS = (

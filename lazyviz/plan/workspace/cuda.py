@@ -34,6 +34,25 @@ def _count(meta: TensorMeta) -> int:
     return math.prod(meta.shape)
 
 
+@_on("mm", "addmm", "bmm", "baddbmm")
+def _product(node: Node, threads: int) -> Need:
+    """Operands that cuBLAS cannot take as they lie, expanded gradients of a sum above all, are copied.
+
+    ``prepare_matrix_for_cublas`` and ``prepare_batch_matrix_for_cublas`` (cuda/Blas.cpp).
+    """
+    operands = [value.meta for value in node.args if isinstance(value, Value)][-2:]
+    size = sum(meta.nbytes for meta in operands if not _taken_by_cublas(meta))
+    return Need(size, size, size)
+
+
+def _taken_by_cublas(meta: TensorMeta) -> bool:
+    """Whether one of a matrix's dimensions lies dense, and the other's rows do not overlap."""
+    if not meta.nbytes:
+        return True
+    (rows, columns), (row, column) = meta.shape[-2:], meta.stride[-2:]
+    return (column == 1 and row >= max(1, columns)) or (row == 1 and column >= max(1, rows))
+
+
 def _convolution_space(image: TensorMeta, weight: TensorMeta, result: int, groups: int) -> Need:
     """cuDNN chooses an algorithm at run time (cudnn/Conv_v8.cpp), with the work space that it asks for.
 

@@ -9,6 +9,7 @@ from torch import nn
 import lazyviz
 from lazyviz.plan.allocator.reserved_memory import CUBLAS_WORKSPACE_BYTES, LARGE_CUBLAS_WORKSPACE_BYTES
 from lazyviz.plan.devices.devices import CONTEXT_BYTES
+from lazyviz.plan.uncertainty import ALLOCATED, CONTEXT_RANGE, RESERVED, widened
 from lazyviz.plan.units import format_bytes, format_range
 from lazyviz.view.render.text import render_text
 from lazyviz.view.scene.memory_chart import verdict
@@ -78,15 +79,13 @@ def convolutions():
 def test_a_verdict_within_the_range_says_probably_and_names_the_range(convolutions):
     plan = convolutions.plan()
     low, high = plan.needed_range
-    context = plan.needed_bytes - plan.reserved_bytes
-    assert plan.reserved_range == (low - context, high - context)
-    assert low <= plan.needed_bytes < high
+    assert low < plan.needed_bytes < high
 
     def on(nbytes):
-        return convolutions.plan(device=lazyviz.DeviceProfile("mine", nbytes, context_bytes=context))
+        return convolutions.plan(device=lazyviz.DeviceProfile("mine", nbytes, context_bytes=CONTEXT_BYTES))
 
     ends = f"({format_range(low, high)})"
-    for nbytes, fits in ((plan.needed_bytes, True), (high - 1, True), (low, plan.needed_bytes == low)):
+    for nbytes, fits in ((plan.needed_bytes, True), (high - 1, True), (low, False)):
         near = on(nbytes)
         assert near.fits is fits and near.straddles(nbytes)
         assert near.verdict().startswith(f"It probably {'fits' if fits else 'does not fit'}: mine has")
@@ -94,15 +93,27 @@ def test_a_verdict_within_the_range_says_probably_and_names_the_range(convolutio
         hook, words = verdict(near)
         assert hook == ("fits" if fits else "too-big")
         assert words.startswith("Probably ") and ends in words
-    for nbytes, words in ((high, "It fits: "), (low // 2, "It does not fit: ")):
+    for nbytes, words in ((high, "It fits: "), (low - MIB, "It does not fit: ")):
         assert on(nbytes).verdict().startswith(words)
         assert "Probably" not in verdict(on(nbytes))[1]
 
 
-def test_what_has_no_range_has_one_verdict(step):
+def test_a_card_s_range_is_never_zero_wide_and_has_a_level(step):
     plan = step.plan(device="RTX-3060")
-    assert plan.needed_range == (plan.needed_bytes, plan.needed_bytes)
-    assert not plan.straddles(plan.needed_bytes)
+    low, high = plan.needed_range
+    assert low < plan.needed_bytes < high and plan.straddles(plan.needed_bytes)
+    assert plan.reserved_range == widened(plan.reserved_bytes, plan.reserved_bytes, RESERVED)
+    assert (low, high) == tuple(map(sum, zip(plan.reserved_range, CONTEXT_RANGE)))
+    assert plan.peak_range == widened(plan.peak_bytes, plan.peak_bytes, ALLOCATED)
+    assert "in 90% of runs, by published measurements" in plan.explain()
+    of_our_own = step.plan(device=lazyviz.DeviceProfile("mine", "12 GiB", context_bytes="400 MiB"))
+    assert of_our_own.needed_range == tuple(each + 400 * MIB for each in of_our_own.reserved_range)
+    # What is compared with torch.cuda.max_memory_allocated(): blocks of 512 bytes, and workspaces.
+    assert plan.max_memory_allocated > plan.peak_bytes + plan._reservation.workspace_bytes
+    on_the_host = step.plan(device="cpu")
+    assert (
+        on_the_host.peak_range == (on_the_host.peak_bytes,) * 2 and on_the_host.max_memory_allocated is None
+    )
 
 
 def test_the_picture_s_words_tell_what_is_needed_from_the_peak_of_tensors(step):
@@ -110,13 +121,13 @@ def test_the_picture_s_words_tell_what_is_needed_from_the_peak_of_tensors(step):
     needs, peak = format_bytes(plan.needed_bytes), format_bytes(plan.peak_bytes)
     assert needs != peak
     assert verdict(plan) == ("fits", f"Fits: needs {needs} of 12.0 GiB on RTX-3060")
-    text = render_text(step, plan)
+    text = render_text(step.graph, plan)
     assert f"Memory over the run, peak {peak}:" in text
     assert (
         f"Needed: {format_bytes(plan.reserved_bytes)} held by PyTorch's allocator, 600 MiB for the CUDA"
         in text
     )
-    assert "Needed:" not in render_text(step, step.plan())
+    assert "Needed:" not in render_text(step.graph, step.plan())
 
 
 def test_the_allocator_s_configuration_counts(step, monkeypatch):

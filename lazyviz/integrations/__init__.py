@@ -1,0 +1,1 @@
+"""Where people train already: callbacks for the Trainers of transformers and Lightning."""

@@ -1,0 +1,133 @@
+"""The first optimizer steps of a training loop, recorded, planned and evaluated: for all callbacks."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..cli.result import described
+from ..execute.report import Report
+from ..plan.devices.devices import DeviceLike, planned
+from ..plan.explain import essence
+from ..plan.plan import Plan
+from ..plan.units import format_bytes, parse_bytes
+from ..session.block import LazyBlock
+from ..session.lazy_graph import LazyGraph, lazy
+from ..testing.memory_budget import PeakExceeded
+
+logger = logging.getLogger("lazyviz")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the first steps need and have needed.  ``numbers`` are for loggers: bytes, by name."""
+
+    text: str
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+class FirstSteps:
+    """Records each of the first steps from :meth:`begin` on; :meth:`stepped` plans it and evaluates it.
+
+    Args:
+        enabled: ``False`` does nothing.
+        fail_above: bytes, or text as ``"38GiB"``; more is a :class:`lazyviz.testing.PeakExceeded`, before
+            what is pending is evaluated.
+        device: plan for this card, present or not; default: the one that the training runs on.
+        steps: how many optimizer steps.  From the second on the optimizer's state is there all the time.
+        picture: a file for the picture of the last of them; its suffix says what kind.
+
+    Raises:
+        ValueError: no size, or an unknown device.
+    """
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        fail_above: int | str | None = None,
+        device: DeviceLike | None = None,
+        steps: int = 2,
+        picture: str | Path | None = None,
+    ) -> None:
+        if steps < 1:
+            raise ValueError(f"steps is at least 1, not {steps}")
+        if device is not None:
+            planned(device)
+        self._budget = parse_bytes(fail_above) if fail_above is not None else None
+        self._device, self._steps, self._picture = device, steps, picture
+        self._left = steps if enabled else 0
+        self._block: LazyBlock[LazyGraph] | None = None
+        self._graph: LazyGraph | None = None
+        self._need: tuple[int, Plan] | None = None  # the most that a step has needed
+        self._largest: Report | None = None  # of the runs
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is a step to record, and it has not begun."""
+        return self._left > 0 and self._block is None
+
+    def begin(self, title: str) -> None:
+        if self.waits:
+            self._block = lazy()
+            self._graph = self._block.__enter__()
+            self._graph.title = title
+
+    def stepped(self, folder: str | Path = ".") -> Findings | None:
+        """An optimizer step has ended; what was found, after the last of them.
+
+        ``folder`` is where a relative ``picture`` is written.
+
+        Raises:
+            PeakExceeded: more is needed than ``fail_above``.
+        """
+        if self._block is None:
+            return None
+        self._left -= 1
+        graph = self._leave()
+        if graph is None or not graph.nodes:
+            return None
+        plan = graph.plan(self._device)
+        need = described(graph, plan)["needed_bytes"]
+        if self._picture is not None and not self._left:
+            graph.save(Path(folder) / self._picture)
+        if self._budget is not None and need > self._budget:
+            self._left = 0
+            over = f"{format_bytes(need - self._budget)} more than the {format_bytes(self._budget)} allowed"
+            first = f"{plan.device} would need {format_bytes(need)}, {over}."
+            raise PeakExceeded("\n".join([first, *essence(plan)]), plan)
+        if self._need is None or need > self._need[0]:
+            self._need = need, plan
+        report = graph.evaluate()
+        if self._largest is None or (report.peak_bytes or 0) > (self._largest.peak_bytes or 0):
+            self._largest = report
+        return self._found(Path(folder)) if not self._left else None
+
+    def abandon(self) -> None:
+        """The training has failed or ended: what was recorded stays pending."""
+        self._left = 0
+        self._leave()
+
+    def _leave(self) -> LazyGraph | None:
+        block, graph = self._block, self._graph
+        self._block = self._graph = None
+        if block is not None:
+            block.__exit__(None, None, None)
+        return graph
+
+    def _found(self, folder: Path) -> Findings:
+        assert self._need is not None
+        need, plan = self._need
+        steps = "the first step" if self._steps == 1 else f"the first {self._steps:,} steps"
+        numbers: dict[str, float] = {"lazyviz/needed_bytes": need}
+        text = f"{plan.device}: {format_bytes(need)} needed by {steps}. {plan.verdict()}"
+        report = self._largest
+        if report is not None and report.peak_bytes is not None:
+            numbers["lazyviz/measured_peak_bytes"] = report.peak_bytes
+            text += f" Measured: {format_bytes(report.peak_bytes)}"
+            text += f" ({report.comparison})." if report.comparison else "."
+            if report.projected_bytes is not None:
+                numbers["lazyviz/projected_peak_bytes"] = report.projected_bytes
+        if self._picture is not None:
+            text += f" The picture is in {folder / self._picture}."
+        return Findings(text, numbers)

@@ -1,0 +1,73 @@
+"""``LazyvizCallback`` for the Trainer of Lightning (``lightning`` or ``pytorch_lightning``).
+
+::
+
+    from lazyviz.integrations.lightning import LazyvizCallback
+
+    Trainer(..., callbacks=[LazyvizCallback(fail_above="38GiB", picture="graph.html")])
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..plan.devices.devices import DeviceLike
+from .first_steps import Findings, FirstSteps, logger
+
+if TYPE_CHECKING:
+    Callback: Any = object
+elif importlib.util.find_spec("lightning") is not None:
+    from lightning.pytorch import Callback
+else:
+    from pytorch_lightning import Callback
+
+
+class LazyvizCallback(Callback):
+    """Records the first optimizer steps, plans them, evaluates them, and goes out of the way.
+
+    What they need, and the projected beside the measured peak, goes to all loggers of the Trainer (as
+    ``lazyviz/needed_bytes`` and so on), and in a sentence to Python's logger ``lazyviz``.  Arguments are
+    those of :class:`lazyviz.integrations.first_steps.FirstSteps`; a relative ``picture`` is of the Trainer's
+    ``default_root_dir``.
+    """
+
+    def __init__(
+        self,
+        plan_first_step: bool = True,
+        fail_above: int | str | None = None,
+        device: DeviceLike | None = None,
+        steps: int = 2,
+        picture: str | Path | None = None,
+    ) -> None:
+        super().__init__()
+        self._first = FirstSteps(plan_first_step, fail_above, device, steps, picture)
+        self._step = 0
+        self.findings: Findings | None = None
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if self._first.waits:
+            self._step = trainer.global_step
+            self._first.begin(f"the first steps of {type(pl_module).__name__}")
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == self._step:  # gradients are being accumulated
+            return
+        self._step = trainer.global_step
+        found = self._first.stepped(trainer.default_root_dir)
+        if found is None:
+            return
+        self.findings = found
+        if trainer.is_global_zero:
+            logger.info(found.text)
+        for each in trainer.loggers:
+            each.log_metrics(dict(found.numbers), step=trainer.global_step)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._first.abandon()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._first.abandon()

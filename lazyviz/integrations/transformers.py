@@ -1,0 +1,76 @@
+"""``LazyvizCallback`` for the Trainer of transformers.
+
+::
+
+    from lazyviz.integrations.transformers import LazyvizCallback
+
+    Trainer(..., callbacks=[LazyvizCallback(fail_above="38GiB", picture="graph.html")])
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+from transformers.trainer_callback import CallbackHandler
+
+from ..plan.devices.devices import DeviceLike
+from .first_steps import Findings, FirstSteps, logger
+
+
+class LazyvizCallback(TrainerCallback):
+    """Records the first optimizer steps, plans them, evaluates them, and goes out of the way.
+
+    What they need, and the projected beside the measured peak, goes to the Trainer's own loggers (as
+    ``lazyviz/needed_bytes`` and so on), to its ``state.log_history``, and in a sentence to Python's logger
+    ``lazyviz``.  Arguments are those of :class:`lazyviz.integrations.first_steps.FirstSteps`; a relative
+    ``picture`` is of the Trainer's ``output_dir``.
+
+    Should the training fail within these steps, nothing tells a callback so: ``lazyviz.reset()`` then ends
+    the block that is open.
+    """
+
+    def __init__(
+        self,
+        plan_first_step: bool = True,
+        fail_above: int | str | None = None,
+        device: DeviceLike | None = None,
+        steps: int = 2,
+        picture: str | Path | None = None,
+    ) -> None:
+        self._first = FirstSteps(plan_first_step, fail_above, device, steps, picture)
+        self.findings: Findings | None = None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._first.begin("the first steps of transformers' Trainer")
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        found = self._first.stepped(args.output_dir)
+        if found is None:
+            return
+        self.findings = found
+        if state.is_world_process_zero:
+            logger.info(found.text)
+        logs = dict(found.numbers)
+        state.log_history.append({**logs, "step": state.global_step})
+        handler = _handler()
+        if handler is not None:
+            handler.on_log(args, state, control, logs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._first.abandon()
+
+
+def _handler() -> Any:
+    """What calls the Trainer's callbacks, its loggers among them: a callback is given no way to it."""
+    frame = sys._getframe(1)
+    for _ in range(10):
+        found = frame.f_locals.get("self")
+        if isinstance(found, CallbackHandler):
+            return found
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return None

@@ -1,0 +1,89 @@
+"""Results as small tables: aligned text in terminals, HTML in notebooks, a table of rich's where that prints.
+
+Showing one computes nothing that takes long, and runs nothing.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .units import format_bytes
+
+
+class Table(NamedTuple):
+    """``title`` is one line; ``rows`` have a cell for each of ``columns``, the first ``numbers`` numbers."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: int = 1
+
+    def text(self) -> str:
+        """Aligned; without rows the title alone."""
+        cells = [list(self.columns), *map(list, self.rows)]
+        widths = [max(len(row[at]) for row in cells) for at in range(len(self.columns))]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if at < self.numbers else cell.ljust(width)
+                for at, (cell, width) in enumerate(zip(row, widths))
+            ).rstrip()
+            for row in cells
+        ]
+        return "\n".join([self.title, *(f"  {line}" for line in lines if self.rows)])
+
+    def html(self) -> str:
+        head = "".join(f'<th style="text-align:left">{html.escape(column)}</th>' for column in self.columns)
+        body = "".join(
+            "<tr>"
+            + "".join(
+                f'<td style="text-align:{"right" if at < self.numbers else "left"}">{html.escape(cell)}</td>'
+                for at, cell in enumerate(row)
+            )
+            + "</tr>"
+            for row in self.rows
+        )
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if self.rows else ""
+        return f"<div><div>{html.escape(self.title)}</div>{table}</div>"
+
+
+class Tabular:
+    """What is shown as its ``table()``."""
+
+    __slots__ = ()
+
+    def table(self) -> Table:
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Of IPython: a table of its own where it is shown by itself, one line inside of something else."""
+        if cycle or len(printer.stack) > 1:
+            printer.text(repr(self))
+            return
+        for number, line in enumerate(self.table().text().split("\n")):
+            if number:
+                printer.break_()
+            printer.text(line)
+
+    def __rich__(self) -> Any:
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        found = self.table()
+        made = RichTable(title=Text(found.title), title_justify="left", box=None, pad_edge=False)
+        for at, column in enumerate(found.columns):
+            made.add_column(column, justify="right" if at < found.numbers else "left")
+        for row in found.rows:
+            made.add_row(*map(Text, row))
+        return made
+
+
+def sizes(found: dict[str, int]) -> list[Sequence[str]]:
+    """Rows of bytes, share and name, largest first."""
+    total = sum(found.values()) or 1
+    order = sorted(found.items(), key=lambda item: -item[1])
+    return [(format_bytes(size), f"{100 * size / total:.0f} %", name) for name, size in order if size]

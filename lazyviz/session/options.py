@@ -1,0 +1,117 @@
+"""``lazyviz.options``: what blocks and cells take where they are not told otherwise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from ..execute.registry import find_backend
+from ..plan.devices.devices import DeviceLike, planned
+
+_SWITCHES = {
+    "1": True,
+    "true": True,
+    "on": True,
+    "yes": True,
+    "0": False,
+    "false": False,
+    "off": False,
+    "no": False,
+}
+NAMES = ("device", "backend", "widget")
+
+
+class Options:
+    """Defaults of this process, for ``lazyviz.lazy``, ``%%lazy`` and ``lazyviz plan``.
+
+    They are set as attributes, for a while by ``with lazyviz.options(device="A100-40GB"):``, and before the
+    process begins by ``LAZYVIZ_DEVICE``, ``LAZYVIZ_BACKEND`` and ``LAZYVIZ_WIDGET`` in the environment.  What
+    is set wrongly is a ``ValueError`` where it is set, or when the variable is first asked for.
+
+    Attributes:
+        device: plan for this device: a device, a profile, or the name of either; ``None``: where it runs.
+        backend: what evaluates.
+        widget: whether cells show the widget beside the static picture.
+    """
+
+    __slots__ = ("_environment", "_set")
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._environment = environment
+        self._set: dict[str, Any] = {}
+
+    @property
+    def device(self) -> DeviceLike | None:
+        return self._value("device", None)
+
+    @device.setter
+    def device(self, device: DeviceLike | None) -> None:
+        self._change("device", device)
+
+    @property
+    def backend(self) -> str:
+        found: str = self._value("backend", "eager")
+        return found
+
+    @backend.setter
+    def backend(self, backend: str) -> None:
+        self._change("backend", backend)
+
+    @property
+    def widget(self) -> bool:
+        found: bool = self._value("widget", True)
+        return found
+
+    @widget.setter
+    def widget(self, widget: bool) -> None:
+        self._change("widget", widget)
+
+    def _value(self, name: str, default: Any) -> Any:
+        if name in self._set:
+            return self._set[name]
+        variable = f"LAZYVIZ_{name.upper()}"
+        text = self._environment.get(variable)
+        if not text:
+            return default
+        try:
+            return _checked(name, _SWITCHES.get(text.lower(), text) if name == "widget" else text)
+        except ValueError as error:
+            raise ValueError(f"{variable}={text}: {error}") from None
+
+    def _change(self, name: str, value: Any) -> None:
+        self._set = {**self._set, name: _checked(name, value)}
+
+    def reset(self) -> None:
+        """As when the process began."""
+        self._set = {}
+
+    @contextmanager
+    def __call__(self, **changes: Any) -> Iterator[Options]:
+        """Context in which ``changes`` hold, by name."""
+        before = self._set
+        unknown = [name for name in changes if name not in NAMES]
+        if unknown:
+            raise ValueError(f"no option {unknown[0]!r}; there are: {', '.join(NAMES)}")
+        self._set = {**before, **{name: _checked(name, value) for name, value in changes.items()}}
+        try:
+            yield self
+        finally:
+            self._set = before
+
+    def __repr__(self) -> str:
+        return f"lazyviz.options({', '.join(f'{name}={getattr(self, name)!r}' for name in NAMES)})"
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name == "device" and value is not None:
+        planned(value)
+    elif name == "backend":
+        find_backend(value)
+    elif name == "widget" and not isinstance(value, bool):
+        raise ValueError(f"widget is True or False, not {value!r}")
+    return value
+
+
+options = Options()

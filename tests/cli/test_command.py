@@ -1,0 +1,379 @@
+"""``lazyviz plan``, ``view`` and ``run``: scripts are what they are under ``python``."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+import pytest
+
+from .process import lazyviz_command, python
+
+pytestmark = pytest.mark.slow
+
+TRAINING = """
+    import sys
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).to(device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for step in range(5):
+        x, y = torch.randn(32, 64, device=device), torch.randint(10, (32,), device=device)
+        loss = nn.functional.cross_entropy(net(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(step, loss.item())
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a script, whose path it returns."""
+
+    def write(text, name="train.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text))
+        return name
+
+    return write
+
+
+def test_a_plan_tells_peak_lines_and_remedies_and_stops_after_the_steps(write, tmp_path):
+    done = lazyviz_command("plan", write(TRAINING), "--steps", "3", "--json", "plan.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line[:2] for line in done.stdout.splitlines()[:3]] == ["0 ", "1 ", "tr"]  # two losses: it stopped
+    for part in (
+        "Peak of plain PyTorch: ",
+        "The lines that made it",
+        "train.py:14",
+        "What would lower the peak",
+    ):
+        assert part in done.stdout
+    assert "It fits: cpu" in done.stdout
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert (plan["script"], plan["steps"], plan["end"], plan["device"]) == ("train.py", 3, "stopped", "cpu")
+    parameters = 4 * (64 * 256 + 256 + 256 * 10 + 10)
+    assert plan["by_category"]["parameters"] == parameters
+    assert plan["by_category"]["optimizer"] >= 2 * parameters
+    assert plan["peak_line"]["line"] == 15
+    assert plan["needed_bytes"] == plan["eager_peak_bytes"] >= 4 * parameters
+    assert {"kind", "text", "saves_bytes"} <= set(plan["remedies"][0])
+
+
+def test_a_budget_decides_the_exit_code_and_github_shows_it_at_the_line(write, tmp_path):
+    script = write(TRAINING)
+    done = lazyviz_command(
+        "plan", script, "--fail-above", "100KiB", cwd=tmp_path, env={"GITHUB_ACTIONS": "true"}
+    )
+    assert done.returncode == 3
+    assert "more than the 100 KiB of --fail-above" in done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("::")]
+    assert lines[0].startswith("::error file=train.py,line=15,title=lazyviz%3A Projected peak::")
+    assert "above the budget of 100 KiB" in lines[0]
+    assert any(line.startswith("::notice") for line in lines[1:])
+    done = lazyviz_command("plan", script, "--fail-above", "1GiB", "--annotations", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "::notice file=train.py,line=15" in done.stdout
+
+
+def test_a_card_that_is_not_there_is_planned_up_to_what_only_it_could_tell(write, tmp_path):
+    script = write(TRAINING)
+    done = lazyviz_command("plan", script, "--device", "A100-80GB", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "planned for A100-80GB" in done.stdout
+    assert "1 of 2 optimizer steps" in done.stdout
+    assert "train.py:16" in done.stdout
+    assert "--assume LINE=VALUE" in " ".join(done.stdout.split())
+    # A budget is not met by what was not seen.
+    done = lazyviz_command(
+        "plan", script, "--device", "A100-80GB", "--fail-above", "38GiB", cwd=tmp_path
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "cannot be judged" in done.stderr
+    for assumed in ("16=2.5", "train.py:16=2.5", "*=2.5"):
+        done = lazyviz_command(
+            "plan", script, "--device", "A100-80GB", "--assume", assumed, "--fail-above", "38GiB",
+            "--json", "-", cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("0 2.5\n{")
+        assert json.loads(done.stdout.partition("\n")[2])["steps"] == 2
+
+
+def test_without_an_optimizer_or_with_fewer_steps_it_is_planned_as_far_as_it_goes(write, tmp_path):
+    short = write(TRAINING.replace("range(5)", "range(1)") + "    sys.exit(0)\n")
+    done = lazyviz_command("plan", short, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "The script has ended by itself after 1 of 2 optimizer steps." in done.stdout
+    inference = "import torch\nprint(torch.nn.Linear(300, 300)(torch.ones(2, 300)).shape)\n"
+    done = lazyviz_command("plan", write(inference, "infer.py"), "--json", "p.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((tmp_path / "p.json").read_text())
+    assert (plan["steps"], plan["end"]) == (0, "ended")
+    assert plan["eager_peak_bytes"] >= 4 * 300 * 300
+    done = lazyviz_command("plan", write("print('hello')\n", "empty.py"), cwd=tmp_path)
+    assert (done.returncode, "there is nothing to plan" in done.stdout) == (0, True)
+
+
+COUNTED = """
+    import torch
+    from torch import nn
+
+    def network():
+        return nn.Linear(4, 4)
+
+    class Twice(torch.optim.SGD):  # a step of its own that takes two of another's
+        def step(self, closure=None):
+            inner.step()
+            inner.step()
+            return super().step(closure)
+
+    a, b = network(), network()
+    inner = torch.optim.SGD(b.parameters(), lr=0.1)
+    outer = Twice(a.parameters(), lr=0.1)
+    lbfgs = torch.optim.LBFGS(a.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def closure():
+        lbfgs.zero_grad()
+        loss = a(torch.ones(2, 4)).pow(2).sum()
+        loss.backward()
+        return loss
+
+    for step in range(6):
+        scaler.scale(a(torch.ones(2, 4)).sum() + b(torch.ones(2, 4)).sum()).backward()
+        {step}
+        print("after", step)
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "printed"),
+    [
+        ("outer.step()", 1),
+        ("lbfgs.step(closure)", 1),
+        ("scaler.step(outer); scaler.update()", 1),
+        ("(step % 2 == 0) and outer.step()", 2),  # gradients are accumulated
+        ("outer.step(); inner.step(); inner.step()", 1),  # the first one counts
+        ("torch.optim.lr_scheduler.StepLR(outer, 1); outer.step()", 1),
+    ],
+)
+def test_steps_are_those_of_the_optimizer_that_steps_first(write, tmp_path, step, printed):
+    script = write(COUNTED.replace("{step}", step))
+    done = lazyviz_command("plan", script, "--steps", "2", "--json", "p.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sum(line.startswith("after ") for line in done.stdout.splitlines()) == printed
+    assert json.loads((tmp_path / "p.json").read_text())["steps"] == 2
+
+
+def test_a_script_that_catches_everything_is_stopped_at_its_next_step(write, tmp_path):
+    script = write(
+        TRAINING.replace("for step in range(5):", "for step in range(5):\n      try:").replace(
+            "        ", "          "
+        )
+        + "      except:\n        print('caught')\n    print('the end')\n"
+    )
+    done = lazyviz_command("plan", script, "--steps", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("caught") == 5
+    assert "1 optimizer step, planned" in done.stdout
+
+
+AS_IT_IS = """
+    import atexit
+    import multiprocessing
+    import os
+    import pickle
+    import sys
+    import threading
+    import helper
+    import torch
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, number):
+            return torch.full((3,), float(number))
+
+    def child(queue):
+        queue.put(__name__)
+
+    def main():
+        print(__name__, __file__, sys.argv, sys.path[0], __spec__, __package__, helper.WORD)
+        print(sys.modules["__main__"].Data is Data, pickle.loads(pickle.dumps(Data)) is Data)
+        context = multiprocessing.get_context("spawn")
+        queue = context.Queue()
+        process = context.Process(target=child, args=(queue,))
+        process.start()
+        print(queue.get())
+        process.join()
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for x in torch.utils.data.DataLoader(Data(), 4, num_workers=2):
+            loss = ((weight - x) ** 2).sum()
+            loss.backward()
+            optimizer.step()
+            print(loss.item())
+        thread = threading.Thread(target=lambda: print("thread", (weight * 2).sum().item()))
+        thread.start()
+        thread.join()
+        print(input("name? "))
+        os.chdir("/")
+        sys.stdout.write("no newline")
+        sys.stderr.write("to stderr")
+
+    if __name__ == "__main__":
+        atexit.register(print, "at exit")
+        main()
+        sys.exit(4)
+"""
+
+
+def test_a_script_that_is_run_cannot_tell(write, tmp_path):
+    script = write(AS_IT_IS)
+    write("WORD = 'helper'\n", "helper.py")
+    arguments = ("a", "--b", "--", "-c")
+    plain = python(script, *arguments, cwd=tmp_path, stdin="bob\n")
+    lazily = lazyviz_command("run", "--quiet", script, "--", *arguments, cwd=tmp_path, stdin="bob\n")
+    assert plain.returncode == lazily.returncode == 4, plain.stderr + lazily.stderr
+    assert lazily.stdout == plain.stdout
+    assert "__mp_main__" in plain.stdout
+    assert lazily.stderr == plain.stderr == "to stderr"
+
+
+def test_a_module_is_run_as_python_runs_it(write, tmp_path):
+    (tmp_path / "package").mkdir()
+    train = "from .other import WORD\nimport sys\n"
+    train += "print(__name__, __package__, __spec__.name, sys.argv[1:], WORD)\n"
+    write(train, "package/train.py")
+    write("WORD = 'other'\n", "package/other.py")
+    write("", "package/__init__.py")
+    plain = python("-m", "package.train", "x", cwd=tmp_path)
+    lazily = lazyviz_command("run", "-q", "-m", "package.train", "--", "x", cwd=tmp_path)
+    assert plain.returncode == lazily.returncode == 0, lazily.stderr
+    assert lazily.stdout == plain.stdout
+    done = lazyviz_command("run", "-m", "package.none", cwd=tmp_path)
+    assert (done.returncode, "no module package.none" in done.stderr) == (2, True)
+
+
+FAILING = """
+    import torch
+
+    def step(net, x):
+        return net(x)
+
+    def main():
+        net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(5, 4))
+        step(net, torch.randn(2, 4))
+
+    main()
+"""
+
+
+@pytest.mark.parametrize("text", [FAILING, "import torch\nx = (1,\n", "import sys\nsys.exit('the end')\n"])
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_an_error_is_shown_as_python_shows_it(write, tmp_path, command, text):
+    script = write(text)
+    plain = python(script, cwd=tmp_path)
+    options = ("--quiet",) if command == "run" else ()
+    ours = lazyviz_command(command, *options, script, cwd=tmp_path)
+    assert plain.returncode == ours.returncode == 1
+    assert ours.stderr == plain.stderr
+
+
+def test_exit_codes_of_scripts_are_passed_on_when_run_and_failures_when_planned(write, tmp_path):
+    script = write("import sys\nimport torch\ntorch.ones(3) + 1\nsys.exit(9)\n")
+    assert lazyviz_command("run", script, cwd=tmp_path).returncode == 9
+    done = lazyviz_command("plan", script, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "exit code 9" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("plan", "none.py"), "cannot read none.py"),
+        (("plan", "train.py", "--lr", "3"), "arguments of the script come after --"),
+        (("plan", "train.py", "--device", "A1000"), "A1000"),
+        (("plan", "train.py", "--fail-above", "much"), "no size"),
+        (("plan", "train.py", "--assume", "x"), "LINE=VALUE"),
+        (("plan", "train.py", "--steps", "0"), "--steps"),
+        (("view", "train.py", "-o", "a.gif"), "a.gif"),
+        (("run", "train.py", "--backend", "none"), "no backend 'none'"),
+        (("plan", "."), "is a folder"),
+        (("plan", "a.ipynb"), "is a notebook"),
+        (("compare", "train.py", "train.py"), "is no JSON"),
+        (("compare", "none.json", "train.py"), "cannot read none.json"),
+        (("nothing",), "nothing"),
+    ],
+)
+def test_what_cannot_begin_is_one_sentence_and_exit_code_2(write, tmp_path, arguments, sentence):
+    write("print('it has run')\n")
+    done = lazyviz_command(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "it has run" not in done.stdout
+
+
+def test_a_view_is_written_in_every_form_where_the_command_was_given(write, tmp_path):
+    script = write("import os\nos.chdir('/')\n" + textwrap.dedent(TRAINING))
+    done = lazyviz_command("view", script, "-o", "graph.html", "-o", "graph.svg", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "<title>train.py</title>" in (tmp_path / "graph.html").read_text()
+    assert (tmp_path / "graph.svg").read_text().startswith("<svg")
+    assert done.stdout == ""  # the loop's first line comes after its first step
+    assert "graph.svg: " in done.stderr
+
+
+def test_of_several_ranks_the_first_one_tells(write, tmp_path):
+    script = write(TRAINING)
+    done = lazyviz_command("plan", script, "--json", "p.json", cwd=tmp_path, env={"RANK": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "Peak" not in done.stdout
+    assert not (tmp_path / "p.json").exists()
+
+
+def test_plans_are_compared(write, tmp_path):
+    small, large = write(TRAINING, "small.py"), write(TRAINING.replace("256", "512"), "large.py")
+    for script in (small, large):
+        assert lazyviz_command("plan", script, "--json", f"{script}.json", cwd=tmp_path).returncode == 0
+    done = lazyviz_command("compare", "small.py.json", "large.py.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "small.py.json (small.py, cpu) -> large.py.json (large.py, cpu)" in done.stdout
+    assert "needed" in done.stdout
+    assert "+" in done.stdout
+    assert "parameters" in done.stdout
+    done = lazyviz_command("compare", "small.py.json", "small.py.json", cwd=tmp_path)
+    assert "Alive at the peak: the same." in done.stdout
+
+
+def test_devices_and_doctor_tell_what_is_here(tmp_path):
+    done = lazyviz_command("devices", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "A100-80GB" in done.stdout
+    assert "system memory" in done.stdout or "memory limit" in done.stdout
+    done = lazyviz_command("doctor", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    for part in ("Versions:", "Native modules:", "Devices:", "Widget:", "Fonts of pictures:", "nothing"):
+        assert part in done.stdout
+    done = lazyviz_command("doctor", "--gpu", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "needs a CUDA GPU that PyTorch can use" in done.stderr
+
+
+def test_output_that_nobody_reads_is_no_error(write, tmp_path):
+    program = (
+        "import subprocess, sys\n"
+        "ours = subprocess.Popen([sys.executable, '-m', 'lazyviz', 'devices'], stdout=subprocess.PIPE,"
+        " stderr=subprocess.PIPE)\n"
+        "ours.stdout.close()\n"
+        "print(ours.stderr.read().decode())\n"
+    )
+    done = python("-c", program, cwd=tmp_path)
+    assert done.stdout.strip() == "", done.stdout

@@ -1,0 +1,184 @@
+"""The callbacks of other libraries' Trainers: the same training, and a plan of its first steps."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+import lazyviz
+from lazyviz.testing import PeakExceeded
+
+pytestmark = pytest.mark.slow
+
+
+def numbers_are_right(numbers):
+    assert set(numbers) == {
+        "lazyviz/needed_bytes", "lazyviz/projected_peak_bytes", "lazyviz/measured_peak_bytes",
+    }  # fmt: skip
+    assert numbers["lazyviz/projected_peak_bytes"] == numbers["lazyviz/measured_peak_bytes"] > 0
+    assert numbers["lazyviz/needed_bytes"] == pytest.approx(numbers["lazyviz/measured_peak_bytes"], rel=0.3)
+
+
+# --- transformers ---------------------------------------------------------------------------
+
+
+def trained_by_transformers(folder, callbacks, **arguments):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    transformers.set_seed(0)
+    config = transformers.GPT2Config(
+        n_layer=1, n_embd=16, n_head=2, n_positions=16, vocab_size=32, bos_token_id=0, eos_token_id=0,
+        loss_type="ForCausalLM",
+    )  # fmt: skip
+    model = transformers.GPT2LMHeadModel(config)
+    ids = torch.randint(32, (12, 16), generator=torch.Generator().manual_seed(1))
+    data = [{"input_ids": row, "labels": row.clone()} for row in ids]
+    settings = {
+        "output_dir": str(folder), "max_steps": 4, "logging_steps": 1, "per_device_train_batch_size": 2,
+        "report_to": "none", "save_strategy": "no", "disable_tqdm": True, "dataloader_pin_memory": False,
+        **arguments,
+    }  # fmt: skip
+    trainer = transformers.Trainer(
+        model=model, args=transformers.TrainingArguments(**settings), train_dataset=data, callbacks=callbacks
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return losses, {name: tensor.clone() for name, tensor in model.state_dict().items()}, trainer
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_trains_the_same_and_logs_the_plan(tmp_path, caplog, accumulated):
+    pytest.importorskip("transformers")
+    from lazyviz.integrations.transformers import LazyvizCallback
+
+    callback = LazyvizCallback(picture="graph.svg")
+    arguments = {"gradient_accumulation_steps": accumulated}
+    plain, weights, _ = trained_by_transformers(tmp_path, [], **arguments)
+    with caplog.at_level(logging.INFO, "lazyviz"):
+        losses, others, trainer = trained_by_transformers(tmp_path, [callback], **arguments)
+    assert losses == plain
+    assert all(torch.equal(others[name], weights[name]) for name in weights)
+    assert callback.findings is not None
+    numbers_are_right(callback.findings.numbers)
+    assert any("lazyviz/needed_bytes" in entry for entry in trainer.state.log_history)
+    assert "needed by the first 2 steps" in caplog.text
+    assert (tmp_path / "graph.svg").read_text().startswith("<svg")
+    assert lazyviz.doctor().ok
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_own_loggers_are_told(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from lazyviz.integrations.transformers import LazyvizCallback
+
+    told = []
+
+    class Reporter(transformers.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            told.append(dict(logs))
+
+    trained_by_transformers(tmp_path, [Reporter(), LazyvizCallback(steps=1)])
+    assert any("lazyviz/needed_bytes" in logs for logs in told)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_is_stopped_above_the_budget(tmp_path):
+    pytest.importorskip("transformers")
+    from lazyviz.integrations.transformers import LazyvizCallback
+
+    with pytest.raises(PeakExceeded, match=r"more than the 10.0 KiB allowed"):
+        trained_by_transformers(tmp_path, [LazyvizCallback(fail_above="10KiB")])
+    lazyviz.reset()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_callback_that_is_not_to_plan_records_nothing(tmp_path):
+    pytest.importorskip("transformers")
+    from lazyviz.integrations.transformers import LazyvizCallback
+
+    graphs = lazyviz.metrics().get("graphs", 0)
+    trained_by_transformers(tmp_path, [LazyvizCallback(plan_first_step=False)])
+    assert lazyviz.metrics().get("graphs", 0) == graphs
+
+
+# --- Lightning ------------------------------------------------------------------------------
+
+
+def trained_by_lightning(folder, callbacks, fail_at=None, **arguments):
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 8))
+            self.losses = []
+
+        def training_step(self, batch, batch_idx):
+            if batch_idx == fail_at:
+                raise KeyError("in a step")
+            loss = (self.net(batch) - batch).pow(2).mean()
+            self.losses.append(loss.detach())
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    lightning.seed_everything(3, verbose=False)
+    loader = torch.utils.data.DataLoader(torch.randn(24, 8), batch_size=4)
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=callbacks, default_root_dir=str(folder), **arguments,
+    )  # fmt: skip
+    module = Module()
+    trainer.fit(module, loader)
+    return [loss.item() for loss in module.losses], [p.detach().clone() for p in module.parameters()]
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_trains_the_same_and_logs_the_plan(tmp_path, accumulated):
+    pytest.importorskip("lightning")
+    from lightning.pytorch.loggers import CSVLogger
+
+    from lazyviz.integrations.lightning import LazyvizCallback
+
+    callback = LazyvizCallback(picture="graph.svg", fail_above="1GiB")
+    losses, weights = trained_by_lightning(tmp_path, [], accumulate_grad_batches=accumulated, logger=False)
+    logger = CSVLogger(tmp_path)
+    others, lazily = trained_by_lightning(
+        tmp_path, [callback], accumulate_grad_batches=accumulated, logger=logger
+    )
+    assert others == losses
+    assert all(map(torch.equal, lazily, weights))
+    assert callback.findings is not None
+    numbers_are_right(callback.findings.numbers)
+    logger.save()
+    assert "lazyviz/needed_bytes" in next(tmp_path.rglob("metrics.csv")).read_text()
+    assert (tmp_path / "graph.svg").exists()
+    assert lazyviz.doctor().ok
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_leaves_nothing_open_where_a_step_fails(tmp_path):
+    pytest.importorskip("lightning")
+    from lazyviz.integrations.lightning import LazyvizCallback
+
+    with pytest.raises(KeyError, match="in a step"):
+        trained_by_lightning(tmp_path, [LazyvizCallback()], fail_at=1, logger=False)
+    assert lazyviz.doctor().recording == ()
+    with pytest.raises(PeakExceeded, match="allowed"):
+        trained_by_lightning(tmp_path, [LazyvizCallback(fail_above=100)], logger=False)
+    assert lazyviz.doctor().recording == ()
+    lazyviz.reset()
+
+
+@pytest.mark.parametrize("wrong", [{"fail_above": "much"}, {"device": "A1000"}, {"steps": 0}])
+def test_what_is_wrong_is_said_before_the_training(wrong):
+    pytest.importorskip("lightning")
+    from lazyviz.integrations.lightning import LazyvizCallback
+
+    with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):
+        LazyvizCallback(**wrong)
