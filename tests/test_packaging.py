@@ -208,6 +208,7 @@ PAGES += [
         "limits",
         "performance",
         "planned_gpus",
+        "several_cards",
         "splitting",
     )
 ]
