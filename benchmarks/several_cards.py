@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import platform
 import sys
@@ -77,17 +78,21 @@ def _patiently() -> None:
     collectives.wait_tensor = slowed(collectives.wait_tensor, before=True)
 
 
-def _rank(rank: int, name: str, ranks: int, folder: str) -> None:
+def _rank(rank: int, name: str, ranks: int, runs: int, folder: str) -> None:
     torch.set_num_threads(1)
     _patiently()
     torch.manual_seed(0)
     store = dist.FileStore(f"{folder}/store", ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     try:
-        peak = _allocated(name, ranks)
+        peaks = []
+        for _ in range(runs):
+            torch.manual_seed(0)
+            peaks.append(_allocated(name, ranks))
+            gc.collect()
     finally:
         dist.destroy_process_group()
-    Path(folder, f"{rank}.json").write_text(json.dumps(peak))
+    Path(folder, f"{rank}.json").write_text(json.dumps(min(peaks)))
 
 
 def measured(name: str, ranks: int, runs: int = 3) -> list[int]:
@@ -95,12 +100,8 @@ def measured(name: str, ranks: int, runs: int = 3) -> list[int]:
 
     The least of some runs: what a thread of gloo's frees may still count as held.
     """
-    return [min(peaks) for peaks in zip(*[_measured(name, ranks) for _ in range(runs)])]
-
-
-def _measured(name: str, ranks: int) -> list[int]:
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (name, ranks, folder), nprocs=ranks, join=True)
+        mp.spawn(_rank, (name, ranks, runs, folder), nprocs=ranks, join=True)
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
@@ -157,9 +158,13 @@ def main() -> None:
                     f"planned {row['planned']:>12,}, {row['error']:+.2%}",
                     flush=True,
                 )
-    if options.json is not None:
-        machine = {"torch": torch.__version__, "python": platform.python_version()}
-        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+            if options.json is not None:
+                _write(options.json, rows)
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    machine = {"torch": torch.__version__, "python": platform.python_version()}
+    path.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -876,3 +876,24 @@ def test_a_batch_that_cannot_be_split_is_a_sentence_and_no_traceback(run, how):
     assert "softmax runs along the batch" in run.output
     assert "Traceback" not in run.output
     assert run["_lazy"].pending
+
+
+def test_a_cell_is_recorded_as_one_rank_of_several(run):
+    assert run("%%lazy --world 4 --rank 1\nimport torch.distributed as dist\nrank = dist.get_rank()").success
+    assert run["rank"] == 1
+    assert run["_lazy"].plan().world_size == 4
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--world 4 --rank 4", "--rank is from 0 to 3 with --world 4, got 4"),
+        ("--rank 2", "--rank 2 of how many? Add --world N"),
+        ("--world 0", "--world takes the number of ranks, got 0"),
+    ],
+)
+def test_a_rank_that_cannot_be_is_one_sentence(run, options, words):
+    result = run(f"%%lazy {options}\nx = torch.ones(3)")
+    assert isinstance(result.error_in_exec, UsageError)
+    assert words in str(result.error_in_exec)

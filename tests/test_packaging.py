@@ -209,6 +209,7 @@ PAGES += [
         "limits",
         "performance",
         "planned_gpus",
+        "several_cards",
         "splitting",
     )
 ]

@@ -210,7 +210,7 @@ class Plan(Tabular):
 
     @property
     def max_memory_allocated(self) -> int | None:
-        """What ``torch.cuda.max_memory_allocated()`` would say: blocks in use, libraries' workspaces included.
+        """What ``torch.cuda.max_memory_allocated()`` would say: blocks in use, workspaces included.
 
         ``None`` where no CUDA allocator is planned.
         """

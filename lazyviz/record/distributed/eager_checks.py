@@ -49,6 +49,27 @@ def install(patches: Patches) -> None:
         reset(parameter)
 
     patches.set(fsdp, "reset_sharded_param", reset_sharded_param)
+    _tell_gradients(patches, fsdp)
+
+
+def _tell_gradients(patches: Patches, fsdp: Any) -> None:
+    """What FSDP2 puts into the ``grad`` of a sharded parameter, part of what a reduce-scatter gave."""
+    make = fsdp.to_sharded_dtensor
+
+    @functools.wraps(make)
+    def to_sharded_dtensor(parameter: Any, tensor: torch.Tensor) -> Any:
+        value = tensor.__dict__.get("_lazyviz")
+        if value is not None and value.node is not None and value.node.phase == "backward":
+            storage = value.storage
+            if storage.role is None:
+                storage.role = "gradient"
+                storage.name = f"{parameter._param_fqn}.grad" if parameter._param_fqn else "grad"
+            own = parameter.sharded_param._local_tensor.__dict__.get("_lazyviz")
+            if own is not None and not own.storage.name:
+                own.storage.name = parameter._param_fqn or ""
+        return make(parameter, tensor)
+
+    patches.set(fsdp, "to_sharded_dtensor", to_sharded_dtensor)
 
 
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:

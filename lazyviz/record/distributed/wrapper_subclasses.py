@@ -21,6 +21,7 @@ _device_below = private_api.TensorBase.device.__get__
 
 
 def install(patches: Patches, tape: Tape) -> None:
+    _tell_parameters(patches)
     if not torch_cuda.STAND_INS:
         return
     _install_propagation(patches, tape)
@@ -79,3 +80,18 @@ def _install_draws(patches: Patches) -> None:
     patches.set(dispatcher, "is_rng_supported_mesh", lambda mesh: False)
     asked = tracker.distribute_region_enabled
     patches.set(tracker, "distribute_region_enabled", property(lambda self: False, asked.fset))
+
+
+def _tell_parameters(patches: Patches) -> None:
+    """A DTensor is made a parameter by a mark: what it has here is this rank's part of the parameter."""
+
+    def get(tensor: torch.Tensor) -> bool:
+        return bool(tensor.__dict__.get("_is_param", False))
+
+    def mark(tensor: Any, is_param: bool) -> None:
+        tensor.__dict__["_is_param"] = is_param
+        value = tensor._local_tensor.__dict__.get("_lazyviz")
+        if is_param and value is not None and value.storage.role is None:
+            value.storage.role = "parameter"
+
+    patches.set(process_groups.wrapper_classes()[0], "_is_param", property(get, mark))

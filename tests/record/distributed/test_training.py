@@ -85,6 +85,10 @@ def test_gathered_parameters_live_as_long_as_they_are_needed(reshard):
     shard = WIDTH * WIDTH * 4 // 8
     plan = graph.plan()
     levels = dict(plan.eager_timeline)
+    assert plan.by_category["parameters"] >= 3 * shard
+    assert any(
+        each.category == "gradients" and each.nbytes == shard for each in plan.at(len(graph.nodes) - 1).alive
+    )
     end = levels[len(graph.nodes) - 1]
     assert 3 * shard <= end < 6 * shard + WIDTH * 16  # what is left are shards, of gradients too
 
