@@ -87,13 +87,10 @@ def plan_device(
     reservation = reserve(graph, spans, target, room, eager=eager, segments=segments) if card else None
 
     def reserved(as_eager: bool) -> tuple[int, int, int] | None:
-        if not card:
-            return None
-        known = all(need.exact for need in needs.values()) and not estimates
-        if known and reservation is not None and eager in (True, as_eager):  # it has been played already
-            held = reservation.reserved_bytes
-            return held, *widened(held, held, RESERVED)
-        return _reserved(graph, tensors, target, needs, estimates, device, as_eager or eager, segments)
+        played = reservation if eager in (True, as_eager) else None
+        return _reserved(
+            graph, tensors, target, needs, estimates, device, as_eager or eager, segments, played
+        )
 
     fits = None if room is None else peak_bytes <= room
     if room is not None and reservation is not None:
@@ -255,10 +252,16 @@ def _reserved(
     device: torch.device,
     eager: bool,
     segments: Sequence[Segment],
+    played: Reservation | None,
 ) -> tuple[int, int, int] | None:
-    """What the allocator would hold at most: best figure, least, most."""
+    """What the allocator would hold at most: best figure, least, most; ``played`` is the best figure's run."""
+    if not is_card(target):
+        return None
     found = []
     exact = all(need.exact for need in needs.values()) and not estimates
+    if exact and played is not None:
+        held = played.reserved_bytes
+        return held, *widened(held, held, RESERVED)
     of = {span.storage: need for span, need in estimates}
     for which in range(1 if exact else 3):
         scratched = (lifetime_of(at, graph.nodes[at], need[which], device) for at, need in needs.items())

@@ -88,7 +88,7 @@ def test_what_plain_pytorch_cannot_hold_does_not_fit_though_an_evaluation_would(
         f"Plain PyTorch {plan.torch_version} needs 30.6 GiB; evaluated by lazyviz it would be 2.59 GiB"
         in text
     )
-    assert "reserve 30.0 GiB," in text and "CUDA context takes about 600 MiB" in text
+    assert "reserve 30.0 GiB;" in text and "CUDA context takes about 600 MiB" in text
     assert verdict(plan)[0] == "too-big"
     assert other_run(plan) == "evaluated by lazyviz: 2.00 GiB"
 
