@@ -87,10 +87,8 @@ def plan_device(
     reservation = reserve(graph, spans, target, room, eager=eager, segments=segments) if card else None
 
     def reserved(as_eager: bool) -> tuple[int, int, int] | None:
-        played = reservation if eager in (True, as_eager) else None
-        return _reserved(
-            graph, tensors, target, needs, estimates, device, as_eager or eager, segments, played
-        )
+        played, of_eager = reservation if eager in (True, as_eager) else None, as_eager or eager
+        return _reserved(graph, tensors, target, needs, estimates, device, of_eager, segments, played)
 
     fits = None if room is None else peak_bytes <= room
     if room is not None and reservation is not None:
@@ -254,7 +252,7 @@ def _reserved(
     segments: Sequence[Segment],
     played: Reservation | None,
 ) -> tuple[int, int, int] | None:
-    """What the allocator would hold at most: best figure, least, most; ``played`` is the best figure's run."""
+    """What the allocator would hold: best figure, least, most; ``played`` is the best figure's run."""
     if not is_card(target):
         return None
     found = []
