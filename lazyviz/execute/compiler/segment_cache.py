@@ -108,15 +108,6 @@ def run_again(
         check_interrupts(interrupted, cancelled, f"after 0 of {len(nodes)} ops")
         for sequence in draws:
             sequence.generator.set_state(sequence.state)
-        try:
-            results = compiled(*reals)
-            refuse_other_metadata(subgraph.users, results)
-        except Refused:  # nothing is written yet
-            return False
-        except BaseException as error:
-            half_done(nodes, error)
-            raise
-        del reals
         stage: list[None] = []
 
         def note() -> None:
@@ -128,8 +119,17 @@ def run_again(
                 value.real = None
             finish(tape, subgraph, nodes, None, stage)
 
-        complete(note)
-        del note
+        try:
+            results = compiled(*reals)
+            refuse_other_metadata(subgraph.users, results)
+            complete(note)
+        except Refused:  # nothing is written yet
+            return False
+        except BaseException as error:
+            if nodes[-1].state != "done":  # it may come from elsewhere, between the code and its note
+                half_done(nodes, error)
+            raise
+        del reals, note
         if progress is not None:
             tell(interrupted, progress, len(nodes), len(nodes), nodes[-1])
     return True
