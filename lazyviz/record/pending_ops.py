@@ -87,6 +87,8 @@ class PendingOps:
         for node in list(self.nodes):
             node.state, node.error = "failed", FORGOTTEN
             self._withdraw(node)
+            node.cut()  # what is recorded next on such a tensor fails here, and keeps nothing before it
+            node.after = ()
         observable_work.give_up_gradients(
             [*self._tensors.outside.values(), *[value for ir in graphs for value in ir.inputs]]
         )

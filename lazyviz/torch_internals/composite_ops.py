@@ -102,16 +102,26 @@ def override_composites(
     active or a tensor is a wrapper subclass (``PythonTLSSnapshot`` is a key of such calls alone).
     ``quick`` is ``override_composite`` of the compiled dispatcher: it calls some only where they are needed.
     """
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = _spare.pop() if _spare else torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
     overrides: list[Any] = []
-    undo += [library._destroy, overrides.clear]
+    undo += [functools.partial(_take_away, library), overrides.clear]
     for name, kernel in kernels.items():
         base, _, overload = name.partition(".")
         handle = getattr(getattr(torch.ops.aten, base), overload or "default")._handle
         before = _before_composite(handle.redispatch_boxed, kernel)
         overrides.append(quick(name, _with_key_set(before)) if quick is not None else None)
         if overrides[-1] is None:
-            library.impl(name, before, _SNAPSHOT, with_keyset=True)
+            library.impl(name, _SNAPSHOT, before, True)  # which is given the key set
+
+
+_spare: list[Any] = []
+"""What ``torch.library.Library`` is made around; each of those leaves some bytes behind, which add up."""
+
+
+def _take_away(library: Any) -> None:
+    library.reset()
+    if all(library is not other for other in _spare):
+        _spare.append(library)
 
 
 def _with_key_set(before: Callable[..., Any]) -> Callable[..., Any]:

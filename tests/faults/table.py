@@ -15,7 +15,7 @@ KINDS = (
     "thread switch",
     "exception from a thread",
 )
-BAD = "lost", "wrong", "left behind"
+BAD = "lost", "wrong", "left behind", "refused"
 HEADING = """# Faults
 
 Made by `pytest tests/faults --all --fault-table=docs/faults.md`; the rows of what is tried are written anew.
@@ -31,7 +31,9 @@ kernel has run; not after elementwise ones in place, which take all memory that 
 thread evaluates everything meanwhile. *exception from a thread*: as by `PyThreadState_SetAsyncExc`, at the
 entry of a function of lazyviz or after one of C that it has called; a sample of these points. Columns have
 the points tried, and what was *lost* (the step cannot be resumed), *wrong* (bits differ, as where an op has
-run twice) or *left behind* (a state, a handler or a setting is not what it was), if any was.
+run twice) or *left behind* (a state, a handler or a setting is not what it was), if any was. *refused*: code
+that was compiled for several ops was stopped midway, and may have written a part of the parameters;
+evaluating says so in one sentence until they are overwritten or all is forgotten, and nothing runs twice.
 
 """
 ENTRY = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -144,3 +145,22 @@ def test_a_write_is_kept_while_a_view_that_was_not_met_can_show_it(monkeypatch):
     del shown  # nobody tells
     torch.ones(2) + 1
     assert not tape.pending
+
+
+def test_steps_that_were_forgotten_do_not_keep_each_other():
+    """The optimizer's state, which has no value, is used by each step anew."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    graphs = []
+    for _ in range(60):
+        with lazyviz.lazy() as graph:
+            model(torch.ones(3, 4)).square().mean().backward()
+            optimizer.step()
+        graphs.append(weakref.ref(graph.ir))
+        lazyviz.reset()
+    del graph
+    gc.collect()
+    assert sum(reference() is not None for reference in graphs) < 20
+    state = next(iter(optimizer.state.values()))["exp_avg"]
+    with pytest.raises(RuntimeError, match="forgotten|reset"):
+        state.sum().item()

@@ -12,9 +12,11 @@ from torch import nn
 import lazyviz
 from lazyviz.execute.replay.program_cache import replays
 from lazyviz.process import signals
+from lazyviz.session import evaluation
 
 from ..bits import difference
 from .faulty_kernels import Alarm, FaultyKernels, KernelError, another_signal, error, interrupt
+from .inject import PACKAGE, inject, points, sampled
 from .steps import signals_raise
 
 
@@ -137,3 +139,27 @@ def test_a_signal_in_an_op_in_place_does_not_have_it_run_twice(fault, kind, know
                 assert x.tolist() == [20, 20, 20]
     finally:
         kernels.restore()
+
+
+def test_a_run_whose_end_is_stopped_anywhere_is_counted_at_most_once(request):
+    def in_the_end(frame):
+        inside = frame.f_code.co_filename.startswith(PACKAGE)
+        while frame is not None and frame.f_code is not evaluation._end.__code__:
+            frame = frame.f_back
+        return inside and frame is not None
+
+    def run():
+        with lazyviz.lazy() as graph:
+            (torch.ones(3) * 2).exp().sum()
+        graphs.append(graph)
+        graph.evaluate()
+
+    graphs = []
+    found = points(run, where=in_the_end)
+    counted = []
+    for at in sampled(found, found if request.config.getoption("--all") else 80):
+        before = evaluation.metrics.counters["ops run"]
+        inject(run, at, where=in_the_end)
+        counted.append(evaluation.metrics.counters["ops run"] - before)
+        assert graphs[-1].state == "done"
+    assert set(counted) <= {0, 4} and counted.count(4) > len(counted) // 2

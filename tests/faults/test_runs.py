@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import lazyviz
+from lazyviz.execute.compiler import segment_cache
 
 from .faulty_kernels import (
     ThreadSwitch,
@@ -38,7 +39,8 @@ FAULTS: dict[str, Callable[[], Any]] = {
     BETWEEN: lambda: None,
 }
 FAILED = "error of a kernel", AFTER, "out of memory"
-FIRST, LAYER_NORM = "perceptron", "perceptron, layer norm"
+FIRST, LAYER_NORM, SMALL = "perceptron", "perceptron, layer norm", "perceptron, one layer"
+COMPILED = SMALL, "inductor"  # which calls few kernels of ours, and takes long to compile
 FEW = 4  # points that are tried without --all
 MOST_BETWEEN = 1000  # of the first step, in steps with several; else a third of it
 SWITCHES = 10  # in a step
@@ -48,8 +50,9 @@ def rows() -> list[Row]:
     """The steps in the ways that they are run in: batch norm's statistics are over the whole batch."""
     ways = [way for name, way in WAYS.items() if name != "inductor"]
     found = [(LAYER_NORM if way.batch else FIRST, way.name) for way in ways]
-    others = [name for name in STEPS if name not in (FIRST, LAYER_NORM)]
-    return found + [(step, way.name) for step in others for way in ways if not way.batch]
+    others = [name for name in STEPS if name not in (FIRST, LAYER_NORM, SMALL)]
+    found += [(step, way.name) for step in others for way in ways if not way.batch]
+    return [*found, COMPILED]
 
 
 SAMPLE = (
@@ -58,6 +61,7 @@ SAMPLE = (
     ("LSTM", "sync points"),
     ("perceptron, AdamW over lists", "op by op"),
     ("perceptron, fused AdamW", "replay, Python"),
+    COMPILED,
 )
 
 
@@ -79,7 +83,7 @@ def trial(request: pytest.FixtureRequest) -> Iterator[Trial]:
 def points(trial: Trial, kind: str, everything: bool, chance: random.Random) -> list[int]:
     """The points of that kind to be tried, in ascending order."""
     found = range(trial.points() if kind == BETWEEN else trial.count(FAULTS[kind]()))
-    first = trial.step.name in (FIRST, LAYER_NORM)
+    first = trial.step.name in (FIRST, LAYER_NORM, SMALL)
     most = len(found) if first else -(-len(found) // 3)
     if kind == BETWEEN:
         most = MOST_BETWEEN if first and trial.way.together > 1 else MOST_BETWEEN // 3
@@ -118,6 +122,8 @@ def test_a_step_that_is_interrupted_and_resumed_is_the_step(trial, kind, request
                 except Result as result:
                     counts["points"] += len(faults)
                     counts[result.kind] += 1
+                    if result.kind == "refused":
+                        continue
                     problems.append(f"{[at for at, _ in faults]}: {result}")
                     lazyviz.reset()
     finally:
@@ -132,11 +138,13 @@ def test_the_table_is_read_as_it_was_written(tmp_path):
     written.kernels["LSTM", "op by op"] = 1234
     written.cells[("LSTM", "op by op"), "Ctrl-C"] = Counter(points=2000, lost=1, wrong=12)
     written.cells[("LSTM", "op by op"), SWITCH] = Counter(points=7)
+    written.cells[COMPILED, "Ctrl-C"] = Counter(points=1, refused=1)
+    written.kernels[COMPILED] = 5
     written.blocks["empty block", "Ctrl-C at a line"] = 1000
     written.write()
     read = Table(file, rows())
     assert (read.kernels, read.cells, read.blocks) == (written.kernels, written.cells, written.blocks)
-    assert "3,007 points: 1 lost, 12 wrong, 0 left behind" in read.text()
+    assert "3,008 points: 1 lost, 12 wrong, 0 left behind, 1 refused" in read.text()
 
 
 @pytest.mark.slow
@@ -148,5 +156,25 @@ def test_a_draw_that_is_made_again_in_vain_is_made_once_more_from_the_same_state
                 trial.total // 4, trial.total // 2
             ):  # kernels of the groups that run again are there
                 trial.run([(at, error)])
+    finally:
+        trial.close()
+
+
+@pytest.mark.slow
+def test_compiled_code_that_has_run_and_was_not_noted_never_runs_again(monkeypatch):
+    trial = Trial(WAYS["inductor"], SMALL)
+
+    def stopped(step: Callable[[], object]) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        with trial._block() as graph:
+            trial.step.take(*trial._begun)
+        with monkeypatch.context() as patch:
+            patch.setattr(segment_cache, "complete", stopped)
+            with pytest.raises(RuntimeError, match="stopped midway"):
+                graph.evaluate()
+        with pytest.raises(RuntimeError, match="stopped midway"):
+            graph.evaluate()
     finally:
         trial.close()

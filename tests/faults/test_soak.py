@@ -33,6 +33,7 @@ class Program:
         self.model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 2))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.x = torch.randn(16, 8)
+        self.wrong = torch.full((16,), 99)
 
     def step(self):
         self.optimizer.zero_grad()
@@ -73,6 +74,18 @@ def failed(program):
     with pytest.raises(ZeroDivisionError), lazyviz.lazy():
         (program.x * 2).exp()
         1 / 0
+
+
+def failed_in_a_kernel(program):
+    """What was not run is forgotten: PyTorch is left as it was, and taken part in anew, each time."""
+    if not program.optimizer.state:
+        evaluated(program)
+    with lazyviz.lazy() as graph:
+        nn.functional.cross_entropy(program.model(program.x), program.wrong).backward()
+        program.optimizer.step()
+    with pytest.raises(IndexError):
+        graph.evaluate()
+    lazyviz.reset()
 
 
 def planned(program):
@@ -119,6 +132,7 @@ WAYS = [
     read_again_and_again,
     dropped,
     failed,
+    failed_in_a_kernel,
     planned,
     evaluated_in_parts,
     refused_at_a_read,

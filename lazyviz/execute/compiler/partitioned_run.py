@@ -232,11 +232,16 @@ class _Run:
                 raise _NeverRan(f"compiled code failed: {type(error).__name__}: {error}") from error
             name_segment(nodes, error)
             raise
-        for sequence in draws:
-            sequence.state = state_of(sequence.generator)
-        if check is not None:
-            results = self._verified(segment, reals, results, check)
-        complete(partial(self._note, nodes, segment, results, []))
+        try:
+            for sequence in draws:
+                sequence.state = state_of(sequence.generator)
+            if check is not None:
+                results = self._verified(segment, reals, results, check)
+            complete(partial(self._note, nodes, segment, results, []))
+        except BaseException as error:
+            if nodes[-1].state != "done":  # it comes from elsewhere, between the code and its note
+                note_partial_write(nodes, error)
+            raise
 
     def _note(
         self,

@@ -103,15 +103,6 @@ def run_compiled(
         check_interrupts(interrupted, cancelled, f"after 0 of {len(nodes)} ops")
         for sequence in draws:
             sequence.generator.set_state(sequence.state)
-        try:
-            results = compiled(*reals)
-            refuse_other_metadata(subgraph.users, results)
-        except Refused:  # nothing is written yet
-            return False
-        except BaseException as error:
-            note_partial_write(nodes, error)
-            raise
-        del reals
         stage: list[None] = []
 
         def note() -> None:
@@ -123,8 +114,17 @@ def run_compiled(
                 value.real = None
             finish(tape, subgraph, nodes, None, stage)
 
-        complete(note)
-        del note
+        try:
+            results = compiled(*reals)
+            refuse_other_metadata(subgraph.users, results)
+            complete(note)
+        except Refused:  # nothing is written yet
+            return False
+        except BaseException as error:
+            if nodes[-1].state != "done":  # it may come from elsewhere, between the code and its note
+                note_partial_write(nodes, error)
+            raise
+        del reals, note
         if progress is not None:
             tell(interrupted, progress, len(nodes), len(nodes), nodes[-1])
     return True
