@@ -43,6 +43,11 @@ def test_an_import_and_a_first_block_import_neither_dynamo_nor_ipython() -> None
     assert shown.splitlines() == ["[]", "True True", "[]"]
 
 
+def test_an_import_leaves_nothing_in_pytorch() -> None:
+    shown = in_new_process("import torch, lazyviz\nprint(lazyviz.doctor().leftovers)")
+    assert shown == "()\n"
+
+
 STEP = """
     import sys
     import torch

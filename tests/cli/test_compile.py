@@ -1,0 +1,52 @@
+"""``lazyviz compile``: the native modules, by what an installed package has with it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lazyviz.cli import compile_command
+from lazyviz.torch_internals import native_build
+
+
+def test_what_is_there_is_not_compiled_again(monkeypatch, capsys):
+    monkeypatch.setattr(native_build, "is_made", lambda source, torch: True)
+    assert compile_command.compile_modules(force=False) == 0
+    assert "--force compiles them anew" in capsys.readouterr().out
+
+
+def test_what_is_missing_is_said_with_what_it_takes(monkeypatch, capsys):
+    def cannot(source, torch=None, more=()):
+        raise native_build.CannotBuild("there is no compiler")
+
+    monkeypatch.setattr(native_build, "build", cannot)
+    assert compile_command.compile_modules(force=True) == 1
+    said = capsys.readouterr().err
+    assert said.count("there is no compiler") == len(native_build.SOURCES)
+    assert "pip install 'cython>=3.1' 'setuptools>=68', a C and C++ compiler" in said
+
+
+def test_each_module_says_what_is_being_done(monkeypatch, capsys):
+    monkeypatch.setattr(native_build, "build", lambda source, torch=None, more=(): source)
+    assert compile_command.compile_modules(force=True) == 0
+    shown = capsys.readouterr().out
+    assert "dispatch.cpp: compiling" in shown
+    assert "dispatch.cpp: compiled in 0 s" in shown
+    assert f"{len(native_build.SOURCES)} native modules compiled" in shown
+
+
+@pytest.mark.slow
+def test_a_package_that_is_installed_alone_compiles_its_modules(monkeypatch, tmp_path):
+    """Without the rest of a checkout; one of them stands for all."""
+    folder = Path("lazyviz") / "torch_internals" / "native"
+    (tmp_path / folder).mkdir(parents=True)
+    source = folder / "backward_nodes.cpp"
+    shutil.copy(native_build.ROOT / source, tmp_path / source)
+    monkeypatch.setattr(native_build, "ROOT", tmp_path)
+    torch = native_build.find_torch()
+    assert not native_build.is_made(source, torch)
+    made = native_build.build(source, torch)
+    assert made.parent == tmp_path / folder
+    assert native_build.is_made(source, torch)

@@ -1,0 +1,52 @@
+"""``lazyviz doctor --gpu``, on the CPU: what it compares, and the report that it ends with."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+from lazyviz.cli import gpu_check
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_all_is_well_on_the_cpu_and_the_report_is_a_table():
+    out = io.StringIO()
+    assert gpu_check.check("cpu", Console(file=out, width=200))
+    report = out.getvalue().partition("Paste this into an issue:")[2]
+    rows = [line for line in report.splitlines() if line.startswith("| ")]
+    count = len(gpu_check.operators("cpu"))
+    assert f"| operators, bit by bit | yes | {count} of {count} as plain PyTorch |" in rows
+    assert sum("peak memory of" in row for row in rows) == len(gpu_check.models())
+    assert not any("**no**" in row for row in rows)
+
+
+def test_other_bits_and_errors_are_found(monkeypatch):
+    drawn = iter([0.0, 1.0])
+
+    def fails():
+        raise ValueError("in an operator")
+
+    calls = {
+        "other": lambda: torch.ones(2) + next(drawn),
+        "failing": fails,
+        "same": lambda: torch.ones(2) + 1,
+    }
+    monkeypatch.setattr(gpu_check, "operators", lambda device: calls)
+    found = gpu_check.Findings()
+    gpu_check._check_operators("cpu", found)
+    assert not found.ok
+    assert ("operator other", False, "other bits than plain PyTorch") in found.rows
+    assert ("operator failing", False, "ValueError: in an operator") in found.rows
+    assert found.rows[-1] == ("operators, bit by bit", False, "1 of 3 as plain PyTorch")
+
+
+def test_bits_are_compared_not_values():
+    assert not gpu_check.same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert gpu_check.same_bits(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
+    assert not gpu_check.same_bits([torch.ones(2)], [torch.ones(2), torch.ones(2)])
+    assert not gpu_check.same_bits(torch.ones(2), torch.ones(2, dtype=torch.float64))
