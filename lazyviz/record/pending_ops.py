@@ -212,7 +212,7 @@ class PendingOps:
             if self.absent is not None or self.world is not None:
                 text += "; the plan is of what comes before"
             text += "."
-            if (self.absent or self.world) is not None and a_number and line is not None:
+            if self.absent is not None and a_number and line is not None:
                 text += (
                     f" To go on, say what is read there: %%lazy --assume {line.line}=VALUE, or "
                     f"lazyviz.lazy(assume={{{line.line}: VALUE}})."

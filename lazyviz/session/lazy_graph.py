@@ -300,7 +300,8 @@ def lazy(
             ``(2, 4)``.  Inside the block ``torch.distributed`` is initialized as one of them, which can then
             only be planned: the others are not there.
         rank: which of them it is.
-        assume: what a read at each of these lines returns that an absent device would have to compute.
+        assume: what a read at each of these lines returns that an absent device would have to compute; an
+            iterator gives one value a read.
         allow_sync: False makes a sync point inside the block an error that names its line.
         held_bytes_limit: evaluate once pending ops keep more than this many bytes of
             outside tensors alive that the block itself has dropped.

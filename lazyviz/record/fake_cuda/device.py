@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -166,7 +166,14 @@ class AbsentCards:
             return None
         line = self.tape.scopes.sources.find(sys._getframe(2))[0]
         if line is not None and line.line in self._assume:
-            return Answer(self._assume[line.line])
+            value = self._assume[line.line]
+            if isinstance(value, Iterator):  # one value a read
+                value = next(value, self)
+                if value is self:
+                    raise AbsentDeviceError(
+                        f"line {line.line} is read more often than values are assumed for it: {line.text}"
+                    )
+            return Answer(value)
         return None
 
     # --- functions ------------------------------------------------------------------
