@@ -897,3 +897,17 @@ def test_a_rank_that_cannot_be_is_one_sentence(run, options, words):
     result = run(f"%%lazy {options}\nx = torch.ones(3)")
     assert isinstance(result.error_in_exec, UsageError)
     assert words in str(result.error_in_exec)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
+def test_values_are_assumed_one_after_the_other(run):
+    cell = (
+        "x = torch.randn(3, device='cuda')\nrounds = 0\n"
+        "while not bool(x.sum() > 5):\n    x = x + 1\n    rounds += 1"
+    )
+    assert run(f"%%lazy --device H100-80GB --assume 4=False*3,True\n{cell}").success
+    assert run["rounds"] == 3
+    result = run(f"%%lazy --device H100-80GB --assume 4=False*3\n{cell}")
+    assert "read more often than values are assumed" in str(result.error_in_exec)
+    result = run(f"%%lazy --device H100-80GB --assume 4=False*x\n{cell}")
+    assert isinstance(result.error_in_exec, UsageError)

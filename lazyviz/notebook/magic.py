@@ -107,7 +107,8 @@ class LazyMagics(Magics):
         metavar="LINE=VALUE",
         action="append",
         default=[],
-        help="what a read at that line of the cell gives, where only an absent device could tell; repeatable",
+        help="what a read at that line of the cell gives, where only an absent device could tell; "
+        "False*127,True gives one value a read; repeatable",
     )
     @argument(
         "--world",

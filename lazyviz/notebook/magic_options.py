@@ -105,14 +105,32 @@ def split_option(option: str) -> int | str:
 
 
 def assumed(options: Iterable[str]) -> dict[int | str, Any]:
-    """``--assume LINE=VALUE``, as a mapping."""
+    """``--assume LINE=VALUE``, as a mapping; of several values, ``False*127,True``, an iterator."""
     assume: dict[int | str, Any] = {}
     for option in options:
-        line, _, value = option.partition("=")
+        line, _, value = unquoted(option).partition("=")
         try:
-            assume[int(line)] = ast.literal_eval(value)
+            assume[int(line)] = _assumed_value(value)
         except (ValueError, SyntaxError):
             raise UsageError(
-                f"%%lazy: --assume takes LINE=VALUE, a line of the cell and a number, got {option!r}."
+                "%%lazy: --assume takes LINE=VALUE, a line of the cell and a number, or numbers for one read "
+                f"after the other, LINE=False*127,True, got {option!r}."
             ) from None
     return assume
+
+
+def _assumed_value(text: str) -> Any:
+    """A number, or an iterator over those that are read one after the other; ``ValueError`` for others."""
+    tree = ast.parse(text.strip(), mode="eval").body
+    several = isinstance(tree, ast.Tuple) and not text.strip().startswith("(")
+    parts = tree.elts if isinstance(tree, ast.Tuple) and several else [tree]
+    values: list[Any] = []
+    for part in parts:
+        count = 1
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult):
+            several, count = True, ast.literal_eval(part.right)
+            if type(count) is not int:
+                raise ValueError(text)
+            part = part.left
+        values += [ast.literal_eval(part)] * count
+    return iter(values) if several else values[0]

@@ -115,11 +115,10 @@ class PendingRuns:
         if may_need_absent() and needs_absent(nodes):
             where = at(line, reader) + (f": {line.text}" if line else "")
             text = f"{cause}{where} needs a value that {_who(nodes)}"
-            planned = recording.absent is not None or recording.world is not None
-            if planned:
+            if recording.absent is not None or recording.world is not None:
                 text += "; the plan is of what comes before"
             text += "."
-            if planned and a_number and line is not None:
+            if recording.absent is not None and a_number and line is not None:
                 text += (
                     f" To go on, say what is read there: %%lazy --assume {line.line}=VALUE, or "
                     f"lazyviz.lazy(assume={{{line.line}: VALUE}})."

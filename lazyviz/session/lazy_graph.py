@@ -455,7 +455,8 @@ def lazy(
             only be planned: the others are not there.
         rank: which of them it is.
         assume: what a read at each of these lines returns that an absent device would have to compute; a line
-            is its number, in whatever file, ``"train.py:12"``, or ``"*"`` for all others.
+            is its number, in whatever file, ``"train.py:12"``, or ``"*"`` for all others; an iterator gives
+            one value a read.
         allow_sync: False makes a sync point inside the block an error that names its line.
         held_bytes_limit: evaluate once pending ops keep more than this many bytes of
             outside tensors alive that the block itself has dropped.

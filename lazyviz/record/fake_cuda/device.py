@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -171,8 +171,14 @@ class AbsentCards:
         line = self.tape.scopes.sources.find(sys._getframe(2))[0]
         names: list[int | str] = [line.line, str(line), line.short] if line is not None else []
         for name in (*names, ANYWHERE):
-            if name in self._assume:
-                return Answer(self._assume[name])
+            if name not in self._assume:
+                continue
+            value = self._assume[name]
+            if isinstance(value, Iterator):  # one value a read
+                value = next(value, self)
+                if value is self:
+                    raise AbsentDeviceError(f"{line} is read more often than values are assumed for it")
+            return Answer(value)
         return None
 
     # --- functions ------------------------------------------------------------------

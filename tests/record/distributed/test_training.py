@@ -19,6 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lazyviz
 from lazyviz.graph.collectives import collective_of
+from lazyviz.graph.nested import flattened
+from lazyviz.plan.planner import make_plan
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
 CARD = "H100-80GB"
@@ -260,3 +262,29 @@ def test_the_picture_is_drawn(tmp_path):
         net(torch.ones(2, WIDTH, device="cuda")).sum().backward()
     graph.save(tmp_path / "graph.svg")
     assert "all_gather of 8" in (tmp_path / "graph.svg").read_text()
+
+
+def test_a_step_in_a_block_of_its_own_is_planned_with_the_rest():
+    with lazyviz.lazy(device=CARD, mesh=(8,)) as outer:
+        net = model().cuda()
+        for layer in net:
+            fully_shard(layer)
+        fully_shard(net)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        with lazyviz.lazy():
+            step(net, optimizer)
+        torch.zeros(1)
+        with lazyviz.lazy():
+            step(net, optimizer)
+    with lazyviz.lazy(device=CARD, mesh=(8,)) as flat:
+        net = model().cuda()
+        for layer in net:
+            fully_shard(layer)
+        fully_shard(net)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        step(net, optimizer)
+        torch.zeros(1)
+        step(net, optimizer)
+    whole = make_plan(flattened(outer.ir), device=CARD)
+    assert whole.eager_peak_bytes == flat.plan().eager_peak_bytes
+    assert whole.communication == flat.plan().communication
