@@ -99,9 +99,10 @@ describe("the memory chart", () => {
       moment: (position) => asked.push(["moment", position]),
       range: (start, stop) => asked.push(["range", start, stop]),
       whole: () => asked.push(["whole"]),
+      read: () => undefined,
     });
     document.body.replaceChildren(chart.element);
-    chart.resize(1000);
+    chart.resizeTo(1000);
   });
 
   it("is a picture that is described in words", () => {
