@@ -91,7 +91,7 @@ async ([code, css, traits]) => {
 SHOW = """(element) => {
   const popover = element.closest(".lz-popover");
   if (popover?.hidden) popover.previousElementSibling.click();
-  const panel = element.closest('[role="tabpanel"]');
+  const panel = element.closest('.lz-drawer > [role="tabpanel"]');
   if (!panel) return;
   const drawer = panel.closest(".lz-drawer");
   const narrow = getComputedStyle(panel).display === "none" && !panel.hidden;
