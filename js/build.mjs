@@ -15,6 +15,8 @@ const options = {
   minify: true,
   charset: "utf8",
   legalComments: "none",
+  // Methods of our own classes, which neither the page nor Python calls.
+  mangleProps: /^(show|tell|leave|count|zoom|colour|light|forget|collapse|write|enclosing|make|title)[A-Z]|^(panBy|closable|enclosing|labelAt|parentOf|isOpen|openAll|atFullSize|barrier|resizeTo|scaleFor|homeScale)$/,
   outdir: out,
   logLevel: "warning",
 };

@@ -22,6 +22,7 @@ const memory = {
   peakAt: 996,
   peakName: "h.0: mm",
   eagerText: "2 KiB",
+  otherRun: "plain eager PyTorch: 2 KiB",
   needed: null,
   neededText: "",
   capacity: 2000,
@@ -99,9 +100,10 @@ describe("the memory chart", () => {
       moment: (position) => asked.push(["moment", position]),
       range: (start, stop) => asked.push(["range", start, stop]),
       whole: () => asked.push(["whole"]),
+      read: () => undefined,
     });
     document.body.replaceChildren(chart.element);
-    chart.resize(1000);
+    chart.resizeTo(1000);
   });
 
   it("is a picture that is described in words", () => {

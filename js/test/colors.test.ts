@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { bandOf, BoxDrawing } from "../src/graph/boxes";
-import { Colours, heat } from "../src/graph/colors";
+import { Colours } from "../src/graph/colors";
 import type { Frame } from "../src/model/scene";
 import type { BoxData } from "../src/model/types";
 
@@ -23,22 +23,27 @@ const frame = (data: BoxData, more: Partial<Frame> = {}): Frame => ({
   ...more,
 });
 
-describe("heat", () => {
-  it("has the classes of Python's scale", () => {
-    expect([4096, 1025, 1024, 257, 256, 2, 1, 0].map((amount) => heat(amount, 4096))).toEqual([6, 6, 5, 5, 4, 1, 0, 0]);
-    expect(heat(10, 0)).toBe(0);
-    expect(heat(undefined, 10)).toBeNull();
-  });
-});
-
 describe("Colours", () => {
-  it("leave boxes without a time uncoloured, and count from the longest", () => {
+  it("have no bar for boxes without a time, and measure by the longest", () => {
     const colours = new Colours();
-    const boxes = [box("a", { seconds: 1 }), box("b", { seconds: 0.001 }), box("c")];
+    const boxes = [box("a", { seconds: 1 }), box("b", { seconds: 0.25 }), box("c")];
     colours.by = "time";
     colours.learn(boxes, boxes);
-    expect(boxes.map((each) => /heat-(\d)/.exec(colours.style(each))?.[1])).toEqual(["6", "2", undefined]);
+    expect(boxes.map((each) => colours.bar(each)[0]?.[1])).toEqual([1, 0.25, 0]);
+    expect(boxes.map((each) => colours.number(each))).toEqual(["1.00 s", "250 ms", "not run"]);
     expect(colours.legend().high).toBe("1.00 s");
+  });
+
+  it("show what is held at the peak by category, on a linear scale that is as long as the peak", () => {
+    const colours = new Colours();
+    colours.peak = 4096;
+    const boxes = [box("a", { bytes: 9999, held: 3072, by: [["activations", 2048], ["parameters", 1024]] }), box("b", { bytes: 10 })];
+    colours.learn(boxes, boxes);
+    expect(colours.bar(boxes[0] as BoxData)).toEqual([["activations", 0.5], ["parameters", 0.25]]);
+    expect(boxes.map((each) => colours.number(each))).toEqual(["3.00 KiB at peak", "0 B at peak"]);
+    colours.by = "memory";
+    colours.learn(boxes, boxes);
+    expect(boxes.map((each) => colours.number(each))).toEqual(["9.76 KiB made", "10 B made"]);
   });
 
   it("keep a module's colour while other modules come and go", () => {
@@ -81,10 +86,10 @@ describe("bandOf", () => {
 });
 
 describe("BoxDrawing", () => {
-  it("shortens in the middle and says the whole on hover", () => {
+  it("leaves out the end of what has no room and says the whole on hover", () => {
     const drawing = new BoxDrawing(frame(box("n1")));
     drawing.write(bandOf(1));
-    expect(drawing.element.querySelector(".lz-label")?.textContent).toMatch(/^scaled.*….*forward$/);
+    expect(drawing.element.querySelector(".lz-label")?.textContent).toMatch(/^scaled_dot.*…$/);
     expect(drawing.element.querySelector("title")?.textContent).toContain("scaled_dot_product_attention_forward · 8×128");
   });
 

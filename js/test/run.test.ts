@@ -5,10 +5,10 @@ import type { BoxData } from "../src/model/types";
 function made(): { controls: RunControls; ask: ReturnType<typeof vi.fn>; go: ReturnType<typeof vi.fn>; find: (action: string) => HTMLButtonElement } {
   const ask = vi.fn();
   const go = vi.fn();
-  const controls = new RunControls(ask, go);
-  document.body.replaceChildren(controls.element, controls.progress, controls.findings);
+  const controls = new RunControls(ask, go, () => undefined);
+  document.body.replaceChildren(controls.element, controls.upTo, controls.values, controls.menu, controls.note, controls.progress, controls.findings);
   const find = (action: string): HTMLButtonElement => {
-    const found = controls.element.querySelector<HTMLButtonElement>(`[data-action="${action}"]`);
+    const found = document.querySelector<HTMLButtonElement>(`[data-action="${action}"]`);
     if (!found) throw new Error(action);
     return found;
   };
@@ -74,7 +74,7 @@ describe("the controls of a run", () => {
   it("offer backends, with the reason why one cannot be, and say why a choice was refused", () => {
     const { controls, ask, find } = made();
     controls.showChoices({ backend: "eager", backends: [["eager", ""], ["mine", ""], ["<ray>", "needs ray"]], summaries: true, begun: false });
-    const menu = controls.element.querySelector("select");
+    const menu = document.querySelector("select");
     if (!menu) throw new Error("no menu");
     expect([...menu.options].map((option) => [option.textContent, option.disabled])).toEqual([
       ["eager", false],
@@ -89,7 +89,7 @@ describe("the controls of a run", () => {
     expect(ask).toHaveBeenLastCalledWith("backend", "mine");
     controls.refuse("cannot be");
     expect(menu.value).toBe("eager");
-    expect(controls.element.textContent).toContain("cannot be");
+    expect(controls.note.textContent).toContain("cannot be");
   });
 
   it("tell ops, time left, memory and piece", () => {
@@ -97,7 +97,7 @@ describe("the controls of a run", () => {
     controls.showState("running");
     expect(controls.progress.textContent).toBe("starting");
     controls.showProgress({ done: 5, total: 1000, seconds: 2, left: 61, label: "h.0", memory: "1 MiB held", piece: 2, pieces: 4 });
-    expect(controls.progress.textContent).toBe("piece 2 of 4 · 5 of 1,000 ops · 2.00 s · about 61.0 s left · 1 MiB held · h.0");
+    expect(controls.progress.textContent).toBe("piece 2 of 4 · op 5 of 1,000 · 2.00 s · about 61.0 s left · 1 MiB held · h.0");
     expect(controls.progress.querySelector("progress")?.value).toBe(5);
   });
 

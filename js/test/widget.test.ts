@@ -20,6 +20,7 @@ const memory: Memory = {
   peakAt: 1,
   peakName: "h.0: mm",
   eagerText: "24 B",
+  otherRun: "plain eager PyTorch: 24 B",
   needed: null,
   neededText: "",
   capacity: 30,
@@ -28,6 +29,8 @@ const memory: Memory = {
   recordedOn: "cpu",
   verdict: "fits",
   verdictText: "Fits: needs 20 B of 30 B on cpu",
+  verdictShort: "Fits · 20 B of 30 B",
+  peakChain: [],
   verdictTitle: "Fits: needs 20 B of 30 B on cpu",
   alive: [{ bytes: "20 B", category: "activations", label: "h.0 · mm", chain: [] }],
   aliveCount: 1,
@@ -126,7 +129,7 @@ describe("the widget", () => {
     const lines = ["item, train.py:4, x 300 (ran 900 ops in 0.1 s): <b>", "tolist, cell [7], line 3 (ran 1 op in 0.1 s)"];
     const { root } = start(null, { title: "301 sync points", lines });
     const list = root.querySelector('[data-panel="syncs"]');
-    expect(list?.querySelector("summary")?.title).toBe("List the 301 sync points");
+    expect(list?.querySelector("h3")?.textContent).toBe("301 sync points");
     expect([...(list?.querySelectorAll("li") ?? [])].map((item) => item.textContent)).toEqual(lines);
     expect(start(null, { title: "no sync point", lines: [] }).root.querySelector('[data-panel="syncs"]')).toBeNull();
   });
@@ -209,7 +212,7 @@ describe("the widget", () => {
     expect(button("cancel")?.disabled).toBe(false);
     model.set("progress", { done: 50, total: 100, seconds: 2, label: "h.0" });
     expect(root.querySelector("progress")?.value).toBe(50);
-    expect(root.textContent).toContain("50 of 100 ops");
+    expect(root.textContent).toContain("op 50 of 100");
     button("cancel")?.click();
     expect(model.sent).toContainEqual({ action: "cancel", id: "" });
     model.set("report", "ran 100 ops in 4 s, measured peak 20 B");
@@ -276,7 +279,7 @@ describe("the widget", () => {
       aliveCount: 3,
     };
     model.emit("msg:custom", { kind: "moment", moment: { ...moment, position: 1, name: "late answer" } });
-    const panel = root.querySelector('[data-panel="details"]');
+    const panel = root.querySelector('[data-panel="alive"]');
     expect(panel?.textContent).not.toContain("late answer");
     model.emit("msg:custom", { kind: "moment", moment });
     for (const text of ["Alive at op 3", "5 B at h.0: mm", "loss.backward()", "<i>h</i>", "line 3 · kept by out.logits", "and 2 smaller"]) {
@@ -318,6 +321,7 @@ describe("the widget", () => {
       peakAt: 1,
       verdict: "too-big",
       verdictText: "Too big by 10 B in 2 pieces: needs 40 B of 30 B on cpu",
+      verdictShort: "Too big · 40 B of 30 B",
       alive: [{ bytes: "40 B", category: "activations", label: "h.0 · relu", chain: [] }],
       pieces: [
         [0, "piece 1"],
@@ -332,16 +336,16 @@ describe("the widget", () => {
       note: "",
     });
     const chip = root.querySelector('[data-verdict="too-big"]');
-    expect(chip?.textContent).toBe("Too big by 10 B in 2 pieces: needs 40 B of 30 B on cpu · for 16 samples");
+    expect(chip?.textContent).toBe("Too big · 40 B of 30 B · for 16 samples");
     expect(root.querySelectorAll("[data-verdict]")).toHaveLength(1);
     expect(root.querySelector('[data-chart="memory"]')?.getAttribute("aria-label")).toContain("peak 40 B");
     expect(root.querySelector(".lz-capacity")).not.toBeNull();
     expect([...root.querySelectorAll(".lz-piece-name title")].map((name) => name.textContent)).toEqual(["piece 1", "piece 2"]);
-    expect(root.querySelector('[data-panel="details"]')?.textContent).toContain("h.0 · relu");
+    expect(root.querySelector('[data-panel="alive"]')?.textContent).toContain("h.0 · relu");
     expect(root.textContent).toContain("in 2 pieces of 8 samples · peak 40 B");
     model.set("state", "running");
     model.set("progress", { done: 50, total: 100, seconds: 2, label: "h.0", piece: 2, pieces: 2 });
-    expect(root.textContent).toContain("piece 2 of 2 · 50 of 100 ops");
+    expect(root.textContent).toContain("piece 2 of 2 · op 50 of 100");
   });
 
   it("hides the picture before it while it lives, and leaves nothing behind", () => {

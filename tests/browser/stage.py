@@ -88,6 +88,24 @@ async ([code, css, traits]) => {
 """
 
 
+SHOW = """(element) => {
+  const popover = element.closest(".lz-popover");
+  if (popover?.hidden) popover.previousElementSibling.click();
+  const panel = element.closest('.lz-drawer > [role="tabpanel"]');
+  if (!panel) return;
+  const drawer = panel.closest(".lz-drawer");
+  const narrow = getComputedStyle(panel).display === "none" && !panel.hidden;
+  const tab = drawer.querySelectorAll('[role="tab"]')[[...drawer.children].indexOf(panel) - 1];
+  if (panel.hidden || narrow) tab.click();
+}"""
+
+
+def shown(locator: Any) -> Any:
+    """The element, once the popover or the drawer's panel that it is in has been opened."""
+    locator.evaluate(SHOW)
+    return locator
+
+
 class Stage:
     """A widget of ``graph`` on ``page``, drawn ``views`` times; messages move while :meth:`settle` waits."""
 
@@ -165,5 +183,5 @@ class Stage:
 
     def click(self, selector: str) -> None:
         """Click, and wait for what comes of it."""
-        self.page.locator(selector).first.click()
+        shown(self.page.locator(selector).first).click()
         self.settle()

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from .lab import hide_side_bar, open_notebook, run_cell, set_theme, wait_for_kernel, write_notebook
+from .stage import shown
 from .test_notebook import overlapping, scrolls_sideways
 
 pytestmark = pytest.mark.browser
@@ -51,7 +52,7 @@ def opened(page, lab, request):
         wait_for_kernel(of)
         run_cell(of, 0)
         run_cell(of, 1)
-        of.locator("[data-batch]", has_text="at most").wait_for()
+        of.locator("[data-batch]", has_text="at most").wait_for(state="attached")
         of.locator(".lazyviz").scroll_into_view_if_needed()
         return of.locator(".lazyviz")
 
@@ -117,7 +118,7 @@ def test_dragging_the_batch_size_moves_peak_and_verdict_and_runs_nothing(page, o
     assert peaks[-1].strip() in text
     assert f"peak {peaks[-1].strip()}" in page.locator("[data-batch]").inner_text()
     assert widget.get_attribute("data-state") == "pending"
-    page.locator('[data-action="batch-recorded"]').click()
+    shown(page.locator('[data-action="batch-recorded"]')).click()
     settled(page)
     assert slider.input_value() == "48" and verdict.get_attribute("data-verdict") == "fits"
 
@@ -141,9 +142,9 @@ def test_the_keyboard_moves_the_slider_and_the_size_and_plan_are_said(page, open
 
 def test_pieces_chosen_in_the_menu_are_planned_shown_and_run(page, opened, screenshots):
     widget = opened(SETUP, STEP, "print(graph.report.pieces, graph.split)")
-    page.locator('select[data-action="split"]').select_option("4")
-    page.locator("[data-batch]", has_text="in 4 pieces of 12 samples").wait_for()
-    assert page.locator("[data-verdict]").inner_text().startswith("Fits in 4 pieces: needs")
+    shown(page.locator('select[data-action="split"]')).select_option("4")
+    page.locator("[data-batch]", has_text="in 4 pieces of 12 samples").wait_for(state="attached")
+    assert page.locator("[data-verdict]").inner_text().startswith("Fits in 4 pieces · ")
     assert page.locator(".lz-piece-name title").all_text_contents() == [
         "piece 1",
         "piece 2, and 2 more like it",
@@ -162,7 +163,7 @@ def test_what_forbids_a_split_is_named_and_a_click_goes_to_it(page, opened, scre
     link = page.locator(".lz-blocked button").first
     assert link.inner_text().startswith("native_batch_norm")
     assert "GroupNorm" in page.locator(".lz-blocked").inner_text()
-    link.click()
+    shown(link).click()
     page.locator('.lazyviz .lz-selected[data-node][data-op*="native_batch_norm"]').wait_for()
     page.locator(".lazyviz").screenshot(path=screenshots / "batch-blocked.png")
     page.locator('button[data-action="evaluate"]').click()
@@ -174,7 +175,7 @@ def test_what_forbids_a_split_is_named_and_a_click_goes_to_it(page, opened, scre
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_the_batch_row_is_neither_cut_off_nor_covered(page, opened, screenshots, width, dark):
     widget = opened(SETUP, STEP, width=width, dark=dark)
-    page.locator('select[data-action="split"]').select_option("auto")
+    shown(page.locator('select[data-action="split"]')).select_option("auto")
     page.locator('input[data-action="batch-size"]').fill("1000")
     settled(page)
     page.wait_for_timeout(300)

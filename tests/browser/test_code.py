@@ -11,7 +11,7 @@ import lazyviz
 
 from . import models
 from .models import training
-from .stage import Stage
+from .stage import Stage, shown
 
 pytestmark = pytest.mark.browser
 
@@ -61,7 +61,7 @@ def test_a_click_on_a_line_lights_its_ops_and_lists_them(page, stage):
     ops = sum(node.source.line == FIRST + 2 for node in graph.nodes)
     assert details.locator("dd").first.inner_text() == f"{ops:,}"
     assert details.locator(".lz-link").count() == 60 and "more" in details.inner_text()
-    details.locator(".lz-link").first.click()
+    shown(details.locator(".lz-link").first).click()
     stage.settle()
     assert page.locator(".lz-selected[data-node]").count() == 1
     assert row(page, FIRST + 2).get_attribute("class") == "lz-marked"
@@ -81,7 +81,7 @@ def test_a_selected_box_marks_its_lines_the_forward_line_of_a_gradient_too(page,
 
 
 def test_lines_are_reached_and_chosen_by_keyboard(page, stage):
-    page.locator(".lz-code summary").focus()
+    page.locator('.lz-tab[data-tab="code"]').focus()
     page.keyboard.press("Tab")
     if page.evaluate("document.activeElement.tagName") != "BUTTON":  # the scrolled area itself
         page.keyboard.press("Tab")

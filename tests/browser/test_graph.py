@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from . import pictures
-from .stage import Stage
+from .stage import Stage, shown
 
 pytestmark = pytest.mark.browser
 
@@ -78,7 +78,7 @@ def test_nothing_overlaps_and_nothing_is_cut_whatever_is_open_at_any_width_and_z
         stage.settle()
 
 
-def test_words_are_never_smaller_than_nine_pixels_and_shorten_in_the_middle(page, show):
+def test_words_are_never_smaller_than_nine_pixels_and_what_is_cut_is_told_on_hover(page, show):
     show("resnet", width=900)
     seen = set()
     for _ in range(9):
@@ -137,20 +137,24 @@ def test_parameters_inputs_and_ops_have_shapes_of_their_own(page, show):
 
 def test_one_legend_says_what_the_chosen_colours_mean(page, show, screenshots):
     stage = show("mlp")
-    menu = page.locator('select[data-action="colour"]')
+    menu = shown(page.locator('select[data-action="colour"]'))
     legend = page.locator(".lz-colour-key")
-    assert menu.input_value() == "memory"
-    assert legend.locator(".lz-scale .lz-swatch").count() == 7
-    fill = "() => getComputedStyle(document.querySelector('[data-kind=\"op\"] .lz-card')).fill"
-    by_memory = page.evaluate(fill)
+    assert menu.input_value() == "peak"
+    assert "linear" in legend.inner_text() and "held at the peak" in legend.inner_text()
+    fill = "() => getComputedStyle(document.querySelector('[data-kind=\"module\"] .lz-tint')).fill"
+    number = '[data-node][data-name="model.hidden"][data-phase="forward"] .lz-sub >> nth=-1'
+    by_layer = page.evaluate(fill)
+    assert page.locator(number).text_content().endswith("at peak")
+    menu.select_option("memory")
+    assert page.locator(number).text_content().endswith("made"), "the number is what was chosen"
     menu.select_option("dtype")
-    assert "float32" in legend.inner_text() and page.evaluate(fill) != by_memory
+    assert "float32" in legend.inner_text() and page.evaluate(fill) != by_layer
     menu.select_option("module")
     names = legend.locator(".lz-entry").all_inner_texts()
     assert {"hidden", "head"} <= {name.strip() for name in names}
     same = page.evaluate(
-        """() => [...document.querySelectorAll('[data-op="MLP.hidden"], [data-op="hidden"]')]
-          .map((box) => getComputedStyle(box.querySelector('.lz-card')).fill)"""
+        """() => [...document.querySelectorAll('[data-name="model.hidden"]')]
+          .map((box) => getComputedStyle(box.querySelector('.lz-tint')).fill)"""
     )
     assert len(same) >= 2 and len(set(same)) == 1, "a module has one colour in every lane"
     menu.select_option("time")
@@ -161,7 +165,7 @@ def test_one_legend_says_what_the_chosen_colours_mean(page, show, screenshots):
 def test_after_a_run_boxes_are_coloured_by_time(page):
     graph, keep = pictures.mlp()
     with Stage(page, graph) as stage:
-        page.locator('select[data-action="colour"]').select_option("time")
+        shown(page.locator('select[data-action="colour"]')).select_option("time")
         stage.click('button[data-action="evaluate"]')
         assert "s" in page.locator(".lz-colour-key").inner_text()
         assert page.locator(".lz-colour-key .lz-scale").count() == 1
@@ -200,7 +204,7 @@ def test_nothing_moves_for_those_who_want_no_motion(browser):
               };
             }"""
         )
-        stage.click(CLOSED)
+        stage.click(f'{CLOSED}[data-phase="forward"]')
         assert page.locator('[aria-expanded="true"]').count() == open_before + 1
         assert page.evaluate("window.animations") == 0
     page.close()
@@ -242,7 +246,7 @@ def test_keys_go_along_the_edges_open_close_and_search(page, show):
 
 def test_breadcrumbs_lead_back_to_the_groups_around(page, show):
     stage = show("resnet", width=1200)
-    stage.click(f'{CLOSED}[data-kind="module"]')
+    stage.click(f'{CLOSED}[data-kind="module"][data-phase="forward"]')
     page.locator(".lz-open [data-node], [data-node][data-kind='op']").first.focus()
     press(stage, "Enter")
     crumbs = page.locator(".lz-crumbs button")
@@ -279,8 +283,8 @@ def test_the_selected_box_lights_up_what_it_reads_what_reads_it_what_is_saved_an
     page.locator('[data-node][data-phase="forward"][data-op="aten.relu.default"]').click()
     stage.settle()
     kinds = {"producer", "consumer", "saved", "gradient"}
-    shown = {kind for kind in kinds if page.locator(f".lz-relations .lz-relation-{kind} rect").count()}
-    assert shown == kinds
+    drawn = {kind for kind in kinds if page.locator(f".lz-relations .lz-relation-{kind} rect").count()}
+    assert drawn == kinds
     looks = page.evaluate(
         """() => Object.fromEntries([...document.querySelectorAll('.lz-relation rect')].map((ring) => {
           const style = getComputedStyle(ring);
@@ -323,16 +327,16 @@ def test_boxes_say_that_their_sizes_are_the_recorded_ones_when_another_batch_is_
     slider.focus()
     press(stage, "ArrowRight", "ArrowRight")
     assert "sizes as recorded, 32 samples" in page.locator(".lz-colour-key").inner_text()
-    page.locator('[data-action="batch-recorded"]').click()
+    shown(page.locator('[data-action="batch-recorded"]')).click()
     stage.settle()
     assert "as recorded" not in page.locator(".lz-colour-key").inner_text()
 
 
-def test_equal_sync_points_are_one_line_of_a_list_that_the_summary_opens(page, show):
+def test_equal_sync_points_are_one_line_of_a_list_that_the_badge_opens(page, show):
     show("syncs", width=1100)
     items = page.locator('[data-panel="syncs"] li')
     items.first.wait_for(state="attached")
     assert items.count() == 3 and not items.first.is_visible()
-    page.locator('[data-panel="syncs"] summary').click()
+    page.locator('[data-action="findings"]').click()
     assert items.nth(1).is_visible()
     assert "item, pictures.py:" in items.nth(1).text_content()

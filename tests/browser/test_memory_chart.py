@@ -10,7 +10,7 @@ from torch import nn
 
 import lazyviz
 
-from .stage import Stage
+from .stage import Stage, shown
 
 pytestmark = pytest.mark.browser
 
@@ -73,7 +73,7 @@ def drag(page, start: float, stop: float) -> None:
 def test_pointing_at_the_chart_reads_position_op_line_and_bytes_by_category(page, staged):
     stage = staged()
     readout = page.locator(".lz-chart-readout")
-    assert readout.inner_text().startswith("Point at the chart")
+    assert readout.inner_text().startswith("Peak: op ")
     before = len(stage.messages)
     page.mouse.move(*place(page, 0.3))
     words = readout.inner_text()
@@ -92,7 +92,7 @@ def test_pointing_at_the_chart_reads_position_op_line_and_bytes_by_category(page
     assert len(stage.messages) == before, "reading asks nothing"
     page.mouse.move(5, 5)
     assert page.locator(".lz-crosshair").count() == 0
-    assert readout.inner_text().startswith("Point at the chart")
+    assert readout.inner_text().startswith("Peak: op ")
 
 
 def test_a_click_selects_the_op_in_the_graph_and_lights_what_is_alive(page, staged):
@@ -100,7 +100,7 @@ def test_a_click_selects_the_op_in_the_graph_and_lights_what_is_alive(page, stag
     page.mouse.click(*place(page, 0.25))
     stage.settle()
     moment = next(message["moment"] for message in reversed(stage.messages) if message["kind"] == "moment")
-    details = page.locator('[data-panel="details"]')
+    details = page.locator('[data-panel="alive"]')
     assert details.locator("h3").first.inner_text() == f"Alive at op {moment['position'] + 1:,}"
     selected = page.locator(".lz-selected[data-node]")
     assert selected.count() == 1
@@ -126,7 +126,7 @@ def test_dragging_over_a_part_looks_closer_and_esc_double_click_or_the_button_go
         found = re.match(r"Ops ([\d,]+) to ([\d,]+)", back.inner_text())
         start, stop = (int(each.replace(",", "")) for each in found.groups())
         assert abs(start - count * 0.5) < 6 and abs(stop - count * 0.6) < 6
-        details = page.locator('[data-panel="details"]')
+        details = page.locator('[data-panel="alive"]')
         assert details.locator("h3").first.inner_text() == f"Ops {start:,} to {stop:,}"
         assert details.locator(".lz-number").first.inner_text().endswith("%")
         assert page.locator(".lz-lit[data-node]").count() >= 1
@@ -155,7 +155,7 @@ def test_the_keyboard_does_what_the_mouse_does(page, staged):
     first = slider.get_attribute("aria-valuenow")
     page.keyboard.press("Enter")
     stage.settle()
-    assert page.locator('[data-panel="details"] h3').first.inner_text() == f"Alive at op {first}"
+    assert page.locator('[data-panel="alive"] h3').first.inner_text() == f"Alive at op {first}"
     assert slider.evaluate("(element) => element === document.activeElement"), "the focus stays"
     for _ in range(5):
         page.keyboard.press("Shift+ArrowRight")
@@ -205,7 +205,7 @@ def test_another_device_changes_verdict_capacity_pieces_and_largest_batch_and_ru
     assert verdict.get_attribute("data-verdict") == "too-big"
     assert page.locator(".lz-capacity").count() == 1
     assert page.locator(".lz-capacity-text").text_content() == "tiny: 1.00 MiB"
-    page.locator('select[data-action="split"]').select_option("auto")
+    shown(page.locator('select[data-action="split"]')).select_option("auto")
     stage.settle()
     assert "pieces of" in words.inner_text()
     menu.select_option("H100-80GB")

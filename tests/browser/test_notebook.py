@@ -134,9 +134,10 @@ def test_a_lazy_cell_is_seen_opened_evaluated_and_still_there_without_a_kernel(
     assert fold.get_attribute("aria-expanded") == "false"
     nodes = page.locator(".lazyviz [data-node]").count()
     fold.click()
-    page.locator('[data-node][aria-expanded="true"]').wait_for()
+    page.locator('[data-node][aria-expanded="true"]').nth(1).wait_for()
     assert page.locator(".lazyviz [data-node]").count() == nodes + 6
-    page.locator('[data-node][data-op="aten._log_softmax.default"]').click()
+    page.locator('[data-node][data-op="aten._log_softmax.default"]').focus()
+    page.keyboard.press("Enter")
     details = page.locator('[data-panel="details"]')
     details.get_by_text("aten._log_softmax.default").wait_for()
     assert "loss = nn.functional.cross_entropy(net(x), y)" in details.inner_text()
@@ -241,7 +242,7 @@ def test_the_keyboard_reaches_and_opens_a_group_without_running_notebook_command
     cells = page.locator(".jp-Notebook .jp-Cell").count()
     fold.focus()
     page.keyboard.press("Enter")
-    page.locator('[data-node][aria-expanded="true"]').wait_for()
+    page.locator('[data-node][aria-expanded="true"]').nth(1).wait_for()
     page.keyboard.press("b")  # inserts a cell in the notebook's command mode
     page.wait_for_timeout(200)
     assert page.locator(".jp-Notebook .jp-Cell").count() == cells

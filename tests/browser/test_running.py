@@ -11,7 +11,7 @@ from torch import nn
 
 import lazyviz
 
-from .stage import Stage
+from .stage import Stage, shown
 
 pytestmark = pytest.mark.browser
 
@@ -81,14 +81,14 @@ def test_to_selected_runs_what_the_box_needs_and_nothing_else(page):
     expected = net[1](net[0](x.clone())).detach()
     with Stage(page, graph) as stage:
         assert page.locator(UP_TO).is_disabled()
-        stage.click('[data-node][data-kind="module"][data-op="net.1"]')
+        stage.click('[data-node][data-name="net.1"][data-phase="forward"]')
         assert page.locator(UP_TO).is_enabled()
         stage.click(UP_TO)
         done = [node for node in graph.nodes if node.state == "done"]
         assert [node.name.rpartition("_")[0] for node in done] == ["t", "addmm", "relu"]
         assert graph.state == "pending" and lazyviz.is_lazy(loss)
         assert page.locator(".lz-state").inner_text().startswith("partly evaluated · ran 3 ops")
-        selected = page.locator('[data-node][data-op="net.1"]').first
+        selected = page.locator('[data-node][data-name="net.1"][data-phase="forward"]')
         assert selected.get_attribute("data-state") == "done"
         assert page.locator(UP_TO).is_disabled()
         stage.click(EVALUATE)
@@ -104,14 +104,16 @@ def test_a_cancelled_run_is_resumed_where_it_stopped_and_the_page_hears_all_alon
     with Stage(page, graph) as stage:
         page.locator(EVALUATE).click()
         end = time.monotonic() + 20
-        while "of 800 ops" not in page.locator(".lz-progress-text").inner_text():
+        while "of 800" not in page.locator(".lz-progress-text").inner_text():
             assert time.monotonic() < end
             page.wait_for_timeout(20)
             stage.pump()
         words = page.locator(".lz-progress-text").inner_text()
         assert "held" in words and page.locator("progress[value]").count() == 1
         start = time.monotonic()
-        page.locator("[data-node][aria-expanded]").first.click()  # the page answers while it runs
+        page.locator(
+            '[data-node][aria-expanded="false"][data-phase="forward"]'
+        ).first.click()  # the page answers while it runs
         stage.pump()
         assert time.monotonic() - start < 1
         page.locator(CANCEL).click()
@@ -144,7 +146,7 @@ def test_a_failed_op_is_red_with_its_message_and_line_and_can_be_shown(page):
         assert "Target 99 is out of bounds" in alert and "cross_entropy(net(x), y)" in alert
         failed = page.locator('[data-node][data-state="failed"]')
         assert "nll_loss_forward" in failed.first.get_attribute("data-op")
-        page.locator('[role="alert"] button').click()
+        shown(page.locator('[role="alert"] button')).click()
         stage.settle()
         page.locator('.lz-selected[data-node][data-state="failed"]').wait_for()
     assert keep[2][5] == 99
@@ -206,7 +208,7 @@ def test_values_find_the_first_nan_and_show_a_histogram(page):
             "first in log_" in finding.inner_text() and "line" not in finding.inner_text().split(":")[0][:4]
         )
         assert page.locator('[data-finding="inf"]').count() == 0, "the mask is meant"
-        finding.locator("button").click()
+        shown(finding.locator("button")).click()
         stage.settle()
         selected = page.locator(".lz-selected[data-node]").first
         assert selected.get_attribute("data-op") == "aten.log.default"
@@ -237,10 +239,10 @@ def test_two_widgets_of_a_graph_and_two_views_of_one_stay_in_step(page, browser)
     graph, _ = step(batch=True)
     other_page = browser.new_page()
     with Stage(page, graph, views=2) as stage, Stage(other_page, graph) as other:
-        stage.page.locator(VALUES).first.click()
+        shown(stage.page.locator(VALUES).first).click()
         stage.settle()
         other.settle()
-        stage.page.locator('select[data-action="split"]').nth(1).select_option("4")
+        shown(stage.page.locator('select[data-action="split"]').nth(1)).select_option("4")
         stage.settle()
         other.settle()
         for each in (page, other_page):
@@ -285,23 +287,23 @@ def test_a_backend_that_cannot_be_is_disabled_or_refused_in_words_and_loses_noth
     lazyviz.register_backend("broken", Broken())
     graph, _ = step(batch=True)
     with Stage(page, graph) as stage:
-        menu = page.locator('select[data-action="backend"]')
+        menu = shown(page.locator('select[data-action="backend"]'))
         assert menu.input_value() == "eager"
-        page.locator('select[data-action="split"]').select_option("2")
+        shown(page.locator('select[data-action="split"]')).select_option("2")
         stage.settle()
-        menu.select_option("broken")
+        shown(menu).select_option("broken")
         stage.settle()
         assert "a split batch runs with the backend 'eager'" in page.locator(".lz-run-note").inner_text()
         assert menu.input_value() == "eager" and graph.backend == "eager"
-        page.locator('select[data-action="split"]').select_option("off")
+        shown(page.locator('select[data-action="split"]')).select_option("off")
         stage.settle()
-        menu.select_option("broken")
+        shown(menu).select_option("broken")
         stage.settle()
         stage.click(EVALUATE)
         assert page.locator(".lazyviz").get_attribute("data-state") == "failed"
         assert "no compiler here" in page.locator('[role="alert"]').inner_text()
         assert graph.pending == len(graph.nodes)
-        menu.select_option("eager")
+        shown(menu).select_option("eager")
         stage.settle()
         stage.click(EVALUATE)
         assert page.locator(".lazyviz").get_attribute("data-state") == "done"

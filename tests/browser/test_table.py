@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .models import training
-from .stage import Stage
+from .stage import Stage, shown
 
 pytestmark = pytest.mark.browser
 
@@ -34,7 +34,7 @@ def test_the_switch_shows_the_table_instead_of_the_graph(page, stage):
     total = int(page.locator(".lz-table-bar > .lz-muted").inner_text().rpartition(" ")[2])
     drawn = [box for box in stage.widget._answers.scene.hierarchy.box_of if box is not None]
     assert total == len(drawn) and page.locator(ROWS).count() == 100
-    stage.click('button[data-action="graph"]')
+    stage.click('button[data-action="table"]')
     assert page.locator(".lz-graph").is_visible() and not page.locator("[data-panel='table']").is_visible()
 
 
@@ -82,7 +82,7 @@ def test_a_row_selects_its_box_and_a_box_its_row(page, stage):
     id = page.locator("tr.lz-marked[data-row]").get_attribute("data-row")
     assert page.locator('[data-panel="details"] h3').inner_text() == column(page, "op")[2]
     assert page.locator("[data-panel='table']").is_visible(), "the table stays"
-    stage.click('button[data-action="graph"]')
+    stage.click('button[data-action="table"]')
     selected = page.locator(".lz-selected[data-node]")
     assert selected.get_attribute("data-node") == id and selected.is_visible()
     stage.click('button[data-action="fit"]')
@@ -91,7 +91,7 @@ def test_a_row_selects_its_box_and_a_box_its_row(page, stage):
     stage.click('button[data-action="table"]')
     marked = page.locator("tr.lz-marked[data-row]")
     assert marked.get_attribute("data-row") == other and marked.is_visible()
-    page.locator('[data-panel="details"] .lz-link').last.click()
+    shown(page.locator('[data-panel="details"] .lz-link').last).click()
     stage.settle()
     assert page.locator("tr.lz-marked[data-row]").count() == 1, "on the page where it is"
     assert page.locator("tr.lz-marked[data-row]").get_attribute("data-row") != other
@@ -100,7 +100,7 @@ def test_a_row_selects_its_box_and_a_box_its_row(page, stage):
 def test_modules_and_lines_are_rows_too(page, stage):
     page.select_option('[data-action="table-rows"]', "modules")
     stage.settle()
-    assert "Sequential.0" in column(page, "module")
+    assert "net.0" in column(page, "module")
     page.locator(ROWS).first.click()
     stage.settle()
     assert page.locator('[data-panel="details"] h3').inner_text()
@@ -140,7 +140,7 @@ def test_nothing_is_cut_off_at_any_width(page, width):
         stage.click('button[data-action="table"]')
         assert not page.evaluate("document.documentElement.scrollWidth > innerWidth")
         root = page.locator(".lazyviz").bounding_box()
-        for part in (".lz-table-bar", ".lz-table-scroll", ".lz-code", ".lz-search", ".lz-turns"):
+        for part in (".lz-table-bar", ".lz-table-scroll", ".lz-drawer", ".lz-search", ".lz-icons"):
             box = page.locator(part).bounding_box()
             assert box["x"] >= root["x"] and box["x"] + box["width"] <= root["x"] + root["width"] + 0.5, part
     del keep

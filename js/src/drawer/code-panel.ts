@@ -1,6 +1,6 @@
 // The user's code beside the graph: each line with what it allocates, its share of the peak and its time.
 
-import { html, seconds } from "../page/dom";
+import { html, plainButton, seconds } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
 import { roving } from "../page/roving";
 import type { CodeFacts, CodeMessage, LineFact, Send } from "../model/types";
@@ -23,80 +23,78 @@ interface Row {
 }
 
 export class CodePanel {
-  readonly element: HTMLDetailsElement;
-  private readonly body = html("div", { class: "lz-code-body" });
-  private readonly rows = new Map<string, Row>();
-  private readonly foot = html("p", { class: "lz-muted lz-code-foot" });
-  private table = html("table", {});
-  private asking = false;
-  private again = false;
-  private readonly enter: (button: HTMLElement) => void;
+  readonly element: HTMLElement;
+  readonly #body = html("div", { class: "lz-code-body" });
+  readonly #rows = new Map<string, Row>();
+  readonly #foot = html("p", { class: "lz-muted lz-code-foot" });
+  #table = html("table", {});
+  #asking = false;
+  #again = false;
+  readonly #enter: (button: HTMLElement) => void;
 
-  constructor(private readonly ask: Send) {
-    this.element = html("details", { class: "lz-code", "data-panel": "code", open: true }, html("summary", {}, "Code"), this.body);
-    this.element.addEventListener("toggle", () => {
-      if (this.element.open && !this.rows.size) this.refresh();
-    });
-    this.body.addEventListener("click", (event) => {
+  readonly #ask: Send;
+
+  constructor(ask: Send) {
+    this.#ask = ask;
+    this.element = html("div", { class: "lz-code", "data-panel": "code" }, this.#body);
+    this.#body.addEventListener("click", (event) => {
       const id = (event.target as Element).closest("tr")?.dataset["line"];
-      if (id !== undefined && this.rows.has(id)) this.choose(id);
+      if (id !== undefined && this.#rows.has(id)) this.#choose(id);
     });
-    this.enter = roving(this.body, (button) => {
+    this.#enter = roving(this.#body, (button) => {
       const row = button.closest("tr");
-      if (row) this.bring(row);
+      if (row) this.#bring(row);
     });
   }
 
   /** Asks for what has changed with a plan or a run: one question under way, then the newest. */
   refresh(): void {
-    if (!this.element.open || this.element.hidden) return;
-    this.again = this.asking;
-    if (this.asking) return;
-    this.asking = true;
-    this.ask("code", this.rows.size ? "facts" : "");
+    this.#again = this.#asking;
+    if (this.#asking) return;
+    this.#asking = true;
+    this.#ask("code", this.#rows.size ? "facts" : "");
   }
 
   show({ sections, facts }: CodeMessage): void {
-    this.asking = false;
-    if (sections) this.build(sections, facts);
-    this.fill(facts);
-    if (this.again) this.refresh();
+    this.#asking = false;
+    if (sections) this.#build(sections, facts);
+    this.#fill(facts);
+    if (this.#again) this.refresh();
   }
 
   /** Marks lines: those of what is selected, or the one that was chosen. */
   mark(ids: readonly string[]): void {
     const marked = new Set(ids);
     let first: HTMLElement | null = null;
-    for (const [id, { row, button }] of this.rows) {
+    for (const [id, { row, button }] of this.#rows) {
       const on = marked.has(id);
       row.classList.toggle("lz-marked", on);
       if (on) button.setAttribute("aria-current", "true");
       else button.removeAttribute("aria-current");
       if (on) first ??= row;
     }
-    if (first) this.bring(first);
+    if (first) this.#bring(first);
   }
 
   /** Scrolls a row into view, up and down only. */
-  private bring(row: HTMLElement): void {
+  #bring(row: HTMLElement): void {
     const top = row.offsetTop;
-    const { scrollTop, clientHeight } = this.body;
-    const head = this.table.tHead?.offsetHeight ?? 0;
+    const { scrollTop, clientHeight } = this.#body;
+    const head = this.#table.tHead?.offsetHeight ?? 0;
     if (top < scrollTop + head || top + row.offsetHeight > scrollTop + clientHeight) {
-      this.body.scrollTop = top - clientHeight / 3;
+      this.#body.scrollTop = top - clientHeight / 3;
     }
   }
 
-  private choose(id: string): void {
-    const row = this.rows.get(id);
-    if (row) this.enter(row.button);
+  #choose(id: string): void {
+    const row = this.#rows.get(id);
+    if (row) this.#enter(row.button);
     this.mark([id]);
-    this.ask("line", id);
+    this.#ask("line", id);
   }
 
-  private build(sections: NonNullable<CodeMessage["sections"]>, facts: CodeFacts): void {
-    this.rows.clear();
-    this.element.hidden = !sections.length;
+  #build(sections: NonNullable<CodeMessage["sections"]>, facts: CodeFacts): void {
+    this.#rows.clear();
     const parts: Node[] = [];
     const alone = sections.length === 1 && sections[0]?.label === "this cell";
     sections.forEach(({ label, lines }, at) => {
@@ -111,9 +109,9 @@ export class CodePanel {
         const row = html("tr", { "data-line": id }, ...cells);
         cells[0]?.append(String(line));
         if (facts.lines[id]) {
-          const button = html("button", { type: "button", tabindex: this.rows.size ? -1 : 0, dir: "ltr" }, text || " ");
+          const button = plainButton({ tabindex: this.#rows.size ? -1 : 0, dir: "ltr" }, text || " ");
           cells[4]?.append(button);
-          this.rows.set(id, { row, cells, button });
+          this.#rows.set(id, { row, cells, button });
         } else {
           row.className = "lz-none";
           cells[4]?.append(html("code", { dir: "ltr" }, text || " "));
@@ -123,14 +121,14 @@ export class CodePanel {
       parts.push(group);
     });
     const heads = HEADS.map(([name, title]) => html("th", { scope: "col", title: title || undefined }, name));
-    this.table = html("table", { "aria-label": "The code, line by line" }, html("thead", {}, html("tr", {}, ...heads)), ...parts);
-    this.body.replaceChildren(this.table, this.foot);
+    this.#table = html("table", { "aria-label": "The code, line by line" }, html("thead", {}, html("tr", {}, ...heads)), ...parts);
+    this.#body.replaceChildren(this.#table, this.#foot);
   }
 
-  private fill({ lines, peak, elsewhere }: CodeFacts): void {
+  #fill({ lines, peak, elsewhere }: CodeFacts): void {
     let timed = false;
     const most = Math.max(1, ...Object.values(lines).map((fact) => (fact.held ?? 0) + (fact.gradientHeld ?? 0)));
-    for (const [id, { row, cells, button }] of this.rows) {
+    for (const [id, { row, cells, button }] of this.#rows) {
       const fact = lines[id] ?? {};
       const share = (bytes = 0): string => percent(peak ? bytes / peak : 0);
       const length = (bytes = 0): string => `width:${((bytes / most) * 100).toFixed(1)}%`;
@@ -147,9 +145,9 @@ export class CodePanel {
       button.setAttribute("aria-description", row.title);
       cells[0]?.setAttribute("data-mark", fact.failed ? "✗" : fact.sync ? "‖" : "");
     }
-    this.table.classList.toggle("lz-timed", timed);
+    this.#table.classList.toggle("lz-timed", timed);
     const rest = elsewhere > 0 && peak ? `${percent(elsewhere / peak)} of the peak (${bytesText(elsewhere)}) was there before, or is made elsewhere` : "";
-    this.foot.textContent = rest;
+    this.#foot.textContent = rest;
   }
 }
 

@@ -1,6 +1,6 @@
 // The details panel: what is known of the clicked box; before a click, what is alive at the peak.
 
-import { html } from "../page/dom";
+import { html, plainButton } from "../page/dom";
 import type { BoxData, Details, Failure, Flow, Link, Memory, Moment, Range, Send, Source, TensorRow } from "../model/types";
 import { valuesBlock } from "./values";
 
@@ -13,14 +13,17 @@ export interface DetailsEvents {
 }
 
 export class DetailsPanel {
-  readonly element = html("aside", {
-    class: "lz-details",
-    "data-panel": "details",
-    "aria-label": "Details",
-    tabindex: 0,
-  });
+  readonly element: HTMLElement;
 
-  constructor(private readonly events: DetailsEvents) {}
+  readonly #events: DetailsEvents;
+
+  constructor(
+    name: "details" | "alive",
+    events: DetailsEvents,
+  ) {
+    this.#events = events;
+    this.element = html("div", { class: "lz-details", "data-panel": name, tabindex: 0 }, html("p", { class: "lz-muted" }, "Click a box."));
+  }
 
   /** What is alive at the peak, largest first. */
   showPeak(memory: Memory): void {
@@ -29,7 +32,7 @@ export class DetailsPanel {
         "li",
         {},
         html("span", { class: `lz-swatch lz-cat-${alive.category}`, title: alive.category }),
-        this.link({ label: alive.label, chain: alive.chain }),
+        this.#link({ label: alive.label, chain: alive.chain }),
         html("span", { class: "lz-number" }, alive.bytes),
       ),
     );
@@ -50,7 +53,7 @@ export class DetailsPanel {
         "li",
         {},
         html("span", { class: `lz-swatch lz-cat-${alive.category}`, title: alive.category }),
-        this.link({ label: alive.label, chain: alive.chain }),
+        this.#link({ label: alive.label, chain: alive.chain }),
         html("span", { class: "lz-number" }, alive.bytes),
       );
       const why = [alive.line, alive.keeper].filter(Boolean).join(" · ");
@@ -61,7 +64,7 @@ export class DetailsPanel {
     const more = moment.aliveCount - rows.length;
     this.element.replaceChildren(
       html("h3", {}, `Alive at op ${(moment.position + 1).toLocaleString("en")}`),
-      html("p", { class: "lz-muted" }, `${moment.bytes} at `, this.link({ label: moment.name, chain: moment.chain })),
+      html("p", { class: "lz-muted" }, `${moment.bytes} at `, this.#link({ label: moment.name, chain: moment.chain })),
       ...(moment.source ? [sourceBlock(moment.source)] : []),
       categories,
       html("ul", { class: "lz-list" }, ...rows.flat()),
@@ -78,7 +81,7 @@ export class DetailsPanel {
         "li",
         {},
         html("span", { class: `lz-swatch lz-cat-${made.category}`, title: made.category }),
-        this.link({ label: made.label, chain: made.chain }),
+        this.#link({ label: made.label, chain: made.chain }),
         html("span", { class: "lz-number" }, `${made.bytes} · ${(100 * made.share).toFixed(made.share < 0.1 ? 1 : 0)} %`),
       ),
     );
@@ -111,23 +114,23 @@ export class DetailsPanel {
       parts.push(list);
     }
     if (details.forward) {
-      parts.push(html("p", { class: "lz-forward" }, "gradient of ", this.link(details.forward)));
+      parts.push(html("p", { class: "lz-forward" }, "gradient of ", this.#link(details.forward)));
     }
-    parts.push(...this.tensors("Inputs", details.inputs), ...this.tensors("Outputs", details.outputs));
+    parts.push(...this.#tensors("Inputs", details.inputs), ...this.#tensors("Outputs", details.outputs));
     if (details.readable) {
-      const look = html("button", { type: "button", class: "lz-button", "data-action": "summarize" }, "Summarize");
+      const look = plainButton({ class: "lz-button", "data-action": "summarize" }, "Summarize");
       look.title = "Read the values as they are now: least, largest, mean, NaN and a histogram";
       look.addEventListener("click", () => {
-        this.events.ask("summarize", details.id);
+        this.#events.ask("summarize", details.id);
       });
       parts.push(look);
     }
-    parts.push(...this.flows(details.flows), ...this.links(details));
+    parts.push(...this.#flows(details.flows), ...this.#links(details));
     this.element.replaceChildren(...parts);
     this.element.scrollTop = 0;
   }
 
-  private tensors(title: string, rows: TensorRow[]): Node[] {
+  #tensors(title: string, rows: TensorRow[]): Node[] {
     if (!rows.length) return [];
     const items = rows.map((row) => {
       const item = html(
@@ -136,10 +139,10 @@ export class DetailsPanel {
         html("div", { class: "lz-tensor" }, html("code", {}, row.shape), html("span", {}, row.dtype), html("span", { class: "lz-number" }, row.bytes)),
       );
       if (row.name) item.append(html("div", {}, html("b", {}, row.name)));
-      if (row.from) item.append(html("div", { class: "lz-muted" }, "from ", this.link(row.from)));
+      if (row.from) item.append(html("div", { class: "lz-muted" }, "from ", this.#link(row.from)));
       if (row.readers?.length) {
         const readers = html("div", { class: "lz-muted" }, "read by ");
-        row.readers.forEach((reader, n) => readers.append(n ? ", " : "", this.link(reader)));
+        row.readers.forEach((reader, n) => readers.append(n ? ", " : "", this.#link(reader)));
         if (row.more) readers.append(` and ${row.more} more`);
         item.append(readers);
       }
@@ -150,14 +153,14 @@ export class DetailsPanel {
   }
 
   /** The ops of a line. */
-  private links({ links, more }: Details): Node[] {
+  #links({ links, more }: Details): Node[] {
     if (!links?.length) return [];
-    const items = links.map((link) => html("li", {}, this.link(link), html("span", { class: "lz-number" }, link.bytes)));
+    const items = links.map((link) => html("li", {}, this.#link(link), html("span", { class: "lz-number" }, link.bytes)));
     const rest = more ? [html("p", { class: "lz-muted" }, `and ${more.toLocaleString("en")} more`)] : [];
     return [html("h4", {}, "Ops"), html("ul", { class: "lz-list" }, ...items), ...rest];
   }
 
-  private flows(flows: Flow[]): Node[] {
+  #flows(flows: Flow[]): Node[] {
     if (!flows.length) return [];
     const items = flows
       .slice(0, 12)
@@ -166,18 +169,18 @@ export class DetailsPanel {
           "li",
           {},
           html("span", { class: "lz-muted" }, flow.out ? "to" : "from"),
-          this.link(flow),
+          this.#link(flow),
           html("span", { class: "lz-number" }, flow.bytes),
         ),
       );
     return [html("h4", {}, "Across phases"), html("ul", { class: "lz-list" }, ...items)];
   }
 
-  private link(link: Link): HTMLElement {
+  #link(link: Link): HTMLElement {
     if (!link.chain.length) return html("span", { class: "lz-name", title: link.label }, link.label);
-    const button = html("button", { type: "button", class: "lz-link", title: link.label }, link.label);
+    const button = plainButton({ class: "lz-link", title: link.label }, link.label);
     button.addEventListener("click", () => {
-      this.events.go(link.chain);
+      this.#events.go(link.chain);
     });
     return button;
   }
@@ -197,7 +200,7 @@ export function failureBlock(failure: Failure, go: (chain: string[]) => void): H
   const block = html("div", { class: "lz-error", role: "alert" }, html("pre", {}, failure.message));
   if (failure.source) block.append(sourceBlock(failure.source));
   if (failure.chain.length) {
-    const button = html("button", { type: "button", class: "lz-link" }, "Show the op that failed");
+    const button = plainButton({ class: "lz-link" }, "Show the op that failed");
     button.addEventListener("click", () => {
       go(failure.chain);
     });

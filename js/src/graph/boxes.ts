@@ -1,12 +1,15 @@
 // Drawing one box.  Its words are set anew when a zoom band is crossed (`Band`), its place when the picture
 // is arranged anew; the element stays.
 
-import { shorten, svg } from "../page/dom";
+import { charWidth, cut, shorten, svg } from "../page/dom";
+import { LAYERS } from "../page/icons";
+import type { Colours, Part } from "./colors";
 import type { Frame } from "../model/scene";
 import type { BoxData } from "../model/types";
 
 const LEAST = 9.2; // pixels on screen below which nothing is written
 const SUB = 11; // size of a second line
+const EDGE = 32; // width of a card's tinted edge
 
 /** How text is written at a zoom: `grow` enlarges it, so that it stays legible; `lines` that a box has room for. */
 export interface Band {
@@ -33,7 +36,7 @@ export function nameOf(box: BoxData): string {
 
 /** All that is known of a box without asking, for its tooltip and for screen readers. */
 function wordsOf(box: BoxData): string {
-  const parts = [nameOf(box), box.sub, box.dtype, box.module && `in ${box.module}`];
+  const parts = [nameOf(box), box.cls, box.through, box.params, box.sub, box.dtype, box.module && `in ${box.module}`];
   if (box.state && box.state !== "pending") parts.push(box.state);
   if (box.alarm) parts.push(box.alarm === "nan" ? "has NaN" : "has infinity");
   return parts.filter(Boolean).join(" · ");
@@ -63,23 +66,30 @@ const MARKS: Record<string, string> = {
 /** One drawn box, open or closed. */
 export class BoxDrawing {
   readonly element: SVGGElement;
-  private readonly title = svg("title", {});
-  private readonly label: SVGTextElement;
-  private readonly sub: SVGTextElement | null;
-  private readonly badge: SVGGElement | null = null;
-  private readonly alarm = svg("g", { class: "lz-alarm" });
-  private band: Band | null = null;
+  readonly #title = svg("title", {});
+  readonly #label: SVGTextElement;
+  readonly #sub: SVGTextElement | null;
+  readonly #third: SVGTextElement | null = null; // of a module's card
+  readonly #bar: SVGGElement | null = null;
+  readonly #badge: SVGGElement | null = null;
+  #number = ""; // in words, with the bar
+  readonly #alarm = svg("g", { class: "lz-alarm" });
+  #band: Band | null = null;
 
-  constructor(private frame: Frame) {
+  #frame: Frame;
+
+  constructor(frame: Frame) {
+    this.#frame = frame;
     const { box, width, height, open } = frame;
     const lane = box.kind === "lane";
     const kind = open ? "open" : box.kind === "module" || box.kind === "step" ? "group" : box.kind === "output" ? "input" : box.kind;
-    this.label = svg("text", { class: open ? (lane ? "lz-lane-title" : "lz-frame-title") : "lz-label" });
-    this.sub = open && !lane ? null : svg("text", { class: "lz-sub" });
+    this.#label = svg("text", { class: open ? (lane ? "lz-lane-title" : "lz-frame-title") : "lz-label" });
+    this.#sub = open && !lane ? null : svg("text", { class: "lz-sub" });
+    this.#third = open || height < 60 ? null : svg("text", { class: "lz-sub" });
     this.element = lane
       ? svg("g", { class: `lz-lane lz-phase-${box.phase}`, "data-lane": box.phase })
       : svg("g", {
-          class: `lz-box lz-${kind} lz-phase-${box.phase}`,
+          class: `lz-box lz-${kind} lz-phase-${box.phase}${box.layer ? ` lz-layer-${box.layer}` : ""}`,
           "data-box": box.id,
           "data-node": box.id,
           "data-kind": box.kind,
@@ -92,7 +102,7 @@ export class BoxDrawing {
           tabindex: -1,
           "aria-expanded": box.group ? String(open) : undefined,
         });
-    this.element.append(this.title);
+    this.element.append(this.#title);
     if (open) {
       this.element.append(svg("rect", { class: "lz-frame", width, height, rx: 10 }));
       if (!lane) this.element.append(svg("path", { class: "lz-fold", d: "M14,15l5,6l5,-6" }));
@@ -102,124 +112,179 @@ export class BoxDrawing {
     } else {
       if (box.repeats) this.element.append(outline(box, width, height, 6), outline(box, width, height, 3));
       this.element.append(outline(box, width, height, 0));
-      if (box.group) this.element.append(svg("path", { class: "lz-fold", d: `M7,${height / 2 - 4}l4.5,4l-4.5,4Z` }));
+      if (box.layer) {
+        const edge = height < 40 ? 24 : EDGE;
+        this.element.append(
+          svg("path", { class: "lz-tint", d: `M6,0.5H${edge}V${height - 0.5}H6a5.5,5.5 0 0 1 -5.5,-5.5V6a5.5,5.5 0 0 1 5.5,-5.5Z` }),
+          svg("path", { class: "lz-layer-icon", d: LAYERS[box.layer] ?? "", transform: `translate(${edge / 2 - 8},${height < 40 ? height / 2 - 8 : 12})` }),
+        );
+      }
+      if (box.group && height > 40) this.element.append(svg("path", { class: "lz-fold", d: `M${width - 15},11l4,4l-4,4` }));
       const mark = MARKS[box.kind === "output" ? "output" : kind === "input" ? (box.role ?? "input") : ""];
       if (mark) this.element.append(svg("path", { class: `lz-mark lz-role-${box.role ?? "output"}`, d: mark }));
     }
-    if (box.repeats && !open) {
-      this.badge = svg("g", {});
-      this.element.append(this.badge);
+    if (!open && box.kind !== "sync" && box.kind !== "input" && box.kind !== "output" && (box.kind === "op" || height > 60)) {
+      this.#bar = svg("g", { class: "lz-bar" });
+      this.element.append(this.#bar);
     }
-    this.element.append(this.alarm);
+    if ((box.repeats || box.calls) && !open) {
+      this.#badge = svg("g", {});
+      this.element.append(this.#badge);
+    }
+    this.element.append(this.#alarm);
     // Its title is its name, in words that are not shortened.
-    if (!lane) for (const part of this.element.children) if (part !== this.title) part.setAttribute("aria-hidden", "true");
+    if (!lane) for (const part of this.element.children) if (part !== this.#title) part.setAttribute("aria-hidden", "true");
     this.place(frame);
     this.tell();
   }
 
   /** Whether this drawing can show the box in `frame`, moved at most. */
   fits(frame: Frame): boolean {
-    const { width, height, open, barrier } = this.frame;
+    const { width, height, open, barrier } = this.#frame;
     return (
       frame.width === width && frame.height === height && frame.open === open && String(frame.barrier) === String(barrier)
     );
   }
 
   place(frame: Frame): void {
-    this.frame = frame;
+    this.#frame = frame;
     this.element.setAttribute("transform", at(frame));
   }
 
   get box(): BoxData {
-    return this.frame.box;
+    return this.#frame.box;
   }
 
   /** Its state and what else changes while the graph runs. */
   tell(): void {
-    const { box } = this.frame;
+    const { box } = this.#frame;
     const words = wordsOf(box);
-    this.title.textContent = box.kind === "lane" ? words : `${box.kind} ${words}`;
+    this.#title.textContent = box.kind === "lane" ? words : `${box.kind} ${words}`;
     if (box.kind === "lane") return;
     this.element.dataset["state"] = box.state ?? "pending";
     const mark = box.alarm ?? (box.state === "failed" ? "failed" : "");
     this.element.classList.toggle("lz-alarmed", Boolean(box.alarm));
     const text = { nan: "NaN", inf: "∞", failed: "!", "": "" }[mark];
     if (!text) {
-      this.alarm.replaceChildren();
+      this.#alarm.replaceChildren();
       return;
     }
     const wide = text.length * 8 + 10;
-    const x = this.frame.width - wide + 6;
-    this.alarm.replaceChildren(
+    const x = this.#frame.width - wide + 6;
+    this.#alarm.replaceChildren(
       svg("rect", { x, y: -8, width: wide, height: 18, rx: 9 }),
       svg("text", { x: x + wide / 2, y: 5 }, text),
     );
   }
 
-  paint(style: string): void {
-    if (!this.frame.open && this.box.kind !== "sync" && this.box.kind !== "input" && this.box.kind !== "output") {
-      this.element.setAttribute("style", style);
+  /** Its tint, number and bar. */
+  paint(colours: Colours): void {
+    const { box, width, height, open } = this.#frame;
+    if (open || box.kind === "sync" || box.kind === "input" || box.kind === "output") return;
+    this.element.setAttribute("style", colours.style(box));
+    const number = colours.number(box);
+    if (number !== this.#number) {
+      this.#number = number;
+      this.#band = null;
     }
+    const left = box.layer ? EDGE + 8 : 10;
+    const tall = box.layer ? 4 : 3;
+    this.#bar?.replaceChildren(...bar(left, height - (box.layer ? 9 : 5), width - left - 12, tall, colours.bar(box)));
   }
 
   /** Writes its words as there is room for them. */
   write(band: Band): void {
-    const { box, width, height, open } = this.frame;
-    const before = this.band;
+    const { box, width, height, open } = this.#frame;
+    const before = this.#band;
     if (before?.grow === band.grow || (!open && before?.lines === 0 && band.lines === 0)) return;
-    this.band = band;
-    const { grow, lines } = band;
+    this.#band = band;
+    const { grow } = band;
     if (open) {
-      this.writeTitle(box, width, band);
+      this.#writeTitle(box, width, band);
       return;
     }
+    const lines = SUB * grow > height - 4 ? 0 : band.lines; // no words that are higher than their box
     const pill = box.kind === "input" || box.kind === "output";
-    const style = box.kind === "op" ? "mono" : "bold";
-    const size = (box.kind === "op" || pill || box.kind === "sync" ? 11.5 : 12.5) * (lines === 1 ? (grow * SUB) / 11.5 : grow);
+    const left = pill ? 28 : box.layer ? (height < 40 ? 30 : EDGE + 8) : 11;
+    const right = box.group && height > 40 ? 22 : pill ? 14 : 10;
+    const size = (box.kind === "op" ? 12 : 13) * (lines === 1 ? (grow * SUB) / 11.5 : grow);
     const small = SUB * grow;
-    const left = pill ? 28 : box.group ? 17 : 11;
-    const right = pill ? 14 : 9;
-    const badge = this.badge && lines === 2 ? `× ${box.repeats}` : "";
-    const wide = badge.length * 7.5 * grow + 12;
-    const room = width - left - right;
-    const block = size * 1.05 + small * 1.27;
-    const top = lines === 2 ? (height - block) / 2 + size * 0.86 : height / 2 + size * 0.36;
+    const rows = lines < 2 ? lines : Math.max(Math.min(Math.floor((height - (height > 60 ? 12 : 4)) / (14.5 * grow)), 3), 1);
+    const badge = this.#badge && lines === 2 ? (box.calls ? `${box.calls} calls` : `×${box.repeats}`) : "";
+    const wide = badge ? badge.length * 6.6 * grow + 14 : 0;
+    const room = width - left - right - (badge ? wide + 4 : 0);
+    const lead = rows === 1 ? height / 2 + size * 0.36 - (this.#bar && box.kind === "op" ? 2 : 0) : rows === 2 ? height / 2 - 2 * grow : 15 * grow + 3;
+    // In one row what else there is to say stands at its end.
+    const style = box.kind === "op" ? "mono" : "bold";
     const name = lines === 1 ? nameOf(box) : box.label;
-    this.put(this.label, lines ? shorten(name, room - (badge ? wide + 2 : 0), size, style) : "", left, top, size);
-    this.put(this.sub, lines === 2 ? shorten(box.sub, room, small) : "", left, top + small * 1.27, small);
-    this.badge?.replaceChildren(
+    const aside = rows !== 1 || lines < 2 ? "" : box.kind === "op" ? (this.#number.startsWith("0 B") ? (box.sub.split(" · ").at(-1) ?? "") : this.#number.replace(/ (at peak|made)$/, "")) : pill ? box.sub : "";
+    const taken = aside ? aside.length * charWidth(small) + 8 : 0;
+    const fitted = lines ? cut(name, Math.max(room - taken, room * 0.6), size, style) : "";
+    this.#put(this.#label, fitted, left, lead, size);
+    const used = charWidth(size, style) * fitted.length + 6;
+    if (fitted && box.cls && lines === 2 && room - used > charWidth(size) * box.cls.length) {
+      this.#label.append(svg("tspan", { class: "lz-class", dx: 6 }, box.cls));
+    }
+    const end = width - right;
+    if (rows === 1) {
+      this.#put(this.#sub, cut(aside, Math.max(end - left - used, 0), small), end, lead, small);
+      this.#sub?.setAttribute("text-anchor", "end");
+    } else {
+      const second = box.layer ? (rows === 2 && height < 60 ? [box.through, this.#number].filter(Boolean).join(" · ") : (box.through ?? box.sub)) : box.sub;
+      this.#put(this.#sub, rows >= 2 ? cut(second, width - 8 - left, small, "bold") : "", left, lead + 15 * grow, small);
+      this.#sub?.removeAttribute("text-anchor");
+    }
+    const third = [box.params ?? (box.through && box.sub.split(" · ")[0]), this.#number].filter(Boolean).join(" · ");
+    this.#put(this.#third, rows >= 3 ? cut(third, width - 8 - left, small) : "", left, lead + 29 * grow, small);
+    this.#badge?.replaceChildren(
       ...(badge
         ? [
-            svg("rect", { class: "lz-badge", x: width - wide - 6, y: top - size, width: wide, height: size * 1.26, rx: size * 0.63 }),
-            setText(svg("text", { class: "lz-badge-text" }), badge, width - wide / 2 - 6, top, 11.5 * grow),
+            svg("rect", { class: "lz-badge", x: end - wide, y: lead - size, width: wide, height: size * 1.3, rx: size * 0.65 }),
+            setText(svg("text", { class: "lz-badge-text" }), badge, end - wide / 2, lead - size * 0.06, 11 * grow),
           ]
         : []),
     );
   }
 
-  private writeTitle(box: BoxData, width: number, { grow, lines, titles }: Band): void {
+  #writeTitle(box: BoxData, width: number, { grow, lines, titles }: Band): void {
     if (box.kind === "lane") {
       const arrow = { forward: " ↓", backward: " ↑", optimizer: "", other: "" }[box.phase];
       const size = Math.min(14 * grow, 50);
       const title = titles ? shorten(box.label + arrow, width - 36, size, "bold") : "";
-      this.put(this.label, title, 18, lines === 2 ? 13 + size : 10 + size * 0.95, size);
+      this.#put(this.#label, title, 18, lines === 2 ? 13 + size : 10 + size * 0.95, size);
       const sub = lines === 2 ? shorten(box.sub, width - 28, SUB * grow) : "";
-      this.put(this.sub, sub, 18, 13 + size + SUB * grow * 1.45, SUB * grow);
+      this.#put(this.#sub, sub, 18, 13 + size + SUB * grow * 1.45, SUB * grow);
       return;
     }
     const size = Math.min(12.5 * grow, 31);
     const title = titles && titles <= 31 ? shorten(nameOf(box), width - 44, size, "bold") : "";
-    this.put(this.label, title, 32, 18.5 + size * 0.36, size);
+    this.#put(this.#label, title, 32, 18.5 + size * 0.36, size);
+    const room = width - 44 - charWidth(size, "bold") * title.length;
+    if (title && box.cls && room > charWidth(size) * box.cls.length) this.#label.append(svg("tspan", { class: "lz-class", dx: 6 }, box.cls));
   }
 
   /** Text without words is not there at all: every text is laid out anew at every step of a zoom. */
-  private put(text: SVGTextElement | null, words: string, x: number, y: number, size: number): void {
+  #put(text: SVGTextElement | null, words: string, x: number, y: number, size: number): void {
     if (!words) text?.remove();
     else if (text) {
       setText(text, words, x, y, size);
-      if (!text.parentNode) this.element.insertBefore(text, this.alarm);
+      if (!text.parentNode) this.element.insertBefore(text, this.#alarm);
     }
   }
+}
+
+/** A bar on its track, its parts side by side. */
+function bar(x: number, y: number, width: number, height: number, parts: readonly Part[]): SVGElement[] {
+  let at = x;
+  return [
+    svg("rect", { class: "lz-track", x, y, width, height, rx: height / 2 }),
+    ...parts.map(([category, share]) => {
+      const wide = Math.min(share * width, x + width - at);
+      const part = svg("rect", { class: `lz-part lz-cat-${category}`, x: at, y, width: Math.max(wide, 0), height });
+      at += wide;
+      return part;
+    }),
+  ];
 }
 
 function setText(text: SVGTextElement, words: string, x: number, y: number, size: number): SVGTextElement {

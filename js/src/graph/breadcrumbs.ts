@@ -1,7 +1,7 @@
 // The groups around the selected box, outermost first; each leads to itself.
 
 import { nameOf } from "./boxes";
-import { html, shorten } from "../page/dom";
+import { html, plainButton, shorten } from "../page/dom";
 import type { Scene } from "../model/scene";
 
 const MOST_CHARS = 34;
@@ -21,19 +21,19 @@ export class Breadcrumbs {
     for (let at: string | undefined = id ?? undefined; at !== undefined; at = this.scene.parentOf(at)) chain.unshift(at);
     const items = chain.filter((each) => each !== this.scene.root).map((each, n, all) => {
       const box = this.scene.boxes.get(each);
-      return this.item(box ? nameOf(box) : each, n === all.length - 1, () => {
+      return this.#item(box ? nameOf(box) : each, n === all.length - 1, () => {
         this.events.go(chain.slice(0, chain.indexOf(each) + 1));
       });
     });
-    const whole = this.item("Graph", !items.length, () => {
+    const whole = this.#item("Graph", !items.length, () => {
       this.events.home();
     });
     this.element.replaceChildren(html("ol", {}, whole, ...items));
   }
 
-  private item(name: string, last: boolean, act: () => void): HTMLElement {
+  #item(name: string, last: boolean, act: () => void): HTMLElement {
     const text = shorten(name, MOST_CHARS, 1 / 0.58);
-    const link = html("button", { type: "button", class: "lz-link", title: name, "aria-current": last ? "true" : undefined }, html("bdi", {}, text));
+    const link = plainButton({ class: "lz-link", title: name, "aria-current": last ? "true" : undefined }, html("bdi", {}, text));
     link.addEventListener("click", act);
     return html("li", {}, link);
   }

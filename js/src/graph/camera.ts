@@ -1,9 +1,8 @@
 // What part of the picture is seen, and how large: panning, zooming, pinching, the first view.
 
 const LEAST_HEIGHT = 240;
-const MOST_HEIGHT = 900;
-export const LEGIBLE = 0.8; // the scale that lanes are wrapped for
-const LEAST_SCALE = 0.62; // of the first view
+export const LEGIBLE = 0.8; // the scale at which a box that is centered can be read
+const LEAST_SCALE = 0.8; // of the first view, in which all words can be read
 const MARGIN = 12;
 const SCALES = [0.03, 4] as const;
 const CLICK_DISTANCE = 4; // pixels that a pointer may move and still click
@@ -26,7 +25,6 @@ export class Camera {
   width = 0;
   touched = false; // the reader has panned or zoomed: the view is theirs
   picture = { width: 0, height: 0 };
-  corner = 0; // width that the small map takes where not all is seen: the first view keeps clear of it
   view: View = { x: 0, y: 0, k: 1 };
   private readonly pointers = new Map<number, [x: number, y: number]>();
 
@@ -42,11 +40,11 @@ export class Camera {
         if (!event.ctrlKey && !svg.matches(":focus-within")) return;
         event.preventDefault();
         const step = event.deltaMode === 1 ? 0.05 : event.deltaMode ? 1 : 0.002;
-        this.zoomBy(2 ** (-event.deltaY * step * (event.ctrlKey ? 10 : 1)), this.at(event));
+        this.zoomBy(2 ** (-event.deltaY * step * (event.ctrlKey ? 10 : 1)), this.#at(event));
       },
       { passive: false },
     );
-    this.followPointers();
+    this.#followPointers();
   }
 
   get height(): number {
@@ -58,45 +56,43 @@ export class Camera {
     const { view } = this;
     const k = Math.min(Math.max(view.k * factor, SCALES[0]), SCALES[1]);
     this.touched = true;
-    this.move(x - ((x - view.x) * k) / view.k, y - ((y - view.y) * k) / view.k, k);
+    this.#move(x - ((x - view.x) * k) / view.k, y - ((y - view.y) * k) / view.k, k);
   }
 
   panBy(dx: number, dy: number): void {
     this.touched = true;
-    this.move(this.view.x + dx, this.view.y + dy, this.view.k);
+    this.#move(this.view.x + dx, this.view.y + dy, this.view.k);
   }
 
   /** The whole picture in view. */
   fit(): void {
     this.touched = true;
-    const height = this.grow(this.homeScale());
+    const { height } = this;
     const { width: wide, height: tall } = this.picture;
     const k = Math.min((this.width - 2 * MARGIN) / wide, (height - 2 * MARGIN) / tall, 1);
-    this.move((this.width - wide * k) / 2, Math.max((height - tall * k) / 2, MARGIN), k);
+    this.#move((this.width - wide * k) / 2, Math.max((height - tall * k) / 2, MARGIN), k);
   }
 
   /** The first view: all lanes side by side, from the top, at a size that can be read. */
   home(): void {
     this.touched = false;
-    const k = this.homeScale();
-    this.grow(k);
-    this.move(this.homeLeft(k), MARGIN, k);
+    const k = this.#homeScale();
+    this.#move(this.#homeLeft(k), MARGIN, k);
   }
 
   /** The picture has changed: what was at `before` and is at `after` now stays where it is on screen. */
   keep(before: Area, after: Area): void {
     const { x, y, k } = this.view;
     if (this.touched) {
-      this.grow(k);
-      this.move(x + (before.x - after.x) * k, y + (before.y - after.y) * k, k);
+      this.#move(x + (before.x - after.x) * k, y + (before.y - after.y) * k, k);
       return;
     }
     // As wide as there is room for, the box about where it was, no empty space above or below.
-    const scale = this.homeScale();
-    const height = this.grow(scale);
+    const scale = this.#homeScale();
+    const { height } = this;
     const top = y + before.y * k - after.y * scale;
     const lowest = Math.min(height - MARGIN - this.picture.height * scale, MARGIN);
-    this.move(this.homeLeft(scale), Math.min(Math.max(top, lowest), MARGIN), scale);
+    this.#move(this.#homeLeft(scale), Math.min(Math.max(top, lowest), MARGIN), scale);
   }
 
   /** A box at the lower end of the view has been opened: what is in it is to be seen. */
@@ -113,7 +109,7 @@ export class Camera {
 
   centerOn(x: number, y: number, k = this.view.k): void {
     this.touched = true;
-    this.move(this.width / 2 - x * k, this.height / 2 - y * k, k);
+    this.#move(this.width / 2 - x * k, this.height / 2 - y * k, k);
   }
 
   /** Moves the view no further than it takes to see the box (its upper left part, if it is larger). */
@@ -128,41 +124,27 @@ export class Camera {
     if (dx || dy) this.panBy(dx, dy);
   }
 
-  private homeScale(): number {
-    const scaleFor = (room: number): number => Math.min(1, Math.max((room - 2 * MARGIN) / (this.picture.width || 1), LEAST_SCALE));
-    const k = scaleFor(this.width);
-    return this.cut(k) ? scaleFor(this.width - this.corner) : k;
+  #homeScale(): number {
+    return Math.min(1, Math.max((this.width - 2 * MARGIN) / (this.picture.width || 1), LEAST_SCALE));
   }
 
-  private homeLeft(k: number): number {
-    return Math.max((this.width - (this.cut(k) ? this.corner : 0) - this.picture.width * k) / 2, MARGIN);
+  #homeLeft(k: number): number {
+    return Math.max((this.width - this.picture.width * k) / 2, MARGIN);
   }
 
-  /** Whether the picture is higher than the view can be. */
-  private cut(k: number): boolean {
-    return this.picture.height * k + 2 * MARGIN > MOST_HEIGHT;
-  }
-
-  private grow(k: number): number {
-    const wanted = this.picture.height * k + 2 * MARGIN;
-    const height = Math.round(Math.min(Math.max(wanted, LEAST_HEIGHT), MOST_HEIGHT));
-    this.svg.style.height = `${height}px`;
-    return height;
-  }
-
-  private move(x: number, y: number, k: number): void {
+  #move(x: number, y: number, k: number): void {
     this.view = { x, y, k };
     this.content.setAttribute("transform", `translate(${x.toFixed(2)},${y.toFixed(2)}) scale(${k.toFixed(5)})`);
     this.moved(this.view);
   }
 
-  private at(event: MouseEvent): [number, number] {
+  #at(event: MouseEvent): [number, number] {
     const { left, top } = this.svg.getBoundingClientRect();
     return [event.clientX - left, event.clientY - top];
   }
 
   /** One pointer pans, two pinch; a pointer that has panned does not click. */
-  private followPointers(): void {
+  #followPointers(): void {
     const { svg, pointers } = this;
     let start: [number, number] = [0, 0];
     let dragged = false;
@@ -171,14 +153,14 @@ export class Camera {
       if (event.isPrimary) {
         pointers.clear();
         dragged = false;
-        start = this.at(event);
+        start = this.#at(event);
       }
-      pointers.set(event.pointerId, this.at(event));
+      pointers.set(event.pointerId, this.#at(event));
     });
     svg.addEventListener("pointermove", (event) => {
       const before = pointers.get(event.pointerId);
       if (!before) return;
-      const [x, y] = this.at(event);
+      const [x, y] = this.#at(event);
       if (!dragged && pointers.size < 2 && Math.hypot(x - start[0], y - start[1]) < CLICK_DISTANCE) return;
       if (!dragged) svg.setPointerCapture(event.pointerId);
       dragged = true;

@@ -11,9 +11,9 @@ const EMPTY: Partial<Record<Colouring, string>> = {
 export class Legend {
   readonly element = html("div", { class: "lz-colour-key", role: "group", "aria-label": "Legend" });
   readonly menu: HTMLElement;
-  private readonly colour = html("span", { class: "lz-colour-key-part" });
-  private readonly note = html("span", { class: "lz-colour-key-part lz-muted" });
-  private readonly relations = html("span", { class: "lz-colour-key-part" });
+  readonly #colour = html("span", { class: "lz-colour-key-part" });
+  readonly #note = html("span", { class: "lz-colour-key-part lz-muted" });
+  readonly #relations = html("span", { class: "lz-colour-key-part" });
 
   constructor(choose: (by: Colouring) => void) {
     const select = html("select", { "data-action": "colour", "aria-label": "Colour by" });
@@ -21,32 +21,33 @@ export class Legend {
     select.addEventListener("change", () => {
       choose(select.value as Colouring);
     });
-    this.menu = html("label", { class: "lz-colour-menu" }, html("b", {}, "Colour"), select);
-    this.element.append(this.colour, this.relations, this.note);
+    this.menu = html("label", { class: "lz-colour-menu" }, select);
+    this.element.append(this.#colour, this.#relations, this.#note);
   }
 
   showColours(colours: Colours): void {
-    const { entries, scale, low, high } = colours.legend();
+    const { entries, scale, high } = colours.legend();
     const swatch = (fill: string, title = ""): HTMLElement =>
       html("span", { class: "lz-swatch", style: `background:${fill}`, title });
     const parts: (Node | string)[] = [html("b", {}, COLOURINGS[colours.by])];
-    if (!entries.length) parts.push(html("span", { class: "lz-muted" }, EMPTY[colours.by] ?? ""));
-    else if (scale) {
-      parts.push(low, html("span", { class: "lz-scale" }, ...entries.map(({ fill, text }) => swatch(fill, text))), high);
-    } else {
+    if (scale && high) {
+      const half = html("span", { class: "lz-scale", title: "A linear scale" }, html("i", {}), html("i", {}));
+      parts.push("0", half, high, html("span", { class: "lz-muted" }, "linear"));
+    } else if (!entries.length) parts.push(html("span", { class: "lz-muted" }, EMPTY[colours.by] ?? ""));
+    else {
       for (const { fill, text } of entries) parts.push(html("span", { class: "lz-entry" }, swatch(fill), html("bdi", {}, text)));
     }
-    this.colour.replaceChildren(...parts);
+    this.#colour.replaceChildren(...parts);
   }
 
   /** Boxes tell the sizes that were recorded, also while a plan of another batch is shown. */
   showNote(text: string): void {
-    this.note.textContent = text;
+    this.#note.textContent = text;
   }
 
   /** The kinds of lines that are drawn about the selected box. */
   showRelations(kinds: readonly (readonly [kind: string, text: string])[]): void {
-    this.relations.replaceChildren(
+    this.#relations.replaceChildren(
       ...kinds.map(([kind, text]) => html("span", { class: `lz-entry lz-relation-${kind}` }, html("i", {}), text)),
     );
   }

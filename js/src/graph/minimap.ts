@@ -11,16 +11,19 @@ const outline = (frames: readonly Frame[]): string =>
 
 export class Minimap {
   readonly element = svg("svg", { class: "lz-minimap", "aria-hidden": "true" });
-  private readonly groups = svg("path", { class: "lz-map-groups" });
-  private readonly boxes = svg("path", { class: "lz-map-boxes" });
-  private readonly seen = svg("rect", { class: "lz-map-seen" });
-  private scale = 1;
+  readonly #groups = svg("path", { class: "lz-map-groups" });
+  readonly #boxes = svg("path", { class: "lz-map-boxes" });
+  readonly #seen = svg("rect", { class: "lz-map-seen" });
+  #scale = 1;
 
-  constructor(private readonly camera: Camera) {
-    this.element.append(this.groups, this.boxes, this.seen);
+  readonly #camera: Camera;
+
+  constructor(camera: Camera) {
+    this.#camera = camera;
+    this.element.append(this.#groups, this.#boxes, this.#seen);
     const go = (event: PointerEvent): void => {
       const { left, top } = this.element.getBoundingClientRect();
-      camera.centerOn((event.clientX - left) / this.scale, (event.clientY - top) / this.scale);
+      camera.centerOn((event.clientX - left) / this.#scale, (event.clientY - top) / this.#scale);
     };
     this.element.addEventListener("pointerdown", (event) => {
       this.element.setPointerCapture(event.pointerId);
@@ -32,22 +35,21 @@ export class Minimap {
   }
 
   draw({ frames, width, height }: Arrangement): void {
-    this.scale = Math.min(MOST[0] / Math.max(width, 1), MOST[1] / Math.max(height, 1));
-    this.camera.corner = width * this.scale + 8;
+    this.#scale = Math.min(MOST[0] / Math.max(width, 1), MOST[1] / Math.max(height, 1));
     this.element.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    this.element.setAttribute("width", (width * this.scale).toFixed(1));
-    this.element.setAttribute("height", (height * this.scale).toFixed(1));
-    this.groups.setAttribute("d", outline(frames.filter((frame) => frame.open)));
-    this.boxes.setAttribute("d", outline(frames.filter((frame) => !frame.open)));
+    this.element.setAttribute("width", (width * this.#scale).toFixed(1));
+    this.element.setAttribute("height", (height * this.#scale).toFixed(1));
+    this.#groups.setAttribute("d", outline(frames.filter((frame) => frame.open)));
+    this.#boxes.setAttribute("d", outline(frames.filter((frame) => !frame.open)));
     this.follow();
   }
 
   follow(): void {
-    const { view, width, height, picture } = this.camera;
+    const { view, width, height, picture } = this.#camera;
     const all = -view.x <= 0.5 && -view.y <= 0.5 && (width - view.x) / view.k >= picture.width && (height - view.y) / view.k >= picture.height;
     this.element.toggleAttribute("hidden", all);
     if (all) return;
     const place = { x: -view.x / view.k, y: -view.y / view.k, width: width / view.k, height: height / view.k };
-    for (const [name, value] of Object.entries(place)) this.seen.setAttribute(name, value.toFixed(1));
+    for (const [name, value] of Object.entries(place)) this.#seen.setAttribute(name, value.toFixed(1));
   }
 }

@@ -1,7 +1,7 @@
 // Coordinates of one group.  The same arithmetic as `place` in lazyviz/view/layout/sugiyama.py, held to the same
 // golden files: Python finds layers and orders, the browser places what is open.
 
-export const LAYER_GAP = 34;
+export const LAYER_GAP = 26;
 export const BOX_GAP = 18;
 export const BEND_WIDTH = 8;
 export const BEND_WEIGHT = 4;

@@ -9,8 +9,8 @@ export type Question = (typeof ORDER)[number];
 
 export class Planning {
   held = false; // while one drags, the search for the largest batch waits
-  private readonly next = new Map<Question, string>();
-  private asked: Question | null = null;
+  readonly #next = new Map<Question, string>();
+  #asked: Question | null = null;
 
   constructor(
     private readonly send: Send,
@@ -19,40 +19,40 @@ export class Planning {
 
   /** Whether an answer is waited for. */
   get asking(): boolean {
-    return this.asked !== null && this.asked !== "largest";
+    return this.#asked !== null && this.#asked !== "largest";
   }
 
   /** The newest choice that is not answered yet. */
   wanted(question: Question): string | undefined {
-    return this.next.get(question);
+    return this.#next.get(question);
   }
 
   /** Whether the answer to the newest choice is still to come. */
   awaits(question: Question): boolean {
-    return this.asked === question || this.next.has(question);
+    return this.#asked === question || this.#next.has(question);
   }
 
   want(question: Question, id = ""): void {
-    this.next.set(question, id);
+    this.#next.set(question, id);
     this.pump();
   }
 
   /** An answer has come, to this page or to another one of the same graph. */
   answered(message: FromPython): void {
-    if (message.kind === "plan" && this.asked !== "largest") this.asked = null;
-    if (message.kind === "largest" && this.asked === "largest") {
-      this.asked = null;
-      if (message.searching) this.next.set("largest", "");
+    if (message.kind === "plan" && this.#asked !== "largest") this.#asked = null;
+    if (message.kind === "largest" && this.#asked === "largest") {
+      this.#asked = null;
+      if (message.searching) this.#next.set("largest", "");
     }
     this.pump();
   }
 
   pump(): void {
-    const question = this.asked === null ? ORDER.find((each) => this.next.has(each)) : undefined;
+    const question = this.#asked === null ? ORDER.find((each) => this.#next.has(each)) : undefined;
     if (question !== undefined && !(question === "largest" && this.held)) {
-      const id = this.next.get(question) ?? "";
-      this.next.delete(question);
-      this.asked = question;
+      const id = this.#next.get(question) ?? "";
+      this.#next.delete(question);
+      this.#asked = question;
       this.send(question, id);
     }
     this.changed();

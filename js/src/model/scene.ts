@@ -5,18 +5,10 @@ import { placeLabels, type Label } from "../graph/edge-labels";
 import { curve, place, type Placed, type Size } from "./layout";
 import type { BoxData, GroupData } from "./types";
 
-export const SIZES: Record<string, Size> = {
-  op: [184, 42],
-  module: [200, 46],
-  step: [200, 46],
-  input: [164, 40],
-  output: [164, 40],
-  sync: [212, 42],
-};
-const CLOSED: Size = [200, 46];
-const GROUP_PADDING = [16, 40, 18] as const;
-const LANE_PADDING = [18, 64, 22] as const;
-const LANE_GAP = 22;
+const CLOSED: Size = [216, 44]; // of what says no size
+const GROUP_PADDING = [12, 40, 12] as const;
+const LANE_PADDING = [12, 64, 14] as const;
+const LANE_GAP = 8;
 const LANE_MIN_WIDTH = 224;
 const STACKED_HEIGHT = 1600; // higher lanes stay side by side: one below the other they would be out of sight
 
@@ -51,13 +43,16 @@ export class Scene {
   readonly groups = new Map<string, GroupData>();
   readonly open = new Set<string>();
   readonly boxes = new Map<string, BoxData>();
-  private readonly parents = new Map<string, string>();
+  readonly #parents = new Map<string, string>();
+
+  readonly #first: readonly string[];
 
   constructor(
     readonly root: string,
     groups: readonly GroupData[],
-    private readonly first: readonly string[],
+    first: readonly string[],
   ) {
+    this.#first = first;
     this.add(groups);
     this.collapseAll();
   }
@@ -67,14 +62,14 @@ export class Scene {
       this.groups.set(group.id, group);
       for (const box of group.boxes) {
         this.boxes.set(box.id, box);
-        this.parents.set(box.id, group.id);
+        this.#parents.set(box.id, group.id);
       }
     }
   }
 
   collapseAll(): void {
     this.open.clear();
-    for (const id of this.first) this.open.add(id);
+    for (const id of this.#first) this.open.add(id);
   }
 
   /** Whether what is in the box is drawn, where the box is; lanes are open in every open step. */
@@ -95,7 +90,7 @@ export class Scene {
   /** The innermost group at the box, itself included, that a click would close. */
   enclosing(id: string): string | undefined {
     let at: string | undefined = id;
-    while (at !== undefined && !this.closable(at)) at = this.parents.get(at);
+    while (at !== undefined && !this.closable(at)) at = this.#parents.get(at);
     return at;
   }
 
@@ -137,7 +132,7 @@ export class Scene {
     }
     const size = new Map<string, Size>();
     const placed = new Map<string, Placed>();
-    const sizeOf = (box: BoxData): Size => size.get(box.id) ?? SIZES[box.kind] ?? CLOSED;
+    const sizeOf = (box: BoxData): Size => size.get(box.id) ?? box.size ?? CLOSED;
     for (const { id, group, box } of [...order].reverse()) {
       const [side, above, below] = paddingOf(box);
       const sizes = group.boxes.map(sizeOf);
@@ -185,7 +180,7 @@ export class Scene {
   }
 
   parentOf(id: string): string | undefined {
-    return this.parents.get(id);
+    return this.#parents.get(id);
   }
 }
 

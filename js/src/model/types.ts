@@ -21,6 +21,11 @@ export interface BoxData {
   cls?: string;
   entry?: boolean;
   exit?: boolean;
+  layer?: string; // kind of layer, of a module
+  size?: [width: number, height: number]; // of the closed box
+  through?: string; // shapes in and out
+  params?: string;
+  by?: [category: string, bytes: number][]; // of held
   bytes?: number; // what its ops allocate; of a tensor its size
   held?: number; // of those, alive at the plan's peak
   dtype?: string;
@@ -54,6 +59,7 @@ export interface Points {
   at: number[];
   bytes: number[][]; // of each category
   ops: string[]; // what runs there
+  boxes?: string[]; // its box, after those around it
   held?: (number | null)[]; // what was measured
 }
 
@@ -65,7 +71,9 @@ export interface Memory {
   peakText: string;
   peakAt: number | null;
   peakName: string;
+  peakChain: string[];
   eagerText: string;
+  otherRun: string; // the peak of the run that the plan is not of, in words
   needed: number | null; // with the allocator and the CUDA context, where that is more than the peak
   neededText: string;
   capacity: number | null;
@@ -74,6 +82,7 @@ export interface Memory {
   recordedOn: string; // the device on which Evaluate runs
   verdict: "fits" | "too-big" | "unknown";
   verdictText: string;
+  verdictShort: string;
   verdictTitle: string; // with what the needed bytes are for
   alive: Alive[];
   aliveCount: number;

@@ -5,8 +5,8 @@ import type { Progress, State } from "../model/types";
 
 export class Announcer {
   readonly element = html("div", { class: "lz-said", role: "status" });
-  private state: State | null = null;
-  private quarter = 0;
+  #state: State | null = null;
+  #quarter = 0;
 
   say(text: string): void {
     this.element.textContent = text;
@@ -14,16 +14,16 @@ export class Announcer {
 
   /** The state in words, where it has changed. */
   tellState(state: State, words: string): void {
-    if (this.state !== null && this.state !== state) this.say(words);
-    if (this.state !== state) this.quarter = 0;
-    this.state = state;
+    if (this.#state !== null && this.#state !== state) this.say(words);
+    if (this.#state !== state) this.#quarter = 0;
+    this.#state = state;
   }
 
   /** Every quarter of a run, not every message. */
   tellProgress(progress: Progress | null): void {
     const quarter = progress?.total ? Math.floor((progress.done / progress.total) * 4) : 0;
-    if (quarter > this.quarter && quarter < 4) this.say(`${quarter * 25} % of the ops have run`);
-    this.quarter = quarter;
+    if (quarter > this.#quarter && quarter < 4) this.say(`${quarter * 25} % of the ops have run`);
+    this.#quarter = quarter;
   }
 }
 
@@ -36,6 +36,8 @@ export function keepingFocus(root: HTMLElement, change: () => void): void {
   const wanted = before instanceof HTMLElement ? before.dataset["action"] : undefined;
   for (const action of [wanted, "cancel", "evaluate", "fit"]) {
     const again = action ? root.querySelector<HTMLElement>(`[data-action="${action}"]`) : null;
+    const popover = again?.closest<HTMLElement>(".lz-popover");
+    if (popover?.hidden) (popover.previousElementSibling as HTMLElement).click();
     if (!again || !usable(again)) continue;
     again.focus({ preventScroll: true });
     return;

@@ -21,6 +21,11 @@ export function html<K extends keyof HTMLElementTagNameMap>(
   return fill(document.createElement(tag), attributes, children);
 }
 
+/** A button that sends no form. */
+export function plainButton(attributes: Attributes, ...children: (Node | string)[]): HTMLButtonElement {
+  return html("button", { type: "button", ...attributes }, ...children);
+}
+
 export function svg<K extends keyof SVGElementTagNameMap>(
   tag: K,
   attributes: Attributes = {},
@@ -44,6 +49,13 @@ export function shorten(text: string, room: number, size: number, style: "" | "m
   const first = taking(letters, head);
   const last = taking([...letters].reverse(), fits - 1 - head);
   return `${letters.slice(0, first).join("")}…${letters.slice(letters.length - last).join("")}`;
+}
+
+/** The text with its end left out where it would be wider than `room` pixels. */
+export function cut(text: string, room: number, size: number, style: "" | "mono" | "bold" = ""): string {
+  const fits = Math.max(Math.floor(room / charWidth(size, style)), 3);
+  const letters = lettersOf(text);
+  return columnsOf(letters) <= fits ? text : `${letters.slice(0, taking(letters, fits - 1)).join("")}…`;
 }
 
 const segments = new Intl.Segmenter();

@@ -39,48 +39,51 @@ function unpack(text: string): Promise<unknown> {
 }
 
 class Offline implements Model {
-  private readonly handlers = new Map<string, Set<Callback>>();
+  readonly #handlers = new Map<string, Set<Callback>>();
 
-  constructor(private readonly start: Start) {}
+  readonly #start: Start;
+
+  constructor(start: Start) {
+    this.#start = start;}
 
   get(name: string): unknown {
-    return this.start.traits[name];
+    return this.#start.traits[name];
   }
 
   on(event: string, callback: Callback): void {
-    const known = this.handlers.get(event) ?? new Set();
-    this.handlers.set(event, known.add(callback));
+    const known = this.#handlers.get(event) ?? new Set();
+    this.#handlers.set(event, known.add(callback));
   }
 
   off(event: string, callback: Callback): void {
-    this.handlers.get(event)?.delete(callback);
+    this.#handlers.get(event)?.delete(callback);
   }
 
   send(content: unknown): void {
     const { action, id } = content as { action: string; id?: string };
-    void this.answer(action, id ?? "").then((messages) => {
-      for (const message of messages) for (const callback of this.handlers.get("msg:custom") ?? []) callback(message);
+    void this.#answer(action, id ?? "").then((messages) => {
+      for (const message of messages) for (const callback of this.#handlers.get("msg:custom") ?? []) callback(message);
     });
   }
 
-  private async answer(action: string, id: string): Promise<FromPython[]> {
-    const once = this.start.once[action]?.[id];
+  async #answer(action: string, id: string): Promise<FromPython[]> {
+    const once = this.#start.once[action]?.[id];
     if (once) return once;
     switch (action) {
       case "open":
-        return this.part("open", id);
+        return this.#part("open", id);
       case "line":
         return (await part<Answers>("line-0"))?.[id] ?? [];
       case "reveal": {
-        const chain = this.chain(await this.parentOf(id), id);
-        return [{ kind: "reveal", groups: await this.groups(chain.slice(0, -1)), chain }];
+        const chain = this.#chain(await this.#parentOf(id), id);
+        return [{ kind: "reveal", groups: await this.#groups(chain.slice(0, -1)), chain }];
       }
       case "select": {
-        const told = await this.part("select", id);
+        const told = await this.#part("select", id);
         return told.length ? told : [leftOut(id)];
       }
       case "moment":
-        return this.moment(Number(id));
+        return this.#moment(Number(id));
       case "search":
       case "search-on": {
         const data = await part<SearchData>("search");
@@ -93,29 +96,29 @@ class Offline implements Model {
   }
 
   /** What `action` answers for a box, in the part that has those with ids like it. */
-  private async part(action: string, id: string): Promise<FromPython[]> {
-    const number = Math.floor(Number(id.slice(1)) / this.start.size);
+  async #part(action: string, id: string): Promise<FromPython[]> {
+    const number = Math.floor(Number(id.slice(1)) / this.#start.size);
     return (await part<Answers>(`${action}-${id.charAt(0)}${number}`))?.[id] ?? [];
   }
 
-  private async groups(ids: string[]): Promise<GroupData[]> {
-    const found = await Promise.all(ids.map((id) => this.part("open", id)));
+  async #groups(ids: string[]): Promise<GroupData[]> {
+    const found = await Promise.all(ids.map((id) => this.#part("open", id)));
     return found.flat().flatMap((message) => (message.kind === "groups" ? message.groups : []));
   }
 
-  private async parentOf(id: string): Promise<string | undefined> {
-    return this.start.parents[id] ?? (await part<Record<string, string>>("parents"))?.[id];
+  async #parentOf(id: string): Promise<string | undefined> {
+    return this.#start.parents[id] ?? (await part<Record<string, string>>("parents"))?.[id];
   }
 
-  private chain(group: string | undefined, id: string): string[] {
+  #chain(group: string | undefined, id: string): string[] {
     const chain = [id];
-    for (let at = group; at !== undefined; at = this.start.parents[at]) chain.unshift(at);
+    for (let at = group; at !== undefined; at = this.#start.parents[at]) chain.unshift(at);
     return chain;
   }
 
   /** The moment at `position`, else the last one before it that was saved. */
-  private async moment(position: number): Promise<FromPython[]> {
-    const { moments, momentsSize } = this.start;
+  async #moment(position: number): Promise<FromPython[]> {
+    const { moments, momentsSize } = this.#start;
     let at = moments.findIndex((each) => each > position);
     at = (at < 0 ? moments.length : at) - 1;
     const told = (await part<Answers>(`moment-${Math.floor(at / momentsSize)}`))?.[String(moments[at])] ?? [];

@@ -4,11 +4,13 @@
 // is at each of them, so that arrows, Enter and Escape do what the mouse does.
 
 import { edge, number, pointAt } from "./chart-geometry";
-import { html, svg } from "../page/dom";
+import { html, plainButton, svg } from "../page/dom";
+import { icon } from "../page/icons";
 import type { MemoryChart } from "./memory-chart";
 
+const SWEEP = 8000; // milliseconds
 const DRAG = 5; // pixels, from which a press is a drag
-const HINT = "Point at the chart to read it; click for what is alive there; drag over a part to look closer.";
+const HINT = "Point to read it; click for what is alive; drag to look closer.";
 
 export interface CursorEvents {
   choose(position: number): void;
@@ -28,49 +30,59 @@ export class ChartCursor {
     "aria-label": "Position in the run. Arrows move, Shift and arrows take a part, Enter shows what is alive or looks closer, Escape goes back",
   });
   readonly readout = html("p", { class: "lz-chart-readout", "aria-hidden": "true" });
+  readonly play = plainButton({ class: "lz-play", "data-action": "play", "aria-label": "Play the run", title: "Go through the run" }, icon("play"));
+  #frame: number | null = null; // of the sweep that is under way
   readonly marks = svg("g", { class: "lz-cursors" });
   point: number | null = null; // that is read
-  private chosen: number | null = null; // a position
-  private anchor: number | null = null; // a position where a part begins
-  private pressed: number | null = null; // x
-  private dragged = false;
+  #chosen: number | null = null; // a position
+  #anchor: number | null = null; // a position where a part begins
+  #pressed: number | null = null; // x
+  #dragged = false;
+
+  readonly #chart: MemoryChart;
+  readonly #events: CursorEvents;
 
   constructor(
-    private readonly chart: MemoryChart,
-    private readonly events: CursorEvents,
+    chart: MemoryChart,
+    events: CursorEvents,
   ) {
+    this.#chart = chart;
+    this.#events = events;
     const target = chart.svg;
+    this.play.addEventListener("click", () => {
+      this.#sweep();
+    });
     target.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
       event.preventDefault(); // of the focus, which goes to the slider
       this.element.focus({ preventScroll: true });
-      this.pressed = this.x(event);
-      this.dragged = false;
-      this.anchor = null;
+      this.#pressed = this.#x(event);
+      this.#dragged = false;
+      this.#anchor = null;
     });
     target.addEventListener("pointermove", (event) => {
-      const x = this.x(event);
-      if (this.pressed !== null && Math.abs(x - this.pressed) > DRAG && !this.dragged) {
-        this.dragged = true;
-        this.anchor = Math.floor(chart.plot.position(this.pressed));
+      const x = this.#x(event);
+      if (this.#pressed !== null && Math.abs(x - this.#pressed) > DRAG && !this.#dragged) {
+        this.#dragged = true;
+        this.#anchor = Math.floor(chart.plot.position(this.#pressed));
         target.setPointerCapture(event.pointerId);
       }
       this.read(pointAt(chart.points, Math.floor(chart.plot.position(x))));
     });
     target.addEventListener("pointerup", () => {
-      if (this.dragged) this.zoom();
-      this.pressed = null;
+      if (this.#dragged) this.zoom();
+      this.#pressed = null;
     });
     target.addEventListener("pointercancel", () => {
-      this.pressed = this.anchor = null;
+      this.#pressed = this.#anchor = null;
       this.draw();
     });
     target.addEventListener("pointerleave", () => {
-      if (this.pressed === null && document.activeElement !== this.element) this.read(null);
+      if (this.#pressed === null && document.activeElement !== this.element) this.read(null);
     });
     target.addEventListener("click", (event) => {
-      if (this.dragged) return;
-      const x = this.x(event);
+      if (this.#dragged) return;
+      const x = this.#x(event);
       if ((event.target as Element).closest(".lz-peak")) events.peak();
       else if (x >= chart.plot.left && x <= chart.plot.right) {
         this.read(pointAt(chart.points, Math.floor(chart.plot.position(x))));
@@ -79,17 +91,17 @@ export class ChartCursor {
     });
     target.addEventListener("dblclick", () => events.back());
     this.element.addEventListener("focus", () => {
-      this.read(this.point ?? this.start());
+      this.read(this.point ?? this.#start());
     });
     this.element.addEventListener("blur", () => {
-      this.anchor = null;
+      this.#anchor = null;
       // Once the focus has arrived: what is drawn anew may be where it goes.
       setTimeout(() => {
         if (document.activeElement !== this.element) this.read(null);
       });
     });
     this.element.addEventListener("keydown", (event) => {
-      if (this.key(event)) {
+      if (this.#key(event)) {
         event.preventDefault();
         event.stopPropagation();
       }
@@ -100,107 +112,129 @@ export class ChartCursor {
     this.element.focus();
   }
 
+  /** Goes through all points in a few seconds, or stops. */
+  #sweep(): void {
+    const going = this.#frame !== null;
+    if (this.#frame !== null) cancelAnimationFrame(this.#frame);
+    this.#frame = null;
+    this.play.replaceChildren(icon(going ? "play" : "pause"));
+    this.play.setAttribute("aria-label", going ? "Play the run" : "Pause");
+    if (going) return;
+    const last = this.#chart.points.at.length - 1;
+    const first = this.point !== null && this.point < last ? this.point : 0;
+    const start = performance.now();
+    const step = (now: number): void => {
+      const point = Math.min(first + Math.floor(((now - start) / SWEEP) * (last + 1)), last);
+      this.read(point);
+      if (point < last) this.#frame = requestAnimationFrame(step);
+      else this.#sweep();
+    };
+    this.#frame = requestAnimationFrame(step);
+  }
+
   /** Takes the mark of the chosen point away. */
   forget(): void {
-    this.chosen = this.anchor = null;
-    this.point = document.activeElement === this.element ? this.start() : null;
+    this.#chosen = this.#anchor = null;
+    this.point = document.activeElement === this.element ? this.#start() : null;
     this.tell();
     this.draw();
   }
 
   /** The words of the point that is read. */
   tell(): void {
-    const { points } = this.chart;
+    const { points } = this.#chart;
     const [start, stop] = points.range;
     const point = this.point === null ? null : Math.min(this.point, points.at.length - 1);
-    const at = points.at[point ?? this.start()] ?? 0;
-    let words = `op ${number(at + 1)} of ${number(this.chart.count)}`;
+    const at = points.at[point ?? this.#start()] ?? 0;
+    let words = `op ${number(at + 1)} of ${number(this.#chart.count)}`;
     if (point !== null || document.activeElement === this.element) {
-      const shown = point ?? this.start();
+      const shown = point ?? this.#start();
       const [from, to] = [edge(points, shown), edge(points, shown + 1)];
       if (to - from > 1) words += `, the highest of ${number(from + 1)} to ${number(to)}`;
-      words += ` · ${points.ops[shown] ?? ""} · ${this.chart.describe(shown)}`;
-      if (this.anchor !== null) words = `from op ${number(this.anchor + 1)} · ${words}`;
+      words += ` · ${points.ops[shown] ?? ""} · ${this.#chart.describe(shown)}`;
+      if (this.#anchor !== null) words = `from op ${number(this.#anchor + 1)} · ${words}`;
     }
     for (const [name, value] of [["valuemin", start + 1], ["valuemax", stop], ["valuenow", at + 1], ["valuetext", words]] as const) {
       this.element.setAttribute(`aria-${name}`, String(value));
     }
-    this.readout.textContent = point === null ? HINT : words;
+    const [op, ...more] = (point === null ? this.#chart.atRest : words).split(" · ");
+    this.readout.replaceChildren(html("b", {}, op ?? ""), more.length ? ` · ${more.join(" · ")}` : "");
+    this.readout.title = point === null ? HINT : words;
   }
 
   draw(): void {
-    const { plot, points } = this.chart;
+    const { plot, points } = this.#chart;
     const parts: SVGElement[] = [];
     const middle = (point: number): number => (plot.x(edge(points, point)) + plot.x(edge(points, point + 1))) / 2;
     const at = this.point === null ? null : (points.at[this.point] ?? null);
-    if (this.anchor !== null && at !== null) {
-      const [from, to] = this.part(at);
+    if (this.#anchor !== null && at !== null) {
+      const [from, to] = this.#part(at);
       parts.push(svg("rect", { class: "lz-chart-part", x: plot.x(from), y: plot.top, width: plot.x(to) - plot.x(from), height: plot.bottom - plot.top }));
     }
     const upright = (name: string, point: number): void => {
       parts.push(svg("path", { class: name, d: `M${middle(point)},${plot.top}V${plot.bottom}` }));
     };
-    if (this.chosen !== null && this.chosen >= plot.start && this.chosen < plot.stop) upright("lz-cursor", pointAt(points, this.chosen));
+    if (this.#chosen !== null && this.#chosen >= plot.start && this.#chosen < plot.stop) upright("lz-cursor", pointAt(points, this.#chosen));
     if (this.point !== null) {
       upright("lz-crosshair", this.point);
-      const all = points.bytes.reduce((sum, series, n) => sum + (this.chart.shown[n] ? (series[this.point ?? 0] ?? 0) : 0), 0);
+      const all = points.bytes.reduce((sum, series, n) => sum + (this.#chart.shown[n] ? (series[this.point ?? 0] ?? 0) : 0), 0);
       parts.push(svg("path", { class: "lz-crosshair", d: `M${plot.left},${plot.y(all)}H${plot.right}` }));
     }
     this.marks.replaceChildren(...parts);
   }
 
-  private x(event: MouseEvent): number {
-    const box = this.chart.svg.getBoundingClientRect();
-    const wide = this.chart.svg.viewBox.baseVal?.width || box.width || 1;
+  #x(event: MouseEvent): number {
+    const box = this.#chart.svg.getBoundingClientRect();
+    const wide = this.#chart.svg.viewBox.baseVal?.width || box.width || 1;
     return ((event.clientX - box.left) * wide) / (box.width || wide);
   }
 
   /** Where reading starts: at what was chosen, else in the middle. */
-  private start(): number {
-    const { points } = this.chart;
-    return this.chosen !== null ? pointAt(points, this.chosen) : Math.floor(points.at.length / 2);
+  #start(): number {
+    const { points } = this.#chart;
+    return this.#chosen !== null ? pointAt(points, this.#chosen) : Math.floor(points.at.length / 2);
   }
 
   private read(point: number | null): void {
     if (point === this.point) {
-      if (this.pressed !== null) this.draw();
+      if (this.#pressed !== null) this.draw();
       return;
     }
     this.point = point;
     this.tell();
     this.draw();
-    this.events.read();
+    this.#events.read();
   }
 
   private choose(): void {
-    const at = this.point === null ? undefined : this.chart.points.at[this.point];
+    const at = this.point === null ? undefined : this.#chart.points.at[this.point];
     if (at === undefined) return;
-    this.events.choose(at);
-    this.chosen = at;
+    this.#events.choose(at);
+    this.#chosen = at;
     this.draw();
   }
 
   /** The part from where it was begun to a position, both within it. */
-  private part(at: number): [number, number] {
-    const from = this.anchor ?? at;
-    const last = edge(this.chart.points, pointAt(this.chart.points, Math.max(from, at)) + 1);
-    return [edge(this.chart.points, pointAt(this.chart.points, Math.min(from, at))), last];
+  #part(at: number): [number, number] {
+    const from = this.#anchor ?? at;
+    const last = edge(this.#chart.points, pointAt(this.#chart.points, Math.max(from, at)) + 1);
+    return [edge(this.#chart.points, pointAt(this.#chart.points, Math.min(from, at))), last];
   }
 
   private zoom(): void {
-    const at = this.point === null ? undefined : this.chart.points.at[this.point];
-    if (at === undefined || this.anchor === null) return;
-    const [start, stop] = this.part(at);
-    this.anchor = null;
-    this.events.zoom(start, stop);
+    const at = this.point === null ? undefined : this.#chart.points.at[this.point];
+    if (at === undefined || this.#anchor === null) return;
+    const [start, stop] = this.#part(at);
+    this.#anchor = null;
+    this.#events.zoom(start, stop);
   }
 
   /** Whether the key meant something here. */
-  private key(event: KeyboardEvent): boolean {
+  #key(event: KeyboardEvent): boolean {
     if (event.altKey || event.ctrlKey || event.metaKey) return false;
-    const { points } = this.chart;
+    const { points } = this.#chart;
     const last = points.at.length - 1;
-    const now = this.point ?? this.start();
+    const now = this.point ?? this.#start();
     const to: Record<string, number> = {
       ArrowRight: now + 1,
       ArrowUp: now + 1,
@@ -213,8 +247,8 @@ export class ChartCursor {
     };
     const next = to[event.key];
     if (next !== undefined) {
-      if (!event.shiftKey) this.anchor = null;
-      else this.anchor ??= points.at[now] ?? null;
+      if (!event.shiftKey) this.#anchor = null;
+      else this.#anchor ??= points.at[now] ?? null;
       const clamped = Math.min(Math.max(next, 0), last);
       if (clamped === this.point) {
         this.tell();
@@ -223,7 +257,7 @@ export class ChartCursor {
       return true;
     }
     if (event.key === "Enter" || event.key === " ") {
-      if (this.anchor !== null) this.zoom();
+      if (this.#anchor !== null) this.zoom();
       else {
         this.point = now;
         this.choose();
@@ -231,12 +265,12 @@ export class ChartCursor {
       return true;
     }
     if (event.key !== "Escape") return false;
-    if (this.anchor !== null) {
-      this.anchor = null;
+    if (this.#anchor !== null) {
+      this.#anchor = null;
       this.tell();
       this.draw();
       return true;
     }
-    return this.events.back();
+    return this.#events.back();
   }
 }

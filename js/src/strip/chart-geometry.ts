@@ -2,25 +2,27 @@
 
 import type { Points } from "../model/types";
 
-export const HEIGHT = 184;
-const LEFT = 74;
-const RIGHT = 14;
-const TOP = 18;
-const BOTTOM = 30;
+export const HEIGHT = 112; // unless the reader makes it higher
+const LEFT = 60;
+const RIGHT = 8;
+const TOP = 22;
+const BOTTOM = 24;
 
 /** The plot's rectangle with its scales, of positions from `start` to before `stop` and up to `most` bytes. */
 export class Plot {
   readonly left = LEFT;
   readonly right: number;
   readonly top = TOP;
-  readonly bottom = HEIGHT - BOTTOM;
+  readonly bottom: number;
 
   constructor(
     width: number,
     readonly start: number,
     readonly stop: number,
     readonly most: number,
+    height = HEIGHT,
   ) {
+    this.bottom = height - BOTTOM;
     this.right = Math.max(width - RIGHT, LEFT + 1);
   }
 

@@ -5,7 +5,7 @@
 
 import { ChartCursor } from "./chart-cursor";
 import { area, edge, HEIGHT, number, Plot, pointAt, steps, totals } from "./chart-geometry";
-import { charWidth, html, svg } from "../page/dom";
+import { charWidth, html, plainButton, shorten, svg } from "../page/dom";
 import type { Memory, Points, Range } from "../model/types";
 
 const NEAR = 2; // how many times the peak a line may be high to be drawn
@@ -16,6 +16,8 @@ export interface ChartEvents {
   moment(position: number): void;
   /** The points of a part of the run were asked for. */
   range(start: number, stop: number): void;
+  /** A point is read: ids from the outermost group to its op, or "" for none. */
+  read(chain: string): void;
   /** The whole run is shown again. */
   whole(): void;
 }
@@ -25,68 +27,84 @@ export class MemoryChart {
   readonly svg: SVGSVGElement;
   plot = new Plot(0, 0, 1, 1);
   private width = 0;
-  private lifetime: [number, number][] = [];
-  private views: Points[] = []; // parts of the run looked at, each within the one before
-  private readonly alone = new Set<string>(); // categories that are shown alone
-  private readonly legend = html("ul", { class: "lz-legend" });
-  private readonly head = html("span", { class: "lz-muted" });
-  private readonly measured = html("p", { class: "lz-muted lz-measured-words" });
-  private readonly back = html("button", { type: "button", class: "lz-button", "data-action": "chart-back" });
-  private readonly peak = html("button", { type: "button", class: "lz-button", "data-action": "peak" }, "Peak");
-  private readonly cursor: ChartCursor;
+  private height = HEIGHT;
+  #lifetime: [number, number][] = [];
+  #views: Points[] = []; // parts of the run looked at, each within the one before
+  readonly #alone = new Set<string>(); // categories that are shown alone
+  readonly #legend = html("ul", { class: "lz-legend" });
+  readonly #head = html("p", { class: "lz-muted lz-memory-head" });
+  readonly #measured = html("p", { class: "lz-muted lz-measured-words" });
+  readonly #back = plainButton({ class: "lz-button", "data-action": "chart-back" });
+  private readonly peak = plainButton({ class: "lz-button", "data-action": "peak" }, "Peak");
+  readonly #cursor: ChartCursor;
+
+  readonly #events: ChartEvents;
 
   constructor(
     private memory: Memory,
-    private readonly events: ChartEvents,
+    events: ChartEvents,
   ) {
-    this.svg = svg("svg", { class: "lz-chart", "data-chart": "memory", role: "img", height: HEIGHT });
-    this.cursor = new ChartCursor(this, {
+    this.#events = events;
+    this.svg = svg("svg", { class: "lz-chart", "data-chart": "memory", role: "img" });
+    this.#cursor = new ChartCursor(this, {
       choose: (position) => {
         events.moment(position);
       },
       zoom: (start, stop) => {
-        this.zoom(start, stop);
+        this.#zoom(start, stop);
       },
-      back: () => this.zoomOut(),
+      back: () => this.#zoomOut(),
       read: () => {
-        this.tellLegend();
+        this.#tellLegend();
+        events.read(this.points.boxes?.[this.#cursor.point ?? -1] ?? "");
       },
       peak: () => {
         events.peak();
       },
     });
-    this.back.addEventListener("click", () => {
-      this.zoomOut();
-      this.cursor.focus();
+    this.#back.addEventListener("click", () => {
+      this.#zoomOut();
+      this.#cursor.focus();
     });
     this.peak.title = "What is alive at the peak";
     this.peak.addEventListener("click", () => {
       events.peak();
     });
-    this.tell();
+    this.#tell();
     this.element = html(
       "section",
       { class: "lz-memory", "aria-label": "Projected memory" },
-      html("div", { class: "lz-memory-head" }, html("h3", {}, "Projected memory"), this.head, this.peak, this.back),
-      this.measured,
-      html("div", { class: "lz-plot-box" }, this.svg, this.cursor.element),
-      this.cursor.readout,
-      this.legend,
+      html(
+        "div",
+        { class: "lz-strip-side" },
+        html("div", { class: "lz-strip-now" }, this.#cursor.play, this.#cursor.readout),
+        this.#head,
+        this.#measured,
+        html("div", { class: "lz-strip-buttons" }, this.peak, this.#back),
+      ),
+      html("div", { class: "lz-plot-box" }, this.svg, this.#cursor.element),
+      this.#legend,
     );
   }
 
   /** The points that are drawn. */
   get points(): Points {
-    return this.views.at(-1) ?? this.memory.points;
+    return this.#views.at(-1) ?? this.memory.points;
   }
 
   get count(): number {
     return this.memory.count;
   }
 
+  /** What is told while no point is read. */
+  get atRest(): string {
+    const { peakAt, peakText, peakName, count } = this.memory;
+    return peakAt === null ? "" : `Peak: op ${number(peakAt + 1)} of ${number(count)} · ${peakText} held · ${peakName}`;
+  }
+
   /** Which categories are shown, in the order of the points' lists. */
   get shown(): boolean[] {
-    return this.memory.categories.map((category) => !this.alone.size || this.alone.has(category.name));
+    return this.memory.categories.map((category) => !this.#alone.size || this.#alone.has(category.name));
   }
 
   /** The bytes of a point by category, as a sentence. */
@@ -103,87 +121,94 @@ export class MemoryChart {
   /** Another plan of the same graph. */
   show(memory: Memory): void {
     const same = memory.count === this.memory.count;
-    if (!same) this.lifetime = [];
-    const view = same ? this.views.at(-1)?.range : undefined;
-    this.views = [];
+    if (!same) this.#lifetime = [];
+    const view = same ? this.#views.at(-1)?.range : undefined;
+    this.#views = [];
     this.memory = memory;
-    for (const name of this.alone) if (!memory.categories.some((each) => each.name === name)) this.alone.delete(name);
-    this.cursor.forget();
-    if (view) this.zoom(...view, true);
-    else this.redraw();
+    for (const name of this.#alone) if (!memory.categories.some((each) => each.name === name)) this.#alone.delete(name);
+    this.#cursor.forget();
+    if (view) this.#zoom(...view, true);
+    else this.#redraw();
   }
 
   /** The points of a part of the run have come; false if another part is shown by now. */
   showRange(range: Range): boolean {
-    const view = this.views.at(-1);
+    const view = this.#views.at(-1);
     const [start, stop] = range.points.range;
     if (view === undefined || view.range[0] !== start || view.range[1] !== stop) return false;
-    this.views[this.views.length - 1] = range.points;
-    this.redraw();
+    this.#views[this.#views.length - 1] = range.points;
+    this.#redraw();
     return true;
   }
 
-  resize(width: number): void {
-    if (width < 10 || Math.abs(width - this.width) < 1) return;
-    this.width = width;
-    this.draw();
+  /** The place for the plot has become known or has changed. */
+  resize(): void {
+    const { clientWidth: width, clientHeight: height } = this.svg.parentElement ?? this.element;
+    this.resizeTo(width, height || HEIGHT);
+  }
+
+  resizeTo(width: number, height = HEIGHT): void {
+    if (width < 10 || (Math.abs(width - this.width) < 1 && height === this.height)) return;
+    [this.width, this.height] = [width, height];
+    this.#draw();
   }
 
   /** Takes the mark of the chosen point away. */
   forget(): void {
-    this.cursor.forget();
+    this.#cursor.forget();
   }
 
   /** Marks the positions during which something is alive. */
   mark(lifetime: [number, number][]): void {
-    this.lifetime = lifetime;
-    this.draw();
+    this.#lifetime = lifetime;
+    this.#draw();
   }
 
-  private zoom(start: number, stop: number, again = false): void {
+  #zoom(start: number, stop: number, again = false): void {
     const from = this.points;
     if (stop - start < 1 || (!again && from.range[0] === start && from.range[1] === stop)) return;
-    this.views.push(slice(from, start, stop));
-    this.cursor.forget();
-    this.redraw();
-    this.events.range(start, stop);
+    this.#views.push(slice(from, start, stop));
+    this.#cursor.forget();
+    this.#redraw();
+    this.#events.range(start, stop);
   }
 
   /** To the part looked at before; false if the whole run is shown already. */
-  private zoomOut(): boolean {
-    if (!this.views.pop()) return false;
-    this.cursor.forget();
-    this.redraw();
-    if (this.views.length) this.events.range(...this.points.range);
-    else this.events.whole();
+  #zoomOut(): boolean {
+    if (!this.#views.pop()) return false;
+    this.#cursor.forget();
+    this.#redraw();
+    if (this.#views.length) this.#events.range(...this.points.range);
+    else this.#events.whole();
     return true;
   }
 
-  private redraw(): void {
-    this.tell();
-    this.draw();
+  #redraw(): void {
+    this.#tell();
+    this.#draw();
   }
 
-  private tell(): void {
+  #tell(): void {
     const { memory } = this;
     const at = memory.peakName ? ` at ${memory.peakName}` : "";
-    this.svg.setAttribute("aria-label", this.summary(at));
+    this.svg.setAttribute("aria-label", this.#summary(at));
     const { capacity } = memory;
     const times = (capacity ?? 0) / (memory.needed ?? memory.peak);
     const needs = memory.neededText ? ` · needs ${memory.neededText} with what ${memory.device} takes itself` : "";
     const far = capacity !== null && times >= NEAR && memory.verdict !== "too-big" ? ` · ${memory.device} has ${memory.capacityText}, ${times < 10 ? times.toFixed(1) : number(Math.round(times))} × ${memory.neededText ? "that" : "the peak"}` : "";
-    this.head.textContent = `peak ${memory.peakText}${at} · plain eager PyTorch: ${memory.eagerText}${needs}${far}`;
-    this.measured.textContent = memory.measured;
+    this.#head.textContent = `Peak ${memory.peakText}${at} · ${memory.otherRun}${needs}${far}`;
+    this.#head.title = this.#head.textContent;
+    this.#measured.textContent = this.#measured.title = memory.measured;
     const [start, stop] = this.points.range;
-    this.back.hidden = !this.views.length;
-    this.back.textContent = `Ops ${number(start + 1)} to ${number(stop)} · back`;
-    this.back.title = "Back to what was shown before (Esc, double click)";
-    this.tellLegend();
-    this.cursor.tell();
+    this.#back.hidden = !this.#views.length;
+    this.#back.textContent = `Ops ${number(start + 1)} to ${number(stop)} · back`;
+    this.#back.title = "Back to what was shown before (Esc, double click)";
+    this.#tellLegend();
+    this.#cursor.tell();
   }
 
   /** The chart in words, for those who do not see it. */
-  private summary(at: string): string {
+  #summary(at: string): string {
     const { memory } = this;
     const parts = memory.categories.filter((each) => each.peak).map((each) => `${each.name} ${each.peakText}`);
     const room = memory.capacity === null ? "" : ` Memory of ${memory.device}: ${memory.capacityText}.`;
@@ -191,19 +216,15 @@ export class MemoryChart {
     return `Projected memory over the run of ${number(memory.count)} ops: peak ${memory.peakText}${at}, of that ${parts.join(", ")}.${room}${measured}`;
   }
 
-  private tellLegend(): void {
+  #tellLegend(): void {
     const { memory, points } = this;
-    const point = this.cursor.point;
+    const point = this.#cursor.point;
     const focused = (document.activeElement as HTMLElement | null)?.dataset["category"];
     const entries = memory.categories.map((category, n) => {
       const size = point === null ? category.peakText : bytesText(points.bytes[n]?.[point] ?? 0);
-      const entry = html(
-        "button",
-        {
-          type: "button",
-          class: "lz-legend-entry",
+      const entry = plainButton({ class: "lz-legend-entry",
           "data-category": category.name,
-          "aria-pressed": String(this.alone.has(category.name)),
+          "aria-pressed": String(this.#alone.has(category.name)),
           title: `Show ${category.name} alone: at most ${category.mostText}, ${category.peakText} at the peak`,
         },
         html("span", { class: `lz-swatch lz-cat-${category.name}`, "aria-hidden": "true" }),
@@ -211,28 +232,28 @@ export class MemoryChart {
         html("b", {}, size),
       );
       entry.addEventListener("click", () => {
-        if (!this.alone.delete(category.name)) this.alone.add(category.name);
-        this.redraw();
+        if (!this.#alone.delete(category.name)) this.#alone.add(category.name);
+        this.#redraw();
       });
       return html("li", {}, entry);
     });
     const where = point === null ? "at the peak" : `at op ${number((points.at[point] ?? 0) + 1)}`;
-    this.legend.setAttribute("aria-label", `Categories, with their memory ${where}`);
+    this.#legend.setAttribute("aria-label", `Categories, with their memory ${where}`);
     const title = html("li", { class: "lz-muted lz-legend-where" }, `${where}:`);
-    this.legend.replaceChildren(title, ...entries);
-    if (this.alone.size) {
-      const all = html("button", { type: "button", class: "lz-link", "data-action": "all-categories" }, "all categories");
+    this.#legend.replaceChildren(title, ...entries);
+    if (this.#alone.size) {
+      const all = plainButton({ class: "lz-link", "data-action": "all-categories" }, "all categories");
       all.addEventListener("click", () => {
-        this.alone.clear();
-        this.redraw();
+        this.#alone.clear();
+        this.#redraw();
       });
-      this.legend.append(html("li", {}, all));
+      this.#legend.append(html("li", {}, all));
     }
-    if (points.held && !this.alone.size) this.legend.append(html("li", { class: "lz-measured-entry" }, html("span", { class: "lz-measured-key", "aria-hidden": "true" }), "measured"));
-    if (focused) this.legend.querySelector<HTMLElement>(`[data-category="${focused}"]`)?.focus();
+    if (points.held && !this.#alone.size) this.#legend.append(html("li", { class: "lz-measured-entry" }, html("span", { class: "lz-measured-key", "aria-hidden": "true" }), "measured"));
+    if (focused) this.#legend.querySelector<HTMLElement>(`[data-category="${focused}"]`)?.focus();
   }
 
-  private draw(): void {
+  #draw(): void {
     const { memory, width, points, shown } = this;
     if (width === 0) return;
     const whole = shown.every(Boolean); // else lines of what is needed in all would mislead
@@ -243,8 +264,9 @@ export class MemoryChart {
     const reach = (memory.verdict === "too-big" ? 4 * NEAR : NEAR) * highest; // what does not fit is to be seen
     const near = (bytes: number | null): bytes is number => whole && bytes !== null && bytes < reach;
     const most = Math.max(highest, ...[memory.needed, memory.capacity].filter(near)) * 1.08;
-    const plot = (this.plot = new Plot(width, start, stop, most));
-    this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+    const plot = (this.plot = new Plot(width, start, stop, most, this.height));
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${this.height}`);
+    this.svg.setAttribute("height", String(this.height));
     const { left, right, top, bottom } = plot;
     const parts: SVGElement[] = [
       svg("rect", { class: "lz-plot", x: left, y: top, width: right - left, height: bottom - top }),
@@ -261,7 +283,7 @@ export class MemoryChart {
       parts.push(svg("path", { class: `lz-area lz-cat-${category.name}`, d: area(plot, points, below, above) }));
       below = above;
     });
-    parts.push(...this.stretches(plot), ...this.lives(plot));
+    parts.push(...this.#stretches(plot), ...this.#lives(plot));
     if (held) parts.push(svg("path", { class: "lz-measured", d: steps(plot, points, held) }));
     if (near(memory.needed)) {
       parts.push(...line(plot, "lz-needed", memory.needed, `${memory.neededText} with allocator and CUDA context`, true));
@@ -279,17 +301,17 @@ export class MemoryChart {
           { class: "lz-peak" },
           svg("title", {}, `Peak ${memory.peakText}: show what is alive`),
           svg("rect", { x: x - 9, y: top - 6, width: 18, height: bottom - top + 6, class: "lz-peak-reach" }),
-          svg("path", { d: `M${x},${top}V${bottom}` }),
-          svg("circle", { cx: x, cy: plot.y(memory.peak), r: 5 }),
+          svg("path", { d: `M${x},${top - 2}V${bottom}` }),
+          ...flag(plot, x, memory),
         ),
       );
     }
-    this.svg.replaceChildren(...parts, this.cursor.marks);
-    this.cursor.draw();
+    this.svg.replaceChildren(...parts, this.#cursor.marks);
+    this.#cursor.draw();
   }
 
   /** Pieces of a split run, and below the plot the phases. */
-  private stretches(plot: Plot): SVGElement[] {
+  #stretches(plot: Plot): SVGElement[] {
     const { memory } = this;
     const parts: SVGElement[] = [];
     const spans = <T extends string>(starts: [T, number][], draw: (name: T, from: number, to: number, cut: boolean) => void): void => {
@@ -311,17 +333,17 @@ export class MemoryChart {
       },
     );
     spans(memory.phases, (phase, from, to) => {
-      const strip = { x: from, y: plot.bottom + 4, width: Math.max(to - from - 1, 1), height: 4, rx: 1 };
+      const strip = { x: from, y: plot.bottom + 5, width: Math.max(to - from - 1, 1), height: 3, rx: 1 };
       parts.push(svg("rect", { class: `lz-phase-strip lz-phase-${phase}`, ...strip }));
       if (to - from < phase.length * charWidth(11) + 6) return;
-      parts.push(svg("text", { class: `lz-phase-name lz-phase-${phase}`, x: (from + to) / 2, y: plot.bottom + 22 }, phase));
+      parts.push(svg("text", { class: `lz-phase-name lz-phase-${phase}`, x: from, y: plot.bottom + 20 }, phase));
     });
     return parts;
   }
 
-  private lives(plot: Plot): SVGElement[] {
+  #lives(plot: Plot): SVGElement[] {
     const { start, stop, top, bottom } = plot;
-    return this.lifetime
+    return this.#lifetime
       .filter(([first, last]) => last > start && first < stop)
       .flatMap(([first, last]) => {
         const from = plot.x(Math.max(first, start));
@@ -332,6 +354,20 @@ export class MemoryChart {
         ];
       });
   }
+}
+
+/** The words of the peak on black: its bytes, and its op where there is room. */
+function flag(plot: Plot, x: number, memory: Memory): SVGElement[] {
+  const bytes = `▲ Peak ${memory.peakText}`;
+  const room = plot.right - plot.left - bytes.length * charWidth(11, "bold") - 24;
+  const name = shorten(memory.peakName, Math.min(room, 260), 11, "mono");
+  const wide = bytes.length * charWidth(11, "bold") + (name ? name.length * charWidth(11, "mono") + 8 : 0) + 12;
+  const left = Math.max(plot.left, Math.min(x, plot.right - wide));
+  return [
+    svg("rect", { class: "lz-flag", x: left, y: 3, width: wide, height: 16, rx: 4 }),
+    svg("text", { class: "lz-flag-text", x: left + 6, y: 15 }, bytes),
+    svg("text", { class: "lz-flag-text lz-flag-op", x: left + wide - 6, y: 15 }, name),
+  ];
 }
 
 function line(plot: Plot, name: string, bytes: number, text: string, atStart = false): SVGElement[] {

@@ -1,6 +1,7 @@
 // The graph as a table: the same facts to be read, sorted and filtered; rows come from Python a page at a time.
 
-import { html } from "../page/dom";
+import { html, plainButton } from "../page/dom";
+import { icon } from "../page/icons";
 import { roving } from "../page/roving";
 import type { Send, TableData } from "../model/types";
 
@@ -16,77 +17,74 @@ export interface TableEvents {
 export class TableView {
   readonly element: HTMLElement;
   readonly menu: HTMLElement;
-  private readonly turns: HTMLButtonElement[];
-  private readonly modes: HTMLSelectElement;
-  private readonly phases: HTMLSelectElement;
-  private readonly pager: HTMLButtonElement[];
-  private readonly count = html("span", { class: "lz-muted" });
-  private readonly head = html("tr", {});
-  private readonly body = html("tbody", {});
-  private readonly scroller: HTMLElement;
-  private readonly enter: (row: HTMLElement) => void;
-  private sort = "";
-  private down = false;
-  private page = 0;
-  private pages = 1;
-  private filter = "";
-  private selected: string | null = null;
-  private columns: string[] = [];
+  readonly #modes: HTMLSelectElement;
+  readonly #phases: HTMLSelectElement;
+  readonly #pager: HTMLButtonElement[];
+  readonly #count = html("span", { class: "lz-muted" });
+  readonly #head = html("tr", {});
+  readonly #body = html("tbody", {});
+  readonly #scroller: HTMLElement;
+  readonly #enter: (row: HTMLElement) => void;
+  #sort = "";
+  #down = false;
+  #page = 0;
+  #pages = 1;
+  #filter = "";
+  #selected: string | null = null;
+  #columns: string[] = [];
 
-  constructor(private readonly events: TableEvents) {
-    const turn = (action: string, label: string): HTMLButtonElement => {
-      const button = html("button", { type: "button", class: "lz-button lz-toggle", "data-action": action }, label);
-      button.addEventListener("click", () => {
-        this.turn(action === "table");
-      });
-      return button;
-    };
-    this.turns = [turn("graph", "Graph"), turn("table", "Table")];
-    this.menu = html("div", { class: "lz-turns", role: "group", "aria-label": "View" }, ...this.turns);
+  readonly #events: TableEvents;
+
+  constructor(events: TableEvents) {
+    this.#events = events;
+    this.menu = plainButton({ class: "lz-button lz-icon-button lz-toggle", "data-action": "table", "aria-label": "Table", title: "Table (T)" }, icon("table"));
+    this.menu.addEventListener("click", () => {
+      this.turn(!this.shown);
+    });
     const choice = (label: string, action: string, options: string[]): HTMLSelectElement => {
       const select = html("select", { "aria-label": label, "data-action": action }, ...options.map((value) => html("option", { value }, value)));
       select.addEventListener("change", () => {
-        this.reset();
+        this.#reset();
       });
       return select;
     };
-    this.modes = choice("Rows", "table-rows", ["ops", "modules", "lines"]);
-    this.phases = choice("Phase", "table-phase", ["all", "forward", "backward", "optimizer", "other"]);
+    this.#modes = choice("Rows", "table-rows", ["ops", "modules", "lines"]);
+    this.#phases = choice("Phase", "table-phase", ["all", "forward", "backward", "optimizer", "other"]);
     const step = (by: number, label: string, sign: string): HTMLButtonElement => {
-      const button = html("button", { type: "button", class: "lz-button", "aria-label": label, title: label }, sign);
+      const button = plainButton({ class: "lz-button", "aria-label": label, title: label }, sign);
       button.addEventListener("click", () => {
-        this.page += by;
+        this.#page += by;
         this.ask();
       });
       return button;
     };
-    this.pager = [step(-1, "Previous page", "‹"), step(1, "Next page", "›")];
-    const table = html("table", { "aria-label": "Recorded ops" }, html("thead", {}, this.head), this.body);
-    this.scroller = html("div", { class: "lz-table-scroll" }, table);
+    this.#pager = [step(-1, "Previous page", "‹"), step(1, "Next page", "›")];
+    const table = html("table", { "aria-label": "Recorded ops" }, html("thead", {}, this.#head), this.#body);
+    this.#scroller = html("div", { class: "lz-table-scroll" }, table);
     this.element = html(
       "section",
       { class: "lz-table-view", "data-panel": "table", "aria-label": "Table" },
-      html("div", { class: "lz-table-bar" }, "Rows", this.modes, "Phase", this.phases, this.count, ...this.pager),
-      this.scroller,
+      html("div", { class: "lz-table-bar" }, "Rows", this.#modes, "Phase", this.#phases, this.#count, ...this.#pager),
+      this.#scroller,
     );
-    this.enter = roving(this.body, (button) => {
+    this.#enter = roving(this.#body, (button) => {
       button.scrollIntoView({ block: "nearest" });
     });
-    this.body.addEventListener("click", (event) => {
+    this.#body.addEventListener("click", (event) => {
       const row = (event.target as Element).closest("tr");
       const id = row?.dataset["row"];
       if (id === undefined) return;
       const button = row?.querySelector("button");
-      if (button) this.enter(button);
-      this.mark(id);
-      this.events.choose(id, this.modes.value === "lines");
+      if (button) this.#enter(button);
+      this.#mark(id);
+      this.#events.choose(id, this.#modes.value === "lines");
     });
     this.element.hidden = true;
-    this.press();
+    this.#press();
   }
 
-  private get rows(): HTMLElement[] {
-    return [...this.body.querySelectorAll("tr")];
+  get #rows(): HTMLElement[] {
+    return [...this.#body.querySelectorAll("tr")];
   }
 
   get shown(): boolean {
@@ -97,22 +95,22 @@ export class TableView {
   turn(on: boolean): void {
     if (on === this.shown) return;
     this.element.hidden = !on;
-    this.press();
-    this.events.turn(on);
-    if (on) this.find(this.selected);
+    this.#press();
+    this.#events.turn(on);
+    if (on) this.#find(this.#selected);
   }
 
   /** Rows that a search finds. */
   search(query: string): void {
-    if (query === this.filter) return;
-    this.filter = query;
-    this.reset();
+    if (query === this.#filter) return;
+    this.#filter = query;
+    this.#reset();
   }
 
   /** The box that is selected: its row is marked, on the page where it is. */
   select(id: string | null): void {
-    this.selected = id;
-    if (this.shown && !this.mark(id)) this.find(id);
+    this.#selected = id;
+    if (this.shown && !this.#mark(id)) this.#find(id);
   }
 
   /** What a run or another plan has changed. */
@@ -122,9 +120,9 @@ export class TableView {
 
   /** The states of boxes have changed. */
   states(states: Record<string, readonly [string, ...unknown[]]>): void {
-    const column = this.columns.indexOf("state");
+    const column = this.#columns.indexOf("state");
     if (!this.shown || column < 0) return;
-    for (const row of this.rows) {
+    for (const row of this.#rows) {
       const cell = row.children[column];
       const state = states[row.dataset["row"] ?? ""];
       if (state && cell) cell.textContent = state[0];
@@ -133,25 +131,25 @@ export class TableView {
 
   show(data: TableData): void {
     const { columns, rows, total, first, sort, down } = data;
-    this.page = data.page;
-    this.pages = data.pages;
-    this.columns = columns.map(([key]) => key);
+    this.#page = data.page;
+    this.#pages = data.pages;
+    this.#columns = columns.map(([key]) => key);
     const inside = this.element.contains(document.activeElement) ? document.activeElement : null;
     const heads = columns.map(([key, title, number]) => {
-      const button = html("button", { type: "button", "data-sort": key }, title, html("span", { "aria-hidden": "true" }, key === sort ? (down ? " ▼" : " ▲") : ""));
+      const button = plainButton({ "data-sort": key }, title, html("span", { "aria-hidden": "true" }, key === sort ? (down ? " ▼" : " ▲") : ""));
       button.addEventListener("click", () => {
-        const again = this.sort === key;
+        const again = this.#sort === key;
         // First the way that is asked for most, then the other, then the order of the program.
-        if (again && this.down !== number) this.sort = "";
-        else this.sort = key;
-        this.down = this.sort ? (again ? !this.down : number) : false;
-        this.page = 0;
+        if (again && this.#down !== number) this.#sort = "";
+        else this.#sort = key;
+        this.#down = this.#sort ? (again ? !this.#down : number) : false;
+        this.#page = 0;
         this.ask();
       });
       return html("th", { scope: "col", class: number ? "lz-number" : undefined, "aria-sort": key === sort ? (down ? "descending" : "ascending") : "none" }, button);
     });
-    this.head.replaceChildren(...heads);
-    this.body.replaceChildren(
+    this.#head.replaceChildren(...heads);
+    this.#body.replaceChildren(
       ...rows.map(({ id, cells }, n) =>
         html(
           "tr",
@@ -159,58 +157,56 @@ export class TableView {
           ...cells.map((text, column) =>
             column
               ? html("td", { class: columns[column]?.[2] ? "lz-number" : undefined }, html("bdi", {}, text))
-              : html("th", { scope: "row" }, html("button", { type: "button", class: "lz-link", tabindex: n ? -1 : 0 }, html("bdi", {}, text))),
+              : html("th", { scope: "row" }, plainButton({ class: "lz-link", tabindex: n ? -1 : 0 }, html("bdi", {}, text))),
           ),
         ),
       ),
     );
     const words = total ? `${(first + 1).toLocaleString("en")}–${(first + rows.length).toLocaleString("en")} of ${total.toLocaleString("en")}` : "none";
-    this.count.textContent = words;
-    this.events.say(`${words}${sort ? `, sorted by ${columns.find(([key]) => key === sort)?.[1] ?? ""}` : ""}`);
-    const [before, after] = this.pager;
-    if (before) before.disabled = this.page <= 0;
-    if (after) after.disabled = this.page >= this.pages - 1;
-    if (!this.mark(this.selected)) this.scroller.scrollTop = 0;
-    if (inside && !inside.isConnected) this.refocus(inside as HTMLElement);
-    else if ((inside as HTMLButtonElement | null)?.disabled) this.modes.focus();
+    this.#count.textContent = words;
+    this.#events.say(`${words}${sort ? `, sorted by ${columns.find(([key]) => key === sort)?.[1] ?? ""}` : ""}`);
+    const [before, after] = this.#pager;
+    if (before) before.disabled = this.#page <= 0;
+    if (after) after.disabled = this.#page >= this.#pages - 1;
+    if (!this.#mark(this.#selected)) this.#scroller.scrollTop = 0;
+    if (inside && !inside.isConnected) this.#refocus(inside as HTMLElement);
+    else if ((inside as HTMLButtonElement | null)?.disabled) this.#modes.focus();
   }
 
   /** The focus stays where it was: at a column's head, or among the rows. */
-  private refocus(before: HTMLElement): void {
+  #refocus(before: HTMLElement): void {
     const key = before.dataset["sort"];
     const id = before.closest("tr")?.dataset["row"];
     const again = key
-      ? this.head.querySelector<HTMLElement>(`[data-sort="${key}"]`)
-      : (this.rows.find((row) => row.dataset["row"] === id) ?? this.rows[0])?.querySelector<HTMLElement>("button");
-    (again ?? this.modes).focus({ preventScroll: true });
+      ? this.#head.querySelector<HTMLElement>(`[data-sort="${key}"]`)
+      : (this.#rows.find((row) => row.dataset["row"] === id) ?? this.#rows[0])?.querySelector<HTMLElement>("button");
+    (again ?? this.#modes).focus({ preventScroll: true });
   }
 
-  private press(): void {
-    this.turns.forEach((button, n) => {
-      button.setAttribute("aria-pressed", String(this.shown === Boolean(n)));
-    });
+  #press(): void {
+    this.menu.setAttribute("aria-pressed", String(this.shown));
   }
 
-  private reset(): void {
-    this.page = 0;
-    this.sort = "";
-    this.down = false;
+  #reset(): void {
+    this.#page = 0;
+    this.#sort = "";
+    this.#down = false;
     this.ask();
   }
 
-  private find(id: string | null): void {
-    this.ask(id !== null && this.modes.value === "ops" && /^n\d+$/.test(id) ? `@${id}` : undefined);
+  #find(id: string | null): void {
+    this.ask(id !== null && this.#modes.value === "ops" && /^n\d+$/.test(id) ? `@${id}` : undefined);
   }
 
-  private ask(page = String(Math.max(this.page, 0))): void {
+  private ask(page = String(Math.max(this.#page, 0))): void {
     if (!this.shown) return;
-    const way = this.down ? "down" : "up";
-    this.events.ask("table", `${this.modes.value} ${this.sort} ${way} ${page} ${this.phases.value} ${this.filter}`);
+    const way = this.#down ? "down" : "up";
+    this.#events.ask("table", `${this.#modes.value} ${this.#sort} ${way} ${page} ${this.#phases.value} ${this.#filter}`);
   }
 
-  private mark(id: string | null): boolean {
+  #mark(id: string | null): boolean {
     let found = false;
-    for (const row of this.rows) {
+    for (const row of this.#rows) {
       const on = id !== null && row.dataset["row"] === id;
       row.classList.toggle("lz-marked", on);
       if (on) row.setAttribute("aria-current", "true");

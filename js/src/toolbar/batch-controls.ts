@@ -2,7 +2,7 @@
 //
 // The plan of another size is made in Python, which knows the allocator; planning.ts asks for it.
 
-import { html } from "../page/dom";
+import { html, plainButton } from "../page/dom";
 import type { Planning } from "../model/planning";
 import type { Batch, LargestMessage, Memory, State } from "../model/types";
 
@@ -16,28 +16,34 @@ export interface BatchEvents {
 
 export class BatchControls {
   readonly parts: HTMLElement[];
+  readonly split: HTMLElement; // goes into the settings
   readonly blocked = html("div", { class: "lz-blocked" });
   private readonly slider: HTMLInputElement;
-  private readonly rail = html("span", { class: "lz-slider" });
-  private readonly value = html("output", { class: "lz-batch-value" });
-  private readonly back: HTMLButtonElement;
-  private readonly menu = html("select", { class: "lz-button", "data-action": "split" });
-  private readonly words = html("span", { class: "lz-batch-words", "data-batch": "plan" });
-  private readonly live = html("span", { class: "lz-said", role: "status", "aria-live": "polite" });
-  private sizes: number[] = [];
-  private most: number | null = null;
-  private fixed = false;
-  private dragging = false;
-  private searching = true; // for the largest batch
-  private timer: ReturnType<typeof setTimeout> | undefined;
-  private touched = false;
+  readonly #rail = html("span", { class: "lz-slider" });
+  readonly #value = html("output", { class: "lz-batch-value" });
+  readonly #back: HTMLButtonElement;
+  readonly #menu = html("select", { class: "lz-button", "data-action": "split" });
+  readonly #words = html("span", { class: "lz-batch-words", "data-batch": "plan" });
+  readonly #live = html("span", { class: "lz-said", role: "status", "aria-live": "polite" });
+  #sizes: number[] = [];
+  #most: number | null = null;
+  #fixed = false;
+  #dragging = false;
+  #searching = true; // for the largest batch
+  #timer: ReturnType<typeof setTimeout> | undefined;
+  #touched = false;
+
+  readonly #planning: Planning;
+  readonly #events: BatchEvents;
 
   constructor(
     private batch: Batch,
     private memory: Memory,
-    private readonly planning: Planning,
-    private readonly events: BatchEvents,
+    planning: Planning,
+    events: BatchEvents,
   ) {
+    this.#planning = planning;
+    this.#events = events;
     this.slider = html("input", {
       type: "range",
       "data-action": "batch-size",
@@ -46,183 +52,186 @@ export class BatchControls {
       step: batch.group,
     });
     this.slider.addEventListener("input", () => {
-      this.move(Number(this.slider.value));
+      this.#move(Number(this.slider.value));
     });
     this.slider.addEventListener("keydown", (event) => {
-      this.key(event);
+      this.#key(event);
     });
-    this.listenToPointer();
-    this.back = html("button", { type: "button", class: "lz-link", "data-action": "batch-recorded" });
-    this.back.addEventListener("click", () => {
-      this.move(this.batch.recorded);
+    this.#listenToPointer();
+    this.#back = plainButton({ class: "lz-link", "data-action": "batch-recorded" });
+    this.#back.addEventListener("click", () => {
+      this.#move(this.batch.recorded);
       this.slider.focus();
     });
-    this.menu.setAttribute("aria-label", "Pieces that Evaluate runs the batch in");
-    this.menu.title = "Pieces that Evaluate runs the batch in, one after another: less memory, the same gradients";
-    for (const [value, label] of batch.choices) this.menu.append(html("option", { value }, label));
-    this.menu.addEventListener("change", () => {
-      this.touched = true;
-      planning.want("split", this.menu.value);
+    this.#menu.setAttribute("aria-label", "Pieces that Evaluate runs the batch in");
+    this.#menu.title = "Pieces that Evaluate runs the batch in, one after another: less memory, the same gradients";
+    for (const [value, label] of batch.choices) this.#menu.append(html("option", { value }, label));
+    this.#menu.addEventListener("change", () => {
+      this.#touched = true;
+      planning.want("split", this.#menu.value);
     });
     for (const part of ["track", "fits", "mark", "thumb"]) {
-      this.rail.append(html("span", { class: `lz-slider-${part}`, "aria-hidden": "true" }));
+      this.#rail.append(html("span", { class: `lz-slider-${part}`, "aria-hidden": "true" }));
     }
-    this.rail.append(this.slider);
+    this.#rail.append(this.slider);
     this.parts = [
-      html("span", { class: "lz-batch-pair" }, html("b", {}, "Batch"), this.rail, this.value, this.back),
-      html("span", { class: "lz-batch-pair" }, html("b", {}, "Split"), this.menu),
-      this.words,
-      this.live,
+      html("span", { class: "lz-batch-pair lz-batch-size" }, html("span", { class: "lz-batch-title" }, "Batch"), this.#rail, this.#value),
+      this.#live,
     ];
-    this.spread();
-    this.tell();
+    this.split = html("span", { class: "lz-batch-more" }, this.#menu, this.#words, this.#back);
+    this.#spread();
+    this.#tell();
   }
 
   stop(): void {
-    clearTimeout(this.timer);
+    clearTimeout(this.#timer);
   }
 
   /** Another plan. */
   show(batch: Batch, memory: Memory): void {
     this.batch = batch;
     this.memory = memory;
-    if (this.planning.wanted("batch-size") === undefined && !this.dragging) this.slider.value = String(batch.size);
-    this.tell();
+    if (this.#planning.wanted("batch-size") === undefined && !this.#dragging) this.slider.value = String(batch.size);
+    this.#tell();
   }
 
   /** The largest batch that fits, or `null`: it is not known for what is planned now. */
   showLargest(message: LargestMessage | null): void {
-    this.searching = message?.searching ?? true;
-    this.fixed = message?.fixed ?? false;
-    this.slider.disabled = this.fixed;
+    this.#searching = message?.searching ?? true;
+    this.#fixed = message?.fixed ?? false;
+    this.slider.disabled = this.#fixed;
     if (message) {
-      this.most = message.most;
-      if (!message.searching) this.spread();
+      this.#most = message.most;
+      if (!message.searching) this.#spread();
     }
-    this.tell();
+    this.#tell();
   }
 
   showState(state: State): void {
-    this.menu.disabled = state === "running" || state === "done";
+    this.#menu.disabled = state === "running" || state === "done";
   }
 
-  private move(size: number): void {
+  #move(size: number): void {
     this.slider.value = String(size);
-    this.touched = true;
-    this.place();
-    this.planning.want("batch-size", this.slider.value);
+    this.#touched = true;
+    this.#place();
+    this.#planning.want("batch-size", this.slider.value);
   }
 
   // --- the slider -----------------------------------------------------------------
 
   /** The sizes that the slider goes through: past the largest that fits, so that one sees where that is. */
-  private spread(): void {
+  #spread(): void {
     const { group, recorded, size } = this.batch;
-    const top = Math.max(4 * recorded, Math.ceil(1.25 * (this.most ?? 0)), size);
-    this.sizes = batchSizes(group, top, [recorded, size, this.most ?? 0, (this.most ?? 0) + group]);
-    this.slider.max = String(this.sizes.at(-1) ?? recorded);
-    this.slider.value = this.planning.wanted("batch-size") ?? String(size);
+    const top = Math.max(4 * recorded, Math.ceil(1.25 * (this.#most ?? 0)), size);
+    this.#sizes = batchSizes(group, top, [recorded, size, this.#most ?? 0, (this.#most ?? 0) + group]);
+    this.slider.max = String(this.#sizes.at(-1) ?? recorded);
+    this.slider.value = this.#planning.wanted("batch-size") ?? String(size);
   }
 
-  private key(event: KeyboardEvent): void {
+  #key(event: KeyboardEvent): void {
     const size = Number(this.slider.value);
-    const at = nearest(this.sizes, size);
-    const last = this.sizes.length - 1;
+    const at = nearest(this.#sizes, size);
+    const last = this.#sizes.length - 1;
     const to: Record<string, number> = {
       ArrowRight: at + 1,
       ArrowUp: at + 1,
       ArrowLeft: at - 1,
       ArrowDown: at - 1,
-      PageUp: Math.max(nearest(this.sizes, size * 2), at + 1),
-      PageDown: Math.min(nearest(this.sizes, size / 2), at - 1),
+      PageUp: Math.max(nearest(this.#sizes, size * 2), at + 1),
+      PageDown: Math.min(nearest(this.#sizes, size / 2), at - 1),
       Home: 0,
       End: last,
     };
     const index = to[event.key];
     if (index === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
-    this.move(this.sizes[Math.min(Math.max(index, 0), last)] ?? size);
+    this.#move(this.#sizes[Math.min(Math.max(index, 0), last)] ?? size);
   }
 
   /** The thumb is where the size is on the slider's own scale, which is logarithmic where it goes far. */
-  private listenToPointer(): void {
+  #listenToPointer(): void {
     const { slider } = this;
     const drag = (event: PointerEvent): void => {
       const box = slider.getBoundingClientRect();
       const share = (event.clientX - box.left - THUMB) / Math.max(box.width - 2 * THUMB, 1);
-      this.move(sizeAt(this.sizes, share));
+      this.#move(sizeAt(this.#sizes, share));
     };
     slider.addEventListener("pointerdown", (event) => {
       if (event.button !== 0 || slider.disabled) return;
       event.preventDefault(); // the browser's own scale is another
       slider.focus();
       slider.setPointerCapture(event.pointerId);
-      this.dragging = this.planning.held = true;
+      this.#dragging = this.#planning.held = true;
       drag(event);
     });
     slider.addEventListener("pointermove", (event) => {
-      if (this.dragging) drag(event);
+      if (this.#dragging) drag(event);
     });
     const end = (): void => {
-      this.dragging = this.planning.held = false;
-      this.planning.pump();
+      this.#dragging = this.#planning.held = false;
+      this.#planning.pump();
     };
     slider.addEventListener("pointerup", end);
     slider.addEventListener("pointercancel", end);
   }
 
   /** Puts thumb, marks and the number beside the slider where its value is. */
-  private place(): void {
+  #place(): void {
     const size = Number(this.slider.value);
     const { recorded } = this.batch;
-    this.value.textContent = samples(size);
-    this.back.hidden = size === recorded;
-    this.back.textContent = `back to ${recorded.toLocaleString("en")}`;
-    this.back.title = `Evaluate runs the ${samples(recorded)} that were recorded`;
-    this.rail.style.setProperty("--lz-at", String(shareOf(this.sizes, size)));
-    this.rail.style.setProperty("--lz-recorded", String(shareOf(this.sizes, recorded)));
-    this.rail.style.setProperty("--lz-most", String(this.most === null || this.searching ? 1 : shareOf(this.sizes, this.most)));
-    this.rail.classList.toggle("lz-known", this.most !== null && !this.searching);
+    const of = this.#most && !this.#searching ? ` of ${this.#most.toLocaleString("en")}` : "";
+    this.#value.replaceChildren(html("b", {}, size.toLocaleString("en")), html("span", { class: "lz-muted" }, of));
+    this.#value.setAttribute("aria-label", samples(size));
+    this.#back.hidden = size === recorded;
+    this.#back.textContent = `back to ${recorded.toLocaleString("en")}`;
+    this.#back.title = `Evaluate runs the ${samples(recorded)} that were recorded`;
+    this.#rail.style.setProperty("--lz-at", String(shareOf(this.#sizes, size)));
+    this.#rail.style.setProperty("--lz-recorded", String(shareOf(this.#sizes, recorded)));
+    this.#rail.style.setProperty("--lz-most", String(this.#most === null || this.#searching ? 1 : shareOf(this.#sizes, this.#most)));
+    this.#rail.classList.toggle("lz-known", this.#most !== null && !this.#searching);
   }
 
   // --- what is told ---------------------------------------------------------------
 
-  private tell(): void {
+  #tell(): void {
     const { batch, memory } = this;
-    this.place();
+    this.#place();
     const { recorded } = batch;
-    const most = this.searching
-      ? this.most
-        ? ` · ${samples(this.most)} fit, looking for more…`
+    const most = this.#searching
+      ? this.#most
+        ? ` · ${samples(this.#most)} fit, looking for more…`
         : " · looking for the largest batch that fits…"
-      : this.most === null
+      : this.#most === null
         ? ""
-        : this.most
-          ? ` · at most ${samples(this.most)} fit`
+        : this.#most
+          ? ` · at most ${samples(this.#most)} fit`
           : " · not even one sample fits";
     const runs = batch.size === recorded ? "" : ` · Evaluate runs the ${recorded.toLocaleString("en")} recorded`;
-    this.words.textContent = `${batch.words} · peak ${memory.peakText}${most}${runs}`;
+    const words = `${batch.words} · peak ${memory.peakText}${most}${runs}`;
+    this.#words.textContent = words;
+    this.#rail.title = this.#value.title = words;
     this.slider.setAttribute("aria-valuetext", `${samples(batch.size)}, peak ${memory.peakText}, ${memory.verdictText}`);
-    if (![...this.menu.options].some((option) => option.value === batch.split)) {
-      this.menu.append(html("option", { value: batch.split }, `${batch.split} pieces`));
+    if (![...this.#menu.options].some((option) => option.value === batch.split)) {
+      this.#menu.append(html("option", { value: batch.split }, `${batch.split} pieces`));
     }
-    if (this.planning.wanted("split") === undefined) this.menu.value = batch.split;
-    this.showBlocked();
-    clearTimeout(this.timer);
-    if (this.touched) {
-      this.timer = setTimeout(() => {
-        this.live.textContent = `${samples(batch.size)}, ${batch.words}: ${memory.verdictText}`;
+    if (this.#planning.wanted("split") === undefined) this.#menu.value = batch.split;
+    this.#showBlocked();
+    clearTimeout(this.#timer);
+    if (this.#touched) {
+      this.#timer = setTimeout(() => {
+        this.#live.textContent = `${samples(batch.size)}, ${batch.words}: ${memory.verdictText}`;
       }, SAID_AFTER);
     }
   }
 
-  private showBlocked(): void {
+  #showBlocked(): void {
     const { blocked, blockedCount } = this.batch;
     const rows = blocked.map((blocker) => {
-      const link = html("button", { type: "button", class: "lz-link" }, blocker.label);
+      const link = plainButton({ class: "lz-link" }, blocker.label);
       link.disabled = !blocker.chain.length;
       link.addEventListener("click", () => {
-        this.events.go(blocker.chain);
+        this.#events.go(blocker.chain);
       });
       return html("li", {}, link, html("span", {}, ` ${blocker.why}`));
     });

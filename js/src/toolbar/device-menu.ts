@@ -8,41 +8,47 @@ const OWN = "given"; // the device that the block was given
 
 export class DeviceMenu {
   readonly element: HTMLElement;
-  private readonly menu = html("select", { class: "lz-button", "data-action": "device", "aria-label": "Device to plan for" });
-  private readonly status = html("span", { class: "lz-muted lz-planning", role: "status" });
+  readonly #menu = html("select", { class: "lz-button", "data-action": "device", "aria-label": "Device to plan for" });
+  readonly #status = html("span", { class: "lz-said lz-planning", role: "status" });
 
-  private told = "";
+  #told = "";
+
+  #chosen: string;
+  readonly #planning: Planning;
 
   constructor(
-    private chosen: string,
+    chosen: string,
     devices: Devices,
-    private readonly planning: Planning,
+    planning: Planning,
   ) {
-    this.menu.title = `Device to plan for; Evaluate runs where the tensors are. ${devices.note}`;
+    this.#chosen = chosen;
+    this.#planning = planning;
+    this.#menu.title = `Device to plan for; Evaluate runs where the tensors are. ${devices.note}`;
     for (const [title, entries] of devices.groups) {
       const options = entries.map(([value, label]) => html("option", { value }, label));
-      this.menu.append(html("optgroup", { label: title }, ...options));
+      this.#menu.append(html("optgroup", { label: title }, ...options));
     }
-    this.menu.value = chosen;
-    this.menu.addEventListener("change", () => {
-      planning.want("device", this.menu.value);
+    this.#menu.value = chosen;
+    this.#menu.addEventListener("change", () => {
+      planning.want("device", this.#menu.value);
     });
-    this.element = html("span", { class: "lz-batch-pair" }, html("b", {}, "Device"), this.menu, this.status);
+    this.element = html("span", { class: "lz-batch-pair" }, this.#menu, this.#status);
   }
 
   /** The device of the plan that is shown. */
   show(device: string, memory: Memory, batch: Batch | null): void {
-    this.chosen = device;
+    this.#chosen = device;
     const cut = batch?.split === "auto" ? ", in as few pieces as fit there" : "";
-    this.told = device === OWN ? "" : `Evaluate runs on ${memory.recordedOn}${cut}`;
+    this.#told = device === OWN ? "" : `Evaluate runs on ${memory.recordedOn}${cut}`;
     this.refresh();
   }
 
   /** Says that another one is waited for. */
   refresh(): void {
-    const waits = this.planning.awaits("device");
-    if (!waits) this.menu.value = this.chosen;
-    const name = this.menu.value === OWN ? "the block's own device" : this.menu.value;
-    this.status.textContent = waits ? `planning for ${name}…` : this.told;
+    const waits = this.#planning.awaits("device");
+    if (!waits) this.#menu.value = this.#chosen;
+    const name = this.#menu.value === OWN ? "the block's own device" : this.#menu.value;
+    this.#status.textContent = waits ? `planning for ${name}…` : this.#told;
+    this.element.title = this.#status.textContent;
   }
 }

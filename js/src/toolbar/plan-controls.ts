@@ -9,76 +9,89 @@ import type { Batch, Devices, LargestMessage, Memory, PlanMessage, Send, State }
 export interface PlanEvents {
   ask: Send;
   go(chain: string[]): void;
+  /** What was found may have become more or less. */
+  counted(): void;
 }
 
 export class PlanControls {
   readonly element: HTMLElement;
-  private readonly planning: Planning;
-  private readonly batch: BatchControls | null;
-  private readonly device: DeviceMenu;
-  private version: string;
-  private readonly note = html("p", { class: "lz-batch-note" });
+  readonly settings: readonly (readonly [title: string, control: HTMLElement])[];
+  readonly findings: readonly HTMLElement[];
+  readonly #planning: Planning;
+  readonly #batch: BatchControls | null;
+  readonly #device: DeviceMenu;
+  #version: string;
+  readonly #note = html("p", { class: "lz-batch-note" });
+
+  #shown: { batch: Batch | null; device: string };
+  readonly #events: PlanEvents;
 
   constructor(
-    private shown: { batch: Batch | null; device: string },
+    shown: { batch: Batch | null; device: string },
     devices: Devices,
     memory: Memory,
-    private readonly events: PlanEvents,
+    events: PlanEvents,
   ) {
-    this.version = devices.version;
-    this.planning = new Planning(events.ask, () => {
-      this.element.classList.toggle("lz-asking", this.planning.asking);
-      this.device.refresh();
+    this.#shown = shown;
+    this.#events = events;
+    this.#version = devices.version;
+    this.#planning = new Planning(events.ask, () => {
+      this.element.classList.toggle("lz-asking", this.#planning.asking);
+      this.#device.refresh();
     });
-    this.device = new DeviceMenu(devices.chosen, devices, this.planning);
-    this.batch = shown.batch ? new BatchControls(shown.batch, memory, this.planning, events) : null;
-    this.element = html("div", { class: "lz-batch", role: "group", "aria-label": "Plan" }, this.device.element);
-    this.device.show(devices.chosen, memory, shown.batch);
-    this.element.append(...(this.batch?.parts ?? []), this.note, ...(this.batch ? [this.batch.blocked] : []));
+    this.#device = new DeviceMenu(devices.chosen, devices, this.#planning);
+    this.#batch = shown.batch ? new BatchControls(shown.batch, memory, this.#planning, events) : null;
+    this.element = html("div", { class: "lz-batch", role: "group", "aria-label": "Plan" }, this.#device.element);
+    this.#device.show(devices.chosen, memory, shown.batch);
+    this.element.append(...(this.#batch?.parts ?? []));
+    this.settings = this.#batch ? [["Split batch", this.#batch.split]] : [];
+    this.findings = [this.#note, ...(this.#batch ? [this.#batch.blocked] : [])];
   }
 
   /** Asks for the plan that is shown by now, and for what takes longer: the largest batch that fits. */
   begin(): void {
     this.refresh();
-    if (this.batch) this.planning.want("largest");
+    if (this.#batch) this.#planning.want("largest");
   }
 
   stop(): void {
-    this.batch?.stop();
+    this.#batch?.stop();
   }
 
   /** Asks for the plan if there is another by now, or more was measured. */
   refresh(): void {
-    this.events.ask("shown", this.version);
+    this.#events.ask("shown", this.#version);
   }
 
   /** Another plan; false if a newer choice has overtaken it. */
   show(message: PlanMessage): boolean {
     const { batch, device } = message;
-    this.version = message.version;
-    const overtaken = this.planning.wanted("device") !== undefined;
+    this.#version = message.version;
+    const overtaken = this.#planning.wanted("device") !== undefined;
     if (!overtaken) {
-      this.note.textContent = message.note;
-      const other = device !== this.shown.device || batch?.split !== this.shown.batch?.split;
-      this.shown = { batch, device };
-      if (batch) this.batch?.show(batch, message.memory);
-      if (other && this.batch) {
-        this.batch.showLargest(null);
-        this.planning.want("largest"); // it depends on both
+      this.#note.textContent = message.note;
+      const other = device !== this.#shown.device || batch?.split !== this.#shown.batch?.split;
+      this.#shown = { batch, device };
+      if (batch) this.#batch?.show(batch, message.memory);
+      if (other && this.#batch) {
+        this.#batch.showLargest(null);
+        this.#planning.want("largest"); // it depends on both
       }
     }
-    this.planning.answered(message);
-    if (!overtaken) this.device.show(device, message.memory, batch);
+    this.#planning.answered(message);
+    if (!overtaken) this.#device.show(device, message.memory, batch);
+    this.#events.counted();
     return !overtaken;
   }
 
   showLargest(message: LargestMessage): void {
-    if (message.note) this.note.textContent = message.note;
-    this.planning.answered(message);
-    if (this.planning.wanted("device") === undefined) this.batch?.showLargest(message);
+    if (message.note) this.#note.textContent = message.note;
+    this.#events.counted();
+    this.#planning.answered(message);
+    if (this.#planning.wanted("device") === undefined) this.#batch?.showLargest(message);
   }
 
   showState(state: State): void {
-    this.batch?.showState(state);
+    this.#batch?.showState(state);
   }
 }

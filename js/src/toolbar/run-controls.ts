@@ -1,75 +1,72 @@
 // Running the graph: all of it or up to the selected box, with which backend, whether values are looked at;
 // how far it is, and what was found.
 
-import { html, seconds } from "../page/dom";
+import { html, plainButton, seconds } from "../page/dom";
 import type { BoxData, Choices, Finding, Progress, Send, State } from "../model/types";
 
 const BACKEND_HINT = "What runs the ops; eager gives PyTorch's own results to the last bit";
 const VALUES_HINT =
-  "Also note of every result its least, largest and mean value, its share of NaN and infinities, and a histogram. " +
-  "Each result is read twice for it; nothing else changes.";
+  "Note of every result its least, largest and mean value, share of NaN and infinities, and a histogram: each is read twice for it";
 
 export class RunControls {
   readonly element: HTMLElement;
   readonly progress: HTMLElement;
   readonly findings = html("div", { class: "lz-findings" });
-  private readonly evaluate = button("evaluate", "Evaluate", "lz-primary");
-  private readonly upTo = button("evaluate-to", "To selected");
-  private readonly cancel = button("cancel", "Cancel");
-  private readonly values = button("summaries", "Values", "lz-toggle");
-  private readonly menu = html("select", { class: "lz-button", "data-action": "backend", "aria-label": "Backend", title: BACKEND_HINT });
-  private readonly note = html("p", { class: "lz-run-note", role: "status" });
-  private readonly bar = html("progress", { class: "lz-progress", max: 1, value: 0, "aria-label": "Evaluation progress" });
-  private readonly words = html("span", { class: "lz-muted lz-progress-text" });
-  private state: State = "pending";
-  private selected: BoxData | null = null;
-  private choices: Choices = { backend: "eager", backends: [["eager", ""]], summaries: false, begun: false };
+  readonly #evaluate = button("evaluate", "Evaluate", "lz-primary");
+  readonly upTo = button("evaluate-to", "To selected");
+  readonly #cancel = button("cancel", "Cancel");
+  readonly values = button("summaries", "Values", "lz-toggle");
+  readonly menu = html("select", { class: "lz-button", "data-action": "backend", "aria-label": "Backend", title: BACKEND_HINT });
+  readonly note = html("p", { class: "lz-run-note", role: "status" });
+  readonly #bar = html("progress", { class: "lz-progress", max: 1, value: 0, "aria-label": "Evaluation progress" });
+  readonly #words = html("span", { class: "lz-muted lz-progress-text" });
+  #state: State = "pending";
+  #selected: BoxData | null = null;
+  #choices: Choices = { backend: "eager", backends: [["eager", ""]], summaries: false, begun: false };
 
   constructor(
     ask: Send,
     private readonly go: (chain: string[]) => void,
+    private readonly counted: (open?: boolean) => void,
   ) {
-    this.evaluate.title = "Run the pending ops (Ctrl+Enter)";
-    this.cancel.title = "Stop after the op that is running (Ctrl+.)";
+    this.#evaluate.title = "Run the pending ops (Ctrl+Enter)";
+    this.#cancel.title = "Stop after the op that is running (Ctrl+.)";
     this.values.title = VALUES_HINT;
-    this.evaluate.setAttribute("aria-keyshortcuts", "Control+Enter");
-    this.cancel.setAttribute("aria-keyshortcuts", "Control+.");
+    this.#evaluate.setAttribute("aria-keyshortcuts", "Control+Enter");
+    this.#cancel.setAttribute("aria-keyshortcuts", "Control+.");
     const click = (element: HTMLElement, act: () => void): void => {
       element.addEventListener("click", act);
     };
-    click(this.evaluate, () => {
+    click(this.#evaluate, () => {
       ask("evaluate");
     });
     click(this.upTo, () => {
-      if (this.selected) ask("evaluate-to", this.selected.id);
+      if (this.#selected) ask("evaluate-to", this.#selected.id);
     });
-    click(this.cancel, () => {
+    click(this.#cancel, () => {
       ask("cancel");
     });
     click(this.values, () => {
-      ask("summaries", this.choices.summaries ? "off" : "on");
+      ask("summaries", this.#choices.summaries ? "off" : "on");
     });
     this.menu.addEventListener("change", () => {
       this.note.textContent = "";
+      this.counted();
       ask("backend", this.menu.value);
     });
     this.element = html(
       "div",
-      { class: "lz-button-row lz-run-row", role: "group", "aria-label": "Run", tabindex: -1 },
-      this.evaluate,
-      this.upTo,
-      this.cancel,
-      this.values,
-      html("label", { class: "lz-run-pair" }, html("b", {}, "Backend"), this.menu),
-      this.note,
+      { class: "lz-run-row", role: "group", "aria-label": "Run", tabindex: -1 },
+      this.#evaluate,
+      this.#cancel,
     );
-    this.progress = html("div", { class: "lz-progress-row" }, this.bar, this.words);
+    this.progress = html("span", { class: "lz-progress-row" }, this.#bar, this.#words);
   }
 
   /** A key pressed anywhere in the widget; whether it was one of these. */
   key(event: KeyboardEvent): boolean {
     if (!(event.ctrlKey || event.metaKey)) return false;
-    const pressed = event.key === "Enter" ? this.evaluate : event.key === "." ? this.cancel : null;
+    const pressed = event.key === "Enter" ? this.#evaluate : event.key === "." ? this.#cancel : null;
     if (!pressed) return false;
     event.preventDefault();
     if (!pressed.disabled) pressed.click();
@@ -77,23 +74,25 @@ export class RunControls {
   }
 
   showState(state: State): void {
-    const focused = [this.evaluate, this.upTo, this.cancel].find((each) => each.matches(":focus"));
+    const focused = [this.#evaluate, this.upTo, this.#cancel].find((each) => each.matches(":focus"));
     const running = state === "running";
-    this.state = state;
-    this.evaluate.textContent = state === "interrupted" || state === "failed" ? "Resume" : "Evaluate";
-    this.evaluate.disabled = running || state === "done";
-    this.cancel.disabled = this.cancel.hidden = !running;
+    this.#state = state;
+    this.#evaluate.textContent = state === "interrupted" || state === "failed" ? "Resume" : "Evaluate";
+    this.#evaluate.disabled = running || state === "done";
+    this.#evaluate.hidden = running; // Cancel is in its place
+    this.#cancel.disabled = this.#cancel.hidden = !running;
     this.menu.disabled = this.values.disabled = running || state === "done";
     this.progress.hidden = !running;
     if (running) this.note.textContent = "";
+    this.counted();
     if (running) this.showProgress(null);
-    this.tell();
+    this.#tell();
     // A button that can no longer be pressed must not take the focus with it.
-    if (focused?.disabled) (running ? this.cancel : this.evaluate.disabled ? this.element : this.evaluate).focus();
+    if (focused?.disabled) (running ? this.#cancel : this.#evaluate.disabled ? this.element : this.#evaluate).focus();
   }
 
   showChoices(choices: Choices): void {
-    this.choices = choices;
+    this.#choices = choices;
     this.menu.replaceChildren(
       ...choices.backends.map(([name, reason]) =>
         html("option", { value: name, disabled: reason !== "", title: reason }, reason ? `${name} (${reason})` : name),
@@ -106,34 +105,35 @@ export class RunControls {
   /** A choice that cannot be: why. */
   refuse(why: string): void {
     this.note.textContent = why;
-    this.menu.value = this.choices.backend;
+    this.counted(why !== "");
+    this.menu.value = this.#choices.backend;
   }
 
   /** The box that is selected, whose state may have changed. */
   select(box: BoxData | null): void {
-    this.selected = box;
-    this.tell();
+    this.#selected = box;
+    this.#tell();
   }
 
-  private tell(): void {
-    const box = this.selected;
+  #tell(): void {
+    const box = this.#selected;
     const runs = box && box.kind !== "input" && box.kind !== "sync" && box.state !== "done";
-    this.upTo.disabled = !runs || this.state === "running" || this.state === "done";
+    this.upTo.disabled = !runs || this.#state === "running" || this.#state === "done";
     this.upTo.title = runs ? `Run ${box.label} and what it needs, and nothing else` : "Run a box that you select, and what it needs";
   }
 
   showProgress(progress: Progress | null): void {
     if (!progress?.total) {
-      this.bar.removeAttribute("value");
-      this.words.textContent = "starting";
+      this.#bar.removeAttribute("value");
+      this.#words.textContent = "starting";
       return;
     }
     const { done, total, left, piece, pieces, memory, label } = progress;
-    this.bar.max = total;
-    this.bar.value = done;
-    this.words.textContent = [
+    this.#bar.max = total;
+    this.#bar.value = done;
+    this.#words.textContent = [
       piece ? `piece ${piece} of ${pieces ?? 1}` : "",
-      `${done.toLocaleString("en")} of ${total.toLocaleString("en")} ops`,
+      `op ${done.toLocaleString("en")} of ${total.toLocaleString("en")}`,
       seconds(progress.seconds),
       left && progress.seconds > 1 && left > 0.5 ? `about ${seconds(left)} left` : "",
       memory,
@@ -141,13 +141,14 @@ export class RunControls {
     ]
       .filter(Boolean)
       .join(" · ");
+    this.#words.title = this.#words.textContent;
   }
 
   /** Where values went wrong first. */
   showFindings(findings: Finding[]): void {
     this.findings.replaceChildren(
       ...findings.map(({ kind, text, chain }) => {
-        const show = html("button", { type: "button", class: "lz-link" }, "Show");
+        const show = plainButton({ class: "lz-link" }, "Show");
         show.setAttribute("aria-label", `Show ${text}`);
         show.addEventListener("click", () => {
           this.go(chain);
@@ -155,9 +156,10 @@ export class RunControls {
         return html("p", { class: "lz-finding", "data-finding": kind }, html("b", {}, kind === "nan" ? "NaN" : "∞"), ` ${text} `, ...(chain.length ? [show] : []));
       }),
     );
+    this.counted();
   }
 }
 
 function button(action: string, label: string, classes = ""): HTMLButtonElement {
-  return html("button", { type: "button", "data-action": action, class: `lz-button ${classes}` }, label);
+  return plainButton({ "data-action": action, class: `lz-button ${classes}` }, label);
 }

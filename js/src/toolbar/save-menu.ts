@@ -1,6 +1,7 @@
 // The Save menu: the picture as drawn (SVG, PNG), and files that Python writes (PDF, DOT, the interactive page).
 
-import { html } from "../page/dom";
+import { html, plainButton } from "../page/dom";
+import { icon } from "../page/icons";
 import type { FileMessage, Send } from "../model/types";
 
 type Format = [id: string, label: string, python?: boolean];
@@ -17,17 +18,15 @@ const LARGEST = 2e8; // pixels of the whole
 
 export class SaveMenu {
   readonly element: HTMLElement;
-  private readonly button = html("button", {
-    type: "button",
-    class: "lz-button",
+  readonly #button = plainButton({ class: "lz-button lz-icon-button",
     "data-action": "save",
     "aria-haspopup": "menu",
     "aria-expanded": "false",
-    title: "Save the picture or the graph to a file",
+    title: "Save to a file",
   });
-  private readonly menu = html("div", { class: "lz-save-menu", role: "menu", "aria-label": "Save as", hidden: true });
-  private readonly name: string;
-  private pieces: Uint8Array<ArrayBuffer>[] = [];
+  readonly #menu = html("div", { class: "lz-save-menu", role: "menu", "aria-label": "Save as", hidden: true });
+  readonly #name: string;
+  #pieces: Uint8Array<ArrayBuffer>[] = [];
 
   /** `draw` gives the picture as SVG, with its size; `say` tells what went wrong. */
   constructor(
@@ -36,67 +35,67 @@ export class SaveMenu {
     ask: Send,
     private readonly say: (text: string) => void,
   ) {
-    this.name = title.replace(/[^\p{L}\p{N}._-]+/gu, "-").replace(/^[-.]+|-+$/g, "") || "lazyviz";
+    this.#name = title.replace(/[^\p{L}\p{N}._-]+/gu, "-").replace(/^[-.]+|-+$/g, "") || "lazyviz";
     for (const [id, label, python] of FORMATS) {
-      const item = html("button", { type: "button", role: "menuitem", tabindex: -1, "data-format": id, "data-python": python }, label);
+      const item = plainButton({ role: "menuitem", tabindex: -1, "data-format": id, "data-python": python }, label);
       item.addEventListener("click", () => {
-        this.close();
-        if (!python) void this.save(id);
+        this.#close();
+        if (!python) void this.#save(id);
         else {
-          this.wait(true);
+          this.#wait(true);
           ask("export", id);
         }
       });
-      this.menu.append(item);
+      this.#menu.append(item);
     }
-    this.element = html("span", { class: "lz-save" }, this.button, this.menu);
-    this.wait(false);
-    this.button.addEventListener("click", () => {
-      if (this.menu.hidden) this.open();
-      else this.close();
+    this.element = html("span", { class: "lz-save" }, this.#button, this.#menu);
+    this.#wait(false);
+    this.#button.addEventListener("click", () => {
+      if (this.#menu.hidden) this.#open();
+      else this.#close();
     });
     this.element.addEventListener("keydown", (event) => {
-      this.key(event);
+      this.#key(event);
     });
     this.element.addEventListener("focusout", (event) => {
-      if (!this.element.contains(event.relatedTarget as Node | null)) this.close(false);
+      if (!this.element.contains(event.relatedTarget as Node | null)) this.#close(false);
     });
   }
 
   hear(message: FileMessage): void {
-    this.pieces.push(Uint8Array.from(atob(message.data), (letter) => letter.charCodeAt(0)));
+    this.#pieces.push(Uint8Array.from(atob(message.data), (letter) => letter.charCodeAt(0)));
     if (message.more) return;
-    const blob = new Blob(this.pieces, { type: message.type });
-    this.pieces = [];
-    this.wait(false);
+    const blob = new Blob(this.#pieces, { type: message.type });
+    this.#pieces = [];
+    this.#wait(false);
     this.say(message.error && `Not saved: ${message.error}`);
-    if (!message.error) this.download(blob, message.format);
+    if (!message.error) this.#download(blob, message.format);
   }
 
   private get items(): HTMLElement[] {
-    return [...this.menu.children].filter((item): item is HTMLElement => getComputedStyle(item).display !== "none");
+    return [...this.#menu.children].filter((item): item is HTMLElement => getComputedStyle(item).display !== "none");
   }
 
-  private open(): void {
-    this.menu.hidden = false;
-    this.button.setAttribute("aria-expanded", "true");
+  #open(): void {
+    this.#menu.hidden = false;
+    this.#button.setAttribute("aria-expanded", "true");
     const room = this.element.closest(".lazyviz")?.getBoundingClientRect().right ?? Infinity;
-    this.menu.classList.toggle("lz-to-left", this.button.getBoundingClientRect().left + this.menu.offsetWidth > room);
+    this.#menu.classList.toggle("lz-to-left", this.#button.getBoundingClientRect().left + this.#menu.offsetWidth > room);
     this.items[0]?.focus();
   }
 
-  private close(focus = true): void {
-    if (this.menu.hidden) return;
-    this.menu.hidden = true;
-    this.button.setAttribute("aria-expanded", "false");
-    if (focus) this.button.focus();
+  #close(focus = true): void {
+    if (this.#menu.hidden) return;
+    this.#menu.hidden = true;
+    this.#button.setAttribute("aria-expanded", "false");
+    if (focus) this.#button.focus();
   }
 
-  private key(event: KeyboardEvent): void {
-    if (this.menu.hidden) {
+  #key(event: KeyboardEvent): void {
+    if (this.#menu.hidden) {
       if (event.key !== "ArrowDown") return;
-      this.open();
-    } else if (event.key === "Escape") this.close();
+      this.#open();
+    } else if (event.key === "Escape") this.#close();
     else {
       const { items } = this;
       const at = items.indexOf(event.target as HTMLElement);
@@ -108,24 +107,25 @@ export class SaveMenu {
     event.stopPropagation();
   }
 
-  private async save(format: string): Promise<void> {
+  async #save(format: string): Promise<void> {
     const [text, width, height] = this.draw();
-    if (format === "svg") this.download(new Blob([text], { type: "image/svg+xml" }), format);
-    else this.download(await drawn(text, width, height), format);
+    if (format === "svg") this.#download(new Blob([text], { type: "image/svg+xml" }), format);
+    else this.#download(await drawn(text, width, height), format);
   }
 
-  private wait(on: boolean): void {
-    this.button.textContent = on ? "Saving…" : "Save";
-    this.button.setAttribute("aria-busy", String(on));
+  #wait(on: boolean): void {
+    this.#button.replaceChildren(icon("save"));
+    this.#button.setAttribute("aria-label", on ? "Saving…" : "Save");
+    this.#button.setAttribute("aria-busy", String(on));
   }
 
-  private download(blob: Blob | null, suffix: string): void {
+  #download(blob: Blob | null, suffix: string): void {
     if (!blob) {
       this.say("Not saved: the browser cannot draw a picture of this size");
       return;
     }
     const href = URL.createObjectURL(blob);
-    const link = html("a", { href, download: `${this.name}.${suffix}`, hidden: true });
+    const link = html("a", { href, download: `${this.#name}.${suffix}`, hidden: true });
     this.element.append(link); // VS Code hears of the click only if it is in the page
     link.click();
     link.remove();

@@ -3,10 +3,9 @@
 import { html } from "../page/dom";
 import type { Syncs } from "../model/types";
 
-/** `summary`, which opens a list of the sync points; itself where there was none. */
-export function withSyncs(summary: HTMLElement, syncs: Syncs | undefined): HTMLElement {
-  if (!syncs?.lines.length) return summary;
+/** The list of sync points; empty where there was none. */
+export function syncList(syncs: Syncs | undefined): HTMLElement {
+  if (!syncs?.lines.length) return html("div", {});
   const lines = syncs.lines.map((line) => html("li", {}, line));
-  const title = html("summary", { title: `List the ${syncs.title}` }, summary);
-  return html("details", { class: "lz-syncs", "data-panel": "syncs" }, title, html("ul", {}, ...lines));
+  return html("section", { class: "lz-syncs", "data-panel": "syncs", "aria-label": "Sync points" }, html("h3", {}, syncs.title), html("ul", {}, ...lines));
 }

@@ -1,108 +1,149 @@
-// Title, state and verdict; the buttons of the picture.
+// One row: running and its state, the verdict, what was found, what is planned for, search, and icons.
 
-import { html } from "../page/dom";
-import { withSyncs } from "./sync-list";
-import type { Batch, Memory, State, Syncs } from "../model/types";
+import { html, plainButton } from "../page/dom";
+import { icon, type ICONS } from "../page/icons";
+import { Popover, row } from "../page/popover";
+import type { Batch, Failure, Memory, State } from "../model/types";
 
 const STATES: Record<State, string> = {
-  pending: "not run yet",
+  pending: "not run",
   running: "running",
   done: "evaluated",
   failed: "failed",
   interrupted: "interrupted: resume to go on",
 };
 
-export type ToolbarAction =
-  | "fit"
-  | "collapse-all"
-  | "expand-all"
-  | "views";
+export type ToolbarAction = "fit" | "collapse-all" | "expand-all" | "views" | "full-screen";
 
-export interface ToolbarEvents {
-  act(action: ToolbarAction): void;
+/** What other modules make and the toolbar has a place for. */
+export interface Parts {
+  run: HTMLElement; // Evaluate and Cancel
+  progress: HTMLElement;
+  plan: readonly HTMLElement[]; // device and batch
+  search: HTMLElement;
+  table: HTMLElement;
+  save: HTMLElement;
+  settings: readonly (readonly [title: string, control: HTMLElement])[];
+  findings: readonly HTMLElement[];
 }
 
 export class Toolbar {
   readonly element: HTMLElement;
-  private readonly state = html("span", { class: "lz-state" });
-  private readonly summary = html("span", { class: "lz-muted lz-summary" });
-  private readonly buttons = new Map<ToolbarAction, HTMLButtonElement>();
-  private readonly chip = html("span", { class: "lz-verdict" });
+  readonly #state = html("span", { class: "lz-state" });
+  readonly #summary = html("p", { class: "lz-muted lz-summary" });
+  readonly #buttons = new Map<ToolbarAction, HTMLButtonElement>();
+  readonly #chip = html("span", { class: "lz-verdict" });
+  readonly #count = html("b", {});
+  readonly #badge: Popover;
+  readonly #title: string;
+  #verdict = "";
+  private failure: Failure | null = null;
 
   constructor(
     title: string,
     memory: Memory | null,
     batch: Batch | null,
     views: boolean,
-    run: HTMLElement,
-    save: HTMLElement,
-    search: HTMLElement,
-    events: ToolbarEvents,
+    { run, progress, plan, search, table, save, settings, findings }: Parts,
+    act: (action: ToolbarAction) => void,
   ) {
-    const button = (action: ToolbarAction, label: string, hint: string, classes = ""): HTMLButtonElement => {
-      const made = html("button", { type: "button", "data-action": action, title: hint, class: `lz-button ${classes}` }, label);
+    const button = (action: ToolbarAction, label: string, hint: string, face?: keyof typeof ICONS): HTMLButtonElement => {
+      const classes = face ? "lz-button lz-icon-button" : "lz-button";
+      const made = plainButton({ "data-action": action, title: hint, class: classes, "aria-label": face && label }, face ? icon(face) : label);
       made.addEventListener("click", () => {
-        events.act(action);
+        act(action);
       });
-      this.buttons.set(action, made);
+      this.#buttons.set(action, made);
       return made;
     };
-    const viewsButton = button(
-      "views",
-      "Views",
-      "Also draw the ops that only view memory (view, t, detach)",
-      "lz-toggle",
-    );
+    this.#title = title === "lazyviz" ? "" : title.replace(/^lazyviz, /, "");
+    const viewsButton = button("views", "Views", "Also draw the ops that only view memory (view, t, detach)");
+    viewsButton.classList.add("lz-toggle");
     viewsButton.setAttribute("aria-pressed", String(views));
     if (memory) this.showVerdict(memory, batch);
+    this.#badge = new Popover("findings", "Findings", html("span", { class: "lz-badge-face" }, icon("finding"), this.#count), ...findings);
+    const pop = new Popover(
+      "settings",
+      "Settings",
+      icon("settings"),
+      ...settings.map(([name, control]) => row(name, control)),
+      row("Draw", viewsButton),
+      this.#summary,
+    );
     this.element = html(
       "div",
-      { class: "lz-toolbar" },
-      html("div", { class: "lz-title-row" }, html("h2", { title }, title), this.state, ...(memory ? [this.chip] : [])),
-      html("div", { class: "lz-summary-row" }, this.summary),
+      { class: "lz-toolbar", "data-part": "toolbar" },
+      html("h2", { class: "lz-said", title }, title),
       run,
+      html("span", { class: "lz-state-cell" }, this.#state, progress),
+      ...(memory ? [this.#chip] : []),
+      this.#badge.element,
+      html("span", { class: "lz-gap" }),
+      ...plan,
+      search,
       html(
         "div",
-        { class: "lz-button-row", role: "toolbar", "aria-label": "Graph" },
-        button("fit", "Fit", "Show the whole graph"),
-        button("collapse-all", "Collapse all", "Close every group"),
-        button("expand-all", "Expand all", "Open every group"),
-        viewsButton,
+        { class: "lz-icons", role: "toolbar", "aria-label": "Graph" },
+        button("fit", "Fit", "Show the whole graph (F)", "fit"),
+        button("expand-all", "Expand all", "Open every group", "expand"),
+        button("collapse-all", "Collapse all", "Close every group (C)", "collapse"),
+        table,
         save,
-        search,
+        button("full-screen", "Full screen", "Full screen", "full"),
+        pop.element,
       ),
     );
+    this.countFindings(0);
   }
 
   /** The state and what the last run did. */
   get words(): string {
-    return this.state.textContent;
+    return this.#state.textContent;
   }
 
-  showState(state: State, report: string, empty = false, begun = false): void {
+  showState(state: State, report: string, ops: number, empty = false, begun = false): void {
     const words = empty ? "nothing to run" : state === "pending" && (report || begun) ? "partly evaluated" : STATES[state];
-    this.state.textContent = report && state !== "running" ? `${words} · ${report}` : words;
+    const more = report && state !== "running" ? report : ops && state === "pending" ? `${ops.toLocaleString("en")} ops` : "";
+    this.#state.textContent = [words, more, this.#title].filter(Boolean).join(" · ");
+    this.#state.title = this.#state.textContent;
   }
 
   /** Whether it fits; of another batch than Evaluate runs, of which. */
   showVerdict(memory: Memory, batch: Batch | null): void {
-    this.chip.dataset["verdict"] = memory.verdict;
-    this.chip.title = memory.verdictTitle;
+    this.#chip.dataset["verdict"] = memory.verdict;
     const other = batch && batch.size !== batch.recorded ? ` · for ${batch.size.toLocaleString("en")} samples` : "";
-    this.chip.replaceChildren(html("span", { class: "lz-dot", "aria-hidden": "true" }), memory.verdictText + other);
+    this.#verdict = memory.verdictShort + other;
+    this.#chip.title = memory.verdictTitle ? `${memory.verdictText}. ${memory.verdictTitle}` : memory.verdictText;
+    this.#tell();
   }
 
-  /** The summary opens the list of sync points. */
-  listSyncs(syncs: Syncs | undefined): void {
-    this.element.querySelector(".lz-summary-row")?.replaceChildren(withSyncs(this.summary, syncs));
+  /** An error takes the place of the verdict, by its first line. */
+  showError(failure: Failure | null): void {
+    this.failure = failure;
+    this.#tell();
+  }
+
+  #tell(): void {
+    const { failure } = this;
+    this.#chip.classList.toggle("lz-failure", failure !== null);
+    const words = failure ? (failure.message.trim().split("\n").at(0) ?? "") : this.#verdict;
+    if (failure) this.#chip.title = words;
+    this.#chip.replaceChildren(html("span", { class: "lz-dot", "aria-hidden": "true" }), html("span", { class: "lz-chip-words" }, words));
+  }
+
+  countFindings(count: number, open = false): void {
+    this.#count.textContent = String(count);
+    this.#badge.element.hidden = !count;
+    this.#badge.button.setAttribute("aria-label", `Findings: ${count}`);
+    if (open) this.#badge.toggle(true);
   }
 
   showSummary(summary: string): void {
-    this.summary.textContent = summary;
-    this.summary.title = summary;
+    this.#summary.textContent = summary;
+    this.#summary.title = summary;
   }
 
   setViews(on: boolean): void {
-    this.buttons.get("views")?.setAttribute("aria-pressed", String(on));
+    this.#buttons.get("views")?.setAttribute("aria-pressed", String(on));
   }
 }

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..scene.boxes import Box
-from ..scene.scene import SIZES, Scene
+from ..scene.scene import Scene
 from .edge_labels import place_labels
 from .sugiyama import Placed, place
 
 # Room inside an open group: left and right, above (its title), below.
-GROUP_PADDING = (16.0, 40.0, 18.0)
-LANE_PADDING = (18.0, 64.0, 22.0)
-LANE_GAP = 22.0
+GROUP_PADDING = (12.0, 40.0, 12.0)
+LANE_PADDING = (12.0, 64.0, 14.0)
+LANE_GAP = 8.0
 LANE_MIN_WIDTH = 224.0
+LEAST_WIDTH = 216.0  # inside an open group
 STACKED_HEIGHT = 1600.0  # higher lanes stay side by side: one below the other they would be out of sight
 
 
@@ -103,14 +104,14 @@ def arrange(scene: Scene, opened: set[str], *, room: float = math.inf) -> Arrang
     placed: dict[str, Placed] = {}
     for box in reversed(order):
         side, above, below = padding(box)
-        sizes = [size.get(child.id) or SIZES.get(child.kind, SIZES["module"]) for child in box.children]
+        sizes = [size.get(child.id) or scene.size(child) for child in box.children]
         if is_row(box):
             result, stretched = lane_rows(sizes, room)
             size.update((child.id, each) for child, each in zip(box.children, stretched, strict=True))
         else:
             result = place(scene.layers(box), sizes, flip=box.phase == "backward")
         placed[box.id] = result
-        least = LANE_MIN_WIDTH if box.kind == "lane" else SIZES["module"][0] + 2 * side
+        least = LANE_MIN_WIDTH if box.kind == "lane" else LEAST_WIDTH + 2 * side
         width = max(result.width + 2 * side, least) if side else result.width
         size[box.id] = (width, result.height + above + below)
     root = scene.hierarchy.root
@@ -126,7 +127,7 @@ def arrange(scene: Scene, opened: set[str], *, room: float = math.inf) -> Arrang
         top += above
         rects: list[tuple[float, float, float, float]] = []
         for position, child in enumerate(box.children):
-            w, h = size.get(child.id) or SIZES.get(child.kind, SIZES["module"])
+            w, h = size.get(child.id) or scene.size(child)
             x, y = left + result.x[position], top + result.y[position]
             rects.append((x, y, w, h))
             origin[child.id] = (x, y)

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-LAYER_GAP = 34.0  # between layers
+LAYER_GAP = 26.0  # between layers
 BOX_GAP = 18.0  # between boxes of a layer
 BEND_WIDTH = 8.0
 BEND_WEIGHT = 4.0  # bends move less than boxes, so that long edges stay straight

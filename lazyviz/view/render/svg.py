@@ -17,12 +17,12 @@ from typing import Any
 from ...graph.ir import Graph
 from ...graph.sync_points import sites
 from ...plan.units import format_bytes
-from ..colors import HEATS, heat, largest
+from ..colors import LAYER_TINTS
 from ..layout.coordinates import Arrangement, Frame, arrange, curve
 from ..layout.text_width import shortened
 from ..printable_text import visible
 from ..scene.batch_text import batch_lines
-from ..scene.boxes import Box
+from ..scene.boxes import Box, module_facts, name_of
 from ..scene.memory_chart import memory_json
 from ..scene.plan_protocol import PlanLike
 from ..scene.scene import Scene, plural
@@ -83,13 +83,17 @@ def _text(
     anchor: str = "start",
     mono: bool = False,
     extra: str = "",
+    beside: str = "",
 ) -> str:
+    """``beside`` follows in grey, as a class follows a name."""
     family = f' font-family="{MONO}"' if mono else ""
     bold = f' font-weight="{weight}"' if weight != 400 else ""
     where = f' text-anchor="{anchor}"' if anchor != "start" else ""
+    grey = f'<tspan dx="6" font-weight="400" fill="{_MUTED}">'
+    more = f"{grey}{_escape(beside)}</tspan>" if beside else ""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" fill="{fill}"{family}{bold}{where}{extra}>'
-        f"{_escape(text)}</text>"
+        f"{_escape(text)}{more}</text>"
     )
 
 
@@ -136,7 +140,7 @@ def render_svg(
         parts += _picture(picture, scene)
         parts.append("</g>")
         top += picture.height * scale + 22
-        parts += _scale(largest(scene.opened()), top - 4)
+        parts += _scale(scene.plan.peak_bytes, top - 4)
         top += 22
         chart, top = _chart(memory_json(scene), top)
         parts += chart
@@ -158,13 +162,9 @@ def render_svg(
 
 
 def _scale(most: int, top: float) -> list[str]:
-    """What the boxes' colours mean."""
-    parts = [_text(MARGIN, top, "bytes that a box's ops allocate: 0", size=11, fill=_MUTED)]
-    x = MARGIN + 34 * char_width(11) + 6
-    for fill, _ in HEATS:
-        parts.append(_rect(x, top - 9, 20, 11, fill=fill, stroke="#98a4b1", radius=0))
-        x += 20
-    return [*parts, _text(x + 7, top, format_bytes(most), size=11, fill=_MUTED)]
+    """What the boxes' bars mean."""
+    text = f"Bars: bytes held at the peak, by category; the full length is {format_bytes(most)}, linear"
+    return [_text(MARGIN, top, text, size=11, fill=_MUTED)]
 
 
 def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str], float]:
@@ -226,9 +226,8 @@ def _picture(picture: Arrangement, scene: Scene) -> list[str]:
         if line.at is not None:
             halo = f' paint-order="stroke" stroke="{_CARD}" stroke-width="4" stroke-linejoin="round"'
             parts.append(_text(*line.at, size=11, fill=_MUTED, anchor="middle", extra=halo))
-    most = largest(scene.opened())
     frames = {frame.box: frame for frame in picture.frames}
-    parts += [_closed(frame, scene, frames, most) for frame in picture.frames if not frame.open]
+    parts += [_closed(frame, scene, frames) for frame in picture.frames if not frame.open]
     return parts
 
 
@@ -255,15 +254,17 @@ def _frame(frame: Frame, scene: Scene) -> str:
         subtitle = shorten(scene.subtitle(box), frame.width - 24, 11.5)
         parts.append(_text(frame.x + 16, frame.y + 43, subtitle, size=11.5, fill=_MUTED))
     else:
-        name = f"{box.label} × {box.repeats}" if box.repeats > 1 else box.label
+        name = name_of(box)
         label = shorten(name, frame.width - 24, 12.5, bold=True)
-        parts.append(_text(frame.x + 14, frame.y + 23, label, size=12.5, weight=600, fill=color))
+        facts = module_facts(box)
+        room = frame.width - 30 - len(label) * char_width(12.5, bold=True)
+        kind = facts.kind if facts is not None and room > len(facts.kind) * char_width(12.5) else ""
+        parts.append(_text(frame.x + 14, frame.y + 23, label, size=12.5, weight=600, fill=color, beside=kind))
     return "".join(parts)
 
 
-def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame], most: int) -> str:
+def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame]) -> str:
     box, x, y, w, h = frame.box, frame.x, frame.y, frame.width, frame.height
-    color = PHASE_COLORS[box.phase]
     subtitle = scene.subtitle(box)
     parts = []
     if box.kind == "sync":
@@ -280,31 +281,67 @@ def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame], most: int) -> 
         return "".join(parts)
     if box.kind in ("input", "output"):
         parts.append(_tensor_card(box, x, y, w, h))
-        label = shorten(box.label, w - 42, 11.5, bold=True)
-        parts.append(_text(x + 28, y + 18, label, size=11.5, weight=600))
-        parts.append(_text(x + 28, y + 32, shorten(subtitle, w - 42, 11), size=11, fill=_MUTED))
-        return "".join(parts)
-    fill, ink = HEATS[heat(box.nbytes, most)]
+        return "".join([*parts, *_one_row(box, x + 28, y, w - 42, h, subtitle)])
     if box.kind == "op":
-        parts.append(_rect(x, y, w, h, fill=fill, stroke="#b9c3cd"))
-        label = shorten(box.label, w - 20, 11.5, mono=True)
-        parts.append(_text(x + 11, y + 17, label, size=11.5, mono=True, fill=ink))
-        parts.append(_text(x + 11, y + 33, shorten(subtitle, w - 20, 11), size=11, fill=ink))
-        return "".join(parts)
-    badge = f"× {box.repeats}" if box.repeats > 1 else ""
-    wide = len(badge) * 7.5 + 12
-    faint = ' stroke-opacity="0.5"'
-    parts += [_rect(x + by, y + by, w, h, fill=fill, stroke=color, extra=faint) for by in (6, 3) if badge]
-    parts.append(_rect(x, y, w, h, fill=fill, stroke=color))
-    parts.append(f'<path d="M{x + 7:.1f},{y + h / 2 - 4:.1f}l4.5,4l-4.5,4Z" fill="{ink}"/>')
-    label = shorten(box.label, w - 26 - (wide - 3 if badge else 0), 12.5, bold=True)
-    parts.append(_text(x + 17, y + 19, label, size=12.5, weight=600, fill=ink))
-    parts.append(_text(x + 17, y + 36, shorten(subtitle, w - 26, 11), size=11, fill=ink))
+        parts.append(_rect(x, y, w, h, fill=_CARD, stroke="#b9c3cd"))
+        parts += _one_row(box, x + 11, y, w - 21, h - 4, subtitle.rpartition(" · ")[2])
+        return "".join([*parts, *_bar(scene, box, x + 10, y + h - 5, w - 22, 3)])
+    return "".join([*parts, *_module_card(scene, box, x, y, w, h)])
+
+
+def _one_row(box: Box, x: float, y: float, room: float, h: float, aside: str) -> list[str]:
+    """The name, and at the end what else there is to say."""
+    mono = box.kind == "op"
+    taken = len(aside) * char_width(11) + 8
+    label = shorten(box.label, max(room - taken, room * 0.55), 12, mono=mono, bold=not mono)
+    left = room - len(label) * char_width(12, mono=mono, bold=not mono) - 6
+    base = y + h / 2 + 4.3
+    return [
+        _text(x, base, label, size=12, mono=mono, weight=400 if mono else 600),
+        _text(x + room, base, shorten(aside, max(left, 0), 11), size=11, fill=_MUTED, anchor="end"),
+    ]
+
+
+def _module_card(scene: Scene, box: Box, x: float, y: float, w: float, h: float) -> list[str]:
+    """A tinted edge for the layer's kind; name and class, shapes, parameters and bytes, a bar of these."""
+    told = scene.card(box)
+    edge = 24.0 if h < 40 else 32.0
+    badge = f"{box.calls} calls" if box.calls > 1 else f"×{box.repeats}" if box.repeats > 1 else ""
+    wide = len(badge) * 6.6 + 14 if badge else 0.0
+    parts = [_rect(x + by, y + by, w, h, fill=_CARD, stroke="#cfd6df") for by in (6, 3) if box.repeats > 1]
+    parts.append(_rect(x, y, w, h, fill=_CARD, stroke="#cfd6df"))
+    parts.append(_rect(x + 0.5, y + 0.5, edge, h - 1, fill=LAYER_TINTS[told["layer"]], radius=5.5))
+    left, room = x + edge + 8, w - edge - 18 - (wide + 4 if badge else 0)
+    base = y + (h / 2 + 4.5 if h < 40 else h / 2 - 2 if h < 60 else 20)
+    name = shorten(box.label, room, 13, bold=True)
+    used = len(name) * char_width(13, bold=True) + 6
+    facts = module_facts(box)
+    kind = facts.kind if facts is not None and room - used > len(facts.kind) * char_width(13) else ""
+    parts.append(_text(left, base, name, size=13, weight=600, beside=kind))
     if badge:
-        parts.append(_rect(x + w - wide - 6, y + 6, wide, 18, fill=_CARD, stroke=color, radius=9))
-        middle = x + w - wide / 2 - 6
-        parts.append(_text(middle, y + 19, badge, size=11.5, weight=650, fill=color, anchor="middle"))
-    return "".join(parts)
+        parts.append(_rect(x + w - 10 - wide, base - 13, wide, 17, fill="#e8f0fc", radius=8.5))
+        middle = x + w - 10 - wide / 2
+        parts.append(_text(middle, base - 1, badge, size=11, weight=600, fill="#1b5fcc", anchor="middle"))
+    held = f"{format_bytes(sum(scene.held().get(box, {}).values()))} at peak"
+    through = told.get("through", "")
+    ops = told.get("params") or scene.subtitle(box).partition(" · ")[0]
+    rows = [f"{through} · {held}" if through else held] if h < 60 else [through, f"{ops} · {held}"]
+    for number, words in enumerate(rows if h >= 40 else ()):
+        words = shorten(words, w - edge - 16, 11)
+        parts.append(_text(left, base + 15 + 14 * number, words, size=11, fill=_MUTED))
+    return parts + (_bar(scene, box, left, y + h - 9, w - edge - 20, 4) if h > 60 else [])
+
+
+def _bar(scene: Scene, box: Box, x: float, y: float, width: float, height: float) -> list[str]:
+    """What is held at the peak, by category; as long as the whole peak."""
+    parts = [_rect(x, y, width, height, fill=_FAINT, radius=height / 2)]
+    at = x
+    for category, size in scene.held().get(box, {}).items():
+        part = min(size / max(scene.plan.peak_bytes, 1) * width, x + width - at)
+        if part > 0.05:
+            parts.append(_rect(at, y, part, height, fill=CATEGORY_COLORS[category], radius=0))
+            at += part
+    return parts
 
 
 def _tensor_card(box: Box, x: float, y: float, w: float, h: float) -> str:

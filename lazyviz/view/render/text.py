@@ -14,7 +14,7 @@ from ...plan.units import format_bytes
 from ..layout.text_width import letters
 from ..printable_text import visible
 from ..scene.batch_text import batch_lines
-from ..scene.boxes import Box, module_facts, place_name
+from ..scene.boxes import Box, module_facts, name_of, place_name
 from ..scene.memory_chart import alive_name, needed_for, other_run, verdict
 from ..scene.plan_protocol import PlanLike
 from ..scene.scene import PHASE_TITLES, Scene
@@ -76,7 +76,7 @@ def _rows(lane: Box, scene: Scene) -> Iterator[tuple[str, str]]:
     while stack:
         box, group, depth = stack.pop()
         mark = {"input": "> ", "output": "< ", "sync": "! "}.get(box.kind, "  ")
-        name = f"{'  ' * depth}{mark}{_name(box)}"
+        name = f"{'  ' * depth}{mark}{name_of(box)}"
         if box.id in opened:
             facts = module_facts(box)
             yield name, " ".join([facts.kind if facts is not None else "", scene.subtitle(box)]).strip()
@@ -87,12 +87,6 @@ def _rows(lane: Box, scene: Scene) -> Iterator[tuple[str, str]]:
         )
         arrow = f"  -> {out}" if box.is_group and out else ""
         yield name, f"{scene.subtitle(box)}{arrow}"
-
-
-def _name(box: Box) -> str:
-    if box.calls > 1:
-        return f"{box.label} · {box.calls} calls"
-    return f"{box.label} × {box.repeats}" if box.repeats > 1 else box.label
 
 
 def _memory(plan: PlanLike, width: int) -> list[str]:

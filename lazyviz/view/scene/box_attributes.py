@@ -57,9 +57,9 @@ class Facts:
         """The path of the innermost module that holds all of ``box``, ``""`` if there is none."""
         return self._modules.get(box, "")
 
-    def held(self, plan: PlanLike) -> dict[Box, int]:
-        """For each box the bytes of what its ops made, or what it shows, that are alive at the peak."""
-        result: dict[Box, int] = {}
+    def held(self, plan: PlanLike) -> dict[Box, dict[str, int]]:
+        """For each box the bytes alive at the peak, by category: of what its ops made, and of its weights."""
+        result: dict[Box, dict[str, int]] = {}
         of_storage: dict[int, Box] = {}
         for box in self._hierarchy.boxes.values():
             if box.kind == "input":
@@ -69,11 +69,13 @@ class Facts:
             storage = getattr(allocation, "storage", None)
             if allocation.node is not None:
                 maker: Box | None = self._hierarchy.box_of[allocation.node.index]
-                while maker is not None:
-                    result[maker] = result.get(maker, 0) + allocation.nbytes
-                    maker = maker.parent
-            elif storage is not None and (shown := of_storage.get(storage.id)) is not None:
-                result[shown] = result.get(shown, 0) + allocation.nbytes
+            else:
+                maker = of_storage.get(storage.id) if storage is not None else None
+            while maker is not None:
+                sizes = result.setdefault(maker, {})
+                category = str(allocation.category)
+                sizes[category] = sizes.get(category, 0) + allocation.nbytes
+                maker = maker.parent
         return result
 
     def _module(self, node: Node) -> str:

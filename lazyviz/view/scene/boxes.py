@@ -23,9 +23,9 @@ class Box:
     """
 
     __slots__ = (
-        "calls", "children", "depth", "edges", "entry", "exit", "first", "id", "key", "kind", "label",
-        "name", "nbytes", "node", "ops", "order", "parent", "phase", "position", "repeats", "root",
-        "shape_hash", "sync", "syncs", "values",
+        "calls", "children", "depth", "edges", "entry", "exit", "first", "gives", "id", "key", "kind",
+        "label", "name", "nbytes", "node", "ops", "order", "parent", "phase", "position", "repeats", "root",
+        "shape_hash", "sync", "syncs", "takes", "values",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, label: str, phase: str, parent: Box | None, key: object = None) -> None:
@@ -54,6 +54,8 @@ class Box:
         self.order: list[tuple[Box, Box]] = []
         self.entry = False  # reads something made elsewhere in its lane
         self.exit = False  # makes something read elsewhere in its lane
+        self.takes: Value | None = None  # the first tensor that comes in, weights aside
+        self.gives: Value | None = None  # the last that is read elsewhere in its lane
 
     @property
     def is_group(self) -> bool:
@@ -143,6 +145,13 @@ def op_name(node: Node) -> str:
     if node.op.namespace in NAMESPACES and (collective := collective_of(node)) is not None:
         return collective.label
     return name.removeprefix("aten::")
+
+
+def name_of(box: Box) -> str:
+    """Its label with how often it is called or repeated: ``"h.0–5 × 6"``, ``"D · 2 calls"``."""
+    if box.calls > 1:
+        return f"{box.label} · {box.calls} calls"
+    return f"{box.label} × {box.repeats}" if box.repeats > 1 else box.label
 
 
 def around(boxes: Iterable[Box], limit: int) -> list[str]:

@@ -20,7 +20,7 @@ from ...graph.ir import Graph, Node, SyncPoint, Value
 from ...graph.modules import full_name, root_key, root_parts
 from ...plan.formatting import line_text
 from ...process.gc_pause import paused
-from .boxes import Box, Hierarchy, Kind, op_name
+from .boxes import Box, Hierarchy, Kind, module_path, op_name
 from .calls import Calls, merge_calls
 from .dataflow import Reads, crowded_lanes, data_flow, hidden_views, lanes_of, steps_of, updates
 from .folding import chunk, count, fold_repeats, join, path_label, show_one_step
@@ -225,9 +225,9 @@ def _models(lane: Box) -> set[object]:
 
 
 def _merge_calls(root: Box, reads: Reads, box_of: list[Box | None]) -> None:
-    """Calls of one module in the forward pass are one box."""
+    """Calls of one module are one box, and what the backward pass does for them, too."""
     for box in _bottom_up(root):
-        if box.phase in ("forward", "other") and box.kind in ("lane", "module") and len(box.children) > 1:
+        if box.phase != "optimizer" and box.kind in ("lane", "module") and len(box.children) > 1:
             merge_calls(box, reads, box_of)
 
 
@@ -385,7 +385,7 @@ def _join(hierarchy: Hierarchy) -> None:
             else:
                 maker = hierarchy.box_of[producer]
             if maker is not None and maker is not reader:
-                _connect(maker, reader, value)
+                _connect(maker, reader, value, hierarchy.behind.get(index, ()))
     for lane in hierarchy.lanes():
         for box in lane.children:
             if box.kind == "output" and isinstance(box.key, int):
@@ -400,7 +400,7 @@ def _within(box: Box | None, group: Box | None) -> bool:
     return box is not None
 
 
-def _connect(maker: Box, reader: Box, value: Value) -> None:
+def _connect(maker: Box, reader: Box, value: Value, views: Sequence[Node] = ()) -> None:
     a, b = maker, reader
     left: list[Box] = []
     entered: list[Box] = []
@@ -421,9 +421,35 @@ def _connect(maker: Box, reader: Box, value: Value) -> None:
             box.exit = True
         for box in entered:
             box.entry = True
+        if maker.kind != "input" or maker.key == "input":
+            seen = [view for view in views if view.outputs[0].storage is value.storage]
+            _note_flow((*left, a), (*entered, b), value, seen)
     values = group.edges.setdefault((a, b), [])
     if len(values) < MAX_EDGE_VALUES and value not in values[-8:]:
         values.append(value)
+
+
+def _note_flow(left: Sequence[Box], entered: Sequence[Box], value: Value, views: Sequence[Node]) -> None:
+    """What goes into a group first and out of it last, as it is seen there: ``views`` may stand between."""
+    if not views:
+        for box in left:
+            box.gives = value
+        for box in entered:
+            box.takes = box.takes or value
+        return
+    paths = [module_path(view) for view in views]
+    for box in left:
+        box.gives = value
+        for view, path in zip(views, paths):
+            if path == box.name or path.startswith(f"{box.name}."):
+                box.gives = view.outputs[0]
+    for box in entered:
+        if box.takes is None:
+            box.takes = value
+            for view, path in zip(views, paths):
+                if path == box.name or path.startswith(f"{box.name}."):
+                    break
+                box.takes = view.outputs[0]
 
 
 def _order_syncs(syncs: list[Box]) -> None:

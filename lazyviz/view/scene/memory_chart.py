@@ -53,6 +53,24 @@ def other_run(plan: PlanLike) -> str:
     return f"plain eager PyTorch: {format_bytes(plan.eager_peak_bytes)}"
 
 
+TIGHT = 0.85  # of the capacity, from which on what fits is tight
+
+
+def short_verdict(plan: PlanLike) -> str:
+    """The verdict in a few words: ``"Fits · 340 MiB of 12.4 GiB"``."""
+    need, capacity = format_bytes(plan.needed_bytes), plan.capacity_bytes
+    if capacity is None or plan.fits is None:
+        return f"Needs {need}"
+    word = "Tight" if plan.needed_bytes > TIGHT * capacity else "Fits"
+    if plan.straddles(capacity):
+        word = "Probably fits" if plan.fits else "Probably too big"
+    elif not plan.fits:
+        word = "Too big"
+    cut = f" in {plan.split.pieces:,} pieces" if plan.split.pieces > 1 else ""
+    elsewhere = f" on {plan.device}" if str(plan.device) != str(plan.recorded_device) else ""
+    return f"{word}{cut} · {need} of {format_bytes(capacity)}{elsewhere}"
+
+
 def needed_for(plan: PlanLike) -> str:
     """What the needed bytes are beside the tensors' peak; nothing where they are that peak."""
     if plan.reserved_bytes is None:
@@ -119,6 +137,7 @@ def memory_json(scene: Scene, measured: Sequence[tuple[int, int]] = ()) -> dict[
         "peakText": format_bytes(plan.peak_bytes),
         "peakAt": plan.peak_position if peak is not None else None,
         "peakName": _name(peak) if peak is not None else "",
+        "peakChain": _way_to(scene, peak).split() if peak is not None else [],
         "eager": plan.eager_peak_bytes,
         "eagerText": format_bytes(plan.eager_peak_bytes),
         "otherRun": other_run(plan),
@@ -130,6 +149,7 @@ def memory_json(scene: Scene, measured: Sequence[tuple[int, int]] = ()) -> dict[
         "recordedOn": str(plan.recorded_device),
         "verdict": hook,
         "verdictText": words,
+        "verdictShort": short_verdict(plan),
         "verdictTitle": "\n".join(filter(None, (words, needed_for(plan), _borrowed(plan)))),
         "alive": alive,
         "aliveCount": len(plan.alive_at_peak),
@@ -162,12 +182,20 @@ def points(scene: Scene, start: int, stop: int, held: Sequence[int | None] | Non
             f"{_name(node)} · {line_text(node.source)}" if node.source is not None else _name(node)
             for node in nodes
         ],
+        "boxes": [_way_to(scene, node) for node in nodes],
     }
     if held is not None:
         result["held"] = [
             max((size for i in span if (size := held[i]) is not None), default=None) for span in spans
         ]
     return result
+
+
+def _way_to(scene: Scene, node: Node) -> str:
+    """Ids from the outermost group to the box of ``node``; of a hidden view, to the next op that is drawn."""
+    following = scene.hierarchy.box_of[node.index : node.index + 16]
+    box = next((box for box in following if box is not None), None)
+    return " ".join(chain(box)) if box is not None else ""
 
 
 def range_json(

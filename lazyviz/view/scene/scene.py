@@ -14,6 +14,7 @@ from typing import Any
 from ...graph.ir import Graph, Node, Storage, Value, places
 from ...plan.units import format_bytes
 from ..layout.sugiyama import Layers, layers_of
+from . import cards
 from .box_attributes import Facts
 from .boxes import Box, Hierarchy, module_facts, op_name
 from .dataflow import hidden_views
@@ -21,15 +22,6 @@ from .hierarchy import build_hierarchy
 from .plan_protocol import PlanLike
 from .run_states import States
 
-# Width and height of a closed box, in pixels.
-SIZES: dict[str, tuple[float, float]] = {
-    "op": (184.0, 42.0),
-    "module": (200.0, 46.0),
-    "step": (200.0, 46.0),
-    "input": (164.0, 40.0),
-    "output": (164.0, 40.0),
-    "sync": (212.0, 42.0),
-}
 LANE_WIDEST = 2  # boxes side by side in a lane
 STACKED = 6  # boxes of the optimizer that stand below one another, so that its lane is narrow
 PHASE_TITLES = {"forward": "Forward", "backward": "Backward", "optimizer": "Optimizer", "other": "Other"}
@@ -72,10 +64,10 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _widest(box: Box) -> int:
-    """Boxes side by side in one layer."""
+def _widest(box: Box, opened: bool) -> int:
+    """Boxes side by side in one layer; ``opened``: from the start, as the frame of a model."""
     if box.kind != "lane":
-        return 5
+        return LANE_WIDEST if opened else 5
     return 1 if box.phase == "optimizer" and len(box.children) <= STACKED else LANE_WIDEST
 
 
@@ -93,7 +85,8 @@ class Scene:
         self._layers: dict[str, Layers] = {}
         self._facts: Facts | None = None
         self._places: tuple[PlanLike, dict[int, list[int]]] | None = None
-        self._held: tuple[PlanLike, dict[Box, int]] | None = None
+        self._held: tuple[PlanLike, dict[Box, dict[str, int]]] | None = None
+        self._cards: dict[Box, dict[str, Any]] = {}
         self.states = States(self.hierarchy)
 
     def places(self) -> Mapping[int, Sequence[int]]:
@@ -116,7 +109,7 @@ class Scene:
                 len(box.children),
                 [(at[start], at[end]) for start, end in box.edges],
                 [(at[start], at[end]) for start, end in box.order],
-                widest=_widest(box),
+                widest=_widest(box, box.id in self.hierarchy.opened),
                 close=[at[child] for child in box.children if child.kind == "input"],
             )
         return known
@@ -165,23 +158,55 @@ class Scene:
         if box.exit:
             result["exit"] = True
         if box.kind == "sync":
-            return result
-        return result | self.colouring(box) | self.progress(box)
+            return result | self.card(box)
+        return result | self.card(box) | self.colouring(box) | self.progress(box)
 
     def colouring(self, box: Box) -> dict[str, Any]:
         """What ``box`` is coloured by: ``bytes`` that its ops allocate, ``held`` of those at the peak, ..."""
         if self._facts is None:
             self._facts = Facts(self.hierarchy)
-        if self._held is None or self._held[0] is not self.plan:
-            self._held = self.plan, self._facts.held(self.plan)
+        held_by = self.held()
         result: dict[str, Any] = {"bytes": box.nbytes or sum(value.nbytes for value in box.values)}
-        if held := self._held[1].get(box, 0):
-            result["held"] = held
+        if held := held_by.get(box):
+            result["held"] = sum(held.values())
+            if box.kind in ("module", "step", "op"):
+                result["by"] = [[name, size] for name, size in held.items() if size]
         if dtype := self._facts.dtype(box):
             result["dtype"] = dtype
         if module := self._facts.module(box):
             result["module"] = module
         return result
+
+    def held(self) -> dict[Box, dict[str, int]]:
+        """For each box the bytes that are alive at the peak, by category."""
+        if self._facts is None:
+            self._facts = Facts(self.hierarchy)
+        if self._held is None or self._held[0] is not self.plan:
+            self._held = self.plan, self._facts.held(self.plan)
+        return self._held[1]
+
+    def card(self, box: Box) -> dict[str, Any]:
+        """What a closed box has beside its name, as :mod:`.cards` says; the same under every plan."""
+        known = self._cards.get(box)
+        if known is None:
+            known = self._cards[box] = self._card(box)
+        return known
+
+    def _card(self, box: Box) -> dict[str, Any]:
+        if box.kind in ("lane", "root"):
+            return {}
+        if box.kind == "sync":
+            return {"size": [236, 44]}
+        if box.kind in ("module", "step"):
+            held = sum(self.held().get(box, {}).values())
+            through = cards.through_text(box, lambda value: shape_text(shape_of(value, self.graph)))
+            return cards.card(box, held, self.plan.peak_bytes, through)
+        return cards.row(box, self.subtitle(box))
+
+    def size(self, box: Box) -> tuple[float, float]:
+        """Width and height of a closed box, in pixels."""
+        width, height = self.card(box).get("size", (216.0, 44.0))
+        return width, height
 
     def progress(self, box: Box) -> dict[str, Any]:
         """How far a run is in ``box``: ``state`` unless it is pending, ``seconds`` if known, ``alarm``."""

@@ -43,7 +43,7 @@ def texts(svg: str) -> list[str]:
 def test_the_picture_is_one_self_contained_svg_with_lanes_chart_and_verdict(step, plan):
     svg = render_svg(step, plan, title="one step", state="pending")
     words = texts(svg)
-    for expected in ("one step", "Forward ↓", "Backward ↑", "Optimizer", "h.0–2", "× 3", "Projected memory"):
+    for expected in ("one step", "Forward ↓", "Backward ↑", "Optimizer", "h.0–2", "×3", "Projected memory"):
         assert expected in words
     assert any(word.startswith("Fits: needs") for word in words)
     assert any("parameters" in word for word in words)

@@ -1,0 +1,77 @@
+// The drawer beside the graph: one panel at a time, each with a tab.  In a narrow widget it is a bar at the foot that
+// a click on a tab raises.
+
+import { html, plainButton } from "../page/dom";
+
+export type Tab = "error" | "code" | "alive" | "details";
+const TITLES: Record<Tab, string> = { error: "Error", code: "Code", alive: "Alive at peak", details: "Details" };
+
+export class Drawer {
+  readonly element: HTMLElement;
+  readonly #tabs = new Map<Tab, HTMLButtonElement>();
+  #current: Tab = "code";
+
+  readonly #panels: Record<Tab, HTMLElement>;
+
+  constructor(panels: Record<Tab, HTMLElement>) {
+    this.#panels = panels;
+    const list = html("div", { class: "lz-tabs", role: "tablist", "aria-label": "About the graph" });
+    this.element = html("aside", { class: "lz-drawer", "data-part": "drawer", "aria-label": "Code and details" }, list);
+    for (const [name, panel] of Object.entries(panels) as [Tab, HTMLElement][]) {
+      const tab = plainButton({ role: "tab", class: "lz-tab", "data-tab": name }, TITLES[name]);
+      tab.addEventListener("click", () => {
+        const same = this.#current === name && this.element.classList.contains("lz-raised");
+        this.show(name);
+        this.element.classList.toggle("lz-raised", !same);
+      });
+      this.#tabs.set(name, tab);
+      list.append(tab);
+      panel.setAttribute("role", "tabpanel");
+      panel.setAttribute("aria-label", TITLES[name]);
+      this.element.append(panel);
+    }
+    list.addEventListener("keydown", (event) => {
+      const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (by === undefined) return;
+      const shown = [...this.#tabs].filter(([, tab]) => !tab.hidden);
+      const at = shown.findIndex(([name]) => name === this.#current);
+      const to = shown[(at + by + shown.length) % shown.length];
+      if (!to) return;
+      event.preventDefault();
+      this.show(to[0]);
+      to[1].focus();
+    });
+    this.offer("error", false);
+  }
+
+  /** Brings a panel to the front. */
+  show(name: Tab): void {
+    const wanted = this.#tabs.get(name)?.hidden ? "alive" : name;
+    this.#current = wanted;
+    for (const [each, tab] of this.#tabs) {
+      const on = each === wanted;
+      tab.setAttribute("aria-selected", String(on));
+      tab.tabIndex = on ? 0 : -1;
+      this.#panels[each].hidden = !on;
+    }
+  }
+
+  /** The same, and in a narrow widget to where it is seen. */
+  raise(name: Tab): void {
+    this.show(name);
+    this.element.classList.add("lz-raised");
+  }
+
+  /** Whether there is such a panel at all. */
+  offer(name: Tab, there: boolean): void {
+    const tab = this.#tabs.get(name);
+    if (tab) tab.hidden = !there;
+    if (!there && this.#current === name) this.show("code");
+  }
+
+  /** What is alive is of another moment than the peak. */
+  titleAlive(words: string): void {
+    const tab = this.#tabs.get("alive");
+    if (tab) tab.textContent = words;
+  }
+}

@@ -1,0 +1,39 @@
+// What opens below a button of the toolbar: settings, findings.  One is open at a time; Escape and a click elsewhere close it.
+
+import { html, plainButton } from "./dom";
+
+export class Popover {
+  readonly element: HTMLElement;
+  readonly button: HTMLButtonElement;
+  readonly #panel: HTMLElement;
+  readonly #outside = (event: Event): void => {
+    if (!this.element.contains(event.target as Node | null)) this.toggle(false);
+  };
+
+  constructor(action: string, label: string, face: Node | string, ...content: Node[]) {
+    this.button = plainButton({ class: "lz-button lz-icon-button", "data-action": action, "aria-label": label, title: label, "aria-expanded": "false" }, face);
+    this.#panel = html("div", { class: "lz-popover", role: "group", "aria-label": label, hidden: true }, ...content);
+    this.element = html("span", { class: `lz-pop lz-pop-${action}` }, this.button, this.#panel);
+    this.button.addEventListener("click", () => {
+      this.toggle(this.#panel.hidden);
+    });
+    this.element.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || this.#panel.hidden) return;
+      event.stopPropagation();
+      this.toggle(false);
+      this.button.focus();
+    });
+  }
+
+  toggle(open: boolean): void {
+    this.#panel.hidden = !open;
+    this.button.setAttribute("aria-expanded", String(open));
+    if (open) document.addEventListener("pointerdown", this.#outside, true);
+    else document.removeEventListener("pointerdown", this.#outside, true);
+  }
+}
+
+/** A row of a popover: what it is about, and its control. */
+export function row(title: string, ...controls: Node[]): HTMLElement {
+  return html("div", { class: "lz-row" }, html("span", { class: "lz-row-title" }, title), ...controls);
+}

@@ -1,0 +1,100 @@
+"""What a closed box says and how large it is: kinds of layers, shapes in and out, parameters, pixels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ...graph.ir import Value
+from ..layout.text_width import width
+from .boxes import Box, module_facts
+
+SMALL = 0.01  # of the peak, below which a module's card has no bar
+CARD = (190.0, 296.0)  # least and most width
+CARD_HEIGHTS = (28.0, 44.0, 64.0)  # a chip, a small card, a whole one
+
+# Layer kinds by what the class is called, the first that fits.
+_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("attention", re.compile(r"Attention|Attn")),
+    ("embedding", re.compile(r"Embedding")),
+    ("loss", re.compile(r"Loss$|Criterion")),
+    ("norm", re.compile(r"Norm|RMS")),
+    ("dropout", re.compile(r"Dropout|DropPath|Identity|StochasticDepth")),
+    ("linear", re.compile(r"[Ll]inear$|^(Lazy)?Conv(Transpose)?\d[dD]$")),
+    ("activation", re.compile(r"LU\d?$|Activation$|^(Log)?(Sigmoid|Tanh|Soft\w+|Hard\w+|Mish|Threshold)")),
+)
+
+
+def layer_kind(box: Box) -> str:
+    """``"linear"``, ``"attention"``, ...; ``"block"`` of what is none of them."""
+    if box.phase == "optimizer":
+        return "optimizer"
+    facts = module_facts(box)
+    name = facts.kind if facts is not None else ""
+    return next((kind for kind, pattern in _KINDS if pattern.search(name)), "block")
+
+
+def count_text(count: int) -> str:
+    """``"4.7 M"``"""
+    for size, unit in ((1_000_000_000, " B"), (1_000_000, " M"), (1_000, " k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)
+
+
+def through_text(box: Box, shape: Callable[[Value], str]) -> str:
+    """Shapes of what flows in and out: ``"8×128 → 8×128×256"``; "" where it is not known."""
+    if box.phase == "optimizer":
+        return ""
+    first, last = box, box
+    while first.repeats > 1 and first.calls == 1 and first.children:
+        first, last = first.children[0], last.children[-1]
+    takes, gives = first.takes, last.gives or _last(last)
+    parts = [shape(value) for value in (takes, gives) if value is not None]
+    return " → ".join(parts)
+
+
+def _last(box: Box) -> Value | None:
+    """The last tensor that is made in ``box``."""
+    while box.children:
+        ops = [child for child in box.children if child.kind not in ("input", "output", "sync")]
+        if not ops:
+            return None
+        box = ops[-1]
+    return box.node.outputs[0] if box.node is not None and box.node.outputs else None
+
+
+def card(box: Box, held: int, peak: int, through: str) -> dict[str, Any]:
+    """What a module's card has beyond its name: kind, shapes, parameters, and its size."""
+    facts = module_facts(box)
+    kind = layer_kind(box)
+    repeats = box.repeats if box.calls == 1 else 1
+    parameters = (facts.parameters if facts is not None else 0) * repeats
+    small = held < SMALL * peak
+    if small and kind in ("activation", "dropout") and box.repeats == 1:
+        height = CARD_HEIGHTS[0]
+    else:
+        height = CARD_HEIGHTS[1] if small and box.kind == "module" and box.name else CARD_HEIGHTS[2]
+    name = width(box.label) * 8.6 + (width(facts.kind) * 7.6 + 8 if facts is not None else 0) + 12
+    badge = 64 if box.calls > 1 else 40 if box.repeats > 1 else 0
+    counted = f"{count_text(parameters)} params" if parameters else f"{box.ops:,} ops"
+    facts_line = width(counted) + len(" · 1.00 GiB at peak") if height == CARD_HEIGHTS[2] else 0
+    wide = max(name + badge, width(through) * 7.3, facts_line * 6.4) + 32 + 24
+    least = 130.0 if height == CARD_HEIGHTS[0] else CARD[0]
+    result: dict[str, Any] = {"layer": kind, "size": [round(min(max(wide, least), CARD[1])), height]}
+    if through:
+        result["through"] = through
+    if parameters:
+        result["params"] = f"{count_text(parameters)} param{'' if parameters == 1 else 's'}"
+    return result
+
+
+def row(box: Box, bytes_text: str) -> dict[str, Any]:
+    """The size of an op's row, or of a tensor's pill."""
+    if box.kind == "op":
+        sizes = bytes_text.rpartition(" · ")[2]
+        wide = width(box.label) * 7.3 + max(width(sizes), 8) * 6.4 + 34
+        return {"size": [round(min(max(wide, 150), CARD[1])), 28]}
+    wide = width(box.label) * 8.6 + width(bytes_text) * 6.4 + 54
+    return {"size": [round(min(max(wide, 110), 260)), 28]}

@@ -1,0 +1,116 @@
+"""What is told of a module on its card, without a click."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+from lazyviz.plan.units import format_bytes
+from lazyviz.view.scene.cards import CARD_HEIGHTS, count_text, layer_kind
+from lazyviz.view.scene.scene import Scene
+
+
+@pytest.fixture
+def drawn():
+    net = nn.Sequential(
+        nn.Embedding(100, 64),
+        nn.Linear(64, 512),
+        nn.GELU(),
+        nn.Dropout(0.1),
+        nn.Linear(512, 64),
+        nn.LayerNorm(64),
+    )
+    optimizer = torch.optim.AdamW(net.parameters())
+    words = torch.randint(0, 100, (8, 32))
+    with lazyviz.lazy() as graph:
+        loss = net(words).square().mean()
+        loss.backward()
+        optimizer.step()
+    scene = Scene(graph.ir, graph.plan())
+    told = {}
+    for box in scene.hierarchy.boxes.values():
+        if box.name and box.phase == "forward":
+            told[box.name] = scene.box(box)
+    return scene, told, (net, loss)
+
+
+def test_a_card_has_class_shapes_parameters_and_what_is_held_at_the_peak(drawn):
+    _, told, _ = drawn
+    card = told["net.1"]
+    assert (card["cls"], card["layer"]) == ("Linear", "linear")
+    assert card["through"] == "8×32×64 → 8×32×512"
+    assert card["params"] == "33.3 k params"
+    assert card["size"][1] == CARD_HEIGHTS[2]
+    made = dict(card["by"])
+    assert made["activations"] == 8 * 32 * 512 * 4
+    assert made["parameters"] == (64 * 512 + 512) * 4
+    assert sum(made.values()) == card["held"]
+
+
+def test_kinds_of_layers_are_told_apart(drawn):
+    _, told, _ = drawn
+    kinds = {name: card["layer"] for name, card in told.items()}
+    assert kinds == {
+        "net": "block",
+        "net.0": "embedding",
+        "net.1": "linear",
+        "net.2": "activation",
+        "net.3": "dropout",
+        "net.4": "linear",
+        "net.5": "norm",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Conv2d", "linear"),
+        ("ConvTranspose3d", "linear"),
+        ("Conv1D", "linear"),
+        ("MultiheadAttention", "attention"),
+        ("GPT2SdpaAttention", "attention"),
+        ("LlamaRMSNorm", "norm"),
+        ("BatchNorm2d", "norm"),
+        ("NewGELUActivation", "activation"),
+        ("LeakyReLU", "activation"),
+        ("SiLU", "activation"),
+        ("Softmax", "activation"),
+        ("CrossEntropyLoss", "loss"),
+        ("LSTM", "block"),
+        ("ConvBlock", "block"),
+    ],
+)
+def test_a_class_is_known_by_its_name(name, kind, drawn):
+    scene, _, _ = drawn
+    box = next(box for box in scene.hierarchy.boxes.values() if box.name == "net.1")
+    facts = box.root.facts["1"]
+    box.root.facts["1"] = type(facts)(name)
+    try:
+        assert layer_kind(box) == kind
+    finally:
+        box.root.facts["1"] = facts
+
+
+def test_numbers_of_one_view_agree(drawn):
+    scene, told, _ = drawn
+    alive = {}
+    for allocation in scene.plan.alive_at_peak:
+        alive[allocation.category] = alive.get(allocation.category, 0) + allocation.nbytes
+    lanes = [scene.box(lane) for lane in scene.hierarchy.lanes()]
+    assert sum(lane.get("held", 0) for lane in lanes) == scene.plan.peak_bytes == sum(alive.values())
+    model = scene.box(next(box for box in scene.hierarchy.boxes.values() if box.name == "net"))
+    parts = [card for name, card in told.items() if name.count(".") == 1]
+    assert model["held"] == sum(card.get("held", 0) for card in parts)
+    assert format_bytes(model["held"])
+
+
+def test_counts_are_short():
+    assert [count_text(n) for n in (7, 999, 1000, 2_048_000, 70_600_000_000)] == [
+        "7",
+        "999",
+        "1 k",
+        "2.05 M",
+        "70.6 B",
+    ]
