@@ -162,7 +162,8 @@ def test_the_widget_asks_the_network_for_nothing(page):
     graph, _keep = small_step()
     with Stage(page, graph, width=900) as stage:
         stage.click('button[data-action="expand-all"]')
-        stage.click('[data-node][data-kind="op"]')
+        page.locator('[data-node][data-kind="op"]').first.focus()
+        page.keyboard.press("Enter")
         page.locator('input[data-action="search"]').fill("addmm")
         stage.settle()
         stage.click('button[data-action="evaluate"]')

@@ -144,7 +144,7 @@ def test_a_lazy_cell_is_seen_opened_evaluated_and_still_there_without_a_kernel(
     assert page.locator(".lz-lifetime").count() == 1
     assert page.locator(".lz-relation-saved path").count() >= 1  # saved for backward: drawn on selection only
     page.screenshot(path=screenshots / "notebook-details.png")
-    page.locator(".lz-peak").click()
+    page.locator(".lz-peak .lz-flag").click()
     assert page.locator(".lazyviz .lz-lit").count() >= 1
 
     page.locator('input[data-action="search"]').fill("layer_norm")
