@@ -117,7 +117,7 @@ def record(row: Row) -> Result:
     driver = plan.eager_driver_range
     assert plan.verdict_of == "eager" and plan.reserved_bytes is not None and driver is not None
     by_kind = {
-        "allocated": (outcome.allocated_peak, plan.peak_range),
+        "allocated": (outcome.allocated_peak, plan.max_memory_allocated_range),
         "reserved": (outcome.reserved_peak, plan.reserved_range),
         "driver less context": (outcome.reserved_peak, driver),
         "driver": (outcome.reserved_peak + plan.needed_bytes - plan.reserved_bytes, driver),

@@ -217,6 +217,15 @@ class Plan(Tabular):
         return self._reservation.allocated_bytes if self._reservation is not None else None
 
     @property
+    def max_memory_allocated_range(self) -> tuple[int, int] | None:
+        """The least and the most that :attr:`max_memory_allocated` may be, in ``range_level`` of runs."""
+        allocated = self.max_memory_allocated
+        if allocated is None:
+            return None
+        more = allocated - self.peak_bytes  # than tensors: rounding, workspaces
+        return self.peak_range[0] + more, self.peak_range[1] + more
+
+    @property
     def range_level(self) -> float:
         """Share of runs that are to be expected within the ranges of a card; on the CPU they are bounds."""
         return LEVEL
