@@ -154,9 +154,11 @@ def vit_l_tutorial(batch: int, in_backward: bool) -> None:
     with CUDA:
         model = VisionTransformer(1024, 24, 16, 4096, 16, 1000).train()
     image = torch.randn(batch, 3, 224, 224, device="cuda")
-    optimizers = {}
+    optim: torch.optim.Adam | None = None
     if in_backward:
-        optimizers = {weight: torch.optim.Adam([weight], foreach=False) for weight in model.parameters()}
+        optimizers: dict[Tensor, torch.optim.Adam] = {
+            weight: torch.optim.Adam([weight], foreach=False) for weight in model.parameters()
+        }
 
         def step(weight: Tensor) -> None:
             optimizers[weight].step()
@@ -168,7 +170,7 @@ def vit_l_tutorial(batch: int, in_backward: bool) -> None:
         optim = torch.optim.Adam(model.parameters())
     for _ in range(STEPS):
         model(image).sum().backward()
-        if not in_backward:
+        if optim is not None:
             optim.step()
             optim.zero_grad()
 

@@ -82,7 +82,7 @@ def _rank(rank: int, name: str, ranks: int, runs: int, folder: str) -> None:
     torch.set_num_threads(1)
     _patiently()
     torch.manual_seed(0)
-    store = dist.FileStore(f"{folder}/store", ranks)
+    store = dist.FileStore(f"{folder}/store", ranks)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     try:
         peaks = []
@@ -101,7 +101,7 @@ def measured(name: str, ranks: int, runs: int = 3) -> list[int]:
     The least of some runs: what a thread of gloo's frees may still count as held.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (name, ranks, runs, folder), nprocs=ranks, join=True)
+        mp.spawn(_rank, (name, ranks, runs, folder), nprocs=ranks, join=True)  # type: ignore[attr-defined]
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
 
 

@@ -38,7 +38,7 @@ def llama_70b() -> None:
 
     config = LlamaConfig(
         hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
-        num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192, rope_theta=500000.0,
+        num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192,
     )  # fmt: skip
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
@@ -84,7 +84,7 @@ def llama_8b_2d() -> None:
     mesh = init_device_mesh("cuda", (4, 2), mesh_dim_names=("dp", "tp"))
     config = LlamaConfig(
         hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-        num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192, rope_theta=500000.0,
+        num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192,
     )  # fmt: skip
     with torch.device("meta"):
         model = LlamaForCausalLM(config)

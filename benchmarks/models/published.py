@@ -108,7 +108,8 @@ class _GptAttention(nn.Module):
         key, query, value = key.transpose(1, 2), query.transpose(1, 2), value.transpose(1, 2)
         scores = query @ key.transpose(2, 3)
         if self.form == "kept mask":
-            mask = self.mask.bool()[:length, :length]
+            kept: Tensor = self.mask  # type: ignore[assignment]
+            mask = kept.bool()[:length, :length]
         else:
             mask = torch.triu(torch.ones(length, length, dtype=torch.bool, device=x.device), diagonal=1)
         scores.masked_fill_(mask, -torch.inf)

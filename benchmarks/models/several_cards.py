@@ -39,7 +39,8 @@ def gpt2(device: torch.device, **changes: Any) -> nn.Module:
         "n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 500, "n_positions": 64,
         "bos_token_id": 1, "eos_token_id": 1,
     } | changes  # fmt: skip
-    return GPT2LMHeadModel(GPT2Config(**sizes)).to(device)
+    model: nn.Module = GPT2LMHeadModel(GPT2Config(**sizes))
+    return model.to(device)
 
 
 def llama(device: torch.device, **changes: Any) -> nn.Module:
@@ -92,7 +93,7 @@ def ddp_accumulating(device: torch.device, ranks: int) -> Any:
 
 def shard(model: nn.Module, **options: Any) -> nn.Module:
     """FSDP2 by layer, as torchtitan does."""
-    for layer in model.model.layers:  # type: ignore[union-attr, attr-defined]
+    for layer in model.model.layers:  # type: ignore[union-attr]
         fully_shard(layer, **options)
     fully_shard(model, **options)
     model.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]  # gloo has no average
