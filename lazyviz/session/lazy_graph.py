@@ -475,7 +475,7 @@ def lazy(
             split=split,
             backend=backend or defaults.backend,
             allow_sync=allow_sync,
-            assume=None if assume is None else {line: value for line, value in assume.items()},
+            assume=None if assume is None else dict[int | str, Any](assume.items()),
             mesh=mesh,
             rank=rank,
             held_bytes_limit=held_bytes_limit,
