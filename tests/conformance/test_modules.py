@@ -23,10 +23,6 @@ from .scoreboard import EQUAL, FAILING
 
 # Entries with sync points: cause -> why it needs data.
 SYNC_POINTS: dict[str, dict[str, str]] = {
-    "nn.CTCLoss": {
-        "lengths of sequences": "they decide the shape of what it keeps for its gradient",
-        "raw memory access": "a mean divides by lengths, of lists, with which C++ code fills a tensor",
-    },
     "nn.GaussianNLLLoss": {"item": "it raises ValueError if any variance is negative"},
     "nn.LinearCrossEntropyLoss": {
         "cross_entropy with weight and label_smoothing": "ATen takes another path for tensor subclasses",

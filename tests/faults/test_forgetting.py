@@ -100,7 +100,9 @@ def evaluated(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 )
 def test_nothing_stays_pending_of_a_block_dropped_with_its_model(steps, optimizer, order, monkeypatch):
     """Plain PyTorch would be looked at, and slower, until then; values that were read leave a part behind."""
-    monkeypatch.setattr(tape, "_looked_for", 0.0)  # what was looked at under a tracer has taken long
+    monkeypatch.setattr(
+        tape.pending_ops, "_looked_for", 0.0
+    )  # what was looked at under a tracer has taken long
     before = dict.fromkeys(tape.pending)
     kept = dropped_later(steps, optimizer)
     assert tape.pending.keys() - before
@@ -126,7 +128,7 @@ def dropped_later(steps: int, optimizer: type[torch.optim.Optimizer]) -> dict[st
 
 
 def test_a_write_is_kept_while_a_view_that_was_not_met_can_show_it(monkeypatch):
-    monkeypatch.setattr(tape, "_looked_for", 0.0)
+    monkeypatch.setattr(tape.pending_ops, "_looked_for", 0.0)
     model = torch.nn.Linear(4, 2)
     shown = model.weight.detach()[0]
     expected = shown - 1

@@ -27,6 +27,7 @@ from ..fake_cuda import device as fake_cuda_device
 from ..fake_cuda.host_values import host_copy
 from ..lazy_tensor import describe, is_pending, is_plain_memory, see_history, take_class
 from ..rng import READERS, rng_state
+from ..shapes import ctc_loss as ctc_shapes
 from ..tape import Tape
 from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
 from . import checkpoint_saving
@@ -461,7 +462,7 @@ class SyncPatches:
     def _with_lengths(self, ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
         """``torch.ctc_loss`` once lengths have their values, which decide the shape of what it keeps.
 
-        On a card it copies them to the host, but for tensor subclasses: there it is given lists.
+        Of lists it would fill a tensor past the dispatcher, so lengths are tensors where its result is.
         """
 
         @functools.wraps(ctc_loss)
@@ -470,17 +471,35 @@ class SyncPatches:
             log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *args: Any, **kwargs: Any
         ) -> Any:
             lengths = [input_lengths, target_lengths]
-            for position, each in enumerate(lengths):
-                if not isinstance(each, torch.Tensor) or each.is_floating_point() or each.is_complex():
-                    continue
-                found = self.known(each)
-                if getattr(log_probs, "is_cuda", False):
-                    lengths[position] = (each if found is None else found).flatten().tolist()
-                elif found is None:
-                    self.before_read(each, "lengths of sequences")
+            if self.tape.recording.graph is not None and isinstance(log_probs, torch.Tensor):
+                known = [self._length(each, log_probs.device) for each in lengths]
+                blank = args[0] if args else kwargs.get("blank", 0)
+                given = {"log_probs": log_probs, "targets": targets, "blank": blank}
+                given |= dict(zip(ctc_shapes.LENGTHS, known))
+                # What the kernel refuses keeps its form, for its words.
+                if ctc_shapes.is_valid(given):
+                    lengths = [self._on_device(each or [], log_probs.device) for each in known]
             return ctc_loss(log_probs, targets, *lengths, *args, **kwargs)
 
         return function
+
+    def _length(self, lengths: Any, device: torch.device) -> list[int] | None:
+        """Lengths of sequences, read if they are not known; ``None``: they are none."""
+        if isinstance(lengths, torch.Tensor):
+            if lengths.is_floating_point() or lengths.is_complex():
+                return None
+            found = self.known(lengths)
+            if found is None and device.type == "cpu":
+                self.before_read(lengths, "lengths of sequences")
+            return (lengths if found is None else found).flatten().tolist()
+        whole = isinstance(lengths, (list, tuple)) and all(type(each) is int for each in lengths)
+        return list(lengths) if whole else None
+
+    def _on_device(self, lengths: list[int], device: torch.device) -> torch.Tensor:
+        if device.type != "cpu":
+            return torch.tensor(lengths, dtype=torch.long, device=device)
+        with self.tape.recording.paused():
+            return torch.tensor(lengths, dtype=torch.long)
 
     def _patch_tracing(self) -> None:
         """TorchScript's tracer runs the program to see it, and again, compiled, to compare: on values."""

@@ -30,7 +30,7 @@ def name_roots(roots: Iterable[ModuleRoot], variables: Mapping[str, Any]) -> Non
     within: dict[int, tuple[str, str, torch.nn.Module]] = {}
     if any(key not in named for key in wanted):
         for expression, module in reversed(found):
-            for path, part in module.named_modules():
+            for path, part in _parts(module):
                 if id(part) in wanted and path:
                     within[id(part)] = expression, path, module
     known: dict[int, dict[str, ModuleFacts]] = {}
@@ -49,25 +49,41 @@ def name_roots(roots: Iterable[ModuleRoot], variables: Mapping[str, Any]) -> Non
         root.call(variable, prefix, facts)
 
 
+def _holder(path: str, paths: Mapping[str, int]) -> str:
+    """The path of the module that holds the one at ``path``: names may have dots in them."""
+    while path:
+        path = path.rpartition(".")[0]
+        if path in paths:
+            break
+    return path
+
+
 def facts_below(module: torch.nn.Module) -> dict[str, ModuleFacts]:
     """What is known of ``module`` and of all that it holds, by path."""
     own: dict[str, int] = {}
     settings: dict[str, str] = {}
     kinds: dict[str, str] = {}
-    for path, part in module.named_modules():
+    for path, part in _parts(module):
         kinds[path] = type(part).__name__
-        own[path] = sum(weight.numel() for weight in part._parameters.values() if _counts(weight))
+        own[path] = sum(map(_elements, part._parameters.values()))
         if type(part).__module__.startswith(_PYTORCH_S):
             settings[path] = part.extra_repr()
     total = dict(own)
     for path in reversed(own):  # a module comes after the one that holds it
         if path:
-            total[path.rpartition(".")[0]] += total[path]
+            total[_holder(path, total)] += total[path]
     return {path: ModuleFacts(kinds[path], total[path], settings.get(path, "")) for path in kinds}
 
 
-def _counts(weight: Any) -> bool:
-    return isinstance(weight, torch.Tensor) and not torch.nn.parameter.is_lazy(weight)
+def _parts(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """``named_modules``, whatever the module's class makes of it."""
+    return torch.nn.Module.named_modules(module)
+
+
+def _elements(weight: Any) -> int:
+    """The numbers in a weight that is there."""
+    counts = isinstance(weight, torch.Tensor) and not torch.nn.parameter.is_lazy(weight)
+    return weight.numel() if counts else 0
 
 
 def _modules(variables: Mapping[str, Any]) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -81,7 +97,7 @@ def _modules(variables: Mapping[str, Any]) -> Iterator[tuple[str, torch.nn.Modul
         below: list[tuple[str, Any]] = []
         for expression, content in level:
             if issubclass(type(content), torch.nn.Module):
-                if id(content) not in seen:
+                if id(content) not in seen and "_modules" in vars(content):  # else it was not initialized
                     seen.add(id(content))
                     yield expression, content
             elif room > 0 and id(content) not in seen:
@@ -91,6 +107,14 @@ def _modules(variables: Mapping[str, Any]) -> Iterator[tuple[str, torch.nn.Modul
                     room -= len(children)
                     below += children
         level = below
+
+
+def _attributes(content: Any) -> Any:
+    """What the object holds, without asking code of the user's."""
+    try:
+        return object.__getattribute__(content, "__dict__")
+    except AttributeError:
+        return None
 
 
 def _items(expression: str, content: Any) -> Iterator[tuple[str, Any]]:
@@ -105,7 +129,7 @@ def _items(expression: str, content: Any) -> Iterator[tuple[str, Any]]:
             if isinstance(key, (str, int)):
                 yield f"{expression}[{key!r}]", item
     elif kind.__module__ not in ("builtins", "torch") and not callable(content):
-        attributes = getattr(content, "__dict__", None)
+        attributes = _attributes(content)
         if type(attributes) is dict:
             for key, item in list(attributes.items())[:MAX_ITEMS]:
                 # What a method calls itself says nothing more.

@@ -209,7 +209,7 @@ class Scopes:
         known = self._learnt
         if known is not None and known.holds(root):
             return known.paths
-        modules = list(root.named_modules())
+        modules = list(torch.nn.Module.named_modules(root))
         paths = {id(module): name for name, module in modules}
         seen: set[int] = set()  # a tied weight goes by its first name, as in named_parameters()
         for name, module in modules:

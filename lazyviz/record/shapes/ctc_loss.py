@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-_LENGTHS = ("input_lengths", "target_lengths")
+LENGTHS = ("input_lengths", "target_lengths")
 
 
 def is_valid(arguments: Mapping[str, Any]) -> bool:
@@ -19,14 +19,14 @@ def is_valid(arguments: Mapping[str, Any]) -> bool:
     ``arguments`` hold values or tensors, by the names in the operator's schema.
     """
     scores, targets = arguments["log_probs"], arguments["targets"]
-    if not all(isinstance(arguments[name], (list, tuple)) for name in _LENGTHS):
+    if not all(isinstance(arguments[name], (list, tuple)) for name in LENGTHS):
         return False
     if len(scores.shape) != 3 or len(targets.shape) not in (1, 2):
         return False
     if scores.dtype not in (torch.float32, torch.float64) or targets.dtype not in (torch.int32, torch.int64):
         return False
     steps, batch, labels = scores.shape
-    inputs, wanted = (arguments[name] for name in _LENGTHS)
+    inputs, wanted = (arguments[name] for name in LENGTHS)
     longest = targets.shape[1] if len(targets.shape) == 2 else targets.shape[0]
     given = sum(wanted) if len(targets.shape) == 1 else max(wanted, default=0)
     return (

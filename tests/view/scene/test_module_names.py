@@ -188,3 +188,24 @@ def test_several_equal_steps_stay_steps_and_two_models_that_train_in_turn_are_on
         other(x).sum().backward()
     assert "step" not in turns.text()
     assert {"net", "other"} <= {name for name, _, _ in modules(scene_of(turns))}
+
+
+def test_naming_asks_no_code_of_the_user_s_and_takes_any_name():
+    class Odd(nn.Module):
+        def forward(self, x):
+            return self._modules[".."](x)
+
+    class Unfinished(nn.Module):
+        def __init__(self) -> None:
+            pass
+
+    class Asked:
+        def __getattribute__(self, name):
+            raise RuntimeError(f"asked for {name}")
+
+    odd, unfinished, asked = Odd(), Unfinished(), Asked()
+    odd._modules[".."] = nn.Linear(2, 2)
+    with lazyviz.lazy() as graph:
+        odd(torch.ones(1, 2))
+    assert unfinished is not None and asked is not None
+    assert any(node.root == "odd" for node in graph.nodes)
