@@ -208,6 +208,9 @@ class LazyBlock(Transaction, Generic[G]):
         self._account()
         self.undo()
         self.graph = self.named = None  # a context that saw the block refers to it as long as it lives
+        if not _open and not tape.pending:  # nobody else has the graph: what it recorded is forgotten
+            with Exclusive():
+                _stop_watching()
 
     def abandoned(self) -> None:
         """Left without a regular end: what was recorded stays pending, without names."""

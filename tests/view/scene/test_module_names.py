@@ -208,4 +208,4 @@ def test_naming_asks_no_code_of_the_user_s_and_takes_any_name():
     with lazyviz.lazy() as graph:
         odd(torch.ones(1, 2))
     assert unfinished is not None and asked is not None
-    assert any(node.root == "odd" for node in graph.nodes)
+    assert {node.root.variable for node in graph.nodes if node.root} == {"odd"}
