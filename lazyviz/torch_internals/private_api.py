@@ -71,7 +71,8 @@ PROFILER_MARKS = (_marks._record_function_enter_new.default, _marks._record_func
 # --- tensors without memory -------------------------------------------------------
 
 # The one call that makes a tensor with true metadata and no memory.
-make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
+MAKE_WRAPPER_SUBCLASS = "_make_wrapper_subclass"  # DTensor calls it by this name
+make_wrapper_subclass = getattr(torch.Tensor, MAKE_WRAPPER_SUBCLASS)
 # `Tensor.__torch_function__ = ` this makes library fast paths treat a subclass as a plain tensor.
 disabled_torch_function = torch._C._disabled_torch_function_impl
 _disabled_torch_dispatch = torch._C._disabled_torch_dispatch_impl

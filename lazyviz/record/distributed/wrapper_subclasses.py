@@ -41,7 +41,7 @@ def install(patches: Patches, tape: Tape) -> None:
         patches.set(
             cls, "get_device", lambda tensor: -1 if (index := device(tensor).index) is None else index
         )
-    original = torch.Tensor._make_wrapper_subclass
+    original = private_api.make_wrapper_subclass
 
     @functools.wraps(original)
     def make_wrapper_subclass(*args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ def install(patches: Patches, tape: Tape) -> None:
             kwargs["device"] = torch_cuda.STAND_INS.get(place, place)
         return original(*args, **kwargs)
 
-    patches.set(torch.Tensor, "_make_wrapper_subclass", staticmethod(make_wrapper_subclass))
+    patches.set(torch.Tensor, private_api.MAKE_WRAPPER_SUBCLASS, staticmethod(make_wrapper_subclass))
 
 
 def _install_propagation(patches: Patches, tape: Tape) -> None:
