@@ -83,7 +83,7 @@ CHECKS = (
     Check("tests of faults", (*TESTS, "tests/faults"), daily=True, more=EVERY_FAULT),
     Check(
         "unit tests in Python alone",
-        (*TESTS, "--daily", "tests/record", "tests/semantics", "tests/execute"),
+        (*TESTS, "--daily", "tests/semantics", "tests/record", "tests/execute"),
         env={"LAZYVIZ_PURE_PYTHON": "1"},
     ),
     Check("tests of execution", (*TESTS, "tests/execute"), daily=True, more=("--all",)),
