@@ -8,7 +8,7 @@ import { DetailsPanel, failureBlock } from "./drawer/details-panel";
 import { Drawer } from "./drawer/drawer";
 import { splitter } from "./page/splitter";
 import { syncList } from "./toolbar/sync-list";
-import { html } from "./page/dom";
+import { grouped, html } from "./page/dom";
 import { GraphView } from "./graph/graph-view";
 import { MemoryChart } from "./strip/memory-chart";
 import type { Callback, Model } from "./model/model";
@@ -301,7 +301,7 @@ export class Body {
         if (!this.#chart?.showRange(message)) break;
         this.#leaveSelection();
         this.#alive.showRange(message);
-        this.#showAlive(`Ops ${(message.points.range[0] + 1).toLocaleString("en")} …`);
+        this.#showAlive(`Ops ${grouped(message.points.range[0] + 1)} …`);
         this.#light(message.made);
         break;
       case "details":
@@ -428,7 +428,7 @@ export class Body {
     this.#graph.select(this.#selected);
     this.run.select(this.#scene.boxes.get(this.#selected ?? "") ?? null);
     this.#alive.showMoment(moment);
-    this.#showAlive(`Alive at op ${(moment.position + 1).toLocaleString("en")}`);
+    this.#showAlive(`Alive at op ${grouped(moment.position + 1)}`);
     this.#light(moment.alive);
     if (this.#selected !== null) this.#graph.center(this.#selected);
   }
@@ -461,7 +461,7 @@ export class Body {
     this.#chart?.show(memory);
     if (this.#moment !== null) this.#leaveSelection();
     this.#refresh();
-    if (batch) this.#graph.legend.showNote(batch.size === batch.recorded ? "" : `sizes as recorded, ${batch.recorded.toLocaleString("en")} samples`);
+    if (batch) this.#graph.legend.showNote(batch.size === batch.recorded ? "" : `sizes as recorded, ${grouped(batch.recorded)} samples`);
     if (this.#selected === null) {
       this.#moment = null;
       this.#graph.light(new Map());

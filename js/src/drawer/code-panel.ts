@@ -1,6 +1,6 @@
 // The user's code beside the graph: each line with what it allocates, its share of the peak and its time.
 
-import { html, plainButton, seconds } from "../page/dom";
+import { grouped, html, plainButton, seconds } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
 import { roving } from "../page/roving";
 import type { CodeFacts, CodeMessage, LineFact, Send } from "../model/types";
@@ -156,7 +156,7 @@ function words(fact: LineFact, share: (bytes?: number) => string): string {
   const parts: string[] = [];
   if (fact.failed) parts.push(`failed: ${fact.failed}`);
   if (fact.sync) parts.push(`sync point, ${fact.sync}`);
-  if (fact.ops) parts.push(`${count(fact.ops)}${fact.called ? ` (${fact.called.toLocaleString("en")} by lines that it calls)` : ""}, ${bytesText(fact.bytes ?? 0)} allocated, ${bytesText(fact.held ?? 0)} at the peak (${share(fact.held)})`);
+  if (fact.ops) parts.push(`${count(fact.ops)}${fact.called ? ` (${grouped(fact.called)} by lines that it calls)` : ""}, ${bytesText(fact.bytes ?? 0)} allocated, ${bytesText(fact.held ?? 0)} at the peak (${share(fact.held)})`);
   if (fact.gradients) {
     parts.push(`its gradients: ${count(fact.gradients)}, ${bytesText(fact.gradientBytes ?? 0)} allocated, ${bytesText(fact.gradientHeld ?? 0)} at the peak (${share(fact.gradientHeld)})`);
   }
@@ -165,7 +165,7 @@ function words(fact: LineFact, share: (bytes?: number) => string): string {
 }
 
 function count(ops: number): string {
-  return `${ops.toLocaleString("en")} op${ops === 1 ? "" : "s"}`;
+  return `${grouped(ops)} op${ops === 1 ? "" : "s"}`;
 }
 
 function percent(share: number): string {

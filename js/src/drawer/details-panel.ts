@@ -1,6 +1,6 @@
 // The details panel: what is known of the clicked box; before a click, what is alive at the peak.
 
-import { html, plainButton } from "../page/dom";
+import { grouped, html, plainButton } from "../page/dom";
 import type { BoxData, Details, Failure, Flow, Link, Memory, Moment, Range, Send, Source, TensorRow } from "../model/types";
 import { valuesBlock } from "./values";
 
@@ -41,7 +41,7 @@ export class DetailsPanel {
       html("h3", {}, "Alive at the peak"),
       html("p", { class: "lz-muted" }, `${memory.peakText}${memory.peakName ? ` at ${memory.peakName}` : ""}`),
       html("ul", { class: "lz-list" }, ...rows),
-      ...(more > 0 ? [html("p", { class: "lz-muted" }, `and ${more.toLocaleString("en")} smaller ones`)] : []),
+      ...(more > 0 ? [html("p", { class: "lz-muted" }, `and ${grouped(more)} smaller ones`)] : []),
     );
     this.element.scrollTop = 0;
   }
@@ -63,12 +63,12 @@ export class DetailsPanel {
     for (const [name, bytes] of moment.categories) categories.append(html("dt", {}, name), html("dd", {}, bytes));
     const more = moment.aliveCount - rows.length;
     this.element.replaceChildren(
-      html("h3", {}, `Alive at op ${(moment.position + 1).toLocaleString("en")}`),
+      html("h3", {}, `Alive at op ${grouped(moment.position + 1)}`),
       html("p", { class: "lz-muted" }, `${moment.bytes} at `, this.#link({ label: moment.name, chain: moment.chain })),
       ...(moment.source ? [sourceBlock(moment.source)] : []),
       categories,
       html("ul", { class: "lz-list" }, ...rows.flat()),
-      ...(more > 0 ? [html("p", { class: "lz-muted" }, `and ${more.toLocaleString("en")} smaller ones`)] : []),
+      ...(more > 0 ? [html("p", { class: "lz-muted" }, `and ${grouped(more)} smaller ones`)] : []),
     );
     this.element.scrollTop = 0;
   }
@@ -87,10 +87,10 @@ export class DetailsPanel {
     );
     const more = range.madeCount - rows.length;
     this.element.replaceChildren(
-      html("h3", {}, `Ops ${(start + 1).toLocaleString("en")} to ${stop.toLocaleString("en")}`),
+      html("h3", {}, `Ops ${grouped(start + 1)} to ${grouped(stop)}`),
       html("p", { class: "lz-muted" }, `allocate ${range.madeText}; peak ${range.peakText} at ${range.peakName}`),
       html("ul", { class: "lz-list" }, ...rows),
-      ...(more > 0 ? [html("p", { class: "lz-muted" }, `and ${more.toLocaleString("en")} smaller ones`)] : []),
+      ...(more > 0 ? [html("p", { class: "lz-muted" }, `and ${grouped(more)} smaller ones`)] : []),
     );
     this.element.scrollTop = 0;
   }
@@ -156,7 +156,7 @@ export class DetailsPanel {
   #links({ links, more }: Details): Node[] {
     if (!links?.length) return [];
     const items = links.map((link) => html("li", {}, this.#link(link), html("span", { class: "lz-number" }, link.bytes)));
-    const rest = more ? [html("p", { class: "lz-muted" }, `and ${more.toLocaleString("en")} more`)] : [];
+    const rest = more ? [html("p", { class: "lz-muted" }, `and ${grouped(more)} more`)] : [];
     return [html("h4", {}, "Ops"), html("ul", { class: "lz-list" }, ...items), ...rest];
   }
 

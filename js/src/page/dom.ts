@@ -84,3 +84,8 @@ export function seconds(value: number): string {
   if (value < 1) return `${(value * 1e3).toPrecision(3)} ms`;
   return value < 120 ? `${value.toPrecision(3)} s` : `${Math.round(value / 60)} min`;
 }
+
+/** A number with its thousands apart, as in 1,924. */
+export function grouped(value: number): string {
+  return value.toLocaleString("en");
+}

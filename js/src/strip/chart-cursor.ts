@@ -3,8 +3,8 @@
 // The plot is a picture to a screen reader; beside it stands a slider over the positions, which says what
 // is at each of them, so that arrows, Enter and Escape do what the mouse does.
 
-import { edge, number, pointAt } from "./chart-geometry";
-import { html, plainButton, svg } from "../page/dom";
+import { edge, pointAt } from "./chart-geometry";
+import { grouped, html, plainButton, svg } from "../page/dom";
 import { icon } from "../page/icons";
 import type { MemoryChart } from "./memory-chart";
 
@@ -146,13 +146,13 @@ export class ChartCursor {
     const [start, stop] = points.range;
     const point = this.point === null ? null : Math.min(this.point, points.at.length - 1);
     const at = points.at[point ?? this.#start()] ?? 0;
-    let words = `op ${number(at + 1)} of ${number(this.#chart.count)}`;
+    let words = `op ${grouped(at + 1)} of ${grouped(this.#chart.count)}`;
     if (point !== null || document.activeElement === this.element) {
       const shown = point ?? this.#start();
       const [from, to] = [edge(points, shown), edge(points, shown + 1)];
-      if (to - from > 1) words += `, the highest of ${number(from + 1)} to ${number(to)}`;
+      if (to - from > 1) words += `, the highest of ${grouped(from + 1)} to ${grouped(to)}`;
       words += ` · ${points.ops[shown] ?? ""} · ${this.#chart.describe(shown)}`;
-      if (this.#anchor !== null) words = `from op ${number(this.#anchor + 1)} · ${words}`;
+      if (this.#anchor !== null) words = `from op ${grouped(this.#anchor + 1)} · ${words}`;
     }
     for (const [name, value] of [["valuemin", start + 1], ["valuemax", stop], ["valuenow", at + 1], ["valuetext", words]] as const) {
       this.element.setAttribute(`aria-${name}`, String(value));

@@ -82,7 +82,3 @@ export function steps(plot: Plot, points: Points, bytes: readonly (number | null
   });
   return path;
 }
-
-export function number(value: number): string {
-  return value.toLocaleString("en");
-}

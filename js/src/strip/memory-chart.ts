@@ -4,8 +4,8 @@
 // are there are stretched.  chart-cursor.ts reads and chooses points.
 
 import { ChartCursor } from "./chart-cursor";
-import { area, edge, HEIGHT, number, Plot, pointAt, steps, totals } from "./chart-geometry";
-import { charWidth, html, plainButton, shorten, svg } from "../page/dom";
+import { area, edge, HEIGHT, Plot, pointAt, steps, totals } from "./chart-geometry";
+import { charWidth, grouped, html, plainButton, shorten, svg } from "../page/dom";
 import type { Memory, Points, Range } from "../model/types";
 
 const NEAR = 2; // how many times the peak a line may be high to be drawn
@@ -99,7 +99,7 @@ export class MemoryChart {
   /** What is told while no point is read. */
   get atRest(): string {
     const { peakAt, peakText, peakName, count } = this.memory;
-    return peakAt === null ? "" : `Peak: op ${number(peakAt + 1)} of ${number(count)} · ${peakText} held · ${peakName}`;
+    return peakAt === null ? "" : `Peak: op ${grouped(peakAt + 1)} of ${grouped(count)} · ${peakText} held · ${peakName}`;
   }
 
   /** Which categories are shown, in the order of the points' lists. */
@@ -195,13 +195,13 @@ export class MemoryChart {
     const { capacity } = memory;
     const times = (capacity ?? 0) / (memory.needed ?? memory.peak);
     const needs = memory.neededText ? ` · needs ${memory.neededText} with what ${memory.device} takes itself` : "";
-    const far = capacity !== null && times >= NEAR && memory.verdict !== "too-big" ? ` · ${memory.device} has ${memory.capacityText}, ${times < 10 ? times.toFixed(1) : number(Math.round(times))} × ${memory.neededText ? "that" : "the peak"}` : "";
+    const far = capacity !== null && times >= NEAR && memory.verdict !== "too-big" ? ` · ${memory.device} has ${memory.capacityText}, ${times < 10 ? times.toFixed(1) : grouped(Math.round(times))} × ${memory.neededText ? "that" : "the peak"}` : "";
     this.#head.textContent = `Peak ${memory.peakText}${at} · ${memory.otherRun}${needs}${far}`;
     this.#head.title = this.#head.textContent;
     this.#measured.textContent = this.#measured.title = memory.measured;
     const [start, stop] = this.points.range;
     this.#back.hidden = !this.#views.length;
-    this.#back.textContent = `Ops ${number(start + 1)} to ${number(stop)} · back`;
+    this.#back.textContent = `Ops ${grouped(start + 1)} to ${grouped(stop)} · back`;
     this.#back.title = "Back to what was shown before (Esc, double click)";
     this.#tellLegend();
     this.#cursor.tell();
@@ -213,7 +213,7 @@ export class MemoryChart {
     const parts = memory.categories.filter((each) => each.peak).map((each) => `${each.name} ${each.peakText}`);
     const room = memory.capacity === null ? "" : ` Memory of ${memory.device}: ${memory.capacityText}.`;
     const measured = memory.measured ? ` ${memory.measured}.` : "";
-    return `Projected memory over the run of ${number(memory.count)} ops: peak ${memory.peakText}${at}, of that ${parts.join(", ")}.${room}${measured}`;
+    return `Projected memory over the run of ${grouped(memory.count)} ops: peak ${memory.peakText}${at}, of that ${parts.join(", ")}.${room}${measured}`;
   }
 
   #tellLegend(): void {
@@ -237,7 +237,7 @@ export class MemoryChart {
       });
       return html("li", {}, entry);
     });
-    const where = point === null ? "at the peak" : `at op ${number((points.at[point] ?? 0) + 1)}`;
+    const where = point === null ? "at the peak" : `at op ${grouped((points.at[point] ?? 0) + 1)}`;
     this.#legend.setAttribute("aria-label", `Categories, with their memory ${where}`);
     const title = html("li", { class: "lz-muted lz-legend-where" }, `${where}:`);
     this.#legend.replaceChildren(title, ...entries);

@@ -1,6 +1,6 @@
 // The graph as a table: the same facts to be read, sorted and filtered; rows come from Python a page at a time.
 
-import { html, plainButton } from "../page/dom";
+import { grouped, html, plainButton } from "../page/dom";
 import { icon } from "../page/icons";
 import { roving } from "../page/roving";
 import type { Send, TableData } from "../model/types";
@@ -162,7 +162,7 @@ export class TableView {
         ),
       ),
     );
-    const words = total ? `${(first + 1).toLocaleString("en")}–${(first + rows.length).toLocaleString("en")} of ${total.toLocaleString("en")}` : "none";
+    const words = total ? `${grouped(first + 1)}–${grouped(first + rows.length)} of ${grouped(total)}` : "none";
     this.#count.textContent = words;
     this.#events.say(`${words}${sort ? `, sorted by ${columns.find(([key]) => key === sort)?.[1] ?? ""}` : ""}`);
     const [before, after] = this.#pager;

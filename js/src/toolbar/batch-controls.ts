@@ -2,7 +2,7 @@
 //
 // The plan of another size is made in Python, which knows the allocator; planning.ts asks for it.
 
-import { html, plainButton } from "../page/dom";
+import { grouped, html, plainButton } from "../page/dom";
 import type { Planning } from "../model/planning";
 import type { Batch, LargestMessage, Memory, State } from "../model/types";
 
@@ -126,6 +126,8 @@ export class BatchControls {
     const top = Math.max(4 * recorded, Math.ceil(1.25 * (this.#most ?? 0)), size);
     this.#sizes = batchSizes(group, top, [recorded, size, this.#most ?? 0, (this.#most ?? 0) + group]);
     this.slider.max = String(this.#sizes.at(-1) ?? recorded);
+    // As wide as the longest size, so that nothing in the row moves while one drags.
+    this.#value.style.setProperty("--lz-digits", String(grouped(this.#sizes.at(-1) ?? recorded).length));
     this.slider.value = this.#planning.wanted("batch-size") ?? String(size);
   }
 
@@ -180,11 +182,11 @@ export class BatchControls {
   #place(): void {
     const size = Number(this.slider.value);
     const { recorded } = this.batch;
-    const of = this.#most && !this.#searching ? ` of ${this.#most.toLocaleString("en")}` : "";
-    this.#value.replaceChildren(html("b", {}, size.toLocaleString("en")), html("span", { class: "lz-muted" }, of));
+    const of = this.#most && !this.#searching ? ` of ${grouped(this.#most)}` : "";
+    this.#value.replaceChildren(html("b", {}, grouped(size)), html("span", { class: "lz-muted" }, of));
     this.#value.setAttribute("aria-label", samples(size));
     this.#back.hidden = size === recorded;
-    this.#back.textContent = `back to ${recorded.toLocaleString("en")}`;
+    this.#back.textContent = `back to ${grouped(recorded)}`;
     this.#back.title = `Evaluate runs the ${samples(recorded)} that were recorded`;
     this.#rail.style.setProperty("--lz-at", String(shareOf(this.#sizes, size)));
     this.#rail.style.setProperty("--lz-recorded", String(shareOf(this.#sizes, recorded)));
@@ -207,7 +209,7 @@ export class BatchControls {
         : this.#most
           ? ` · at most ${samples(this.#most)} fit`
           : " · not even one sample fits";
-    const runs = batch.size === recorded ? "" : ` · Evaluate runs the ${recorded.toLocaleString("en")} recorded`;
+    const runs = batch.size === recorded ? "" : ` · Evaluate runs the ${grouped(recorded)} recorded`;
     const words = `${batch.words} · peak ${memory.peakText}${most}${runs}`;
     this.#words.textContent = words;
     this.#rail.title = this.#value.title = words;
@@ -236,7 +238,7 @@ export class BatchControls {
       return html("li", {}, link, html("span", {}, ` ${blocker.why}`));
     });
     const more = blockedCount - rows.length;
-    if (more > 0) rows.push(html("li", { class: "lz-muted" }, `and ${more.toLocaleString("en")} more`));
+    if (more > 0) rows.push(html("li", { class: "lz-muted" }, `and ${grouped(more)} more`));
     this.blocked.classList.toggle("lz-wanted", this.batch.split !== "off");
     this.blocked.replaceChildren(
       ...(rows.length ? [html("b", {}, "The batch cannot be split:"), html("ul", {}, ...rows)] : []),
@@ -245,7 +247,7 @@ export class BatchControls {
 }
 
 function samples(count: number): string {
-  return `${count.toLocaleString("en")} sample${count === 1 ? "" : "s"}`;
+  return `${grouped(count)} sample${count === 1 ? "" : "s"}`;
 }
 
 /** Sizes from `group` to `top`: every multiple, or where those are many, round numbers and powers of two. */

@@ -1,7 +1,7 @@
 // Running the graph: all of it or up to the selected box, with which backend, whether values are looked at;
 // how far it is, and what was found.
 
-import { html, plainButton, seconds } from "../page/dom";
+import { grouped, html, plainButton, seconds } from "../page/dom";
 import type { BoxData, Choices, Finding, Progress, Send, State } from "../model/types";
 
 const BACKEND_HINT = "What runs the ops; eager gives PyTorch's own results to the last bit";
@@ -133,7 +133,7 @@ export class RunControls {
     this.#bar.value = done;
     this.#words.textContent = [
       piece ? `piece ${piece} of ${pieces ?? 1}` : "",
-      `op ${done.toLocaleString("en")} of ${total.toLocaleString("en")}`,
+      `op ${grouped(done)} of ${grouped(total)}`,
       seconds(progress.seconds),
       left && progress.seconds > 1 && left > 0.5 ? `about ${seconds(left)} left` : "",
       memory,

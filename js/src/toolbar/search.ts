@@ -1,6 +1,6 @@
 // The search box: hits are counted, listed, lit up in the graph, and stepped through.
 
-import { html, plainButton } from "../page/dom";
+import { grouped, html, plainButton } from "../page/dom";
 import type { Found, Hit, Send } from "../model/types";
 
 const LISTED = 20;
@@ -106,7 +106,7 @@ export class Search {
     this.total = found.total;
     if (found.lit) {
       this.#events.light(found.lit);
-      this.#events.say(found.total ? `${found.total.toLocaleString("en")} found` : "Nothing found");
+      this.#events.say(found.total ? `${grouped(found.total)} found` : "Nothing found");
       this.#fill();
     }
     if (this.#wanted === null || !found.total) this.#show();
@@ -145,8 +145,8 @@ export class Search {
     const chosen = this.#hits.get(at);
     if (at >= 0) this.#at = at;
     this.#wanted = at >= 0 && !chosen ? at : null;
-    const all = total.toLocaleString("en");
-    this.#count.textContent = !this.asked ? "" : this.#at < 0 ? (total ? all : "none") : `${(this.#at + 1).toLocaleString("en")} of ${all}`;
+    const all = grouped(total);
+    this.#count.textContent = !this.asked ? "" : this.#at < 0 ? (total ? all : "none") : `${grouped(this.#at + 1)} of ${all}`;
     if (chosen) {
       this.#events.go(chosen.chain);
       this.#events.say(`${this.#count.textContent}: ${chosen.label}`);
@@ -169,7 +169,7 @@ export class Search {
       return html("li", {}, row);
     });
     const more = this.total - rows.length;
-    const note = !rows.length ? "Nothing found" : more > 0 ? `${more.toLocaleString("en")} more: Enter steps through all` : "";
+    const note = !rows.length ? "Nothing found" : more > 0 ? `${grouped(more)} more: Enter steps through all` : "";
     this.#list.replaceChildren(...rows, ...(note ? [html("li", { class: "lz-muted lz-hit-note" }, note)] : []));
     this.#list.hidden = !this.element.contains(document.activeElement);
   }

@@ -1,6 +1,6 @@
 // One row: running and its state, the verdict, what was found, what is planned for, search, and icons.
 
-import { html, plainButton } from "../page/dom";
+import { grouped, html, plainButton } from "../page/dom";
 import { icon, type ICONS } from "../page/icons";
 import { Popover, row } from "../page/popover";
 import type { Batch, Failure, Memory, State } from "../model/types";
@@ -103,7 +103,7 @@ export class Toolbar {
 
   showState(state: State, report: string, ops: number, empty = false, begun = false): void {
     const words = empty ? "nothing to run" : state === "pending" && (report || begun) ? "partly evaluated" : STATES[state];
-    const more = report && state !== "running" ? report : ops && state === "pending" ? `${ops.toLocaleString("en")} ops` : "";
+    const more = report && state !== "running" ? report : ops && state === "pending" ? `${grouped(ops)} ops` : "";
     this.#state.textContent = [words, more, this.#title].filter(Boolean).join(" · ");
     this.#state.title = this.#state.textContent;
   }
@@ -111,7 +111,7 @@ export class Toolbar {
   /** Whether it fits; of another batch than Evaluate runs, of which. */
   showVerdict(memory: Memory, batch: Batch | null): void {
     this.#chip.dataset["verdict"] = memory.verdict;
-    const other = batch && batch.size !== batch.recorded ? ` · for ${batch.size.toLocaleString("en")} samples` : "";
+    const other = batch && batch.size !== batch.recorded ? ` · for ${grouped(batch.size)} samples` : "";
     this.#verdict = memory.verdictShort + other;
     this.#chip.title = memory.verdictTitle ? `${memory.verdictText}. ${memory.verdictTitle}` : memory.verdictText;
     this.#tell();
