@@ -7,7 +7,7 @@ IN_VENV := $(VENV)/bin/python
 OPEN ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint format bench picture clean
+.PHONY: help demo check test test-all lint format bench docs docs-links picture clean
 
 help: ## this list
 	@echo "lazyviz: see what a PyTorch cell will do before it does it"
@@ -40,6 +40,15 @@ format: ## let ruff rewrite what it can
 bench: ## every figure of speed and memory beside its peers (QUICK=1: a look in three minutes)
 	@$(PYTHON) scripts/environment.py bench
 	@$(IN_VENV) benchmarks/run.py $(if $(QUICK),--quick)
+
+docs: ## build the documentation site into out/docs, executing its cells; a warning is an error
+	@$(PYTHON) scripts/environment.py test
+	@$(IN_VENV) scripts/check.py --only documentation
+	@echo "open out/docs/index.html"
+
+docs-links: ## ask every address that the docs name whether it is there; needs the network
+	@$(PYTHON) scripts/environment.py test
+	@$(IN_VENV) -m sphinx -q -b linkcheck -D nb_execution_mode=off docs out/docs-links
 
 picture: ## draw the README's picture again, with the installed lazyviz
 	@$(PYTHON) scripts/environment.py demo

@@ -3,7 +3,7 @@
 Two checks run at a time, the longest begin first, and compute with one thread each; those that take times
 come last, one after another, with PyTorch's own number of threads.
 
-.venv/bin/python scripts/check.py [--only lint | --daily | --all]
+.venv/bin/python scripts/check.py [--only lint|documentation | --daily | --all]
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Check:
     env: dict[str, str] = field(default_factory=dict)
 
 
+DOCUMENTATION = "documentation"
 NPM = ("scripts/js_build.py", "npm", "run", "--silent")
 BROWSER, CONFORMANCE, LIBRARIES = "tests/browser", "tests/conformance", "tests/libraries"
 PYTEST = ("-m", "pytest")
@@ -74,6 +75,7 @@ PROCESSORS = tuple(
 
 CHECKS = (
     Check("browser tests", (*TESTS, BROWSER)),
+    Check(DOCUMENTATION, ("-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", "out/docs")),
     Check("mypy", ("-m", "mypy"), lint=True, daily=True),
     Check("ruff check", ("-m", "ruff", "check", "."), lint=True, daily=True),
     Check("ruff format", ("-m", "ruff", "format", "--check", "."), lint=True, daily=True),
@@ -123,8 +125,10 @@ DAILY = ("--daily",)
 
 def chosen(options: argparse.Namespace) -> list[Check]:
     """The checks of a target."""
-    if options.only:
+    if options.only == "lint":
         return [check for check in CHECKS if check.lint]
+    if options.only:
+        return [check for check in CHECKS if check.title == options.only]
     if options.daily:
         return [check for check in CHECKS if check.daily]
     return [check for check in CHECKS if options.all or not check.only_all]
@@ -146,12 +150,14 @@ def environment_of(check: Check) -> dict[str, str]:
 def main(args: list[str]) -> int:
     """Run the checks; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=["lint"], help="only the linters and type checkers")
+    parser.add_argument("--only", choices=["lint", DOCUMENTATION], help="only these checks")
     parser.add_argument("--daily", action="store_true", help="what one runs while one works, in minutes")
     parser.add_argument("--all", action="store_true", help="every sample and library; takes over an hour")
     options = parser.parse_args(args)
     checks = chosen(options)
-    target = "lint" if options.only else "check" if options.daily else "test-all" if options.all else "test"
+    target = "check" if options.daily else "test-all" if options.all else "test"
+    if options.only:
+        target = "docs" if options.only == DOCUMENTATION else "lint"
     if importlib.util.find_spec("lazyviz") is None:
         say(f"lazyviz is not installed in {sys.prefix}; use `make {target}`, which sets everything up")
         return 1

@@ -32,6 +32,25 @@ _FRAMES = torch._C._dynamo.eval_frame
 set_eval_frame = _FRAMES.set_eval_frame
 
 
+_checked: Mapping[Any, Any] | None = None  # the table of Dynamo's rules that was last looked through
+
+
+def drop_rules_of(is_replacement: Callable[[Any], bool]) -> None:
+    """Have Dynamo make its table of rules anew, if it was made while functions of PyTorch were replaced.
+
+    The table is made once, of the functions that are there when it is first needed.  One that has our
+    replacements has no rule for the originals, which could not be traced any more, in whatever program.
+    """
+    global _checked
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    table = getattr(rules, "get_torch_obj_rule_map", None)
+    if table is None or not table.cache_info().currsize or table() is _checked:
+        return
+    _checked = table()
+    if any(is_replacement(function) for function in _checked):
+        table.cache_clear()
+
+
 def skip_code(code: CodeType, *, recursive: bool = False) -> None:
     """Have Dynamo run ``code`` as it is; ``recursive``: what it calls, too."""
     actions = _FRAMES._FrameAction

@@ -285,3 +285,19 @@ def test_tracing_with_its_check_works_in_a_block():
     with lazyviz.lazy():
         traced = torch.jit.trace(lambda a: a + 1, torch.ones(4) * 1)
         assert traced(torch.ones(4)).tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize("name", ["as_tensor", "tensor", "manual_seed"])
+def test_rules_that_dynamo_collects_within_a_block_are_not_kept(name):
+    """Dynamo lists PyTorch's functions once: those that a block replaces would never be traced again."""
+    from torch._dynamo import trace_rules
+
+    original = getattr(torch, name)
+    rule = trace_rules.lookup(original)
+    trace_rules.get_torch_obj_rule_map.cache_clear()
+    with lazyviz.lazy():
+        torch.ones(2) + 1
+        trace_rules.get_torch_obj_rule_map()
+    lazyviz.reset()
+    assert getattr(torch, name) is original
+    assert trace_rules.lookup(original) is rule

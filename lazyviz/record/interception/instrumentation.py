@@ -23,7 +23,7 @@ from ..parity.derivative_formulas import FormulaPatches
 from ..provenance.module_scopes import ScopePatches
 from ..recorder import RecorderMode
 from ..tape import Tape
-from .attribute_patches import CodePatch, Patches, everything, originals
+from .attribute_patches import CodePatch, Patches, everything, is_ours, originals
 from .global_flags import SettingsPatches
 from .late_imports import LateImports
 from .memory_reads import SyncPatches
@@ -269,6 +269,7 @@ class Watch:
         if getattr(self._thread, "entered", 0) <= 0 and not self._tape.recording.in_autograd():
             private_api.remove_mode(self._mode)
             self._patches.restore()
+            dynamo.drop_rules_of(is_ours)
 
     def leave(self) -> None:
         """:meth:`release`, and take away the kernels that may stay from one block to the next."""

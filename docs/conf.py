@@ -1,0 +1,93 @@
+"""Sphinx: the documentation site, built by `make docs` into out/docs.
+
+Pages are Markdown (MyST).  Those that begin with a notebook header are executed while the site is built, by
+MyST-NB, each in a kernel of its own; an error in a cell fails the build, and so does any warning.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path.insert(0, str(HERE))
+
+project = "lazyviz"
+author = "the lazyviz maintainers"
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+exclude_patterns = ["examples/*"]
+
+html_theme = "furo"
+html_title = "lazyviz"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_copyright = False
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+suppress_warnings = ["myst.header"]  # pages of the repository begin sections as GitHub allows
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+
+nb_execution_mode = "force"
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_merge_streams = True
+nb_output_stderr = "remove"  # what libraries say about their own settings
+# A static site has no kernel: the pictures that saved notebooks keep, and pages.interactive() for the rest.
+nb_mime_priority_overrides = [
+    ("html", "text/html", 0),
+    ("html", "application/vnd.jupyter.widget-view+json", None),
+]
+
+# Kernels are children of this process.
+os.environ["LAZYVIZ_WIDGET"] = "0"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
+
+
+# Pages that are files of the repository, beside the folder of the docs.
+SHOWN = {
+    "project/architecture": "ARCHITECTURE.md",
+    "project/contributing": "CONTRIBUTING.md",
+    "project/changelog": "CHANGELOG.md",
+    "project/security": "SECURITY.md",
+}
+LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def read(app, docname, source):
+    """Show the repository's own pages; point links to files of it to the site's pages, where there are."""
+    shown = SHOWN.get(docname)
+    if shown is not None:
+        source[0] = (ROOT / shown).read_text(encoding="utf-8")
+    folder = ROOT if shown is not None else (HERE / docname).parent
+    pages = {ROOT / file: f"/{page}.md" for page, file in SHOWN.items()} | {ROOT / "README.md": "/index.md"}
+
+    def point(match):
+        text, target, anchor = match[1], match[2], match[3] or ""
+        path = Path(os.path.normpath(folder / target))
+        if path in pages:
+            return f"[{text}]({pages[path]}{anchor if path.name != 'README.md' else ''})"
+        if path.is_relative_to(HERE) and path != HERE:
+            return f"[{text}](/{path.relative_to(HERE).as_posix()}{anchor})"
+        # A file of the repository, which is no part of the site: its name will do.
+        return text if path.exists() else match[0]
+
+    source[0] = LINK.sub(point, source[0])
+
+
+def setup(app):
+    """Tell kernels where the interactive pages of graphs are to be written."""
+    graphs = Path(app.outdir) / "graphs"
+    graphs.mkdir(parents=True, exist_ok=True)
+    os.environ["LAZYVIZ_DOCS_GRAPHS"] = str(graphs)
+    app.connect("source-read", read)
+    return {"parallel_read_safe": True}
