@@ -62,8 +62,17 @@ class Work:
 NOTHING = Work()
 _memo: dict[Hashable, Work] = {}
 _NOT_READ = frozenset(
-    ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_")
-    + ("_foreach_zero_", "_foreach_copy_")
+    (
+        "copy_",
+        "fill_",
+        "zero_",
+        "normal_",
+        "uniform_",
+        "random_",
+        "bernoulli_",
+        "_foreach_zero_",
+        "_foreach_copy_",
+    )
 )
 """Operators that overwrite their first argument without looking at it."""
 _ROWS_READ = frozenset(("embedding", "index", "index_select", "gather", "_embedding_bag", "take"))
