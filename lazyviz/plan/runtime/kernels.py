@@ -39,13 +39,17 @@ MOST_KNOWN = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What times on a card depend on: its name, rates and compute capability, and whether TF32 is allowed."""
+    """What times on a card depend on: its name, rates and compute capability, and whether TF32 is allowed.
+
+    ``host_apart``: the record has tensors on a card, so that those on the CPU are the host's.
+    """
 
     name: str
     rates: Rates
     capability: tuple[int, int] | None
     tf32_products: bool
     tf32_convolutions: bool
+    host_apart: bool = False
 
     def share(self, kind: str) -> float:
         """The share of the bandwidth that a class of kernels reaches on large tensors."""
@@ -109,6 +113,11 @@ def _timed(node: Node, card: Card) -> Kernel | None:
     if not work.launches:
         return NO_TIME
     launch = work.launches * float(CALIBRATED["kernel_seconds"])
+    places = {value.device.type for value in (*node.inputs, *node.outputs)} if card.host_apart else set()
+    if places == {"cpu"}:
+        return NO_TIME  # the host's own work
+    if kind == "copy" and "cpu" in places:
+        return Kernel(launch + work.bytes_read / _host_link(card), "memory", False)
     if kind == "collective":
         if not card.rates.link_gbps:
             return None if work.bytes_read else NO_TIME
@@ -130,6 +139,12 @@ def _timed(node: Node, card: Card) -> Kernel | None:
         unit == "float32" or unit in card.rates.sustained
     )
     return Kernel(launch + seconds, bound if seconds > launch else "launch", covered, unit)
+
+
+def _host_link(card: Card) -> float:
+    """Bytes a second of copies between pageable memory of the host and a card: half of what its bus does."""
+    newest = card.capability is not None and card.capability >= (9, 0)
+    return {16: 6e9, 12: 6e9}.get(card.rates.process, 25e9 if newest else 12e9)
 
 
 def _computing(node: Node, kind: OpClass, card: Card, unit: Unit, flops: int) -> float:

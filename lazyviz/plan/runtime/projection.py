@@ -7,7 +7,7 @@ host, that time is the op's, and its bound is ``"launch"``.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ...graph.ir import Node, SourceLine
@@ -106,8 +106,10 @@ class Projection(Tabular):
 
     @property
     def by_line(self) -> dict[SourceLine | None, tuple[float, Work]]:
-        """Seconds and work of each of the user's lines, dearest first."""
-        found: Mapping[Hashable, tuple[float, Work]] = self._grouped(lambda node: node.source)
+        """Seconds and work of each of the user's lines with their backward pass, dearest first."""
+        found: Mapping[Hashable, tuple[float, Work]] = self._grouped(
+            lambda node: (node.forward or node).source
+        )
         return {line: each for line, each in found.items() if line is None or isinstance(line, SourceLine)}
 
     def of(self, nodes: Iterable[Node]) -> float:
@@ -163,6 +165,8 @@ def duration(seconds: float) -> str:
 def project(nodes: Sequence[Node], card: Card) -> Projection | None:
     """The time of ``nodes`` on ``card``; ``None`` where the most part of their work is not known."""
     issue = CALIBRATED["issue_seconds"]
+    if any(value.device.type == "cuda" for node in nodes for value in node.outputs):
+        card = replace(card, host_apart=True)
     issued = ready = covered = 0.0
     unknown: list[Node] = []
     ops: list[OpTime] = []
