@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-Known = Literal["measured", "rule", "power-limited"]
+Known = Literal["measured", "rule", "power-limited", "calibrated"]
 Unit = Literal["float32", "tf32", "half"]
 """What a product is computed with: FMA units, or tensor cores on TF32 or on 16 bit."""
 

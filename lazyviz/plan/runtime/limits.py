@@ -24,6 +24,7 @@ FASTER_CARDS = ("H100-80GB", "A100-80GB", "RTX-4090")
 _KNOWN = {
     "measured": "the rate of its matrix products is measured",
     "rule": "the rate of its matrix products is by rule, from its data sheet",
+    "calibrated": "by the calibration of this machine",
     "power-limited": "its power limits it, which varies from card to card",
 }
 Target: TypeAlias = Device | DeviceProfile

@@ -9,12 +9,16 @@ import torch
 from ...graph.ir import Node
 from ..devices.devices import Device, DeviceProfile
 from ..devices.profiles import PROFILES
+from .cpu import known_rates, project_on_cpu
 from .kernels import Card
 from .projection import Projection, project
 
 
 def project_on(nodes: Sequence[Node], target: Device | DeviceProfile) -> Projection | None:
     """The time of ``nodes`` on ``target``; ``None`` where too little is known of either."""
+    if target.name == "cpu":
+        rates = known_rates()
+        return project_on_cpu(nodes, rates) if rates is not None else None
     card = card_of(target)
     return project(nodes, card) if card is not None else None
 

@@ -16,7 +16,7 @@ from ..tables import Table, Tabular
 from .kernels import CALIBRATED, Bound, Card, Kernel, kernel_time
 from .work import NOTHING, Work, is_view, total, work_of
 
-RANGE: dict[Known, float] = {"measured": 0.10, "rule": 0.20, "power-limited": 0.35}
+RANGE: dict[Known, float] = {"measured": 0.10, "rule": 0.20, "power-limited": 0.35, "calibrated": 0.30}
 """By how much the time may be off, by how the rate of the card is known."""
 UNCOVERED = 0.5
 """The same for what the calibration has no measurements of."""
@@ -42,7 +42,8 @@ class Projection(Tabular):
         seconds: of the whole record, run by eager PyTorch; its sum over ops.
         ops: each op's own, in program order.
         known: how the rate of products is known: ``"measured"``, by ``"rule"`` from the data sheet, or
-            ``"power-limited"``, which varies from card to card and minute to minute.
+            ``"power-limited"``, which varies from card to card and minute to minute; ``"calibrated"`` on
+            the CPU at hand.
         coverage: the share of the time that is in classes of kernels with measurements.
         unknown: ops of which nothing is known, whose time is not in ``seconds``.
     """
