@@ -16,6 +16,7 @@ from .plan.devices.devices import Device, DeviceProfile, devices
 from .plan.plan import Plan
 from .plan.remat.selection import RecomputePlan
 from .record.sync_points import AbsentDeviceError, SyncError
+from .session.calibration import Calibration, calibrate
 from .session.connect import connect
 from .session.lazy_graph import (
     LazyGraph,
@@ -40,6 +41,7 @@ from .testing.memory_budget import assert_peak_below
 __all__ = [
     "AbsentDeviceError",
     "Backend",
+    "Calibration",
     "Device",
     "DevicePlan",
     "DeviceProfile",
@@ -63,6 +65,7 @@ __all__ = [
     "TensorMeta",
     "Value",
     "assert_peak_below",
+    "calibrate",
     "devices",
     "doctor",
     "evaluate",

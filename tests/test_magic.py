@@ -522,6 +522,27 @@ def test_status_plan_explain_why_and_devices_answer_in_text_and_run_nothing(run)
     assert run["_lazy"].pending == 2
 
 
+def test_devices_in_time_tells_the_record_on_each_card(run, tmp_path):
+    run("%%lazy --device L4-24GB\na = torch.ones(512, 512, device='cuda')\nb = a @ a")
+    run("%lazy devices --time")
+    assert "Projected time of the last step on each card" in run.output
+    assert "RTX-4090" in run.output
+    prices = tmp_path / "my prices.csv"
+    prices.write_text("H100-80GB,3.5\n")
+    run(f'%lazy devices --time --price "{prices}" _lazy')
+    assert "cost of 1,000 steps" in run.output
+    assert run["_lazy"].pending == 2
+    for line, says in {
+        "--price x": "are of --time",
+        "--time nothing": "is no lazy graph",
+        "--time --price /nowhere.csv": "No such file",
+        "--time --epoch 10": "needs a batch",
+    }.items():
+        result = run(f"%lazy devices {line}")
+        assert isinstance(result.error_in_exec, UsageError)
+        assert says in str(result.error_in_exec)
+
+
 def test_status_names_the_sync_points(run):
     run("w = torch.ones(3)")
     run("%%lazy\ny = w + torch.rand(3)\nv = float(y[0])")

@@ -221,9 +221,33 @@ def compare(first: str, second: str) -> Task:
 
 
 @cli.command()
-def devices() -> Task:
-    """The devices of this machine, and the cards that can be planned for without being here."""
-    return doctor_command.show_devices
+@click.option(
+    "--time", "timed", metavar="SCRIPT", help="Record SCRIPT, and tell its time on each known card."
+)
+@click.option(
+    "--device",
+    default="H100-80GB",
+    show_default=True,
+    metavar="DEVICE",
+    help="With --time: the card that SCRIPT is recorded for, which decides what its kernels are.",
+)
+@click.option("--price", metavar="FILE", help="With --time: CSV, a card and its price an hour a line.")
+@click.option("--assume", multiple=True, type=Assumed(), help="With --time: as of lazyviz plan.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]...")
+def devices(
+    timed: str | None, device: str, price: str | None, assume: Sequence[Any], arguments: Sequence[str]
+) -> Task:
+    """The devices of this machine, and the cards that can be planned for without being here.
+
+    With --time SCRIPT: whether its second optimizer step fits each card, how long it would take there, and
+    with --price what a thousand such steps cost.
+    """
+    if timed is None:
+        if price or assume or arguments:
+            raise click.UsageError("Prices, assumptions and arguments are of --time SCRIPT.")
+        return doctor_command.show_devices
+    made = Script(timed, arguments, False)
+    return functools.partial(plan_command.on_each_card, made, device=device, price=price, assume=dict(assume))
 
 
 @cli.command()

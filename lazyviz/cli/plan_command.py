@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from ..plan.runtime.cards import CardTable, on_cards, read_prices
 from ..plan.units import format_bytes
 from ..session.lazy_graph import LazyGraph
 from ..view.export.atomic_write import write_whole
 from .recording import Recorded, UnknownDevice, record
 from .result import HERE, Data, described, relative
 from .script import NoScript, Script, show
-from .show import console, github_lines, show_plan
+from .show import console, github_lines, show_plan, table
 
 FINE, FAILED, USAGE, ABOVE = 0, 1, 2, 3
 INTERRUPTED = 130
@@ -59,6 +60,29 @@ def loaded(script: Script) -> bool:
 def of_lines(script: Script, assume: Mapping[int | str, Any]) -> dict[int | str, Any]:
     """``assume`` with numbers of lines as lines of the script."""
     return {f"{script.file}:{key}" if isinstance(key, int) else key: item for key, item in assume.items()}
+
+
+def on_each_card(script: Script, *, device: str, price: str | None, assume: Mapping[int | str, Any]) -> int:
+    """Record a script's first two steps and tell the second's time on each known card; the exit code."""
+    try:
+        prices = read_prices(price) if price else None
+    except (OSError, ValueError) as error:
+        raise UsageError(str(error)) from None
+    if not loaded(script):
+        return FAILED
+
+    def timed(graph: LazyGraph, *_: Any) -> CardTable | None:
+        return on_cards(graph.plan(device=device), prices=prices) if graph.nodes else None
+
+    try:
+        recorded = record(script, 2, timed, device=device, assume=of_lines(script, assume))
+    except UnknownDevice as error:
+        raise UsageError(str(error)) from None
+    code = told_end(recorded)
+    if recorded.result is not None:
+        found = recorded.result.table()
+        console().print(table(found.title, found.columns, found.rows, found.numbers))
+    return code
 
 
 def plan(script: Script, options: PlanOptions) -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
-from ..graph.ir import Node, SourceLine, Value
+from ..graph.ir import Graph, Node, SourceLine, Value
 from ..graph.summary import Summary, share_text
 from ..plan.formatting import line_text
 from ..plan.liveness.live_set import CATEGORIES
 from ..plan.projection import ByCategory, Peak
+from ..plan.runtime.cpu import known_rates, project_on_cpu
 from ..plan.tables import Table, Tabular
 from ..plan.units import format_bytes
 
@@ -119,6 +121,28 @@ class Report(Tabular):
     first_nan: NonFinite | None = None
     first_inf: NonFinite | None = None
     left: tuple[str, ...] = ()
+    _record: weakref.ref[Graph] | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_record": None}  # the graph is not a part of it
+
+    @property
+    def projected_seconds(self) -> float | None:
+        """What the run was projected to take on the CPU, by the calibration of this machine.
+
+        ``None`` without one (:func:`lazyviz.calibrate`), for runs on a card, by a compiling backend or in
+        pieces, and once the graph is gone.
+        """
+        graph = self._record() if self._record is not None else None
+        if graph is None or self.backend != "eager" or self.pieces > 1 or self.recomputed:
+            return None
+        nodes = [graph.nodes[index] for index, _ in self.timeline]
+        if len(nodes) != self.ops_run or any(
+            value.device.type != "cpu" for node in nodes for value in node.outputs
+        ):
+            return None
+        rates = known_rates()
+        return project_on_cpu(nodes, rates).seconds if rates is not None else None
 
     @classmethod
     def brief(cls, **known: Any) -> Report:
@@ -151,7 +175,7 @@ class Report(Tabular):
         peak = "" if self.peak_bytes is None else format_bytes(self.peak_bytes)
         rows = [
             ("ops run", f"{self.ops_run:,}"),
-            ("seconds", f"{self.seconds:.3f}"),
+            ("seconds", f"{self.seconds:.3f}{self._time_beside}"),
             ("peak", " ".join(filter(None, [peak, f"({self.comparison})" if self.comparison else ""]))),
             ("backend", self.backend + (f", {self.share:.0%} of the ops" if self.share < 1 else "")),
             ("pieces", str(self.pieces) if self.pieces > 1 else ""),
@@ -193,6 +217,14 @@ class Report(Tabular):
             f"{name} {'+' if size > 0 else '-'}{format_bytes(abs(size))}" for name, size in parts[:3] if size
         ]
         return f"{text}: {', '.join(named)}"
+
+    @property
+    def _time_beside(self) -> str:
+        """`` (projected 0.012, +3 %)``; "" if no time is known."""
+        projected = self.projected_seconds
+        if projected is None or not self.seconds:
+            return ""
+        return f" (projected {projected:.3f}, {projected / self.seconds - 1:+.0%})"
 
     @property
     def _tensors_alone(self) -> bool:

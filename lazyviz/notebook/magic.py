@@ -38,6 +38,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from ..plan.explain import summary
+from ..plan.runtime.cards import on_cards, read_prices
 from ..process.gc_pause import paused
 from ..record.provenance.notebook_cells import CellText
 from ..record.sync_points import AbsentDeviceError
@@ -283,9 +284,14 @@ class LazyMagics(Magics):
         * ``explain``   the plan in full: what is alive at the peak, by category, module and line, and why
         * ``why``       what caused the last evaluation
         * ``reset``     forget everything pending, unevaluated, and restore PyTorch from any state
-        * ``devices``   the devices of this machine and the known profiles
+        * ``devices``   the devices of this machine and the known profiles; ``devices --time [NAME]``: the
+          record's last step on each known card, with ``--price FILE`` the cost by a CSV file of cards and
+          prices an hour, with ``--epoch N`` that of N samples
         """
         verb, _, rest = line.strip().partition(" ")
+        if verb == "devices" and rest:
+            self._devices_in_time(rest)
+            return
         names = rest.split()
         if verb not in VERBS:
             known = ", ".join(VERBS)
@@ -307,6 +313,26 @@ class LazyMagics(Magics):
             print(status_of_all(self.shell.user_ns.get(_LATEST)))
         else:
             self._on_graph(verb, names[0] if names else None)
+
+    @magic_arguments("%lazy devices")
+    @argument("--time", action="store_true", help="the time of the latest record on each known card")
+    @argument("--price", metavar="FILE", help="a CSV file with a card and its price an hour a line")
+    @argument("--epoch", metavar="N", type=int, help="samples of an epoch, to tell what one costs")
+    @argument("name", nargs="?", help="the graph, by default the latest")
+    def _devices_in_time(self, line: str) -> None:
+        options = parse_argstring(self._devices_in_time, line)
+        if not options.time:
+            raise UsageError("%lazy devices: prices and epochs are of --time, as is the name of a graph.")
+        name = options.name or _LATEST
+        target = self.shell.user_ns.get(name)
+        if not isinstance(target, lazy_graph.LazyGraph):
+            missing = f"{name!r} is no lazy graph." if options.name else _NO_GRAPH
+            raise UsageError(f"%lazy devices --time: {missing}")
+        try:
+            prices = read_prices(unquoted(options.price)) if options.price else None
+            print(on_cards(target.plan(), None, prices, options.epoch).table().text())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"%lazy devices --time: {error}") from None
 
     def _on_graph(self, verb: str, name: str | None) -> None:
         namespace = self.shell.user_ns

@@ -10,6 +10,7 @@ from .formatting import family, line_text, line_with_text, where
 from .liveness.live_set import CATEGORIES, Allocation, Moment
 from .plan import Plan
 from .remedies.remedy import Remedy, cheapest
+from .runtime.limits import limits
 from .units import format_bytes, format_range
 
 LARGEST = 5  # allocations listed
@@ -26,6 +27,8 @@ def explain(plan: Plan) -> str:
     lines += _remedies(plan)
     lines.append(verdict(plan))
     lines += of_batch(plan)
+    if (time := plan.time) is not None and time.ops:
+        lines += limits(time, plan._nodes, plan._answers.target)
     lines += in_words(plan._graph, plan.communication)
     if plan._reservation is not None and plan.verdict_of == "lazyviz":
         lines.append(_reserved(plan))

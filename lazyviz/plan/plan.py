@@ -33,6 +33,8 @@ from .liveness.live_set import allocation, moment
 from .remat.selection import NOTHING_AGAIN
 from .remat.selection import RecomputePlan as RecomputePlan
 from .remedies.remedy import Remedy
+from .runtime.projection import Projection
+from .runtime.work import total
 from .tables import Table, Tabular, sizes
 from .uncertainty import CONTEXT_RANGE, LEVEL
 from .units import format_bytes
@@ -56,6 +58,9 @@ class Answers(Protocol):
     def largest_within(self, seconds: float, split: int | str | None) -> tuple[int | None, bool]: ...
     def replan(self, batch_size: int | None, split: int | str | None, device: DeviceLike | None) -> Plan: ...
     def remedies(self, plan: Plan) -> Sequence[Remedy]: ...
+    @property
+    def time(self) -> Projection | None: ...
+    def time_of(self, nodes: Sequence[Node]) -> Projection | None: ...
     def explain(self, plan: Plan) -> str: ...
     def verdict(self, plan: Plan) -> str: ...
     @property
@@ -394,6 +399,38 @@ class Plan(Tabular):
         None beside recomputation: what they would bring is known of the run without it.
         """
         return self._answers.remedies(self)
+
+    @property
+    def time(self) -> Projection | None:
+        """Projected seconds of the record, run by eager PyTorch; computed when first asked for.
+
+        ``None`` where the device's rates are not known, and for another batch size than was recorded.
+        """
+        return self._answers.time if self.batch_size == self.recorded_batch_size else None
+
+    def time_of(self, nodes: Sequence[Node]) -> Projection | None:
+        """The projected time of some of the record's ops alone, such as of its second step."""
+        return self._answers.time_of(nodes)
+
+    @property
+    def seconds(self) -> float | None:
+        """Projected seconds of the step on the plan's device; ``None`` where nothing is known of it."""
+        return self.time.seconds if self.time is not None else None
+
+    @property
+    def seconds_range(self) -> tuple[float, float] | None:
+        """The least and the most that :attr:`seconds` is expected to be."""
+        return self.time.seconds_range if self.time is not None else None
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the record as ``torch.utils.flop_counter`` counts them."""
+        return total(self._nodes).flops
+
+    @property
+    def by_phase(self) -> dict[str, tuple[float, int, int]]:
+        """``(seconds, flops, bytes moved)`` by phase; empty where no time is known."""
+        return self.time.by_phase if self.time is not None else {}
 
     def explain(self) -> str:
         """The plan as text: the peak, where it is, what is alive there and why, whether it fits."""

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 
 import torch
 
-from ..graph.ir import Graph, Storage
+from ..graph.ir import Graph, Node, Storage
 from ..process import gc_pause
 from .batch.placement import Shard
 from .batch.split import BATCH_NEEDED, SHOWN, Batch, SplitPlan, check_split, lay_out, scaled, sizes_of
@@ -34,6 +34,8 @@ from .plan import Plan
 from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
 from .remedies.remedies import remedies
 from .remedies.remedy import Remedies, Remedy
+from .runtime.project import project_on
+from .runtime.projection import Projection
 from .workspace.size import Need
 
 
@@ -377,6 +379,13 @@ class LateAnswers:
         if self._remedies is None:
             self._remedies = Remedies(() if plan.recompute.nodes else remedies(plan))
         return self._remedies
+
+    @cached_property
+    def time(self) -> Projection | None:
+        return self.time_of(self._planner.graph.nodes)
+
+    def time_of(self, nodes: Sequence[Node]) -> Projection | None:
+        return project_on(nodes, self.target)
 
     def explain(self, plan: Plan) -> str:
         return explain(plan)

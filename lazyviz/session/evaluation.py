@@ -214,6 +214,7 @@ def _report(strategy: Strategy, cause: str, outcome: str | None, seconds: float)
         if compiled is not None and compiled.missed
         else strategy.new,
         fallbacks=tuple(compiled.fallbacks) if compiled is not None else (),
+        _record=weakref.ref(own) if own is not None and outcome is None else None,
     )
 
 

@@ -367,6 +367,20 @@ def test_devices_and_doctor_tell_what_is_here(tmp_path):
     assert "needs a CUDA GPU that PyTorch can use" in done.stderr
 
 
+def test_devices_in_time_records_a_script(write, tmp_path):
+    script = write(TRAINING, "train.py")
+    (tmp_path / "prices.csv").write_text("L4-24GB,0.7\n")
+    done = lazyviz_command("devices", "--time", script, "--price", "prices.csv", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "RTX-4090" in done.stdout
+    assert "cost of 1,000 steps" in done.stdout
+    done = lazyviz_command("devices", "--price", "prices.csv", cwd=tmp_path)
+    assert done.returncode == 2
+    done = lazyviz_command("devices", "--time", script, "--price", "nowhere.csv", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "nowhere.csv" in done.stderr
+
+
 def test_output_that_nobody_reads_is_no_error(write, tmp_path):
     program = (
         "import subprocess, sys\n"

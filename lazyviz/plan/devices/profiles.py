@@ -6,6 +6,7 @@ import difflib
 from dataclasses import dataclass
 
 from ..units import parse_bytes
+from .rates import RATES, Rates
 
 CONTEXT_BYTES = 600 << 20
 """Estimate of what a CUDA context takes, on the safe side: reports say 300 to 430 MiB with lazily
@@ -21,6 +22,7 @@ class DeviceProfile:
     caching allocator would hold with the rest of the memory.  **Without it (0), as in a profile of one's
     own that does not name it, a plan counts tensors alone**, and its verdict says so.
     ``compute_capability`` decides which kernels PyTorch chooses on the card; ``None``: not known.
+    ``rates`` are what projected seconds are computed from; without them none are given.
 
     Raises ``ValueError`` for what is no size.
     """
@@ -30,6 +32,7 @@ class DeviceProfile:
     source: str
     context_bytes: int
     compute_capability: tuple[int, int] | None
+    rates: Rates | None
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class DeviceProfile:
         source: str = "given by the user",
         context_bytes: int | str = 0,
         compute_capability: tuple[int, int] | None = None,
+        rates: Rates | None = None,
     ) -> None:
         total = parse_bytes(total_bytes)
         if total <= 0:
@@ -48,6 +52,7 @@ class DeviceProfile:
             ("source", source),
             ("context_bytes", parse_bytes(context_bytes)),
             ("compute_capability", compute_capability),
+            ("rates", rates),
         ):
             object.__setattr__(self, field, value)  # it is frozen
 
@@ -79,6 +84,8 @@ _CARDS: dict[str, tuple[tuple[str, int, tuple[int, int], str], ...]] = {
         ("L40-48GB", 46068, (8, 9), "NVIDIA L40 datasheet: 48 GB GDDR6, ECC on"),
         ("L4-24GB", 23034, (8, 9), "NVIDIA L4 datasheet: 24 GB GDDR6, ECC on"),
         ("T4-16GB", 15360, (7, 5), "NVIDIA T4 datasheet: 16 GB GDDR6, ECC on"),
+        ("P4-8GB", 7611, (6, 1), "NVIDIA P4 datasheet: 8 GB GDDR5, ECC on"),
+        ("P100-16GB", 16280, (6, 0), "NVIDIA P100 datasheet: 16 GB HBM2"),
         ("V100-16GB", 16384, (7, 0), "NVIDIA V100 datasheet: 16 GB HBM2"),
         ("V100-32GB", 32768, (7, 0), "NVIDIA V100 datasheet: 32 GB HBM2"),
     ),
@@ -112,7 +119,7 @@ _CARDS: dict[str, tuple[tuple[str, int, tuple[int, int], str], ...]] = {
 
 PROFILES: dict[str, DeviceProfile] = {
     name: DeviceProfile(
-        name, mib << 20, f"{datasheet}; nvidia-smi shows {mib} MiB", CONTEXT_BYTES, capability
+        name, mib << 20, f"{datasheet}; nvidia-smi shows {mib} MiB", CONTEXT_BYTES, capability, RATES[name]
     )
     for cards in _CARDS.values()
     for name, mib, capability, datasheet in cards

@@ -1,0 +1,139 @@
+"""Projected against measured seconds on this CPU, over small and middle-sized models: ratios and orders.
+
+Calibrates first, and keeps nothing of it: run it on an idle machine::
+
+    python benchmarks/cpu_time.py [--rounds N] [--only TEXT]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+import lazyviz
+from lazyviz.plan.runtime.cpu import known_rates, project_on_cpu
+
+
+def _mlp(width: int, depth: int, batch: int) -> tuple[nn.Module, torch.Tensor]:
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.GELU())]
+    return nn.Sequential(*layers), torch.randn(batch, width)
+
+
+def _convolutions(channels: int, depth: int, pixels: int, batch: int) -> tuple[nn.Module, torch.Tensor]:
+    layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1)]
+    for _ in range(depth):
+        layers += [nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU()]
+    return nn.Sequential(*layers), torch.randn(batch, 3, pixels, pixels)
+
+
+class _Block(nn.Module):
+    """Attention by hand and a feed-forward network, each after a norm."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.norm = heads, nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.rest = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).softmax(-1)
+        x = x + self.out((scores @ v).transpose(1, 2).flatten(2))
+        return x + self.rest(x)
+
+
+def _transformer(width: int, depth: int, length: int, batch: int) -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(*(_Block(width, 4) for _ in range(depth))), torch.randn(batch, length, width)
+
+
+def models() -> Iterator[tuple[str, Callable[[], tuple[nn.Module, torch.Tensor]]]]:
+    """Fifteen models by name, each made when called."""
+    for width, depth, batch in ((64, 4, 32), (256, 4, 64), (512, 3, 256), (1024, 3, 128), (2048, 2, 64)):
+        yield f"mlp {depth} x {width}, batch {batch}", lambda w=width, d=depth, b=batch: _mlp(w, d, b)  # type: ignore[misc]
+    for channels, depth, pixels, batch in (
+        (16, 2, 32, 8),
+        (32, 3, 32, 16),
+        (64, 3, 28, 8),
+        (32, 2, 96, 2),
+        (64, 2, 56, 4),
+    ):
+        yield (
+            f"cnn {depth} x {channels}, {batch} x {pixels} x {pixels}",
+            lambda c=channels, d=depth, p=pixels, b=batch: _convolutions(c, d, p, b),  # type: ignore[misc]
+        )
+    for width, depth, length, batch in (
+        (64, 2, 64, 8),
+        (128, 4, 64, 8),
+        (256, 2, 128, 8),
+        (384, 3, 128, 4),
+        (512, 2, 256, 2),
+    ):
+        yield (
+            f"transformer {depth} x {width}, {batch} x {length}",
+            lambda w=width, d=depth, n=length, b=batch: _transformer(w, d, n, b),  # type: ignore[misc]
+        )
+
+
+def measured(model: nn.Module, x: torch.Tensor, training: bool, rounds: int) -> tuple[float, float]:
+    """Projected seconds, and the median of eager PyTorch's."""
+
+    def step() -> Any:
+        if training:
+            return model(x).sum().backward()
+        with torch.no_grad():
+            return model(x)
+
+    model.train(training)
+    step()
+    with lazyviz.lazy() as graph:
+        step()
+    rates = known_rates()
+    assert rates is not None
+    projected = project_on_cpu(graph.nodes, rates).seconds
+    graph.evaluate()
+    taken = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        step()
+        taken.append(time.perf_counter() - start)
+    return projected, statistics.median(taken)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as kept:
+        os.environ["XDG_CACHE_HOME"] = kept
+        start = time.perf_counter()
+        lazyviz.calibrate()
+        print(f"calibrated in {time.perf_counter() - start:.2f} s")
+        errors = []
+        for name, make in models():
+            for training in (False, True):
+                if options.only not in name:
+                    continue
+                torch.manual_seed(0)
+                projected, taken = measured(*make(), training, options.rounds)
+                errors.append(abs(projected / taken - 1))
+                print(
+                    f"{name:<34} {'training' if training else 'inference':<9} {taken * 1e3:8.2f} ms, "
+                    f"projected {projected * 1e3:8.2f} ({projected / taken - 1:+.0%})",
+                    flush=True,
+                )
+        print(f"{len(errors)} runs: median error {statistics.median(errors):.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Every published whole-model time of ``data/published_times.csv`` against what is projected for its card.
+
+Each row's model is made from its configuration and recorded on this machine for the card, which is absent;
+nothing of it runs, and nothing was fitted on these times.  Written are ``results/published_times.json`` and
+the page ``docs/published_times.md``::
+
+    PYTHONPATH=DIR/4.41.2 python benchmarks/published_times.py [--data FILE] [--only TEXT]
+    python benchmarks/published_times.py --page-only
+
+with transformers as in ``published_memory.py``.  The source's times are of transformers 4.38 with
+``attn_implementation="eager"``, float32 without TF32; forward and backward, no optimizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+DATA = HERE / "data" / "published_times.csv"
+RESULTS = HERE / "results" / "published_times.json"
+PAGE = HERE.parent / "docs" / "published_times.md"
+Row = dict[str, str]
+Result = dict[str, Any]
+
+
+def model_of(row: Row) -> Any:
+    """The row's model on the card that is being recorded for, made from its configuration."""
+    import torch
+    import transformers
+
+    layers, width, heads = int(row["layers"]), int(row["width"]), int(row["heads"])
+    inner, words, length = int(row["ffn"]), int(row["vocab"]), int(row["seq"])
+    config: Any
+    if row["class"].startswith("GPT2"):
+        config = transformers.GPT2Config(
+            n_layer=layers, n_embd=width, n_head=heads, n_inner=inner, vocab_size=words,
+            n_positions=max(length, 1024),
+        )  # fmt: skip
+    elif row["class"].startswith("OPT"):
+        config = transformers.OPTConfig(
+            num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, ffn_dim=inner,
+            vocab_size=words, word_embed_proj_dim=width, max_position_embeddings=2048,
+        )  # fmt: skip
+    else:
+        config = transformers.BertConfig(
+            num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=inner,
+            vocab_size=words,
+        )  # fmt: skip
+    with torch.device("cuda"):
+        return getattr(transformers, row["class"])._from_config(config, attn_implementation="eager")
+
+
+def outputs(out: Any) -> Any:
+    """What the source's training step calls backward on: the sum of the logits."""
+    if "logits" in out:
+        return out.logits.sum()
+    return out.prediction_logits.sum() + out.seq_relationship_logits.sum()
+
+
+def record(row: Row) -> Result:
+    """Projected seconds of one row."""
+    import torch
+
+    import lazyviz
+
+    torch.manual_seed(0)
+    start = time.perf_counter()
+    training = row["mode"] == "train"
+    with lazyviz.lazy(device=row["gpu"], assume={"*": True}) as whole:
+        model = model_of(row).train(training)
+        ids = torch.ones(int(row["batch"]), int(row["seq"]), dtype=torch.long, device="cuda")
+        if training:
+            outputs(model(input_ids=ids)).backward()
+        before = len(whole.nodes)
+        with torch.set_grad_enabled(training):
+            out = model(input_ids=ids)
+            if training:
+                outputs(out).backward()
+    projection = whole.plan(device=row["gpu"]).time_of(whole.nodes[before:])
+    if projection is None:
+        return {"projected": None}
+    nodes = whole.nodes[before:]
+    return {
+        "projected": projection.seconds,
+        "range": projection.seconds_range,
+        "known": projection.known,
+        "coverage": round(projection.coverage, 3),
+        "roofline": roofline(row["gpu"], nodes),
+        "flops": projection.flops,
+        "nodes": len(nodes),
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+
+
+def roofline(gpu: str, nodes: Sequence[Any]) -> float:
+    """The larger of FLOPs over the data sheet's peak and bytes over its bandwidth, op by op."""
+    from lazyviz.plan.devices.profiles import lookup
+    from lazyviz.plan.runtime.work import work_of
+
+    rates = lookup(gpu).rates
+    assert rates is not None
+    peak, bandwidth = rates.peak("float32"), rates.gbps * 1e9
+    return sum(max((w := work_of(node)).flops / peak, w.bytes_moved / bandwidth) for node in nodes)
+
+
+def usable(row: Row) -> bool:
+    """Eager rows whose work does not depend on data."""
+    return row["execution"] == "eager" and row["class"].startswith(("GPT2", "OPT", "Bert"))
+
+
+def errors(results: Sequence[Result], known: str, of: str = "projected") -> list[float]:
+    return sorted(
+        abs(each[of] / each["published"] - 1)
+        for each in results
+        if each["projected"] is not None and known in ("", each["known"])
+    )
+
+
+def summary(results: Sequence[Result]) -> list[str]:
+    lines = [
+        "| rate known | rows | median error | 90 % within | roofline's median |",
+        "|---|---|---|---|---|",
+    ]
+    for known in ("measured", "rule", "power-limited", ""):
+        if not (found := errors(results, known)):
+            continue
+        plain = statistics.median(errors(results, known, "roofline"))
+        nine = found[min(int(0.9 * len(found)), len(found) - 1)]
+        lines.append(
+            f"| {known or 'all'} | {len(found)} | {statistics.median(found):.1%} | {nine:.1%} | {plain:.1%} |"
+        )
+    return lines
+
+
+def page(results: Sequence[Result]) -> str:
+    text = [
+        "# Projected times against published ones",
+        "",
+        "Generated by `benchmarks/published_times.py`. Whole models that others timed, in float32 without",
+        "TF32, recorded here for their card, which is absent. Nothing was fitted on these times. Source:",
+        "NeuSight (MIT), commit 6945927, `scripts/asplos/label`.",
+        "",
+        *summary(results),
+        "",
+        "A data sheet's roofline is the larger of FLOPs over peak and bytes over bandwidth, op by op.",
+        "",
+        "| card | model | mode | batch | length | published ms | projected ms | error | range (ms) "
+        "| data covers |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for each in results:
+        if each["projected"] is None:
+            continue
+        low, high = each["range"]
+        text.append(
+            f"| {each['gpu']} | {each['model']} | {each['mode']} | {each['batch']} | {each['seq']} "
+            f"| {each['published'] * 1e3:,.1f} | {each['projected'] * 1e3:,.1f} "
+            f"| {each['projected'] / each['published'] - 1:+.1%} | {low * 1e3:,.0f} to {high * 1e3:,.0f} "
+            f"| {each['coverage']:.0%} |"
+        )
+    return "\n".join([*text, ""])
+
+
+def measured(rows: Sequence[Row], say: Callable[[str], None]) -> list[Result]:
+    results = []
+    for row in rows:
+        result: Result = {key: row[key] for key in ("gpu", "model", "mode", "batch", "seq")}
+        result |= record(row)
+        result["published"] = float(row["ms"]) / 1e3
+        results.append(result)
+        if result["projected"] is None:
+            say(f"{row['gpu']} {row['model']}: not known")
+            continue
+        say(
+            f"{row['gpu']:<10} {row['model']:<11} {row['mode']:<5} {row['batch']:>2} x {row['seq']:<5}"
+            f"{result['published'] * 1e3:8.1f} ms, projected {result['projected'] * 1e3:8.1f} "
+            f"({result['projected'] / result['published'] - 1:+.1%}), {result['seconds']} s"
+        )
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--only", default="", help="rows whose card or model has this in its name")
+    parser.add_argument("--page-only", action="store_true", help="write the page from the last results")
+    options = parser.parse_args()
+    if options.page_only:
+        results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    else:
+        with options.data.open(encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if usable(row)]
+        chosen = [row for row in rows if options.only in f"{row['gpu']} {row['model']} {row['mode']}"]
+        results = measured(chosen, lambda line: print(line, flush=True))
+    print("\n".join(summary(results)))
+    if not options.only and options.data == DATA:
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(page(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""One record on every known card: whether it fits, seconds a step, samples a second, and what it costs."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..devices.profiles import PROFILES, lookup
+from ..plan import Plan
+from ..tables import Table, Tabular
+from .projection import Projection, duration
+from .steps import last_step
+
+
+@dataclass(frozen=True, slots=True)
+class OnCard:
+    """One card: its name, whether the record fits, a step's projected time, and the price of an hour."""
+
+    name: str
+    fits: bool | None
+    time: Projection | None
+    price: float | None = None
+
+    def cost(self, steps: float) -> float | None:
+        """What so many steps cost, in the price table's currency."""
+        if self.time is None or self.price is None:
+            return None
+        return self.time.seconds * steps / 3600 * self.price
+
+
+@dataclass(frozen=True)
+class CardTable(Tabular):
+    """A record on several cards, the fastest that fit first.  ``samples``: of a step, where a batch is named;
+    ``epoch``: samples of an epoch, of which the cost is then told."""
+
+    cards: Sequence[OnCard]
+    samples: int | None = None
+    epoch: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<{len(self.cards)} cards, {sum(each.fits is True for each in self.cards)} fit>"
+
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+
+    def table(self) -> Table:
+        """A row a card."""
+        steps = self.epoch / self.samples if self.epoch and self.samples else 1000.0
+        priced = any(each.price is not None for each in self.cards)
+        columns = ["step", "range"]
+        columns += ["samples/s"] if self.samples else []
+        columns += ["cost an epoch" if steps != 1000.0 else "cost of 1,000 steps"] if priced else []
+        rows = []
+        for each in self.cards:
+            row = ["", ""]
+            if each.time is not None:
+                low, high = each.time.seconds_range
+                row = [duration(each.time.seconds), f"{duration(low)} to {duration(high)}"]
+            if self.samples:
+                row.append(f"{self.samples / each.time.seconds:,.0f}" if each.time is not None else "")
+            if priced:
+                cost = each.cost(steps)
+                row.append(f"{cost:,.2f}" if cost is not None else "")
+            verdict = {True: "fits", False: "does not fit", None: "unknown"}[each.fits]
+            rows.append([*row, each.name, verdict])
+        return Table(
+            "Projected time of the last step on each card", (*columns, "card", "memory"), rows, len(columns)
+        )
+
+
+def on_cards(
+    plan: Plan,
+    names: Sequence[str] | None = None,
+    prices: Mapping[str, float] | None = None,
+    epoch: int | None = None,
+) -> CardTable:
+    """The last step of the plan's record on the cards called ``names``, by default all known ones.
+
+    ``prices`` are of an hour, by card; ``epoch`` is the number of samples of an epoch.  Raises ``ValueError``
+    for an unknown card, and for an epoch where no batch was named.
+    """
+    if epoch is not None and plan.batch_size is None:
+        raise ValueError("the cost of an epoch needs a batch: name it when recording, as batch=[x, y]")
+    by_name = {lookup(name).name: price for name, price in (prices or {}).items()}
+    found, step = [], last_step(plan._nodes)
+    for name in names if names is not None else PROFILES:
+        there = plan.replan(device=name)
+        time = there.time_of(step)
+        found.append(OnCard(there.device, there.fits, time, by_name.get(there.device)))
+    found.sort(key=lambda each: (each.fits is False, each.time.seconds if each.time is not None else 1e30))
+    return CardTable(found, plan.batch_size, epoch)
+
+
+def read_prices(file: str | Path) -> dict[str, float]:
+    """Prices of an hour from a CSV file with a card and a number a line; a heading is skipped.
+
+    Raises ``ValueError`` for a line that is neither, and ``OSError`` if the file cannot be read.
+    """
+    prices: dict[str, float] = {}
+    with Path(file).open(encoding="utf-8", newline="") as lines:
+        for number, row in enumerate(csv.reader(lines), 1):
+            cells = [cell.strip() for cell in row]
+            if not any(cells) or cells[0].startswith("#"):
+                continue
+            try:
+                name, price = cells[0], float(cells[1])
+            except (IndexError, ValueError):
+                if number == 1:
+                    continue
+                raise ValueError(
+                    f"{file}, line {number}: write a card and its price an hour, as L4-24GB,0.71"
+                ) from None
+            prices[lookup(name).name] = price
+    return prices

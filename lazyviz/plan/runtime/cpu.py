@@ -1,0 +1,151 @@
+"""Seconds of ops on the CPU at hand, from a calibration that is kept in the user's cache directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from ...graph.ir import Node
+from .kernels import Bound
+from .op_classes import OpClass, short_name
+from .projection import OpTime, Projection
+from .work import operator_class, work_of
+
+FORMAT = 1
+Curve = tuple[tuple[float, float], ...]
+"""Pairs of an amount (FLOPs or bytes) and the rate at which an op of that amount goes, by amount."""
+_FUNCTIONS = frozenset(
+    {
+        "exp", "exp_", "tanh", "tanh_", "sigmoid", "sigmoid_", "gelu", "gelu_backward", "silu",
+        "silu_backward", "erf", "log", "sin", "cos", "pow", "softplus", "mish", "elu", "logaddexp",
+    }
+)  # fmt: skip
+"""Elementwise operators that compute a function by a polynomial, which takes longer than the memory does."""
+
+
+@dataclass(frozen=True)
+class CpuRates:
+    """How fast this machine's CPU is at a few ops of several sizes; rates are FLOPs or bytes a second.
+
+    ``call``: seconds of an op on a single number.
+    """
+
+    call: float
+    matmul: Curve
+    convolution: Curve
+    elementwise: Curve
+    function: Curve
+    copy: Curve
+    softmax: Curve
+    norm: Curve
+
+    def text(self) -> str:
+        return json.dumps({"format": FORMAT} | asdict(self), indent=1)
+
+
+def rates_from(text: str) -> CpuRates | None:
+    """What :meth:`CpuRates.text` wrote; ``None`` for anything else."""
+    try:
+        found = json.loads(text)
+        if found.pop("format") != FORMAT:
+            return None
+        call = float(found.pop("call"))
+        curves = {name: tuple((float(a), float(r)) for a, r in curve) for name, curve in found.items()}
+        return CpuRates(call, **curves)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def rate_at(curve: Curve, amount: float) -> float:
+    """The rate for an op of ``amount``, between the measured ones on a scale of powers."""
+    if amount <= curve[0][0]:
+        return curve[0][1]
+    for (low, slow), (high, fast) in pairwise(curve):
+        if amount <= high:
+            part = math.log(amount / low) / math.log(high / low)
+            return slow * (fast / slow) ** part
+    return curve[-1][1]
+
+
+def cache_file() -> Path:
+    """Where the calibration of this machine is: by processor, threads and PyTorch's version."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    what = f"{platform.node()} {_processor()} {torch.get_num_threads()} {torch.__version__}"
+    return Path(home) / "lazyviz" / f"cpu-{hashlib.sha256(what.encode()).hexdigest()[:16]}.json"
+
+
+@cache
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+_read: dict[Path, tuple[int, CpuRates | None]] = {}
+
+
+def known_rates() -> CpuRates | None:
+    """The calibration of this machine, if there is one; read again where the file has changed."""
+    file = cache_file()
+    try:
+        changed = file.stat().st_mtime_ns
+        if file not in _read or _read[file][0] != changed:
+            _read[file] = changed, rates_from(file.read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    return _read[file][1]
+
+
+def project_on_cpu(nodes: Sequence[Node], rates: CpuRates) -> Projection:
+    """The time of ``nodes``, one after another, on the CPU."""
+    ops = [_timed(node, rates) for node in nodes]
+    busy = sum(each.seconds for each in ops)
+    covered = sum(each.seconds for each in ops if operator_class(each.node) not in _ROUGH)
+    return Projection("cpu", busy, ops, "calibrated", covered / busy if busy else 1.0)
+
+
+_ROUGH: tuple[OpClass, ...] = ("other", "attention", "rnn", "indexing", "random", "collective", "reduction")
+
+
+def _timed(node: Node, rates: CpuRates) -> OpTime:
+    kind, work = operator_class(node), work_of(node)
+    if kind in ("view", "allocation"):
+        return OpTime(node, rates.call / 2, 0.0, "launch", work)
+    moved = work.bytes_moved
+    computing = work.flops / rate_at(_products(kind, rates), work.flops) if work.flops else 0.0
+    moving = moved / rate_at(_traffic(node, kind, rates), moved) if moved and not work.flops else 0.0
+    seconds = rates.call + computing + moving
+    bound: Bound = "launch" if rates.call > computing + moving else "compute" if work.flops else "memory"
+    return OpTime(node, seconds, 0.0, bound, work)
+
+
+def _products(kind: OpClass, rates: CpuRates) -> Curve:
+    return rates.convolution if kind == "convolution" else rates.matmul
+
+
+def _traffic(node: Node, kind: OpClass, rates: CpuRates) -> Curve:
+    if kind == "softmax":
+        return rates.softmax
+    if kind == "norm":
+        return rates.norm
+    if kind == "copy" and any(not value.meta.dense or _turned(value.stride) for value in node.inputs):
+        return rates.copy
+    return rates.function if short_name(node.op) in _FUNCTIONS else rates.elementwise
+
+
+def _turned(stride: Sequence[int]) -> bool:
+    return list(stride) != sorted(stride, reverse=True)

@@ -1,0 +1,220 @@
+"""Seconds of one kernel on a card: products by tiles and waves, the rest by the memory that it moves.
+
+What is data, and where it is from, is in ``calibration.json``.  A product's time is the least over a few
+tile shapes and cuts of the inner dimension of waves of tiles, each multiprocessor taking one tile at a
+time at its share of the sustained rate, joined with what its memory takes by a norm of four.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from ...graph.ir import Node
+from ..devices.rates import Rates, Unit
+from .op_classes import OpClass, short_name
+from .work import compute_dtype, operator_class, signature, work_of
+
+Bound = Literal["compute", "memory", "launch"]
+CALIBRATED: dict[str, Any] = json.loads(Path(__file__).with_name("calibration.json").read_text())
+# Kernels of which the calibration has no measurement: shares of what elementwise kernels reach of the
+# bandwidth, as those that read scattered rows or meet in a few places do less well.
+_LIKE_ELEMENTWISE: dict[OpClass, float] = {
+    "copy": 0.9, "reduction": 0.85, "indexing": 0.6, "random": 0.8, "optimizer": 0.9, "other": 0.6,
+}  # fmt: skip
+# FlashAttention-2 (arXiv 2307.08691, A100): 60 to 70 % of the peak forward, 50 to 60 backward.
+_ATTENTION = {False: 0.6, True: 0.5}
+WINOGRAD = 1.35
+"""By how much 3x3 convolutions of stride 1 beat products of as many FLOPs, of the calibration's cards."""
+_SPLITS = (1, 2, 4, 8)
+MOST_KNOWN = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What times on a card depend on: its name, rates and compute capability, and whether TF32 is allowed.
+
+    ``host_apart``: the record has tensors on a card, so that those on the CPU are the host's.
+    """
+
+    name: str
+    rates: Rates
+    capability: tuple[int, int] | None
+    tf32_products: bool
+    tf32_convolutions: bool
+    host_apart: bool = False
+
+    def share(self, kind: str) -> float:
+        """The share of the bandwidth that a class of kernels reaches on large tensors."""
+        cards, memory = CALIBRATED["cards"], CALIBRATED["memory"]
+        if self.name in cards:
+            return float(cards[self.name][kind])
+        family = "HBM" if self.rates.memory.startswith("HBM") else self.rates.memory.rstrip("X")
+        return float(memory.get(family, memory["GDDR6"])[kind])
+
+    def unit(self, dtype: torch.dtype, kind: OpClass) -> Unit | None:
+        """What computes products of ``dtype``; ``None``: nobody told how fast the card is at that."""
+        newer = self.capability is None or self.capability >= (8, 0)
+        if dtype == torch.float32:
+            allowed = self.tf32_convolutions if kind == "convolution" else self.tf32_products
+            return "tf32" if allowed and self.rates.tf32 else "float32"
+        if dtype == torch.float16 or (dtype == torch.bfloat16 and newer):
+            return "half" if self.rates.half else None
+        return None
+
+
+class Kernel(NamedTuple):
+    """Seconds on the card of one op, what bounds them, and whether the calibration has data on its class.
+
+    ``unit``: what computed its products, if it has any.
+    """
+
+    seconds: float
+    bound: Bound
+    covered: bool
+    unit: Unit | None = None
+
+
+class Product(NamedTuple):
+    """``batch`` products of an m x k by a k x n matrix."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+NO_TIME = Kernel(0.0, "launch", True)
+_memo: dict[Hashable, Kernel | None] = {}
+
+
+def kernel_time(node: Node, card: Card) -> Kernel | None:
+    """What one op takes on ``card``; ``None`` where that is not known.  Looked up if it was asked before."""
+    key = signature(node)
+    if key is None:
+        return _timed(node, card)
+    at = card, key
+    if at not in _memo:
+        if len(_memo) > MOST_KNOWN:
+            _memo.clear()
+        _memo[at] = _timed(node, card)
+    return _memo[at]
+
+
+def _timed(node: Node, card: Card) -> Kernel | None:
+    kind, work = operator_class(node), work_of(node)
+    if not work.launches:
+        return NO_TIME
+    launch = work.launches * float(CALIBRATED["kernel_seconds"])
+    places = {value.device.type for value in (*node.inputs, *node.outputs)} if card.host_apart else set()
+    if places == {"cpu"}:
+        return NO_TIME  # the host's own work
+    if kind == "copy" and "cpu" in places:
+        return Kernel(launch + work.bytes_read / _host_link(card), "memory", False)
+    if kind == "collective":
+        if not card.rates.link_gbps:
+            return None if work.bytes_read else NO_TIME
+        return Kernel(launch + work.bytes_read / (card.rates.link_gbps * 1e9), "memory", False)
+    bandwidth = card.rates.gbps * 1e9
+    if not work.flops:
+        share = card.share(kind if kind in ("softmax", "norm") else "elementwise")
+        moving = work.bytes_moved / (bandwidth * share * _LIKE_ELEMENTWISE.get(kind, 1.0))
+        covered = kind in ("softmax", "norm", "elementwise")
+        return Kernel(launch + moving, "memory" if moving > launch else "launch", covered)
+    unit = card.unit(compute_dtype(node), kind)
+    if unit is None:
+        return None
+    computing = _computing(node, kind, card, unit, work.flops)
+    moving = work.bytes_moved / (bandwidth * card.share("elementwise"))
+    seconds = (computing**4 + moving**4) ** 0.25
+    bound: Bound = "compute" if computing >= moving else "memory"
+    covered = kind in ("matmul", "batched matmul", "convolution") and (
+        unit == "float32" or unit in card.rates.sustained
+    )
+    return Kernel(launch + seconds, bound if seconds > launch else "launch", covered, unit)
+
+
+def _host_link(card: Card) -> float:
+    """Bytes a second of copies between pageable memory of the host and a card: half of what its bus does."""
+    newest = card.capability is not None and card.capability >= (9, 0)
+    return {16: 6e9, 12: 6e9}.get(card.rates.process, 25e9 if newest else 12e9)
+
+
+def _computing(node: Node, kind: OpClass, card: Card, unit: Unit, flops: int) -> float:
+    attainable = card.rates.peak(unit) * card.rates.fraction(unit)
+    if kind == "attention":
+        return flops / (attainable * _ATTENTION["backward" in short_name(node.op)])
+    products = products_of(node, kind)
+    if not products:
+        return flops / (attainable * 0.5)
+    seconds = sum(product_seconds(each, card.rates, unit) for each in products)
+    counted = sum(2 * each.batch * each.m * each.n * each.k for each in products)
+    seconds *= flops / counted if counted else 1.0
+    if kind == "convolution" and unit == "float32" and _winograd(node):
+        seconds /= WINOGRAD
+    return seconds
+
+
+@cache
+def product_seconds(product: Product, rates: Rates, unit: Unit) -> float:
+    """The least, over tiles and cuts of the inner dimension, that the waves of tiles take."""
+    table = CALIBRATED["tiles"]["float32" if unit == "float32" else "tensor"]
+    each = rates.peak(unit) * rates.fraction(unit) / rates.sms
+    count, m, n, k = product
+    best = math.inf
+    for height, width, rate in table["shapes"]:
+        tiles = count * math.ceil(m / height) * math.ceil(n / width)
+        for split in _SPLITS:
+            if split > 1 and k / split < 256:
+                break
+            waves = math.ceil(tiles * split / rates.sms)
+            depth = math.ceil(k / split) + table["prologue"]
+            best = min(best, waves * 2 * height * width * depth / (each * rate))
+    return best
+
+
+def products_of(node: Node, kind: OpClass) -> list[Product]:
+    """The products of matrices that an op computes, as far as they are told by its operands."""
+    if kind in ("matmul", "batched matmul"):
+        operands = [value.shape for value in node.inputs if len(value.shape) in (2, 3)]
+        if len(operands) < 2 or not node.outputs:
+            return []
+        first, second = operands[-2], operands[-1]
+        count = first[0] if kind == "batched matmul" else 1
+        rows = math.prod(first[:-1]) if kind == "matmul" else first[-2]
+        columns = second[0] if short_name(node.op) == "linear" else second[-1]
+        return [Product(count, rows, columns, first[-1])]
+    if kind == "convolution":
+        return _convolutions(node)
+    return []
+
+
+def _convolutions(node: Node) -> list[Product]:
+    """A convolution as products: pixels x filters x taps; its two gradients are two of them."""
+    backward = "backward" in short_name(node.op)
+    out = node.inputs[0].shape if backward else node.outputs[0].shape
+    weight = node.inputs[2 if backward else 1].shape
+    pixels = out[0] * math.prod(out[2:])
+    groups = next((each for each in reversed(node.args) if type(each) is int), 1)
+    filters, taps = max(weight[0] // groups, 1), math.prod(weight[1:])
+    if not backward:
+        return [Product(groups, pixels, filters, taps)]
+    given = [value.index for value in node.outputs]
+    found = [Product(groups, pixels, taps, filters)] if 0 in given else []
+    return found + ([Product(groups, filters, taps, pixels)] if 1 in given else [])
+
+
+def _winograd(node: Node) -> bool:
+    backward = "backward" in short_name(node.op)
+    weight = node.inputs[2 if backward else 1].shape
+    lists = [each for each in node.args if isinstance(each, (list, tuple))]
+    groups = next((each for each in reversed(node.args) if type(each) is int), 1)
+    stride = lists[1 if backward and len(lists) > 3 else 0] if lists else ()
+    return tuple(weight[2:]) == (3, 3) and all(each == 1 for each in stride) and groups == 1

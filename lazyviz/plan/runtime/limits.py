@@ -1,0 +1,167 @@
+"""What limits a step, in words: the dearest lines, what bounds the time, and what changes would bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+
+from ...graph.ir import Node, Value
+from ..devices.devices import Device, DeviceProfile
+from ..devices.profiles import PROFILES
+from ..formatting import line_with_text
+from .changes import in_dtype, with_batch
+from .kernels import Card
+from .project import card_of
+from .projection import OpTime, Projection, duration, project
+from .work import operator_class, touched
+
+LINES = 5
+WORTH = 0.03  # of the time that a change has to save to be named
+FASTER_CARDS = ("H100-80GB", "A100-80GB", "RTX-4090")
+_KNOWN = {
+    "measured": "the rate of its matrix products is measured",
+    "rule": "the rate of its matrix products is by rule, from its data sheet",
+    "calibrated": "by the calibration of this machine",
+    "power-limited": "its power limits it, which varies from card to card",
+}
+Target: TypeAlias = Device | DeviceProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the program, and the seconds of the step with it; ``text`` says what is changed."""
+
+    text: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.text}: {duration(self.seconds)}"
+
+
+def limits(time: Projection, nodes: Sequence[Node], target: Target) -> list[str]:
+    """A projection as text: seconds and their range, bounds, the dearest lines, what would change them."""
+    low, high = time.seconds_range
+    lines = [
+        f"Projected time on {time.device}: {duration(time.seconds)} ({duration(low)} to {duration(high)}); "
+        f"{_KNOWN[time.known]}, and measurements cover {time.coverage:.0%} of the time.",
+    ]
+    if time.unknown:
+        names = sorted({node.name.rpartition("_")[0] for node in time.unknown})
+        lines.append(f"Without {len(time.unknown):,} ops of which nothing is known: {', '.join(names[:5])}.")
+    shares = [
+        f"{name} {seconds / time.seconds:.0%}"
+        for name, seconds in sorted(time.by_bound.items(), key=lambda item: -item[1])
+        if seconds >= 0.005 * time.seconds
+    ]
+    mfu = f", MFU {time.mfu:.0%}" if time.mfu is not None else ""
+    work = f"{time.flops / 1e12:.3g} TFLOP, {time.work.bytes_moved / 1e9:.3g} GB moved{mfu}"
+    lines.append(f"What limits this step: {', '.join(shares)}; {work}.")
+    if time.by_bound["launch"] > 0.5 * time.seconds:
+        lines.append("  The device waits for Python: fewer and larger ops, or more samples, cost it nothing.")
+    lines.append("Dearest lines, each with its backward pass:")
+    for line, (seconds, _) in list(time.by_line.items())[:LINES]:
+        text = line_with_text(line) if line is not None else "(no line)"
+        lines.append(f"  {duration(seconds):>8} {seconds / time.seconds:4.0%}  {text}")
+    if found := changes(time, nodes, target):
+        lines += ["What would change it:", *(f"  {each}" for each in found)]
+    return lines
+
+
+def changes(time: Projection, nodes: Sequence[Node], target: Target) -> list[Change]:
+    """What other precision, fused kernels, more samples or another card would bring, largest first."""
+    card = card_of(target)
+    if card is None or not time.seconds:
+        return []
+    found = [
+        *_precision(nodes, card),
+        *_attention(time, card),
+        *_fused(time),
+        *_batch(nodes, card),
+        *_cards(nodes, card),
+    ]
+    worth = [each for each in found if each.seconds < (1 - WORTH) * time.seconds]
+    return sorted(worth, key=lambda each: each.seconds)
+
+
+def _precision(nodes: Sequence[Node], card: Card) -> Iterable[Change]:
+    for dtype in (torch.bfloat16, torch.float16):
+        if card.unit(dtype, "matmul") is not None:
+            changed = project(in_dtype(nodes, dtype), card)
+            if changed is not None:
+                name = str(dtype).removeprefix("torch.")
+                yield Change(f"forward and backward in {name}", changed.seconds)
+            break
+    if card.rates.tf32 and not card.tf32_products:
+        changed = project(nodes, replace(card, tf32_products=True))
+        if changed is not None:
+            yield Change('torch.set_float32_matmul_precision("high") (TF32)', changed.seconds)
+
+
+def _attention(time: Projection, card: Card) -> Iterable[Change]:
+    """What is computed on score matrices, by one kernel that keeps them on the chip."""
+    softmaxes = {
+        node.outputs[0].shape
+        for each in time.ops
+        if operator_class(node := each.node) == "softmax" and len(node.outputs[0].shape) == 4
+    }
+    scores = {(*shape[-2:], shape[0] * shape[1]) for shape in softmaxes}
+    if not scores:
+        return
+
+    def is_score(value: Value) -> bool:
+        shape = tuple(value.shape)
+        return len(shape) in (3, 4) and (
+            (*shape[-2:], shape[0] * (shape[1] if len(shape) == 4 else 1)) in scores
+        )
+
+    saved = 0.0
+    for each in time.ops:
+        node = each.node
+        if node.outputs and is_score(node.outputs[0]) and operator_class(node) in _ON_SCORES:
+            saved += each.seconds - each.waiting
+    if saved:
+        yield Change("attention by F.scaled_dot_product_attention, at best", time.seconds - saved)
+
+
+_ON_SCORES = ("softmax", "elementwise", "copy", "random")
+
+
+def _fused(time: Projection) -> Iterable[Change]:
+    """Elementwise ops each joined with the one that made its operand: the traffic between is saved."""
+    pointwise = {each.node for each in time.ops if operator_class(each.node) == "elementwise"}
+    users: dict[int, int] = {}
+    for each in time.ops:
+        for value in each.node.inputs:
+            users[value.id] = users.get(value.id, 0) + 1
+    by_node: dict[Node, OpTime] = {each.node: each for each in time.ops}
+    saved = 0.0
+    for node in pointwise:
+        moved = by_node[node].work.bytes_moved
+        rate = by_node[node].seconds / moved if moved else 0.0
+        for value in node.inputs:
+            if value.node in pointwise and users[value.id] == 1:
+                saved += 2 * touched(value.meta) * rate
+    if saved:
+        yield Change("elementwise ops fused (torch.compile), at best", max(time.seconds - saved, 0.0))
+
+
+def _batch(nodes: Sequence[Node], card: Card) -> Iterable[Change]:
+    grows = any(
+        isinstance(size, str) for node in nodes for value in node.outputs for size in value.symbolic_shape
+    )
+    if grows:
+        changed = project(with_batch(nodes, 2), card)
+        if changed is not None:
+            yield Change("twice the batch, for each half of it", changed.seconds / 2)
+
+
+def _cards(nodes: Sequence[Node], card: Card) -> Iterable[Change]:
+    for name in FASTER_CARDS:
+        other = card_of(PROFILES[name])
+        if name != card.name and other is not None:
+            changed = project(nodes, other)
+            if changed is not None:
+                yield Change(f"on {name}", changed.seconds)

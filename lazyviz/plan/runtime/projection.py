@@ -1,0 +1,212 @@
+"""Projected seconds of a record: kernels one after another on the device, issued by one thread of Python.
+
+A kernel starts when the one before it is done and the host has issued it; where the device waits for the
+host, that time is the op's, and its bound is ``"launch"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from ...graph.ir import Node, SourceLine
+from ..devices.rates import Known
+from ..tables import Table, Tabular
+from .kernels import CALIBRATED, Bound, Card, Kernel, kernel_time
+from .work import NOTHING, Work, is_view, total, work_of
+
+RANGE: dict[Known, float] = {"measured": 0.10, "rule": 0.20, "power-limited": 0.35, "calibrated": 0.30}
+"""By how much the time may be off, by how the rate of the card is known."""
+UNCOVERED = 0.5
+"""The same for what the calibration has no measurements of."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpTime:
+    """Projected time of one op: ``seconds`` with ``waiting`` of them for the host to issue it."""
+
+    node: Node
+    seconds: float
+    waiting: float
+    bound: Bound
+    work: Work
+
+
+@dataclass(frozen=True)
+class Projection(Tabular):
+    """Projected time of a record on one device.
+
+    Attributes:
+        device: its name.
+        seconds: of the whole record, run by eager PyTorch; its sum over ops.
+        ops: each op's own, in program order.
+        known: how the rate of products is known: ``"measured"``, by ``"rule"`` from the data sheet, or
+            ``"power-limited"``, which varies from card to card and minute to minute; ``"calibrated"`` on
+            the CPU at hand.
+        coverage: the share of the time that is in classes of kernels with measurements.
+        unknown: ops of which nothing is known, whose time is not in ``seconds``.
+    """
+
+    device: str
+    seconds: float
+    ops: Sequence[OpTime] = field(repr=False)
+    known: Known
+    coverage: float
+    unknown: Sequence[Node] = field(default=(), repr=False)
+    peak_flops: float | None = None
+
+    @property
+    def margin(self) -> float:
+        """By how much it may be off, as a share."""
+        known = RANGE[self.known]
+        return known + (1 - self.coverage) * UNCOVERED if self.coverage < 0.9 else known
+
+    @property
+    def seconds_range(self) -> tuple[float, float]:
+        """The least and the most that are to be expected."""
+        return self.seconds / (1 + self.margin), self.seconds * (1 + self.margin)
+
+    @cached_property
+    def work(self) -> Work:
+        """The work of all ops together."""
+        return total(each.node for each in self.ops)
+
+    @property
+    def flops(self) -> int:
+        return self.work.flops
+
+    @property
+    def mfu(self) -> float | None:
+        """FLOPs of the record over what the device's peak would do in that time (MFU as PaLM defines it)."""
+        if not self.peak_flops or not self.seconds:
+            return None
+        return self.flops / self.seconds / self.peak_flops
+
+    @cached_property
+    def by_bound(self) -> dict[Bound, float]:
+        """Seconds of ops by what bounds them; they add up to ``seconds``."""
+        found: dict[Bound, float] = {"compute": 0.0, "memory": 0.0, "launch": 0.0}
+        for each in self.ops:
+            found["launch"] += each.waiting
+            found[each.bound] += each.seconds - each.waiting
+        return found
+
+    @property
+    def by_phase(self) -> dict[str, tuple[float, int, int]]:
+        """``(seconds, flops, bytes moved)`` of forward, backward, optimizer and the rest."""
+        return {
+            str(name): (seconds, work.flops, work.bytes_moved)
+            for name, (seconds, work) in self._grouped(lambda node: node.phase).items()
+        }
+
+    @property
+    def by_module(self) -> dict[str, tuple[float, Work]]:
+        """Seconds and work of each innermost module, dearest first; ``""``: outside of one."""
+        return {str(name): found for name, found in self._grouped(lambda node: node.module).items()}
+
+    @property
+    def by_line(self) -> dict[SourceLine | None, tuple[float, Work]]:
+        """Seconds and work of each of the user's lines with their backward pass, dearest first."""
+        found: Mapping[Hashable, tuple[float, Work]] = self._grouped(
+            lambda node: (node.forward or node).source
+        )
+        return {line: each for line, each in found.items() if line is None or isinstance(line, SourceLine)}
+
+    def of(self, nodes: Iterable[Node]) -> float:
+        """Seconds of some of the record's ops, a module's or a group's."""
+        return sum(self._by_node[node].seconds for node in nodes if node in self._by_node)
+
+    @cached_property
+    def _by_node(self) -> dict[Node, OpTime]:
+        return {each.node: each for each in self.ops}
+
+    def op(self, node: Node) -> OpTime | None:
+        """The projected time of one op; ``None`` where nothing is known of it."""
+        return self._by_node.get(node)
+
+    def _grouped(self, key: Callable[[Node], Hashable]) -> dict[Hashable, tuple[float, Work]]:
+        found: dict[Hashable, tuple[float, Work]] = {}
+        for each in self.ops:
+            seconds, work = found.get(group := key(each.node), (0.0, NOTHING))
+            found[group] = seconds + each.seconds, work + each.work
+        return dict(sorted(found.items(), key=lambda item: -item[1][0]))
+
+    def __repr__(self) -> str:
+        low, high = self.seconds_range
+        return (
+            f"<Projection on {self.device}: {duration(self.seconds)} ({duration(low)} to {duration(high)})>"
+        )
+
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+
+    def table(self) -> Table:
+        """Seconds by phase, and what bounds them."""
+        low, high = self.seconds_range
+        title = (
+            f"Projected time on {self.device}: {duration(self.seconds)} ({duration(low)} to {duration(high)})"
+        )
+        rows = [
+            (duration(seconds), f"{flops / 1e9:,.1f}", f"{moved / 1e9:,.2f}", name)
+            for name, (seconds, flops, moved) in self.by_phase.items()
+        ]
+        return Table(title, ("time", "GFLOP", "GB moved", "phase"), rows, 3)
+
+
+def duration(seconds: float) -> str:
+    """``"12.3 ms"``, three digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return (
+                f"{seconds / size:.3g} {unit}" if seconds < 1000 * size else f"{seconds / size:,.0f} {unit}"
+            )
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def project(nodes: Sequence[Node], card: Card) -> Projection | None:
+    """The time of ``nodes`` on ``card``; ``None`` where the most part of their work is not known."""
+    issue = CALIBRATED["issue_seconds"]
+    if any(value.device.type == "cuda" for node in nodes for value in node.outputs):
+        card = replace(card, host_apart=True)
+    issued = ready = covered = 0.0
+    unknown: list[Node] = []
+    ops: list[OpTime] = []
+    by_unit: dict[Known, float] = {}
+    for node in nodes:
+        kernel = kernel_time(node, card)
+        issued += issue["view"] if is_view(node) else issue["op"]
+        if kernel is None:
+            unknown.append(node)
+            continue
+        start = max(ready, issued) if kernel.seconds else ready
+        waiting = start - ready
+        ready = start + kernel.seconds
+        covered += kernel.seconds if kernel.covered else 0.0
+        _note(by_unit, kernel, card)
+        bound: Bound = "launch" if waiting > kernel.seconds else kernel.bound
+        ops.append(OpTime(node, kernel.seconds + waiting, waiting, bound, work_of(node)))
+    work = sum(each.work.flops for each in ops)
+    if not ops or sum(work_of(node).flops for node in unknown) > work / 10 or (unknown and not work):
+        return None
+    busy = sum(each.seconds - each.waiting for each in ops)
+    known = max(by_unit, key=lambda each: by_unit[each], default=card.rates.known("float32"))
+    return Projection(
+        card.name, ready, ops, known, covered / busy if busy else 1.0, unknown, _peak(nodes, card)
+    )
+
+
+def _note(by_unit: dict[Known, float], kernel: Kernel, card: Card) -> None:
+    if kernel.unit is not None:
+        known = card.rates.known(kernel.unit)
+        by_unit[known] = by_unit.get(known, 0.0) + kernel.seconds
+
+
+def _peak(nodes: Iterable[Node], card: Card) -> float | None:
+    """The card's peak of the units that do most of the FLOPs."""
+    found: dict[float, int] = {}
+    for node in nodes:
+        kernel = kernel_time(node, card)
+        if kernel is not None and kernel.unit is not None:
+            peak = card.rates.peak(kernel.unit)
+            found[peak] = found.get(peak, 0) + work_of(node).flops
+    return max(found, key=lambda peak: found[peak], default=None)

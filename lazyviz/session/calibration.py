@@ -1,0 +1,63 @@
+"""``lazyviz.calibrate()``: time a few ops on the CPU at hand, and keep what they took for this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..plan.runtime.calibrate import measure
+from ..plan.runtime.cpu import CpuRates, cache_file
+from ..plan.tables import Table, Tabular
+from ..record.tape import tape
+from ..view.export.atomic_write import write_whole
+
+
+@dataclass(frozen=True)
+class Calibration(Tabular):
+    """What was measured of the CPU, and the ``file`` that keeps it; ``None`` where none could be written."""
+
+    rates: CpuRates
+    file: Path | None
+
+    def __repr__(self) -> str:
+        return f"<Calibration of the CPU: {self.rates.matmul[-1][1] / 1e9:,.0f} GFLOP/s>"
+
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+
+    def table(self) -> Table:
+        """The best rate of each kind of op."""
+        rates = self.rates
+        products = {"matrix products": rates.matmul, "3x3 convolutions": rates.convolution}
+        moved = {
+            "elementwise": rates.elementwise,
+            "functions (tanh)": rates.function,
+            "copies that transpose": rates.copy,
+            "softmax": rates.softmax,
+            "layer norm": rates.norm,
+        }
+        rows = [(f"{curve[-1][1] / 1e9:,.1f} GFLOP/s", name) for name, curve in products.items()]
+        rows += [(f"{curve[-1][1] / 1e9:,.1f} GB/s", name) for name, curve in moved.items()]
+        rows.append((f"{rates.call * 1e6:.2f} µs", "a call"))
+        where = f", kept in {self.file}" if self.file is not None else ", which could not be kept"
+        return Table(f"Calibration of the CPU{where}", ("large", "ops"), rows)
+
+
+def calibrate() -> Calibration:
+    """Time a few ops of several sizes on the CPU, in under two seconds.
+
+    From then on plans for ``"cpu"`` have projected seconds, and reports say them beside the measured ones, in
+    this process and later ones: what was measured is kept in the user's cache directory
+    (``$XDG_CACHE_HOME/lazyviz``) for this machine, its number of threads and PyTorch's version.  Call it when
+    the machine is idle, and again when something has changed.
+
+    Raises ``RuntimeError`` inside of a lazy block, where ops are recorded and not run.
+    """
+    if tape.recording.graph is not None:
+        raise RuntimeError("calibrate() times ops, which a lazy block records: call it outside of the block.")
+    rates, file = measure(), cache_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, rates.text().encode())
+    except OSError:
+        return Calibration(rates, None)
+    return Calibration(rates, file)

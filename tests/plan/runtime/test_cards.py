@@ -1,0 +1,110 @@
+"""A record on every known card, prices, what limits it, and what changes would bring."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lazyviz
+from lazyviz.plan.devices.profiles import PROFILES
+from lazyviz.plan.runtime.cards import on_cards, read_prices
+from lazyviz.plan.runtime.limits import changes
+from lazyviz.plan.runtime.steps import last_step
+
+
+class Attention(nn.Module):
+    def __init__(self, width=512):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 8, -1)).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.transpose(-1, -2) / 8).softmax(-1)
+        return self.out((scores @ v).transpose(1, 2).flatten(2))
+
+
+def _record(device="A100-40GB", batch=8, steps=1, named=False):
+    model = Attention()
+    x = torch.randn(batch, 1024, 512)
+    with lazyviz.lazy(device=device, batch=[x] if named else None) as graph:
+        model.cuda()
+        inputs = x.cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            F.gelu(F.silu(model(inputs))).square().mean().backward()
+            optimizer.step()
+    return graph
+
+
+def test_the_last_of_several_steps_is_told_apart():
+    two = _record(steps=2)
+    step = last_step(two.nodes)
+    assert [node.phase for node in step].count("optimizer") * 2 == [n.phase for n in two.nodes].count(
+        "optimizer"
+    )
+    assert {node.phase for node in step} >= {"forward", "backward", "optimizer"}
+    one = _record()
+    assert list(last_step(one.nodes)) == list(one.nodes)
+
+
+def test_every_card_is_in_the_table_the_fastest_that_fits_first():
+    table = on_cards(_record(named=True).plan(), prices={"h100 80gb": 3.6}, epoch=80)
+    assert {each.name for each in table.cards} == set(PROFILES)
+    fitting = [each.time.seconds for each in table.cards if each.fits]
+    assert fitting == sorted(fitting)
+    h100 = next(each for each in table.cards if each.name == "H100-80GB")
+    assert h100.cost(10) == pytest.approx(h100.time.seconds * 10 / 1000)
+    text = table.table().text()
+    assert "samples/s" in text and "cost an epoch" in text
+    assert text.count("fits") == sum(each.fits for each in table.cards)
+
+
+def test_what_cannot_be_told_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="needs a batch"):
+        on_cards(_record().plan(), ["L4-24GB"], epoch=10)
+    with pytest.raises(ValueError, match="did you mean"):
+        on_cards(_record().plan(), ["A100-41GB"])
+    file = tmp_path / "prices.csv"
+    file.write_text("card,price\nL4-24GB,0.71\n# spot\n\nA100-40GB , 3.67\n")
+    assert read_prices(file) == {"L4-24GB": 0.71, "A100-40GB": 3.67}
+    file.write_text("card,price\nL4-24GB\n")
+    with pytest.raises(ValueError, match="line 2"):
+        read_prices(file)
+
+
+def test_explain_says_what_limits_the_step():
+    text = _record().plan().explain()
+    assert re.search(r"Projected time on A100-40GB: \S+ m?s \(\S+ m?s to \S+ m?s\)", text)
+    assert "What limits this step: " in text
+    assert "Dearest lines" in text
+    assert "scores = " in text
+
+
+def test_changes_are_projected_and_only_those_that_help_are_named():
+    graph = _record(named=True)
+    plan = graph.plan()
+    found = {
+        str(each).partition(":")[0]: each.seconds
+        for each in changes(plan.time, graph.nodes, PROFILES["A100-40GB"])
+    }
+    assert found["forward and backward in bfloat16"] < plan.seconds / 2
+    assert "attention by F.scaled_dot_product_attention, at best" in found
+    assert all(seconds < plan.seconds for seconds in found.values())
+    assert "on A100-40GB" not in found
+
+
+def test_more_samples_cost_a_waiting_card_nothing():
+    x = torch.randn(4, 16)
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(20)))
+    with lazyviz.lazy(device="H100-80GB", batch=[x]) as graph:
+        model.cuda()(x.cuda())
+    plan = graph.plan()
+    found = {
+        str(each).partition(":")[0]: each.seconds
+        for each in changes(plan.time, graph.nodes, PROFILES["H100-80GB"])
+    }
+    assert found["twice the batch, for each half of it"] == pytest.approx(plan.seconds / 2, rel=0.05)
+    assert "waits for Python" in plan.explain()

@@ -1,0 +1,212 @@
+"""The work of ops: FLOPs as PyTorch's counter says, bytes by what is touched, and sums."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import lazyviz
+from lazyviz.plan.runtime import work
+from lazyviz.plan.runtime.work import Work, operator_class, work_of
+
+
+def _language_model(kind, **config):
+    def build():
+        settings = getattr(transformers, f"{kind}Config")(**config)
+        model = getattr(transformers, {"GPT2": "GPT2LMHeadModel"}.get(kind, f"{kind}ForCausalLM"))(settings)
+        ids = torch.randint(0, 90, (2, 12))
+        return lambda: model(input_ids=ids, labels=ids).loss
+
+    return build
+
+
+def _encoder(kind, head="Model", **config):
+    def build():
+        model = getattr(transformers, kind + head)(getattr(transformers, f"{kind}Config")(**config))
+        ids = torch.randint(0, 90, (2, 12))
+        return lambda: model(input_ids=ids)[0].sum()
+
+    return build
+
+
+def _net(make, *shapes):
+    def build():
+        model, inputs = make(), [torch.randn(*shape) for shape in shapes]
+
+        def call():
+            out = model(*inputs)
+            return (out[0] if isinstance(out, tuple) else out).sum()
+
+        return call
+
+    return build
+
+
+def _function(f, *shapes):
+    def build():
+        inputs = [torch.randn(*shape, requires_grad=True) for shape in shapes]
+        return lambda: f(*inputs).sum()
+
+    return build
+
+
+def _bottleneck(width, stride=1, groups=1):
+    return nn.Sequential(
+        nn.Conv2d(width, 8, 1), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 8, 3, stride, 1, groups=groups), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 16, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5),
+    )  # fmt: skip
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+VOCABULARY = {"vocab_size": 100}
+GPT = {"n_layer": 2, "n_embd": 32, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2, **VOCABULARY}
+LLAMA = {**SMALL, **VOCABULARY, "num_key_value_heads": 2}
+T, H = (2, 4, 12, 8), (2, 12, 32)
+
+MODELS = {
+    "gpt2": _language_model("GPT2", **GPT),
+    "gpt2 eager": _language_model("GPT2", attn_implementation="eager", **GPT),
+    "llama": _language_model("Llama", **LLAMA),
+    "llama eager": _language_model("Llama", attn_implementation="eager", **LLAMA),
+    "mistral": _language_model("Mistral", **LLAMA),
+    "qwen2": _language_model("Qwen2", **LLAMA),
+    "opt": _language_model(
+        "OPT", ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=64,
+        **{k: v for k, v in (SMALL | VOCABULARY).items() if k != "intermediate_size"},
+    ),
+    "gpt neox": _language_model("GPTNeoX", **SMALL, **VOCABULARY),
+    "bert": _encoder("Bert", **SMALL, **VOCABULARY),
+    "bert eager": _encoder("Bert", attn_implementation="eager", **SMALL, **VOCABULARY),
+    "bert classifier": _encoder("Bert", "ForSequenceClassification", **SMALL, **VOCABULARY),
+    "roberta": _encoder("Roberta", **SMALL, **VOCABULARY),
+    "electra": _encoder("Electra", embedding_size=16, **SMALL, **VOCABULARY),
+    "mlp": _net(lambda: nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)), (5, 8)),
+    "mlp without biases": _net(
+        lambda: nn.Sequential(nn.Linear(8, 16, False), nn.ReLU(), nn.Linear(16, 4, False)), (5, 8)
+    ),
+    "linear in 3 dimensions": _net(lambda: nn.Linear(32, 16), H),
+    "conv": _net(lambda: nn.Conv2d(3, 8, 3, padding=1), (2, 3, 16, 16)),
+    "conv without bias": _net(lambda: nn.Conv2d(3, 8, 5, stride=2, bias=False), (2, 3, 16, 16)),
+    "conv dilated": _net(lambda: nn.Conv2d(3, 8, 3, dilation=2), (2, 3, 16, 16)),
+    "conv in groups": _net(lambda: nn.Conv2d(4, 8, 3, groups=2), (2, 4, 16, 16)),
+    "conv depthwise": _net(
+        lambda: nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 8, 1)), (2, 4, 9, 9)
+    ),
+    "conv 1d": _net(lambda: nn.Conv1d(3, 8, 3), (2, 3, 16)),
+    "conv 3d": _net(lambda: nn.Conv3d(2, 4, 3), (2, 2, 6, 6, 6)),
+    "conv transposed": _net(lambda: nn.ConvTranspose2d(3, 8, 3, stride=2), (2, 3, 8, 8)),
+    "bottleneck": _net(lambda: _bottleneck(6), (2, 6, 12, 12)),
+    "bottleneck, strided": _net(lambda: _bottleneck(6, 2), (2, 6, 12, 12)),
+    "bottleneck, groups": _net(lambda: _bottleneck(6, 1, 4), (2, 6, 12, 12)),
+    "unet": _net(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2, 1), nn.GroupNorm(2, 8), nn.SiLU(),
+            nn.Upsample(scale_factor=2), nn.Conv2d(8, 3, 3),
+        ),
+        (2, 3, 16, 16),
+    ),
+    "encoder layer": _net(lambda: nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), H),
+    "encoder, dropout off": _net(lambda: nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True), H),
+    "decoder layer": _net(lambda: nn.TransformerDecoderLayer(32, 4, 64, batch_first=True), H, H),
+    "transformer": _net(lambda: nn.Transformer(32, 4, 1, 1, 64, batch_first=True), H, H),
+    "multihead attention": _net(lambda: nn.MultiheadAttention(32, 4, batch_first=True), H, H, H),
+    "rnn cell": _net(lambda: nn.RNNCell(8, 16), (3, 8)),
+    "gru cell": _net(lambda: nn.GRUCell(8, 16), (3, 8)),
+    "lstm cell": _net(lambda: nn.LSTMCell(8, 16), (3, 8)),
+    "matmul broadcast": _function(torch.matmul, (2, 3, 4, 5), (5, 6)),
+    "matmul batched": _function(torch.matmul, (2, 3, 4, 5), (2, 3, 5, 6)),
+    "einsum": _function(lambda a, b: torch.einsum("bhqd,bhkd->bhqk", a, b), T, T),
+    "baddbmm": _function(lambda a, b, c: torch.baddbmm(a, b, c), (2, 3, 5), (2, 3, 4), (2, 4, 5)),
+    "attention by hand": _function(lambda q, k, v: (q @ k.transpose(-1, -2)).softmax(-1) @ v, T, T, T),
+    "addmm": _function(torch.addmm, (3, 5), (3, 4), (4, 5)),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MODELS)
+def test_flops_are_those_of_pytorchs_counter(name):
+    torch.manual_seed(0)
+    step = MODELS[name]()
+    with FlopCounterMode(display=False) as counter:
+        step().backward()
+    with lazyviz.lazy() as graph:
+        step().backward()
+    counted = counter.get_flop_counts()["Global"]
+    ours: dict[object, int] = {}
+    for node in graph.nodes:
+        ours[node.op.overloadpacket] = ours.get(node.op.overloadpacket, 0) + work_of(node).flops
+    assert {packet: ours.get(packet, 0) for packet in counted} == counted
+    beyond = {str(packet) for packet, flops in ours.items() if flops and packet not in counted}
+    assert beyond <= {
+        "aten._scaled_dot_product_flash_attention_for_cpu",
+        "aten._scaled_dot_product_flash_attention_for_cpu_backward",
+    }
+
+
+def test_attention_on_the_cpu_counts_as_its_cuda_kernels_do():
+    q = torch.randn(2, 4, 12, 8, requires_grad=True)
+    with lazyviz.lazy() as graph:
+        F.scaled_dot_product_attention(q, q, q).sum().backward()
+    product = 2 * 2 * 4 * 12 * 12 * 8
+    by_phase = work.grouped(graph.nodes, lambda node: node.phase)
+    assert by_phase["forward"].flops == 2 * product
+    assert by_phase["backward"].flops == 5 * product  # scores again, and two gradients of either product
+
+
+def _works(step):
+    with lazyviz.lazy() as graph:
+        step()
+    return {node.name.rpartition("_")[0]: work_of(node) for node in graph.nodes}
+
+
+def test_bytes_are_what_a_kernel_touches_once():
+    a, row = torch.randn(8, 16), torch.randn(16)
+    table, rows = torch.randn(1000, 4), torch.tensor([1, 2, 3])
+
+    def step():
+        torch.exp(a)
+        a + row.expand(8, 16)
+        a.t().view_as(a.t())
+        torch.empty(100)
+        F.embedding(rows, table)
+        torch.zeros(10).copy_(row[:10])
+
+    found = _works(step)
+    assert found["exp"] == Work(0, 512, 512, 1)
+    assert found["add"] == Work(0, 512 + 64, 512, 1)
+    assert found["view"] == found["t"] == found["empty"] == Work()
+    assert found["embedding"] == Work(0, 48 + 24, 48, 1)
+    assert found["copy_"] == Work(0, 40, 40, 1)
+
+
+def test_an_op_in_place_reads_and_writes_its_argument():
+    a, b = torch.randn(8), torch.randn(8)
+
+    def step():
+        a.mul_(b)
+        b.zero_()
+
+    found = _works(step)
+    assert found["mul_"] == Work(0, 64, 32, 1)
+    assert found["zero_"] == Work(0, 0, 32, 1)
+
+
+def test_optimizer_kernels_take_many_tensors_each():
+    parameters = [torch.randn(4, requires_grad=True) for _ in range(250)]
+    for each in parameters:
+        each.grad = torch.ones(4)
+    optimizer = torch.optim.SGD(parameters, lr=0.1, foreach=True)
+    with lazyviz.lazy() as graph:
+        optimizer.step()
+    (node,) = (node for node in graph.nodes if operator_class(node) == "optimizer")
+    assert work_of(node) == Work(0, 250 * 32, 250 * 16, 5)
+
+
+def test_sums_and_intensity():
+    together = Work(10, 4, 1, 1) + Work(5, 0, 0, 2)
+    assert together == Work(15, 4, 1, 3)
+    assert together.intensity == 3
+    assert Work(5).intensity is None
