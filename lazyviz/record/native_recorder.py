@@ -82,6 +82,8 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         Parameter=torch.nn.Parameter,
         OpOverload=OpOverload,
         stand_ins=torch_cuda.STAND_INS,
+        autocast_keys=torch_cuda.AUTOCAST_KEYS,
+        is_made_of_others=torch_cuda.is_made_of_others,
         wrap=wrap,
         sharing=sharing,
         extent=extent,

@@ -74,13 +74,13 @@ def stands_for(device: torch.device) -> torch.device:
 # --- autocast -----------------------------------------------------------------------
 
 # C++ casts for a device type whose key tensors carry, and only tensors that say `is_cuda()`.
-_AUTOCAST = int(DispatchKeySet(DispatchKey.AutocastCUDA).raw_repr())
+AUTOCAST_KEYS = int(DispatchKeySet(DispatchKey.AutocastCUDA).raw_repr())
 
 
 def mark(tensor: torch.Tensor) -> None:
     """Have ops on a planned tensor reach the kernels for ``torch.autocast("cuda")`` where that is on."""
     key_set = ctypes.c_uint64.from_address(tensor._cdata + KEY_SET_OFFSET)
-    key_set.value |= _AUTOCAST
+    key_set.value |= AUTOCAST_KEYS
 
 
 def without_autocast() -> Any:

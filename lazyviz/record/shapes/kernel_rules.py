@@ -172,7 +172,7 @@ _WRITES: dict[str, Callable[[Call], bool]] = {
 # --- new tensors ----------------------------------------------------------------------
 
 
-def _like(call: Call) -> Made:
+def like(call: Call) -> Made:
     """``empty_like`` and its kind of a dense tensor."""
     arguments, source = call.arguments, call.meta("self")
     wanted = arguments.get("memory_format")
@@ -196,7 +196,7 @@ def _like(call: Call) -> Made:
 def _hardtanh(call: Call) -> Made:
     """It is made like its operand."""
     low, high = call.arguments.get("min_val", -1), call.arguments.get("max_val", 1)
-    return _like(call) if call.meta("self").dtype in FLOATS and low <= high else None
+    return like(call) if call.meta("self").dtype in FLOATS and low <= high else None
 
 
 def _range(call: Call) -> Made:
@@ -250,8 +250,8 @@ def _drawn(call: Call) -> Made:
 
 
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(("empty_like", "zeros_like", "ones_like", "full_like", "clone"), _like),
-    "_to_copy": _like,
+    **dict.fromkeys(("empty_like", "zeros_like", "ones_like", "full_like", "clone"), like),
+    "_to_copy": like,
     "hardtanh": _hardtanh,
     "hardtanh_backward": _by_element,
     "arange": _range,

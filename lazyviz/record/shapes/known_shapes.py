@@ -9,15 +9,23 @@ from typing import Any
 
 import torch
 
+from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
 from ...torch_internals.private_api import OpOverload
 from . import foreach, kernel_probes, kernel_rules, scalar_operands
 from .metadata_table import MetadataTable
-from .op_call import Call
+from .op_call import COMMON, Call, one_dtype
 from .op_info import OpInfo
 from .output_specs import Inferred, Output, OutputSpec
 
 _CPU = torch.device("cpu")
+_STAND_INS = torch_cuda.STAND_INS
+
+# Operators whose results' metadata ATen works out in C++ before it picks a device's kernel, for all devices alike.
+# Those of the second set have no kernel for integers, or none for all of them.
+_OF_NUMBERS = {"add", "sub", "mul", "cat", "eq", "ne", "lt", "le", "gt", "ge"}
+_OF_FLOATS = {"div", "neg", "mm", "addmm", "bmm", "silu", "gelu", "rsqrt", "sin", "cos", "pow", "mean"}
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def find(
@@ -33,6 +41,8 @@ def find(
         return None
     if info.is_view or info.name == "_unsafe_view":
         return _view(metadata, op, info, args, kwargs, inputs)
+    if _STAND_INS and inputs and inputs[0].meta.device in _STAND_INS:
+        return _on_card(metadata, op, info, args, kwargs, inputs)
     call = Call(op, info.name, dict(zip(info.argument_names, args)) | kwargs, inputs)
     if scalar_operands.are_unusual(op, call.arguments, inputs):
         return None
@@ -73,7 +83,9 @@ def _view(
         return None
     (value,) = inputs
     meta = value.meta
-    if meta.device != _CPU or meta.flags or value.storage.nbytes % meta.dtype.itemsize:
+    if meta.device != _CPU and meta.device not in _STAND_INS:
+        return None
+    if meta.flags or value.storage.nbytes % meta.dtype.itemsize:
         return None
     kernel = torch.ops.aten.view.default if info.name == "_unsafe_view" else op
     with private_api.no_function_modes(), private_api.below_autograd(), private_api.excluding_python():
@@ -98,4 +110,40 @@ def _view(
                 return None
             outputs.append(OutputSpec(found, 0, False, -1, value.storage.nbytes))
     container = (list if type(result) is list else tuple) if several else None
-    return Inferred(info, container, outputs, [], True)
+    return Inferred(info, container, outputs, [], meta.device == _CPU)
+
+
+def _on_card(
+    metadata: MetadataTable, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, inputs: list[Any]
+) -> Inferred | None:
+    """What an op on a planned card makes, where that does not depend on the device: as for meta tensors.
+
+    They are asked past what PyTorch registers for them in Python, where most of the time would go.
+    """
+    device = inputs[0].meta.device
+    if info.mutable_positions or any(value.meta.device != device or value.meta.flags for value in inputs):
+        return None
+    if info.name == "clone":
+        made = kernel_rules.like(Call(op, info.name, dict(zip(info.argument_names, args)) | kwargs, inputs))
+        if not made or made[0] is None:
+            return None
+        meta = metadata.meta(made[0].shape, made[0].stride, 0, made[0].dtype, device)
+        return Inferred(info, None, [OutputSpec(meta, None, False, 0, meta.nbytes)], [], False)
+    if info.name in _OF_FLOATS:
+        if one_dtype([value.meta for value in inputs], _FLOATS) is None:
+            return None
+    elif info.name not in _OF_NUMBERS or any(value.meta.dtype not in COMMON for value in inputs):
+        return None
+    with private_api.no_function_modes(), private_api.below_autograd(), private_api.excluding_python():
+        tensors: dict[int, torch.Tensor] = {}
+        for value in inputs:
+            meta = value.meta
+            tensors[id(value)] = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
+        try:
+            result = op(*kernel_probes.substitute(args, tensors), **kernel_probes.substitute(kwargs, tensors))
+        except Exception:
+            return None  # PyTorch words it
+    if type(result) is not torch.Tensor or result.layout != torch.strided:
+        return None
+    found = metadata.meta_of(result, device)
+    return Inferred(info, None, [OutputSpec(found, None, False, 0, found.nbytes)], [], False)

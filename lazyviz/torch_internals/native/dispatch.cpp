@@ -381,7 +381,8 @@ struct Pending final : c10::TensorImpl {
 
   // What code in C++ asks before it takes a tensor's address, and hardly ever else: a pending tensor becomes real now.
   bool has_storage() const override {
-    if (C10_UNLIKELY(before_access != nullptr && numel_ != 0 && key_set_.has(DispatchKey::Python) && !at_access)) {
+    // One on an absent card (to C++ a meta tensor) has none to take.
+    if (C10_UNLIKELY(before_access != nullptr && numel_ != 0 && key_set_.has(DispatchKey::Python) && !at_access && !is_meta())) {
       if (!is_profiler(ASKED_FROM)) make_real();
     }
     return static_cast<bool>(storage_);

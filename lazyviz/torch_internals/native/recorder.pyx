@@ -4,7 +4,7 @@
 What :meth:`lazyviz.record.recorder.Recorder.record` does for an op whose answer is in the shape cache,
 call by call the same, on the same objects: the classes stay those of Python, whose slots are read
 and written where their member descriptors say they are.  Whatever is not ordinary (an unknown shape, a
-draw, a sync point, an absent card, ...) is found out before anything has been changed, and left to
+draw, a sync point, an absent card's choice of kernels, ...) is found out before anything has been changed, and left to
 the recorder.  lazyviz works the same without this module; the tests run both ways.
 """
 
@@ -240,10 +240,10 @@ cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
 cdef object ENTRY, MISSING, ref_cls, goes_on_without, nowhere, known_number, evaluate_number, number_in
-cdef object gradient_check
+cdef object gradient_check, is_made_of_others
 cdef int MOST_FRAMES
 cdef uint64_t NO_SEQUENCE
-cdef uint64_t snapshot_key
+cdef uint64_t snapshot_key, autocast_keys
 cdef Quick in_python
 cdef const Quick *quick
 cdef Py_ssize_t key_set_offset
@@ -276,11 +276,11 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
-    global goes_on_without, nowhere, known_number, evaluate_number, number_in, gradient_check
+    global goes_on_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder
     global learn, info_of, TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
-    global node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, key_set_offset, OutputSpec
+    global node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, autocast_keys, key_set_offset, OutputSpec
     slow, Unexamined = parts["slow"], parts["Unexamined"]
     goes_on_without, nowhere = parts["goes_on_without"], parts["NOWHERE"]
     known_number, gradient_check = parts["known_number"], parts["gradient_check"]
@@ -314,6 +314,7 @@ def connect(**parts):
     ENTRY, MISSING = parts["ENTRY"], parts["MISSING"]
     MOST_FRAMES, NO_SEQUENCE = parts["MOST_FRAMES"], parts["NO_SEQUENCE"]
     snapshot_key, key_set_offset = parts["snapshot_key"], parts["key_set_offset"]
+    autocast_keys, is_made_of_others = parts["autocast_keys"], parts["is_made_of_others"]
     take, quick = None, &in_python
     if parts["dispatcher"] is not None:
         take = parts["take"]
@@ -409,9 +410,11 @@ cdef class Op:
     cdef frozenset by_type
     cdef bint reads_number, ordinary, adds, is_view, mutates, hidden, needs_storage, counts_writes, draws, draws_by_default
     cdef Py_ssize_t generator
+    cdef int made_of_others  # -1: nobody has asked
 
     def __init__(self, info):
         self.info = info
+        self.made_of_others = -1
         self.by_type = info.by_type
         self.adds = info.adds
         self.ordinary = not (
@@ -718,7 +721,7 @@ def dispatch(mode, func, types, args=(), kwargs=None):
 
 
 cdef int is_recording() noexcept:
-    if get(recording_state, RS_graph) is None or get(recording_state, RS_pauses) or get(recording_state, RS_absent) is not None:
+    if get(recording_state, RS_graph) is None or get(recording_state, RS_pauses):
         return False
     under_way = get(runs, PR_under_way)  # Python's recorder waits for another thread's run
     return not under_way or under_way == PyThread_get_thread_ident()
@@ -763,6 +766,8 @@ cdef object record(object func, tuple args, object kwargs):
         op = <Op> found
     if not op.ordinary:
         return number_of(args[0]) if op.reads_number and len(args) == 1 and not kwargs else MISS
+    if get(recording_state, RS_absent) is not None and is_of_cards(func, op, kwargs):
+        return MISS
     if args:
         cls = type(args[0])
         if cls is float or cls is int or cls is bool or cls is complex:
@@ -874,6 +879,13 @@ cdef object record(object func, tuple args, object kwargs):
     return result
 
 
+cdef bint is_of_cards(object func, Op op, object kwargs) except -1:
+    """Whether a planned card has a say in what the call is: in its device, or in which kernels it is made of."""
+    if op.made_of_others < 0:
+        op.made_of_others = is_made_of_others(func)
+    return op.made_of_others or (bool(kwargs) and ("device" in kwargs or "pin_memory" in kwargs))
+
+
 cdef object number_of(object tensor):
     """The number that a tensor holds, where that is known at once; else it is left to the recorder."""
     cdef PyObject *found
@@ -905,8 +917,8 @@ cdef object number_of(object tensor):
             result = known_number(shapes, value)
         if result is not None:
             return result
-    if not is_unknown_value(value):
-        return MISS  # a closer look may tell
+    if get(recording_state, RS_absent) is not None or not is_unknown_value(value):
+        return MISS  # the user may have assumed it; a closer look may tell
     evaluate_number(tape, value)
     if type(tensor) is LazyTensor:
         return MISS  # forgotten
@@ -1786,23 +1798,27 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
 
 cpdef object wrapper(object meta):
     """A LazyTensor with this metadata, in memory without conjugate or negative bit; not yet tied to a value."""
+    cdef uint64_t *keys
     shape, stride, dtype, device = get(meta, M_shape), get(meta, M_stride), get(meta, M_dtype), get(meta, M_device)
-    return taken(
+    below = stand_ins.get(device) if stand_ins else None
+    made = taken(
         quick.make_wrapper(
             <PyObject *> LazyTensor,
             <PyObject *> shape,
             <PyObject *> stride,
             get(meta, M_offset),
             <PyObject *> dtype,
-            <PyObject *> device,
+            <PyObject *> (device if below is None else below),
         )
     )
+    if below is not None:  # `lazyviz.torch_internals.cuda.mark`
+        keys = <uint64_t *> (quick.implementation(<PyObject *> made) + key_set_offset)
+        keys[0] = keys[0] | autocast_keys
+    return made
 
 
 cdef object tensor_of(object value, object meta, object storage, object base):
     """``lazyviz.record.lazy_tensor.wrap``."""
-    if stand_ins and get(meta, M_device) in stand_ins:
-        return wrap(value, base)  # on a card that was planned in another block
     if get(meta, M_flags) or (base is not None and quick.is_inference(<PyObject *> base) != quick.inference_mode()):
         return wrap(value, base)
     tensor = wrapper(meta)
