@@ -7,13 +7,13 @@ import type { CodeFacts, CodeMessage, LineFact, Send } from "../model/types";
 
 const HEADS: [name: string, title: string][] = [
   ["Line", ""],
+  ["Code", ""],
   [
     "Allocates",
     "Bytes that the line's ops allocate, those of your functions and modules that it calls included. What the backward pass makes counts at the line that runs it, such as loss.backward(); hover a line for what its gradients take there",
   ],
   ["At peak", "Share of the projected peak: what the line made and what is alive then. Paler: its gradients, made by another line"],
   ["Time", "Seconds that the line's ops took in the run"],
-  ["Code", ""],
 ];
 
 interface Row {
@@ -99,10 +99,10 @@ export class CodePanel {
     const alone = sections.length === 1 && sections[0]?.label === "this cell";
     sections.forEach(({ label, lines }, at) => {
       const group = html("tbody", {});
-      if (!alone) group.append(html("tr", { class: "lz-file" }, html("th", { scope: "rowgroup", colspan: HEADS.length }, html("bdi", {}, label))));
+      if (!alone) group.append(html("tr", { class: "lz-file" }, html("th", { scope: "rowgroup", colspan: 3 }, html("bdi", {}, label))));
       let last = lines[0]?.[0] ?? 0;
       for (const [line, text] of lines) {
-        if (line > last + 1) group.append(html("tr", { class: "lz-skipped", "aria-hidden": "true" }, html("td", {}, "⋮"), html("td", { colspan: HEADS.length - 1 })));
+        if (line > last + 1) group.append(html("tr", { class: "lz-skipped", "aria-hidden": "true" }, html("td", {}, "⋮"), html("td", { colspan: 2 })));
         last = line;
         const id = `${at}:${line}`;
         const cells = HEADS.map(() => html("td", {}));
@@ -110,11 +110,11 @@ export class CodePanel {
         cells[0]?.append(String(line));
         if (facts.lines[id]) {
           const button = plainButton({ tabindex: this.#rows.size ? -1 : 0, dir: "ltr" }, text || " ");
-          cells[4]?.append(button);
+          cells[1]?.append(button);
           this.#rows.set(id, { row, cells, button });
         } else {
           row.className = "lz-none";
-          cells[4]?.append(html("code", { dir: "ltr" }, text || " "));
+          cells[1]?.append(html("code", { dir: "ltr", title: text.length > 24 ? text.trim() : undefined }, text || " "));
         }
         group.append(row);
       }
@@ -133,16 +133,17 @@ export class CodePanel {
       const share = (bytes = 0): string => percent(peak ? bytes / peak : 0);
       const length = (bytes = 0): string => `width:${((bytes / most) * 100).toFixed(1)}%`;
       timed ||= fact.seconds !== undefined;
-      cells[1]?.replaceChildren(fact.bytes ? bytesText(fact.bytes) : "");
-      cells[2]?.replaceChildren(
+      cells[2]?.replaceChildren(fact.bytes ? bytesText(fact.bytes) : "");
+      cells[3]?.replaceChildren(
         html("span", {}, fact.held ? share(fact.held) : ""),
         html("i", { "aria-hidden": "true" }, html("b", { style: length(fact.held) }), html("b", { class: "lz-pale", style: length(fact.gradientHeld) })),
       );
-      cells[3]?.replaceChildren(fact.seconds === undefined ? "" : seconds(fact.seconds));
+      cells[4]?.replaceChildren(fact.seconds === undefined ? "" : seconds(fact.seconds));
       row.classList.toggle("lz-failed-line", Boolean(fact.failed));
       row.classList.toggle("lz-sync-line", Boolean(fact.sync));
-      row.title = words(fact, share);
-      button.setAttribute("aria-description", row.title);
+      const told = words(fact, share);
+      row.title = `${button.textContent.trim()}\n${told}`;
+      button.setAttribute("aria-description", told);
       cells[0]?.setAttribute("data-mark", fact.failed ? "✗" : fact.sync ? "‖" : "");
     }
     this.#table.classList.toggle("lz-timed", timed);

@@ -51,8 +51,10 @@ function outline(box: BoxData, width: number, height: number, by: number): SVGEl
     const d = `M${cut},0H${width - cut}L${width},${cut}V${height - cut}L${width - cut},${height}H${cut}L0,${height - cut}V${cut}Z`;
     return svg("path", { class: "lz-card", d });
   }
+  // A further card of a fold: what of it is seen, below and at the right.
+  if (by) return svg("path", { class: "lz-card lz-behind", d: `M${by},${height}v${by - 6}a6,6 0 0 0 6,6H${width + by - 6}a6,6 0 0 0 6,-6V${by + 6}a6,6 0 0 0 -6,-6` });
   const round = box.kind === "input" || box.kind === "output" ? height / 2 : 6;
-  return svg("rect", { class: by ? "lz-card lz-behind" : "lz-card", x: by, y: by, width, height, rx: round });
+  return svg("rect", { class: "lz-card", width, height, rx: round });
 }
 
 const MARKS: Record<string, string> = {

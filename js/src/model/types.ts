@@ -35,7 +35,10 @@ export interface BoxData {
   alarm?: "nan" | "inf" | null;
 }
 
-export type EdgeData = [path: number[], label: string];
+/** `width` by the bytes, `values` the ids of the tensors. */
+export type EdgeData = [path: number[], label: string, width?: number, values?: number[]];
+/** A box of a group, by its number, and the ids of tensors that it reads from outside, or makes for outside. */
+export type EndData = [box: number, values: number[]];
 
 export interface GroupData {
   id: string;
@@ -44,6 +47,8 @@ export interface GroupData {
   layers?: number[][];
   edges?: EdgeData[];
   flip?: boolean;
+  reads?: EndData[];
+  gives?: EndData[];
 }
 
 export interface Alive {
@@ -168,6 +173,7 @@ export interface Flow extends Link {
 /** What the selected box has to do with another. */
 export interface Relation extends Link {
   kind: "producer" | "consumer" | "saved" | "gradient";
+  bytes?: number;
 }
 
 export interface Details {
@@ -342,10 +348,12 @@ export type FromPython =
   | { kind: "reveal"; groups: GroupData[]; chain: string[] }
   | StatesMessage
   | { kind: "refused"; note: string }
+  | { kind: "second-part"; code: string }
   | FileMessage
   | ({ kind: "found" } & Found);
 
 export type Action =
+  | "second-part"
   | "evaluate"
   | "evaluate-to"
   | "backend"

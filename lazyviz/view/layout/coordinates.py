@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..scene.boxes import Box
-from ..scene.scene import Scene
+from ..scene.scene import MOST_VALUES, Scene, edge_width
 from .edge_labels import place_labels
 from .sugiyama import Placed, place
 
@@ -17,6 +17,7 @@ LANE_PADDING = (12.0, 64.0, 14.0)
 LANE_GAP = 8.0
 LANE_MIN_WIDTH = 224.0
 LEAST_WIDTH = 216.0  # inside an open group
+MOST_ENDS = 3  # of one line, in an open group
 STACKED_HEIGHT = 1600.0  # higher lanes stay side by side: one below the other they would be out of sight
 
 
@@ -39,6 +40,8 @@ class Line:
     points: list[tuple[float, float]]
     label: str
     at: tuple[float, float, str] | None  # middle of the label's base line and its words, if it is drawn
+    width: float = 1.0
+    tip: bool = True  # whether its end is where the data arrives
 
 
 @dataclass(slots=True)
@@ -116,7 +119,7 @@ def arrange(scene: Scene, opened: set[str], *, room: float = math.inf) -> Arrang
         size[box.id] = (width, result.height + above + below)
     root = scene.hierarchy.root
     frames: list[Frame] = []
-    lines: list[Line] = []
+    drawn: list[tuple[Box, list[Line]]] = []
     origin: dict[str, tuple[float, float]] = {root.id: (0.0, 0.0)}
     for box in order:
         left, top = origin[box.id]
@@ -133,9 +136,11 @@ def arrange(scene: Scene, opened: set[str], *, room: float = math.inf) -> Arrang
             origin[child.id] = (x, y)
             frames.append(Frame(child, x, y, w, h, child.id in opened))
         if not is_row(box):
-            lines += _lines(scene, box, result, rects, left, top)
+            drawn.append((box, _lines(scene, box, result, rects, left, top)))
     width, height = size[root.id]
-    return Arrangement(frames, lines, width, height)
+    at = {frame.box: frame for frame in frames}
+    reaching = [line for box, lines in drawn for line in _reaching(box, lines, at)]
+    return Arrangement(frames, reaching, width, height)
 
 
 def _lines(
@@ -177,7 +182,40 @@ def _lines(
         (left - side + 3.0, left + placed.width + side - 3.0),
         flip=flip,
     )
-    return [Line(*line) for line in zip(drawn, texts, labels, strict=True)]
+    widths = [edge_width(values) for values in box.edges.values()]
+    return [Line(*line) for line in zip(drawn, texts, labels, widths, strict=True)]
+
+
+def _reaching(box: Box, lines: list[Line], frames: dict[Box, Frame]) -> list[Line]:
+    """The lines of a group as they go on in open groups, from what makes a tensor to what reads it."""
+    flip = box.phase == "backward"
+    result: list[Line] = []
+    for line, ((a, b), values) in zip(lines, box.edges.items(), strict=True):
+        ids = {value.id for value in values[:MOST_VALUES]}
+        makers = [each for each in _ends(a, ids, frames, leaving=True) if each.box is not a]
+        readers = [each for each in _ends(b, ids, frames, leaving=False) if each.box is not b]
+        leaving = [(each.x + each.width / 2, each.y if flip else each.y + each.height) for each in makers]
+        entering = [(each.x + each.width / 2, each.y + each.height if flip else each.y) for each in readers]
+        first, last = line.points[0], line.points[-1]
+        result.append(Line([*leaving[:1], *line.points, *entering[:1]], line.label, line.at, line.width))
+        result += [Line([point, first], line.label, None, line.width, tip=False) for point in leaving[1:]]
+        result += [Line([last, point], line.label, None, line.width) for point in entering[1:]]
+    return result
+
+
+def _ends(box: Box, ids: set[int], frames: dict[Box, Frame], *, leaving: bool) -> list[Frame]:
+    """What makes one of the tensors, or reads one, in ``box`` as far as that is open; at most three."""
+    level = [box]
+    while any(frames[each].open for each in level):
+        inner: list[Box] = []
+        for each in level:
+            ends = each.leaves if leaving else each.enters
+            found = [child for child, noted in ends.items() if not ids.isdisjoint(noted)]
+            if not frames[each].open:
+                inner.append(each)
+            inner += found[:MOST_ENDS] if frames[each].open else []
+        level = inner
+    return [frames[each] for each in level[:MOST_ENDS]]
 
 
 def curve(points: list[tuple[float, float]]) -> str:

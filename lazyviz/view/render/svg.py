@@ -26,6 +26,7 @@ from ..scene.boxes import Box, module_facts, name_of
 from ..scene.memory_chart import memory_json
 from ..scene.plan_protocol import PlanLike
 from ..scene.scene import Scene, plural
+from ..scene.small_ops import is_small_ops
 from .text import render_text
 
 WIDTH = 900.0
@@ -217,11 +218,14 @@ def _picture(picture: Arrangement, scene: Scene) -> list[str]:
         x, y = line.points[-1]
         before = line.points[-2][1]
         tip = 5.0 if before < y else -5.0
-        parts.append(
-            f'<path d="{curve([*line.points[:-1], (x, y - tip)])}" fill="none" stroke="{_LINE}" '
-            f'stroke-width="1.3"/><path d="M{x - 4:.1f},{y - tip * 1.4:.1f}L{x:.1f},{y:.1f}'
-            f'L{x + 4:.1f},{y - tip * 1.4:.1f}Z" fill="{_LINE}"/>'
-        )
+        end = (x, y - tip) if line.tip else (x, y)
+        path = curve([*line.points[:-1], end])
+        parts.append(f'<path d="{path}" fill="none" stroke="{_LINE}" stroke-width="{line.width:g}"/>')
+        if line.tip:
+            size = 3.4 + 0.6 * line.width
+            back = y - tip * 0.35 * size
+            corners = f"M{x - size:.1f},{back:.1f}L{x:.1f},{y:.1f}L{x + size:.1f},{back:.1f}Z"
+            parts.append(f'<path d="{corners}" fill="{_LINE}"/>')
     for line in picture.lines:
         if line.at is not None:
             halo = f' paint-order="stroke" stroke="{_CARD}" stroke-width="4" stroke-linejoin="round"'
@@ -286,6 +290,10 @@ def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame]) -> str:
         parts.append(_rect(x, y, w, h, fill=_CARD, stroke="#b9c3cd"))
         parts += _one_row(box, x + 11, y, w - 21, h - 4, subtitle.rpartition(" · ")[2])
         return "".join([*parts, *_bar(scene, box, x + 10, y + h - 5, w - 22, 3)])
+    if is_small_ops(box):
+        return "".join(
+            [_rect(x, y, w, h, fill=_CARD, stroke="#b9c3cd"), *_one_row(box, x + 11, y, w - 21, h, "")]
+        )
     return "".join([*parts, *_module_card(scene, box, x, y, w, h)])
 
 

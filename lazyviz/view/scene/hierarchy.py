@@ -24,10 +24,14 @@ from .boxes import Box, Hierarchy, Kind, module_path, op_name
 from .calls import Calls, merge_calls
 from .dataflow import Reads, crowded_lanes, data_flow, hidden_views, lanes_of, steps_of, updates
 from .folding import chunk, count, fold_repeats, join, path_label, show_one_step
+from .small_ops import fold_small_ops, is_small_ops
 
 MAX_CHILDREN = 64  # children of one group; more are cut into runs
 MAX_EDGE_VALUES = 512  # values counted on one edge
+MAX_ENDS = 8  # tensors of which it is noted where in a group they come from or go to, for each box
 LANE_BOXES = 14  # a lane shows its modules' parts instead of the modules up to this many boxes
+MODEL_BOXES = 40  # the parts of the one big module of the forward pass are shown up to this many boxes
+BIG = 0.6  # of its ops, from which a module is the big one
 _NUMBER = re.compile(r"(?<=[.\[])\d+(?=[.\]]|$)")
 SEPARATE_INPUTS = 2  # outside tensors of one kind drawn one by one for one consumer
 
@@ -51,6 +55,7 @@ def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | Non
     _merge_calls(root, reads, box_of)
     _simplify(root)
     show_one_step(root)
+    fold_small_ops(root, graph)
     opened = _open_models(root)
     box_of_value = _add_outside_tensors(graph, reads, box_of)
     _cut_and_number(root)
@@ -262,7 +267,7 @@ def _open_lane(lane: Box) -> list[Box]:
             and child not in frames
             and child.repeats == child.calls == 1
             and any(grandchild.is_group for grandchild in child.children)
-            and total + len(child.children) - 1 <= LANE_BOXES
+            and total + len(child.children) - 1 <= _most_boxes(lane, child, group)
         ]
         if not candidates:
             return frames
@@ -275,11 +280,17 @@ def _open_lane(lane: Box) -> list[Box]:
         taken = {child.label for child in group.children}
         for part in chosen.children:
             part.parent = group
-            named = part.kind == "module"
+            named = part.kind == "module" and not is_small_ops(part)
             # A number says nothing without what it counts.
             if named and (part.label in taken or part.label[:1].isdigit() or (group is lane and not alone)):
                 part.label = join(chosen.label, part.label)
         group.children[at : at + 1] = chosen.children
+
+
+def _most_boxes(lane: Box, module: Box, group: Box) -> int:
+    """How many boxes a lane may have once ``module``, in ``group``, is open."""
+    big = group is lane and lane.phase == "forward" and module.ops >= BIG * lane.ops
+    return MODEL_BOXES if big else LANE_BOXES
 
 
 def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[int, Box]:
@@ -419,14 +430,24 @@ def _connect(maker: Box, reader: Box, value: Value, views: Sequence[Node] = ()) 
     if a.kind != "lane":
         for box in left:
             box.exit = True
+            _note_end(box, value, leaving=True)
         for box in entered:
             box.entry = True
+            _note_end(box, value, leaving=False)
         if maker.kind != "input" or maker.key == "input":
             seen = [view for view in views if view.outputs[0].storage is value.storage]
             _note_flow((*left, a), (*entered, b), value, seen)
     values = group.edges.setdefault((a, b), [])
     if len(values) < MAX_EDGE_VALUES and value not in values[-8:]:
         values.append(value)
+
+
+def _note_end(box: Box, value: Value, *, leaving: bool) -> None:
+    """``value`` goes into the group around ``box`` to it, or out of the group from it."""
+    assert box.parent is not None
+    ends = (box.parent.leaves if leaving else box.parent.enters).setdefault(box, [])
+    if len(ends) < MAX_ENDS and value.id not in ends:
+        ends.append(value.id)
 
 
 def _note_flow(left: Sequence[Box], entered: Sequence[Box], value: Value, views: Sequence[Node]) -> None:

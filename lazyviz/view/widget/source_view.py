@@ -102,7 +102,7 @@ class Code:
         return sum(len(text) + 8 for section in self.sections for _, text in section.lines)
 
     def text_json(self) -> list[dict[str, Any]]:
-        return [{"label": section.label, "lines": section.lines} for section in self.sections]
+        return [{"label": section.label, "lines": _dedented(section.lines)} for section in self.sections]
 
     def facts_json(self, plan: PlanLike) -> dict[str, Any]:
         """What is known of each line, by its id: numbers of ops, bytes, seconds; 0 and "" left out."""
@@ -194,6 +194,19 @@ class Code:
             "links": links,
             "more": len(boxes) - len(links),
         }, list(boxes.values())
+
+
+def _dedented(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The lines without what lines that follow one another are all indented by."""
+    result: list[tuple[int, str]] = []
+    run: list[tuple[int, str]] = []
+    for at, line in enumerate(lines):
+        run.append(line)
+        if at + 1 == len(lines) or lines[at + 1][0] > line[0] + 1:
+            texts = textwrap.dedent("\n".join(text for _, text in run)).split("\n")
+            result += [(number, text) for (number, _), text in zip(run, texts, strict=True)]
+            run = []
+    return result
 
 
 def lines_of(node: Node) -> tuple[SourceLine, ...]:
