@@ -192,6 +192,7 @@ export class Body {
     );
     strip.hidden = !this.#chart;
     this.#addLater(canvas, tableButton, saveButton, syncs);
+    this.#code.showLayers(memory?.layers ?? [], go);
     if (this.#data.code) this.#code.show(this.#data.code);
     else if (this.#data.code === null) this.#code.refresh();
     const coded = this.#data.code === null || Boolean(this.#data.code?.sections?.length);
@@ -460,6 +461,9 @@ export class Body {
     this.#batch = batch;
     this.#toolbar.showVerdict(memory, batch);
     this.#chart?.show(memory);
+    this.#code.showLayers(memory.layers ?? [], (chain) => {
+      this.#go(chain);
+    });
     if (this.#moment !== null) this.#leaveSelection();
     this.#refresh();
     if (batch) this.#graph.legend.showNote(batch.size === batch.recorded ? "" : `sizes as recorded, ${grouped(batch.recorded)} samples`);
@@ -568,7 +572,8 @@ export class Body {
     }
     this.#toolbar.showError(failed ? failure : null);
     this.#drawer.offer("error", failed);
-    if (failed) this.#drawer.raise("error");
+    if (failure?.recording) this.#drawer.show("error"); // and not over the op that failed
+    else if (failed) this.#drawer.raise("error");
   }
 
   /** What the second part has: the table, the save menu, the list of sync points. */
@@ -616,7 +621,11 @@ export class Body {
       this.save = new SaveMenu(saveButton, this.#data.title, picture, this.#send, (text) => {
         this.run.refuse(text);
       });
-      syncs.append(syncList(this.#data.syncs));
+      syncs.append(
+        syncList(this.#data.syncs, (chain) => {
+          this.#go(chain);
+        }),
+      );
     });
   }
 

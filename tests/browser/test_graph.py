@@ -364,3 +364,5 @@ def test_equal_sync_points_are_one_line_of_a_list_that_the_badge_opens(page, sho
     assert items.count() == 3
     assert items.nth(1).is_visible()
     assert "item, pictures.py:" in items.nth(1).text_content()
+    items.nth(1).locator("button").click()
+    page.locator('.lz-selected[data-kind="sync"]').wait_for()

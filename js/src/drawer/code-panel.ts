@@ -3,7 +3,7 @@
 import { grouped, html, plainButton, seconds } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
 import { roving } from "../page/roving";
-import type { CodeFacts, CodeMessage, LineFact, Send } from "../model/types";
+import type { CodeFacts, CodeMessage, Layer, LineFact, Send } from "../model/types";
 
 const HEADS: [name: string, title: string][] = [
   ["Line", ""],
@@ -27,6 +27,7 @@ export class CodePanel {
   readonly #body = html("div", { class: "lz-code-body" });
   readonly #rows = new Map<string, Row>();
   readonly #foot = html("p", { class: "lz-muted lz-code-foot" });
+  readonly #layers = html("section", { class: "lz-layers", "aria-label": "Largest layers at the peak" });
   #table = html("table", {});
   #asking = false;
   #again = false;
@@ -36,7 +37,7 @@ export class CodePanel {
 
   constructor(ask: Send) {
     this.#ask = ask;
-    this.element = html("div", { class: "lz-code", "data-panel": "code" }, this.#body);
+    this.element = html("div", { class: "lz-code", "data-panel": "code" }, this.#body, this.#layers);
     this.#body.addEventListener("click", (event) => {
       const id = (event.target as Element).closest("tr")?.dataset["line"];
       if (id !== undefined && this.#rows.has(id)) this.#choose(id);
@@ -60,6 +61,24 @@ export class CodePanel {
     if (sections) this.#build(sections, facts);
     this.#fill(facts);
     if (this.#again) this.refresh();
+  }
+
+  /** The layers that hold most at the peak; `go` shows one in the graph. */
+  showLayers(layers: readonly Layer[], go: (chain: string[]) => void): void {
+    const rows = layers.map(({ label, cls, through, line, bytes, category, share, chain }) => {
+      const name = plainButton({ class: "lz-link", title: label }, html("bdi", {}, label));
+      name.addEventListener("click", () => {
+        go(chain);
+      });
+      return html(
+        "li",
+        {},
+        html("div", {}, html("span", { class: `lz-swatch lz-cat-${category}`, title: category }), name, html("span", { class: "lz-muted lz-layer-class" }, cls), html("b", {}, bytes)),
+        html("div", { class: "lz-muted lz-layer-sub" }, [through, line].filter(Boolean).join(" · ")),
+        html("i", { class: `lz-cat-${category}`, "aria-hidden": "true", style: `width:${(100 * Math.min(share, 1)).toFixed(1)}%` }),
+      );
+    });
+    this.#layers.replaceChildren(...(rows.length ? [html("h4", {}, "Largest layers at the peak"), html("ul", {}, ...rows)] : []));
   }
 
   /** Marks lines: those of what is selected, or the one that was chosen. */

@@ -1,5 +1,6 @@
 // Drawing the edges of the picture, and where there is room what flows along them.
 
+import { clashing } from "./boxes";
 import { svg } from "../page/dom";
 import type { Line } from "../model/scene";
 
@@ -19,8 +20,8 @@ export class Edges {
     this.element.append(...added);
     this.#drawn = next;
     this.labels.replaceChildren(
-      ...lines.flatMap(({ labelAt }) =>
-        labelAt ? [svg("text", { class: "lz-edge-label", x: labelAt[0], y: labelAt[1] }, labelAt[2])] : [],
+      ...lines.flatMap(({ labelAt, shape, tip }) =>
+        shape && tip ? [svg("text", { class: "lz-edge-label lz-edge-shape", x: tip.x, y: tip.down ? tip.y - 9 : tip.y + 17 }, ...clashing(shape))] : labelAt ? [svg("text", { class: "lz-edge-label", x: labelAt[0], y: labelAt[1] }, labelAt[2])] : [],
       ),
     );
     return [...added, this.labels];
@@ -43,7 +44,7 @@ function edge(line: Line): SVGGElement {
   const tipPath = tip ? [svg("path", { class: "lz-edge-tip", d: tipOf(tip, size) })] : [];
   const made = svg(
     "g",
-    { class: "lz-edge", "data-from": line.source, "data-to": line.target, "data-within": `${line.from} ${line.to}` },
+    { class: line.failed ? "lz-edge lz-edge-failed" : "lz-edge", "data-from": line.source, "data-to": line.target, "data-within": `${line.from} ${line.to}` },
     svg("title", {}, line.label),
     svg("path", { class: "lz-edge-reach", d: line.path }),
     svg("path", { class: "lz-edge-line", d: line.path }),

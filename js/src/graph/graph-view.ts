@@ -166,7 +166,12 @@ export class GraphView {
   }
 
   home(): void {
-    if (this.#arrangement) this.camera.home();
+    const { camera } = this;
+    if (this.#arrangement) camera.home();
+    const failed = this.#arrangement?.frames.find(({ box }) => box.kind === "error");
+    if (!failed) return;
+    camera.reveal(failed); // what one looks for
+    camera.touched = false;
   }
 
   /** Moves the view so that the box is in the middle, at a size that can be read. */

@@ -3,7 +3,7 @@
 
 import { placeLabels, type Label } from "../graph/edge-labels";
 import { BOX_GAP, curve, LAYER_GAP, narrowed, place, pressed, type Placed, type Size } from "./layout";
-import type { BoxData, GroupData } from "./types";
+import type { BoxData, GroupData, ShapePart } from "./types";
 
 const CLOSED: Size = [216, 44]; // of what says no size
 const GROUP_PADDING = [12, 40, 12] as const;
@@ -35,6 +35,8 @@ export interface Line {
   target: string;
   label: string;
   width: number; // by the bytes
+  failed: boolean; // what it leads to was refused
+  shape?: ShapePart[] | undefined; // of what it brings to that
   values: readonly number[]; // ids of the tensors
   tip: { x: number; y: number; down: boolean } | null;
   labelAt: Label | null;
@@ -173,7 +175,8 @@ export class Scene {
       if (!group.row) lines.push(...linesOf({ ...group, layers: inside.layers.map((layer) => [...layer]) }, inside.placed, rects, left, top, paddingOf(box)[0]));
     }
     const at = new Map(frames.map((frame) => [frame.box.id, frame]));
-    return { frames, lines: lines.flatMap((line) => this.#reaching(line, at)), width: all.width, height: all.height };
+    const reaching = lines.flatMap((line) => this.#reaching(line, at));
+    return { frames, lines: reaching.map((line) => toRefused(line, at)), width: all.width, height: all.height };
   }
 
   /** Sizes of the groups that are open from the start, as the first picture has them. */
@@ -277,6 +280,7 @@ export class Scene {
         level = level.flatMap((frame) => {
           const group = frame.open ? this.groups.get(frame.box.id) : undefined;
           if (!group) return [frame];
+          if (group.row) return [{ ...frame, open: false }]; // lines do not run across lanes
           const inside = (group[key] ?? []).filter(([, values]) => values.some((value) => line.values.includes(value)));
           const found = inside.map(([i]) => frames.get(group.boxes[i]?.id ?? "")).filter((each) => each !== undefined);
           return found.length ? found.slice(0, MOST_ENDS) : [{ ...frame, open: false }];
@@ -295,7 +299,8 @@ export class Scene {
     const source = makers[0]?.box.id ?? line.from;
     const target = readers[0]?.box.id ?? line.to;
     const points = [...leaving.slice(0, 1), ...line.points, ...entering.slice(0, 1)];
-    const whole: Line = { ...line, source, target, points, ...drawn(points, flip) };
+    const refused = readers.find(({ box }) => box.kind === "error");
+    const whole: Line = { ...line, source, target, points, failed: refused !== undefined, ...drawn(points, flip) };
     const more = leaving.slice(1).map((point, n): Line => ({ ...line, source: makers[n + 1]?.box.id ?? source, target, labelAt: null, ...drawn([point, start], flip), tip: null }));
     const others = entering.slice(1).map((point, n): Line => ({ ...line, source, target: readers[n + 1]?.box.id ?? target, labelAt: null, ...drawn([last, point], flip) }));
     return [whole, ...more, ...others];
@@ -366,6 +371,18 @@ function rowsOf(y: readonly number[]): number[][] {
   return [...rows].sort((a, b) => a[0] - b[0]).map(([, row]) => row);
 }
 
+/** A line to an op that was refused ends at its input's place above the card, with the shape of that. */
+function toRefused(line: Line, frames: ReadonlyMap<string, Frame>): Line {
+  const to = line.failed ? frames.get(line.target) : undefined;
+  const given = to?.box.given ?? [];
+  const nth = given.findIndex(([value]) => line.values.includes(value));
+  if (!to || nth < 0) return line;
+  const flip = line.tip?.down === false;
+  const end: Size = [to.x + (to.width * (nth + 1)) / (given.length + 1), flip ? to.y + to.height : to.y];
+  const points = [...line.points.slice(0, -1), end];
+  return { ...line, points, labelAt: null, shape: given[nth]?.[1], ...drawn(points, flip) };
+}
+
 /** A line's path and tip. */
 function drawn(points: readonly Size[], flip: boolean): Pick<Line, "path" | "tip"> {
   const [x, y] = points.at(-1) ?? [0, 0];
@@ -410,6 +427,6 @@ function linesOf(group: GroupData, placed: Placed, rects: Frame[], left: number,
   return edges.map(([path, label, width = 1, values = []], n): Line => {
     const points = drawnAt[n] ?? [];
     const [from, to] = [rects[path[0] ?? -1]?.box.id ?? "", rects[path.at(-1) ?? -1]?.box.id ?? ""];
-    return { ...drawn(points, flip), points, from, to, source: from, target: to, label, width, values, labelAt: labels[n] ?? null };
+    return { ...drawn(points, flip), points, from, to, source: from, target: to, label, width, failed: rects[path.at(-1) ?? -1]?.box.kind === "error", values, labelAt: labels[n] ?? null };
   });
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ..scene.boxes import Box
@@ -95,22 +95,30 @@ def lane_rows(sizes: Sequence[tuple[float, float]], room: float) -> tuple[Placed
     return Placed(x, y, total, top - LANE_GAP), stretched
 
 
-def arrange(scene: Scene, opened: set[str], *, room: float = math.inf) -> Arrangement:
+def arrange(
+    scene: Scene, opened: set[str], *, room: float = math.inf, lanes: Collection[str] | None = None
+) -> Arrangement:
     """Coordinates of the picture with the groups of ``opened`` (ids) open.
 
-    ``room`` is the width in pixels that the lanes of a step should keep to.
+    ``room`` is the width in pixels that the lanes of a step should keep to; with ``lanes`` only those of
+    these phases are drawn, if a step has any of them.
     """
+
+    def drawn_in(box: Box) -> list[Box]:
+        shown = [child for child in box.children if lanes is None or child.phase in lanes]
+        return shown if is_row(box) and shown else box.children
+
     order = [scene.hierarchy.root]
     for box in order:  # grows while it is read
-        order += [child for child in box.children if child.id in opened]
+        order += [child for child in drawn_in(box) if child.id in opened]
     size: dict[str, tuple[float, float]] = {}
     placed: dict[str, Placed] = {}
     for box in reversed(order):
         side, above, below = padding(box)
-        sizes = [size.get(child.id) or scene.size(child) for child in box.children]
+        sizes = [size.get(child.id) or scene.size(child) for child in drawn_in(box)]
         if is_row(box):
             result, stretched = lane_rows(sizes, room)
-            size.update((child.id, each) for child, each in zip(box.children, stretched, strict=True))
+            size.update((child.id, each) for child, each in zip(drawn_in(box), stretched, strict=True))
         else:
             result = place(scene.layers(box), sizes, flip=box.phase == "backward")
         placed[box.id] = result
@@ -129,7 +137,7 @@ def arrange(scene: Scene, opened: set[str], *, room: float = math.inf) -> Arrang
         left += (width - result.width) / 2
         top += above
         rects: list[tuple[float, float, float, float]] = []
-        for position, child in enumerate(box.children):
+        for position, child in enumerate(drawn_in(box)):
             w, h = size.get(child.id) or scene.size(child)
             x, y = left + result.x[position], top + result.y[position]
             rects.append((x, y, w, h))
@@ -206,14 +214,15 @@ def _reaching(box: Box, lines: list[Line], frames: dict[Box, Frame]) -> list[Lin
 def _ends(box: Box, ids: set[int], frames: dict[Box, Frame], *, leaving: bool) -> list[Frame]:
     """What makes one of the tensors, or reads one, in ``box`` as far as that is open; at most three."""
     level = [box]
-    while any(frames[each].open for each in level):
+    while any(frames[each].open and not is_row(each) for each in level):
         inner: list[Box] = []
         for each in level:
             ends = each.leaves if leaving else each.enters
             found = [child for child, noted in ends.items() if not ids.isdisjoint(noted)]
-            if not frames[each].open:
+            if not frames[each].open or is_row(each):  # lines do not run across lanes
                 inner.append(each)
-            inner += found[:MOST_ENDS] if frames[each].open else []
+            else:
+                inner += found[:MOST_ENDS]
         level = inner
     return [frames[each] for each in level[:MOST_ENDS]]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...graph.collectives import NAMESPACES, collective_of
-from ...graph.ir import RAN_AT_ONCE, Graph, Node, SyncPoint, Value
+from ...graph.ir import RAN_AT_ONCE, Graph, Node, RefusedOp, SyncPoint, Value
 from ...graph.modules import ModuleFacts, facts_of, has_variable, root_name, root_parts
 
-Kind = Literal["root", "lane", "step", "module", "op", "input", "output", "sync"]
+Kind = Literal["root", "lane", "step", "module", "op", "input", "output", "sync", "error"]
 
 
 class Box:
@@ -139,6 +139,11 @@ def chain(box: Box) -> list[str]:
         ids.append(current.id)
         current = current.parent
     return ids[::-1]
+
+
+def refused_of(box: Box) -> RefusedOp | None:
+    """The op that ended the recording, of an error's box."""
+    return box.key if isinstance(box.key, RefusedOp) else None
 
 
 def op_name(node: Node) -> str:

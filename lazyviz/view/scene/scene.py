@@ -19,6 +19,7 @@ from . import cards
 from .box_attributes import Facts
 from .boxes import Box, Hierarchy, module_facts, op_name
 from .dataflow import hidden_views
+from .errors import error_json
 from .hierarchy import build_hierarchy
 from .plan_protocol import PlanLike
 from .run_states import States
@@ -166,6 +167,8 @@ class Scene:
             result["role"] = box.key
         if box.is_group:
             result["group"] = len(box.children)
+        if box.is_group and box.syncs and box.kind != "lane":
+            result["syncs"] = box.syncs
         if box.calls > 1:
             result["calls"] = box.calls
         elif box.repeats > 1:
@@ -178,6 +181,10 @@ class Scene:
             result["entry"] = True
         if box.exit:
             result["exit"] = True
+        if box.kind == "error":
+            error = error_json(box, self.subtitle(box))
+            error["given"] = [[*self._numbers([id]), parts] for id, parts in error["given"]]
+            return result | error
         if box.kind == "sync":
             return result | self.card(box)
         return result | self.card(box) | self.colouring(box) | self.progress(box)
@@ -218,6 +225,8 @@ class Scene:
             return {}
         if box.kind == "sync":
             return {"size": [236, 44]}
+        if box.kind == "error":
+            return {"size": [296, 64]}
         if box.kind in ("module", "step"):
             held = sum(self.held().get(box, {}).values())
             through = cards.through_text(box, lambda value: shape_text(shape_of(value, self.graph)))
@@ -244,6 +253,8 @@ class Scene:
 
     def subtitle(self, box: Box) -> str:
         """A box's second line: shape and size of a tensor, number of ops and bytes of a group."""
+        if box.kind == "error":
+            return (self.graph.raised.message if self.graph.raised is not None else "").strip().split("\n")[0]
         if box.node is not None:
             outputs = box.node.outputs
             if outputs:
