@@ -81,6 +81,7 @@ CHECKS = (
     Check("ruff format", ("-m", "ruff", "format", "--check", "."), lint=True, daily=True),
     Check("eslint", (*NPM, "lint"), lint=True, daily=True),
     Check("tsc", (*NPM, "typecheck"), lint=True, daily=True),
+    Check("README's picture", ("scripts/readme_picture.py", "--check"), daily=True),
     Check("warnings of the C++ modules", ("scripts/build_native.py", "--check"), only_all=True),
     Check("tests of faults", (*TESTS, "tests/faults"), daily=True, more=EVERY_FAULT),
     Check(

@@ -31,19 +31,22 @@ def main(names: list[str]) -> int:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=lab.chromium(), args=lab.CHROMIUM_ARGS)
         for name in goldens.NAMES:
-            graph, width, dark = goldens.parts(name)
+            graph, width, _ = goldens.parts(name)
             if names and graph not in names:
                 continue
             picture, boxes, fonts = goldens.take(browser, name)
             path = goldens.FOLDER / f"{name}.png"
             goldens.keep(picture, path)
-            if not dark:
-                structure[f"{graph}-{width}"] = boxes
+            structure[f"{graph}-{width}"] = boxes
             structure["fonts"] = fonts
             total += path.stat().st_size
             say(f"{relative(path)}: {picture.width} x {picture.height}, {path.stat().st_size / 1000:.0f} kB")
         browser.close()
-    goldens.write_known(structure)
+    kept = {f"{graph}-{width}" for graph, width, _ in map(goldens.parts, goldens.NAMES)}
+    goldens.write_known({name: boxes for name, boxes in structure.items() if name in kept or name == "fonts"})
+    for path in goldens.FOLDER.glob("*.png"):
+        if path.stem not in goldens.NAMES:
+            path.unlink()
     say(f"{total / 1e6:.2f} MB; now look at each of them")
     return 0
 

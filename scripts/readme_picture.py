@@ -1,21 +1,30 @@
 """Draws the README's picture: the first lazy step of the quickstart, by the product itself.
 
 make picture        # or: .venv/bin/python scripts/readme_picture.py
+.venv/bin/python scripts/readme_picture.py --check      # whether it is as it would be drawn now
+
+It is a figure, without verdict and device.  Bytes in it are of this processor's kernels, so that the check compares
+all but the numbers: what is drawn, in which order, and its words.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import nbformat
+import torch
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from steps import ROOT, relative, say
 
 NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
 PICTURE = ROOT / "docs" / "step.svg"
+TITLE = "A training step, before it runs"
 GRAPH = "step"  # the name that the notebook's first lazy cell gives its graph
 LIMIT_BYTES = 300_000
 
@@ -34,11 +43,24 @@ def first_graph() -> Any:
     raise SystemExit(f"{relative(NOTEBOOK)} has no cell that names its graph {GRAPH}")
 
 
-def main() -> int:
-    """Write the picture; returns the exit status."""
+def without_numbers(picture: Path) -> str:
+    """The text of an SVG file with its numbers and their units left out."""
+    return re.sub(r"[\d.]+( [KM]iB| B)?", "#", picture.read_text(encoding="utf-8"))
+
+
+def main(arguments: list[str]) -> int:
+    """Write the picture, or compare it; returns the exit status."""
+    torch.set_num_threads(1)  # kernels' scratch memory is by thread
     graph = first_graph()
+    if arguments == ["--check"]:
+        with tempfile.TemporaryDirectory() as folder:
+            fresh = Path(folder) / PICTURE.name
+            graph.save(fresh, title=TITLE)
+            same = without_numbers(fresh) == without_numbers(PICTURE)
+        say(f"{relative(PICTURE)} is {'up to date' if same else 'stale: run `make picture` and look at it'}")
+        return 0 if same else 1
     PICTURE.parent.mkdir(exist_ok=True)
-    graph.save(PICTURE)
+    graph.save(PICTURE, title=TITLE)
     size = PICTURE.stat().st_size
     if size > LIMIT_BYTES:
         say(f"make picture: {relative(PICTURE)} has {size:,} bytes, more than {LIMIT_BYTES:,}")
@@ -49,4 +71,4 @@ def main() -> int:
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

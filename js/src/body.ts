@@ -4,21 +4,21 @@
 import { Announcer, keepingFocus } from "./page/announcer";
 import { Breadcrumbs } from "./graph/breadcrumbs";
 import { CodePanel } from "./drawer/code-panel";
-import { DetailsPanel, failureBlock } from "./drawer/details-panel";
+import { DetailsPanel } from "./drawer/details-panel";
 import { Drawer } from "./drawer/drawer";
 import { splitter } from "./page/splitter";
-import { syncList } from "./toolbar/sync-list";
-import { grouped, html } from "./page/dom";
+import { grouped, html, plainButton } from "./page/dom";
+import { icon } from "./page/icons";
+import { whenHere } from "./page/second-part";
 import { GraphView } from "./graph/graph-view";
 import { MemoryChart } from "./strip/memory-chart";
 import type { Callback, Model } from "./model/model";
 import { PlanControls } from "./toolbar/plan-controls";
-import { SaveMenu } from "./toolbar/save-menu";
-import { MARGIN, svgText } from "./toolbar/save-svg";
+import type { SaveMenu } from "./toolbar/save-menu";
 import { RunControls } from "./toolbar/run-controls";
 import { Scene } from "./model/scene";
 import { Search } from "./toolbar/search";
-import { TableView } from "./table/table-view";
+import type { TableView } from "./table/table-view";
 import { Toolbar, type ToolbarAction } from "./toolbar/toolbar";
 import type { Alive, Batch, Choices, Details, Failure, Finding, FromPython, Memory, Moment, PlanMessage, Progress, SceneData, Send, State, StatesMessage } from "./model/types";
 
@@ -40,11 +40,11 @@ export class Body {
   #batch: Batch | null;
   readonly #toolbar: Toolbar;
   private readonly run: RunControls;
-  private readonly save: SaveMenu;
+  private save: SaveMenu | null = null;
   readonly #crumbs: Breadcrumbs;
   private readonly search: Search;
   readonly #code: CodePanel;
-  readonly #table: TableView;
+  #table: TableView | null = null;
   readonly #errors = html("div", { class: "lz-errors", "data-panel": "error" });
   readonly #announcer = new Announcer();
   readonly #observer: ResizeObserver;
@@ -52,16 +52,20 @@ export class Body {
   #selected: string | null = null;
   #moment: number | null = null; // the position that was asked for
   #expanding = false;
+  #stopped = false;
   readonly #listeners: [string, Callback][] = [];
 
   readonly #model: Model;
   readonly #root: HTMLElement;
+  readonly #fetch: () => void; // of the second part
 
   constructor(
     model: Model,
     root: HTMLElement,
+    fetch: () => void,
   ) {
     this.#model = model;
+    this.#fetch = fetch;
     this.#root = root;
     this.#data = model.get("scene") as SceneData;
     this.#scene = new Scene(this.#data.root, this.#data.groups, this.#data.opened);
@@ -77,21 +81,10 @@ export class Body {
       ask: this.#send,
       go,
       asked: (query) => {
-        this.#table.search(query);
+        this.#table?.search(query);
       },
       light: (ids) => {
         this.#graph.find(ids);
-      },
-      say,
-    });
-    this.#table = new TableView({
-      ask: this.#send,
-      choose: (id, line) => {
-        this.#send(line ? "line" : "reveal", id);
-      },
-      turn: (table) => {
-        this.#graph.element.hidden = table;
-        if (!table && this.#selected !== null) this.#graph.center(this.#selected);
       },
       say,
     });
@@ -99,14 +92,6 @@ export class Body {
       this.#countFindings(open);
     };
     this.run = new RunControls(this.#send, go, counted);
-    this.save = new SaveMenu(
-      this.#data.title,
-      () => this.#picture(),
-      this.#send,
-      (text) => {
-        this.run.refuse(text);
-      },
-    );
     this.#details = new DetailsPanel("details", { go, ask: this.#send });
     this.#alive = new DetailsPanel("alive", { go, ask: this.#send });
     this.#graph = new GraphView(this.#scene, {
@@ -147,7 +132,7 @@ export class Body {
           },
         })
       : null;
-    const { run, search, save } = this;
+    const { run, search } = this;
     const { devices } = this.#data;
     this.#controls =
       memory && devices
@@ -160,6 +145,11 @@ export class Body {
         this.#graph.home();
       },
     });
+    const [tableButton, saveButton] = [iconButton("table", "Table", "Table (T)"), iconButton("save", "Save", "Save to a file")];
+    saveButton.setAttribute("aria-haspopup", "menu");
+    saveButton.setAttribute("aria-expanded", "false");
+    tableButton.setAttribute("aria-pressed", "false");
+    const syncs = html("div", {});
     this.#toolbar = new Toolbar(
       this.#data.title,
       memory,
@@ -170,10 +160,10 @@ export class Body {
         progress: run.progress,
         plan: this.#controls ? [this.#controls.element] : [],
         search: search.element,
-        table: this.#table.menu,
-        save: save.element,
+        table: tableButton,
+        save: html("span", { class: "lz-save" }, saveButton),
         settings: [["Backend", run.menu], ["Bar shows", this.#graph.legend.menu], ["Note", run.values], ...(this.#controls?.settings ?? [])],
-        findings: [run.note, run.findings, ...(this.#controls?.findings ?? []), syncList(this.#data.syncs)],
+        findings: [run.note, run.findings, ...(this.#controls?.findings ?? []), syncs],
       },
       (action) => {
         this.#act(action);
@@ -181,7 +171,7 @@ export class Body {
     );
     const details = html("div", { class: "lz-details-panel" }, html("div", { class: "lz-details-head" }, this.#crumbs.element, run.upTo), this.#details.element);
     this.#drawer = new Drawer({ error: this.#errors, code: this.#code.element, alive: this.#alive.element, details });
-    const canvas = html("div", { class: "lz-canvas", "data-part": "canvas" }, this.#graph.element, this.#table.element);
+    const canvas = html("div", { class: "lz-canvas", "data-part": "canvas" }, this.#graph.element);
     const strip = html("div", { class: "lz-strip", "data-part": "strip" }, ...(this.#chart ? [this.#chart.element] : []));
     const size = (name: string) => (pixels: number): void => {
       root.style.setProperty(`--lz-${name}`, `${pixels}px`);
@@ -201,11 +191,14 @@ export class Body {
       this.#announcer.element,
     );
     strip.hidden = !this.#chart;
+    this.#addLater(canvas, tableButton, saveButton, syncs);
+    this.#code.showLayers(memory?.layers ?? [], go);
     if (this.#data.code) this.#code.show(this.#data.code);
     else if (this.#data.code === null) this.#code.refresh();
     const coded = this.#data.code === null || Boolean(this.#data.code?.sections?.length);
     this.#drawer.offer("code", coded);
     this.#drawer.show(coded ? "code" : "alive");
+    if (!coded) fetch();
     if (!this.#scene.boxes.size) canvas.prepend(html("p", { class: "lz-muted lz-empty" }, "Nothing was recorded: no PyTorch op ran."));
     this.#showPeak(false);
     this.#resize = () => {
@@ -248,6 +241,7 @@ export class Body {
   }
 
   stop(): void {
+    this.#stopped = true;
     this.#controls?.stop();
     this.#observer.disconnect();
     for (const [event, callback] of this.#listeners) this.#model.off(event, callback);
@@ -286,7 +280,7 @@ export class Body {
         this.#showStates(message);
         break;
       case "file":
-        this.save.hear(message);
+        this.save?.hear(message);
         break;
       case "refused":
         this.run.refuse(message.note);
@@ -300,13 +294,17 @@ export class Body {
       case "range":
         if (!this.#chart?.showRange(message)) break;
         this.#leaveSelection();
-        this.#alive.showRange(message);
+        this.#alive.write((writer) => {
+          writer.showRange(message);
+        });
         this.#showAlive(`Ops ${grouped(message.points.range[0] + 1)} …`);
         this.#light(message.made);
         break;
       case "details":
         if (message.details.id !== this.#selected || this.#moment !== null) break;
-        this.#details.show(message.details);
+        this.#details.write((writer) => {
+          writer.show(message.details);
+        });
         this.#graph.relate(message.details.relations);
         this.#chart?.mark(message.details.lifetime);
         this.#code.mark(message.details.lines ?? []);
@@ -315,7 +313,7 @@ export class Body {
         this.#code.show(message.code);
         break;
       case "table":
-        this.#table.show(message.table);
+        this.#table?.show(message.table);
         break;
       case "line":
         this.#showLine(message.details, message.lit);
@@ -352,7 +350,7 @@ export class Body {
   /** Lines and rows, after a run or with another plan. */
   #refresh(): void {
     this.#code.refresh();
-    this.#table.refresh();
+    this.#table?.refresh();
   }
 
   /** A line of the code was chosen: its ops light up, and the first of them comes into view. */
@@ -361,7 +359,9 @@ export class Body {
     this.#leaveMoment();
     this.#graph.select(null);
     this.#chart?.mark(details.lifetime);
-    this.#details.show(details);
+    this.#details.write((writer) => {
+      writer.show(details);
+    });
     this.#graph.light(new Map(lit.map((id) => [id, ""])));
     this.#graph.show(lit);
     this.#announcer.say(`${details.title}: ${details.facts.map((fact) => fact.join(" ")).join(", ")}`);
@@ -392,7 +392,7 @@ export class Body {
     this.#leaveMoment();
     this.#graph.light(new Map());
     this.#graph.select(id);
-    this.#table.select(id);
+    this.#table?.select(id);
     this.#chart?.mark([]);
     const box = this.#scene.boxes.get(id);
     if (box) this.#details.showBox(box);
@@ -418,7 +418,7 @@ export class Body {
     this.#graph.select(null);
     this.#chart?.mark([]);
     this.#code.mark([]);
-    this.#table.select(null);
+    this.#table?.select(null);
   }
 
   /** What is alive at a point of the chart: its op is selected, or the nearest box around it that is drawn. */
@@ -427,7 +427,9 @@ export class Body {
     this.#selected = this.#scene.visible(moment.chain);
     this.#graph.select(this.#selected);
     this.run.select(this.#scene.boxes.get(this.#selected ?? "") ?? null);
-    this.#alive.showMoment(moment);
+    this.#alive.write((writer) => {
+      writer.showMoment(moment);
+    });
     this.#showAlive(`Alive at op ${grouped(moment.position + 1)}`);
     this.#light(moment.alive);
     if (this.#selected !== null) this.#graph.center(this.#selected);
@@ -459,13 +461,18 @@ export class Body {
     this.#batch = batch;
     this.#toolbar.showVerdict(memory, batch);
     this.#chart?.show(memory);
+    this.#code.showLayers(memory.layers ?? [], (chain) => {
+      this.#go(chain);
+    });
     if (this.#moment !== null) this.#leaveSelection();
     this.#refresh();
     if (batch) this.#graph.legend.showNote(batch.size === batch.recorded ? "" : `sizes as recorded, ${grouped(batch.recorded)} samples`);
     if (this.#selected === null) {
       this.#moment = null;
       this.#graph.light(new Map());
-      this.#alive.showPeak(memory);
+      this.#alive.write((writer) => {
+        writer.showPeak(memory);
+      });
       this.#drawer.titleAlive(ALIVE);
     } else if (moved) {
       this.#send("select", this.#selected); // its lifetime is told in other positions now
@@ -475,7 +482,9 @@ export class Body {
   #showPeak(light: boolean): void {
     const { memory } = this;
     if (!memory) return;
-    this.#alive.showPeak(memory);
+    this.#alive.write((writer) => {
+      writer.showPeak(memory);
+    });
     this.#drawer.titleAlive(ALIVE);
     if (!light) return;
     this.#drawer.show("alive");
@@ -524,7 +533,7 @@ export class Body {
       if (box) Object.assign(box, { state, seconds, alarm });
     }
     this.#graph.tell(Object.keys(boxes));
-    this.#table.states(boxes);
+    this.#table?.states(boxes);
     if (this.#selected !== null && this.#selected in boxes) {
       this.run.select(this.#scene.boxes.get(this.#selected) ?? null);
     }
@@ -549,26 +558,80 @@ export class Body {
 
   #showError(): void {
     const failure = this.#model.get("error") as Failure | null;
-    const block =
-      failure?.message !== undefined
-        ? [
-            failureBlock(failure, (chain) => {
-              this.#go(chain);
-            }),
-          ]
-        : [];
-    this.#errors.replaceChildren(...block);
-    this.#toolbar.showError(block.length ? failure : null);
-    this.#drawer.offer("error", block.length > 0);
-    if (block.length) this.#drawer.raise("error");
+    const failed = failure?.message !== undefined;
+    this.#errors.replaceChildren();
+    if (failed) {
+      this.#fetch();
+      whenHere(({ failureBlock }) => {
+        if (this.#model.get("error") !== failure) return;
+        const block = failureBlock(failure, (chain) => {
+          this.#go(chain);
+        });
+        this.#errors.replaceChildren(block);
+      });
+    }
+    this.#toolbar.showError(failed ? failure : null);
+    this.#drawer.offer("error", failed);
+    if (failure?.recording) this.#drawer.show("error"); // and not over the op that failed
+    else if (failed) this.#drawer.raise("error");
   }
 
-  /** The graph as it is drawn now, and its size. */
-  #picture(): [svg: string, width: number, height: number] {
-    const { width, height } = this.#graph.size;
-    const background = getComputedStyle(this.#root).backgroundColor;
-    const text = this.#graph.atFullSize(() => svgText(this.#graph.svg, width, height, background));
-    return [text, width + 2 * MARGIN, height + 2 * MARGIN];
+  /** What the second part has: the table, the save menu, the list of sync points. */
+  #addLater(canvas: HTMLElement, tableButton: HTMLButtonElement, saveButton: HTMLButtonElement, syncs: HTMLElement): void {
+    tableButton.addEventListener("click", () => {
+      whenHere(() => {
+        this.#table?.turn(!this.#table.shown);
+      });
+    });
+    saveButton.addEventListener("click", () => {
+      whenHere(() => {
+        this.save?.toggle();
+      });
+    });
+    saveButton.addEventListener("keydown", (event) => {
+      if (event.key !== "ArrowDown" || saveButton.ariaExpanded === "true") return;
+      event.preventDefault();
+      event.stopPropagation();
+      saveButton.click();
+    });
+    whenHere(({ TableView, SaveMenu, syncList, svgText, MARGIN }) => {
+      if (this.#stopped) return;
+      this.#table = new TableView(tableButton, {
+        ask: this.#send,
+        choose: (id, line) => {
+          this.#send(line ? "line" : "reveal", id);
+        },
+        turn: (table) => {
+          this.#graph.element.hidden = table;
+          if (!table && this.#selected !== null) this.#graph.center(this.#selected);
+        },
+        say: (text) => {
+          this.#announcer.say(text);
+        },
+      });
+      this.#table.search(this.search.query);
+      this.#table.select(this.#selected);
+      canvas.append(this.#table.element);
+      const picture = (): [svg: string, width: number, height: number] => {
+        const { width, height } = this.#graph.size;
+        const background = getComputedStyle(this.#root).backgroundColor;
+        const text = this.#graph.atFullSize(() => svgText(this.#graph.svg, width, height, background));
+        return [text, width + 2 * MARGIN, height + 2 * MARGIN];
+      };
+      this.save = new SaveMenu(saveButton, this.#data.title, picture, this.#send, (text) => {
+        this.run.refuse(text);
+      });
+      syncs.append(
+        syncList(this.#data.syncs, (chain) => {
+          this.#go(chain);
+        }),
+      );
+    });
+  }
+
+  /** The second part cannot be had: why. */
+  refuse(why: string): void {
+    this.run.refuse(why);
   }
 
   #act(action: ToolbarAction): void {
@@ -594,4 +657,8 @@ export class Body {
         break;
     }
   }
+}
+
+function iconButton(action: "table" | "save", label: string, hint: string): HTMLButtonElement {
+  return plainButton({ class: "lz-button lz-icon-button lz-toggle", "data-action": action, "aria-label": label, title: hint }, icon(action));
 }

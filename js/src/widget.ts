@@ -4,6 +4,7 @@ import { keepingFocus } from "./page/announcer";
 import { Body } from "./body";
 import { html } from "./page/dom";
 import type { Model } from "./model/model";
+import { fetchSecondPart } from "./page/second-part";
 import { hideStaticPicture } from "./page/static-picture";
 import { followTheme } from "./page/theme";
 
@@ -16,12 +17,18 @@ export function render({ model, el }: { model: Model; el: HTMLElement }): () => 
   });
   el.append(root);
   const leaveTheme = followTheme(root);
-  let body = new Body(model, root);
+  const fetch = (): void => {
+    fetchSecondPart(model, (why) => {
+      body.refuse(why);
+    });
+  };
+  for (const name of ["pointerenter", "focusin"] as const) root.addEventListener(name, fetch, { once: true });
+  let body = new Body(model, root, fetch);
   const rebuild = (): void => {
     keepingFocus(root, () => {
       body.stop();
       root.replaceChildren();
-      body = new Body(model, root);
+      body = new Body(model, root, fetch);
     });
   };
   model.on("change:scene", rebuild);

@@ -121,7 +121,7 @@ describe("the memory chart", () => {
     press("ArrowRight");
     expect(says()).toContain("op 5 of 1,000");
     expect(slider().getAttribute("aria-valuenow")).toBe("5");
-    expect(chart.element.querySelector(".lz-chart-readout")?.textContent).toBe(says());
+    expect(chart.element.querySelector<HTMLElement>(".lz-chart-readout")?.title).toBe(says());
     expect(chart.element.querySelector('[data-category="parameters"]')?.textContent).toBe("parameters 104 B");
     press("Enter");
     expect(asked).toEqual([["moment", 4]]);

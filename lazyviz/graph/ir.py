@@ -378,6 +378,36 @@ class SyncPoint:
     reader: SourceLine | None = None
 
 
+@dataclass(slots=True)
+class RefusedOp:
+    """An op that PyTorch does not take with these inputs; nothing was recorded of it.
+
+    ``error`` is the id of the exception: whether that ended the block is known later.
+    """
+
+    op: OpOverload
+    inputs: Sequence[Value]
+    error: int
+    source: SourceLine | None
+    module: str
+    root: str
+    phase: str
+
+    @property
+    def name(self) -> str:
+        """``"addmm"``"""
+        return str(self.op._schema.name).removeprefix("aten::")
+
+
+@dataclass(slots=True)
+class RaisedError:
+    """The error that ended a block, the user's line that raised it, and the op that was refused, if any."""
+
+    message: str
+    source: SourceLine | None
+    refused: RefusedOp | None
+
+
 class Graph:
     """Nodes in program order, with the storages and outside inputs they touch."""
 
@@ -404,6 +434,8 @@ class Graph:
         self.in_parts: set[str] = set()  # layers recorded as ops where that card has a kernel
         self.place: SourceLine | None = None  # where the block was opened
         self.is_cell = False  # the block is all of a cell
+        self.refused: RefusedOp | None = None  # the last one
+        self.raised: RaisedError | None = None  # what ended the block
         self.world_size = 1  # ranks of which it was recorded for one
         self.rank = 0
 

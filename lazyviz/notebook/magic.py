@@ -46,6 +46,7 @@ from ..record.tape import tape
 from ..session import lazy_graph, planned_device
 from ..session.diagnostics import status_of, status_of_all, unmet_options
 from ..session.evaluate_all import REFUSED, evaluate_graphs, run_all
+from ..session.raised import note_raised
 from .cell import compile_cell, text_below_magics, without_us
 from .magic_options import OPTIONS as OPTIONS
 from .magic_options import VERBS, assumed, check, check_batch, option_choices, split_option, unquoted
@@ -156,6 +157,7 @@ class LazyMagics(Magics):
                     result = self._run(body, last)
                 except BaseException as error:
                     raised = error
+                    note_raised(graph.ir, error)
         except (ValueError, RuntimeError) as error:
             if graph is not None:
                 raise

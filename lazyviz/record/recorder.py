@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..graph.ir import TensorMeta
+from ..graph.ir import RefusedOp, TensorMeta
 from ..process.tracebacks import shorten
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dynamo, private_api
@@ -260,6 +260,16 @@ class Recorder:
         finally:
             recording.communicating = False
 
+    def _note_refused(self, op: OpOverload, values: Sequence[TrackedValue], error: Exception) -> None:
+        """PyTorch does not take these inputs: should that end the block, a picture shows where."""
+        graph, scopes = self._recording.graph, self._scopes
+        if graph is None:
+            return
+        source, hint = scopes.sources.find(sys._getframe(1))
+        phase = "backward" if self._recording.in_autograd() else hint or scopes.phase
+        phase = "forward" if phase == "other" else phase
+        graph.refused = RefusedOp(op, list(values), id(error), source, scopes.module, scopes.root, phase)
+
     def _infer(
         self,
         op: OpOverload,
@@ -305,6 +315,9 @@ class Recorder:
                 if self._recording.absent is not None:
                     kernel_probes.refuse_planned(op, new_args, new_kwargs, values)
                 return None, self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
+        except Exception as error:
+            self._note_refused(op, values, error)
+            raise
         else:
             shapes.remember(cache_key, inferred)
         shapes.missed(op, values)

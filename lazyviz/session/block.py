@@ -35,6 +35,7 @@ from ..record.tape import tape
 from . import evaluation, planned_device
 from .named_batch import BatchLike, NamedBatch, bound_names, unknown_names
 from .option_checks import Recompute, recompute_option, validate
+from .raised import note_raised
 from .recorded_graph import RecordedGraph
 
 _ANOTHER_THREAD = "another thread is recording; one lazy block at a time"
@@ -198,6 +199,10 @@ class LazyBlock(Transaction, Generic[G]):
     # --- leaving --------------------------------------------------------------------
 
     def end(self, error: BaseException | None) -> None:
+        if self.graph is not None:
+            if error is not None:
+                note_raised(self.graph.ir, error)
+            self.graph.ir.refused = None
         with Exclusive():
             self.undo(1)  # all but the claim: what was recorded is not accounted for yet
         if error is not None:

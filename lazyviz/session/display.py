@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+import webbrowser
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -54,12 +57,20 @@ class Pictures:
         return render_text(graph.ir, scene.plan, scene=scene)
 
     def save(
-        self, graph: ShownGraph, path: str | Path, format: str | None, *, eager: bool, paths: bool
+        self,
+        graph: ShownGraph,
+        path: str | Path,
+        format: str | None,
+        *,
+        eager: bool,
+        paths: bool,
+        figure: Mapping[str, Any],
     ) -> None:
         """Write a file; see :meth:`lazyviz.session.lazy_graph.LazyGraph.save`."""
         from ..view.export.save import save
+        from ..view.render.figure import figure_of
 
-        shown: dict[str, Any] = {"title": graph.title, "state": graph.state}
+        shown: dict[str, Any] = {"title": graph.title, "state": graph.state, "figure": figure_of(**figure)}
         if paths:
             shown |= {"drawn": self._drawn, "pictured": graph}
             save(graph.ir, graph.plan(), path, format, eager=eager, **shown)
@@ -69,6 +80,14 @@ class Pictures:
         with without_paths(graph.ir) as told:
             pictured: Any = WithoutPaths(graph, told)
             save(graph.ir, graph.plan(), path, format, eager=eager, pictured=pictured, **shown)
+
+    def show(self, graph: ShownGraph) -> Path:
+        """Write the page and open it; see :meth:`lazyviz.session.lazy_graph.LazyGraph.show`."""
+        path = Path(tempfile.mkdtemp(prefix="lazyviz-")) / "graph.html"
+        whole = {"title": None, "show": None, "legend": None}
+        self.save(graph, path, None, eager=False, paths=True, figure=whole)
+        webbrowser.open(path.as_uri())
+        return path
 
     @paused()
     def widget(self, graph: ShownGraph, scene: Scene | None = None) -> Any:

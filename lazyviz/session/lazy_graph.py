@@ -375,7 +375,15 @@ class LazyGraph:
         return to_fx(self.ir)
 
     def save(
-        self, path: str | Path, format: str | None = None, *, eager: bool = False, paths: bool = True
+        self,
+        path: str | Path,
+        format: str | None = None,
+        *,
+        eager: bool = False,
+        paths: bool = True,
+        title: str | None = None,
+        show: str | Sequence[str] | None = None,
+        legend: bool | None = None,
     ) -> None:
         """Write a picture or the timeline of the graph; the suffix of ``path`` says which kind.
 
@@ -386,13 +394,24 @@ class LazyGraph:
             eager: a ``.pickle`` (PyTorch's memory snapshot) of eager PyTorch's timeline, not our run's.
             paths: False leaves out the user's code, and of its files all but their names; otherwise pages
                 hold lines of code, of a cell all of it, and timelines also the full paths of files.
+            title: above a ``.svg``, ``.pdf`` or ``.png`` that is a figure: without state, verdict and device.
+            show: a figure's parts: ``"forward"``, ``"backward"``, ``"optimizer"``, ``"other"``, ``"memory"``.
+            legend: False leaves the scale of a figure's bars out.
 
         Raises:
             OSError: the file cannot be written.
-            ValueError: an unknown format.
+            ValueError: an unknown format, or part in ``show``; a figure as another kind of file.
             RuntimeError: nothing is installed that makes a ``.pdf`` or ``.png``, or it failed.
         """
-        self._pictures.save(self, path, format, eager=eager, paths=paths)
+        figure = {"title": title, "show": show, "legend": legend}
+        self._pictures.save(self, path, format, eager=eager, paths=paths, figure=figure)
+
+    def show(self) -> Path:
+        """Open the interactive page in the browser, from a script: a file of its own, whose path is returned.
+
+        It stays in the folder for temporary files, and shows the graph as it is now; nothing is run.
+        """
+        return self._pictures.show(self)
 
     def widget(self, scene: Scene | None = None) -> Any:
         """The interactive widget; the same one each time, until it is closed."""

@@ -181,15 +181,169 @@ def failed() -> tuple[Any, Any]:
     return graph, (model, loss)
 
 
+def gan() -> tuple[Any, Any]:
+    """Two models of one class in one step, one of them called twice."""
+    G = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 784), nn.Tanh())
+    D = nn.Sequential(nn.Linear(784, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1))
+    of_g, of_d = torch.optim.Adam(G.parameters()), torch.optim.Adam(D.parameters())
+    z, real = torch.randn(64, 64), torch.randn(64, 784)
+    with lazyviz.lazy(MEMORY) as graph:
+        fake = G(z)
+        bce = F.binary_cross_entropy_with_logits
+        ones, zeros = torch.ones(64, 1), torch.zeros(64, 1)
+        lossD = bce(D(real), ones) + bce(D(fake.detach()), zeros)
+        lossD.backward()
+        of_d.step()
+        of_g.zero_grad()
+        lossG = bce(D(fake), ones)
+        lossG.backward()
+        of_g.step()
+    return graph, (G, D, of_g, of_d, lossD, lossG)
+
+
+class Down(nn.Module):
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, padding=1)
+        self.conv2 = nn.Conv2d(outside, outside, 3, padding=1)
+        self.norm = nn.GroupNorm(8, outside)
+        self.time = nn.Linear(128, outside)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        h = F.silu(self.norm(self.conv1(x))) + self.time(t)[:, :, None, None]
+        return F.silu(self.conv2(h))
+
+
+class UNet(nn.Module):
+    """Of a diffusion model: what goes down is kept and joined on the way up."""
+
+    def __init__(self, widths: tuple[int, ...] = (32, 64, 128)) -> None:
+        super().__init__()
+        self.embed = nn.Linear(1, 128)
+        self.stem = nn.Conv2d(3, widths[0], 3, padding=1)
+        self.down1 = Down(widths[0], widths[0])
+        self.down2 = Down(widths[0], widths[1])
+        self.middle = Down(widths[1], widths[2])
+        self.up2 = Down(widths[2] + widths[1], widths[1])
+        self.up1 = Down(widths[1] + widths[0], widths[0])
+        self.out = nn.Conv2d(widths[0], 3, 1)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        t = F.silu(self.embed(t))
+        x = self.stem(x)
+        a = self.down1(x, t)
+        b = self.down2(F.avg_pool2d(a, 2), t)
+        c = self.middle(F.avg_pool2d(b, 2), t)
+        u = self.up2(torch.cat([F.interpolate(c, scale_factor=2.0), b], 1), t)
+        u = self.up1(torch.cat([F.interpolate(u, scale_factor=2.0), a], 1), t)
+        return self.out(u)
+
+
+def unet() -> tuple[Any, Any]:
+    net = UNet()
+    optimizer = torch.optim.AdamW(net.parameters())
+    images, noise, t = torch.randn(4, 3, 64, 64), torch.randn(4, 3, 64, 64), torch.rand(4, 1)
+    with lazyviz.lazy(MEMORY) as graph:
+        noisy = images * (1 - t[:, :, None, None]) + noise * t[:, :, None, None]
+        loss = F.mse_loss(net(noisy, t), noise)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return graph, (net, optimizer, loss)
+
+
+class Experts(nn.Module):
+    """A mixture of experts, each of which takes the same tokens."""
+
+    def __init__(self, width: int = 128, count: int = 4) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, count)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in range(count)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.gate(x).softmax(-1)
+        return sum(
+            (weights[..., at, None] * expert(x) for at, expert in enumerate(self.experts)), torch.zeros(())
+        )
+
+
+def moe() -> tuple[Any, Any]:
+    moe = Experts()
+    optimizer = torch.optim.AdamW(moe.parameters())
+    x = torch.randn(8, 64, 128)
+    with lazyviz.lazy(MEMORY, batch=[x]) as graph:
+        loss = (moe(x) - x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+    return graph, (moe, optimizer, loss)
+
+
+def loop() -> tuple[Any, Any]:
+    """Twelve steps that each read their loss."""
+    net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x, y = torch.randn(64, 32), torch.randn(64, 1)
+    total = 0.0
+    with lazyviz.lazy(MEMORY) as graph:
+        for _ in range(12):
+            optimizer.zero_grad()
+            loss = F.mse_loss(net(x), y)
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+    return graph, (net, optimizer, loss)
+
+
+def shapes() -> tuple[Any, Any]:
+    """A layer that does not take what the one before gives."""
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(8, 2))
+    x = torch.randn(4, 8)
+    found: list[Any] = []
+    try:
+        with lazyviz.lazy(MEMORY) as graph:
+            found.append(graph)
+            h = net[0](x)
+            h2 = net[1](h)
+            y = net[2](h2)
+            y.sum().backward()
+    except RuntimeError:
+        pass
+    return found[0], (net, x)
+
+
+def many() -> tuple[Any, Any]:
+    """About 20,000 ops: a deep network, fifty steps."""
+    net = nn.Sequential(*[layer for _ in range(16) for layer in (nn.Linear(64, 64), nn.Tanh())])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, foreach=False)
+    x = torch.randn(32, 64)
+    with lazyviz.lazy(MEMORY) as graph:
+        for _ in range(60):
+            optimizer.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+    return graph, (net, optimizer, loss)
+
+
 PICTURES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "mlp": mlp,
-    "resnet": resnet,
     "gpt2": gpt2,
-    "llama-70b": llama,
+    "resnet": resnet,
     "lstm": lstm,
+    "gan": gan,
+    "unet": unet,
+    "moe": moe,
+    "loop": loop,
+    "shapes": shapes,
+    "many": many,
     "syncs": syncs,
+    "llama-70b": llama,
     "failed": failed,
 }
+TWELVE = tuple(name for name in PICTURES if name != "failed")  # the cells that the widget is judged by
 
 
 _kept: dict[str, tuple[Any, Any]] = {}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from lazyviz.view.widget.page_state import bundle
 from lazyviz.view.widget.widget import LazyWidget
 
 # Colours of JupyterLab's two themes, as far as the widget reads them.
@@ -57,7 +58,7 @@ def jupyter(*, dark: bool = False) -> Host:
 
 TRAITS = ("scene", "state", "summary", "progress", "report", "error", "choices", "findings", "static_id")
 PAGE = """
-async ([code, css, traits]) => {
+async ([code, second, css, traits]) => {
   const style = document.createElement("style");
   style.textContent = css;
   document.head.append(style);
@@ -70,7 +71,12 @@ async ([code, css, traits]) => {
       off: (event, callback) => {
         handlers.set(event, (handlers.get(event) ?? []).filter((each) => each !== callback));
       },
-      send: (content) => { window.toPython(JSON.stringify(content)); },
+      send: (content) => {
+        // Sent as Python would, without a turn of the test: what it brings is there for whoever clicks.
+        if (content.action === "second-part") {
+          setTimeout(() => { fire("msg:custom", { kind: "second-part", code: second }); });
+        } else window.toPython(JSON.stringify(content));
+      },
       set: (name, value) => { traits[name] = value; fire("change:" + name, value); },
       save_changes: () => {},
     },
@@ -137,7 +143,7 @@ class Stage:
             page.expose_function("toPython", lambda text: page._lazyviz_stage._heard(text))
         page._lazyviz_stage = self  # the page is on one stage at a time
         traits = {name: getattr(self.widget, name) for name in TRAITS}
-        page.evaluate(PAGE, [self.widget._esm, self.widget._css, traits])
+        page.evaluate(PAGE, [self.widget._esm, bundle("second.js"), self.widget._css, traits])
         self.settle()
 
     def __enter__(self) -> Stage:

@@ -104,6 +104,7 @@ def test_the_menu_is_used_by_keyboard_and_gives_the_focus_back(page):
     with Stage(page, graph, width=1000) as stage:
         button = page.locator('button[data-action="save"]')
         button.focus()
+        stage.settle()
         page.keyboard.press("ArrowDown")
         assert button.get_attribute("aria-expanded") == "true"
         focused = "document.activeElement.dataset.format"

@@ -3,17 +3,17 @@
 import { grouped, html, plainButton, seconds } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
 import { roving } from "../page/roving";
-import type { CodeFacts, CodeMessage, LineFact, Send } from "../model/types";
+import type { CodeFacts, CodeMessage, Layer, LineFact, Send } from "../model/types";
 
 const HEADS: [name: string, title: string][] = [
   ["Line", ""],
+  ["Code", ""],
   [
     "Allocates",
     "Bytes that the line's ops allocate, those of your functions and modules that it calls included. What the backward pass makes counts at the line that runs it, such as loss.backward(); hover a line for what its gradients take there",
   ],
   ["At peak", "Share of the projected peak: what the line made and what is alive then. Paler: its gradients, made by another line"],
   ["Time", "Seconds that the line's ops took in the run"],
-  ["Code", ""],
 ];
 
 interface Row {
@@ -27,6 +27,7 @@ export class CodePanel {
   readonly #body = html("div", { class: "lz-code-body" });
   readonly #rows = new Map<string, Row>();
   readonly #foot = html("p", { class: "lz-muted lz-code-foot" });
+  readonly #layers = html("section", { class: "lz-layers", "aria-label": "Largest layers at the peak" });
   #table = html("table", {});
   #asking = false;
   #again = false;
@@ -36,7 +37,7 @@ export class CodePanel {
 
   constructor(ask: Send) {
     this.#ask = ask;
-    this.element = html("div", { class: "lz-code", "data-panel": "code" }, this.#body);
+    this.element = html("div", { class: "lz-code", "data-panel": "code" }, this.#body, this.#layers);
     this.#body.addEventListener("click", (event) => {
       const id = (event.target as Element).closest("tr")?.dataset["line"];
       if (id !== undefined && this.#rows.has(id)) this.#choose(id);
@@ -60,6 +61,24 @@ export class CodePanel {
     if (sections) this.#build(sections, facts);
     this.#fill(facts);
     if (this.#again) this.refresh();
+  }
+
+  /** The layers that hold most at the peak; `go` shows one in the graph. */
+  showLayers(layers: readonly Layer[], go: (chain: string[]) => void): void {
+    const rows = layers.map(({ label, cls, through, line, bytes, category, share, chain }) => {
+      const name = plainButton({ class: "lz-link", title: label }, html("bdi", {}, label));
+      name.addEventListener("click", () => {
+        go(chain);
+      });
+      return html(
+        "li",
+        {},
+        html("div", {}, html("span", { class: `lz-swatch lz-cat-${category}`, title: category }), name, html("span", { class: "lz-muted lz-layer-class" }, cls), html("b", {}, bytes)),
+        html("div", { class: "lz-muted lz-layer-sub" }, [through, line].filter(Boolean).join(" · ")),
+        html("i", { class: `lz-cat-${category}`, "aria-hidden": "true", style: `width:${(100 * Math.min(share, 1)).toFixed(1)}%` }),
+      );
+    });
+    this.#layers.replaceChildren(...(rows.length ? [html("h4", {}, "Largest layers at the peak"), html("ul", {}, ...rows)] : []));
   }
 
   /** Marks lines: those of what is selected, or the one that was chosen. */
@@ -99,10 +118,10 @@ export class CodePanel {
     const alone = sections.length === 1 && sections[0]?.label === "this cell";
     sections.forEach(({ label, lines }, at) => {
       const group = html("tbody", {});
-      if (!alone) group.append(html("tr", { class: "lz-file" }, html("th", { scope: "rowgroup", colspan: HEADS.length }, html("bdi", {}, label))));
+      if (!alone) group.append(html("tr", { class: "lz-file" }, html("th", { scope: "rowgroup", colspan: 3 }, html("bdi", {}, label))));
       let last = lines[0]?.[0] ?? 0;
       for (const [line, text] of lines) {
-        if (line > last + 1) group.append(html("tr", { class: "lz-skipped", "aria-hidden": "true" }, html("td", {}, "⋮"), html("td", { colspan: HEADS.length - 1 })));
+        if (line > last + 1) group.append(html("tr", { class: "lz-skipped", "aria-hidden": "true" }, html("td", {}, "⋮"), html("td", { colspan: 2 })));
         last = line;
         const id = `${at}:${line}`;
         const cells = HEADS.map(() => html("td", {}));
@@ -110,11 +129,11 @@ export class CodePanel {
         cells[0]?.append(String(line));
         if (facts.lines[id]) {
           const button = plainButton({ tabindex: this.#rows.size ? -1 : 0, dir: "ltr" }, text || " ");
-          cells[4]?.append(button);
+          cells[1]?.append(button);
           this.#rows.set(id, { row, cells, button });
         } else {
           row.className = "lz-none";
-          cells[4]?.append(html("code", { dir: "ltr" }, text || " "));
+          cells[1]?.append(html("code", { dir: "ltr", title: text.length > 24 ? text.trim() : undefined }, text || " "));
         }
         group.append(row);
       }
@@ -133,16 +152,17 @@ export class CodePanel {
       const share = (bytes = 0): string => percent(peak ? bytes / peak : 0);
       const length = (bytes = 0): string => `width:${((bytes / most) * 100).toFixed(1)}%`;
       timed ||= fact.seconds !== undefined;
-      cells[1]?.replaceChildren(fact.bytes ? bytesText(fact.bytes) : "");
-      cells[2]?.replaceChildren(
+      cells[2]?.replaceChildren(fact.bytes ? bytesText(fact.bytes) : "");
+      cells[3]?.replaceChildren(
         html("span", {}, fact.held ? share(fact.held) : ""),
         html("i", { "aria-hidden": "true" }, html("b", { style: length(fact.held) }), html("b", { class: "lz-pale", style: length(fact.gradientHeld) })),
       );
-      cells[3]?.replaceChildren(fact.seconds === undefined ? "" : seconds(fact.seconds));
+      cells[4]?.replaceChildren(fact.seconds === undefined ? "" : seconds(fact.seconds));
       row.classList.toggle("lz-failed-line", Boolean(fact.failed));
       row.classList.toggle("lz-sync-line", Boolean(fact.sync));
-      row.title = words(fact, share);
-      button.setAttribute("aria-description", row.title);
+      const told = words(fact, share);
+      row.title = `${button.textContent.trim()}\n${told}`;
+      button.setAttribute("aria-description", told);
       cells[0]?.setAttribute("data-mark", fact.failed ? "✗" : fact.sync ? "‖" : "");
     }
     this.#table.classList.toggle("lz-timed", timed);

@@ -1,211 +1,38 @@
-// The details panel: what is known of the clicked box; before a click, what is alive at the peak.
+// The panels of details: what is known of the clicked box; before a click, what is alive at the peak.  What they
+// say is written by drawer/details.ts, which comes with the widget's second part.
 
-import { grouped, html, plainButton } from "../page/dom";
-import type { BoxData, Details, Failure, Flow, Link, Memory, Moment, Range, Send, Source, TensorRow } from "../model/types";
-import { valuesBlock } from "./values";
-
-const SHOWN_ALIVE = 14;
-
-export interface DetailsEvents {
-  /** A link to another box was followed. */
-  go(chain: string[]): void;
-  ask: Send;
-}
+import { html } from "../page/dom";
+import { whenHere } from "../page/second-part";
+import type { DetailsEvents, Writer } from "./details";
+import type { BoxData } from "../model/types";
 
 export class DetailsPanel {
   readonly element: HTMLElement;
-
   readonly #events: DetailsEvents;
+  #writer: Writer | null = null;
+  #newest = 0;
 
-  constructor(
-    name: "details" | "alive",
-    events: DetailsEvents,
-  ) {
+  constructor(name: "details" | "alive", events: DetailsEvents) {
     this.#events = events;
     this.element = html("div", { class: "lz-details", "data-panel": name, tabindex: 0 }, html("p", { class: "lz-muted" }, "Click a box."));
   }
 
-  /** What is alive at the peak, largest first. */
-  showPeak(memory: Memory): void {
-    const rows = memory.alive.slice(0, SHOWN_ALIVE).map((alive) =>
-      html(
-        "li",
-        {},
-        html("span", { class: `lz-swatch lz-cat-${alive.category}`, title: alive.category }),
-        this.#link({ label: alive.label, chain: alive.chain }),
-        html("span", { class: "lz-number" }, alive.bytes),
-      ),
-    );
-    const more = memory.aliveCount - rows.length;
-    this.element.replaceChildren(
-      html("h3", {}, "Alive at the peak"),
-      html("p", { class: "lz-muted" }, `${memory.peakText}${memory.peakName ? ` at ${memory.peakName}` : ""}`),
-      html("ul", { class: "lz-list" }, ...rows),
-      ...(more > 0 ? [html("p", { class: "lz-muted" }, `and ${grouped(more)} smaller ones`)] : []),
-    );
-    this.element.scrollTop = 0;
-  }
-
-  /** What is alive at the point of the chart that was chosen. */
-  showMoment(moment: Moment): void {
-    const rows = moment.alive.slice(0, SHOWN_ALIVE).map((alive) => {
-      const item = html(
-        "li",
-        {},
-        html("span", { class: `lz-swatch lz-cat-${alive.category}`, title: alive.category }),
-        this.#link({ label: alive.label, chain: alive.chain }),
-        html("span", { class: "lz-number" }, alive.bytes),
-      );
-      const why = [alive.line, alive.keeper].filter(Boolean).join(" · ");
-      return why ? [item, html("li", { class: "lz-muted lz-why" }, why)] : [item];
+  /** Has it written anew, once that can be done; the newest wish holds. */
+  write(how: (writer: Writer) => void): void {
+    const wish = ++this.#newest;
+    whenHere(({ Writer }) => {
+      this.#writer ??= new Writer(this.element, this.#events);
+      if (wish === this.#newest) how(this.#writer);
     });
-    const categories = html("dl", {});
-    for (const [name, bytes] of moment.categories) categories.append(html("dt", {}, name), html("dd", {}, bytes));
-    const more = moment.aliveCount - rows.length;
-    this.element.replaceChildren(
-      html("h3", {}, `Alive at op ${grouped(moment.position + 1)}`),
-      html("p", { class: "lz-muted" }, `${moment.bytes} at `, this.#link({ label: moment.name, chain: moment.chain })),
-      ...(moment.source ? [sourceBlock(moment.source)] : []),
-      categories,
-      html("ul", { class: "lz-list" }, ...rows.flat()),
-      ...(more > 0 ? [html("p", { class: "lz-muted" }, `and ${grouped(more)} smaller ones`)] : []),
-    );
-    this.element.scrollTop = 0;
-  }
-
-  /** What is made in a part of the run that is looked at closer. */
-  showRange(range: Range): void {
-    const [start, stop] = range.points.range;
-    const rows = range.made.slice(0, SHOWN_ALIVE).map((made) =>
-      html(
-        "li",
-        {},
-        html("span", { class: `lz-swatch lz-cat-${made.category}`, title: made.category }),
-        this.#link({ label: made.label, chain: made.chain }),
-        html("span", { class: "lz-number" }, `${made.bytes} · ${(100 * made.share).toFixed(made.share < 0.1 ? 1 : 0)} %`),
-      ),
-    );
-    const more = range.madeCount - rows.length;
-    this.element.replaceChildren(
-      html("h3", {}, `Ops ${grouped(start + 1)} to ${grouped(stop)}`),
-      html("p", { class: "lz-muted" }, `allocate ${range.madeText}; peak ${range.peakText} at ${range.peakName}`),
-      html("ul", { class: "lz-list" }, ...rows),
-      ...(more > 0 ? [html("p", { class: "lz-muted" }, `and ${grouped(more)} smaller ones`)] : []),
-    );
-    this.element.scrollTop = 0;
   }
 
   /** What the picture itself knows, until the kernel answers. */
   showBox(box: BoxData): void {
+    this.#newest++;
     this.element.replaceChildren(
       html("h3", {}, box.repeats ? `${box.label} × ${box.repeats}` : box.label),
       html("p", { class: "lz-muted" }, box.sub),
       html("p", { class: "lz-muted lz-waiting" }, "More once the kernel answers."),
     );
   }
-
-  show(details: Details): void {
-    const parts: Node[] = [html("h3", { title: details.title }, details.title)];
-    if (details.subtitle) parts.push(html("p", { class: "lz-muted" }, details.subtitle));
-    if (details.source) parts.push(sourceBlock(details.source));
-    if (details.facts.length) {
-      const list = html("dl", {});
-      for (const [name, value] of details.facts) list.append(html("dt", {}, name), html("dd", {}, value));
-      parts.push(list);
-    }
-    if (details.forward) {
-      parts.push(html("p", { class: "lz-forward" }, "gradient of ", this.#link(details.forward)));
-    }
-    parts.push(...this.#tensors("Inputs", details.inputs), ...this.#tensors("Outputs", details.outputs));
-    if (details.readable) {
-      const look = plainButton({ class: "lz-button", "data-action": "summarize" }, "Summarize");
-      look.title = "Read the values as they are now: least, largest, mean, NaN and a histogram";
-      look.addEventListener("click", () => {
-        this.#events.ask("summarize", details.id);
-      });
-      parts.push(look);
-    }
-    parts.push(...this.#flows(details.flows), ...this.#links(details));
-    this.element.replaceChildren(...parts);
-    this.element.scrollTop = 0;
-  }
-
-  #tensors(title: string, rows: TensorRow[]): Node[] {
-    if (!rows.length) return [];
-    const items = rows.map((row) => {
-      const item = html(
-        "li",
-        {},
-        html("div", { class: "lz-tensor" }, html("code", {}, row.shape), html("span", {}, row.dtype), html("span", { class: "lz-number" }, row.bytes)),
-      );
-      if (row.name) item.append(html("div", {}, html("b", {}, row.name)));
-      if (row.from) item.append(html("div", { class: "lz-muted" }, "from ", this.#link(row.from)));
-      if (row.readers?.length) {
-        const readers = html("div", { class: "lz-muted" }, "read by ");
-        row.readers.forEach((reader, n) => readers.append(n ? ", " : "", this.#link(reader)));
-        if (row.more) readers.append(` and ${row.more} more`);
-        item.append(readers);
-      }
-      if (row.values) item.append(valuesBlock(row.values));
-      return item;
-    });
-    return [html("h4", {}, title), html("ul", { class: "lz-tensors" }, ...items)];
-  }
-
-  /** The ops of a line. */
-  #links({ links, more }: Details): Node[] {
-    if (!links?.length) return [];
-    const items = links.map((link) => html("li", {}, this.#link(link), html("span", { class: "lz-number" }, link.bytes)));
-    const rest = more ? [html("p", { class: "lz-muted" }, `and ${grouped(more)} more`)] : [];
-    return [html("h4", {}, "Ops"), html("ul", { class: "lz-list" }, ...items), ...rest];
-  }
-
-  #flows(flows: Flow[]): Node[] {
-    if (!flows.length) return [];
-    const items = flows
-      .slice(0, 12)
-      .map((flow) =>
-        html(
-          "li",
-          {},
-          html("span", { class: "lz-muted" }, flow.out ? "to" : "from"),
-          this.#link(flow),
-          html("span", { class: "lz-number" }, flow.bytes),
-        ),
-      );
-    return [html("h4", {}, "Across phases"), html("ul", { class: "lz-list" }, ...items)];
-  }
-
-  #link(link: Link): HTMLElement {
-    if (!link.chain.length) return html("span", { class: "lz-name", title: link.label }, link.label);
-    const button = plainButton({ class: "lz-link", title: link.label }, link.label);
-    button.addEventListener("click", () => {
-      this.#events.go(link.chain);
-    });
-    return button;
-  }
 }
-
-export function sourceBlock(source: Source): HTMLElement {
-  return html(
-    "div",
-    { class: "lz-source" },
-    html("div", { class: "lz-muted" }, `${source.file}, line ${source.line}`),
-    html("pre", {}, html("code", {}, source.text)),
-  );
-}
-
-/** The error of the last run, with the line of the user's that it belongs to. */
-export function failureBlock(failure: Failure, go: (chain: string[]) => void): HTMLElement {
-  const block = html("div", { class: "lz-error", role: "alert" }, html("pre", {}, failure.message));
-  if (failure.source) block.append(sourceBlock(failure.source));
-  if (failure.chain.length) {
-    const button = plainButton({ class: "lz-link" }, "Show the op that failed");
-    button.addEventListener("click", () => {
-      go(failure.chain);
-    });
-    block.append(button);
-  }
-  return block;
-}
-

@@ -5,7 +5,7 @@ import { charWidth, cut, shorten, svg } from "../page/dom";
 import { LAYERS } from "../page/icons";
 import type { Colours, Part } from "./colors";
 import type { Frame } from "../model/scene";
-import type { BoxData } from "../model/types";
+import type { BoxData, ShapePart } from "../model/types";
 
 const LEAST = 9.2; // pixels on screen below which nothing is written
 const SUB = 11; // size of a second line
@@ -51,8 +51,10 @@ function outline(box: BoxData, width: number, height: number, by: number): SVGEl
     const d = `M${cut},0H${width - cut}L${width},${cut}V${height - cut}L${width - cut},${height}H${cut}L0,${height - cut}V${cut}Z`;
     return svg("path", { class: "lz-card", d });
   }
+  // A further card of a fold: what of it is seen, below and at the right.
+  if (by) return svg("path", { class: "lz-card lz-behind", d: `M${by},${height}v${by - 6}a6,6 0 0 0 6,6H${width + by - 6}a6,6 0 0 0 6,-6V${by + 6}a6,6 0 0 0 -6,-6` });
   const round = box.kind === "input" || box.kind === "output" ? height / 2 : 6;
-  return svg("rect", { class: by ? "lz-card lz-behind" : "lz-card", x: by, y: by, width, height, rx: round });
+  return svg("rect", { class: "lz-card", width, height, rx: round });
 }
 
 const MARKS: Record<string, string> = {
@@ -123,7 +125,7 @@ export class BoxDrawing {
       const mark = MARKS[box.kind === "output" ? "output" : kind === "input" ? (box.role ?? "input") : ""];
       if (mark) this.element.append(svg("path", { class: `lz-mark lz-role-${box.role ?? "output"}`, d: mark }));
     }
-    if (!open && box.kind !== "sync" && box.kind !== "input" && box.kind !== "output" && (box.kind === "op" || height > 60)) {
+    if (!open && !["sync", "input", "output", "error"].includes(box.kind) && (box.kind === "op" || height > 60)) {
       this.#bar = svg("g", { class: "lz-bar" });
       this.element.append(this.#bar);
     }
@@ -180,7 +182,7 @@ export class BoxDrawing {
   /** Its tint, number and bar. */
   paint(colours: Colours): void {
     const { box, width, height, open } = this.#frame;
-    if (open || box.kind === "sync" || box.kind === "input" || box.kind === "output") return;
+    if (open || ["sync", "input", "output", "error"].includes(box.kind)) return;
     this.element.setAttribute("style", colours.style(box));
     const number = colours.number(box);
     if (number !== this.#number) {
@@ -219,7 +221,7 @@ export class BoxDrawing {
     const name = lines === 1 ? nameOf(box) : box.label;
     const aside = rows !== 1 || lines < 2 ? "" : box.kind === "op" ? (this.#number.startsWith("0 B") ? (box.sub.split(" · ").at(-1) ?? "") : this.#number.replace(/ (at peak|made)$/, "")) : pill ? box.sub : "";
     const taken = aside ? aside.length * charWidth(small) + 8 : 0;
-    const fitted = lines ? cut(name, Math.max(room - taken, room * 0.6), size, style) : "";
+    const fitted = lines ? cut(box.given ? `${name} failed` : name, Math.max(room - taken, room * 0.6), size, style) : "";
     this.#put(this.#label, fitted, left, lead, size);
     const used = charWidth(size, style) * fitted.length + 6;
     if (fitted && box.cls && lines === 2 && room - used > charWidth(size) * box.cls.length) {
@@ -230,9 +232,14 @@ export class BoxDrawing {
       this.#put(this.#sub, cut(aside, Math.max(end - left - used, 0), small), end, lead, small);
       this.#sub?.setAttribute("text-anchor", "end");
     } else {
-      const second = box.layer ? (rows === 2 && height < 60 ? [box.through, this.#number].filter(Boolean).join(" · ") : (box.through ?? box.sub)) : box.sub;
+      const second = box.given ? (box.through ?? "") : box.layer ? (rows === 2 && height < 60 ? [box.through, this.#number].filter(Boolean).join(" · ") : (box.through ?? box.sub)) : box.sub;
       this.#put(this.#sub, rows >= 2 ? cut(second, width - 8 - left, small, "bold") : "", left, lead + 15 * grow, small);
       this.#sub?.removeAttribute("text-anchor");
+    }
+    if (box.given && rows >= 2) {
+      this.#sub?.replaceChildren(...box.given.flatMap(([, shape], n) => [n ? " · " : "", ...clashing(shape)]));
+      this.#put(this.#third, rows >= 3 ? cut(box.sub, width - 8 - left, small) : "", left, lead + 29 * grow, small);
+      return;
     }
     const third = [box.params ?? (box.through && box.sub.split(" · ")[0]), this.#number].filter(Boolean).join(" · ");
     this.#put(this.#third, rows >= 3 ? cut(third, width - 8 - left, small) : "", left, lead + 29 * grow, small);
@@ -259,7 +266,12 @@ export class BoxDrawing {
     const size = Math.min(12.5 * grow, 31);
     const title = titles && titles <= 31 ? shorten(nameOf(box), width - 44, size, "bold") : "";
     this.#put(this.#label, title, 32, 18.5 + size * 0.36, size);
-    const room = width - 44 - charWidth(size, "bold") * title.length;
+    let room = width - 44 - charWidth(size, "bold") * title.length;
+    const syncs = box.syncs ? `❚❚ ${box.syncs} sync${box.syncs === 1 ? "" : "s"}` : "";
+    if (title && syncs && room > charWidth(size) * syncs.length + 12) {
+      this.#label.append(svg("tspan", { class: "lz-sync-count", dx: 10 }, syncs));
+      room -= charWidth(size) * syncs.length + 12;
+    }
     if (title && box.cls && room > charWidth(size) * box.cls.length) this.#label.append(svg("tspan", { class: "lz-class", dx: 6 }, box.cls));
   }
 
@@ -285,6 +297,11 @@ function bar(x: number, y: number, width: number, height: number, parts: readonl
       return part;
     }),
   ];
+}
+
+/** A shape with the sizes that do not fit set off. */
+export function clashing(shape: readonly ShapePart[]): SVGElement[] {
+  return shape.map(([text, clashes]) => svg("tspan", { class: clashes ? "lz-clash" : undefined }, text));
 }
 
 function setText(text: SVGTextElement, words: string, x: number, y: number, size: number): SVGTextElement {

@@ -83,23 +83,7 @@ export class Camera {
   /** The picture has changed: what was at `before` and is at `after` now stays where it is on screen. */
   keep(before: Area, after: Area): void {
     const { x, y, k } = this.view;
-    if (this.touched) {
-      this.#move(x + (before.x - after.x) * k, y + (before.y - after.y) * k, k);
-      return;
-    }
-    // As wide as there is room for, the box about where it was, no empty space above or below.
-    const scale = this.#homeScale();
-    const { height } = this;
-    const top = y + before.y * k - after.y * scale;
-    const lowest = Math.min(height - MARGIN - this.picture.height * scale, MARGIN);
-    this.#move(this.#homeLeft(scale), Math.min(Math.max(top, lowest), MARGIN), scale);
-  }
-
-  /** A box at the lower end of the view has been opened: what is in it is to be seen. */
-  makeRoom(area: Area): void {
-    const { y, k } = this.view;
-    const top = y + area.y * k;
-    if (top > this.height * 0.75 && top + area.height * k > this.height) this.reveal(area);
+    this.#move(x + (before.x - after.x) * k, y + (before.y - after.y) * k, k);
   }
 
   /** Moves the view so that the box is in the middle, at a size that can be read. */

@@ -1,9 +1,10 @@
 // Drawing the edges of the picture, and where there is room what flows along them.
 
+import { clashing } from "./boxes";
 import { svg } from "../page/dom";
 import type { Line } from "../model/scene";
 
-const keyOf = (line: Line): string => `${line.from} ${line.to} ${line.path}`;
+const keyOf = (line: Line): string => `${line.source} ${line.target} ${line.path}`;
 
 export class Edges {
   readonly element = svg("g", { class: "lz-edges" });
@@ -19,8 +20,8 @@ export class Edges {
     this.element.append(...added);
     this.#drawn = next;
     this.labels.replaceChildren(
-      ...lines.flatMap(({ labelAt }) =>
-        labelAt ? [svg("text", { class: "lz-edge-label", x: labelAt[0], y: labelAt[1] }, labelAt[2])] : [],
+      ...lines.flatMap(({ labelAt, shape, tip }) =>
+        shape && tip ? [svg("text", { class: "lz-edge-label lz-edge-shape", x: tip.x, y: tip.down ? tip.y - 9 : tip.y + 17 }, ...clashing(shape))] : labelAt ? [svg("text", { class: "lz-edge-label", x: labelAt[0], y: labelAt[1] }, labelAt[2])] : [],
       ),
     );
     return [...added, this.labels];
@@ -29,22 +30,31 @@ export class Edges {
   /** Marks those that end at the selected box and those that begin there. */
   mark(selected: string | null): void {
     for (const element of this.#drawn.values()) {
-      const { from, to } = element.dataset;
-      element.classList.toggle("lz-relation-producer", selected !== null && to === selected);
-      element.classList.toggle("lz-relation-consumer", selected !== null && from === selected);
+      const { from, to, within } = element.dataset;
+      const [outFrom, outTo] = (within ?? "").split(" ");
+      element.classList.toggle("lz-relation-producer", selected !== null && (to === selected || outTo === selected));
+      element.classList.toggle("lz-relation-consumer", selected !== null && (from === selected || outFrom === selected));
     }
   }
 }
 
 function edge(line: Line): SVGGElement {
-  const { x, y, down } = line.tip;
-  const back = down ? y - 7 : y + 7;
-  return svg(
+  const { tip, width } = line;
+  const size = 3.4 + width * 0.6;
+  const tipPath = tip ? [svg("path", { class: "lz-edge-tip", d: tipOf(tip, size) })] : [];
+  const made = svg(
     "g",
-    { class: "lz-edge", "data-from": line.from, "data-to": line.to },
+    { class: line.failed ? "lz-edge lz-edge-failed" : "lz-edge", "data-from": line.source, "data-to": line.target, "data-within": `${line.from} ${line.to}` },
     svg("title", {}, line.label),
     svg("path", { class: "lz-edge-reach", d: line.path }),
     svg("path", { class: "lz-edge-line", d: line.path }),
-    svg("path", { class: "lz-edge-tip", d: `M${x - 4},${back}L${x},${y}L${x + 4},${back}Z` }),
+    ...tipPath,
   );
+  made.style.setProperty("--lz-wide", `${width}px`);
+  return made;
+}
+
+function tipOf({ x, y, down }: NonNullable<Line["tip"]>, size: number): string {
+  const back = down ? y - 1.75 * size : y + 1.75 * size;
+  return `M${(x - size).toFixed(1)},${back.toFixed(1)}L${x},${y}L${(x + size).toFixed(1)},${back.toFixed(1)}Z`;
 }

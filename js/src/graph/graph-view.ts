@@ -11,7 +11,7 @@ import { neighbor, type Arrow } from "./keyboard";
 import { Legend } from "./legend";
 import { Minimap } from "./minimap";
 import { animate } from "./motion";
-import { relationLines } from "./relations";
+import { secondPart, whenHere } from "../page/second-part";
 import type { Arrangement, Frame, Scene } from "../model/scene";
 import type { Relation } from "../model/types";
 
@@ -151,7 +151,6 @@ export class GraphView {
     const after = anchor !== undefined ? this.#frames.get(anchor) : undefined;
     if (before && after) {
       camera.keep(before, after);
-      if (after.open) camera.makeRoom(after);
       const moved = arrangement.frames.flatMap((frame) => {
         const element = this.#drawings.get(frame.box.id)?.element;
         return element ? [{ element, x: frame.x, y: frame.y, before: frames.get(frame.box.id) }] : [];
@@ -167,7 +166,12 @@ export class GraphView {
   }
 
   home(): void {
-    if (this.#arrangement) this.camera.home();
+    const { camera } = this;
+    if (this.#arrangement) camera.home();
+    const failed = this.#arrangement?.frames.find(({ box }) => box.kind === "error");
+    if (!failed) return;
+    camera.reveal(failed); // what one looks for
+    camera.touched = false;
   }
 
   /** Moves the view so that the box is in the middle, at a size that can be read. */
@@ -203,7 +207,9 @@ export class GraphView {
   /** Lights up what the selected box has to do with. */
   relate(relations: Relation[]): void {
     this.#relations = relations;
-    this.#mark();
+    whenHere(() => {
+      this.#mark();
+    });
   }
 
   /** Lights up boxes: id of a box -> words for it. */
@@ -251,7 +257,9 @@ export class GraphView {
     const { grow } = bandOf(this.camera.view.k);
     const words = `▲ Peak ${text}`;
     const wide = (words.length * 7.3 + 10) * grow;
-    const x = frame.x + frame.width - wide;
+    // What flows in is told at the right; above the first row of a lane its title is at the left.
+    const lane = this.#frames.get(frame.parent);
+    const x = lane?.box.kind === "lane" && frame.y - lane.y < 70 ? frame.x + frame.width - wide : frame.x;
     const label = svg("text", { class: "lz-flag-text", x: x + 5 * grow, y: frame.y - 3 - 4 * grow }, words);
     label.style.fontSize = `${11 * grow}px`;
     this.#flagLayer.replaceChildren(
@@ -402,8 +410,9 @@ export class GraphView {
     this.#content.classList.toggle("lz-some-lit", this.#lit.size > 0);
     this.#edges.mark(this.selected);
     const from = this.selected !== null ? this.#frames.get(this.selected) : undefined;
+    const second = this.#relations.length ? secondPart() : null;
     const [lines, kinds] =
-      from && this.#arrangement ? relationLines(this.#relations, from, this.#frames, this.#scene, this.#arrangement) : [[], []];
+      from && this.#arrangement && second ? second.relationLines(this.#relations, from, this.#frames, this.#scene, this.#arrangement) : [[], []];
     this.#relationLayer.replaceChildren(...lines);
     this.legend.showRelations(kinds);
   }

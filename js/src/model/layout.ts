@@ -125,3 +125,40 @@ export function curve(points: readonly Size[]): string {
   }
   return path;
 }
+
+/** The layers with those cut in two or more that are wider than `limit`. */
+export function narrowed(layers: readonly (readonly number[])[], sizes: readonly Size[], limit: number): number[][] {
+  const result: number[][] = [];
+  for (const layer of layers) {
+    let used = Infinity;
+    for (const i of layer) {
+      const wide = sizes[i]?.[0] ?? BEND_WIDTH;
+      if (used + BOX_GAP + wide > limit) {
+        result.push([]);
+        used = -BOX_GAP;
+      }
+      result.at(-1)?.push(i);
+      used += BOX_GAP + wide;
+    }
+  }
+  return result;
+}
+
+/** The same with every layer moved together until it is within `limit` pixels. */
+export function pressed(placed: Placed, layers: readonly (readonly number[])[], sizes: readonly Size[], limit: number): Placed {
+  const x = [...placed.x];
+  const width = (i: number): number => sizes[i]?.[0] ?? BEND_WIDTH;
+  for (const layer of layers) {
+    let end = limit;
+    for (const i of [...layer].reverse()) {
+      x[i] = Math.max(Math.min(at(x, i), end - width(i)), 0);
+      end = at(x, i) - BOX_GAP;
+    }
+    let start = 0;
+    for (const i of layer) {
+      x[i] = Math.max(at(x, i), start);
+      start = at(x, i) + width(i) + BOX_GAP;
+    }
+  }
+  return { ...placed, x, width: Math.max(0, ...x.map((left, i) => left + width(i))) };
+}

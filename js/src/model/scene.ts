@@ -2,14 +2,17 @@
 // The counterpart of lazyviz/view/layout/coordinates.py.
 
 import { placeLabels, type Label } from "../graph/edge-labels";
-import { curve, place, type Placed, type Size } from "./layout";
-import type { BoxData, GroupData } from "./types";
+import { BOX_GAP, curve, LAYER_GAP, narrowed, place, pressed, type Placed, type Size } from "./layout";
+import type { BoxData, GroupData, ShapePart } from "./types";
 
 const CLOSED: Size = [216, 44]; // of what says no size
 const GROUP_PADDING = [12, 40, 12] as const;
 const LANE_PADDING = [12, 64, 14] as const;
 const LANE_GAP = 8;
 const LANE_MIN_WIDTH = 224;
+const LEAST_OPEN = 190; // pixels beside another box that are enough to open one
+const LEAST_INSIDE = 120; // pixels for the content of a group, in which boxes are cut to fit
+const MOST_ENDS = 3; // of one line, in an open group
 const STACKED_HEIGHT = 1600; // higher lanes stay side by side: one below the other they would be out of sight
 
 export interface Frame {
@@ -25,11 +28,31 @@ export interface Frame {
 
 export interface Line {
   path: string;
+  points: Size[];
   from: string;
   to: string;
+  source: string; // the box in an open group that the line comes from, else `from`
+  target: string;
   label: string;
-  tip: { x: number; y: number; down: boolean };
+  width: number; // by the bytes
+  failed: boolean; // what it leads to was refused
+  shape?: ShapePart[] | undefined; // of what it brings to that
+  values: readonly number[]; // ids of the tensors
+  tip: { x: number; y: number; down: boolean } | null;
   labelAt: Label | null;
+}
+
+type Rect = [x: number, y: number, width: number, height: number];
+
+/** The content of an open group. */
+interface Inside {
+  placed: Placed;
+  layers: readonly (readonly number[])[];
+  rects: Rect[];
+  inner: Map<string, Inside>; // of the groups in it that are open
+  offset: number; // of the content, from the left of the frame
+  width: number; // of the frame
+  height: number;
 }
 
 export interface Arrangement {
@@ -119,64 +142,168 @@ export class Scene {
     return shown !== null && this.boxes.has(shown) ? shown : null;
   }
 
-  /** Coordinates of everything drawn; the lanes of a step keep to `room` pixels of width. */
+  /**
+   * Coordinates of everything drawn; the lanes of a step keep to `room` pixels of width.
+   *
+   * Every box has its place in the first picture or in the group around it as that is first opened, and keeps it:
+   * what is opened grows to the right as far as its lane goes, and down.
+   */
   arrange(room: number): Arrangement {
-    const order: { id: string; group: GroupData; box: BoxData | null }[] = [];
-    const root = this.groups.get(this.root);
-    if (root) order.push({ id: this.root, group: root, box: null });
-    for (let n = 0; n < order.length; n++) {
-      for (const box of order[n]?.group.boxes ?? []) {
-        const group = this.groups.get(box.id);
-        if (group && this.isOpen(box.id)) order.push({ id: box.id, group, box });
-      }
-    }
-    const size = new Map<string, Size>();
-    const placed = new Map<string, Placed>();
-    const sizeOf = (box: BoxData): Size => size.get(box.id) ?? box.size ?? CLOSED;
-    for (const { id, group, box } of [...order].reverse()) {
-      const [side, above, below] = paddingOf(box);
-      const sizes = group.boxes.map(sizeOf);
-      let result: Placed;
-      if (group.row) {
-        const [rows, stretched] = laneRows(sizes, room);
-        result = rows;
-        group.boxes.forEach((child, n) => size.set(child.id, stretched[n] ?? CLOSED));
-      } else {
-        const paths = (group.edges ?? []).map((edge) => edge[0]);
-        result = place(group.layers ?? [], paths, sizes, group.flip ?? false);
-      }
-      placed.set(id, result);
-      const least = box?.kind === "lane" ? LANE_MIN_WIDTH : CLOSED[0] + 2 * side;
-      size.set(id, [
-        side ? Math.max(result.width + 2 * side, least) : result.width,
-        result.height + above + below,
-      ]);
-    }
+    const base = this.#firstSizes(room);
+    const all = this.#inside(this.root, null, Infinity, room, base);
     const frames: Frame[] = [];
     const lines: Line[] = [];
-    const origin = new Map<string, Size>([[this.root, [0, 0]]]);
-    for (const { id, group, box } of order) {
-      const result = placed.get(id);
-      const [width] = size.get(id) ?? [0, 0];
-      let [left, top] = origin.get(id) ?? [0, 0];
-      if (!result) continue;
-      left += (width - result.width) / 2;
-      top += paddingOf(box)[1];
-      const rects = group.boxes.map((child, n): Frame => {
-        const [w, h] = sizeOf(child);
-        const x = left + (result.x[n] ?? 0);
-        const y = top + (result.y[n] ?? 0);
-        origin.set(child.id, [x, y]);
-        const open = this.isOpen(child.id);
-        const frame: Frame = { box: child, x, y, width: w, height: h, open, parent: id };
-        if (child.kind === "sync") frame.barrier = [(origin.get(id)?.[0] ?? 0) + 6, width - 12];
+    const queue: { id: string; inside: Inside; box: BoxData | null; left: number; top: number; width: number }[] = [
+      { id: this.root, inside: all, box: null, left: 0, top: 0, width: all.width },
+    ];
+    for (let n = 0; n < queue.length; n++) {
+      const here = queue[n];
+      const group = this.groups.get(here?.id ?? "");
+      if (!here || !group) continue;
+      const { id, inside, box, width } = here;
+      const left = here.left + inside.offset;
+      const top = here.top + paddingOf(box)[1];
+      const rects = group.boxes.map((child, i): Frame => {
+        const [x, y, w, h] = inside.rects[i] ?? [0, 0, ...CLOSED];
+        const within = inside.inner.get(child.id);
+        const frame: Frame = { box: child, x: left + x, y: top + y, width: w, height: h, open: Boolean(within), parent: id };
+        if (within) queue.push({ id: child.id, inside: within, box: child, left: frame.x, top: frame.y, width: w });
+        if (child.kind === "sync") frame.barrier = [here.left + 6, width - 12];
         return frame;
       });
       frames.push(...rects);
-      if (!group.row) lines.push(...linesOf(group, result, rects, left, top, paddingOf(box)[0]));
+      if (!group.row) lines.push(...linesOf({ ...group, layers: inside.layers.map((layer) => [...layer]) }, inside.placed, rects, left, top, paddingOf(box)[0]));
     }
-    const [width, height] = size.get(this.root) ?? [0, 0];
-    return { frames, lines, width, height };
+    const at = new Map(frames.map((frame) => [frame.box.id, frame]));
+    const reaching = lines.flatMap((line) => this.#reaching(line, at));
+    return { frames, lines: reaching.map((line) => toRefused(line, at)), width: all.width, height: all.height };
+  }
+
+  /** Sizes of the groups that are open from the start, as the first picture has them. */
+  #firstSizes(room: number): Map<string, Size> {
+    const order: { group: GroupData; box: BoxData | null }[] = [];
+    const first = new Set(this.#first);
+    const root = this.groups.get(this.root);
+    if (root) order.push({ group: root, box: null });
+    for (let n = 0; n < order.length; n++) {
+      for (const box of order[n]?.group.boxes ?? []) {
+        const group = this.groups.get(box.id);
+        if (group && (first.has(box.id) || box.kind === "lane")) order.push({ group, box });
+      }
+    }
+    const size = new Map<string, Size>();
+    for (const { group, box } of order.reverse()) {
+      const sizes = group.boxes.map((child) => size.get(child.id) ?? child.size ?? CLOSED);
+      if (group.row) {
+        const [, stretched] = laneRows(sizes, room);
+        group.boxes.forEach((child, n) => size.set(child.id, stretched[n] ?? CLOSED));
+      }
+      if (box) size.set(box.id, outer(box, placeOf(group, sizes, room)));
+    }
+    return size;
+  }
+
+  /** Where the boxes of an open group are within it; its content is no wider than `limit`, where that can be. */
+  #inside(id: string, own: BoxData | null, limit: number, room: number, base: ReadonlyMap<string, Size>): Inside {
+    const group = this.groups.get(id) ?? { id, boxes: [] };
+    const [side, above, rest] = paddingOf(own);
+    let sizes = group.boxes.map((box): Size => {
+      const lane = group.row ? this.groups.get(box.id) : undefined; // of a step that is opened later
+      const usual = base.get(box.id) ?? (lane && outer(box, placeOf(lane, lane.boxes.map((each) => each.size ?? CLOSED), room)));
+      const [wide, tall] = usual ?? box.size ?? CLOSED;
+      return [Math.min(wide, limit), tall];
+    });
+    if (group.row) [, sizes] = laneRows(sizes, room);
+    let { layers = [] } = group;
+    let placed = placeOf(group, sizes, room);
+    if (placed.width > limit + 0.5 && !group.row) {
+      layers = narrowed(layers, sizes, limit);
+      placed = pressed(place(layers, (group.edges ?? []).map((edge) => edge[0]), sizes, group.flip ?? false), layers, sizes, limit);
+    }
+    // As wide as it is before anything in it is opened; what is grows within it to the right.
+    const usual = own ? (base.get(id)?.[0] ?? Math.max(placed.width + 2 * side, Math.min(CLOSED[0], limit) + 2 * side)) : placed.width;
+    const offset = (usual - placed.width) / 2;
+    const most = limit - Math.max(offset - side, 0);
+    const rects = group.boxes.map((_, i): Rect => [at(placed.x, i), at(placed.y, i), ...(sizes[i] ?? CLOSED)]);
+    const inner = new Map<string, Inside>();
+    const rows = group.row ? rowsOf(placed.y) : (group.flip ? [...layers].reverse() : layers).map((row) => row.filter((i) => i < rects.length));
+    const tops: number[] = [];
+    const bottoms: number[] = [];
+    let top = 0;
+    rows.forEach((row, number) => {
+      const before = group.row ? Math.min(...row.map((i) => at(placed.y, i))) : at(placed.tops, number);
+      const high = group.row ? 0 : at(placed.bottoms, number) - before;
+      let below = row.length ? 0 : high;
+      let pushed = 0; // lanes to the right of one that has become wider
+      const placing = [...row].sort((a, b) => at(placed.x, a) - at(placed.x, b));
+      let under = 0; // where the next boxes of the row go that an open one has taken the place of
+      let taken = -Infinity; // its right end
+      for (const [nth, i] of placing.entries()) {
+        const box = group.boxes[i];
+        const rect = rects[i];
+        if (!box || !rect) continue;
+        const [wide, tall] = [rect[2], rect[3]];
+        rect[0] += pushed;
+        rect[1] = top + rect[1] - before;
+        if (rect[0] < taken && !group.row) rect[1] = under;
+        if (this.isOpen(box.id)) {
+          const pad = 2 * paddingOf(box)[0];
+          const next = placing[nth + 1];
+          const beside = next === undefined || group.row ? Infinity : at(placed.x, next) - BOX_GAP - rect[0];
+          const free = base.has(box.id) || group.row ? wide : Math.min(most - rect[0], beside >= LEAST_OPEN ? beside : Infinity);
+          const within = this.#inside(box.id, box, Math.max(free - pad, LEAST_INSIDE), room, base);
+          inner.set(box.id, within);
+          [rect[2], rect[3]] = [Math.max(within.width, Math.min(wide, free)), within.height];
+          if (group.row) pushed += rect[2] - wide;
+          else taken = rect[0] + rect[2] + 1;
+        } else if (base.has(box.id)) [rect[2], rect[3]] = box.size ?? CLOSED; // closed by now
+        else if (rect[0] >= taken) taken = -Infinity;
+        if (this.isOpen(box.id) || taken > -Infinity) under = Math.max(under, rect[1] + rect[3] + BOX_GAP);
+        below = Math.max(below, rect[1] + rect[3] - top);
+        if (!group.row && tall > high) below = Math.max(below, tall);
+      }
+      if (group.row) for (const i of row) (rects[i] ?? [])[3] = below;
+      tops.push(top);
+      bottoms.push(top + below);
+      top += below + (group.row ? LANE_GAP : LAYER_GAP);
+    });
+    const width = Math.max(usual, ...rects.map((rect) => offset + rect[0] + rect[2] + side));
+    const height = Math.max(top - (group.row ? LANE_GAP : LAYER_GAP), 0) + above + rest;
+    return { placed: { ...placed, y: rects.map((rect) => rect[1]), tops, bottoms }, layers, rects, inner, offset, width, height };
+  }
+
+  /** The line as it goes on in open groups, from the ops that make what flows to those that read it. */
+  #reaching(line: Line, frames: ReadonlyMap<string, Frame>): Line[] {
+    const ends = (id: string, key: "reads" | "gives"): Frame[] => {
+      let level = [frames.get(id)].filter((frame) => frame !== undefined);
+      for (let depth = 0; depth < 40 && level.some((frame) => frame.open); depth++) {
+        level = level.flatMap((frame) => {
+          const group = frame.open ? this.groups.get(frame.box.id) : undefined;
+          if (!group) return [frame];
+          if (group.row) return [{ ...frame, open: false }]; // lines do not run across lanes
+          const inside = (group[key] ?? []).filter(([, values]) => values.some((value) => line.values.includes(value)));
+          const found = inside.map(([i]) => frames.get(group.boxes[i]?.id ?? "")).filter((each) => each !== undefined);
+          return found.length ? found.slice(0, MOST_ENDS) : [{ ...frame, open: false }];
+        });
+      }
+      return level.slice(0, MOST_ENDS);
+    };
+    if (!frames.get(line.from)?.open && !frames.get(line.to)?.open) return [line];
+    const makers = ends(line.from, "gives");
+    const readers = ends(line.to, "reads");
+    const flip = line.tip?.down === false;
+    const start: Size = line.points[0] ?? [0, 0];
+    const last: Size = line.points.at(-1) ?? start;
+    const leaving = makers.filter(({ box }) => box.id !== line.from).map((frame): Size => [frame.x + frame.width / 2, flip ? frame.y : frame.y + frame.height]);
+    const entering = readers.filter(({ box }) => box.id !== line.to).map((frame): Size => [frame.x + frame.width / 2, flip ? frame.y + frame.height : frame.y]);
+    const source = makers[0]?.box.id ?? line.from;
+    const target = readers[0]?.box.id ?? line.to;
+    const points = [...leaving.slice(0, 1), ...line.points, ...entering.slice(0, 1)];
+    const refused = readers.find(({ box }) => box.kind === "error");
+    const whole: Line = { ...line, source, target, points, failed: refused !== undefined, ...drawn(points, flip) };
+    const more = leaving.slice(1).map((point, n): Line => ({ ...line, source: makers[n + 1]?.box.id ?? source, target, labelAt: null, ...drawn([point, start], flip), tip: null }));
+    const others = entering.slice(1).map((point, n): Line => ({ ...line, source, target: readers[n + 1]?.box.id ?? target, labelAt: null, ...drawn([last, point], flip) }));
+    return [whole, ...more, ...others];
   }
 
   parentOf(id: string): string | undefined {
@@ -222,6 +349,46 @@ export function laneRows(sizes: readonly Size[], room: number): [Placed, Size[]]
   return [{ x, y, width: total, height: top - LANE_GAP, tops: [], bottoms: [] }, stretched];
 }
 
+const at = (list: readonly number[], index: number): number => list[index] ?? 0;
+
+/** Where the boxes of a group are when none of them is opened. */
+function placeOf(group: GroupData, sizes: readonly Size[], room: number): Placed {
+  if (group.row) return laneRows(sizes, room)[0];
+  return place(group.layers ?? [], (group.edges ?? []).map((edge) => edge[0]), sizes, group.flip ?? false);
+}
+
+/** The size of a frame around content. */
+function outer(box: BoxData, content: { width: number; height: number }): Size {
+  const [side, above, below] = paddingOf(box);
+  const least = box.kind === "lane" ? LANE_MIN_WIDTH : CLOSED[0] + 2 * side;
+  return [Math.max(content.width + 2 * side, least), content.height + above + below];
+}
+
+/** Boxes with one y, from the top. */
+function rowsOf(y: readonly number[]): number[][] {
+  const rows = new Map<number, number[]>();
+  y.forEach((top, i) => rows.set(top, [...(rows.get(top) ?? []), i]));
+  return [...rows].sort((a, b) => a[0] - b[0]).map(([, row]) => row);
+}
+
+/** A line to an op that was refused ends at its input's place above the card, with the shape of that. */
+function toRefused(line: Line, frames: ReadonlyMap<string, Frame>): Line {
+  const to = line.failed ? frames.get(line.target) : undefined;
+  const given = to?.box.given ?? [];
+  const nth = given.findIndex(([value]) => line.values.includes(value));
+  if (!to || nth < 0) return line;
+  const flip = line.tip?.down === false;
+  const end: Size = [to.x + (to.width * (nth + 1)) / (given.length + 1), flip ? to.y + to.height : to.y];
+  const points = [...line.points.slice(0, -1), end];
+  return { ...line, points, labelAt: null, shape: given[nth]?.[1], ...drawn(points, flip) };
+}
+
+/** A line's path and tip. */
+function drawn(points: readonly Size[], flip: boolean): Pick<Line, "path" | "tip"> {
+  const [x, y] = points.at(-1) ?? [0, 0];
+  return { path: curve([...points.slice(0, -1), [x, flip ? y + 5 : y - 5]]), tip: { x, y, down: !flip } };
+}
+
 function paddingOf(box: BoxData | null): readonly [number, number, number] {
   if (box === null) return [0, 0, 0];
   return box.kind === "lane" ? LANE_PADDING : GROUP_PADDING;
@@ -233,7 +400,7 @@ function linesOf(group: GroupData, placed: Placed, rects: Frame[], left: number,
   const flip = group.flip ?? false;
   const level = new Map<number, number>();
   layers.forEach((layer, number) => layer.forEach((i) => level.set(i, number)));
-  const drawn = edges.map(([path]): Size[] =>
+  const drawnAt = edges.map(([path]): Size[] =>
     path.flatMap((i, step): Size[] => {
       const rect = rects[i];
       if (rect) {
@@ -250,24 +417,16 @@ function linesOf(group: GroupData, placed: Placed, rects: Frame[], left: number,
     }),
   );
   const labels = placeLabels(
-    edges.map(([path, text], n) => ({ points: drawn[n] ?? [], text, from: path[0] ?? -1, to: path.at(-1) ?? -1 })),
+    edges.map(([path, text], n) => ({ points: drawnAt[n] ?? [], text, from: path[0] ?? -1, to: path.at(-1) ?? -1 })),
     group.boxes.map((box) => box.kind === "module" || box.kind === "step"),
     rects.map(({ x, y, width, height }) => [x, y, x + width, y + height]),
     group.boxes.map((box) => (box.repeats ? 6 : 0)), // a fold's further cards
     [left - side + 3, left + placed.width + side - 3],
     flip,
   );
-  return edges.map(([path, label], n): Line => {
-    const points = drawn[n] ?? [];
-    const [x, y] = points.at(-1) ?? [0, 0];
-    const down = (points.at(-2)?.[1] ?? 0) < y;
-    return {
-      path: curve([...points.slice(0, -1), [x, down ? y - 5 : y + 5]]),
-      from: rects[path[0] ?? -1]?.box.id ?? "",
-      to: rects[path.at(-1) ?? -1]?.box.id ?? "",
-      label,
-      tip: { x, y, down },
-      labelAt: labels[n] ?? null,
-    };
+  return edges.map(([path, label, width = 1, values = []], n): Line => {
+    const points = drawnAt[n] ?? [];
+    const [from, to] = [rects[path[0] ?? -1]?.box.id ?? "", rects[path.at(-1) ?? -1]?.box.id ?? ""];
+    return { ...drawn(points, flip), points, from, to, source: from, target: to, label, width, failed: rects[path.at(-1) ?? -1]?.box.kind === "error", values, labelAt: labels[n] ?? null };
   });
 }

@@ -2,7 +2,10 @@
 
 export type State = "pending" | "running" | "done" | "failed" | "interrupted";
 export type Phase = "forward" | "backward" | "optimizer" | "other";
-export type Kind = "lane" | "step" | "module" | "op" | "input" | "output" | "sync";
+export type Kind = "lane" | "step" | "module" | "op" | "input" | "output" | "sync" | "error";
+
+/** A part of a shape's text, and whether it is a size that does not fit. */
+export type ShapePart = [text: string, clashes: boolean];
 
 export type BoxState = "pending" | "running" | "done" | "failed" | "partly";
 
@@ -16,6 +19,7 @@ export interface BoxData {
   role?: string;
   group?: number;
   repeats?: number;
+  syncs?: number; // inside
   calls?: number; // of one module, drawn as one
   name?: string; // of a module, from the user's variable on
   cls?: string;
@@ -25,6 +29,7 @@ export interface BoxData {
   size?: [width: number, height: number]; // of the closed box
   through?: string; // shapes in and out
   params?: string;
+  given?: [value: number, shape: ShapePart[]][]; // to an op that was refused
   by?: [category: string, bytes: number][]; // of held
   bytes?: number; // what its ops allocate; of a tensor its size
   held?: number; // of those, alive at the plan's peak
@@ -35,7 +40,10 @@ export interface BoxData {
   alarm?: "nan" | "inf" | null;
 }
 
-export type EdgeData = [path: number[], label: string];
+/** `width` by the bytes, `values` the ids of the tensors. */
+export type EdgeData = [path: number[], label: string, width?: number, values?: number[]];
+/** A box of a group, by its number, and the ids of tensors that it reads from outside, or makes for outside. */
+export type EndData = [box: number, values: number[]];
 
 export interface GroupData {
   id: string;
@@ -44,6 +52,8 @@ export interface GroupData {
   layers?: number[][];
   edges?: EdgeData[];
   flip?: boolean;
+  reads?: EndData[];
+  gives?: EndData[];
 }
 
 export interface Alive {
@@ -51,6 +61,14 @@ export interface Alive {
   category: string;
   label: string;
   chain: string[];
+}
+
+/** A layer, or several alike, with what it holds at the peak. */
+export interface Layer extends Alive {
+  cls: string;
+  through: string;
+  line: string;
+  share: number; // of the peak
 }
 
 /** Points of the memory chart: each the highest of its share of the positions from `start` to before `stop`. */
@@ -85,6 +103,7 @@ export interface Memory {
   verdictShort: string;
   verdictTitle: string; // with what the needed bytes are for
   alive: Alive[];
+  layers?: Layer[]; // that hold most at the peak
   aliveCount: number;
   phases: [Phase, number][];
   pieces: [position: number, name: string][]; // where the pieces of a split run begin
@@ -116,6 +135,7 @@ export interface Devices {
 export interface Syncs {
   title: string;
   lines: string[];
+  chains?: string[][][]; // of each line's sync points
 }
 
 export interface SceneData {
@@ -168,6 +188,7 @@ export interface Flow extends Link {
 /** What the selected box has to do with another. */
 export interface Relation extends Link {
   kind: "producer" | "consumer" | "saved" | "gradient";
+  bytes?: number;
 }
 
 export interface Details {
@@ -233,6 +254,7 @@ export interface StatesMessage {
 
 export interface Failure {
   message: string;
+  recording?: boolean; // it ended the recording
   source: Source | null;
   chain: string[];
 }
@@ -342,10 +364,12 @@ export type FromPython =
   | { kind: "reveal"; groups: GroupData[]; chain: string[] }
   | StatesMessage
   | { kind: "refused"; note: string }
+  | { kind: "second-part"; code: string }
   | FileMessage
   | ({ kind: "found" } & Found);
 
 export type Action =
+  | "second-part"
   | "evaluate"
   | "evaluate-to"
   | "backend"

@@ -5,6 +5,8 @@
 import { finder, type SearchData } from "./page-search";
 import type { FromPython, GroupData } from "../model/types";
 import type { Model } from "../model/model";
+import { bring } from "../page/second-part";
+import * as second from "../second";
 import widget from "../widget";
 
 type Callback = (message: FromPython) => void;
@@ -138,6 +140,7 @@ async function main(): Promise<void> {
   const start = await part<Start>("start");
   if (!el || !start) return;
   el.replaceChildren();
+  bring(second);
   widget.render({ model: new Offline(start), el });
 }
 

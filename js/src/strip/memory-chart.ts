@@ -96,10 +96,14 @@ export class MemoryChart {
     return this.memory.count;
   }
 
-  /** What is told while no point is read. */
-  get atRest(): string {
+  /** The point that is read, in short, or the peak: which op, bytes held, the op's place and name. */
+  reading(point: number | null): string[] {
+    const { points, shown } = this;
     const { peakAt, peakText, peakName, count } = this.memory;
-    return peakAt === null ? "" : `Peak: op ${grouped(peakAt + 1)} of ${grouped(count)} · ${peakText} held · ${peakName}`;
+    const of = ` of ${grouped(count)}`;
+    if (point === null) return peakAt === null ? [] : [`op ${grouped(peakAt + 1)}${of}`, `${peakText} at the peak`, peakName];
+    const held = points.bytes.reduce((sum, series, n) => sum + (shown[n] ? (series[point] ?? 0) : 0), 0);
+    return [`op ${grouped((points.at[point] ?? 0) + 1)}${of}`, `${bytesText(held)} held`, points.ops[point] ?? ""];
   }
 
   /** Which categories are shown, in the order of the points' lists. */
@@ -196,8 +200,8 @@ export class MemoryChart {
     const times = (capacity ?? 0) / (memory.needed ?? memory.peak);
     const needs = memory.neededText ? ` · needs ${memory.neededText} with what ${memory.device} takes itself` : "";
     const far = capacity !== null && times >= NEAR && memory.verdict !== "too-big" ? ` · ${memory.device} has ${memory.capacityText}, ${times < 10 ? times.toFixed(1) : grouped(Math.round(times))} × ${memory.neededText ? "that" : "the peak"}` : "";
-    this.#head.textContent = `Peak ${memory.peakText}${at} · ${memory.otherRun}${needs}${far}`;
-    this.#head.title = this.#head.textContent;
+    this.#head.textContent = `${memory.otherRun}${needs}${far}`;
+    this.#head.title = `Peak ${memory.peakText}${at} · ${this.#head.textContent}`;
     this.#measured.textContent = this.#measured.title = memory.measured;
     const [start, stop] = this.points.range;
     this.#back.hidden = !this.#views.length;
@@ -228,7 +232,7 @@ export class MemoryChart {
           title: `Show ${category.name} alone: at most ${category.mostText}, ${category.peakText} at the peak`,
         },
         html("span", { class: `lz-swatch lz-cat-${category.name}`, "aria-hidden": "true" }),
-        `${category.name} `,
+        html("span", { class: "lz-legend-name" }, `${category.name} `),
         html("b", {}, size),
       );
       entry.addEventListener("click", () => {
@@ -239,8 +243,8 @@ export class MemoryChart {
     });
     const where = point === null ? "at the peak" : `at op ${grouped((points.at[point] ?? 0) + 1)}`;
     this.#legend.setAttribute("aria-label", `Categories, with their memory ${where}`);
-    const title = html("li", { class: "lz-muted lz-legend-where" }, `${where}:`);
-    this.#legend.replaceChildren(title, ...entries);
+    this.#legend.title = where;
+    this.#legend.replaceChildren(...entries);
     if (this.#alone.size) {
       const all = plainButton({ class: "lz-link", "data-action": "all-categories" }, "all categories");
       all.addEventListener("click", () => {

@@ -1,7 +1,6 @@
 // The graph as a table: the same facts to be read, sorted and filtered; rows come from Python a page at a time.
 
 import { grouped, html, plainButton } from "../page/dom";
-import { icon } from "../page/icons";
 import { roving } from "../page/roving";
 import type { Send, TableData } from "../model/types";
 
@@ -16,7 +15,7 @@ export interface TableEvents {
 
 export class TableView {
   readonly element: HTMLElement;
-  readonly menu: HTMLElement;
+  readonly #menu: HTMLElement;
   readonly #modes: HTMLSelectElement;
   readonly #phases: HTMLSelectElement;
   readonly #pager: HTMLButtonElement[];
@@ -35,12 +34,10 @@ export class TableView {
 
   readonly #events: TableEvents;
 
-  constructor(events: TableEvents) {
+  /** `menu` is the button that turns to it. */
+  constructor(menu: HTMLElement, events: TableEvents) {
+    this.#menu = menu;
     this.#events = events;
-    this.menu = plainButton({ class: "lz-button lz-icon-button lz-toggle", "data-action": "table", "aria-label": "Table", title: "Table (T)" }, icon("table"));
-    this.menu.addEventListener("click", () => {
-      this.turn(!this.shown);
-    });
     const choice = (label: string, action: string, options: string[]): HTMLSelectElement => {
       const select = html("select", { "aria-label": label, "data-action": action }, ...options.map((value) => html("option", { value }, value)));
       select.addEventListener("change", () => {
@@ -184,7 +181,7 @@ export class TableView {
   }
 
   #press(): void {
-    this.menu.setAttribute("aria-pressed", String(this.shown));
+    this.#menu.setAttribute("aria-pressed", String(this.shown));
   }
 
   #reset(): void {

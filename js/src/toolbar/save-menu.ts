@@ -1,7 +1,6 @@
 // The Save menu: the picture as drawn (SVG, PNG), and files that Python writes (PDF, DOT, the interactive page).
 
 import { html, plainButton } from "../page/dom";
-import { icon } from "../page/icons";
 import type { FileMessage, Send } from "../model/types";
 
 type Format = [id: string, label: string, python?: boolean];
@@ -18,23 +17,20 @@ const LARGEST = 2e8; // pixels of the whole
 
 export class SaveMenu {
   readonly element: HTMLElement;
-  readonly #button = plainButton({ class: "lz-button lz-icon-button",
-    "data-action": "save",
-    "aria-haspopup": "menu",
-    "aria-expanded": "false",
-    title: "Save to a file",
-  });
+  readonly #button: HTMLButtonElement;
   readonly #menu = html("div", { class: "lz-save-menu", role: "menu", "aria-label": "Save as", hidden: true });
   readonly #name: string;
   #pieces: Uint8Array<ArrayBuffer>[] = [];
 
-  /** `draw` gives the picture as SVG, with its size; `say` tells what went wrong. */
+  /** Below `button`; `draw` gives the picture as SVG, with its size; `say` tells what went wrong. */
   constructor(
+    button: HTMLButtonElement,
     title: string,
     private readonly draw: () => [svg: string, width: number, height: number],
     ask: Send,
     private readonly say: (text: string) => void,
   ) {
+    this.#button = button;
     this.#name = title.replace(/[^\p{L}\p{N}._-]+/gu, "-").replace(/^[-.]+|-+$/g, "") || "lazyviz";
     for (const [id, label, python] of FORMATS) {
       const item = plainButton({ role: "menuitem", tabindex: -1, "data-format": id, "data-python": python }, label);
@@ -48,18 +44,19 @@ export class SaveMenu {
       });
       this.#menu.append(item);
     }
-    this.element = html("span", { class: "lz-save" }, this.#button, this.#menu);
-    this.#wait(false);
-    this.#button.addEventListener("click", () => {
-      if (this.#menu.hidden) this.#open();
-      else this.#close();
-    });
+    this.element = button.parentElement ?? html("span", {}, button);
+    this.element.append(this.#menu);
     this.element.addEventListener("keydown", (event) => {
       this.#key(event);
     });
     this.element.addEventListener("focusout", (event) => {
       if (!this.element.contains(event.relatedTarget as Node | null)) this.#close(false);
     });
+  }
+
+  toggle(): void {
+    if (this.#menu.hidden) this.#open();
+    else this.#close();
   }
 
   hear(message: FileMessage): void {
@@ -92,10 +89,8 @@ export class SaveMenu {
   }
 
   #key(event: KeyboardEvent): void {
-    if (this.#menu.hidden) {
-      if (event.key !== "ArrowDown") return;
-      this.#open();
-    } else if (event.key === "Escape") this.#close();
+    if (this.#menu.hidden) return;
+    if (event.key === "Escape") this.#close();
     else {
       const { items } = this;
       const at = items.indexOf(event.target as HTMLElement);
@@ -114,7 +109,6 @@ export class SaveMenu {
   }
 
   #wait(on: boolean): void {
-    this.#button.replaceChildren(icon("save"));
     this.#button.setAttribute("aria-label", on ? "Saving…" : "Save");
     this.#button.setAttribute("aria-busy", String(on));
   }

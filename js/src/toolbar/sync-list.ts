@@ -1,11 +1,23 @@
-// The places at which recording had to evaluate: equal sync points are one line.
+// The places at which recording had to evaluate: equal sync points are one line, which leads to each of them in turn.
 
-import { html } from "../page/dom";
+import { grouped, html, plainButton } from "../page/dom";
 import type { Syncs } from "../model/types";
 
 /** The list of sync points; empty where there was none. */
-export function syncList(syncs: Syncs | undefined): HTMLElement {
+export function syncList(syncs: Syncs | undefined, go: (chain: string[]) => void): HTMLElement {
   if (!syncs?.lines.length) return html("div", {});
-  const lines = syncs.lines.map((line) => html("li", {}, line));
+  const lines = syncs.lines.map((line, n) => {
+    const chains = syncs.chains?.[n] ?? [];
+    if (!chains.length) return html("li", {}, line);
+    const where = html("span", { class: "lz-muted" });
+    const button = plainButton({ class: "lz-link", title: "Show it in the graph; again: the next one" }, line);
+    let at = -1;
+    button.addEventListener("click", () => {
+      at = (at + 1) % chains.length;
+      if (chains.length > 1) where.textContent = ` ${grouped(at + 1)} of ${grouped(chains.length)}`;
+      go(chains[at] ?? []);
+    });
+    return html("li", {}, button, where);
+  });
   return html("section", { class: "lz-syncs", "data-panel": "syncs", "aria-label": "Sync points" }, html("h3", {}, syncs.title), html("ul", {}, ...lines));
 }

@@ -104,7 +104,8 @@ export class Toolbar {
   showState(state: State, report: string, ops: number, empty = false, begun = false): void {
     const words = empty ? "nothing to run" : state === "pending" && (report || begun) ? "partly evaluated" : STATES[state];
     const more = report && state !== "running" ? report : ops && state === "pending" ? `${grouped(ops)} ops` : "";
-    this.#state.textContent = [words, more, this.#title].filter(Boolean).join(" · ");
+    const stopped = this.failure?.recording && this.failure.source ? `stopped at line ${this.failure.source.line}` : words;
+    this.#state.textContent = [stopped, more, this.#title].filter(Boolean).join(" · ");
     this.#state.title = this.#state.textContent;
   }
 
@@ -120,6 +121,7 @@ export class Toolbar {
   /** An error takes the place of the verdict, by its first line. */
   showError(failure: Failure | null): void {
     this.failure = failure;
+    if (failure?.recording && failure.source) this.#state.textContent = [`stopped at line ${failure.source.line}`, this.#title].filter(Boolean).join(" · ");
     this.#tell();
   }
 

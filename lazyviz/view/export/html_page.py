@@ -31,6 +31,7 @@ MOMENTS_PART = 50
 DETAILS = 25_000  # boxes with details, the largest groups first: what all would take is minutes and megabytes
 # Actions of the page, and how they are answered without Python.
 OFFLINE = {
+    "second-part": "in the page's own script",
     "open": "every group",
     "open-all": "once",
     "select": "every box, as far as there is room",

@@ -13,6 +13,7 @@ from ...graph.ir import Graph
 from ...plan.plan import Plan
 from ..printable_text import visible, visible_in
 from ..render.dot import to_dot
+from ..render.figure import Figure
 from ..render.rasterize import REMEDY, convert
 from ..render.svg import render_svg, static_bundle
 from ..render.text import render_text
@@ -42,6 +43,7 @@ def save(
     dot_seconds: float = DOT_SECONDS,
     pictured: Controller | None = None,
     drawn: Hierarchy | None = None,
+    figure: Figure | None = None,
 ) -> None:
     """Write ``graph`` to ``path`` as ``format``; by default the suffix of ``path`` says which.
 
@@ -51,7 +53,8 @@ def save(
     browser; where there is neither, Graphviz's ``dot`` program lays out all ops within ``dot_seconds``
     seconds.  ``perfetto`` and ``chrome`` (and ``json``) are
     trace events, ``model-explorer`` is that tool's JSON, ``pickle`` PyTorch's memory snapshot, with
-    ``eager`` of eager PyTorch's timeline instead of our run's.  ``drawn``: boxes made earlier.
+    ``eager`` of eager PyTorch's timeline instead of our run's.  ``drawn``: boxes made earlier.  A ``figure``
+    is a picture of a part, for a paper: as ``svg``, ``pdf`` or ``png``.
 
     A file that is there already is replaced once the new one is whole, and stays as it was if that fails.
 
@@ -63,8 +66,10 @@ def save(
     path = Path(path)
     kind = (format or path.suffix.removeprefix(".")).lower()
     made: str | bytes
+    if figure is not None and kind not in ("svg", "pdf", "png"):
+        raise ValueError(f"title, show and legend are of pictures, .svg, .pdf and .png, not of {kind!r}")
     if kind == "svg":
-        made = render_svg(graph, plan, title=title, state=state)
+        made = render_svg(graph, plan, title=title, state=state, figure=figure)
     elif kind == "html" and pictured is not None:
         made = interactive_page(pictured, Scene(graph, plan, drawn=drawn))
     elif kind == "html":
@@ -72,7 +77,8 @@ def save(
     elif kind == "dot":
         made = to_dot(graph).source
     elif kind in ("pdf", "png"):
-        svg = render_svg(graph, plan, title=title, state=state, scene=Scene(graph, plan, drawn=drawn))
+        scene = Scene(graph, plan, drawn=drawn)
+        svg = render_svg(graph, plan, title=title, state=state, scene=scene, figure=figure)
         made = convert(svg, kind) or _laid_out(graph, kind, dot_seconds)
     elif kind in ("json", "perfetto", "chrome"):
         made = json.dumps(visible_in(trace_events(graph.nodes, plan, title=title)))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ..scene.boxes import Box
-from ..scene.scene import Scene
+from ..scene.scene import MOST_VALUES, Scene, edge_width
 from .edge_labels import place_labels
 from .sugiyama import Placed, place
 
@@ -17,6 +17,7 @@ LANE_PADDING = (12.0, 64.0, 14.0)
 LANE_GAP = 8.0
 LANE_MIN_WIDTH = 224.0
 LEAST_WIDTH = 216.0  # inside an open group
+MOST_ENDS = 3  # of one line, in an open group
 STACKED_HEIGHT = 1600.0  # higher lanes stay side by side: one below the other they would be out of sight
 
 
@@ -39,6 +40,8 @@ class Line:
     points: list[tuple[float, float]]
     label: str
     at: tuple[float, float, str] | None  # middle of the label's base line and its words, if it is drawn
+    width: float = 1.0
+    tip: bool = True  # whether its end is where the data arrives
 
 
 @dataclass(slots=True)
@@ -92,22 +95,30 @@ def lane_rows(sizes: Sequence[tuple[float, float]], room: float) -> tuple[Placed
     return Placed(x, y, total, top - LANE_GAP), stretched
 
 
-def arrange(scene: Scene, opened: set[str], *, room: float = math.inf) -> Arrangement:
+def arrange(
+    scene: Scene, opened: set[str], *, room: float = math.inf, lanes: Collection[str] | None = None
+) -> Arrangement:
     """Coordinates of the picture with the groups of ``opened`` (ids) open.
 
-    ``room`` is the width in pixels that the lanes of a step should keep to.
+    ``room`` is the width in pixels that the lanes of a step should keep to; with ``lanes`` only those of
+    these phases are drawn, if a step has any of them.
     """
+
+    def drawn_in(box: Box) -> list[Box]:
+        shown = [child for child in box.children if lanes is None or child.phase in lanes]
+        return shown if is_row(box) and shown else box.children
+
     order = [scene.hierarchy.root]
     for box in order:  # grows while it is read
-        order += [child for child in box.children if child.id in opened]
+        order += [child for child in drawn_in(box) if child.id in opened]
     size: dict[str, tuple[float, float]] = {}
     placed: dict[str, Placed] = {}
     for box in reversed(order):
         side, above, below = padding(box)
-        sizes = [size.get(child.id) or scene.size(child) for child in box.children]
+        sizes = [size.get(child.id) or scene.size(child) for child in drawn_in(box)]
         if is_row(box):
             result, stretched = lane_rows(sizes, room)
-            size.update((child.id, each) for child, each in zip(box.children, stretched, strict=True))
+            size.update((child.id, each) for child, each in zip(drawn_in(box), stretched, strict=True))
         else:
             result = place(scene.layers(box), sizes, flip=box.phase == "backward")
         placed[box.id] = result
@@ -116,7 +127,7 @@ def arrange(scene: Scene, opened: set[str], *, room: float = math.inf) -> Arrang
         size[box.id] = (width, result.height + above + below)
     root = scene.hierarchy.root
     frames: list[Frame] = []
-    lines: list[Line] = []
+    drawn: list[tuple[Box, list[Line]]] = []
     origin: dict[str, tuple[float, float]] = {root.id: (0.0, 0.0)}
     for box in order:
         left, top = origin[box.id]
@@ -126,16 +137,18 @@ def arrange(scene: Scene, opened: set[str], *, room: float = math.inf) -> Arrang
         left += (width - result.width) / 2
         top += above
         rects: list[tuple[float, float, float, float]] = []
-        for position, child in enumerate(box.children):
+        for position, child in enumerate(drawn_in(box)):
             w, h = size.get(child.id) or scene.size(child)
             x, y = left + result.x[position], top + result.y[position]
             rects.append((x, y, w, h))
             origin[child.id] = (x, y)
             frames.append(Frame(child, x, y, w, h, child.id in opened))
         if not is_row(box):
-            lines += _lines(scene, box, result, rects, left, top)
+            drawn.append((box, _lines(scene, box, result, rects, left, top)))
     width, height = size[root.id]
-    return Arrangement(frames, lines, width, height)
+    at = {frame.box: frame for frame in frames}
+    reaching = [line for box, lines in drawn for line in _reaching(box, lines, at)]
+    return Arrangement(frames, reaching, width, height)
 
 
 def _lines(
@@ -177,7 +190,41 @@ def _lines(
         (left - side + 3.0, left + placed.width + side - 3.0),
         flip=flip,
     )
-    return [Line(*line) for line in zip(drawn, texts, labels, strict=True)]
+    widths = [edge_width(values) for values in box.edges.values()]
+    return [Line(*line) for line in zip(drawn, texts, labels, widths, strict=True)]
+
+
+def _reaching(box: Box, lines: list[Line], frames: dict[Box, Frame]) -> list[Line]:
+    """The lines of a group as they go on in open groups, from what makes a tensor to what reads it."""
+    flip = box.phase == "backward"
+    result: list[Line] = []
+    for line, ((a, b), values) in zip(lines, box.edges.items(), strict=True):
+        ids = {value.id for value in values[:MOST_VALUES]}
+        makers = [each for each in _ends(a, ids, frames, leaving=True) if each.box is not a]
+        readers = [each for each in _ends(b, ids, frames, leaving=False) if each.box is not b]
+        leaving = [(each.x + each.width / 2, each.y if flip else each.y + each.height) for each in makers]
+        entering = [(each.x + each.width / 2, each.y + each.height if flip else each.y) for each in readers]
+        first, last = line.points[0], line.points[-1]
+        result.append(Line([*leaving[:1], *line.points, *entering[:1]], line.label, line.at, line.width))
+        result += [Line([point, first], line.label, None, line.width, tip=False) for point in leaving[1:]]
+        result += [Line([last, point], line.label, None, line.width) for point in entering[1:]]
+    return result
+
+
+def _ends(box: Box, ids: set[int], frames: dict[Box, Frame], *, leaving: bool) -> list[Frame]:
+    """What makes one of the tensors, or reads one, in ``box`` as far as that is open; at most three."""
+    level = [box]
+    while any(frames[each].open and not is_row(each) for each in level):
+        inner: list[Box] = []
+        for each in level:
+            ends = each.leaves if leaving else each.enters
+            found = [child for child, noted in ends.items() if not ids.isdisjoint(noted)]
+            if not frames[each].open or is_row(each):  # lines do not run across lanes
+                inner.append(each)
+            else:
+                inner += found[:MOST_ENDS]
+        level = inner
+    return [frames[each] for each in level[:MOST_ENDS]]
 
 
 def curve(points: list[tuple[float, float]]) -> str:

@@ -23,9 +23,12 @@ from ..layout.text_width import shortened
 from ..printable_text import visible
 from ..scene.batch_text import batch_lines
 from ..scene.boxes import Box, module_facts, name_of
+from ..scene.errors import error_json
 from ..scene.memory_chart import memory_json
 from ..scene.plan_protocol import PlanLike
 from ..scene.scene import Scene, plural
+from ..scene.small_ops import is_small_ops
+from .figure import PARTS, Figure
 from .text import render_text
 
 WIDTH = 900.0
@@ -122,35 +125,28 @@ def render_svg(
     state: str = "pending",
     report: Any = None,
     scene: Scene | None = None,
+    figure: Figure | None = None,
 ) -> str:
     """The picture of ``graph``: lanes of modules, memory, verdict and legend, as SVG text.
+
+    A ``figure`` has its own title, and neither state nor verdict.
 
     ``state`` is one of pending, running, done, failed, interrupted; ``report``, once there
     is one, has ``ops_run``, ``seconds`` and ``peak_bytes``.  ``scene``: that of ``graph`` and
     ``plan``, where there is one already.
     """
     scene = scene or Scene(graph, plan)
-    parts, top = _header(scene, title, state, report)
+    parts, top = _header(scene, title, state, report) if figure is None else _figure_title(figure)
     if graph.nodes:
-        picture = arrange(scene, {box.id for box in scene.opened()}, room=WIDTH / MIN_SCALE)
-        room = WIDTH - 2 * MARGIN
-        scale = min(1.0, room / picture.width)
-        left = (WIDTH - picture.width * scale) / 2
-        parts.append(f'<g transform="translate({left:.1f},{top:.1f}) scale({scale:.4f})">')
-        parts += _picture(picture, scene)
-        parts.append("</g>")
-        top += picture.height * scale + 22
-        parts += _scale(scene.plan.peak_bytes, top - 4)
-        top += 22
-        chart, top = _chart(memory_json(scene), top)
-        parts += chart
+        body, top = _body(scene, top, figure or Figure(title, PARTS, legend=True))
+        parts += body
     else:
         parts.append(
             _text(MARGIN, top + 14, "Nothing was recorded: no PyTorch op ran.", fill=_MUTED, size=13)
         )
         top += 30
     height = top + 12
-    described = _escape(f"{title}: {scene.summary()}")
+    described = _escape(f"{title}: {scene.summary()}" if figure is None else figure.title or title)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {height:.0f}" width="{WIDTH:g}" '
         f'height="{height:.0f}" role="img" aria-label="{described}" font-family="{_escape(FONT)}">'
@@ -165,6 +161,34 @@ def _scale(most: int, top: float) -> list[str]:
     """What the boxes' bars mean."""
     text = f"Bars: bytes held at the peak, by category; the full length is {format_bytes(most)}, linear"
     return [_text(MARGIN, top, text, size=11, fill=_MUTED)]
+
+
+def _body(scene: Scene, top: float, figure: Figure) -> tuple[list[str], float]:
+    """The lanes with the scale of their bars, and the memory chart; returns where they end."""
+    parts: list[str] = []
+    if figure.lanes:
+        opened = {box.id for box in scene.opened()}
+        lanes = None if figure.lanes >= set(PARTS) - {"memory"} else figure.lanes
+        picture = arrange(scene, opened, room=WIDTH / MIN_SCALE, lanes=lanes)
+        scale = min(1.0, (WIDTH - 2 * MARGIN) / picture.width)
+        left = (WIDTH - picture.width * scale) / 2
+        parts.append(f'<g transform="translate({left:.1f},{top:.1f}) scale({scale:.4f})">')
+        parts += [*_picture(picture, scene), "</g>"]
+        top += picture.height * scale + 22
+        if figure.legend:
+            parts += _scale(scene.plan.peak_bytes, top - 4)
+            top += 22
+    if "memory" in figure.show:
+        chart, top = _chart(memory_json(scene), top)
+        parts += chart
+    return parts, top
+
+
+def _figure_title(figure: Figure) -> tuple[list[str], float]:
+    if not figure.title:
+        return [], 16.0
+    title = shorten(figure.title, WIDTH - 2 * MARGIN, 17, bold=True)
+    return [_text(MARGIN, 33, title, size=17, weight=650)], 50.0
 
 
 def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str], float]:
@@ -217,11 +241,14 @@ def _picture(picture: Arrangement, scene: Scene) -> list[str]:
         x, y = line.points[-1]
         before = line.points[-2][1]
         tip = 5.0 if before < y else -5.0
-        parts.append(
-            f'<path d="{curve([*line.points[:-1], (x, y - tip)])}" fill="none" stroke="{_LINE}" '
-            f'stroke-width="1.3"/><path d="M{x - 4:.1f},{y - tip * 1.4:.1f}L{x:.1f},{y:.1f}'
-            f'L{x + 4:.1f},{y - tip * 1.4:.1f}Z" fill="{_LINE}"/>'
-        )
+        end = (x, y - tip) if line.tip else (x, y)
+        path = curve([*line.points[:-1], end])
+        parts.append(f'<path d="{path}" fill="none" stroke="{_LINE}" stroke-width="{line.width:g}"/>')
+        if line.tip:
+            size = 3.4 + 0.6 * line.width
+            back = y - tip * 0.35 * size
+            corners = f"M{x - size:.1f},{back:.1f}L{x:.1f},{y:.1f}L{x + size:.1f},{back:.1f}Z"
+            parts.append(f'<path d="{corners}" fill="{_LINE}"/>')
     for line in picture.lines:
         if line.at is not None:
             halo = f' paint-order="stroke" stroke="{_CARD}" stroke-width="4" stroke-linejoin="round"'
@@ -279,6 +306,13 @@ def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame]) -> str:
         parts.append(_text(x + 11, y + 18, label, size=11.5, fill="#9b2c22", weight=600))
         parts.append(_text(x + 11, y + 33, shorten(subtitle, w - 20, 11), size=11, fill="#9b2c22"))
         return "".join(parts)
+    if box.kind == "error":
+        shapes = error_json(box, subtitle)["through"]
+        parts.append(_rect(x, y, w, h, fill="#fdecea", stroke="#b42318"))
+        for n, (text, weight) in enumerate(((f"{box.label} failed", 600), (shapes, 400), (subtitle, 400))):
+            words = shorten(text, w - 20, 11, bold=weight > 400)
+            parts.append(_text(x + 11, y + 18 + 16 * n, words, size=11, fill="#9b2c22", weight=weight))
+        return "".join(parts)
     if box.kind in ("input", "output"):
         parts.append(_tensor_card(box, x, y, w, h))
         return "".join([*parts, *_one_row(box, x + 28, y, w - 42, h, subtitle)])
@@ -286,6 +320,10 @@ def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame]) -> str:
         parts.append(_rect(x, y, w, h, fill=_CARD, stroke="#b9c3cd"))
         parts += _one_row(box, x + 11, y, w - 21, h - 4, subtitle.rpartition(" · ")[2])
         return "".join([*parts, *_bar(scene, box, x + 10, y + h - 5, w - 22, 3)])
+    if is_small_ops(box):
+        return "".join(
+            [_rect(x, y, w, h, fill=_CARD, stroke="#b9c3cd"), *_one_row(box, x + 11, y, w - 21, h, "")]
+        )
     return "".join([*parts, *_module_card(scene, box, x, y, w, h)])
 
 

@@ -75,7 +75,7 @@ def _rows(lane: Box, scene: Scene) -> Iterator[tuple[str, str]]:
     stack = [(box, lane, 0) for box in reversed(lane.children)]
     while stack:
         box, group, depth = stack.pop()
-        mark = {"input": "> ", "output": "< ", "sync": "! "}.get(box.kind, "  ")
+        mark = {"input": "> ", "output": "< ", "sync": "! ", "error": "x "}.get(box.kind, "  ")
         name = f"{'  ' * depth}{mark}{name_of(box)}"
         if box.id in opened:
             facts = module_facts(box)

@@ -35,7 +35,12 @@ class Facts:
             elif box.values and not box.children:
                 self._dtypes[box] = box.values[0].dtype
             parent = box.parent
-            if parent is None or box.kind == "input" or box.kind == "output" or box.sync is not None:
+            if (
+                parent is None
+                or box.kind == "input"
+                or box.kind in ("output", "error")
+                or box.sync is not None
+            ):
                 continue
             if box in self._dtypes:
                 known = self._dtypes.setdefault(parent, self._dtypes[box])

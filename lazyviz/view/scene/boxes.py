@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...graph.collectives import NAMESPACES, collective_of
-from ...graph.ir import RAN_AT_ONCE, Graph, Node, SyncPoint, Value
+from ...graph.ir import RAN_AT_ONCE, Graph, Node, RefusedOp, SyncPoint, Value
 from ...graph.modules import ModuleFacts, facts_of, has_variable, root_name, root_parts
 
-Kind = Literal["root", "lane", "step", "module", "op", "input", "output", "sync"]
+Kind = Literal["root", "lane", "step", "module", "op", "input", "output", "sync", "error"]
 
 
 class Box:
@@ -23,9 +23,9 @@ class Box:
     """
 
     __slots__ = (
-        "calls", "children", "depth", "edges", "entry", "exit", "first", "gives", "id", "key", "kind",
-        "label", "name", "nbytes", "node", "ops", "order", "parent", "phase", "position", "repeats", "root",
-        "shape_hash", "sync", "syncs", "takes", "values",
+        "calls", "children", "depth", "edges", "enters", "entry", "exit", "first", "gives", "id", "key",
+        "kind", "label", "leaves", "name", "nbytes", "node", "ops", "order", "parent", "phase", "position",
+        "repeats", "root", "shape_hash", "sync", "syncs", "takes", "values",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, label: str, phase: str, parent: Box | None, key: object = None) -> None:
@@ -52,6 +52,10 @@ class Box:
         self.shape_hash = 0
         self.edges: dict[tuple[Box, Box], list[Value]] = {}
         self.order: list[tuple[Box, Box]] = []
+        self.enters: dict[
+            Box, list[int]
+        ] = {}  # of a group: what reads tensors from outside it, and their ids
+        self.leaves: dict[Box, list[int]] = {}  # what makes tensors for outside
         self.entry = False  # reads something made elsewhere in its lane
         self.exit = False  # makes something read elsewhere in its lane
         self.takes: Value | None = None  # the first tensor that comes in, weights aside
@@ -135,6 +139,11 @@ def chain(box: Box) -> list[str]:
         ids.append(current.id)
         current = current.parent
     return ids[::-1]
+
+
+def refused_of(box: Box) -> RefusedOp | None:
+    """The op that ended the recording, of an error's box."""
+    return box.key if isinstance(box.key, RefusedOp) else None
 
 
 def op_name(node: Node) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from ...graph.ir import Value
 from ..layout.text_width import width
 from .boxes import Box, module_facts
+from .small_ops import is_small_ops
 
 SMALL = 0.01  # of the peak, below which a module's card has no bar
 CARD = (190.0, 296.0)  # least and most width
@@ -67,6 +68,8 @@ def _last(box: Box) -> Value | None:
 
 def card(box: Box, held: int, peak: int, through: str) -> dict[str, Any]:
     """What a module's card has beyond its name: kind, shapes, parameters, and its size."""
+    if is_small_ops(box):
+        return {"size": [round(width(box.label) * 8.6 + 48), CARD_HEIGHTS[0]]}
     facts = module_facts(box)
     kind = layer_kind(box)
     repeats = box.repeats if box.calls == 1 else 1

@@ -12,7 +12,7 @@ from ...graph.modules import full_name
 from ...plan.explain import keeper
 from ...plan.formatting import line_text
 from ...plan.units import format_bytes
-from .boxes import Box, Hierarchy, chain, module_path, named, op_name, place_name
+from .boxes import Box, Hierarchy, chain, module_path, named, op_name, place_name, refused_of
 from .memory_chart import alive_json
 from .relations import relations
 from .scene import Scene, dtype_text, plural, shape_of, shape_text
@@ -49,7 +49,12 @@ def describe(scene: Scene, box: Box) -> dict[str, Any]:
         "relations": relations(scene.hierarchy, box) if box.sync is None else [],
         "lifetime": [],
     }
-    if box.node is not None:
+    refused = refused_of(box)
+    if refused is not None:
+        result["source"] = source_json(refused.source)
+        result["facts"] = [["op", str(refused.op)], ["refused", "nothing after it was recorded"]]
+        result["inputs"] = [_tensor(scene, value) for value in refused.inputs]
+    elif box.node is not None:
         result |= _of_op(scene, box, box.node)
     elif box.sync is not None:
         sync = box.sync

@@ -13,21 +13,27 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ...graph.ir import Graph, Node, SyncPoint, Value
+from ...graph.ir import Graph, Node, RefusedOp, SyncPoint, Value
 from ...graph.modules import full_name, root_key, root_parts
 from ...plan.formatting import line_text
 from ...process.gc_pause import paused
 from .boxes import Box, Hierarchy, Kind, module_path, op_name
 from .calls import Calls, merge_calls
 from .dataflow import Reads, crowded_lanes, data_flow, hidden_views, lanes_of, steps_of, updates
+from .errors import find_error, makers_of, open_error
 from .folding import chunk, count, fold_repeats, join, path_label, show_one_step
+from .loops import name_loops
+from .small_ops import fold_small_ops, is_small_ops
 
 MAX_CHILDREN = 64  # children of one group; more are cut into runs
 MAX_EDGE_VALUES = 512  # values counted on one edge
+MAX_ENDS = 8  # tensors of which it is noted where in a group they come from or go to, for each box
 LANE_BOXES = 14  # a lane shows its modules' parts instead of the modules up to this many boxes
+MODEL_BOXES = 40  # the parts of the one big module of the forward pass are shown up to this many boxes
+BIG = 0.6  # of its ops, from which a module is the big one
 _NUMBER = re.compile(r"(?<=[.\[])\d+(?=[.\]]|$)")
 SEPARATE_INPUTS = 2  # outside tensors of one kind drawn one by one for one consumer
 
@@ -39,7 +45,7 @@ def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | Non
     ``drawn``, boxes made earlier, are returned if they are still those of ``graph``.
     """
     failed = tuple(node.index for node in graph.nodes if node.state == "failed")  # which are never hidden
-    drawn_of = (id(graph), len(graph.nodes), len(graph.sync_points), failed, views)
+    drawn_of = (id(graph), len(graph.nodes), len(graph.sync_points), failed, views, id(graph.raised))
     if drawn is not None and drawn.drawn_of == drawn_of:
         return drawn
     hidden = [False] * len(graph.nodes) if views else hidden_views(graph)
@@ -50,12 +56,21 @@ def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | Non
     box_of, syncs = _sort_into_boxes(graph, hidden, reads, root)
     _merge_calls(root, reads, box_of)
     _simplify(root)
+    name_loops(root, graph)
     show_one_step(root)
+    fold_small_ops(root, graph)
     opened = _open_models(root)
     box_of_value = _add_outside_tensors(graph, reads, box_of)
+    failed_box = find_error(root)
+    if failed_box is not None:
+        opened += open_error(failed_box, graph, reads, box_of, box_of_value)
     _cut_and_number(root)
     hierarchy = Hierarchy(graph, root, {}, box_of, box_of_value, reads, behind, drawn_of)
     _join(hierarchy)
+    if failed_box is not None:
+        for value, maker in makers_of(failed_box, graph, reads, box_of, box_of_value):
+            if maker is not None:
+                _connect(maker, failed_box, value)
     _order_syncs(syncs)
     _name(hierarchy, opened)
     return hierarchy
@@ -100,7 +115,7 @@ def _sort_into_boxes(
         entered = calls.taken()
         parent, phase = root, lanes[index]
         keys = [Step(("step", steps[index]), "step", f"step {steps[index] + 1}")] if many else []
-        keys.append(Step(("lane", phase), "lane", phase))
+        keys += [Step(("lane", phase), "lane", phase)]
         keys += _path(node, part_of.get(index), (steps[index], phase) in lines)
         producers = [producer for producer, _ in reads[index] if producer is not None]
         sources = [made for producer in producers if (made := box_of[producer]) is not None]
@@ -114,14 +129,38 @@ def _sort_into_boxes(
             if step.kind == "lane":
                 lane = parent
         box = Box("op", op_name(node), phase, parent)
-        box.node = node
-        box.first = index
-        box.position = len(parent.children)
+        box.node, box.first, box.position = node, index, len(parent.children)
         parent.children.append(box)
         box_of[index] = box
     while todo:
         barrier(todo.pop(), lane)
+    _place_refused(graph, root, steps[-1] if many else None, latest, child)
     return box_of, syncs
+
+
+def _place_refused(
+    graph: Graph,
+    root: Box,
+    step: int | None,
+    latest: dict[tuple[Box, object], Box],
+    child: Callable[[Box, Step, str, str], Box],
+) -> None:
+    """A box for the op that ended the recording, after all others; ``step``: of several, the last."""
+    refused = graph.raised.refused if graph.raised is not None else None
+    if refused is None:
+        return
+    keys = [Step(("lane", refused.phase), "lane", refused.phase), *_path(refused, None, False)]
+    if step is not None:
+        keys.insert(0, Step(("step", step), "step", f"step {step + 1}"))
+    parent = root
+    for key in keys:
+        known = latest.get((parent, key.key))
+        if known is not None and key.kind == "module" and known is not parent.children[-1]:
+            known = None
+        parent = known if known is not None else child(parent, key, refused.phase, refused.root)
+    box = Box("error", refused.name, refused.phase, parent, refused)
+    box.position = len(parent.children)
+    parent.children.append(box)
 
 
 def _may_take(known: Box, parent: Box, phase: str, sources: Sequence[Box]) -> bool:
@@ -150,7 +189,7 @@ class Step(NamedTuple):
     call: tuple[object, str] | None = None
 
 
-def _path(node: Node, update: tuple[object, str] | None, by_line: bool) -> list[Step]:
+def _path(node: Node | RefusedOp, update: tuple[object, str] | None, by_line: bool) -> list[Step]:
     if update is not None:
         return [Step(("update", update[0]), "module", update[1])]
     steps: list[Step] = []
@@ -262,7 +301,7 @@ def _open_lane(lane: Box) -> list[Box]:
             and child not in frames
             and child.repeats == child.calls == 1
             and any(grandchild.is_group for grandchild in child.children)
-            and total + len(child.children) - 1 <= LANE_BOXES
+            and total + len(child.children) - 1 <= _most_boxes(lane, child, group)
         ]
         if not candidates:
             return frames
@@ -275,11 +314,17 @@ def _open_lane(lane: Box) -> list[Box]:
         taken = {child.label for child in group.children}
         for part in chosen.children:
             part.parent = group
-            named = part.kind == "module"
+            named = part.kind == "module" and not is_small_ops(part)
             # A number says nothing without what it counts.
             if named and (part.label in taken or part.label[:1].isdigit() or (group is lane and not alone)):
                 part.label = join(chosen.label, part.label)
         group.children[at : at + 1] = chosen.children
+
+
+def _most_boxes(lane: Box, module: Box, group: Box) -> int:
+    """How many boxes a lane may have once ``module``, in ``group``, is open."""
+    big = group is lane and lane.phase == "forward" and module.ops >= BIG * lane.ops
+    return MODEL_BOXES if big else LANE_BOXES
 
 
 def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[int, Box]:
@@ -419,14 +464,24 @@ def _connect(maker: Box, reader: Box, value: Value, views: Sequence[Node] = ()) 
     if a.kind != "lane":
         for box in left:
             box.exit = True
+            _note_end(box, value, leaving=True)
         for box in entered:
             box.entry = True
+            _note_end(box, value, leaving=False)
         if maker.kind != "input" or maker.key == "input":
             seen = [view for view in views if view.outputs[0].storage is value.storage]
             _note_flow((*left, a), (*entered, b), value, seen)
     values = group.edges.setdefault((a, b), [])
     if len(values) < MAX_EDGE_VALUES and value not in values[-8:]:
         values.append(value)
+
+
+def _note_end(box: Box, value: Value, *, leaving: bool) -> None:
+    """``value`` goes into the group around ``box`` to it, or out of the group from it."""
+    assert box.parent is not None
+    ends = (box.parent.leaves if leaving else box.parent.enters).setdefault(box, [])
+    if len(ends) < MAX_ENDS and value.id not in ends:
+        ends.append(value.id)
 
 
 def _note_flow(left: Sequence[Box], entered: Sequence[Box], value: Value, views: Sequence[Node]) -> None:

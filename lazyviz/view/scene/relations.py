@@ -112,6 +112,7 @@ def _json(found: dict[Kind, dict[Box, dict[int, int]]]) -> list[dict[str, Any]]:
         largest = sorted(ends, key=lambda end: -sum(ends[end].values()))
         for end in largest[:MOST]:
             label = end.label if end.node is None else f"{place_name(end.node)}: {op_name(end.node)}"
-            size = f" · {format_bytes(sum(ends[end].values()))}" if ends[end] else ""
-            result.append({"kind": kind, "chain": chain(end), "label": label + size})
+            nbytes = sum(ends[end].values())
+            size = f" · {format_bytes(nbytes)}" if ends[end] else ""
+            result.append({"kind": kind, "chain": chain(end), "label": label + size, "bytes": nbytes})
     return result

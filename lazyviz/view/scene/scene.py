@@ -8,7 +8,8 @@ draws them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...graph.ir import Graph, Node, Storage, Value, places
@@ -18,11 +19,13 @@ from . import cards
 from .box_attributes import Facts
 from .boxes import Box, Hierarchy, module_facts, op_name
 from .dataflow import hidden_views
+from .errors import error_json
 from .hierarchy import build_hierarchy
 from .plan_protocol import PlanLike
 from .run_states import States
 
 LANE_WIDEST = 2  # boxes side by side in a lane
+MOST_VALUES = 8  # tensors of an edge of which the page knows where they go in open groups
 STACKED = 6  # boxes of the optimizer that stand below one another, so that its lane is narrow
 PHASE_TITLES = {"forward": "Forward", "backward": "Backward", "optimizer": "Optimizer", "other": "Other"}
 
@@ -52,6 +55,12 @@ def values_text(values: Sequence[Value], graph: Graph) -> str:
         return value_text(values[0], graph)
     sizes = {value.storage.id: value.storage.nbytes for value in values}
     return f"{len(values)} tensors · {format_bytes(sum(sizes.values()))}"
+
+
+def edge_width(values: Sequence[Value]) -> float:
+    """How wide a line is, in pixels, by the bytes that flow along it."""
+    sizes = {value.storage.id: value.nbytes for value in values}
+    return round(min(1 + 0.5 * math.log2(1 + sum(sizes.values()) / 2**20), 5.0), 1)
 
 
 def dtype_text(value: Value) -> str:
@@ -86,6 +95,7 @@ class Scene:
         self._facts: Facts | None = None
         self._places: tuple[PlanLike, dict[int, list[int]]] | None = None
         self._held: tuple[PlanLike, dict[Box, dict[str, int]]] | None = None
+        self._number_of: dict[int, int] = {}
         self._cards: dict[Box, dict[str, Any]] = {}
         self.states = States(self.hierarchy)
 
@@ -122,10 +132,22 @@ class Scene:
             return {**result, "row": True}
         layers = self.layers(box)
         edges = [
-            [path, self.edge_text(values)]
+            [
+                path,
+                self.edge_text(values),
+                edge_width(values),
+                self._numbers(value.id for value in values[:MOST_VALUES]),
+            ]
             for path, values in zip(layers.paths, box.edges.values(), strict=True)
         ]
+        for name, ends in (("reads", box.enters), ("gives", box.leaves)):
+            if ends:
+                result[name] = [[child.position, self._numbers(ids)] for child, ids in ends.items()]
         return {**result, "layers": layers.layers, "edges": edges, "flip": box.phase == "backward"}
+
+    def _numbers(self, ids: Iterable[int]) -> list[int]:
+        """Small numbers for these ids of values, the same in every group of this scene."""
+        return [self._number_of.setdefault(id, len(self._number_of)) for id in ids]
 
     def edge_text(self, values: Sequence[Value]) -> str:
         return values_text(values, self.graph)
@@ -145,6 +167,8 @@ class Scene:
             result["role"] = box.key
         if box.is_group:
             result["group"] = len(box.children)
+        if box.is_group and box.syncs and box.kind != "lane":
+            result["syncs"] = box.syncs
         if box.calls > 1:
             result["calls"] = box.calls
         elif box.repeats > 1:
@@ -157,6 +181,10 @@ class Scene:
             result["entry"] = True
         if box.exit:
             result["exit"] = True
+        if box.kind == "error":
+            error = error_json(box, self.subtitle(box))
+            error["given"] = [[*self._numbers([id]), parts] for id, parts in error["given"]]
+            return result | error
         if box.kind == "sync":
             return result | self.card(box)
         return result | self.card(box) | self.colouring(box) | self.progress(box)
@@ -197,6 +225,8 @@ class Scene:
             return {}
         if box.kind == "sync":
             return {"size": [236, 44]}
+        if box.kind == "error":
+            return {"size": [296, 64]}
         if box.kind in ("module", "step"):
             held = sum(self.held().get(box, {}).values())
             through = cards.through_text(box, lambda value: shape_text(shape_of(value, self.graph)))
@@ -223,6 +253,8 @@ class Scene:
 
     def subtitle(self, box: Box) -> str:
         """A box's second line: shape and size of a tensor, number of ops and bytes of a group."""
+        if box.kind == "error":
+            return (self.graph.raised.message if self.graph.raised is not None else "").strip().split("\n")[0]
         if box.node is not None:
             outputs = box.node.outputs
             if outputs:

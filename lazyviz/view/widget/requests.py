@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ...graph.ir import Graph
-from ...graph.sync_points import listed
+from ...graph.sync_points import MOST_LISTED, listed, sites
 from ..scene.batch_text import batch_json
 from ..scene.boxes import Box, chain
 from ..scene.details import describe, describe_moment
+from ..scene.largest_layers import largest_layers
 from ..scene.memory_chart import memory_json, range_json
 from ..scene.scene import Scene, plural
 from .lookups import Lookups
@@ -22,6 +23,7 @@ from .plan_choice import Planned, Targets, plans_of
 
 FIRST_BYTES = 40_000  # about how much JSON the first picture may take, chart not counted
 MESSAGE_BYTES = 80_000  # about how much JSON one message of groups may take
+MOST_CHAINS = 40  # sync points of one line that the page can go to
 EXPANDED_BOXES = 2000  # boxes that "Expand all" opens at most
 
 
@@ -103,6 +105,7 @@ class Answers:
             "syncs": {
                 "title": plural(len(scene.graph.sync_points), "sync point"),
                 "lines": [line.removeprefix("sync point: ") for line in listed(scene.graph.sync_points)],
+                "chains": _chains_of_syncs(scene),
             },
         }
 
@@ -216,7 +219,7 @@ class Answers:
         self._send({"kind": "plan", **plan, "note": note})
 
     def _memory(self) -> dict[str, Any]:
-        return memory_json(self.scene, self._pictured.measured)
+        return {**memory_json(self.scene, self._pictured.measured), "layers": largest_layers(self.scene)}
 
     def _reveal(self, id: str) -> None:
         box = self.scene.hierarchy.boxes.get(id)
@@ -246,6 +249,19 @@ class Answers:
         "reveal": _reveal,
         "views": _toggle_views,
     }
+
+
+def _chains_of_syncs(scene: Scene) -> list[list[list[str]]]:
+    """For each line of the list of sync points the ids that lead to them, of the first ones."""
+    found: dict[object, list[list[str]]] = {
+        (site.cause, site.source, site.reader): [] for site in sites(scene.graph.sync_points)[:MOST_LISTED]
+    }
+    for box in scene.hierarchy.boxes.values():
+        if (sync := box.sync) is not None:
+            chains = found.get((sync.cause, sync.source, sync.reader))
+            if chains is not None and len(chains) < MOST_CHAINS:
+                chains.append(chain(box))
+    return list(found.values())
 
 
 def _with_lanes(groups: list[Box]) -> list[Box]:

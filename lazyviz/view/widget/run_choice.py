@@ -102,7 +102,7 @@ def failure_json(running: Running, scene: Scene) -> dict[str, Any] | None:
     """The error of the last run, with the line of the user's and the box that it belongs to."""
     error = running.exception
     if error is None:
-        return None
+        return _raised_json(scene)
     node = running.failed_node
     box = scene.near(node) if node is not None else None
     notes = [str(note) for note in getattr(error, "__notes__", ())]
@@ -110,6 +110,20 @@ def failure_json(running: Running, scene: Scene) -> dict[str, Any] | None:
         "message": "\n".join([f"{type(error).__name__}: {error}".rstrip(": "), *notes]),
         "source": source_json(node.source) if node is not None else None,
         "chain": chain(box) if box is not None else [],
+    }
+
+
+def _raised_json(scene: Scene) -> dict[str, Any] | None:
+    """The error that ended the recording."""
+    raised = scene.graph.raised
+    if raised is None:
+        return None
+    box = next((each for each in scene.hierarchy.boxes.values() if each.kind == "error"), None)
+    return {
+        "message": raised.message,
+        "source": source_json(raised.source),
+        "chain": chain(box) if box is not None else [],
+        "recording": True,
     }
 
 

@@ -31,7 +31,9 @@ _NODE = re.compile(r"_\d+$")
 
 
 class Index:
-    """Finds boxes of ``scene``, in the order of the program, groups before what is in them.
+    """Finds boxes of ``scene``: modules before ops, what the optimizer does last.
+
+    What is alike comes in the order of the program.
 
     What only the text of its line tells comes last: a line may hold a whole training step.
     """
@@ -40,7 +42,7 @@ class Index:
         self._scene = scene
         self.boxes = sorted(
             (box for box in scene.hierarchy.boxes.values() if box.kind not in ("root", "lane")),
-            key=lambda box: (_position(box), box.depth),
+            key=lambda box: (_rank(box), _position(box), box.depth),
         )
         self._words: dict[str, list[int]] = defaultdict(list)
         self._code: dict[str, list[int]] = defaultdict(list)  # text of lines
@@ -166,6 +168,13 @@ def _steps(words: dict[str, list[int]]) -> dict[str, list[int]]:
         word: [b - a for a, b in zip([0, *places], places, strict=False)]
         for word, places in ((word, sorted(places)) for word, places in words.items())
     }
+
+
+def _rank(box: Box) -> int:
+    """0 for modules and the user's tensors, 1 for ops and groups of them, 2 for what the optimizer does."""
+    if box.phase == "optimizer":
+        return 2
+    return 0 if box.name or box.kind in ("input", "output", "sync", "step") else 1
 
 
 def _position(box: Box) -> int:

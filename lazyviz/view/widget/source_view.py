@@ -72,10 +72,14 @@ class Code:
                 key = site.source.file, site.source.line
                 sources.setdefault(key, site.source)
                 self._syncs[key].append(f"{replace(site, source=None)}: ran {plural(site.ops, 'op')}")
+        self._raised: dict[Key, str] = {}
+        if graph.raised is not None and (stop := graph.raised.source) is not None:
+            sources.setdefault((stop.file, stop.line), stop)
+            self._raised[stop.file, stop.line] = graph.raised.message.strip().split("\n")[0]
         self._sources = sources = {
             key: source
             for key, source in sources.items()
-            if key in self.ops or key in self.gradients or key in self._syncs
+            if key in self.ops or key in self.gradients or key in self._syncs or key in self._raised
         }
         self.sections = _sections(sources, cell)
         self._place = {section.file: at for at, section in enumerate(self.sections)}
@@ -102,7 +106,7 @@ class Code:
         return sum(len(text) + 8 for section in self.sections for _, text in section.lines)
 
     def text_json(self) -> list[dict[str, Any]]:
-        return [{"label": section.label, "lines": section.lines} for section in self.sections]
+        return [{"label": section.label, "lines": _dedented(section.lines)} for section in self.sections]
 
     def facts_json(self, plan: PlanLike) -> dict[str, Any]:
         """What is known of each line, by its id: numbers of ops, bytes, seconds; 0 and "" left out."""
@@ -111,10 +115,11 @@ class Code:
             if allocation.node is not None:
                 held[allocation.node.index] += allocation.nbytes
         facts: dict[str, dict[str, Any]] = {}
-        for key in {**self.ops, **self.gradients, **self._syncs}:
+        for key in {**self.ops, **self.gradients, **self._syncs, **self._raised}:
             nodes, backward = self.ops.get(key, ()), self.gradients.get(key, ())
             times = [node.seconds for node in nodes if node.seconds is not None]
             failed = next((node.error or "failed" for node in nodes if node.state == "failed"), "")
+            failed = failed or self._raised.get(key, "")
             fact = {
                 "ops": len(nodes),
                 "called": sum(_key(node) != key for node in nodes),
@@ -141,7 +146,8 @@ class Code:
             return None
         at = int(section)
         key = (self.sections[at].file, int(line)) if at < len(self.sections) else None
-        return key if key in self.ops or key in self.gradients or key in self._syncs else None
+        known = self.ops, self.gradients, self._syncs, self._raised
+        return key if any(key in each for each in known) else None
 
     def ids_of(self, nodes: Iterable[Node]) -> list[str]:
         """The lines that these ops come from, those of the forward pass for the backward's, too."""
@@ -194,6 +200,19 @@ class Code:
             "links": links,
             "more": len(boxes) - len(links),
         }, list(boxes.values())
+
+
+def _dedented(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The lines without what lines that follow one another are all indented by."""
+    result: list[tuple[int, str]] = []
+    run: list[tuple[int, str]] = []
+    for at, line in enumerate(lines):
+        run.append(line)
+        if at + 1 == len(lines) or lines[at + 1][0] > line[0] + 1:
+            texts = textwrap.dedent("\n".join(text for _, text in run)).split("\n")
+            result += [(number, text) for (number, _), text in zip(run, texts, strict=True)]
+            run = []
+    return result
 
 
 def lines_of(node: Node) -> tuple[SourceLine, ...]:

@@ -3,7 +3,8 @@
 The page sends messages ``{"action": name, "id": id}``; everything else in them is ignored, and a trait that
 it sets is put back.
 It is sent the first picture and the state as traits, and groups, details and search hits as
-messages, so that neither a page nor a saved notebook ever holds the whole graph.  Running it is
+messages, so that neither a page nor a saved notebook ever holds the whole graph.  The code of what
+people do with the picture is sent when a pointer or the focus comes to it.  Running it is
 :mod:`lazyviz.view.widget.runner`'s business.
 """
 
@@ -133,6 +134,8 @@ class LazyWidget(anywidget.AnyWidget):
         elif action in ("backend", "summaries"):
             if note := choose(self._controller, action, id):
                 self.send({"kind": "refused", "note": note})
+        elif action == "second-part":
+            self.send({"kind": "second-part", "code": bundle("second.js")})
         elif action == "export":
             send_file(self._controller, self._answers.scene, id, lambda message: self.send(message))
         else:

@@ -80,11 +80,14 @@ def test_ops_modules_dtypes_nodes_and_names_are_found(step, index):
     assert next(index.boxes[at].label for at in index.find("h.1.act")) == "act"
 
 
-def test_hits_come_in_the_programs_order_and_groups_before_their_ops(index):
+def test_modules_come_before_ops_the_optimizer_last_and_else_the_programs_order_counts(index):
     found = [index.boxes[at] for at in index.find("h.1")]
-    firsts = [box.first for box in found if box.first >= 0]
-    assert firsts == sorted(firsts)
     assert found[0].kind == "module" and found[0].label == "h.1"
+    ranks = [2 if box.phase == "optimizer" else 1 if box.kind == "op" else 0 for box in found]
+    assert ranks == sorted(ranks) and set(ranks) >= {0, 1}
+    for rank in set(ranks):
+        firsts = [box.first for box, own in zip(found, ranks, strict=True) if own == rank and box.first >= 0]
+        assert firsts == sorted(firsts)
 
 
 @pytest.mark.parametrize("query", ["(.*", "mm|relu", "[", "\\d", "^", "a+b", "ＭＭ", "  ", "%s", "line x"])

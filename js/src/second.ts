@@ -1,0 +1,8 @@
+// The widget's second part: what the first picture does without.  See page/second-part.ts.
+
+export { failureBlock, Writer } from "./drawer/details";
+export { relationLines } from "./graph/relations";
+export { TableView } from "./table/table-view";
+export { SaveMenu } from "./toolbar/save-menu";
+export { MARGIN, svgText } from "./toolbar/save-svg";
+export { syncList } from "./toolbar/sync-list";

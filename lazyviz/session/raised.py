@@ -1,0 +1,20 @@
+"""The error that ended a block: noted in its graph, for pictures of how far it came."""
+
+from __future__ import annotations
+
+from ..graph.ir import Graph, RaisedError
+from ..record.tape import tape
+
+
+def note_raised(graph: Graph, error: BaseException) -> None:
+    """``error`` has ended the block of ``graph``, which is still recording.  Only words are kept of it."""
+    if not isinstance(error, Exception):
+        return
+    refused = graph.refused if graph.refused is not None and graph.refused.error == id(error) else None
+    source = refused.source if refused is not None else None
+    traceback = error.__traceback__
+    while source is None and traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    if source is None and traceback is not None:
+        source = tape.scopes.sources.find(traceback.tb_frame)[0]
+    graph.raised = RaisedError(f"{type(error).__name__}: {error}".rstrip(": "), source, refused)

@@ -1,0 +1,110 @@
+"""The op that ended the recording, as a box: where it is, what it was given, and which sizes do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...graph.ir import Graph, Value
+from ...graph.modules import full_name
+from ...graph.refused import clashes
+from .boxes import Box, refused_of
+from .dataflow import Reads
+
+
+def find_error(root: Box) -> Box | None:
+    """The box of the op that was refused, if there is one."""
+    stack = [root]
+    while stack:
+        box = stack.pop()
+        if box.kind == "error":
+            return box
+        stack.extend(box.children)
+    return None
+
+
+def makers_of(
+    box: Box, graph: Graph, reads: Reads, box_of: list[Box | None], box_of_value: dict[int, Box]
+) -> Iterator[tuple[Value, Box | None]]:
+    """The inputs of the refused op as they are before views, each with the box that it comes from."""
+    refused = refused_of(box)
+    for value in refused.inputs if refused is not None else ():
+        source = value
+        while True:
+            node = source.node
+            if node is None or node.index >= len(graph.nodes) or graph.nodes[node.index] is not node:
+                yield value, box_of_value.get(source.id) or _same_storage(source, box_of_value)
+                break
+            if box_of[node.index] is not None or not node.inputs:
+                yield value, box_of[node.index]
+                break
+            source = node.inputs[0]  # of a view that is not drawn
+
+
+def _same_storage(value: Value, box_of_value: dict[int, Box]) -> Box | None:
+    for box in box_of_value.values():
+        if any(each.storage is value.storage for each in box.values):
+            return box
+    return None
+
+
+def open_error(
+    box: Box, graph: Graph, reads: Reads, box_of: list[Box | None], box_of_value: dict[int, Box]
+) -> list[Box]:
+    """Draw what the refused op was given from outside; gives the groups to open so that it is seen."""
+    parent = box.parent
+    assert parent is not None
+    for value, maker in list(makers_of(box, graph, reads, box_of, box_of_value)):
+        node = value.node
+        own = node is not None and node.index < len(graph.nodes) and graph.nodes[node.index] is node
+        source = value
+        while own and node is not None and box_of[node.index] is None and node.inputs:
+            source = node.inputs[0]
+            node = source.node
+            own = node is not None and node.index < len(graph.nodes) and graph.nodes[node.index] is node
+        if maker is not None or own:
+            continue
+        name = source.name or full_name(source.storage.name) or source.storage.role or "input"
+        if parent.name and source.storage.role in ("parameter", "buffer"):
+            name = name.rpartition(".")[2]
+        given = Box("input", name, box.phase, parent, source.storage.role or "input")
+        given.values = (source,)
+        given.nbytes = source.nbytes
+        box_of_value[source.id] = given
+        parent.children.insert(parent.children.index(box), given)
+    around: list[Box] = []
+    at: Box | None = parent
+    while at is not None and at.kind != "root":
+        if at.kind != "lane":
+            around.append(at)
+        at = at.parent
+    return around
+
+
+def error_json(box: Box, message: str) -> dict[str, Any]:
+    """What the card of the refused op says: its inputs' shapes, the sizes that do not fit marked, and why.
+
+    ``given`` has for each input the id of its value, and its shape in parts, each with whether it clashes.
+    """
+    refused = refused_of(box)
+    assert refused is not None
+    given = [
+        (value.id, _parts(tuple(value.meta.shape), marked))
+        for value, marked in zip(refused.inputs, clashes(refused), strict=True)
+    ]
+    return {
+        "op": str(refused.op),
+        "sub": message,
+        "through": " · ".join("".join(text for text, _ in parts) for _, parts in given),
+        "given": given,
+        "size": [296, 64],
+    }
+
+
+def _parts(sizes: tuple[int, ...], marked: set[int]) -> list[tuple[str, bool]]:
+    """``((4, 16), {1})`` -> 4, ×, and 16 marked."""
+    parts = [("scalar", False)] if not sizes else []
+    for dim, size in enumerate(sizes):
+        parts += [("×", False)] if dim else []
+        parts.append((str(size), dim in marked))
+    return parts

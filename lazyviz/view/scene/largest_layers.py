@@ -1,0 +1,87 @@
+"""The layers that hold most at the peak: name, class, shapes and line, those alike added up."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from ...graph.ir import SourceLine
+from ...plan.units import format_bytes
+from .boxes import Box, chain, module_facts
+from .cards import through_text
+from .scene import Scene, shape_of, shape_text
+
+MOST = 6
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of an item in a list
+
+
+def largest_layers(scene: Scene) -> list[dict[str, Any]]:
+    """The innermost modules by what they hold at the peak, as JSON; those of one list are one row."""
+    rows: dict[tuple[str, str], list[tuple[Box, int]]] = {}
+    for box, sizes in scene.held().items():
+        if _is_layer(box) and (size := sum(sizes.values())):
+            rows.setdefault((_NUMBER.sub("*", box.name), _class(box)), []).append((box, size))
+    ranked = sorted(rows.items(), key=lambda row: -sum(size for _, size in row[1]))[:MOST]
+    shared = _shared([name for (name, _), _ in ranked])
+    return [_row(scene, name[len(shared) :], row) for (name, _), row in ranked]
+
+
+def _shared(names: list[str]) -> str:
+    """The path that all names begin with, which is left out; nothing of a single name."""
+    parts: list[str] = []
+    for same in zip(*(name.split(".")[:-1] for name in names)):
+        if len(set(same)) > 1:
+            break
+        parts.append(f"{same[0]}.")
+    if any(name[len("".join(parts)) :].startswith("*") for name in names):
+        parts = parts[:-1]  # a number alone says nothing
+    return "".join(parts) if len(names) > 1 else ""
+
+
+def _class(box: Box) -> str:
+    facts = module_facts(box)
+    return facts.kind if facts is not None else ""
+
+
+def _is_layer(box: Box) -> bool:
+    """Whether ``box`` is a module, drawn by itself, with no module of the user's in it."""
+    if box.kind != "module" or not box.name or box.phase == "optimizer":
+        return False
+    if box.repeats > 1 and box.calls == 1:
+        return False
+    inside = [
+        each for child in box.children for each in (child.children if child.kind == "step" else [child])
+    ]
+    return not any(each.kind == "module" and each.name for each in inside)
+
+
+def _row(scene: Scene, label: str, row: list[tuple[Box, int]]) -> dict[str, Any]:
+    names = list(dict.fromkeys(box.name for box, _ in row))
+    total = sum(size for _, size in row)
+    largest = max(row, key=lambda each: each[1])[0]
+    same = (box for box in scene.hierarchy.boxes.values() if box.name == largest.name and _is_layer(box))
+    forward = next((box for box in same if box.phase == "forward"), largest)
+    categories: Counter[str] = Counter()
+    for box, _ in row:
+        categories.update(scene.held()[box])
+    source = _line(scene, forward)
+    if len(names) == 1:
+        label = names[0][-len(label) :] if "*" not in label else names[0]
+    return {
+        "label": label if len(names) == 1 else f"{label} × {len(names)}",
+        "cls": _class(forward),
+        "through": through_text(forward, lambda value: shape_text(shape_of(value, scene.graph))),
+        "line": f"line {source.line}" if source is not None else "",
+        "bytes": format_bytes(total),
+        "category": categories.most_common(1)[0][0],
+        "share": round(total / max(scene.plan.peak_bytes, 1), 4),
+        "chain": chain(forward),
+    }
+
+
+def _line(scene: Scene, box: Box) -> SourceLine | None:
+    """The user's line that calls the module."""
+    found: Iterable[SourceLine | None] = (node.source for node in scene.hierarchy.nodes_in(box))
+    return next((source for source in found if source is not None), None)

@@ -1,0 +1,87 @@
+"""Small ops: runs of ops that make next to nothing are one box, so that a picture shows what matters."""
+
+from __future__ import annotations
+
+from ...graph.ir import Graph, Node
+from .boxes import Box, op_name
+from .folding import count
+
+LEAST = 4  # ops in a row that are folded
+SMALL = 1 / 500  # of the largest tensor that the graph makes
+KEY = "small"
+
+
+def is_small_ops(box: Box) -> bool:
+    """Whether the box stands for a run of small ops."""
+    return isinstance(box.key, tuple) and box.key[0] == KEY
+
+
+def fold_small_ops(root: Box, graph: Graph) -> None:
+    """Fold runs of small ops that stand beside something larger.
+
+    The children of a group are in an order in which all data flows forward, so that a run of them
+    is one box without making a cycle.  Losses, ops with a name of the user's and those that failed stay.
+    """
+    largest = max((storage.nbytes for storage in graph.storages if not storage.external), default=0)
+    stack = [root]
+    while stack:
+        box = stack.pop()
+        stack.extend(box.children)
+        if box.kind == "lane" and box.phase == "optimizer":
+            for child in box.children:
+                if child.is_group and _counts_steps(child):
+                    child.label, child.key, child.repeats = "step counters", (KEY, child.first), 1
+        if box.kind in ("lane", "module") and box.repeats == 1 and len(box.children) > LEAST:
+            box.children = _folded(box, largest * SMALL)
+
+
+def _counts_steps(box: Box) -> bool:
+    """Whether all that is done in ``box`` is to numbers that an optimizer counts its steps with."""
+    stack = [box]
+    while stack:
+        current = stack.pop()
+        stack.extend(current.children)
+        if current.node is not None:
+            touched = {*current.node.writes, *current.node.made}
+            if not touched or any(storage.role != "optimizer" or storage.nbytes > 8 for storage in touched):
+                return False
+    return True
+
+
+def _folded(parent: Box, limit: float) -> list[Box]:
+    result: list[Box] = []
+    run: list[Box] = []
+    for child in [*parent.children, None]:
+        if child is not None and child.node is not None and _is_small(child.node, limit):
+            run.append(child)
+            continue
+        if LEAST <= len(run) < len(parent.children):
+            result.append(_fold(parent, run))
+        else:
+            result += run
+        run = []
+        if child is not None:
+            result.append(child)
+    return result
+
+
+def _is_small(node: Node, limit: float) -> bool:
+    if node.state == "failed" or any(value.name for value in node.outputs):
+        return False
+    name = op_name(node)
+    if "loss" in name or "cross_entropy" in name:
+        return False
+    return sum(storage.nbytes for storage in node.made) <= limit and all(
+        value.nbytes <= limit for value in node.outputs
+    )
+
+
+def _fold(parent: Box, members: list[Box]) -> Box:
+    box = Box("module", f"{len(members)} small ops", parent.phase, parent)
+    box.key = (KEY, members[0].first)
+    box.children = members
+    for member in members:
+        member.parent = box
+    count(box)
+    box.shape_hash = hash(tuple(member.shape_hash for member in members))
+    return box

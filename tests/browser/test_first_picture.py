@@ -1,0 +1,79 @@
+"""What people look for is in the first picture: the layer that holds most, its class, shapes and line."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from lazyviz.view.scene.boxes import module_path
+
+from . import pictures
+from .stage import Stage
+
+pytestmark = pytest.mark.browser
+
+# The rows of the list that are in sight as a whole, with what of them is cut off.
+ROWS = """() => {
+  const edge = document.querySelector(".lz-layers").getBoundingClientRect();
+  return [...document.querySelectorAll(".lz-layers li")]
+    .filter((row) => row.getBoundingClientRect().bottom <= Math.min(edge.bottom, innerHeight) + 1)
+    .map((row) => [
+      row.querySelector("button").textContent,
+      row.querySelector(".lz-layer-class").textContent,
+      row.querySelector(".lz-layer-sub").textContent,
+      [...row.querySelectorAll("button, .lz-layer-class")].some((e) => e.scrollWidth > e.clientWidth + 1),
+    ]);
+}"""
+
+
+def starred(path):
+    """The path with numbers of a list's items left out."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
+
+
+def held_by_layer(graph):
+    """Bytes at the peak by module, of those with none inside; those of one list are added up."""
+    plan = graph.plan()
+    sizes: Counter[str] = Counter()
+    for allocation in plan.alive_at_peak:
+        if allocation.node is not None:
+            if allocation.node.phase == "optimizer":
+                continue
+            path = module_path(allocation.node)
+        else:
+            storage = allocation.storage  # of a weight that two layers share: the first that reads it
+            readers = (node for node in graph.nodes if any(each.storage is storage for each in node.inputs))
+            path = module_path(next(readers)) if storage.role == "parameter" else ""
+        if path:
+            sizes[path] += allocation.nbytes
+    inner = {path for path in sizes if not any(other.startswith(f"{path}.") for other in sizes)}
+    layers: Counter[str] = Counter()
+    for path in inner:
+        layers[starred(path)] += sizes[path]
+    return layers
+
+
+@pytest.mark.parametrize("name", [name for name in pictures.TWELVE if name not in ("shapes", "llama-70b")])
+def test_the_layer_that_holds_most_is_named_with_class_shapes_and_line(browser, name):
+    graph, _ = pictures.recorded(name)
+    page = browser.new_page(viewport={"width": 1500, "height": 1000})
+    with Stage(page, graph, width=1484):
+        rows = page.evaluate(ROWS)
+        widget = page.locator(".lazyviz").bounding_box()
+        chart = page.locator('[data-chart="memory"]').bounding_box()
+        canvas = page.locator('[data-part="canvas"]').bounding_box()
+        bar = page.locator('[data-part="toolbar"]').bounding_box()
+    page.close()
+    assert bar["height"] <= 44 and widget["height"] <= 800, "80 % of the window"
+    assert chart["y"] >= 0 and canvas["y"] + canvas["height"] <= 1000, "graph and chart in one window"
+    most = held_by_layer(graph).most_common(1)[0][0]
+    assert rows, "the list is in sight"
+    label, cls, sub, cut = rows[0]
+    shown = label.partition(" × ")[0]
+    assert starred(f".{most}").endswith(starred(f".{shown}"))
+    assert cls and cls[0].isupper(), "its class"
+    assert re.search(r"\d+.*→.*\d+", sub), "its shapes, in and out"
+    assert re.search(r"line \d+", sub), "its line"
+    assert not cut, "nothing of it is cut off"

@@ -1,0 +1,70 @@
+"""Small ops are one box, where something larger stands beside them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lazyviz
+from lazyviz.plan.planner import make_plan
+from lazyviz.view.render.svg import render_svg
+from lazyviz.view.scene.scene import Scene
+from lazyviz.view.scene.small_ops import is_small_ops
+
+
+def recorded(program):
+    torch.manual_seed(0)
+    with lazyviz.lazy() as graph:
+        keep = program()
+    return graph.graph, keep
+
+
+def step_with_small_ops():
+    net = nn.Linear(256, 256)
+    optimizer = torch.optim.AdamW(net.parameters())
+    x = torch.randn(256, 256)
+    y = net(x).square().mean()
+    scale = ((y * 2 + 1).exp() / 3).sqrt()
+    loss = F.mse_loss(net(x), x) * scale
+    loss.backward()
+    optimizer.step()
+    return net, optimizer, y, loss
+
+
+def test_runs_of_small_ops_are_one_box_that_opens_and_large_ones_stay():
+    graph, keep = recorded(step_with_small_ops)
+    boxes = Scene(graph, make_plan(graph)).hierarchy.boxes.values()
+    small = [box for box in boxes if is_small_ops(box) and box.phase == "forward"]
+    assert small and all(box.label == f"{len(box.children)} small ops" for box in small)
+    largest = max(storage.nbytes for storage in graph.storages if not storage.external)
+    for box in small:
+        assert all(sum(each.nbytes for each in child.node.made) * 500 <= largest for child in box.children)
+        assert not any("loss" in child.label for child in box.children)
+    assert {box.node for box in boxes if box.node is not None} >= {
+        node for node in graph.nodes if sum(each.nbytes for each in node.made) > largest / 500
+    }
+    del keep
+
+
+def test_an_optimizers_counters_are_one_box_and_its_updates_another():
+    graph, keep = recorded(step_with_small_ops)
+    lane = next(
+        each for each in Scene(graph, make_plan(graph)).hierarchy.lanes() if each.phase == "optimizer"
+    )
+    labels = [box.label for box in lane.children]
+    assert "step counters" in labels and any(label.startswith("update") for label in labels)
+    del keep
+
+
+def test_a_graph_of_small_ops_alone_is_drawn_op_by_op():
+    x = torch.randn(4)
+    graph, keep = recorded(lambda: ((x + 1) * 2).exp().sin().cos())
+    assert not [box for box in Scene(graph, make_plan(graph)).hierarchy.boxes.values() if is_small_ops(box)]
+    del keep
+
+
+def test_the_static_picture_draws_them():
+    graph, keep = recorded(step_with_small_ops)
+    assert "small ops" in render_svg(graph, make_plan(graph))
+    del keep
