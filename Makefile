@@ -7,7 +7,7 @@ IN_VENV := $(VENV)/bin/python
 OPEN ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint format bench docs docs-links picture clean
+.PHONY: help demo check test test-all lint format bench docs docs-links release-check picture clean
 
 help: ## this list
 	@echo "lazyviz: see what a PyTorch cell will do before it does it"
@@ -49,6 +49,10 @@ docs: ## build the documentation site into out/docs, executing its cells; a warn
 docs-links: ## ask every address that the docs name whether it is there; needs the network
 	@$(PYTHON) scripts/environment.py test
 	@$(IN_VENV) -m sphinx -q -b linkcheck -D nb_execution_mode=off docs out/docs-links
+
+release-check: ## build sdist and wheel, install each into an empty environment, and try it there
+	@$(PYTHON) scripts/environment.py test
+	@$(IN_VENV) scripts/release_check.py
 
 picture: ## draw the README's picture again, with the installed lazyviz
 	@$(PYTHON) scripts/environment.py demo

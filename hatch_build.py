@@ -1,16 +1,17 @@
-"""Build hook: compiles ``js/`` into ``lazyviz/static/`` and the modules that make lazyviz faster.
+"""Build hook: compiles ``js/`` into ``lazyviz/static/``.
 
 The bundle is not committed.  An sdist carries the sources, so that a wheel can be
 built from it.  All the work is in ``scripts/js_build.py``, which needs only the
-standard library and also serves ``make``, and in ``lazyviz/torch_internals/native_build.py``:
-where a compiler is missing, or PyTorch, or ``LAZYVIZ_PURE_PYTHON`` is set, lazyviz is installed without its
-compiled modules.
+standard library and also serves ``make``.
+
+A wheel is of Python alone, so that one serves every system and PyTorch, and installing takes no compiler
+and no minutes.  The native modules belong to one PyTorch: ``lazyviz compile`` makes them for the one that
+is there.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -41,8 +42,6 @@ class WidgetBuildHook(BuildHookInterface):  # the base class is generic over a p
         if self.target_name != "wheel":  # the target of an editable install is "wheel" too
             return []
         needed: list[str] = _script(self.root, "js_build").build_requirements()
-        if not os.environ.get("LAZYVIZ_PURE_PYTHON"):
-            needed += _script(self.root, "build_native").REQUIREMENTS
         return needed
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -58,12 +57,3 @@ class WidgetBuildHook(BuildHookInterface):  # the base class is generic over a p
             js_build.build(report=self.app.display_info)
         except js_build.BuildError as error:  # its message is complete: no traceback around it
             self.app.abort(str(error))
-        if os.environ.get("LAZYVIZ_PURE_PYTHON"):
-            return
-        files, reasons = _script(self.root, "build_native").build_all()
-        for reason in reasons:
-            self.app.display_warning(f"lazyviz works without a compiled module, more slowly: {reason}")
-        if files:
-            build_data["pure_python"] = False
-            build_data["infer_tag"] = True
-            build_data["artifacts"] += [str(file.relative_to(self.root)) for file in files]

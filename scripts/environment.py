@@ -25,7 +25,12 @@ from steps import OUT, ROOT, StepFailed, run, say
 
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-EXTRAS = {"demo": "demo", "test": "dev", "test-all": "dev,libraries", "bench": "bench"}
+EXTRAS = {
+    "demo": "demo,native",
+    "test": "dev,native",
+    "test-all": "dev,libraries,native",
+    "bench": "bench,native",
+}
 # What installs everything that a target needs, too.
 INCLUDED_IN = {"demo": ("test", "test-all"), "test": ("test-all",)}
 TORCH = "2.13.0"
@@ -161,14 +166,26 @@ def build_widget() -> None:
 
 def install_lazyviz(target: str, constraints: list[str | Path]) -> None:
     """lazyviz, editable, with the extra that ``target`` needs."""
-    files = ("pyproject.toml", "constraints.txt", "constraints-cpu.txt")
-    # The install compiles the sources.
-    value = digest(*(ROOT / name for name in files), *(ROOT / name for name in build_native.SOURCES))
+    files = ("pyproject.toml", "constraints.txt", "constraints-cpu.txt", "hatch_build.py")
+    value = digest(*(ROOT / name for name in files))
     done = [name for name in EXTRAS if is_stamped(name, value)]
     if not {target, *INCLUDED_IN.get(target, ())}.isdisjoint(done):
         return
     pip(f"lazyviz and what `make {target}` needs", "-e", f".[{EXTRAS[target]}]", *constraints)
     put_stamp(target, value)
+
+
+def compile_modules() -> None:
+    """The native modules; where there is no compiler, lazyviz goes on without, more slowly."""
+    value = digest(ROOT / "constraints-cpu.txt", *(ROOT / name for name in build_native.SOURCES))
+    if os.environ.get("LAZYVIZ_PURE_PYTHON") or is_stamped("native", value):
+        return
+    try:
+        run("native modules, compiled for this PyTorch (minutes)", [PYTHON, "scripts/build_native.py"])
+    except StepFailed as error:
+        say(f"   {error}")
+        return
+    put_stamp("native", value)
 
 
 def find_chromium() -> str | None:
@@ -211,6 +228,7 @@ def main(target: str) -> int:
         constraints = install_torch()
         build_widget()
         install_lazyviz(target, constraints)
+        compile_modules()
         if target in ("test", "test-all"):
             install_chromium()
     except StepFailed as error:

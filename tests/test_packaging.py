@@ -129,7 +129,12 @@ def test_the_version_is_the_same_everywhere():
     import lazyviz
 
     assert lazyviz.__version__ == VERSION
-    assert f"## {VERSION}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for name, line in (
+        ("CHANGELOG.md", f"## {VERSION}"),
+        ("CITATION.cff", f"version: {VERSION}\n"),
+        ("scripts/conda/recipe.yaml", f"version: {VERSION}\n"),
+    ):
+        assert line in (ROOT / name).read_text(encoding="utf-8"), name
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +156,8 @@ def test_a_wheel_carries_the_bundle_and_no_sources(distributions):
     assert "lazyviz/static/widget.js" in names
     assert "lazyviz/static/widget.css" in names
     assert "lazyviz/py.typed" in names
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert not [name for name in names if name.endswith((".so", ".pyd"))]
     assert {name.split("/")[0] for name in names} == {
         "lazyviz",
         "_lazyviz_pytest.py",

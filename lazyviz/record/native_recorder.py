@@ -1,6 +1,6 @@
 """Native recorder: connects the compiled recorder (``recorder.pyx``), where it was built.
 
-It is optional: without it (no compiler when lazyviz was installed, ``LAZYVIZ_PURE_PYTHON`` set in the
+It is optional: without it (``lazyviz compile`` was not run, ``LAZYVIZ_PURE_PYTHON`` is set in the
 environment) every op takes the way in Python, with the same results.
 """
 

@@ -1,6 +1,6 @@
 """Loads the compiled modules, each beside its source; lazyviz works the same without them.
 
-They are made when lazyviz is installed, or by ``lazyviz compile`` (``native_build.py``): one in Cython where
+They are made by ``lazyviz compile`` (``native_build.py``): one in Cython where
 there is a C compiler, those in C++ where PyTorch is installed already, for that PyTorch.
 ``LAZYVIZ_PURE_PYTHON`` set in the environment leaves them out.
 """
