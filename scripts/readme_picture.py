@@ -3,8 +3,8 @@
 make picture        # or: .venv/bin/python scripts/readme_picture.py
 .venv/bin/python scripts/readme_picture.py --check      # whether it is as it would be drawn now
 
-It is a figure, without verdict and device.  Bytes in it are of this processor's kernels, so that the check compares
-all but the numbers: what is drawn, in which order, and its words.
+It is a figure, without verdict and device.  Bytes in it are of this processor's kernels, so that the check
+compares all but the numbers: what is drawn, in which order, and its words.
 """
 
 from __future__ import annotations
