@@ -12,11 +12,12 @@ from ...graph.modules import full_name
 from ...plan.explain import keeper
 from ...plan.formatting import line_text
 from ...plan.units import format_bytes
-from .boxes import Box, Hierarchy, chain, module_path, named, op_name, place_name, refused_of
+from .boxes import Box, Hierarchy, chain, module_facts, module_path, named, op_name, place_name, refused_of
 from .memory_chart import alive_json
 from .relations import relations
 from .scene import Scene, dtype_text, plural, shape_of, shape_text
 from .value_stats import values_of
+from .work import flops_of, flops_text
 
 LISTED = 12  # tensors, readers or flows listed at most
 CONSTANT_CHARS = 160
@@ -124,6 +125,8 @@ def _of_op(scene: Scene, box: Box, node: Node) -> dict[str, Any]:
     constants = _constants(node)
     if constants:
         facts.append(["arguments", constants])
+    if flops := flops_of([node], scene.work):
+        facts.append(["work", flops_text(flops)])
     behind = hierarchy.behind.get(node.index)
     if behind:
         facts.append(["through", ", ".join(dict.fromkeys(op_name(view) for view in behind))])
@@ -210,6 +213,16 @@ def _of_group(scene: Scene, box: Box) -> dict[str, Any]:
     facts = [["ops", f"{box.ops:,}"], ["allocates", format_bytes(box.nbytes)], ["phase", box.phase]]
     if first is not None and module_path(first) and box.repeats == 1:
         facts.insert(0, ["path", _common_path(nodes)])
+    known = module_facts(box)
+    if known is not None and box.phase != "optimizer":
+        facts.insert(1, ["class", f"{known.kind}({known.settings})" if known.settings else known.kind])
+        if known.parameters:
+            count = known.parameters * (box.repeats if box.calls == 1 else 1)
+            facts.append(["parameters", f"{count:,}"])
+    if dtype := scene.colouring(box).get("dtype"):
+        facts.append(["dtype", str(dtype)])
+    if flops := flops_of(nodes, scene.work):
+        facts.append(["work", flops_text(flops)])
     done = sum(node.state == "done" for node in nodes)
     if done:
         facts.append(["done", f"{done:,} of {len(nodes):,}"])
@@ -336,25 +349,32 @@ def seconds_text(seconds: float) -> str:
 
 
 def _constants(node: Node) -> str:
-    """The arguments that are not tensors, as text."""
+    """The arguments that are not tensors, by name and without defaults: ``"stride=2, padding=1"``."""
+    schema = node.op._schema.arguments
+    given = {argument.name: item for argument, item in zip(schema, node.args)} | dict(node.kwargs)
+    defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     parts = [
-        _constant(argument)
-        for argument in node.args
-        if not isinstance(argument, Value) and argument is not None
+        f"{name}={text}"
+        for name, item in given.items()
+        if not isinstance(item, Value)
+        and item is not None
+        and not (name in defaults and _plain(defaults[name]) == _plain(item))
+        and (text := _constant(item))
     ]
-    parts += [
-        f"{name}={_constant(argument)}"
-        for name, argument in node.kwargs.items()
-        if not isinstance(argument, Value) and argument is not None
-    ]
-    text = ", ".join(part for part in parts if part)
+    text = ", ".join(parts)
     return text if len(text) <= CONSTANT_CHARS else text[: CONSTANT_CHARS - 1] + "…"
+
+
+def _plain(item: object) -> object:
+    return list(item) if isinstance(item, tuple) else item
 
 
 def _constant(argument: object) -> str:
     if isinstance(argument, (list, tuple)):
         if any(isinstance(item, Value) for item in argument):
             return ""
+        if len(argument) > 1 and len(set(map(str, argument))) == 1:
+            return str(argument[0])  # the same in every dimension
         return f"[{', '.join(map(str, argument[:8]))}{', …' if len(argument) > 8 else ''}]"
     return str(argument)
 
