@@ -1,0 +1,55 @@
+"""Published whole-model times: what is projected for a few rows now, and the page as the last run left it."""
+
+import csv
+import importlib
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def harness():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        yield importlib.import_module("published_times")
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+
+
+@pytest.fixture(scope="module")
+def results(harness):
+    return json.loads(harness.RESULTS.read_text(encoding="utf-8"))
+
+
+def test_the_page_is_that_of_the_results(harness, results):
+    text = harness.PAGE.read_text(encoding="utf-8")
+    assert text == harness.page(results), "python benchmarks/published_times.py --page-only"
+
+
+def test_every_usable_row_was_projected(harness, results):
+    with harness.DATA.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if harness.usable(row)]
+    assert [(row["gpu"], row["model"], float(row["ms"]) / 1e3) for row in rows] == [
+        (each["gpu"], each["model"], each["published"]) for each in results
+    ]
+
+
+def test_cards_with_a_measured_rate_are_within_a_tenth(harness, results):
+    errors = harness.errors(results, "measured")
+    assert len(errors) >= 20
+    assert statistics.median(errors) < 0.05
+    assert errors[int(0.9 * len(errors))] < 0.1
+
+
+def test_a_vision_transformer_projects_as_the_page_says(harness, results):
+    with harness.DATA.open(encoding="utf-8", newline="") as file:
+        row = next(row for row in csv.DictReader(file) if row["model"] == "vit_base_patch16_224")
+    then = next(
+        each for each in results if each["model"] == "vit_base_patch16_224" and each["gpu"] == row["gpu"]
+    )
+    assert harness.record(row)["projected"] == pytest.approx(then["projected"], rel=1e-6)
