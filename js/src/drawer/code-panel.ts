@@ -78,7 +78,7 @@ export class CodePanel {
         html("i", { class: `lz-cat-${category}`, "aria-hidden": "true", style: `width:${(100 * Math.min(share, 1)).toFixed(1)}%` }),
       );
     });
-    this.#layers.replaceChildren(...(rows.length ? [html("h4", {}, "Largest layers at the peak"), html("ul", {}, ...rows)] : []));
+    this.#layers.replaceChildren(...(rows.length ? [html("h3", {}, "Largest layers at the peak"), html("ul", {}, ...rows)] : []));
   }
 
   /** Marks lines: those of what is selected, or the one that was chosen. */
