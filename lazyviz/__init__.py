@@ -17,6 +17,7 @@ from .plan.plan import Plan
 from .plan.remat.selection import RecomputePlan
 from .record.sync_points import AbsentDeviceError, SyncError
 from .session.connect import connect
+from .session.kv_cache import mark_kv_cache
 from .session.lazy_graph import (
     LazyGraph,
     RecomputeError,
@@ -71,6 +72,7 @@ __all__ = [
     "lazy",
     "lazy_function",
     "load_ipython_extension",
+    "mark_kv_cache",
     "mark_step",
     "metrics",
     "options",

@@ -21,7 +21,7 @@ from .output_specs import Inferred, Output, OutputSpec
 _CPU = torch.device("cpu")
 _STAND_INS = torch_cuda.STAND_INS
 
-# Operators whose results' metadata ATen works out in C++ before it picks a device's kernel, for all devices alike.
+# Operators whose results' metadata ATen works out in C++ before it picks a device's kernel.
 # Those of the second set have no kernel for integers, or none for all of them.
 _OF_NUMBERS = {"add", "sub", "mul", "cat", "eq", "ne", "lt", "le", "gt", "ge"}
 _OF_FLOATS = {"div", "neg", "mm", "addmm", "bmm", "silu", "gelu", "rsqrt", "sin", "cos", "pow", "mean"}
