@@ -16,6 +16,7 @@ from .plan.devices.devices import Device, DeviceProfile, devices
 from .plan.plan import Plan
 from .plan.remat.selection import RecomputePlan
 from .record.sync_points import AbsentDeviceError, SyncError
+from .session.advice import Advice, advise
 from .session.connect import connect
 from .session.kv_cache import mark_kv_cache
 from .session.lazy_graph import (
@@ -40,6 +41,7 @@ from .testing.memory_budget import assert_peak_below
 
 __all__ = [
     "AbsentDeviceError",
+    "Advice",
     "Backend",
     "Device",
     "DevicePlan",
@@ -63,6 +65,7 @@ __all__ = [
     "SyncPoint",
     "TensorMeta",
     "Value",
+    "advise",
     "assert_peak_below",
     "devices",
     "doctor",
