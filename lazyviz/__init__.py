@@ -16,8 +16,10 @@ from .plan.devices.devices import Device, DeviceProfile, devices
 from .plan.plan import Plan
 from .plan.remat.selection import RecomputePlan
 from .record.sync_points import AbsentDeviceError, SyncError
+from .session.advice import Advice, advise
 from .session.calibration import Calibration, calibrate
 from .session.connect import connect
+from .session.kv_cache import mark_kv_cache
 from .session.lazy_graph import (
     LazyGraph,
     RecomputeError,
@@ -40,6 +42,7 @@ from .testing.memory_budget import assert_peak_below
 
 __all__ = [
     "AbsentDeviceError",
+    "Advice",
     "Backend",
     "Calibration",
     "Device",
@@ -64,6 +67,7 @@ __all__ = [
     "SyncPoint",
     "TensorMeta",
     "Value",
+    "advise",
     "assert_peak_below",
     "calibrate",
     "devices",
@@ -74,6 +78,7 @@ __all__ = [
     "lazy",
     "lazy_function",
     "load_ipython_extension",
+    "mark_kv_cache",
     "mark_step",
     "metrics",
     "options",

@@ -17,6 +17,7 @@ import click
 
 from .. import __version__
 from ..plan.units import parse_bytes
+from ..record.fake_cuda.generation import UNTIL_MAX_NEW_TOKENS
 from . import compare_command, compile_command, doctor_command, plan_command, run_command
 from .plan_command import FINE, USAGE, PlanOptions, UsageError
 from .script import Script
@@ -78,6 +79,8 @@ class Assumed(click.ParamType):
     ) -> tuple[int | str, Any]:
         if isinstance(value, tuple):
             return value
+        if value == UNTIL_MAX_NEW_TOKENS:
+            return UNTIL_MAX_NEW_TOKENS, True
         place, sign, text = value.rpartition("=")
         known = place == "*" or place.isdecimal() or place.rpartition(":")[2].isdecimal()
         try:

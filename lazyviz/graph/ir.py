@@ -30,7 +30,7 @@ State = Literal["pending", "done", "failed"]
 Alarm = Literal["nan", "inf"]
 RAN_AT_ONCE = "lazyviz::ran_at_once"
 """The operator's name of a node for a subgraph of the program that is no operator: a compiled call, say."""
-Role = Literal["parameter", "gradient", "optimizer", "buffer", "input"]
+Role = Literal["parameter", "gradient", "optimizer", "buffer", "input", "kv_cache"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,6 +432,8 @@ class Graph:
         self.outermost = id(self)  # tells the blocks that are nested in one from others
         self.elsewhere: set[str] = set()  # names of threads whose ops ran meanwhile, unrecorded
         self.in_parts: set[str] = set()  # layers recorded as ops where that card has a kernel
+        self.as_eager: set[str] = set()  # compiled functions that were recorded as eager PyTorch runs them
+        self.assumed: set[str] = set()  # of values that only an absent device could tell, in words
         self.place: SourceLine | None = None  # where the block was opened
         self.is_cell = False  # the block is all of a cell
         self.refused: RefusedOp | None = None  # the last one

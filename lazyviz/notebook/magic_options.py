@@ -12,6 +12,7 @@ from IPython.core.error import UsageError
 
 from ..execute.registry import backend_names, find_backend
 from ..plan.devices.devices import PROFILES, cuda_devices
+from ..record.fake_cuda.generation import UNTIL_MAX_NEW_TOKENS
 from ..session import planned_device
 from ..session.named_batch import bound_names, dimension, parse_names, unknown_names
 from ..session.option_checks import recompute_option
@@ -108,6 +109,9 @@ def assumed(options: Iterable[str]) -> dict[int | str, Any]:
     """``--assume LINE=VALUE``, as a mapping; of several values, ``False*127,True``, an iterator."""
     assume: dict[int | str, Any] = {}
     for option in options:
+        if unquoted(option) == UNTIL_MAX_NEW_TOKENS:
+            assume[UNTIL_MAX_NEW_TOKENS] = True
+            continue
         line, _, value = unquoted(option).partition("=")
         try:
             assume[int(line)] = _assumed_value(value)

@@ -51,6 +51,12 @@ def explain(plan: Plan) -> str:
             f"{', '.join(layers)}: recorded cell by cell with the CPU's operators, since cuDNN does not take "
             f"it; {plan.device} would run each cell as one kernel, which no range above allows for."
         )
+    if functions := sorted(plan._graph.as_eager):
+        lines.append(
+            f"{', '.join(functions)}: planned as eager PyTorch runs it; compiled by torch.compile "
+            "it would take other memory, mostly less, which no range above allows for."
+        )
+    lines += [f"Assumed: {said}." for said in sorted(plan._graph.assumed)]
     if plan.borrowed:
         lines.append(
             f"The tensors are those recorded on {plan.recorded_device}; {plan.device} may choose "

@@ -44,6 +44,11 @@ _METHODS: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten.div_.Tensor: private_api.TensorBase.div_,
 }
 
+# What they make has a content that the tensors they are given have no part in.
+SHAPE_ONLY = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like")
+)
 _STAND_INS = torch_cuda.STAND_INS
 CHECK_GRADIENTS = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 Tensors = dict[TrackedValue, torch.Tensor]
@@ -60,6 +65,17 @@ def is_given(tensor: torch.Tensor) -> bool:
 
 def _no_look(values: Sequence[TrackedValue]) -> bool:
     return False
+
+
+def assume(value: TrackedValue, content: float) -> bool:
+    """From now on ``value`` is known to hold ``content`` throughout; false where it shares its memory."""
+    storage = value.storage
+    if value.node is None or storage.created != value.node.index or storage.writer is not None:
+        return False
+    storage.shadow = Shadow()
+    with dispatch_level.kernels_only():
+        storage.shadow.tensors[value] = torch.full(value.meta.shape, content, dtype=value.dtype)
+    return True
 
 
 class Search:
@@ -326,12 +342,16 @@ class _Walk:
                 return False
             if value.node is node:
                 self._budget -= value.nbytes
+        if node.op in SHAPE_ONLY:
+            self._budget -= node.inputs[0].nbytes
         for storage in node.writes:
             if storage not in self._written and storage.shadow is None:
                 self._budget -= storage.nbytes
             self._written.add(storage)
         if self._budget < 0 or len(self._nodes) > MOST_NODES:
             return False
+        if node.op in SHAPE_ONLY:
+            return True
         if not all(self._reach_value(value, stack) for value in node.inputs):
             return False
         touched = {value.storage for value in node.inputs}
@@ -345,7 +365,8 @@ class _Walk:
             self._tensors[leaf] = self._leaf(leaf)
         nodes = sorted(self._nodes, key=lambda node: node.sequence)
         for node in nodes:
-            result = node.op(*_substitute(node.args, self._tensor), **_substitute(node.kwargs, self._tensor))
+            content_of = _shape_of if node.op in SHAPE_ONLY else self._tensor
+            result = node.op(*_substitute(node.args, content_of), **_substitute(node.kwargs, content_of))
             results = list(result) if isinstance(result, (list, tuple)) else [result]
             results = [item for item in results if item is not None]
             for value in node.outputs:
@@ -408,6 +429,12 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The whole storage of ``tensor``, as bytes."""
     memory = torch.empty(0, dtype=torch.uint8)
     return torch.ops.aten.set_.source_Storage(memory, private_api.TensorBase.untyped_storage(tensor))
+
+
+def _shape_of(value: TrackedValue) -> torch.Tensor:
+    """A tensor with the value's metadata, and content of no meaning."""
+    meta = value.meta
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=_computed_on(meta.device))
 
 
 def _substitute(item: Any, tensor_of: Callable[[TrackedValue], torch.Tensor]) -> Any:

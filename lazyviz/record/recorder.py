@@ -22,7 +22,9 @@ from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dynamo, private_api
 from ..torch_internals.dispatch_handlers import (
     ask_subclasses,
+    by_kernel,
     by_others,
+    dense_kernel,
     is_dispatched_in_cpp,
     past_torch_function,
 )
@@ -67,6 +69,9 @@ class RecorderMode(private_api.TorchDispatchMode):
             if private_api.active_dispatch_modes():  # ours is off the stack here: tracers, all below it
                 return unrecorded_ops.dispatch_traced(tape, func, args, kwargs or {})
             if type(func) is not OpOverload:
+                if _is_planned() and (kernel := dense_kernel(func)) is not None:
+                    with tape.runs.lock:
+                        return by_kernel(self, kernel, args, kwargs or {})
                 return fallback.dispatch_opaque(tape, func, args, kwargs or {})
             if torch.is_inference_mode_enabled() and tape.shapes.info(func).of_views:
                 return by_others(self, func, args, kwargs or {})
@@ -91,6 +96,13 @@ class RecorderMode(private_api.TorchDispatchMode):
         except BaseException as error:
             shorten(error)
             raise
+
+
+def _is_planned() -> bool:
+    """Whether what is recorded can only be planned: what is not one kernel has no tensors to run on."""
+    recording = tape.recording
+    planned = recording.absent is not None or recording.world is not None
+    return planned and not recording.pauses and recording.is_on_this_thread()
 
 
 def _unwrapped(

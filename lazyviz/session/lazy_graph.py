@@ -41,7 +41,7 @@ from .diagnostics import why as why
 from .display import Pictures
 from .evaluate_all import run_all
 from .named_batch import BatchLike, NamedBatch
-from .option_checks import Recompute
+from .option_checks import Recompute, assumptions
 from .options import options as defaults
 from .recompute_options import RecomputeError as RecomputeError
 from .recompute_options import levers
@@ -439,7 +439,7 @@ def lazy(
     backend: str | None = None,
     allow_sync: bool = True,
     *,
-    assume: Mapping[int, Any] | Mapping[str, Any] | Mapping[int | str, Any] | None = None,
+    assume: Mapping[int, Any] | Mapping[str, Any] | Mapping[int | str, Any] | str | None = None,
     held_bytes_limit: int = HELD_BYTES_LIMIT,
     code: str = "",
     names: Mapping[str, Any] | None = None,
@@ -475,7 +475,8 @@ def lazy(
         rank: which of them it is.
         assume: what a read at each of these lines returns that an absent device would have to compute; a line
             is its number, in whatever file, ``"train.py:12"``, or ``"*"`` for all others; an iterator gives
-            one value a read.
+            one value a read.  ``"until max_new_tokens"`` says what holds anyway: generation by transformers
+            goes on to its longest length, whatever the tokens are, unless an iterator says what it reads.
         allow_sync: False makes a sync point inside the block an error that names its line.
         held_bytes_limit: evaluate once pending ops keep more than this many bytes of
             outside tensors alive that the block itself has dropped.
@@ -494,7 +495,7 @@ def lazy(
             split=split,
             backend=backend or defaults.backend,
             allow_sync=allow_sync,
-            assume=None if assume is None else dict[int | str, Any](assume.items()),
+            assume=assumptions(assume),
             mesh=mesh,
             rank=rank,
             held_bytes_limit=held_bytes_limit,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..execute.microbatch.clusters import is_cluster
 from ..execute.registry import find_backend
 from ..plan.batch.split import BATCH_NEEDED, check_split
 from ..plan.units import parse_bytes
+from ..record.fake_cuda.generation import UNTIL_MAX_NEW_TOKENS
 
 Recompute = int | str
 """A peak in bytes, ``"auto"`` or ``"off"``."""
@@ -28,6 +30,19 @@ def recompute_option(given: Any) -> Recompute:
         return parse_bytes(given)
     except ValueError:
         raise ValueError(f"recompute is 'off', 'auto' or a size such as '2 GiB', not {given!r}") from None
+
+
+def assumptions(assume: Mapping[Any, Any] | str | None) -> dict[int | str, Any] | None:
+    """``assume`` of :func:`lazyviz.lazy` as a mapping.
+
+    Raises:
+        ValueError: text that is not :data:`UNTIL_MAX_NEW_TOKENS`.
+    """
+    if isinstance(assume, str):
+        if assume != UNTIL_MAX_NEW_TOKENS:
+            raise ValueError(f"assume={assume!r}: {{LINE: VALUE}}, or {UNTIL_MAX_NEW_TOKENS!r}")
+        return {assume: True}
+    return None if assume is None else dict[int | str, Any](assume.items())
 
 
 def validate(

@@ -7,6 +7,7 @@ Private:
 - ``DisableTorchFunctionSubclass``: a mode's handler runs with ``__torch_function__`` enabled, though
   the op that it is given has been through that.
 - ``torch.distributed.tensor._api``, ``DTensor.__torch_dispatch__``: a DTensor's ops are dispatched in C++.
+- ``HigherOrderOperator.py_kernels``: what such an operator does where nothing traces or compiles it.
 - ``OpOverload.decompose``, ``_can_decompose``, the dispatcher's keys: in inference mode functions made
   of other ops reach modes whole, past the layer that tracks views; the ops in them pass it.
 """
@@ -14,7 +15,7 @@ Private:
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,6 +84,21 @@ def makes_views_by_others(op: OpOverload) -> bool:
         return False
     tracked = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView")
     return bool(op._can_decompose()) and not tracked
+
+
+def dense_kernel(op: Any) -> Callable[..., Any] | None:
+    """How a higher-order operator (flex attention, ``torch.cond``) computes with ordinary ops, if it can."""
+    kernels: Any = getattr(op, "py_kernels", {})
+    kernel: Callable[..., Any] | None = kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+    return kernel
+
+
+def by_kernel(
+    mode: TorchDispatchMode, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call :func:`dense_kernel`'s; ``mode`` sees the ops in it."""
+    with _in_place(mode):
+        return kernel(*args, **kwargs)
 
 
 def by_others(mode: TorchDispatchMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -27,6 +27,9 @@ BACKWARD_CALLS = tuple(name for name in ("apply", "apply_boxed") if hasattr(Cust
 # The module that keeps functions of PyTorch in tables when it is imported, and replaces some.  Importing it
 # takes most of a second, which nobody here does before it is needed.
 KEEPS_WHAT_IT_FINDS = "torch._dynamo"
+# Flex attention's operator, and the function that calls it, by its name there.
+FLEX_OPERATOR, FLEX_FUNCTION = "torch._higher_order_ops.flex_attention", "torch.nn.attention.flex_attention"
+FLEX_CALLED = "flex_attention_hop"
 # Dynamo's hook on this thread's frames, and the mark of code that it leaves alone.
 _FRAMES = torch._C._dynamo.eval_frame
 set_eval_frame = _FRAMES.set_eval_frame
@@ -67,6 +70,33 @@ def calls_compiled_function(frame: FrameType) -> bool:
     """Whether ``frame`` is that of ``torch.compile``'s wrapper, which calls a compiled function."""
     code = frame.f_code
     return code.co_name == "compile_wrapper" and code.co_filename.endswith("eval_frame.py")
+
+
+def compiled_name(frame: FrameType) -> str:
+    """The name of what ``torch.compile``'s wrapper calls in ``frame``: a function's, or a module's class.
+
+    Empty for PyTorch's own, of which eager code makes use.
+    """
+    function = inspect.unwrap(frame.f_locals["fn"])
+    owner = getattr(function, "__self__", function)
+    if isinstance(owner, torch.nn.Module):
+        return type(owner).__name__
+    if getattr(function, "__module__", "") == "torch.nn.attention.flex_attention":
+        return "" if function.__name__.startswith("_") else function.__name__
+    return str(getattr(function, "__qualname__", type(function).__name__)).rpartition("<locals>.")[2]
+
+
+def eager_stance(frame: FrameType) -> tuple[Any, str, Any] | None:
+    """Module, name and value by which ``torch.compile``'s wrapper in ``frame`` calls functions as they are.
+
+    What ``torch.compiler.set_stance("force_eager")`` sets; with another stance it complains where it has
+    compiled nothing (``fullgraph=True``).  ``None``: it is so already, or this PyTorch has no such thing.
+    """
+    module = sys.modules.get(frame.f_globals["__name__"])
+    stance = getattr(module, "_stance", None)
+    if stance is None or stance.stance == "force_eager":
+        return None
+    return module, "_stance", type(stance)("force_eager")
 
 
 # The wrapper calls the function inside of a guard of dispatch keys, since torch 2.13; in 2.15 it calls two

@@ -46,6 +46,7 @@ def test_every_category_is_named_and_they_add_up_to_the_peak(training_step):
         "gradients": 1000,
         "optimizer": 2000,
         "activations": 4,  # the loss, still referenced
+        "kv_cache": 0,
         "inputs": 100,
         "buffers": 0,
         "temporaries": 0,

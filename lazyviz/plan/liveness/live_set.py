@@ -14,7 +14,15 @@ from ..units import format_bytes
 from .lifetimes import Lifetime
 
 Category = Literal[
-    "parameters", "gradients", "optimizer", "activations", "inputs", "buffers", "temporaries", "held"
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "kv_cache",
+    "inputs",
+    "buffers",
+    "temporaries",
+    "held",
 ]
 
 CATEGORIES: tuple[Category, ...] = (
@@ -22,6 +30,7 @@ CATEGORIES: tuple[Category, ...] = (
     "gradients",
     "optimizer",
     "activations",
+    "kv_cache",
     "inputs",
     "buffers",
     "temporaries",
@@ -34,6 +43,7 @@ _OF_ROLE: dict[Role, Category] = {
     "optimizer": "optimizer",
     "buffer": "buffers",
     "input": "inputs",
+    "kv_cache": "kv_cache",
 }
 
 
@@ -175,7 +185,7 @@ def allocation(span: Lifetime) -> Allocation:
 
 
 # How many last parts of its name a storage has beyond its module: "h.0.attn.weight.exp_avg".
-_NAME_PARTS = {"parameter": 1, "buffer": 1, "gradient": 2, "optimizer": 2}
+_NAME_PARTS = {"parameter": 1, "buffer": 1, "kv_cache": 1, "gradient": 2, "optimizer": 2}
 
 
 def module_of(storage: Storage) -> str:

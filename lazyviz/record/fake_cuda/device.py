@@ -14,21 +14,24 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...graph.ir import SourceLine
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
 from ..interception.attribute_patches import Patches
 from ..storage import TrackedNode
 from ..sync_points import AbsentDeviceError, needs_absent
 from ..unrecorded_ops import nodes_before_access
-from . import data_errors, memory_stats, tensor_placement
+from . import data_errors, flex_attention, memory_stats, tensor_placement
 from . import layers as fake_cuda_layers
 from .autocast import AutocastKernels
 from .card import Card as Card
 from .cards import Memory, Reserved
+from .generation import Generation
 from .kernels import CudaKernels
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ def is_absent(device: torch.device) -> bool:
 
 ANYWHERE = "*"
 """In the place of a line whose value is assumed: any line that has none of its own."""
+_NOTHING = object()
 _Generator = torch.Generator
 
 
@@ -90,6 +94,7 @@ class AbsentCards:
         self.patches = Patches()
         self._kernels = CudaKernels(self)
         self._autocast = AutocastKernels()
+        self._generation = Generation(self)
 
     def install(self) -> None:
         torch_cuda.stand_in()
@@ -101,8 +106,12 @@ class AbsentCards:
         fake_cuda_layers.install(self)
         self._kernels.install()
         self._autocast.install(self.patches)
+        self._generation.install()
+        flex_attention.install(self)
 
     def remove(self) -> None:
+        self._generation.remove()
+        flex_attention.remove()
         self._autocast.remove()
         self._kernels.remove()
         self.patches.restore()
@@ -166,20 +175,30 @@ class AbsentCards:
         """What the user said a read returns that needs ``needed``."""
         if not needs_absent(needed):
             return None
+        line, value = self._assumed(sys._getframe(2))
+        if isinstance(value, Iterator):  # one value a read
+            value = next(value, self)
+            if value is self:
+                raise AbsentDeviceError(f"{line} is read more often than values are assumed for it")
+        if value is _NOTHING:
+            prompt = self._generation.about_prompt(needed, sys._getframe(2))
+            return None if prompt is None else Answer(prompt)
+        return Answer(value)
+
+    def assumes_each_read(self) -> bool:
+        """Whether the user said what reads at the line that is run now return, one after the other."""
+        return isinstance(self._assumed(sys._getframe(2))[1], Iterator)
+
+    def _assumed(self, frame: FrameType) -> tuple[SourceLine | None, Any]:
+        """The user's line that ``frame`` works for, and what is assumed of a read there."""
         if not self._assume:
-            return None
-        line = self.tape.scopes.sources.find(sys._getframe(2))[0]
+            return None, _NOTHING
+        line = self.tape.scopes.sources.find(frame)[0]
         names: list[int | str] = [line.line, str(line), line.short] if line is not None else []
         for name in (*names, ANYWHERE):
-            if name not in self._assume:
-                continue
-            value = self._assume[name]
-            if isinstance(value, Iterator):  # one value a read
-                value = next(value, self)
-                if value is self:
-                    raise AbsentDeviceError(f"{line} is read more often than values are assumed for it")
-            return Answer(value)
-        return None
+            if name in self._assume:
+                return line, self._assume[name]
+        return line, _NOTHING
 
     # --- functions ------------------------------------------------------------------
 

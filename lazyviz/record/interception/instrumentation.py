@@ -25,6 +25,7 @@ from ..recorder import RecorderMode
 from ..tape import Tape
 from .attribute_patches import CodePatch, Patches, everything, is_ours, originals
 from .global_flags import SettingsPatches
+from .kv_caches import CachePatches
 from .late_imports import LateImports
 from .memory_reads import SyncPatches
 
@@ -49,8 +50,12 @@ class Watch:
         self._scopes = ScopePatches(tape.scopes, tape.tensors.value_of)
         self._rules = CodePatch(private_api.dispatch_rule)
         self._imports = LateImports(self._mode)
+        self._caches = CachePatches(tape)
         self._threads = Patches()
         self._patches = Patches()
+        self._stance = (
+            Patches()
+        )  # of Dynamo, once a compiled function has been called that can only be planned
         self.away = False  # while compiled code runs
 
     def begin_recording(self) -> None:
@@ -63,6 +68,7 @@ class Watch:
             self._formulas.install()
             self._settings.install()
             self._rules.set(_no_rules)
+            self._caches.install()
             self._imports.install()
             if not self._threads and not self._threads.reapply():
                 self._threads.set(threading.Thread, "start", self._guarded_start())
@@ -139,6 +145,9 @@ class Watch:
             result = enter(*guard)
             frame = sys._getframe(1)
             if dynamo.calls_compiled_function(frame):
+                if self._is_planned():  # nothing to compile for: the function is run as it is
+                    self._run_as_eager(frame)
+                    return result
                 region = self._suspended("torch.compile")
                 try:
                     region.__enter__()
@@ -155,6 +164,20 @@ class Watch:
 
         dynamo.skip_code(__enter__.__code__)
         return __enter__
+
+    def _is_planned(self) -> bool:
+        """Whether what is recorded can only be planned: compiled code has no tensors to read."""
+        recording = self._tape.recording
+        return recording.absent is not None or (recording.world is not None and recording.graph is not None)
+
+    def _run_as_eager(self, frame: FrameType) -> None:
+        """What ``torch.compile``'s wrapper calls in ``frame`` is recorded as it is, and so noted."""
+        graph, name = self._tape.recording.graph, dynamo.compiled_name(frame)
+        if graph is not None and name:
+            graph.as_eager.add(name)
+        stance = dynamo.eager_stance(frame)
+        if stance is not None and not self._stance:
+            self._stance.set(*stance)
 
     def _leaving(self, leave: Callable[..., Any]) -> Callable[..., Any]:
         local = self._thread
@@ -258,6 +281,7 @@ class Watch:
     def end_recording(self) -> None:
         self._tape.recording.view_is_made()
         self._scopes.remove()
+        self._stance.restore()  # what is planned stays pending
         self.release()
 
     def release(self) -> None:
@@ -330,7 +354,9 @@ class Watch:
     def _remove(self) -> None:
         if self._reads.installed:
             self._threads.restore()
+            self._stance.restore()
             self._imports.remove()
+            self._caches.remove()
             self._rules.restore()
             self._settings.remove()
             self._formulas.remove()

@@ -4,12 +4,14 @@ Dynamo takes most of a second, so lazyviz leaves its import to whoever needs it:
 shape rule, a compiler.  That may be in the midst of a block, and Dynamo keeps functions that it finds in
 tables, and puts others in their place.  So all of ours stands aside meanwhile: patches, and the mode of the
 thread that imports.  What another thread reads of pending tensors in that time it reads as an operator would.
+
+Libraries that a block imports are met here, too: what is to be done with one once it is there.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -19,6 +21,22 @@ from ...torch_internals import private_api
 from ...torch_internals.dynamo import KEEPS_WHAT_IT_FINDS
 from .attribute_patches import out_of_place
 
+AFTER: dict[str, Callable[[ModuleType], None]] = {}
+"""By name of a module: called with it when a block has imported it."""
+
+
+def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
+    """Do it now, if the module is there, else when a block imports it; :func:`forget` takes it back."""
+    module = sys.modules.get(name)
+    if module is not None:
+        action(module)
+    else:
+        AFTER[name] = action
+
+
+def forget(name: str) -> None:
+    AFTER.pop(name, None)
+
 
 class LateImports(MetaPathFinder):
     """While installed, such an import takes place without ``mode`` and without patches."""
@@ -27,7 +45,7 @@ class LateImports(MetaPathFinder):
         self._mode = mode
 
     def install(self) -> None:
-        if KEEPS_WHAT_IT_FINDS not in sys.modules and not self.installed:
+        if (AFTER or KEEPS_WHAT_IT_FINDS not in sys.modules) and not self.installed:
             sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
@@ -41,20 +59,20 @@ class LateImports(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != KEEPS_WHAT_IT_FINDS:
+        if name != KEEPS_WHAT_IT_FINDS and name not in AFTER:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Aside(spec.loader, self._mode)
+            action = AFTER.get(name)
+            spec.loader = _Aside(spec.loader, self._mode) if action is None else _Then(spec.loader, action)
         return spec
 
 
-class _Aside(Loader):
-    """``loader``, with nothing of ours in place."""
+class _For(Loader):
+    """In the place of ``loader``, until the module is executed."""
 
-    def __init__(self, loader: Loader, mode: private_api.TorchDispatchMode) -> None:
+    def __init__(self, loader: Loader) -> None:
         self._loader = loader
-        self._mode = mode
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -63,8 +81,31 @@ class _Aside(Loader):
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+
+
+class _Aside(_For):
+    """``loader``, with nothing of ours in place."""
+
+    def __init__(self, loader: Loader, mode: private_api.TorchDispatchMode) -> None:
+        super().__init__(loader)
+        self._mode = mode
+
+    def exec_module(self, module: ModuleType) -> None:
         with _without(self._mode), out_of_place():
-            self._loader.exec_module(module)
+            super().exec_module(module)
+
+
+class _Then(_For):
+    """``loader``, and then ``action``."""
+
+    def __init__(self, loader: Loader, action: Callable[[ModuleType], None]) -> None:
+        super().__init__(loader)
+        self._action = action
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        self._action(module)
 
 
 @contextmanager

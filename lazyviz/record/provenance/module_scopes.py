@@ -181,6 +181,14 @@ class Scopes:
                     else:
                         self._parameters[id(tensor)] = (weakref.ref(tensor), "", "optimizer", full)
 
+    def learn_cache(self, tensor: torch.Tensor, find: ValueFinder) -> None:
+        """``tensor`` is a part of a KV cache."""
+        value = find(tensor)
+        if value is not None:
+            value.storage.role = "kv_cache"
+        else:
+            self._parameters[id(tensor)] = (weakref.ref(tensor), "", "kv_cache", "")
+
     def hand_over(self, graph: Graph) -> None:
         """The block has ended: from now on its forward nodes are remembered as long as ``graph`` is."""
         graph.by_sequence, self.by_sequence = self.by_sequence, {}
@@ -214,6 +222,8 @@ class Scopes:
         seen: set[int] = set()  # a tied weight goes by its first name, as in named_parameters()
         for name, module in modules:
             for role, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
+                if role == "buffer" and type(module).__name__.replace("_", "").lower() == "kvcache":
+                    role = "kv_cache"
                 for key, tensor in tensors.items():
                     if tensor is not None and id(tensor) not in seen:
                         seen.add(id(tensor))

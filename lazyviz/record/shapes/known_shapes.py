@@ -21,8 +21,8 @@ from .output_specs import Inferred, Output, OutputSpec
 _CPU = torch.device("cpu")
 _STAND_INS = torch_cuda.STAND_INS
 
-# Operators whose results' metadata ATen works out in C++ before it picks a device's kernel, for all devices
-# alike.  Those of the second set have no kernel for integers, or none for all of them.
+# Operators whose results' metadata ATen works out in C++ before it picks a device's kernel.
+# Those of the second set have no kernel for integers, or none for all of them.
 _OF_NUMBERS = {"add", "sub", "mul", "cat", "eq", "ne", "lt", "le", "gt", "ge"}
 _OF_FLOATS = {"div", "neg", "mm", "addmm", "bmm", "silu", "gelu", "rsqrt", "sin", "cos", "pow", "mean"}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

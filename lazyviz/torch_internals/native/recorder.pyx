@@ -240,7 +240,7 @@ cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
 cdef object ENTRY, MISSING, ref_cls, goes_on_without, nowhere, known_number, evaluate_number, number_in
-cdef object gradient_check, is_made_of_others
+cdef object gradient_check, is_made_of_others, shape_only
 cdef int MOST_FRAMES
 cdef uint64_t NO_SEQUENCE
 cdef uint64_t snapshot_key, autocast_keys
@@ -276,7 +276,7 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
-    global goes_on_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others
+    global goes_on_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder
     global learn, info_of, TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
@@ -284,12 +284,13 @@ def connect(**parts):
     slow, Unexamined = parts["slow"], parts["Unexamined"]
     goes_on_without, nowhere = parts["goes_on_without"], parts["NOWHERE"]
     known_number, gradient_check = parts["known_number"], parts["gradient_check"]
+    shape_only = parts["shape_only"]
     evaluate_number, number_in = parts["evaluate_number"], parts["number_in"]
     LazyTensor, Tensor, Parameter = parts["LazyTensor"], parts["Tensor"], parts["Parameter"]
     OpOverload, OutputSpec = parts["OpOverload"], parts["OutputSpec"]
     TensorRef, TrackedStorage, Lost = parts["TensorRef"], parts["TrackedStorage"], parts["Lost"]
     ref_cls = TensorRef.__base__
-    stand_ins, wrap, storage_address = parts["stand_ins"], parts["wrap"], parts["storage_address"]
+    stand_ins, wrap, storage_address = parts["cuda"].STAND_INS, parts["wrap"], parts["storage_address"]
     dispatch_depth, default_dtype = parts["dispatch_depth"], parts["default_dtype"]
     grad_enabled, inference_enabled = parts["grad_enabled"], parts["inference_enabled"]
     engine_node, sequence_number = parts["engine_node"], parts["sequence_number"]
@@ -314,7 +315,7 @@ def connect(**parts):
     ENTRY, MISSING = parts["ENTRY"], parts["MISSING"]
     MOST_FRAMES, NO_SEQUENCE = parts["MOST_FRAMES"], parts["NO_SEQUENCE"]
     snapshot_key, key_set_offset = parts["snapshot_key"], parts["key_set_offset"]
-    autocast_keys, is_made_of_others = parts["autocast_keys"], parts["is_made_of_others"]
+    autocast_keys, is_made_of_others = parts["cuda"].AUTOCAST_KEYS, parts["cuda"].is_made_of_others
     take, quick = None, &in_python
     if parts["dispatcher"] is not None:
         take = parts["take"]
@@ -989,6 +990,8 @@ cdef bint is_unknown_value(object value) except -1:
             continue
         if get(node, N_missed) is True or get(node, N_draws) is not None:
             return True
+        if get(node, N_op) in shape_only:
+            continue
         for item in <list> get(node, N_inputs):
             if depends_on_data(item, stack, &count):
                 return True

@@ -43,6 +43,7 @@ CATEGORY_COLORS = {
     "gradients": "#e8124e",
     "optimizer": "#551a7c",
     "activations": "#109b5f",
+    "kv_cache": "#0e7490",
     "inputs": "#195264",
     "buffers": "#d46207",
     "temporaries": "#6a5a22",
@@ -55,6 +56,7 @@ ROLE_COLORS = {
     "optimizer": "#551a7c",
     "buffer": "#d46207",
     "input": "#195264",
+    "kv_cache": "#0e7490",
 }
 _VERDICT_COLORS = {"fits": "#1a7f4b", "too-big": "#c0352b", "unknown": "#5f6b7a"}
 _INK, _MUTED, _FAINT, _CARD, _LINE = "#1d2733", "#5c6874", "#e3e8ee", "#ffffff", "#98a4b1"

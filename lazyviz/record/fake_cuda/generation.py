@@ -1,0 +1,123 @@
+"""Generation on a card that is not there: the longest length ends sequences, not a token.
+
+transformers' ``generate`` asks after each token whether a sequence has ended, which on a card that is absent
+nobody knows.  What depends on tokens is recorded as ever and taken to say "no", so that lengths alone end
+generation: the most that it may take.  Plans say so.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+
+from .. import constant_folding
+from ..interception import late_imports
+from ..lazy_tensor import LazyTensor
+from ..storage import TrackedNode
+from .cards import Cards
+
+UNTIL_MAX_NEW_TOKENS = "until max_new_tokens"
+"""What is assumed, in the words of the option that says so."""
+_CHECKS = {("transformers.generation.utils", name) for name in ("generate", "_get_logits_processor")}
+"""Functions that look at the prompt: whether all of its mask is set, any of its ids invalid."""
+_MOST_FRAMES = 12  # between a check and the read
+_PROMPT = "the prompt of generate has no padding"
+_TEXT = "no stopping criterion of generate but the longest length (max_new_tokens) ends a sequence"
+
+
+class Generation:
+    """What ``generate`` is answered, and the patches that do it."""
+
+    def __init__(self, cards: Cards) -> None:
+        self._cards = cards
+        self._actions: dict[str, Callable[[ModuleType], None]] = {
+            "transformers.generation.stopping_criteria": self._patch_criteria,
+            "transformers.generation.utils": self._patch_beams,
+        }
+
+    def install(self) -> None:
+        for name, action in self._actions.items():
+            late_imports.when_imported(name, action)
+
+    def remove(self) -> None:
+        for name in self._actions:
+            late_imports.forget(name)
+
+    def about_prompt(self, needed: Sequence[TrackedNode], frame: FrameType) -> bool | None:
+        """What a read gives where ``generate`` checks its prompt; ``None``: it is another read."""
+        name = needed[-1].op._schema.name if needed else ""
+        if name not in ("aten::all", "aten::any"):
+            return None
+        caller: FrameType | None = frame
+        for _ in range(_MOST_FRAMES):
+            if caller is None:
+                return None
+            if (caller.f_globals.get("__name__"), caller.f_code.co_name) in _CHECKS:
+                graph = self._cards.tape.recording.graph
+                if graph is not None:
+                    graph.assumed.add(_PROMPT)
+                return name == "aten::all"
+            caller = caller.f_back
+        return None
+
+    def _patch_criteria(self, module: ModuleType) -> None:
+        all_of_them = getattr(module, "StoppingCriteriaList", None)
+        if all_of_them is None:
+            return  # another version of transformers
+        original = all_of_them.__call__
+
+        @functools.wraps(original)
+        def any_is_met(criteria: Any, *args: Any, **kwargs: Any) -> Any:
+            return original([self._unmet(criterion) for criterion in criteria], *args, **kwargs)
+
+        self._cards.patches.set(all_of_them, "__call__", any_is_met)
+
+    def _unmet(self, criterion: Callable[..., Any]) -> Callable[..., Any]:
+        """``criterion``, which is not met if its answer depends on a token."""
+
+        def met(*args: Any, **kwargs: Any) -> Any:
+            answer = criterion(*args, **kwargs)
+            self._assume(answer, False)
+            return answer
+
+        return met
+
+    def _patch_beams(self, module: ModuleType) -> None:
+        mixin = getattr(module, "GenerationMixin", None)
+        name = "_beam_search_has_unfinished_sequences"
+        original = getattr(mixin, name, None)
+        if mixin is None or original is None:
+            return
+
+        @functools.wraps(original)
+        def has_unfinished(*args: Any, **kwargs: Any) -> Any:
+            hits = kwargs.get("next_token_hits_stopping_criteria", args[2] if len(args) > 2 else None)
+            answer = original(*args, **kwargs)
+            met = self._content(hits)
+            self._assume(answer, met is None or not bool(met.all()))
+            return answer
+
+        self._cards.patches.set(mixin, name, staticmethod(has_unfinished))
+
+    def _content(self, tensor: Any) -> torch.Tensor | None:
+        """What a pending tensor holds, where that is known."""
+        if type(tensor) is not LazyTensor:
+            return tensor if isinstance(tensor, torch.Tensor) else None
+        value = tensor._lazyviz
+        known = constant_folding.known(self._cards.tape.shapes, [value])
+        return None if known is None else known[value]
+
+    def _assume(self, answer: Any, content: bool) -> None:
+        """What is not known of ``answer`` is ``content``, unless the user says what reads give."""
+        tape = self._cards.tape
+        if type(answer) is not LazyTensor or answer.dtype != torch.bool or self._content(answer) is not None:
+            return
+        if self._cards.assumes_each_read():
+            return
+        graph = tape.recording.graph
+        if graph is not None and constant_folding.assume(answer._lazyviz, content):
+            graph.assumed.add(_TEXT)

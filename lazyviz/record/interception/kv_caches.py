@@ -1,0 +1,88 @@
+"""KV caches: tensors that a model keeps of earlier tokens, a category of their own in plans.
+
+Of transformers' caches: what their layers hold.  Of others: buffers of modules of a class named
+``KVCache``, and whatever :func:`lazyviz.mark_kv_cache` is told of.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ..tape import Tape
+from . import late_imports
+from .attribute_patches import Patches
+
+_MODULE = "transformers.cache_utils"
+_LAYERS = ("CacheLayerMixin", "LinearAttentionCacheLayerMixin")
+
+
+class CachePatches:
+    """What notes the tensors that layers of transformers' caches are given, while a block is recorded."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._patches = Patches()
+
+    def install(self) -> None:
+        if not self._patches and not self._patches.reapply():
+            late_imports.when_imported(_MODULE, self._patch)
+
+    def remove(self) -> None:
+        late_imports.forget(_MODULE)
+        self._patches.restore()
+
+    def _patch(self, module: ModuleType) -> None:
+        tape = self._tape
+
+        def keeping(cls: type) -> Any:
+            set_attribute: Any = cls.__setattr__
+
+            @functools.wraps(set_attribute)
+            def __setattr__(layer: Any, name: str, item: Any) -> None:
+                if isinstance(item, torch.Tensor):
+                    note(tape, item)
+                set_attribute(layer, name, item)
+
+            return __setattr__
+
+        for name in _LAYERS:
+            cls = getattr(module, name, None)
+            if cls is not None:
+                self._patches.set(cls, "__setattr__", keeping(cls))
+        cache = getattr(module, "Cache", None)
+        update = getattr(cache, "update", None)
+        if cache is not None and update is not None:
+
+            @functools.wraps(update)
+            def updated(
+                kept: Any, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any
+            ) -> Any:
+                layers = getattr(kept, "layers", ())
+                before = vars(layers[layer_idx]) if layer_idx < len(layers) else {}
+                for item in list(before.values()):  # made before this block
+                    if isinstance(item, torch.Tensor):
+                        note(tape, item)
+                return update(kept, key_states, value_states, layer_idx, *args, **kwargs)
+
+            self._patches.set(cache, "update", updated)
+        self._patches.complete()
+
+
+def note(tape: Tape, what: Any) -> None:
+    """The tensors in ``what`` are a KV cache: itself, or in a container, a module's buffers, attributes."""
+    if isinstance(what, torch.Tensor):
+        tape.scopes.learn_cache(what, tape.tensors.value_of)
+    elif isinstance(what, torch.nn.Module):
+        note(tape, list(what.buffers()))
+    elif isinstance(what, Mapping):
+        note(tape, list(what.values()))
+    elif isinstance(what, (list, tuple)):
+        for item in what:
+            note(tape, item)
+    elif hasattr(what, "__dict__"):
+        note(tape, [item for item in vars(what).values() if not isinstance(item, type)])

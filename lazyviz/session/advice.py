@@ -1,0 +1,267 @@
+"""Advice: what a training step would need by other strategies and on other cards, each recorded and planned.
+
+Nothing here is a formula: every figure is the plan of a recording with that strategy, for that card.  The
+largest batch is found by recording others; that it fits and one sample more does not has been recorded, too.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..plan.devices.devices import DeviceLike
+from ..plan.plan import Plan
+from ..plan.tables import Table, Tabular
+from ..plan.units import format_bytes
+from .lazy_graph import lazy
+from .parallel_strategies import (
+    AS_WRITTEN,
+    Strategy,
+    blocks_of,
+    eight_bit_optimizer,
+    strategies_for,
+    tensor_parallel_plan,
+)
+
+MOST_RECORDINGS = 24  # in the search for one row's largest batch
+_MOST_SAMPLES = 2**20
+
+Step = Callable[..., Any]
+MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One strategy on one card; sizes are bytes, of plain eager PyTorch on each card.
+
+    ``max_batch_size`` counts the samples of one rank (``None``: not asked for, or not found; 0: not one
+    fits).  ``failure`` says why there are no figures.
+    """
+
+    strategy: str
+    device: str
+    world_size: int
+    peak_bytes: int | None = None
+    needed_bytes: int | None = None
+    fits: bool | None = None
+    max_batch_size: int | None = None
+    seconds: float | None = None
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice(Tabular):
+    """The rows of :func:`advise`, shown as a table; ``notes`` say what was left out, and why."""
+
+    rows: Sequence[Row]
+    batch_size: int
+    notes: Sequence[str] = field(default=())
+
+    def __repr__(self) -> str:
+        fitting = sum(bool(row.fits) for row in self.rows)
+        return f"<Advice: {len(self.rows)} rows, {fitting} fit>"
+
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def table(self) -> Table:
+        title = f"Batch of {self.batch_size:,} a rank, plain eager PyTorch, each row recorded."
+        title = " ".join([title, *(f"{note}." for note in self.notes)])
+        columns: tuple[str, ...] = ("peak", "needed", "fits", "largest batch", "strategy", "card")
+        timed = any(row.seconds is not None for row in self.rows)
+        rows = []
+        for row in self.rows:
+            name = f"{row.strategy} ({row.failure})" if row.failure else row.strategy
+            cells = [
+                _bytes(row.peak_bytes),
+                _bytes(row.needed_bytes),
+                _YES[row.fits],
+                _count(row.max_batch_size),
+            ]
+            if timed:
+                cells.append("" if row.seconds is None else f"{1000 * row.seconds:,.1f} ms")
+            rows.append([*cells, name, row.device])
+        if timed:
+            columns = (*columns[:4], "a step", *columns[4:])
+        return Table(title, columns, rows, 5 if timed else 4)
+
+
+_YES = {True: "yes", False: "no", None: ""}
+
+
+def _bytes(size: int | None) -> str:
+    return "" if size is None else format_bytes(size)
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def advise(
+    step: Step,
+    devices: Sequence[DeviceLike],
+    *,
+    model: Callable[[], nn.Module] | None = None,
+    optimizer: MakeOptimizer = torch.optim.AdamW,
+    batch_size: int = 1,
+    world_size: int = 8,
+    tensor_parallel: Mapping[str, Any] | None = None,
+    tensor_parallel_sizes: Sequence[int] = (2, 4, 8),
+    recompute: bool = True,
+    eight_bit: MakeOptimizer | None = None,
+    largest_batch: bool = True,
+) -> Advice:
+    """What a training step needs by each strategy on each card, from recordings; nothing runs.
+
+    Args:
+        step: with ``model``, ``step(model, batch_size)`` makes a batch of that size on ``"cuda"`` and returns
+            the loss, of which the gradients are taken here.  Without, ``step()`` or ``step(batch_size)`` is
+            all of a training step, recorded as it is written.
+        devices: profiles or devices (``"H100-80GB"``) that are not on this machine.
+        model: makes the model; called under ``torch.device("cuda")``.  Then one card, DDP, FSDP2 (whole, and
+            by layer) on ``world_size`` cards and tensor parallelism on ``tensor_parallel_sizes`` are
+            compared, with and without recomputation of each layer and with an 8-bit optimizer.
+        optimizer: makes the optimizer of the parameters it is given.
+        batch_size: samples of one rank.
+        world_size: cards for DDP and FSDP2.
+        tensor_parallel: styles by the names of modules, as ``parallelize_module`` takes them; default: the
+            plan that models of transformers have.  Without one there are no such rows.
+        tensor_parallel_sizes: numbers of cards that share each layer.
+        recompute: whether rows with activation checkpointing are wanted.
+        eight_bit: makes the 8-bit optimizer; default: torchao's ``AdamW8bit``, where torchao is installed.
+        largest_batch: whether to search for the largest batch that fits.
+
+    Raises:
+        ValueError: no device, or sizes below 1.
+    """
+    if not devices or isinstance(devices, str):
+        raise ValueError("devices: a list of cards, such as ['A100-80GB', 'H100-80GB']")
+    if min(batch_size, world_size, *tensor_parallel_sizes, 2**30) < 1:
+        raise ValueError("sizes are at least 1")
+    notes: list[str] = []
+    if model is None:
+        strategies = [AS_WRITTEN]
+    else:
+        small = eight_bit or eight_bit_optimizer()
+        if small is None:
+            notes.append("No row has an 8-bit optimizer: torchao is not installed")
+        with torch.device("meta"):
+            example = model()
+        shared = tensor_parallel if tensor_parallel is not None else tensor_parallel_plan(example)
+        if shared is None:
+            notes.append("No row has tensor parallelism: the model has no plan for it, and none was given")
+        layered = bool(blocks_of(example))
+        if not layered:
+            notes.append("No row treats layers one by one: the model has no list of alike layers")
+        strategies = strategies_for(
+            world_size=world_size,
+            sizes=tensor_parallel_sizes if shared is not None else (),
+            shared=shared,
+            recompute=recompute and layered,
+            layered=layered,
+            small=small,
+        )
+    recorder = _Recorder(step, model, optimizer)
+    rows = [
+        recorder.row(strategy, device, batch_size, largest_batch)
+        for device in devices
+        for strategy in strategies
+    ]
+    return Advice(rows, batch_size, notes)
+
+
+class _Recorder:
+    """Records the step by strategies."""
+
+    def __init__(self, step: Step, model: Callable[[], nn.Module] | None, optimizer: MakeOptimizer) -> None:
+        self._step, self._model, self._optimizer = step, model, optimizer
+        self._sized = model is not None or bool(inspect.signature(step).parameters)
+
+    def row(self, strategy: Strategy, device: DeviceLike, batch_size: int, largest: bool) -> Row:
+        name = str(getattr(device, "name", device))
+        try:
+            plan = self._plan(strategy, device, batch_size)
+            best = self._largest(strategy, device, batch_size, plan) if largest and self._sized else None
+        except Exception as error:  # of the user's code, or of a strategy that the model is not made for
+            reason = str(error).strip().splitlines()
+            return Row(
+                strategy.name,
+                name,
+                strategy.size,
+                failure=reason[0][:200] if reason else type(error).__name__,
+            )
+        return Row(
+            strategy.name,
+            name,
+            strategy.size,
+            plan.peak_bytes,
+            plan.needed_bytes,
+            plan.fits,
+            best,
+            getattr(plan, "seconds", None),
+        )
+
+    def _plan(self, strategy: Strategy, device: DeviceLike, batch_size: int) -> Plan:
+        mesh = (strategy.size,) if strategy.size > 1 else None
+        with lazy(device=device, mesh=mesh) as graph:
+            self._record(strategy, batch_size)
+        plan: Plan = graph.plan()
+        del graph
+        gc.collect()  # what cannot run is forgotten with the last that refers to it
+        return plan
+
+    def _record(self, strategy: Strategy, batch_size: int) -> None:
+        if self._model is None:
+            if self._sized:
+                self._step(batch_size)
+            else:
+                self._step()
+            return
+        with torch.device("cuda"):
+            made = self._model()
+        made = strategy.applied(made.train())
+        stepper = (strategy.optimizer or self._optimizer)(made.parameters())
+        for _ in range(2):  # in the second the optimizer's state is there from the start
+            self._step(made, batch_size).backward()
+            stepper.step()
+            stepper.zero_grad()
+
+    def _largest(self, strategy: Strategy, device: DeviceLike, batch_size: int, plan: Plan) -> int | None:
+        """The largest batch that fits where one more does not; ``None`` if that is not found soon enough."""
+        room = plan.capacity_bytes
+        if room is None:
+            return None
+        needed = {batch_size: plan.needed_bytes}
+        fitting = {batch_size: bool(plan.fits)}
+        while len(needed) < MOST_RECORDINGS:
+            low = max((size for size, fits in fitting.items() if fits), default=0)
+            high = min((size for size, fits in fitting.items() if not fits), default=_MOST_SAMPLES)
+            if high - low <= 1:
+                return low
+            size = _guess(needed, room, low, high)
+            other = self._plan(strategy, device, size)
+            needed[size], fitting[size] = other.needed_bytes, bool(other.fits)
+        return None
+
+
+def _guess(needed: Mapping[int, int], room: int, low: int, high: int) -> int:
+    """The next size to record: ``low`` fits and ``high`` does not; by a line, and by halves in turn."""
+    if high >= _MOST_SAMPLES:
+        return max(2 * low, 1)  # none is too large yet
+    if low in needed and len(needed) % 2:
+        slope = (needed[high] - needed[low]) / (high - low)
+        if slope > 0:
+            size = int(low + (room - needed[low]) / slope)
+            return min(max(size, low + 1), high - 1)
+    return (low + high) // 2
