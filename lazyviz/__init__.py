@@ -16,7 +16,7 @@ from .plan.devices.devices import Device, DeviceProfile, devices
 from .plan.plan import Plan
 from .plan.remat.selection import RecomputePlan
 from .record.sync_points import AbsentDeviceError, SyncError
-from .session.advice import Advice, advise
+from .session.advice.advise import Advice, advise
 from .session.calibration import Calibration, calibrate
 from .session.connect import connect
 from .session.kv_cache import mark_kv_cache

@@ -191,3 +191,16 @@ def test_links_lead_to_files_and_headings_that_are_there(page):
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(match[0])
     assert broken == []
+
+
+def test_the_reference_has_every_public_name():
+    import lazyviz
+
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.md"))
+    named = {"mark_step": "`lazyviz.mark_step`", "options": "`lazyviz.options`"}
+    missing = [
+        name
+        for name in lazyviz.__all__
+        if not re.search(rf":: lazyviz\.{name}$", text, re.MULTILINE) and named.get(name, "?") not in text
+    ]
+    assert missing == []

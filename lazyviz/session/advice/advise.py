@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..plan.devices.devices import DeviceLike
-from ..plan.plan import Plan
-from ..plan.tables import Table, Tabular
-from ..plan.units import format_bytes
-from .lazy_graph import lazy
+from ...plan.devices.devices import DeviceLike
+from ...plan.plan import Plan
+from ...plan.tables import Table, Tabular
+from ...plan.units import format_bytes
+from ..lazy_graph import lazy
 from .parallel_strategies import (
     AS_WRITTEN,
     Strategy,

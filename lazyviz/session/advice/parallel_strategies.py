@@ -1,4 +1,4 @@
-"""Ways to train a model on one card or several, as :mod:`lazyviz.session.advice` compares them."""
+"""Ways to train a model on one card or several, as :mod:`lazyviz.session.advice.advise` compares them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Advice: strategies of training compared on cards, by recording each."""
