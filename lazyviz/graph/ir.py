@@ -15,10 +15,10 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -284,6 +284,15 @@ def failure_of(error: str | None) -> Failure | None:
     return error.failure if isinstance(error, NodeError) else Failure.RAISED
 
 
+class Work(Protocol):
+    """What an op has to do, as planning counts it."""
+
+    @property
+    def flops(self) -> int: ...
+    @property
+    def bytes_moved(self) -> int: ...
+
+
 class Node:
     """One recorded operator call.
 
@@ -318,6 +327,8 @@ class Node:
         "writes",
     )
 
+    count_work: ClassVar[Callable[[Node], Work]]  # planning's, which :mod:`lazyviz.session.connect` puts here
+
     def __init__(self, index: int, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.index = index  # position in its graph
         self.op = op
@@ -347,6 +358,16 @@ class Node:
         if self.op._schema.name == RAN_AT_ONCE:
             return f"{self.at_once}_{self.index}"
         return f"{self.op._schema.name.rpartition('::')[2]}_{self.index}"
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations, as ``torch.utils.flop_counter`` counts them; 0 of what it leaves out."""
+        return type(self).count_work(self).flops
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that its kernel has to read and write, at least: a view moves none."""
+        return type(self).count_work(self).bytes_moved
 
     @property
     def made(self) -> set[Storage]:

@@ -6,6 +6,7 @@ import atexit
 import os
 
 from ..execute import shutdown
+from ..graph.ir import Node, Work
 from ..record import lazy_tensor
 from ..record.recorder import recorder
 from ..record.storage import Lost
@@ -19,8 +20,15 @@ def connect() -> None:
     lazy_tensor.dispatch_unrecorded = recorder.dispatch_unrecorded
     tape.runs.evaluator = run_for_sync
     tape.pending_ops.reachable = evaluation.reachable
+    Node.count_work = staticmethod(_count_work)
     Lost.look = tape.pending_ops.forget_lost
     evaluation.watch.rehearse()
     atexit.register(shutdown.stop_all)
     for module in (shutdown, evaluation, block):
         os.register_at_fork(after_in_child=module.forget_in_child)
+
+
+def _count_work(node: Node) -> Work:
+    from ..plan.runtime.work import work_of  # which imports PyTorch's own counter, when it is first asked
+
+    return work_of(node)

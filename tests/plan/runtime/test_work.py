@@ -210,3 +210,13 @@ def test_sums_and_intensity():
     assert together == Work(15, 4, 1, 3)
     assert together.intensity == 3
     assert Work(5).intensity is None
+
+
+def test_a_node_tells_its_work():
+    x, w = torch.ones(4, 8), torch.ones(8, 16)
+    with lazyviz.lazy() as graph:
+        (x @ w).t()
+    product, view = graph.nodes
+    assert product.flops == 2 * 4 * 8 * 16
+    assert product.bytes_moved == 4 * (4 * 8 + 8 * 16 + 4 * 16)
+    assert (view.flops, view.bytes_moved) == (0, 0)
