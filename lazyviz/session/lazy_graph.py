@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     import graphviz
 
     from ..plan.plan import Plan
+    from ..view.comparison.comparison import Comparison
     from ..view.scene.scene import Scene
     from ..view.widget.plan_choice import Plans
 
@@ -575,6 +576,33 @@ def to_eager(tensor: torch.Tensor) -> torch.Tensor:
         with tape.runs.lock:
             evaluation.run(closure(needed), "lazyviz.to_eager()")
     return tensor
+
+
+def compare(
+    a: LazyGraph | Plan, b: LazyGraph | Plan, *, names: tuple[str, str] = ("before", "after")
+) -> Comparison:
+    """Two graphs or plans: what the second needs more and less than the first, in bytes.
+
+    Of graphs it compares the plans that ``graph.plan()`` makes.  Two plans may be of one graph: two devices,
+    two batch sizes, in pieces and whole.  Runs nothing.
+
+    Args:
+        names: what the two are called in the chart and the tables.
+
+    Raises:
+        TypeError: one of them is neither.
+    """
+    from ..plan.plan import Plan
+    from ..view.comparison.comparison import Comparison
+
+    plans, ops = [], []
+    for each in (a, b):
+        plan = each.plan() if isinstance(each, LazyGraph) else each
+        if not isinstance(plan, Plan):
+            raise TypeError(f"compare takes graphs or plans, not {type(each).__name__}")
+        plans.append(plan)
+        ops.append(len(each.nodes) if isinstance(each, LazyGraph) else len(plan.timeline))
+    return Comparison(plans[0], plans[1], names, (ops[0], ops[1]))
 
 
 class forbid_sync(Transaction):

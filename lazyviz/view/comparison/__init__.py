@@ -1,0 +1,1 @@
+"""Comparisons: two plans side by side."""

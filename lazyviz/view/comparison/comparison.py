@@ -1,0 +1,144 @@
+"""Comparison of two plans: two curves in one chart, and tables of what grew and what shrank."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...plan.formatting import line_text
+from ...plan.liveness.live_set import Allocation
+from ...plan.plan import Plan
+from ...plan.tables import Table, Tabular
+from ...plan.units import format_bytes
+
+MOST_ROWS = 12
+# The chart, in pixels of its own.
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 180, 70, 10, 26
+POINTS = 400
+BEFORE, AFTER = "#8591a6", "#1b5fcc"  # the second one stands out
+
+Sizes = Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison(Tabular):
+    """Two plans, ``before`` and ``after``; every pair of numbers is of these, in this order.
+
+    ``figures`` has totals in bytes (``"peak"``, ``"needed"``, ``"reserved"`` on a GPU) and ``"ops"``.
+    ``by_category``, ``by_module`` and ``by_line`` have bytes alive at each plan's own peak, of whatever
+    differs or not; a module is its path, a line its file, number and text.
+    """
+
+    before: Plan
+    after: Plan
+    names: tuple[str, str] = ("before", "after")
+    ops: tuple[int, int] = (0, 0)
+    figures: Sizes = field(init=False)
+    by_category: Sizes = field(init=False)
+    by_module: Sizes = field(init=False)
+    by_line: Sizes = field(init=False)
+
+    def __post_init__(self) -> None:
+        a, b = self.before, self.after
+        figures = {"peak": (a.peak_bytes, b.peak_bytes), "needed": (a.needed_bytes, b.needed_bytes)}
+        if a.reserved_bytes is not None and b.reserved_bytes is not None:
+            figures["reserved"] = a.reserved_bytes, b.reserved_bytes
+        figures["ops"] = self.ops
+        keys: dict[str, Callable[[Allocation], str]] = {
+            "by_category": lambda each: each.category,
+            "by_module": lambda each: each.module or "(outside of a module)",
+            "by_line": lambda each: line_text(each.source) if each.source else "(made before)",
+        }
+        object.__setattr__(self, "figures", figures)
+        for name, key in keys.items():
+            object.__setattr__(self, name, _paired(a.alive_at_peak, b.alive_at_peak, key))
+
+    def __repr__(self) -> str:
+        peak = self.figures["peak"]
+        return f"<Comparison: peak {format_bytes(peak[0])} -> {format_bytes(peak[1])}>"
+
+    def table(self) -> Table:
+        """What differs, totals first, then categories and modules by how much."""
+        rows = [_row(name, pair, name != "ops") for name, pair in self.figures.items()]
+        rows += [_row(name, pair, True) for name, pair in changed(self.by_category)]
+        rows += [_row(name, pair, True) for name, pair in changed(self.by_module)]
+        title = f"{self.names[0]} -> {self.names[1]}"
+        return Table(title, (*self.names, "change", "what"), rows, 3)
+
+    def lines(self) -> Table:
+        """The same for lines of code."""
+        rows = [_row(name, pair, True) for name, pair in changed(self.by_line)]
+        return Table("Lines, at the peak", (*self.names, "change", "line"), rows, 3)
+
+    def _repr_html_(self) -> str:
+        lines = self.lines().html() if changed(self.by_line) else ""
+        return f"<div>{chart(self)}{self.table().html()}{lines}</div>"
+
+
+def changed(sizes: Sizes) -> list[tuple[str, tuple[int, int]]]:
+    """What differs, the largest difference first; at most :data:`MOST_ROWS`."""
+    found = [(name, pair) for name, pair in sizes.items() if pair[0] != pair[1]]
+    return sorted(found, key=lambda item: -abs(item[1][1] - item[1][0]))[:MOST_ROWS]
+
+
+def _paired(a: Sequence[Allocation], b: Sequence[Allocation], key: Callable[[Allocation], str]) -> Sizes:
+    totals: list[dict[str, int]] = [{}, {}]
+    for found, total in zip((a, b), totals):
+        for each in found:
+            name = key(each)
+            total[name] = total.get(name, 0) + each.nbytes
+    before, after = totals
+    return {name: (before.get(name, 0), after.get(name, 0)) for name in {**before, **after}}
+
+
+def _row(name: str, pair: tuple[int, int], as_bytes: bool) -> Sequence[str]:
+    before, after = pair
+    show: Callable[[int], str] = format_bytes if as_bytes else "{:,}".format
+    sign = "+" if after > before else "-"
+    change = "the same" if before == after else f"{sign}{show(abs(after - before))}"
+    if before and before != after:
+        change += f" ({100 * (after - before) / before:+.1f} %)"
+    return show(before), show(after), change, name
+
+
+def chart(comparison: Comparison) -> str:
+    """Both timelines as one SVG, each over the whole of its own run, on one scale of bytes."""
+    plans = (comparison.before, comparison.after)
+    top = max(max((size for _, size in plan.timeline), default=0) for plan in plans) or 1
+    lines = [
+        _curve(plan, top, color, dashed) for plan, color, dashed in zip(plans, (BEFORE, AFTER), (True, False))
+    ]
+    marks = [
+        f'<text x="{LEFT - 6}" y="{TOP + share * (HEIGHT - TOP - BOTTOM) + 4:.0f}" text-anchor="end">'
+        f"{format_bytes(round(top * (1 - share)))}</text>"
+        for share in (0.0, 0.5, 1.0)
+    ]
+    legend = [
+        f'<text x="{LEFT + 180 * at}" y="{HEIGHT - 6}" fill="{color}">{sign} {html.escape(name)}, peak '
+        f"{format_bytes(plan.peak_bytes)}</text>"
+        for at, (plan, name, color, sign) in enumerate(
+            zip(plans, comparison.names, (BEFORE, AFTER), ("- -", "—"))
+        )
+    ]
+    words = f"Memory over both runs: {comparison!r}"[:-1].replace("<", "")
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" style="max-width:100%" role="img"'
+        f' aria-label="{html.escape(words)}" font-family="sans-serif" font-size="11" fill="currentColor">'
+        f"{''.join(marks)}{''.join(lines)}{''.join(legend)}</svg>"
+    )
+
+
+def _curve(plan: Plan, top: int, color: str, dashed: bool) -> str:
+    sizes = [size for _, size in plan.timeline]
+    step = max(len(sizes) / POINTS, 1.0)
+    # The most of each stretch that is drawn as one point, so that no peak is lost.
+    starts = [int(at * step) for at in range(int(len(sizes) / step))]
+    highest = [max(sizes[start : int(start + step) + 1], default=0) for start in starts]
+    wide, high = WIDTH - LEFT, HEIGHT - TOP - BOTTOM
+    points = " ".join(
+        f"{LEFT + wide * at / max(len(highest) - 1, 1):.1f},{TOP + high * (1 - size / top):.1f}"
+        for at, size in enumerate(highest)
+    )
+    dash = ' stroke-dasharray="5 3"' if dashed else ""
+    return f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.6"{dash}/>'

@@ -1,0 +1,70 @@
+"""Two plans side by side."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+
+
+def recorded(width):
+    net = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 4))
+    x = torch.ones(8, 16)
+    with lazyviz.lazy(batch=[x]) as graph:
+        net(x).sum().backward()
+    return graph
+
+
+def test_two_graphs_differ_by_what_grew():
+    small, large = recorded(32), recorded(64)
+    comparison = lazyviz.compare(small, large)
+    assert comparison.figures["peak"] == (small.plan().peak_bytes, large.plan().peak_bytes)
+    assert comparison.figures["ops"] == (len(small.nodes), len(large.nodes))
+    for side, graph in enumerate((small, large)):
+        alive = graph.plan().alive_at_peak
+        assert sum(pair[side] for pair in comparison.by_module.values()) == sum(a.nbytes for a in alive)
+        of = {category: size for category, size in graph.plan().by_category.items() if size}
+        assert {name: pair[side] for name, pair in comparison.by_category.items() if pair[side]} == of
+    before, after = comparison.by_category["parameters"]
+    assert after > before
+    text = comparison.table().text()
+    assert "parameters" in text
+    assert small.pending == len(small.nodes), "nothing ran"
+
+
+def test_two_batch_sizes_and_two_devices_of_one_graph():
+    graph = recorded(32)
+    larger = lazyviz.compare(graph.plan(), graph.plan(batch_size=16), names=("8", "16"))
+    assert larger.figures["peak"][1] > larger.figures["peak"][0]
+    cards = lazyviz.compare(graph.plan(device="RTX-3060"), graph.plan(device="A100-40GB"))
+    assert "reserved" in cards.figures
+
+
+def test_the_same_plan_twice_differs_in_nothing():
+    plan = recorded(32).plan()
+    comparison = lazyviz.compare(plan, plan)
+    assert all(before == after for before, after in comparison.by_line.values())
+    assert {row[2] for row in comparison.table().rows} == {"the same"}
+
+
+def test_the_page_has_both_curves_and_escapes_names():
+    graph = recorded(32)
+    names = ("<large>", "half & small")
+    page = lazyviz.compare(graph.plan(batch_size=16), graph, names=names)._repr_html_()
+    assert "<large>" not in page
+    drawing = page[page.index("<svg") : page.index("</svg>") + 6]
+    root = ET.fromstring(drawing)
+    lines = [each for each in root if each.tag == "polyline"]
+    assert len(lines) == 2
+    tops = [min(float(point.split(",")[1]) for point in line.get("points").split()) for line in lines]
+    assert tops[0] == 10.0 < tops[1], "the higher peak touches the top, the other stays below"
+    words = " ".join(each.text for each in root if each.tag == "text")
+    assert "<large>" in words
+    assert "half & small" in words
+
+
+def test_what_is_neither_is_refused():
+    with pytest.raises(TypeError, match="not int"):
+        lazyviz.compare(recorded(8), 3)
