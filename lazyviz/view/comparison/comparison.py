@@ -16,7 +16,7 @@ MOST_ROWS = 12
 # The chart, in pixels of its own.
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 180, 70, 10, 26
 POINTS = 400
-BEFORE, AFTER = "#8591a6", "#1b5fcc"  # the second one stands out
+BEFORE, AFTER = "#6b7688", "#1b5fcc"  # the second one stands out
 
 Sizes = Mapping[str, tuple[int, int]]
 
