@@ -8,6 +8,7 @@ not end) and what it wrote to stderr.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -22,6 +23,11 @@ import torch
 from torch import nn
 
 import lazyviz
+
+# Dynamo's exit handler imports it where it is installed, and with it modules that evaluate text, by which
+# Python forgets that an interrupt ended the program: its status is then 1, not that of SIGINT.
+with contextlib.suppress(ImportError):
+    import tabulate  # noqa: F401
 
 LIMIT = 120.0  # seconds for a child
 KINDS = {}
