@@ -40,7 +40,7 @@ SYNC_POINTS: dict[str, dict[str, str]] = {
     "nystromformer": {
         "MaxBackward1 reads values": "ATen reads whether the maximum is a NaN to share out its gradient"
     },
-    "wav2vec2": {"item": _LAYER_DROP, "lengths of sequences": _CTC},
+    "wav2vec2": {"item": _LAYER_DROP},
     "wav2vec2, masked": {"item": _LAYER_DROP, "lengths of sequences": _CTC},
     "hubert": {"item": _LAYER_DROP, "lengths of sequences": _CTC},
     "wavlm": {"item": _LAYER_DROP, "lengths of sequences": _CTC},

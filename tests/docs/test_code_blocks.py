@@ -104,6 +104,7 @@ def test_python_blocks_run_as_cells_of_one_notebook(page, tmp_path):
 
 @pytest.mark.parametrize("page", pages_with("pycon"), ids=named)
 def test_examples_of_the_reference_give_what_they_show(page, tmp_path, monkeypatch):
+    import builtins
     import doctest
 
     import lazyviz
@@ -117,6 +118,7 @@ def test_examples_of_the_reference_give_what_they_show(page, tmp_path, monkeypat
         result = runner.run(example, out=said.append)
     finally:
         lazyviz.reset()
+        vars(builtins).pop("_", None)  # doctest leaves it, and IPython would then set none of its own
     assert result.attempted and not result.failed, "".join(said)
 
 
