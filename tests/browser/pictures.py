@@ -350,8 +350,11 @@ _kept: dict[str, tuple[Any, Any]] = {}
 
 
 def recorded(name: str) -> tuple[Any, Any]:
-    """The graph of one picture, and what has to stay alive for it; recorded once, unless it is to be run."""
-    if name not in _kept or name == "failed":
+    """The graph of one picture, and what has to stay alive for it; recorded once in each test.
+
+    Between two tests what is pending is forgotten: its ops have failed, and another picture is drawn of them.
+    """
+    if name not in _kept or any(node.state == "failed" for node in _kept[name][0].nodes):
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         torch.manual_seed(0)
