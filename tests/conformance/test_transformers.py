@@ -26,7 +26,6 @@ from .scoreboard import EQUAL, FAILING
 REPRESENTATIVE = ["bert", "llama", "mixtral", "mamba", "t5", "swin", "detr", "wav2vec2", "whisper", "clip"]
 
 # Entries with sync points: cause -> why it needs data.
-_CTC = "they decide the shape of what ctc_loss keeps for its gradient"
 _LAYER_DROP = "a layer is left out where a random number says so"
 _BOXES = "boxes are checked to have no negative size"
 _MATCHING = "SciPy matches predictions with labels"
@@ -41,9 +40,9 @@ SYNC_POINTS: dict[str, dict[str, str]] = {
         "MaxBackward1 reads values": "ATen reads whether the maximum is a NaN to share out its gradient"
     },
     "wav2vec2": {"item": _LAYER_DROP},
-    "wav2vec2, masked": {"item": _LAYER_DROP, "lengths of sequences": _CTC},
-    "hubert": {"item": _LAYER_DROP, "lengths of sequences": _CTC},
-    "wavlm": {"item": _LAYER_DROP, "lengths of sequences": _CTC},
+    "wav2vec2, masked": {"item": _LAYER_DROP},
+    "hubert": {"item": _LAYER_DROP},
+    "wavlm": {"item": _LAYER_DROP},
     "vilt": {"item": "whether a random choice of patches left any padding"},
     "time_series_transformer": {"item": f"{_LAYER_DROP}; distributions check their parameters"},
 }
