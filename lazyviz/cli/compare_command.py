@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ..plan.units import format_bytes
+from ..plan.units import format_bytes, format_change
 from .plan_command import FINE, UsageError
 from .result import FORMAT, Data, place_of
 from .show import console, table
@@ -68,7 +68,7 @@ def _figures(a: Data, b: Data, to: Console) -> None:
         if before is None or after is None:
             continue
         show = format_bytes if key != "ops" else "{:,}".format
-        rows.append((show(before), show(after), _change(before, after, key != "ops"), name))
+        rows.append((show(before), show(after), format_change(before, after, show), name))
     to.print(table("", ("before", "after", "change", "what"), rows, 3))
 
 
@@ -83,7 +83,7 @@ def _sizes(title: str, what: str, a: dict[str, int], b: dict[str, int], to: Cons
         (
             format_bytes(a.get(name, 0)),
             format_bytes(b.get(name, 0)),
-            _change(a.get(name, 0), b.get(name, 0), True),
+            format_change(a.get(name, 0), b.get(name, 0)),
             name,
         )
         for name in changed[:_MOST_LINES]
@@ -98,12 +98,3 @@ def _by_line(data: Data) -> dict[str, int]:
         key = f"{place_of(line).rpartition(':')[0]}: {line['text']}"
         found[key] = found.get(key, 0) + line["bytes"]
     return found
-
-
-def _change(before: int, after: int, as_bytes: bool) -> str:
-    if before == after:
-        return "the same"
-    sign = "+" if after > before else "-"
-    size = abs(after - before)
-    text = f"{sign}{format_bytes(size) if as_bytes else format(size, ',')}"
-    return f"{text} ({100 * (after - before) / before:+.1f} %)" if before else text

@@ -1,8 +1,9 @@
-"""Units: formatting and parsing of bytes."""
+"""Units: formatting and parsing of bytes, formatting of FLOPs and changes."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -55,3 +56,19 @@ def parse_bytes(size: int | str) -> int:
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         raise ValueError(f"{size!r} is no size: a whole number of bytes, or text such as '12 GiB'")
     return size
+
+
+def format_flops(flops: int) -> str:
+    """``"537 MFLOP"``"""
+    for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if flops >= size:
+            return f"{flops / size:.3g} {unit}FLOP"
+    return f"{flops} FLOP"
+
+
+def format_change(before: int, after: int, show: Callable[[int], str] = format_bytes) -> str:
+    """``"+2.00 MiB (+33.3 %)"``, or ``"the same"``."""
+    if before == after:
+        return "the same"
+    text = f"{'+' if after > before else '-'}{show(abs(after - before))}"
+    return f"{text} ({100 * (after - before) / before:+.1f} %)" if before else text

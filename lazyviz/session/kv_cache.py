@@ -22,8 +22,7 @@ def mark_kv_cache(*caches: Any) -> None:
         TypeError: a number, a string or something else that holds no tensors.
     """
     for cache in caches:
-        if isinstance(cache, (int, float, complex, str, bytes)) or cache is None:
+        if not kv_caches.note(tape, cache):
             raise TypeError(
-                f"a KV cache is tensors, or something that holds them, not {type(cache).__name__}"
+                f"a KV cache is tensors, or something that holds them: this {type(cache).__name__} holds none"
             )
-        kv_caches.note(tape, cache)

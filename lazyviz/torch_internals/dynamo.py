@@ -52,6 +52,7 @@ def drop_rules_of(is_replacement: Callable[[Any], bool]) -> None:
     _checked = table()
     if any(is_replacement(function) for function in _checked):
         table.cache_clear()
+        _checked = None
 
 
 def skip_code(code: CodeType, *, recursive: bool = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from ...graph.ir import Node, Role, SourceLine, Storage
 from ..formatting import where
@@ -25,17 +25,7 @@ Category = Literal[
     "held",
 ]
 
-CATEGORIES: tuple[Category, ...] = (
-    "parameters",
-    "gradients",
-    "optimizer",
-    "activations",
-    "kv_cache",
-    "inputs",
-    "buffers",
-    "temporaries",
-    "held",
-)
+CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 _OF_ROLE: dict[Role, Category] = {
     "parameter": "parameters",

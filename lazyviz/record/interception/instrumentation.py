@@ -55,7 +55,7 @@ class Watch:
         self._patches = Patches()
         self._stance = (
             Patches()
-        )  # of Dynamo, once a compiled function has been called that can only be planned
+        )  # Dynamo's, once a compiled function has been called that can only be planned
         self.away = False  # while compiled code runs
 
     def begin_recording(self) -> None:

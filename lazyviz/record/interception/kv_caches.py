@@ -7,7 +7,7 @@ Of transformers' caches: what their layers hold.  Of others: buffers of modules 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -73,16 +73,33 @@ class CachePatches:
         self._patches.complete()
 
 
-def note(tape: Tape, what: Any) -> None:
-    """The tensors in ``what`` are a KV cache: itself, or in a container, a module's buffers, attributes."""
+def note(tape: Tape, what: Any) -> int:
+    """The tensors in ``what`` are a KV cache: itself, or in a container, a module's buffers, attributes.
+
+    Returns how many there are.
+    """
+    count = 0
+    for tensor in _tensors(what, set()):
+        tape.scopes.learn_cache(tensor, tape.tensors.value_of)
+        count += 1
+    return count
+
+
+def _tensors(what: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """Each once, though objects may refer to each other in circles."""
+    if id(what) in seen:
+        return
+    seen.add(id(what))
+    inner: Iterable[Any] = ()
     if isinstance(what, torch.Tensor):
-        tape.scopes.learn_cache(what, tape.tensors.value_of)
+        yield what
     elif isinstance(what, torch.nn.Module):
-        note(tape, list(what.buffers()))
+        inner = what.buffers()
     elif isinstance(what, Mapping):
-        note(tape, list(what.values()))
+        inner = what.values()
     elif isinstance(what, (list, tuple)):
-        for item in what:
-            note(tape, item)
-    elif hasattr(what, "__dict__"):
-        note(tape, [item for item in vars(what).values() if not isinstance(item, type)])
+        inner = what
+    elif not isinstance(what, (type, ModuleType)):
+        inner = getattr(what, "__dict__", {}).values()
+    for item in list(inner):
+        yield from _tensors(item, seen)

@@ -209,7 +209,7 @@ class _Recorder:
             plan.needed_bytes,
             plan.fits,
             best,
-            getattr(plan, "seconds", None),
+            plan.seconds,
         )
 
     def _plan(self, strategy: Strategy, device: DeviceLike, batch_size: int) -> Plan:

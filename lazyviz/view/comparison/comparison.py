@@ -10,7 +10,7 @@ from ...plan.formatting import line_text
 from ...plan.liveness.live_set import Allocation
 from ...plan.plan import Plan
 from ...plan.tables import Table, Tabular
-from ...plan.units import format_bytes
+from ...plan.units import format_bytes, format_change
 
 MOST_ROWS = 12
 # The chart, in pixels of its own.
@@ -95,11 +95,7 @@ def _paired(a: Sequence[Allocation], b: Sequence[Allocation], key: Callable[[All
 def _row(name: str, pair: tuple[int, int], as_bytes: bool) -> Sequence[str]:
     before, after = pair
     show: Callable[[int], str] = format_bytes if as_bytes else "{:,}".format
-    sign = "+" if after > before else "-"
-    change = "the same" if before == after else f"{sign}{show(abs(after - before))}"
-    if before and before != after:
-        change += f" ({100 * (after - before) / before:+.1f} %)"
-    return show(before), show(after), change, name
+    return show(before), show(after), format_change(before, after, show), name
 
 
 def chart(comparison: Comparison) -> str:

@@ -11,13 +11,12 @@ from ...graph.ir import Node, SourceLine, Storage, Value
 from ...graph.modules import full_name
 from ...plan.explain import keeper
 from ...plan.formatting import line_text
-from ...plan.units import format_bytes
+from ...plan.units import format_bytes, format_flops
 from .boxes import Box, Hierarchy, chain, module_facts, module_path, named, op_name, place_name, refused_of
 from .memory_chart import alive_json
 from .relations import relations
 from .scene import Scene, dtype_text, plural, shape_of, shape_text
 from .value_stats import values_of
-from .work import flops_of, flops_text
 
 LISTED = 12  # tensors, readers or flows listed at most
 CONSTANT_CHARS = 160
@@ -125,8 +124,8 @@ def _of_op(scene: Scene, box: Box, node: Node) -> dict[str, Any]:
     constants = _constants(node)
     if constants:
         facts.append(["arguments", constants])
-    if flops := flops_of([node], scene.work):
-        facts.append(["work", flops_text(flops)])
+    if node.flops:
+        facts.append(["work", format_flops(node.flops)])
     behind = hierarchy.behind.get(node.index)
     if behind:
         facts.append(["through", ", ".join(dict.fromkeys(op_name(view) for view in behind))])
@@ -221,8 +220,8 @@ def _of_group(scene: Scene, box: Box) -> dict[str, Any]:
             facts.append(["parameters", f"{count:,}"])
     if dtype := scene.colouring(box).get("dtype"):
         facts.append(["dtype", str(dtype)])
-    if flops := flops_of(nodes, scene.work):
-        facts.append(["work", flops_text(flops)])
+    if flops := sum(node.flops for node in nodes):
+        facts.append(["work", format_flops(flops)])
     done = sum(node.state == "done" for node in nodes)
     if done:
         facts.append(["done", f"{done:,} of {len(nodes):,}"])

@@ -96,7 +96,6 @@ class Scene:
         self._places: tuple[PlanLike, dict[int, list[int]]] | None = None
         self._held: tuple[PlanLike, dict[Box, dict[str, int]]] | None = None
         self._number_of: dict[int, int] = {}
-        self.work: dict[int, int] = {}  # FLOPs by index of a node, as far as they were asked for
         self._cards: dict[Box, dict[str, Any]] = {}
         self.states = States(self.hierarchy)
 

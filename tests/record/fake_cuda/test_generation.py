@@ -116,3 +116,17 @@ def test_other_caches():
     with pytest.raises(TypeError, match="a KV cache is tensors"):
         lazyviz.mark_kv_cache("keys")
     assert float(total) == 8
+
+
+def test_objects_that_refer_to_each_other_are_looked_through_once():
+    class Cache:
+        pass
+
+    cache, owner = Cache(), Cache()
+    cache.owner, owner.cache, cache.keys = owner, cache, torch.zeros(16)
+    with lazyviz.lazy() as graph:
+        cache.keys + 1
+        lazyviz.mark_kv_cache(cache)
+    assert graph.plan().by_category["kv_cache"] == cache.keys.nbytes
+    with pytest.raises(TypeError, match="holds none"):
+        lazyviz.mark_kv_cache(Cache())
