@@ -17,6 +17,7 @@ from .plan.plan import Plan
 from .plan.remat.selection import RecomputePlan
 from .record.sync_points import AbsentDeviceError, SyncError
 from .session.advice.advise import Advice, advise
+from .session.asynchronous.run_handle import Run
 from .session.calibration import Calibration, calibrate
 from .session.connect import connect
 from .session.kv_cache import mark_kv_cache
@@ -60,6 +61,7 @@ __all__ = [
     "RecomputeError",
     "RecomputePlan",
     "Report",
+    "Run",
     "SourceLine",
     "SplitError",
     "SplitPlan",

@@ -145,6 +145,8 @@ class ExternalTensors:
         if not isinstance(data, torch.Tensor):
             private_api.TensorBase.data.__set__(tensor, data)  # which refuses it
             return
+        if type(data) is LazyTensor and data._lazyviz.node is not None:
+            self._runs.finish_background((data._lazyviz.node,))  # which knows of no further result
         old = self._tensors.value_of(tensor)
         self._tensors.forget_place(tensor)
         if type(data) is not LazyTensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..graph.ir import Graph
@@ -67,7 +68,11 @@ class PendingOps:
     def _drop_unseen_views(self) -> None:
         """Views taken outside of a block that nobody holds any more need not run."""
         for node in self.views:
-            if node.state != "done" and not any(value.tensor or value.uses for value in node.outputs):
+            if (
+                node.state != "done"
+                and not any(value.tensor or value.uses for value in node.outputs)
+                and (self._runs.background is None or node not in self._runs.background.nodes)
+            ):
                 node.state = "done"
                 self._withdraw(node)
         self.views = [node for node in self.views if node.state != "done"]
@@ -83,6 +88,8 @@ class PendingOps:
 
     def forget_all(self) -> None:
         """Drop everything pending, unevaluated, for good."""
+        with suppress(Exception):  # what it has written is written, so its nodes have run
+            self._runs.finish_background()
         graphs = {id(node.graph): node.graph for node in list(self.nodes)}.values()
         for node in list(self.nodes):
             node.state, node.error = "failed", FORGOTTEN

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import ClassVar, Protocol
 
 from ..graph.collectives import NAMESPACES
@@ -79,18 +80,28 @@ class Evaluator(Protocol):
     def __call__(self, nodes: Sequence[TrackedNode], cause: str) -> None: ...
 
 
+class Background(Protocol):
+    """A run whose kernels another thread runs: of its nodes nothing is noted yet."""
+
+    @property
+    def nodes(self) -> AbstractSet[TrackedNode]: ...
+    def finish(self) -> None:
+        """Wait until it is over, and note what it has done; raises what has stopped it."""
+
+
 class PendingRuns:
     """Runs of pending nodes: who runs them, on which thread, and the sync points that ask for them.
 
     Slots, since the compiled recorder reads one at every op.
     """
 
-    __slots__ = ("_recording", "_scopes", "evaluator", "lock", "running", "under_way")
+    __slots__ = ("_recording", "_scopes", "background", "evaluator", "lock", "running", "under_way")
 
     def __init__(self, recording: RecordingState, scopes: Scopes) -> None:
         self._recording, self._scopes = recording, scopes
         self.evaluator: Evaluator | None = None
         self.lock = RunLock()
+        self.background: Background | None = None  # with the lock in hand
         self.running = 0  # thread that runs nodes: what a kernel itself reads is as it should be
         self.under_way = 0  # thread whose run has not ended, though it may be in a callback of the user's
 
@@ -138,6 +149,17 @@ class PendingRuns:
             seconds, index = time.perf_counter() - start, len(recording.graph.nodes)
             point = SyncPoint(cause, line, len(nodes), seconds, nbytes, index, reader)
             recording.graph.sync_points.append(point)
+
+    def finish_background(self, nodes: Iterable[TrackedNode] | None = None) -> bool:
+        """Finish the run on another thread, if one is under way and any of ``nodes`` is one of its nodes.
+
+        Without ``nodes``, whatever it runs.  Returns whether there was one.
+        """
+        background = self.background
+        if background is None or (nodes is not None and background.nodes.isdisjoint(nodes)):
+            return False
+        background.finish()
+        return True
 
     def evaluate(self, nodes: Sequence[TrackedNode], cause: str) -> None:
         assert self.evaluator is not None, "lazyviz.session.connect gives it one"

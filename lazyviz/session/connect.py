@@ -24,6 +24,7 @@ def connect() -> None:
     Lost.look = tape.pending_ops.forget_lost
     evaluation.watch.rehearse()
     atexit.register(shutdown.stop_all)
+    atexit.register(evaluation.stop_background)
     for module in (shutdown, evaluation, block):
         os.register_at_fork(after_in_child=module.forget_in_child)
 

@@ -23,6 +23,7 @@ from ..execute import eager, shutdown
 from ..execute.memory_tracker import Memory, Timelines
 from ..execute.microbatch.run import SplitRun
 from ..execute.replay import node_passes
+from ..execute.replay.async_run import AsyncRun
 from ..execute.report import Report, difference
 from ..execute.time_estimate import learn
 from ..graph.ir import Failure, Graph, failure_of
@@ -102,26 +103,121 @@ def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
     """
     shutdown.uses()
     wanted = RunOptions(**options)
+    background = tape.runs.background
+    if tape.runs.finish_background(nodes):
+        nodes = node_passes.unfinished(nodes)
+        if not nodes and isinstance(background, AsyncEvaluation) and background.report is not None:
+            return background.report
     if begun := begun_split(nodes):
         nodes = closure({*nodes, *(node for node in begun.nodes if node.state != "done")})
-    graph, context = wanted.graph, under_way(nodes)
+    context = under_way(nodes)
     try:
         with context as arrived:
-            nodes = node_passes.unfinished(nodes)  # a signal's handler may have run them until now
-            errors, irs = node_passes.begin(nodes)
-            for error in errors:
-                if failure_of(error) is not Failure.RAISED:
-                    raise RuntimeError(error)
-            planned_device.refuse(nodes, graph.device if graph is not None else None)
-            touched = [graphs[id(ir)] for ir in irs if id(ir) in graphs]
-            strategy = Strategy.choose(nodes, wanted, touched, begun)
-            strategy.project()
+            strategy = _chosen(nodes, wanted, begun)
             report = _execute(strategy, cause, context, arrived)
     finally:
         context.__exit__()
-    if graph is not None:
-        graph.runs.report = report
+    if wanted.graph is not None:
+        wanted.graph.runs.report = report
     return report
+
+
+def _chosen(nodes: Sequence[TrackedNode], wanted: RunOptions, begun: SplitRun | None) -> Strategy:
+    """How ``nodes`` are run, with its projection; raises what keeps them from running."""
+    graph, nodes = wanted.graph, node_passes.unfinished(nodes)  # a signal's handler may have run them
+    errors, irs = node_passes.begin(nodes)
+    for error in errors:
+        if failure_of(error) is not Failure.RAISED:
+            raise RuntimeError(error)
+    planned_device.refuse(nodes, graph.device if graph is not None else None)
+    touched = [graphs[id(ir)] for ir in irs if id(ir) in graphs]
+    strategy = Strategy.choose(nodes, wanted, touched, begun)
+    strategy.project()
+    return strategy
+
+
+@warning_routing.in_python
+def start(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> AsyncEvaluation:
+    """:func:`run`, on another thread where that is possible; else it has run when this returns.
+
+    One run at a time: an earlier one is finished first, and raises here what it does.
+    """
+    shutdown.uses()
+    tape.runs.finish_background()
+    wanted, context = RunOptions(**options), under_way(nodes)
+    begun = begun_split(nodes)
+    try:
+        with context as arrived:
+            strategy = None if begun else _chosen(nodes, wanted, None)
+            if strategy is None or not strategy.nodes:
+                reason: str | None = (
+                    "nothing was pending" if strategy else "an interrupted run in pieces goes on"
+                )
+            else:
+                reason = strategy.start()
+            if strategy is not None and reason is None:
+                started = AsyncEvaluation(strategy, cause)
+                tape.runs.background = started
+                for lazy in strategy.touched:
+                    lazy.runs.error, lazy.runs.live = None, strategy.live
+                    lazy.runs.changed("running")
+                return started
+            if strategy is not None:
+                return AsyncEvaluation(strategy, cause, reason, _execute(strategy, cause, context, arrived))
+    finally:
+        context.__exit__()
+    return AsyncEvaluation(None, cause, reason, run(nodes, cause, **options))
+
+
+class AsyncEvaluation:
+    """A run that :func:`start` has begun; with a ``report`` it is over, for the ``reason``."""
+
+    def __init__(
+        self,
+        strategy: Strategy | None,
+        cause: str,
+        reason: str | None = None,
+        report: Report | None = None,
+    ) -> None:
+        self._strategy = strategy if report is None else None
+        self.cause, self.reason, self.report = cause, reason, report
+        self.error: BaseException | None = None
+        self.nodes = frozenset(strategy.nodes if strategy is not None and report is None else ())
+
+    @property
+    def started(self) -> AsyncRun | None:
+        """The kernels, until it is finished."""
+        return self._strategy.found.started if self._strategy is not None and self._strategy.found else None
+
+    def cancel(self) -> None:
+        """Have it end between two nodes, which finishing it raises ``Interrupted`` for."""
+        if (started := self.started) is not None:
+            started.stop(eager.Interrupted("cancelled"))
+
+    def finish(self) -> None:
+        """Wait until it is over and note what it has done; again, nothing.
+
+        Raises what has stopped it, as :func:`run` does, the first time.
+        """
+        strategy = self._strategy
+        if strategy is None:
+            return
+        with tape.runs.lock:
+            context = under_way(strategy.nodes)
+            try:
+                with context as arrived:
+                    self.report = _execute(strategy, self.cause, context, arrived)
+            except BaseException as error:
+                self.error = error
+                raise
+            finally:
+                if (started := self.started) is None or started.is_joined:  # else it is tried again
+                    self._strategy = None
+                    if tape.runs.background is self:
+                        tape.runs.background = None
+                context.__exit__()
+                if strategy.wanted.graph is not None and self.report is not None:
+                    strategy.wanted.graph.runs.report = self.report
 
 
 def _execute(strategy: Strategy, cause: str, context: under_way, arrived: Deferred) -> Report:
@@ -142,7 +238,7 @@ def _execute(strategy: Strategy, cause: str, context: under_way, arrived: Deferr
                 lazy.runs.error = error
         raise
     finally:
-        seconds = time.perf_counter() - start
+        seconds = strategy.seconds or time.perf_counter() - start
         complete(partial(_end, strategy, cause, context, outcome, seconds, reports))
     return reports[0]
 
@@ -312,6 +408,14 @@ def is_running_here() -> bool:
     return False
 
 
+def stop_background() -> None:
+    """The process ends: the kernels on another thread are stopped between two ops, and waited for."""
+    background = tape.runs.background
+    if isinstance(background, AsyncEvaluation) and (started := background.started) is not None:
+        started.stop(eager.Interrupted("the process ends"))
+        started.wait(shutdown.SECONDS)
+
+
 def end_abandoned() -> None:
     """A run of this thread that was not left is over: its frames are gone."""
     if not is_running_here():
@@ -323,6 +427,7 @@ def end_abandoned() -> None:
 
 def forget_in_child() -> None:
     """A forked child (a loader's worker) neither records nor evaluates what its parent recorded."""
+    tape.runs.background = None  # whose thread is the parent's
     tape.recording.graph = None
     tape.runs.lock = RunLock()
     tape.pending_ops.forget_all()

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import torch
 
@@ -35,6 +35,7 @@ from ..record.storage import Lost, TrackedNode
 from ..record.sync_points import RunLock
 from ..record.tape import tape
 from . import evaluation
+from .asynchronous.run_handle import Run as AsyncRun
 from .block import LazyBlock, Options, close_all
 from .diagnostics import metrics as metrics
 from .diagnostics import why as why
@@ -281,6 +282,36 @@ class LazyGraph:
             return pending
         return node_passes.unfinished(self.nodes)
 
+    @overload
+    def evaluate(
+        self,
+        *tensors: torch.Tensor,
+        backend: str | None = None,
+        split: int | str | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        cancel: threading.Event | None = None,
+        recompute: int | str | None = None,
+        nodes: Sequence[Node] | None = None,
+        summaries: bool | None = None,
+        timings: bool | None = None,
+        verify: bool = False,
+        wait: Literal[True] = True,
+    ) -> Report: ...
+
+    @overload
+    def evaluate(
+        self,
+        *tensors: torch.Tensor,
+        backend: str | None = None,
+        split: int | str | None = None,
+        recompute: int | str | None = None,
+        nodes: Sequence[Node] | None = None,
+        summaries: bool | None = None,
+        timings: bool | None = None,
+        verify: bool = False,
+        wait: Literal[False],
+    ) -> AsyncRun: ...
+
     @shortened
     def evaluate(
         self,
@@ -294,7 +325,8 @@ class LazyGraph:
         summaries: bool | None = None,
         timings: bool | None = None,
         verify: bool = False,
-    ) -> Report:
+        wait: bool = True,
+    ) -> Report | AsyncRun:
         """Run all pending ops, or those that ``tensors`` or ``nodes`` need.
 
         Args:
@@ -318,6 +350,11 @@ class LazyGraph:
             verify: compare what a compiled backend's new segments compute with the recorded ops' results on
                 copies of their inputs; where they differ by more than rounding these stand, and
                 ``report.fallbacks`` says so.
+            wait: with ``False`` ops that have run before, on the CPU, run on another thread while the program
+                goes on, and records the next step, say; it returns a :class:`lazyviz.Run`.  Whatever needs
+                their results waits for them, as does the next evaluation: at most one run is under way,
+                and its inputs and results are held until it has been waited for.  An error is raised there.
+                What cannot run so has run when this returns: ``run.waited`` says why.
 
         Raises:
             ValueError: an unknown backend, a split where no batch was named or with another backend, nodes
@@ -339,7 +376,7 @@ class LazyGraph:
             elif not tensors:
                 targets = self.unfinished()
             everything = not tensors and targets == list(tape.pending)  # which needs nothing else
-            report = evaluation.run(
+            done = (evaluation.run if wait else evaluation.start)(
                 targets if everything and nodes is None else closure(targets),
                 evaluation.called("evaluate()"),
                 backend=name,
@@ -352,8 +389,10 @@ class LazyGraph:
                 timings=timings,
                 verify=verify,
             )
-        _logger.debug("%s", report)
-        return report
+        if isinstance(done, evaluation.AsyncEvaluation):
+            return AsyncRun(done)
+        _logger.debug("%s", done)
+        return done
 
     # --- pictures -----------------------------------------------------------------
 

@@ -90,6 +90,12 @@ class Strategy:
         return self.wanted.progress is not None or any(lazy.runs.has_listeners for lazy in self.touched)
 
     @property
+    def seconds(self) -> float | None:
+        """That its kernels took on another thread."""
+        started = self.found.started if self.found is not None else None
+        return started.times[-1] - started.times[0] if started is not None else None
+
+    @property
     def memory(self) -> Memory:
         return self.found.memory if self.found is not None else self.resident
 
@@ -175,6 +181,14 @@ class Strategy:
         self.live = Run(nodes, self.memory, self.split_run)
 
     # --- executing ------------------------------------------------------------------------
+
+    def start(self) -> str | None:
+        """Have the kernels run on another thread until the nodes are executed; why they cannot, in words."""
+        if self.is_followed or self.wanted.cancel is not None:
+            return "somebody follows its progress"
+        if self.found is None:
+            return self.new or "these ops run for the first time"
+        return self.found.start()
 
     def execute(self) -> None:
         """Run the nodes.  Raises what :meth:`lazyviz.session.lazy_graph.LazyGraph.evaluate` tells."""

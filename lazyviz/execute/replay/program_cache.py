@@ -32,7 +32,7 @@ from ..eager import check_interrupts, kernel_level, store_result, tell
 from ..failures import note_failure
 from ..lru_cache import LRUCache
 from ..memory_tracker import KnownMemory, Levels, Memory, ResidentMemory
-from . import node_passes
+from . import async_run, node_passes
 from .codegen import generate
 from .instructions import Code, Stopped, name_of
 from .miss_reason import Sketch, sketch, subgraph_difference
@@ -255,6 +255,15 @@ class Replay:
         self.memory = KnownMemory(known.levels, subgraph, known.held)
         self.projection: Projection | None = (known.projected, {}) if known.projected is not None else None
         self.known, self.code = known, code
+        self.started: async_run.AsyncRun | None = None  # on another thread
+
+    def start(self) -> str | None:
+        """Have the kernels run on another thread from now on, until it is run; why they cannot, in words."""
+        reason = async_run.why_not(self.subgraph, self.code)
+        if reason is None:
+            self.started = async_run.start(self.subgraph, self.code)
+            reason = None if self.started is not None else "modes of PyTorch's own are active"
+        return reason
 
     def learn(self, projection: Projection | None) -> None:
         """It has run, and this was projected of it."""
@@ -288,7 +297,8 @@ class Replay:
         outside: list[torch.Tensor] = []
         take: partial[Any] = partial(node_passes.take, subgraph.outside, subgraph.kept)
         before = None if node_passes.active else [value.real for value in subgraph.outside]
-        times = array("d", [perf_counter()])
+        started = self.started
+        times = array("d", [perf_counter()]) if started is None else started.times
         watch = (
             _Watch(nodes, times, self.memory, arrived, progress, cancelled) if progress or cancelled else None
         )
@@ -303,6 +313,8 @@ class Replay:
             times,
             watch.done if watch is not None else None,
         )
+        if started is not None:  # which has its tensors, and they stay until all of it is noted
+            take, code, before = partial(list), started.joining(subgraph, arrived), []
         ran: list[Stopped | None] = []  # what the code returns, as soon as it has run
         note = partial(self.note, tape, times, timed, ran, [])
         try:

@@ -6,22 +6,32 @@
 
 #include <torch/csrc/python_headers.h>
 
+#include <ATen/Parallel.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/object_ptr.h>
 
+#include <cfenv>
 #include <chrono>
+#include <condition_variable>
+#include <atomic>
+#include <exception>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -542,6 +552,79 @@ class Run {
     return is_whole;
   }
 
+  // --- On a thread that never has the interpreter
+
+  // All that needs the interpreter, before; false with an exception or without: it cannot run so.
+  bool prepare() {
+    if (!take_tensors() || !begin()) return false;
+    held = slots;
+    convert_scalars();
+    for (const IValue& number : numbers) {
+      if (number.isNone()) return false;
+    }
+    for (const Node& node : lines.nodes) {
+      if (node.draw != NONE) return false;
+    }
+    handed.reserve(lines.results.size());
+    return true;
+  }
+
+  // Runs the nodes until one fails or `stop` is set; results for others are kept in `handed`.
+  void run_alone(const std::atomic<bool>& stop) {
+    for (const Node& node : lines.nodes) {
+      if (stop.load(std::memory_order_relaxed)) return;
+      if (node.grad_mode != NONE) c10::GradMode::set_enabled(node.grad_mode != 0);
+      try {
+        execute(node);
+      } catch (...) {
+        failure = std::current_exception();
+        return;
+      }
+      for (const Result& result : node.results.of(lines.results)) {
+        if (result.user != NONE || result.later != NONE) handed.emplace_back(&result, slots[result.slot]);
+      }
+      ends.push_back(since + seconds(Clock::now()));
+      for (int32_t slot : node.gone.of(lines.slots)) slots[slot].reset();
+    }
+  }
+
+  bool is_whole() const { return ends.size() == lines.nodes.size(); }
+
+  // Whose its results are, and where times are noted.
+  void give_to(PyObject* users_now, PyObject* later_now, PyObject* times_now) {
+    users = users_now;
+    later = later_now;
+    times = times_now;
+  }
+
+  // What it refers to may be Python's: to be called where the interpreter is ours.
+  void clear() {
+    slots.clear();
+    held.clear();
+    handed.clear();
+    stack.clear();
+  }
+
+  // False with an exception where one result could not be handed over; the next call goes on with the others.
+  bool hand_over_all() {
+    while (given_over < handed.size()) {
+      const auto& [result, real] = handed[given_over++];
+      if (!hand_over(*result, real, true)) return false;
+    }
+    return true;
+  }
+
+  // Sets the exception of the kernel that has failed, if one has.
+  void raise_failure() {
+    if (!failure) return;
+    auto raise = [&]() -> PyObject* {
+      HANDLE_TH_ERRORS
+      std::rethrow_exception(std::exchange(failure, nullptr));
+      END_HANDLE_TH_ERRORS
+    };
+    raise();
+  }
+
   // Adds the ends of the nodes that have run to the times.
   bool note_times() {
     if (ends.empty()) return true;
@@ -665,7 +748,7 @@ class Run {
       if (!note_state(draw)) return false;
     }
     for (const Result& result : node.results.of(lines.results)) {
-      if (!hand_over(result)) return false;
+      if (!hand_over(result, slots[result.slot], false)) return false;
     }
     return true;
   }
@@ -673,23 +756,27 @@ class Run {
   bool call(const Node& node) {
     HANDLE_TH_ERRORS
     try {
-      for (const Argument& argument : node.arguments.of(lines.arguments)) push(argument, node);
-      if (!in_one_go) interpreter.leave();
-      if (node.copied.start == node.copied.stop) {
-        is_midway = node.refused;
-        node.op.callBoxed(stack);
-        is_midway = false;
-      } else {
-        call_guarded(node);
-      }
-      keep(node);
-      stack.clear();
+      execute(node);
     } catch (...) {
       interpreter.take();  // to say what it was
       throw;
     }
     return true;
     END_HANDLE_TH_ERRORS_RET(false)
+  }
+
+  void execute(const Node& node) {
+    for (const Argument& argument : node.arguments.of(lines.arguments)) push(argument, node);
+    if (!in_one_go) interpreter.leave();
+    if (node.copied.start == node.copied.stop) {
+      is_midway = node.refused;
+      node.op.callBoxed(stack);
+      is_midway = false;
+    } else {
+      call_guarded(node);
+    }
+    keep(node);
+    stack.clear();
   }
 
   // What `write_rollback.guarded` does.
@@ -778,23 +865,24 @@ class Run {
     }
   }
 
-  bool hand_over(const Result& result) {
+  // `keeps`: nodes that were recorded since the run began may need what the user has, too.
+  bool hand_over(const Result& result, const at::Tensor& real, bool keeps) {
     if (result.user == NONE && result.later == NONE) return true;
     interpreter.take();
     HANDLE_TH_ERRORS
-    const at::Tensor& real = slots[result.slot];
-    if (result.later != NONE) {
-      THPObjectPtr tensor(THPVariable_Wrap(real));
-      PyObject* value = tensor ? PyList_GetItem(later, result.later) : nullptr;
-      if (value == nullptr || PyObject_SetAttrString(value, "real", tensor.get()) != 0) return false;
-    }
+    if (result.later != NONE && !note_real(PyList_GetItem(later, result.later), real)) return false;
     if (result.user == NONE) return true;
     PyObject* value = PyList_GetItem(users, result.user);
-    if (value == nullptr) return false;
+    if (value == nullptr || (keeps && result.later == NONE && !note_real(value, real))) return false;
     if (int given = give(value, real)) return given > 0;
     THPObjectPtr tensor(THPVariable_Wrap(real));
     return tensor && THPObjectPtr(PyObject_CallFunctionObjArgs(program.give, value, tensor.get(), nullptr));
     END_HANDLE_TH_ERRORS_RET(false)
+  }
+
+  static bool note_real(PyObject* value, const at::Tensor& real) {
+    THPObjectPtr tensor(value != nullptr ? THPVariable_Wrap(real) : nullptr);
+    return tensor && PyObject_SetAttrString(value, "real", tensor.get()) == 0;
   }
 
   static bool set_state(PyObject* draw) {
@@ -824,6 +912,12 @@ class Run {
   std::vector<double> ends;  // of nodes, in seconds; those that are not among the times yet
   double since = 0;  // what to add to our clock's
   Clock::time_point looked;  // for signals
+  // Of a run without the interpreter: the tensors from outside, so that none of theirs loses its last reference
+  // there; results for others, and how many of them these have; what a kernel has raised.
+  std::vector<at::Tensor> held;
+  std::vector<std::pair<const Result*, at::Tensor>> handed;
+  size_t given_over = 0;
+  std::exception_ptr failure;
   Interpreter interpreter;  // the last: ours again before anything else goes
 };
 
@@ -867,18 +961,22 @@ PyObject* with_warnings(const Function& function) {
   return result;
 }
 
-PyObject* run(PyObject* self, PyObject* args, PyObject*) {
-  Given given;
-  if (!given.parse(args)) return nullptr;
-  PyObject* result = with_warnings([&] {
-    Run run(*reinterpret_cast<Program*>(self), given);
-    return outcome(run);
-  });
+// The result of `with_warnings`, with the error that a warning has become, which comes after the nodes have run.
+PyObject* settled(PyObject* result) {
   if (result == nullptr || !PyErr_Occurred()) return result;
-  THPObjectPtr error(raised()), kept(result);  // a warning that is an error comes after the nodes have run
+  THPObjectPtr error(raised()), kept(result);
   if (result != Py_None) return kept.release();  // there is one already
   THPObjectPtr nothing(PyDict_New());
   return nothing ? PyTuple_Pack(4, error.get(), nothing.get(), Py_False, Py_False) : nullptr;
+}
+
+PyObject* run(PyObject* self, PyObject* args, PyObject*) {
+  Given given;
+  if (!given.parse(args)) return nullptr;
+  return settled(with_warnings([&] {
+    Run run(*reinterpret_cast<Program*>(self), given);
+    return outcome(run);
+  }));
 }
 
 // ---- In one go
@@ -950,8 +1048,266 @@ PyObject* run_in_one_go(PyObject* self, PyObject* args) {
   return result;
 }
 
+// ---- On a thread of its own
+
+// The thread on which programs run while the interpreter goes on: one, which waits for the next.
+class Worker {
+ public:
+  static Worker& get() {
+    static Worker* worker = nullptr;  // never destroyed: the process may end while it waits
+    if (worker == nullptr || worker->process != getpid()) worker = new Worker();  // a fork takes no threads along
+    return *worker;
+  }
+
+  template <typename Job>
+  void submit(Job&& work) {
+    std::lock_guard lock(mutex);
+    job = std::forward<Job>(work);
+    arrives.notify_one();
+  }
+
+ private:
+  Worker() {
+    std::thread([this] { serve(); }).detach();
+  }
+
+  [[noreturn]] void serve() {
+    while (true) {
+      std::function<void()> work;
+      {
+        std::unique_lock lock(mutex);
+        arrives.wait(lock, [this] { return job != nullptr; });
+        work = std::exchange(job, nullptr);
+      }
+      work();
+    }
+  }
+
+  pid_t process = getpid();
+  std::mutex mutex;
+  std::condition_variable arrives;
+  std::function<void()> job;
+};
+
+// Warnings of kernels, for the thread that takes the results.
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { all.push_back(warning); }
+  std::vector<c10::Warning> all;
+};
+
+// A run on the worker's thread.  Between `start` and the time when `is_over` that thread alone touches the run.
+class AsyncRun {
+ public:
+  AsyncRun(const Program& program, const Given& given) : run(program, given) {}
+
+  bool prepare() { return run.prepare(); }
+
+  // `self` is kept by the job until it has ended.
+  static void start(const std::shared_ptr<AsyncRun>& self) {
+    std::fenv_t environment;
+    std::fegetenv(&environment);  // how denormal numbers are taken, too
+    int threads = at::get_num_threads();
+    Worker::get().submit([self, environment, threads] {
+      std::fesetenv(&environment);
+      if (at::get_num_threads() != threads) at::set_num_threads(threads);
+      to_kernels();
+      c10::WarningUtils::WarningHandlerGuard guard(&self->warnings);
+      self->run.run_alone(self->stop);
+      std::lock_guard lock(self->mutex);
+      self->over = true;
+      self->ends.notify_all();
+    });
+  }
+
+  // Waits that long, without the interpreter; whether it is over.
+  bool wait(std::chrono::milliseconds most) {
+    Interpreter interpreter;
+    interpreter.leave();
+    std::unique_lock lock(mutex);
+    return ends.wait_for(lock, most, [this] { return over; });
+  }
+
+  bool is_over() {
+    std::lock_guard lock(mutex);
+    return over;
+  }
+
+  Run run;
+  const pid_t process = getpid();
+  std::atomic<bool> stop = false;  // between two nodes
+  bool is_joined = false;
+  Warnings warnings;
+
+ private:
+  std::mutex mutex;
+  std::condition_variable ends;
+  bool over = false;
+};
+
+struct AsyncRunObject {
+  PyObject_HEAD
+  PyObject* program;
+  PyObject* cancelled;  // what its results raise where it was stopped, or null
+  std::shared_ptr<AsyncRun>* async_run;
+};
+PyTypeObject* AsyncRunType = nullptr;
+
+// Begins to run the program on another thread.  Given are the tensors (the list is emptied), the scalars and the
+// times as for a run.
+// Returns what stands for the run, or None: it cannot run so.
+PyObject* start_async(PyObject* self, PyObject* args) {
+  Given given;
+  if (!PyArg_ParseTuple(
+          args, "O!O!O", &PyList_Type, &given.tensors, &PyList_Type, &given.scalars, &given.times)) {
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  if (sees_modes()) Py_RETURN_NONE;
+  THPObjectPtr empty(PyList_New(0));
+  if (!empty) return nullptr;
+  given.draws = given.users = given.later = given.arrived = empty.get();
+  given.done = Py_None;
+  given.in_one_go = true;
+  auto async_run = std::make_shared<AsyncRun>(*reinterpret_cast<Program*>(self), given);
+  if (!async_run->prepare()) {
+    if (PyErr_Occurred()) return nullptr;
+    Py_RETURN_NONE;
+  }
+  auto* made = reinterpret_cast<AsyncRunObject*>(AsyncRunType->tp_alloc(AsyncRunType, 0));
+  if (made == nullptr) return nullptr;
+  made->program = Py_NewRef(self);
+  made->async_run = new std::shared_ptr<AsyncRun>(async_run);
+  AsyncRun::start(async_run);
+  return reinterpret_cast<PyObject*>(made);
+  END_HANDLE_TH_ERRORS
+}
+
+AsyncRun& async_run_of(PyObject* self) { return **reinterpret_cast<AsyncRunObject*>(self)->async_run; }
+
+// Waits until it is over; a signal's handler that raises ends it between two nodes.  Returns what that has raised.
+PyObject* wait_until_over(AsyncRun& async_run, PyObject* arrived) {
+  PyObject* interrupt = nullptr;
+  while (!async_run.wait(PATIENCE)) {
+    if (interrupt != nullptr) continue;
+    bool is_stopped = PyErr_CheckSignals() != 0;
+    if (!is_stopped && PyList_GET_SIZE(arrived) != 0) {
+      THPObjectPtr done(PyObject_CallMethod(arrived, "handle", "s", "while they run on another thread"));
+      is_stopped = !done;
+    }
+    if (!is_stopped) continue;
+    interrupt = raised();
+    async_run.stop = true;
+  }
+  return interrupt;
+}
+
+// Hands over the results of a run that is over; what stopped it, as `run` returns it.
+PyObject* results_of(AsyncRun& async_run, PyObject* arrived, PyObject* interrupt) {
+  Run& run = async_run.run;
+  THPObjectPtr error;
+  bool is_of_a_kernel = false;
+  while (!run.hand_over_all()) {
+    THPObjectPtr another(raised());
+    if (!error) error = std::move(another);
+  }
+  if (!error && !run.is_whole()) {
+    run.raise_failure();
+    if (PyErr_Occurred()) {
+      error = THPObjectPtr(raised());
+      is_of_a_kernel = true;
+    }
+  }
+  if (!error && interrupt != nullptr) error = THPObjectPtr(Py_NewRef(interrupt));
+  if (error && !is_of_a_kernel && PyObject_SetAttrString(arrived, "raised", error.get()) != 0) return nullptr;
+  if (!run.note_times()) return nullptr;
+  if (!error) Py_RETURN_NONE;
+  THPObjectPtr variables(run.variables());
+  if (!variables) return nullptr;
+  return PyTuple_Pack(4, error.get(), variables.get(), Py_False, run.is_midway ? Py_True : Py_False);
+}
+
+// Waits until it is over, and hands over its results.  Given are `users`, `later`, `arrived` and the times, as for
+// a run; returns what `run` does.
+PyObject* join(PyObject* self, PyObject* args) {
+  PyObject *users, *later, *arrived, *times;
+  if (!PyArg_ParseTuple(
+          args, "O!O!O!O", &PyList_Type, &users, &PyList_Type, &later, &PyList_Type, &arrived, &times)) {
+    return nullptr;
+  }
+  AsyncRun& async_run = async_run_of(self);
+  THPObjectPtr interrupt(wait_until_over(async_run, arrived));
+  PyObject* cancelled = reinterpret_cast<AsyncRunObject*>(self)->cancelled;
+  if (!interrupt && !async_run.run.is_whole() && cancelled != nullptr) interrupt = THPObjectPtr(Py_NewRef(cancelled));
+  async_run.run.give_to(users, later, times);
+  PyObject* result = settled(with_warnings([&]() -> PyObject* {
+    for (const c10::Warning& warning : std::exchange(async_run.warnings.all, {})) c10::warn(warning);
+    return results_of(async_run, arrived, interrupt.get());
+  }));
+  async_run.is_joined = result != nullptr;
+  return result;
+}
+
+PyObject* is_joined(PyObject* self, PyObject*) { return PyBool_FromLong(async_run_of(self).is_joined); }
+
+PyObject* is_over(PyObject* self, PyObject*) { return PyBool_FromLong(async_run_of(self).is_over()); }
+
+// Waits that many seconds at most; whether it is over.
+PyObject* wait_for(PyObject* self, PyObject* seconds) {
+  double most = PyFloat_AsDouble(seconds);
+  if (PyErr_Occurred()) return nullptr;
+  return PyBool_FromLong(async_run_of(self).wait(std::chrono::milliseconds(static_cast<int64_t>(1000 * most))));
+}
+
+PyObject* stop_async(PyObject* self, PyObject* error) {
+  if (!PyExceptionInstance_Check(error)) {
+    PyErr_SetString(PyExc_TypeError, "internal error: a run is stopped with an exception");
+    return nullptr;
+  }
+  auto& cancelled = reinterpret_cast<AsyncRunObject*>(self)->cancelled;
+  if (cancelled == nullptr) cancelled = Py_NewRef(error);
+  async_run_of(self).stop = true;
+  Py_RETURN_NONE;
+}
+
+void forget_async(PyObject* object) {
+  auto* self = reinterpret_cast<AsyncRunObject*>(object);
+  PyTypeObject* type = Py_TYPE(object);
+  // In a forked child nobody ends it: what it refers to stays.
+  if (self->async_run != nullptr && async_run_of(object).process == getpid()) {
+    async_run_of(object).stop = true;
+    while (!async_run_of(object).wait(std::chrono::seconds(1))) {  // what it refers to is Python's
+    }
+    async_run_of(object).run.clear();
+    delete self->async_run;
+  }
+  Py_XDECREF(self->program);
+  Py_XDECREF(self->cancelled);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+PyMethodDef methods_of_async[] = {
+    {"join", join, METH_VARARGS, "Waits, and hands over the results; see execute/replay/async_run.py."},
+    {"is_joined", is_joined, METH_NOARGS, "Whether its results have been handed over."},
+    {"is_over", is_over, METH_NOARGS, "Whether it has ended."},
+    {"wait", wait_for, METH_O, "Waits that many seconds at most; whether it has ended."},
+    {"stop", stop_async, METH_O, "Ends it between two nodes; joining it raises that."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot slots_of_async[] = {
+    {Py_tp_doc, const_cast<char*>("A program that runs on a thread of its own.")},
+    {Py_tp_methods, methods_of_async},
+    {Py_tp_dealloc, reinterpret_cast<void*>(forget_async)},
+    {0, nullptr},
+};
+PyType_Spec async_spec = {
+    "lazyviz.torch_internals.native.interpreter.AsyncRun", sizeof(AsyncRunObject), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots_of_async};
+
 PyMethodDef methods_of_program[] = {
     {"in_one_go", run_in_one_go, METH_VARARGS, "See briefly.py."},
+    {"start", start_async, METH_VARARGS, "See execute/replay/async_run.py."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot slots_of_type[] = {
@@ -1026,7 +1382,8 @@ PyMODINIT_FUNC PyInit_interpreter() {
   Refused = PyErr_NewException("lazyviz.torch_internals.native.interpreter.Refused", nullptr, nullptr);
   Py_XINCREF(Refused);
   Memory = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&memory_spec));
-  bool is_whole = Memory != nullptr && intern() && add(module, "Refused", Refused) &&
+  AsyncRunType = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&async_spec));
+  bool is_whole = Memory != nullptr && AsyncRunType != nullptr && intern() && add(module, "Refused", Refused) &&
       add(module, "Program", PyType_FromSpec(&type_spec)) &&
       add(module, "KernelsOnly", PyType_FromSpec(&level_spec)) &&
       add(module, "SOURCE", PyUnicode_FromString(LAZYVIZ_SOURCE)) &&

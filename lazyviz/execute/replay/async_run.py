@@ -1,0 +1,90 @@
+"""Asynchronous replay: the kernels of a cached subgraph run on another thread while Python goes on.
+
+That thread runs kernels and nothing else: it never has the interpreter, makes no tensor of the user's real
+and notes nothing.  Until the run is joined its nodes are pending to everyone, so that whatever needs their
+results, writes what they read, or reads what they write, meets a sync point, which joins it first.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from ...process.signals import Deferred
+from ...record.storage import TrackedValue
+from ...torch_internals.cuda import STAND_INS
+from . import node_passes
+from .instructions import Code, Stopped
+from .program_key import Subgraph
+
+
+@dataclass
+class AsyncRun:
+    """Kernels that run, or have run, on another thread; see ``AsyncRun`` of ``interpreter.cpp``.
+
+    ``times`` has when it began, and once it was joined the end of each node, in seconds.
+    """
+
+    compiled: Any
+    times: array[float]
+    later: list[TrackedValue] | None = None  # the subgraph's, when it began
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no kernel runs any more."""
+        return bool(self.compiled.is_over())
+
+    def wait(self, seconds: float) -> bool:
+        """Wait that long at most; whether no kernel runs any more."""
+        return bool(self.compiled.wait(seconds))
+
+    def stop(self, error: BaseException) -> None:
+        """Have it end between two nodes; joining it comes to ``error`` then."""
+        self.compiled.stop(error)
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether its results have been handed over."""
+        return bool(self.compiled.is_joined())
+
+    def joining(self, subgraph: Subgraph, arrived: Deferred) -> partial[Stopped | None]:
+        """What waits until it is over and hands over its results, as the subgraph's code does when it runs.
+
+        A call of C's: nothing of Python's comes between that and its being noted.
+        """
+        later = self.later
+        if later is None:
+            later = self.later = subgraph.later
+            # What was recorded since it began is pending, and may need whatever the user has a tensor of.
+            subgraph.whole, subgraph.later = False, [*later, *subgraph.users]
+        return partial(self.compiled.join, subgraph.users, later, arrived, self.times)
+
+
+def why_not(subgraph: Subgraph, code: Code) -> str | None:
+    """Why the kernels of ``subgraph`` cannot run on another thread, in words; ``None``: they can."""
+    assert subgraph.key is not None
+    if not node_passes.active or not hasattr(code, "start"):
+        return "its program is one of Python's"
+    steps = subgraph.key.steps
+    if others := [step.op for step in steps if step.op.namespace != "aten"]:
+        return f"{others[0]} may need Python"
+    if subgraph.draws:
+        return f"{subgraph.nodes[subgraph.draws[0]].op} draws from a generator that the program may use"
+    if subgraph.nodes[0].inference_mode:
+        return "it was recorded in inference mode"
+    if STAND_INS or any(value.meta.device.type != "cpu" for value in subgraph.values):
+        return "it is not of the CPU alone; a GPU's kernels are queued without waiting anyway"
+    return None
+
+
+def start(subgraph: Subgraph, code: Code) -> AsyncRun | None:
+    """Begin to run the subgraph by its ``code``; ``None``: it cannot run so here."""
+    times = array("d", [perf_counter()])
+    tensors = [value.real for value in subgraph.outside]
+    if any(tensor is None for tensor in tensors):
+        return None
+    run = code.start(tensors, subgraph.scalars, times)  # type: ignore[attr-defined]
+    return AsyncRun(run, times) if run is not None else None

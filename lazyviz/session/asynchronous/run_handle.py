@@ -1,0 +1,80 @@
+"""Run handles: what an evaluation returns that is not waited for."""
+
+from __future__ import annotations
+
+import time
+
+from ...execute.report import Report
+from ..evaluation import AsyncEvaluation
+
+
+class Run:
+    """An evaluation that may still run: what ``graph.evaluate(wait=False)`` returns.
+
+    Its kernels run on another thread while the program goes on.  Whatever needs their results waits for it,
+    as does the next evaluation; what a kernel raises is raised there, or by :meth:`result`.
+    """
+
+    def __init__(self, evaluation: AsyncEvaluation) -> None:
+        self._evaluation = evaluation
+
+    @property
+    def waited(self) -> str | None:
+        """Why the evaluation was waited for all the same; ``None``: it was not."""
+        return self._evaluation.reason
+
+    def done(self) -> bool:
+        """Whether no kernel runs any more."""
+        started = self._evaluation.started
+        return started is None or started.is_over
+
+    def result(self, timeout: float | None = None) -> Report:
+        """Wait for it, at most ``timeout`` seconds, and return its report.
+
+        Raises:
+            TimeoutError: it is still running.
+            Exception: what a kernel raised, with the line that recorded it.
+        """
+        self._wait(timeout)
+        self._evaluation.finish()
+        if self._evaluation.error is not None:
+            raise self._evaluation.error
+        assert self._evaluation.report is not None
+        return self._evaluation.report
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for it, at most ``timeout`` seconds; what has stopped it.
+
+        Raises:
+            TimeoutError: it is still running.
+        """
+        try:
+            self.result(timeout)
+        except BaseException as error:
+            if error is not self._evaluation.error:
+                raise
+            return error
+        return None
+
+    def cancel(self) -> None:
+        """Have it end between two ops; the others stay pending, and :meth:`result` raises ``Interrupted``."""
+        self._evaluation.cancel()
+
+    def _wait(self, timeout: float | None) -> None:
+        started = self._evaluation.started
+        if timeout is None or started is None:
+            return
+        end = time.monotonic() + timeout
+        while not started.is_over:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"the evaluation still runs after {timeout:g} seconds")
+            started.wait(min(left, 0.05))  # so that a signal is handled meanwhile
+
+    def __repr__(self) -> str:
+        evaluation = self._evaluation
+        if evaluation.error is not None:
+            return f"<lazyviz.Run: {type(evaluation.error).__name__}>"
+        if evaluation.report is not None:
+            return f"<lazyviz.Run: done, {evaluation.report.ops_run:,} ops>"
+        return f"<lazyviz.Run: {len(evaluation.nodes):,} ops, {'run' if self.done() else 'running'}>"
