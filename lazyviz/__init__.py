@@ -18,6 +18,7 @@ from .plan.remat.selection import RecomputePlan
 from .record.sync_points import AbsentDeviceError, SyncError
 from .session.advice.advise import Advice, advise
 from .session.asynchronous.run_handle import Run
+from .session.asynchronous.steps import steps
 from .session.calibration import Calibration, calibrate
 from .session.connect import connect
 from .session.kv_cache import mark_kv_cache
@@ -88,6 +89,7 @@ __all__ = [
     "options",
     "register_backend",
     "reset",
+    "steps",
     "sync",
     "to_eager",
     "to_lazy",

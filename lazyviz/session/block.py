@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -106,7 +107,9 @@ class LazyBlock(Transaction, Generic[G]):
         self.thread = 0
         self.named: NamedBatch | None = None
         self._outer: LazyBlock[Any] | None = None  # in the same task
-        # The user's code that it ends in, where that is not what leaves it; or the variables that are left.
+        # The user's code that it begins and ends in, where that is not what enters and leaves it; or the
+        # variables that are left.
+        self.begins_in: FrameType | None = None
         self.ends_in: FrameType | Mapping[str, Any] | None = None
         self._unaccounted = False
 
@@ -120,7 +123,7 @@ class LazyBlock(Transaction, Generic[G]):
         def __enter__(self) -> G: ...
 
     def begin(self) -> G:
-        frame = sys._getframe(2)
+        frame = self.begins_in or sys._getframe(2)
         options = self.options
         split, recompute = options.checked()
         named = options.named_batch(frame)
@@ -131,8 +134,8 @@ class LazyBlock(Transaction, Generic[G]):
         tape.runs.refuse_nested()
         shutdown.uses()
         tape.runs.lock.wait()  # a run on another thread ends first
-        graph = self._make(
-            Graph(),
+        self._new = partial(
+            self._make,
             device=device,
             backend=options.backend,
             code=options.code,
@@ -140,6 +143,7 @@ class LazyBlock(Transaction, Generic[G]):
             split=split,
             recompute=recompute,
         )
+        graph = self._new(Graph())
         ir = graph.ir
         if named is not None:
             named.begin(tape, ir)
@@ -148,19 +152,48 @@ class LazyBlock(Transaction, Generic[G]):
         world = planned_device.one_of_many(tape, size, options.rank, card, ir, device)
         cards = planned_device.cards(tape, card, ir, options.assume, device)
         if not _open:
-            if Lost.something and tape.pending:
-                tape.pending_ops.forget_lost()
-            if tape.pending_ops.overdue:
-                evaluation.catch_up()
-            release_unreferenced()
-        evaluation.graphs[id(ir)] = graph
-        evaluation.latest = weakref.ref(graph)
-        tape.pending_ops.watch(ir)
-        self.graph, self.named, self._title = graph, named, graph.title
-        self._start = time.perf_counter()
+            _forget_old()
+        self._take(graph)
+        self.named = named
         with Exclusive():
             self._exchange(frame, cards, world)
         return graph
+
+    def _take(self, graph: G) -> None:
+        """Record in ``graph`` once that is published."""
+        ir = graph.ir
+        evaluation.graphs[id(ir)] = graph
+        evaluation.latest = weakref.ref(graph)
+        tape.pending_ops.watch(ir)
+        self.graph, self._title = graph, graph.title
+        self._start = time.perf_counter()
+
+    def renew(self, between: Callable[[G], None]) -> None:
+        """End the graph here, call ``between`` with it while nothing is recorded, and go on in another one.
+
+        For a block without a planned card, a batch or a block around it.  It costs less than to leave the
+        block and to open another: what recording has put in place stays.
+        """
+        graph = self.graph
+        assert graph is not None
+        ir = graph.ir
+        evaluation.watch.stays = True
+        try:
+            with Exclusive():
+                self._unpublish()
+            self._account()
+            between(graph)
+            del graph
+            _forget_old()
+            following = self._new(Graph())
+            following.ir.place, following.ir.is_cell = ir.place, ir.is_cell
+            self._take(following)
+            with Exclusive():
+                self._unaccounted = True
+                _open.append(self)
+                _publish()
+        finally:
+            evaluation.watch.stays = False
 
     def _refuse_others(self) -> LazyBlock[Any] | None:
         """The block around this one; ``RuntimeError`` if it is another thread's or task's."""
@@ -271,6 +304,15 @@ class LazyBlock(Transaction, Generic[G]):
             _claims.remove(self)
         if _block_of_task.get() is self:
             _block_of_task.set(self._outer)
+
+
+def _forget_old() -> None:
+    """Before something is recorded: let go of what nobody can see any more."""
+    if Lost.something and tape.pending:
+        tape.pending_ops.forget_lost()
+    if tape.pending_ops.overdue:
+        evaluation.catch_up()
+    release_unreferenced()
 
 
 # --- what is open in this process ---------------------------------------------------------

@@ -57,6 +57,7 @@ class Watch:
             Patches()
         )  # Dynamo's, once a compiled function has been called that can only be planned
         self.away = False  # while compiled code runs
+        self.stays = False  # between two graphs of one block
 
     def begin_recording(self) -> None:
         if not private_api.has_mode(self._mode):
@@ -286,7 +287,7 @@ class Watch:
 
     def release(self) -> None:
         """Leave PyTorch as it was, if nothing is recorded or pending."""
-        if self._tape.recording.graph is not None or self._tape.pending:
+        if self._tape.recording.graph is not None or self._tape.pending or self.stays:
             return
         self._remove()
         # Backward passes, inference modes and their like bring back what was active when they were entered.
@@ -325,7 +326,7 @@ class Watch:
             with contextlib.suppress(Exception):
                 recording.absent.remove()
             recording.absent = None
-        self.away = False
+        self.away = self.stays = False
         self._thread.entered = 0
         self._thread.regions = {}
 

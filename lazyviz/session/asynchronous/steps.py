@@ -1,0 +1,107 @@
+"""Loops that say so: each round is recorded by itself, and runs while the next one is recorded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sized
+from types import FrameType
+from typing import Any, Generic, TypeVar
+
+from ...record.tape import tape
+from ..lazy_graph import LazyGraph, lazy
+from ..planned_device import resolved
+from .run_handle import Run
+
+T = TypeVar("T")
+
+
+class steps(Generic[T]):
+    """The items of ``iterable``, for a loop of which each round is one graph.
+
+    ``for batch in lazyviz.steps(loader):`` records a round, evaluates it as ``graph.evaluate(wait=False)``
+    does, and records the next one meanwhile.  Reading a value is a sync point, as in any block, and waits
+    for what it needs.  Once the loop has ended everything has run.  One that is left before (by ``break``, or
+    an exception) leaves its last round pending, as a block does.
+
+    What is between two rounds, such as the loader's own work, is not recorded.  Inside a block that records
+    already, the rounds are recorded there.
+
+    Args:
+        backend: as of :func:`lazyviz.lazy`; only the default one runs while the next round is recorded.
+        device: as of :func:`lazyviz.lazy`, for plans.
+        wait: evaluate each round before the next one begins.
+
+    Attributes:
+        graph: of the latest round that has ended, to be shown or planned; earlier ones are dropped.
+        rounds: that have ended.
+        waited: why the latest round was waited for although ``wait`` is False, if it was.
+
+    Raises:
+        ValueError: the device is a GPU that is not on this machine, where no round can run: record one
+            round with :func:`lazyviz.lazy` to plan it.
+        RuntimeError: something else is recording.
+        Exception: what a kernel raised, with the line that recorded it, where the loop asks for its next item.
+    """
+
+    def __init__(
+        self, iterable: Iterable[T], *, backend: str | None = None, device: Any = None, wait: bool = False
+    ) -> None:
+        self._iterable, self._backend, self._device, self._wait = iterable, backend, device, wait
+        self.graph: LazyGraph | None = None
+        self._run: Run | None = None
+        self.rounds = 0
+        self.waited: str | None = None
+
+    def __len__(self) -> int:
+        if not isinstance(self._iterable, Sized):
+            raise TypeError(f"{type(self._iterable).__name__!r} object has no len()")
+        return len(self._iterable)
+
+    def __iter__(self) -> Iterator[T]:
+        items = iter(self._iterable)
+        if tape.recording.is_on_this_thread():
+            return _unrecorded(items)
+        return self._recorded(items, sys._getframe(1))
+
+    def _recorded(self, items: Iterator[T], frame: FrameType) -> Iterator[T]:
+        block = lazy(device=self._device, backend=self._backend)
+        if resolved(block.options.device)[1] is not None:
+            raise ValueError(
+                "lazyviz.steps: no round of the loop can run on a GPU that is not on this machine; "
+                "record one round in a block of lazyviz.lazy(device=...) to plan it"
+            )
+        block.begins_in = block.ends_in = frame
+        with block as graph:
+            del graph  # others are to come
+            for item in _unrecorded(items):
+                if block.graph is not None and block.graph.nodes:
+                    block.renew(self._evaluate)
+                yield item
+                self.rounds += 1
+            last = block.graph
+        if last is not None and last.nodes:
+            self._evaluate(last)
+            if self._run is not None:
+                self._run.result()
+
+    def _evaluate(self, graph: LazyGraph) -> None:
+        self.graph, self._run = graph, None
+        if self._wait:
+            graph.evaluate()
+        else:
+            self._run = graph.evaluate(wait=False)
+            self.waited = self._run.waited
+
+    def __repr__(self) -> str:
+        return f"<lazyviz.steps: {self.rounds:,} rounds, {self.graph!r}>"
+
+
+def _unrecorded(items: Iterator[T]) -> Iterator[T]:
+    """``items``, whose own work is not recorded."""
+    while True:
+        with tape.recording.paused():
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+        yield item
