@@ -55,6 +55,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "convolution": lambda: nn.Sequential(
         nn.Unflatten(1, (1, 2, 4)), nn.Conv2d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(9, 4)
     ),
+    "dropout": lambda: nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.ReLU(), nn.Linear(16, 4)),
+    "attention": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 4)), nn.TransformerEncoderLayer(4, 2, 8, dropout=0.2, batch_first=True), nn.Flatten()
+    ),
     "layer norm": lambda: nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4)),
 }
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -305,9 +309,9 @@ def test_what_cannot_run_so_says_why() -> None:
     assert run.waited is not None and run.done() and run.result().ops_run == 2
     for _ in range(4):  # so few ops are recognized when they come again
         with lazyviz.lazy() as graph:
-            y = x + torch.rand(3)
+            y = x + torch.rand(3)  # has no argument for another generator
         run = graph.evaluate(wait=False)
-    assert "draws from a generator" in str(run.waited)
+    assert "generator only" in str(run.waited)
     assert not lazyviz.is_lazy(y)
     assert graph.evaluate(wait=False).waited == "nothing was pending"
 

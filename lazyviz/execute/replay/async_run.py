@@ -13,8 +13,10 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from ...process.signals import Deferred
-from ...record.storage import TrackedValue
+from ...record.storage import DrawSequence, TrackedValue
 from ...torch_internals.cuda import STAND_INS
 from . import node_passes
 from .instructions import Code, Stopped
@@ -25,11 +27,13 @@ from .program_key import Subgraph
 class AsyncRun:
     """Kernels that run, or have run, on another thread; see ``AsyncRun`` of ``interpreter.cpp``.
 
-    ``times`` has when it began, and once it was joined the end of each node, in seconds.
+    ``times`` has when it began, and once it was joined the end of each node, in seconds.  ``generators`` are
+    those that it draws from, in place of the program's.
     """
 
     compiled: Any
     times: array[float]
+    generators: list[tuple[DrawSequence, torch.Generator]]
     later: list[TrackedValue] | None = None  # the subgraph's, when it began
 
     @property
@@ -60,7 +64,7 @@ class AsyncRun:
             later = self.later = subgraph.later
             # What was recorded since it began is pending, and may need whatever the user has a tensor of.
             subgraph.whole, subgraph.later = False, [*later, *subgraph.users]
-        return partial(self.compiled.join, subgraph.users, later, arrived, self.times)
+        return partial(self.compiled.join, self.generators, subgraph.users, later, arrived, self.times)
 
 
 def why_not(subgraph: Subgraph, code: Code) -> str | None:
@@ -71,8 +75,12 @@ def why_not(subgraph: Subgraph, code: Code) -> str | None:
     steps = subgraph.key.steps
     if others := [step.op for step in steps if step.op.namespace != "aten"]:
         return f"{others[0]} may need Python"
-    if subgraph.draws:
-        return f"{subgraph.nodes[subgraph.draws[0]].op} draws from a generator that the program may use"
+    for node in [subgraph.nodes[at] for at in subgraph.draws]:
+        assert node.draws is not None
+        if not any("Generator" in str(argument.type) for argument in node.op._schema.arguments):
+            return f"{node.op} can draw from the program's generator only"
+        if node.draws.awaits is not None:
+            return "it draws after a state of its generator that was handed back"
     if subgraph.nodes[0].inference_mode:
         return "it was recorded in inference mode"
     if STAND_INS or any(value.meta.device.type != "cpu" for value in subgraph.values):
@@ -86,5 +94,14 @@ def start(subgraph: Subgraph, code: Code) -> AsyncRun | None:
     tensors = [value.real for value in subgraph.outside]
     if any(tensor is None for tensor in tensors):
         return None
-    run = code.start(tensors, subgraph.scalars, times)  # type: ignore[attr-defined]
-    return AsyncRun(run, times) if run is not None else None
+    generators: dict[DrawSequence, torch.Generator] = {}
+    draws = []
+    for at in subgraph.draws:
+        sequence = subgraph.nodes[at].draws
+        assert sequence is not None
+        if sequence not in generators:
+            generators[sequence] = torch.Generator(sequence.generator.device)
+            generators[sequence].set_state(sequence.state)
+        draws.append(generators[sequence])
+    run = code.start(tensors, subgraph.scalars, draws, times)  # type: ignore[attr-defined]
+    return AsyncRun(run, times, list(generators.items())) if run is not None else None

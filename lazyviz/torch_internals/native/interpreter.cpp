@@ -15,6 +15,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Generator.h>
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -123,6 +124,7 @@ struct Node {
   explicit Node(c10::OperatorHandle op) : op(op) {}
   c10::OperatorHandle op;
   int32_t draw = NONE;
+  int32_t generator = NONE;  // the position of the argument that is one
   int8_t grad_mode = NONE;
   bool list = false;  // its results are in one list
   bool refused = false;  // what it writes cannot be put back if it fails
@@ -316,6 +318,10 @@ Node node_of(PyObject* described, Lines& lines) {
   Node node(*op);
   node.grad_mode = static_cast<int8_t>(number(entry(described, 2)));
   node.draw = number(entry(described, 3));
+  const auto& declared = op->schema().arguments();
+  for (size_t at = 0; node.draw != NONE && at < declared.size(); at++) {
+    if (without_optional(declared[at])->kind() == c10::TypeKind::GeneratorType) node.generator = at;
+  }
   set_arguments(entry(described, 4), node, lines);
   set_results(entry(described, 5), node, lines);
   node.gone = added(lines.slots, numbers(entry(described, 6)));
@@ -556,16 +562,31 @@ class Run {
 
   // All that needs the interpreter, before; false with an exception or without: it cannot run so.
   bool prepare() {
-    if (!take_tensors() || !begin()) return false;
+    if (!take_generators() || !take_tensors() || !begin()) return false;
     held = slots;
     convert_scalars();
     for (const IValue& number : numbers) {
       if (number.isNone()) return false;
     }
-    for (const Node& node : lines.nodes) {
-      if (node.draw != NONE) return false;
-    }
     handed.reserve(lines.results.size());
+    return true;
+  }
+
+  // Each draw has a generator of the run's own, since the program may use its own meanwhile.
+  bool take_generators() {
+    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(draws); at++) {
+      PyObject* generator = PyList_GET_ITEM(draws, at);
+      if (!THPGenerator_Check(generator)) {
+        PyErr_SetString(PyExc_TypeError, "internal error: a draw without a generator");
+        return false;
+      }
+      generators.push_back(THPGenerator_Unwrap(generator));
+    }
+    for (const Node& node : lines.nodes) {
+      if (node.draw != NONE && (node.generator == NONE || static_cast<size_t>(node.draw) >= generators.size())) {
+        return false;
+      }
+    }
     return true;
   }
 
@@ -574,10 +595,13 @@ class Run {
     for (const Node& node : lines.nodes) {
       if (stop.load(std::memory_order_relaxed)) return;
       if (node.grad_mode != NONE) c10::GradMode::set_enabled(node.grad_mode != 0);
+      at::Tensor before;  // the state of its generator
       try {
+        if (node.draw != NONE) before = generators[node.draw].get_state();
         execute(node);
       } catch (...) {
         failure = std::current_exception();
+        if (before.defined()) generators[node.draw].set_state(before);
         return;
       }
       for (const Result& result : node.results.of(lines.results)) {
@@ -767,6 +791,7 @@ class Run {
 
   void execute(const Node& node) {
     for (const Argument& argument : node.arguments.of(lines.arguments)) push(argument, node);
+    if (node.draw != NONE && !generators.empty()) stack[node.generator] = generators[node.draw];
     if (!in_one_go) interpreter.leave();
     if (node.copied.start == node.copied.stop) {
       is_midway = node.refused;
@@ -912,8 +937,9 @@ class Run {
   std::vector<double> ends;  // of nodes, in seconds; those that are not among the times yet
   double since = 0;  // what to add to our clock's
   Clock::time_point looked;  // for signals
-  // Of a run without the interpreter: the tensors from outside, so that none of theirs loses its last reference
+  // Of a run without the interpreter: the generator of each draw; the tensors from outside, so that none of theirs loses its last reference
   // there; results for others, and how many of them these have; what a kernel has raised.
+  std::vector<at::Generator> generators;
   std::vector<at::Tensor> held;
   std::vector<std::pair<const Result*, at::Tensor>> handed;
   size_t given_over = 0;
@@ -1154,19 +1180,20 @@ struct AsyncRunObject {
 PyTypeObject* AsyncRunType = nullptr;
 
 // Begins to run the program on another thread.  Given are the tensors (the list is emptied), the scalars and the
-// times as for a run.
+// times as for a run, and for each draw a generator of its own.
 // Returns what stands for the run, or None: it cannot run so.
 PyObject* start_async(PyObject* self, PyObject* args) {
   Given given;
   if (!PyArg_ParseTuple(
-          args, "O!O!O", &PyList_Type, &given.tensors, &PyList_Type, &given.scalars, &given.times)) {
+          args, "O!O!O!O", &PyList_Type, &given.tensors, &PyList_Type, &given.scalars, &PyList_Type, &given.draws,
+          &given.times)) {
     return nullptr;
   }
   HANDLE_TH_ERRORS
   if (sees_modes()) Py_RETURN_NONE;
   THPObjectPtr empty(PyList_New(0));
   if (!empty) return nullptr;
-  given.draws = given.users = given.later = given.arrived = empty.get();
+  given.users = given.later = given.arrived = empty.get();
   given.done = Py_None;
   given.in_one_go = true;
   auto async_run = std::make_shared<AsyncRun>(*reinterpret_cast<Program*>(self), given);
@@ -1203,10 +1230,15 @@ PyObject* wait_until_over(AsyncRun& async_run, PyObject* arrived) {
 }
 
 // Hands over the results of a run that is over; what stopped it, as `run` returns it.
-PyObject* results_of(AsyncRun& async_run, PyObject* arrived, PyObject* interrupt) {
+PyObject* results_of(AsyncRun& async_run, PyObject* states, PyObject* arrived, PyObject* interrupt) {
   Run& run = async_run.run;
   THPObjectPtr error;
   bool is_of_a_kernel = false;
+  for (Py_ssize_t at = 0; at < PyList_GET_SIZE(states); at++) {  // where the generators are now
+    PyObject* entry = PyList_GET_ITEM(states, at);
+    THPObjectPtr state(PyObject_CallMethod(PyTuple_GET_ITEM(entry, 1), "get_state", nullptr));
+    if (!state || PyObject_SetAttrString(PyTuple_GET_ITEM(entry, 0), "state", state.get()) != 0) return nullptr;
+  }
   while (!run.hand_over_all()) {
     THPObjectPtr another(raised());
     if (!error) error = std::move(another);
@@ -1228,11 +1260,12 @@ PyObject* results_of(AsyncRun& async_run, PyObject* arrived, PyObject* interrupt
 }
 
 // Waits until it is over, and hands over its results.  Given are `users`, `later`, `arrived` and the times, as for
-// a run; returns what `run` does.
+// a run, and before these a pair each of a sequence of draws and its generator; returns what `run` does.
 PyObject* join(PyObject* self, PyObject* args) {
-  PyObject *users, *later, *arrived, *times;
+  PyObject *states, *users, *later, *arrived, *times;
   if (!PyArg_ParseTuple(
-          args, "O!O!O!O", &PyList_Type, &users, &PyList_Type, &later, &PyList_Type, &arrived, &times)) {
+          args, "O!O!O!O!O", &PyList_Type, &states, &PyList_Type, &users, &PyList_Type, &later, &PyList_Type, &arrived,
+          &times)) {
     return nullptr;
   }
   AsyncRun& async_run = async_run_of(self);
@@ -1242,7 +1275,7 @@ PyObject* join(PyObject* self, PyObject* args) {
   async_run.run.give_to(users, later, times);
   PyObject* result = settled(with_warnings([&]() -> PyObject* {
     for (const c10::Warning& warning : std::exchange(async_run.warnings.all, {})) c10::warn(warning);
-    return results_of(async_run, arrived, interrupt.get());
+    return results_of(async_run, states, arrived, interrupt.get());
   }));
   async_run.is_joined = result != nullptr;
   return result;
