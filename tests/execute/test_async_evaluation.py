@@ -309,11 +309,47 @@ def test_what_cannot_run_so_says_why() -> None:
     assert run.waited is not None and run.done() and run.result().ops_run == 2
     for _ in range(4):  # so few ops are recognized when they come again
         with lazyviz.lazy() as graph:
-            y = x + torch.rand(3)  # has no argument for another generator
+            y = torch.ops.aten.native_dropout(x, 0.5, True)[0]  # takes no generator
         run = graph.evaluate(wait=False)
     assert "generator only" in str(run.waited)
     assert not lazyviz.is_lazy(y)
     assert graph.evaluate(wait=False).waited == "nothing was pending"
+
+
+DRAWS: dict[str, Callable[[], torch.Tensor]] = {
+    "rand": lambda: torch.rand(3),
+    "randn": lambda: torch.randn(3, dtype=torch.double),
+    "randint": lambda: torch.randint(9, (3,)),
+    "randint from": lambda: torch.randint(4, 9, (3,)),
+    "randperm": lambda: torch.randperm(9),
+    "rand_like": lambda: torch.rand_like(torch.ones(3)),
+    "randint_like": lambda: torch.randint_like(torch.ones(3), 2, 9),
+    "normal": lambda: torch.normal(torch.zeros(3), 2.0),
+    "bernoulli": lambda: torch.bernoulli(torch.full((9,), 0.5)),
+    "multinomial": lambda: torch.multinomial(torch.ones(9), 3),
+    "a generator of the user's": lambda: torch.rand(3, generator=GENERATOR),
+}
+GENERATOR = torch.Generator()
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_are_those_of_eager_pytorch(name: str) -> None:
+    def draw(lazily: bool) -> list[Any]:
+        torch.manual_seed(1)
+        GENERATOR.manual_seed(2)
+        seen, waited = [], []
+        for _ in range(6):
+            if not lazily:
+                seen.append(DRAWS[name]() * 2 + DRAWS[name]())
+                continue
+            with lazyviz.lazy() as graph:
+                seen.append(DRAWS[name]() * 2 + DRAWS[name]())
+            waited.append(graph.evaluate(wait=False).waited)
+        assert not lazily or waited[-1] is None
+        after = [torch.rand(2), torch.rand(2, generator=GENERATOR)]
+        return [tensor.tolist() for tensor in (*seen, *after)]
+
+    assert draw(True) == draw(False)
 
 
 ENDS = {

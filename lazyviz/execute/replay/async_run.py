@@ -75,10 +75,10 @@ def why_not(subgraph: Subgraph, code: Code) -> str | None:
     steps = subgraph.key.steps
     if others := [step.op for step in steps if step.op.namespace != "aten"]:
         return f"{others[0]} may need Python"
+    if subgraph.draws and not code.takes_generators():
+        return "an op can draw from the program's generator only"
     for node in [subgraph.nodes[at] for at in subgraph.draws]:
         assert node.draws is not None
-        if not any("Generator" in str(argument.type) for argument in node.op._schema.arguments):
-            return f"{node.op} can draw from the program's generator only"
         if node.draws.awaits is not None:
             return "it draws after a state of its generator that was handed back"
     if subgraph.nodes[0].inference_mode:

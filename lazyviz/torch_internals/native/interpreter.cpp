@@ -125,6 +125,7 @@ struct Node {
   c10::OperatorHandle op;
   int32_t draw = NONE;
   int32_t generator = NONE;  // the position of the argument that is one
+  std::optional<c10::OperatorHandle> with_generator;  // which has that argument, where `op` has none
   int8_t grad_mode = NONE;
   bool list = false;  // its results are in one list
   bool refused = false;  // what it writes cannot be put back if it fails
@@ -309,6 +310,36 @@ void set_results(PyObject* described, Node& node, Lines& lines) {
   node.results = added(lines.results, std::move(results));
 }
 
+int32_t generator_position(const c10::FunctionSchema& schema) {
+  const auto& declared = schema.arguments();
+  for (size_t at = 0; at < declared.size(); at++) {
+    if (without_optional(declared[at])->kind() == c10::TypeKind::GeneratorType) return static_cast<int32_t>(at);
+  }
+  return NONE;
+}
+
+// Where the operator takes its generator, or which overload of it does, with the same other arguments.
+void find_generator(Node& node) {
+  node.generator = generator_position(node.op.schema());
+  if (node.generator != NONE) return;
+  const auto& own = node.op.schema().arguments();
+  std::string overload = node.op.schema().overload_name();
+  for (const std::string& name : {overload.empty() ? "generator" : overload + "_generator", std::string("low_generator_dtype")}) {
+    auto other = c10::Dispatcher::singleton().findSchema({node.op.schema().name(), name});
+    int32_t position = other ? generator_position(other->schema()) : NONE;
+    if (position == NONE || other->schema().arguments().size() != own.size() + 1) continue;
+    bool is_alike = true;
+    for (size_t at = 0; at < own.size(); at++) {
+      const auto& its = other->schema().arguments()[at + (at >= static_cast<size_t>(position))];
+      is_alike = is_alike && its.name() == own[at].name() && *its.real_type() == *own[at].real_type();
+    }
+    if (!is_alike) continue;
+    node.generator = position;
+    node.with_generator = other;
+    return;
+  }
+}
+
 // `described`: (name, name of the overload, grad mode to set, number of the draw, arguments, results, gone,
 // copied, refused).
 Node node_of(PyObject* described, Lines& lines) {
@@ -318,10 +349,7 @@ Node node_of(PyObject* described, Lines& lines) {
   Node node(*op);
   node.grad_mode = static_cast<int8_t>(number(entry(described, 2)));
   node.draw = number(entry(described, 3));
-  const auto& declared = op->schema().arguments();
-  for (size_t at = 0; node.draw != NONE && at < declared.size(); at++) {
-    if (without_optional(declared[at])->kind() == c10::TypeKind::GeneratorType) node.generator = at;
-  }
+  if (node.draw != NONE) find_generator(node);
   set_arguments(entry(described, 4), node, lines);
   set_results(entry(described, 5), node, lines);
   node.gone = added(lines.slots, numbers(entry(described, 6)));
@@ -791,27 +819,31 @@ class Run {
 
   void execute(const Node& node) {
     for (const Argument& argument : node.arguments.of(lines.arguments)) push(argument, node);
-    if (node.draw != NONE && !generators.empty()) stack[node.generator] = generators[node.draw];
+    const c10::OperatorHandle& op = node.with_generator && !generators.empty() ? *node.with_generator : node.op;
+    if (node.draw != NONE && !generators.empty()) {
+      if (node.with_generator) stack.insert(stack.begin() + node.generator, IValue());
+      stack[node.generator] = generators[node.draw];
+    }
     if (!in_one_go) interpreter.leave();
     if (node.copied.start == node.copied.stop) {
       is_midway = node.refused;
-      node.op.callBoxed(stack);
+      op.callBoxed(stack);
       is_midway = false;
     } else {
-      call_guarded(node);
+      call_guarded(node, op);
     }
     keep(node);
     stack.clear();
   }
 
   // What `write_rollback.guarded` does.
-  void call_guarded(const Node& node) {
+  void call_guarded(const Node& node, const c10::OperatorHandle& op) {
     std::vector<std::pair<at::Tensor, at::Tensor>> before;
     for (int32_t slot : node.copied.of(lines.slots)) {
       if (slots[slot].defined()) before.emplace_back(slots[slot], slots[slot].clone());
     }
     try {
-      node.op.callBoxed(stack);
+      op.callBoxed(stack);
     } catch (...) {
       for (auto& [tensor, content] : before) tensor.copy_(content);
       throw;
@@ -1338,7 +1370,16 @@ PyType_Spec async_spec = {
     "lazyviz.torch_internals.native.interpreter.AsyncRun", sizeof(AsyncRunObject), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots_of_async};
 
+// Whether each of its draws can have a generator that it is given.
+PyObject* takes_generators(PyObject* self, PyObject*) {
+  for (const Node& node : reinterpret_cast<Program*>(self)->lines->nodes) {
+    if (node.draw != NONE && node.generator == NONE) Py_RETURN_FALSE;
+  }
+  Py_RETURN_TRUE;
+}
+
 PyMethodDef methods_of_program[] = {
+    {"takes_generators", takes_generators, METH_NOARGS, "Whether each draw can have a generator that it is given."},
     {"in_one_go", run_in_one_go, METH_VARARGS, "See briefly.py."},
     {"start", start_async, METH_VARARGS, "See execute/replay/async_run.py."},
     {nullptr, nullptr, 0, nullptr},
