@@ -131,13 +131,15 @@ def number(shapes: ShapeCache, value: TrackedValue) -> Any:
     ``None``: ask :func:`known`, of which this is the way that an optimizer's step counters take in each step.
     """
     storage = value.storage
-    shadow, node = storage.shadow, storage.writer
+    node = storage.writer
+    shadow = storage.shadow or _shadow_of_a_number(value)
     if shadow is None or shadow.lost or shadow.tensors.get(value) is None:
         return None
     with dispatch_level.kernels_only():  # which are below autograd
         if node is not None and not node.folded and node.state != "done":
             if not _is_one_step(shapes, node, shadow):
                 return None
+            storage.shadow = shadow
             try:
                 method = _METHODS.get(node.op)
                 if method is not None and type(node.args[1]) in (int, float):
@@ -149,6 +151,27 @@ def number(shapes: ShapeCache, value: TrackedValue) -> Any:
                 return None
             node.folded = True
         return shadow.tensors[value].item()
+
+
+def _shadow_of_a_number(value: TrackedValue) -> Shadow | None:
+    """A new shadow for a single outside number that nothing has run ahead of, such as a step counter.
+
+    It is not the storage's yet.
+    """
+    real = value.real
+    if (
+        value.node is not None
+        or real is None
+        or not value.given
+        or value.meta.flags
+        or value.storage.nbytes != real.itemsize
+        or real.numel() != 1
+    ):
+        return None
+    shadow = Shadow()
+    with dispatch_level.kernels_only():
+        shadow.tensors[value] = real.clone()
+    return shadow
 
 
 def _is_one_step(shapes: ShapeCache, node: TrackedNode, shadow: Shadow) -> bool:

@@ -152,7 +152,11 @@ class LazyBlock(Transaction, Generic[G]):
         world = planned_device.one_of_many(tape, size, options.rank, card, ir, device)
         cards = planned_device.cards(tape, card, ir, options.assume, device)
         if not _open:
-            _forget_old()
+            if Lost.something and tape.pending:
+                tape.pending_ops.forget_lost()
+            if tape.pending_ops.overdue:
+                evaluation.catch_up()
+            release_unreferenced()
         self._take(graph)
         self.named = named
         with Exclusive():
@@ -181,10 +185,11 @@ class LazyBlock(Transaction, Generic[G]):
         try:
             with Exclusive():
                 self._unpublish()
+            tape.runs.finish_background()  # then what is pending is this graph's, which is less to look at
             self._account()
             between(graph)
             del graph
-            _forget_old()
+            release_unreferenced()
             following = self._new(Graph())
             following.ir.place, following.ir.is_cell = ir.place, ir.is_cell
             self._take(following)
@@ -304,15 +309,6 @@ class LazyBlock(Transaction, Generic[G]):
             _claims.remove(self)
         if _block_of_task.get() is self:
             _block_of_task.set(self._outer)
-
-
-def _forget_old() -> None:
-    """Before something is recorded: let go of what nobody can see any more."""
-    if Lost.something and tape.pending:
-        tape.pending_ops.forget_lost()
-    if tape.pending_ops.overdue:
-        evaluation.catch_up()
-    release_unreferenced()
 
 
 # --- what is open in this process ---------------------------------------------------------

@@ -17,7 +17,6 @@ import torch
 
 from ...process.signals import Deferred
 from ...record.storage import DrawSequence, TrackedValue
-from ...torch_internals.cuda import STAND_INS
 from . import node_passes
 from .instructions import Code, Stopped
 from .program_key import Subgraph
@@ -68,23 +67,30 @@ class AsyncRun:
 
 
 def why_not(subgraph: Subgraph, code: Code) -> str | None:
-    """Why the kernels of ``subgraph`` cannot run on another thread, in words; ``None``: they can."""
+    """Why ``code`` cannot run on another thread, for any subgraph like this one; ``None``: it can."""
     assert subgraph.key is not None
-    if not node_passes.active or not hasattr(code, "start"):
+    if not hasattr(code, "start"):
         return "its program is one of Python's"
     steps = subgraph.key.steps
     if others := [step.op for step in steps if step.op.namespace != "aten"]:
         return f"{others[0]} may need Python"
     if subgraph.draws and not code.takes_generators():
         return "an op can draw from the program's generator only"
-    for node in [subgraph.nodes[at] for at in subgraph.draws]:
-        assert node.draws is not None
-        if node.draws.awaits is not None:
-            return "it draws after a state of its generator that was handed back"
     if subgraph.nodes[0].inference_mode:
         return "it was recorded in inference mode"
-    if STAND_INS or any(value.meta.device.type != "cpu" for value in subgraph.values):
+    if any(value.meta.device.type != "cpu" for value in subgraph.values):
         return "it is not of the CPU alone; a GPU's kernels are queued without waiting anyway"
+    return None
+
+
+def why_not_now(subgraph: Subgraph) -> str | None:
+    """Why this one cannot run on another thread though its code could; ``None``: it can."""
+    if not node_passes.active:
+        return "what its nodes need is found by Python"
+    for at in subgraph.draws:
+        draws = subgraph.nodes[at].draws
+        if draws is not None and draws.awaits is not None:
+            return "it draws after a state of its generator that was handed back"
     return None
 
 

@@ -68,6 +68,7 @@ class Known:
     found: bool = False  # by its fingerprint, since it was last about to be dropped
     seconds: float | None = None  # that its code took the last time it ran to its end
     in_one_go: bool | None = None  # whether its code may run so, once that was asked
+    not_async: str | None = "?"  # why its kernels cannot run on another thread, once that was asked
 
     def learn(self, subgraph: Subgraph, memory: Memory, projection: Projection | None) -> None:
         """What was projected of it, if that depends on nothing else."""
@@ -259,7 +260,10 @@ class Replay:
 
     def start(self) -> str | None:
         """Have the kernels run on another thread from now on, until it is run; why they cannot, in words."""
-        reason = async_run.why_not(self.subgraph, self.code)
+        known = self.known
+        if known.not_async == "?":
+            known.not_async = async_run.why_not(self.subgraph, self.code)
+        reason = known.not_async or async_run.why_not_now(self.subgraph)
         if reason is None:
             self.started = async_run.start(self.subgraph, self.code)
             reason = None if self.started is not None else "modes of PyTorch's own are active"

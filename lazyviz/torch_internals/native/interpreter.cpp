@@ -1119,8 +1119,10 @@ class Worker {
 
   template <typename Job>
   void submit(Job&& work) {
-    std::lock_guard lock(mutex);
-    job = std::forward<Job>(work);
+    {
+      std::lock_guard lock(mutex);
+      job = std::forward<Job>(work);
+    }
     arrives.notify_one();
   }
 
@@ -1161,7 +1163,7 @@ class AsyncRun {
 
   bool prepare() { return run.prepare(); }
 
-  // `self` is kept by the job until it has ended.
+  // `self` is kept by the job until it has ended.  One at a time.
   static void start(const std::shared_ptr<AsyncRun>& self) {
     std::fenv_t environment;
     std::fegetenv(&environment);  // how denormal numbers are taken, too

@@ -918,6 +918,10 @@ cdef object number_of(object tensor):
             result = known_number(shapes, value)
         if result is not None:
             return result
+    elif get(value, V_node) is None and get(get(value, V_storage), S_writer) is not None:
+        result = known_number(shapes, value)  # a step counter that is read for the first time
+        if result is not None:
+            return result
     if get(recording_state, RS_absent) is not None or not is_unknown_value(value):
         return MISS  # the user may have assumed it; a closer look may tell
     evaluate_number(tape, value)
