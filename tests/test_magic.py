@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 
 import nbclient
 import nbformat
@@ -15,6 +16,7 @@ from traitlets.config import Config
 
 import lazyviz
 from lazyviz.notebook import magic
+from lazyviz.record.tape import tape
 from lazyviz.session import diagnostics, lazy_graph
 
 
@@ -101,6 +103,31 @@ def test_now_evaluates_at_the_end_and_still_shows_the_graph(run):
     assert "Evaluated: 2 ops" in run.output
     assert torch.equal(result.result, torch.full((3,), 2.0))
     assert type(result.result) is torch.Tensor
+
+
+def test_async_does_not_wait_and_ends_by_itself(run):
+    run("import torch\nx = torch.rand(300, 300)")
+    cell = "%%lazy --async --as step\ny = x\nfor _ in range(20):\n    y = (y @ x) / 300"
+    for _ in range(3):
+        assert run(cell).success
+    step = run["step"]
+    deadline = time.monotonic() + 60
+    while step.state != "done" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert step.state == "done" and type(run["y"]) is torch.Tensor
+    assert step.runs.report.ops_run == 40
+    assert tape.runs.background is None
+
+
+def test_an_error_of_an_async_cell_comes_where_it_is_read(run):
+    run("import torch\ntable = torch.rand(5)\nat = torch.tensor([1])")
+    for _ in range(4):
+        assert run("%%lazy --async\ny = table[at] * 2").success
+    run("at[0] = 9")
+    run("%%lazy --async\ny = table[at] * 2")
+    result = run("print(y)")
+    assert isinstance(result.error_in_exec, IndexError)
+    run("%lazy reset")
 
 
 def test_shell_escapes_and_line_magics_work_inside(run):

@@ -103,6 +103,13 @@ class LazyMagics(Magics):
         "cudagraphs compile or capture it; ipyparallel and ray run pieces of the batch on workers",
     )
     @argument("--now", action="store_true", help="evaluate at the end of the cell, still showing the graph")
+    @argument(
+        "--async",
+        dest="no_wait",
+        action="store_true",
+        help="evaluate at the end of the cell without waiting: what has run before runs while the next cell "
+        "is recorded",
+    )
     @argument("--no-sync", action="store_true", help="make a sync point in this cell an error at its line")
     @argument(
         "--assume",
@@ -171,9 +178,13 @@ class LazyMagics(Magics):
                 del raised  # this frame is in its traceback
         self._bind(graph, options.name)
         try:
-            if options.now and graph.pending:
-                with self._errors_at_the_cell(), _refusals_as_sentences("%%lazy --now"):
-                    graph.evaluate(backend=options.backend)
+            if (options.now or options.no_wait) and graph.pending:
+                how = "--async" if options.no_wait else "--now"
+                with self._errors_at_the_cell(), _refusals_as_sentences(f"%%lazy {how}"):
+                    if options.no_wait:
+                        graph.evaluate(backend=options.backend, wait=False).follow()
+                    else:
+                        graph.evaluate(backend=options.backend)
         finally:
             # Also after a failed evaluation: the picture says what is done and what is not.
             self._show(graph, options.no_widget)

@@ -21,6 +21,7 @@ from ..session.options import options as defaults
 OPTIONS = (
     "--as",
     "--assume",
+    "--async",
     "--backend",
     "--batch",
     "--device",

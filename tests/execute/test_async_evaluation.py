@@ -57,7 +57,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     ),
     "dropout": lambda: nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.ReLU(), nn.Linear(16, 4)),
     "attention": lambda: nn.Sequential(
-        nn.Unflatten(1, (2, 4)), nn.TransformerEncoderLayer(4, 2, 8, dropout=0.2, batch_first=True), nn.Flatten()
+        nn.Unflatten(1, (2, 4)),
+        nn.TransformerEncoderLayer(4, 2, 8, dropout=0.2, batch_first=True),
+        nn.Flatten(),
     ),
     "layer norm": lambda: nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4)),
 }

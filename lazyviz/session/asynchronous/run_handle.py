@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import suppress
 
 from ...execute.report import Report
+from ...record.tape import tape
 from ..evaluation import AsyncEvaluation
+
+_LOOK = 0.05  # seconds between two looks at what another thread does
 
 
 class Run:
@@ -60,6 +65,26 @@ class Run:
         """Have it end between two ops; the others stay pending, and :meth:`result` raises ``Interrupted``."""
         self._evaluation.cancel()
 
+    def follow(self) -> None:
+        """Have another thread finish it once it is over, unless somebody else has until then.
+
+        Its graph is told so, and whoever shows it; an error is raised where a result is read.
+        """
+        if self._evaluation.started is not None:
+            threading.Thread(target=self._finish_once_over, name="lazyviz follows a run", daemon=True).start()
+
+    def _finish_once_over(self) -> None:
+        evaluation = self._evaluation
+        while (started := evaluation.started) is not None:
+            if not started.wait(_LOOK):
+                continue
+            with tape.runs.lock:
+                if tape.recording.graph is None:  # what is recorded is not to change under a recorder
+                    with suppress(Exception):
+                        evaluation.finish()
+                    return
+            time.sleep(_LOOK)
+
     def _wait(self, timeout: float | None) -> None:
         started = self._evaluation.started
         if timeout is None or started is None:
@@ -69,7 +94,7 @@ class Run:
             left = end - time.monotonic()
             if left <= 0:
                 raise TimeoutError(f"the evaluation still runs after {timeout:g} seconds")
-            started.wait(min(left, 0.05))  # so that a signal is handled meanwhile
+            started.wait(min(left, _LOOK))  # so that a signal is handled meanwhile
 
     def __repr__(self) -> str:
         evaluation = self._evaluation

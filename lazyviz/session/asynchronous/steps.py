@@ -40,7 +40,8 @@ class steps(Generic[T]):
         ValueError: the device is a GPU that is not on this machine, where no round can run: record one
             round with :func:`lazyviz.lazy` to plan it.
         RuntimeError: something else is recording.
-        Exception: what a kernel raised, with the line that recorded it, where the loop asks for its next item.
+        Exception: what a kernel raised, with the line that recorded it, where the loop asks for its next
+            item.
     """
 
     def __init__(

@@ -1,0 +1,113 @@
+"""Loops of ``lazyviz.steps``, whose rounds run while the next one is recorded, beside plain eager loops.
+
+It takes two cores: one that records, one that runs kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lazyviz
+
+from .figures import Figure, Settings
+from .timing import interleaved, medians, ratio, timed
+
+STEPS = 60
+Loss = Callable[[], Tensor]
+
+
+def perceptron() -> tuple[nn.Module, Loss]:
+    layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.ReLU())]
+    model, x, y = nn.Sequential(*layers, nn.Linear(64, 10)), torch.randn(32, 64), torch.randint(10, (32,))
+    return model, lambda: F.cross_entropy(model(x), y)
+
+
+def encoder() -> tuple[nn.Module, Loss]:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 4)
+    x = torch.randn(8, 16, 64)
+    return model, lambda: model(x).square().mean()
+
+
+def gpt2() -> tuple[nn.Module, Loss]:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    config = transformers.GPT2Config(
+        n_layer=4, n_embd=64, n_head=4, vocab_size=500, n_positions=64, bos_token_id=0, eos_token_id=0
+    )
+    model, tokens = transformers.GPT2LMHeadModel(config), torch.randint(500, (8, 32))
+    return model, lambda: model(input_ids=tokens, labels=tokens).loss
+
+
+def convolutions() -> tuple[nn.Module, Loss]:
+    blocks = [(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU()) for a, b in ((3, 16), (16, 32))]
+    layers = [*blocks[0], nn.MaxPool2d(2), *blocks[1], nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.Linear(32, 10))
+    x, y = torch.randn(8, 3, 16, 16), torch.randint(10, (8,))
+    return model, lambda: F.cross_entropy(model(x), y)
+
+
+def lstm() -> tuple[nn.Module, Loss]:
+    model, x = nn.LSTM(16, 32, batch_first=True), torch.randn(8, 12, 16)
+    return model, lambda: model(x)[0].square().mean()
+
+
+MODELS = {
+    "perceptron": perceptron,
+    "transformer encoder 4 x 64": encoder,
+    "GPT-2 4 x 64": gpt2,
+    "convolutions": convolutions,
+    "LSTM": lstm,
+}
+
+
+def training(make: Callable[[], tuple[nn.Module, Loss]]) -> Callable[[Any], list[float]]:
+    """What trains for a round of each item of what it is given; its losses."""
+    torch.manual_seed(0)
+    model, loss_of = make()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def train(rounds: Any) -> list[float]:
+        losses = []
+        for _ in rounds:
+            optimizer.zero_grad()
+            loss = loss_of()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return [loss.item() for loss in losses]
+
+    return train
+
+
+def ways(make: Callable[[], tuple[nn.Module, Loss]]) -> dict[str, Callable[[], list[float]]]:
+    """Training in each way, with a model each."""
+    eager, waiting, overlapped = (training(make) for _ in range(3))
+    return {
+        "eager": lambda: eager(range(STEPS)),
+        "steps, waiting": lambda: waiting(lazyviz.steps(range(STEPS), wait=True)),
+        "steps": lambda: overlapped(lazyviz.steps(range(STEPS))),
+    }
+
+
+def measure(settings: Settings) -> Iterator[Figure]:
+    for name, make in MODELS.items():
+        try:
+            runs = ways(make)
+        except ImportError as error:
+            yield Figure("lazyviz.steps / eager", name, None, "<= 1.25", note=str(error))
+            continue
+        first = [run() for run in runs.values()]
+        if any(losses != first[0] for losses in first):
+            raise RuntimeError(f"{name}: lazyviz and eager PyTorch have come to different losses")
+        times = interleaved([timed(way, partial(run)) for way, run in runs.items()], settings.rounds)
+        detail = {**medians(times), "steps": STEPS}
+        for way, criterion in (("steps", "<= 1.25"), ("steps, waiting", "<= 1.6")):
+            label = "lazyviz.steps / eager" if way == "steps" else "lazyviz.steps(wait=True) / eager"
+            yield Figure(label, name, ratio(times, way, "eager"), criterion, detail=detail)
