@@ -75,6 +75,7 @@ def training(make: Callable[[], tuple[nn.Module, Loss]]) -> Callable[[Any], list
 
     def train(rounds: Any) -> list[float]:
         losses = []
+        torch.manual_seed(1)  # for dropout
         for _ in rounds:
             optimizer.zero_grad()
             loss = loss_of()

@@ -115,7 +115,7 @@ def test_a_loop_held_in_a_variable_ends_too() -> None:
             break
     assert tape.recording.graph is None
     assert loop.rounds == 2
-    assert [number for number in loop] == list(range(9))
+    assert list(loop) == list(range(9))
 
 
 def test_errors_of_kernels_come_where_the_next_item_is_asked_for() -> None:
@@ -178,7 +178,7 @@ def test_a_loop_in_a_loop_belongs_to_its_round() -> None:
 
 
 def test_rounds_without_ops_are_none() -> None:
-    assert [number for number in lazyviz.steps(range(3))] == [0, 1, 2]
+    assert list(lazyviz.steps(range(3))) == [0, 1, 2]
     loop = lazyviz.steps([])
     assert list(loop) == [] and loop.graph is None
 

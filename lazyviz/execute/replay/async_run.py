@@ -74,7 +74,7 @@ def why_not(subgraph: Subgraph, code: Code) -> str | None:
     steps = subgraph.key.steps
     if others := [step.op for step in steps if step.op.namespace != "aten"]:
         return f"{others[0]} may need Python"
-    if subgraph.draws and not code.takes_generators():
+    if subgraph.draws and not code.takes_generators():  # type: ignore[attr-defined]
         return "an op can draw from the program's generator only"
     if subgraph.nodes[0].inference_mode:
         return "it was recorded in inference mode"
