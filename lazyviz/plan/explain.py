@@ -17,6 +17,13 @@ LARGEST = 5  # allocations listed
 REMEDIES = 3  # named
 LINES = 5  # source lines listed
 MODULES = 8
+PYTORCHS = frozenset({
+    "aten", "prim", "prims", "rngprims", "debugprims", "c10d", "_c10d_functional",
+    "_c10d_functional_autograd", "_dtensor", "fsdp", "symm_mem", "quantized", "quantized_decomposed",
+    "_quantized", "mkldnn", "mkl", "onednn", "inductor", "profiler", "sparse", "streams", "higher_order",
+    "lazyviz",
+})  # fmt: skip
+"""Namespaces of operators that come with PyTorch, or are ours."""
 
 
 def explain(plan: Plan) -> str:
@@ -45,6 +52,11 @@ def explain(plan: Plan) -> str:
         lines.append(
             f"Ran at once, at a sync point: {inside}. What they made is counted; "
             "what they took while they ran is not known, and no range above allows for it."
+        )
+    if operators := _of_others(plan):
+        lines.append(
+            f"Operators of other libraries: {operators}. What they return is counted; what their kernels "
+            "take while they run is not known, and no range above allows for it."
         )
     if layers := sorted(plan._graph.in_parts):
         lines.append(
@@ -139,6 +151,19 @@ def _not_known(plan: Plan) -> str:
             places[f"{name} at {line_text(node.source)}" if node.source is not None else name] = None
     rest = len(places) - LINES
     return ", ".join(list(places)[:LINES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _of_others(plan: Plan) -> str:
+    """Operators that are not PyTorch's, whose kernels nobody here knows."""
+    names = {
+        f"{namespace}.{name}": None
+        for node in plan._nodes
+        if not node.at_once
+        for namespace, _, name in (node.op._schema.name.partition("::"),)
+        if namespace not in PYTORCHS
+    }
+    rest = len(names) - LINES
+    return ", ".join(list(names)[:LINES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _recomputed(plan: Plan) -> list[str]:
