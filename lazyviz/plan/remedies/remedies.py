@@ -32,7 +32,7 @@ def remedies(plan: Plan) -> tuple[Remedy, ...]:
     peak, at = program.peak()
     host = plan.device == "cpu"
     candidates: list[Callable[[], Iterable[program_edits.Changed]]] = [
-        lambda: program_edits.variables(program),
+        lambda: program_edits.variables(program, at),
         lambda: program_edits.no_grad(program),
         lambda: program_edits.in_place(program, at),
         lambda: program_edits.foreach(program),
