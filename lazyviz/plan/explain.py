@@ -172,7 +172,7 @@ def _recomputed(plan: Plan) -> list[str]:
 
 
 def _remedies(plan: Plan) -> list[str]:
-    remedies = cheapest(plan.remedies, REMEDIES)
+    remedies = cheapest(plan.cheapest_remedies(REMEDIES), REMEDIES)
     if not remedies:
         return []
     return [

@@ -29,7 +29,7 @@ from .device_plan import (
 from .devices.devices import Device, DeviceLike, DeviceProfile, is_absent, planned
 from .explain import explain, verdict
 from .liveness.lifetimes import Lifetime, Run, allocated, by_device, by_origin, lifetimes, with_most
-from .liveness.live_set import CATEGORIES, Allocation, Category, categorize, largest_first, moment
+from .liveness.live_set import CATEGORIES, Category, categorize, moment
 from .plan import Plan
 from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
 from .remedies.remedies import remedies
@@ -285,7 +285,7 @@ class Planner:
             by_purpose[categorize(span)].append(span)
         at, node = own.peak_at, own.peak_node
         there = [span for span in own.spans if span.alive(at)]
-        at_peak = moment(at, node, largest_first(there)) if node is not None else None
+        at_peak = moment(at, node, there) if node is not None else None
         return Plan(
             device=self.target.name,
             recorded_device=self.recorded,
@@ -332,7 +332,7 @@ class LateAnswers:
     ) -> None:
         self._planner, self._eager, self._own, self._by_lazyviz = planner, eager, own, by_lazyviz
         self._reserved: dict[bool, tuple[int, int, int] | None] = {}
-        self._remedies: Sequence[Remedy] | None = None
+        self._remedies: dict[int | None, Sequence[Remedy]] = {}  # by how many kinds were asked for
 
     @property
     def target(self) -> Device | DeviceProfile:
@@ -351,9 +351,9 @@ class LateAnswers:
     def by_origin(self) -> dict[Storage, list[Lifetime]]:
         return by_origin(self._own.spans)
 
-    @cached_property
-    def allocations(self) -> list[tuple[int, int, Allocation]]:
-        return largest_first(self._own.spans)
+    @property
+    def spans(self) -> Sequence[Lifetime]:
+        return self._own.spans
 
     def reserved(self, *, eager: bool) -> tuple[int, int, int] | None:
         """Bytes that the allocator would hold, and their range, of eager PyTorch's run or of ours."""
@@ -375,10 +375,13 @@ class LateAnswers:
         planner = self._planner if device is None else self._planner.on(device)
         return planner.cut(split).plan(batch_size)
 
-    def remedies(self, plan: Plan) -> Sequence[Remedy]:
-        if self._remedies is None:
-            self._remedies = Remedies(() if plan.recompute.nodes else remedies(plan))
-        return self._remedies
+    def remedies(self, plan: Plan, kinds: int | None = None) -> Sequence[Remedy]:
+        found = self._remedies.get(None) or self._remedies.get(kinds)
+        if found is None:
+            with gc_pause.paused():
+                found = Remedies(() if plan.recompute.nodes else remedies(plan, kinds))
+            self._remedies[kinds] = found
+        return found
 
     @cached_property
     def time(self) -> Projection | None:
@@ -388,7 +391,8 @@ class LateAnswers:
         return project_on(nodes, self.target)
 
     def explain(self, plan: Plan) -> str:
-        return explain(plan)
+        with gc_pause.paused():
+            return explain(plan)
 
     def verdict(self, plan: Plan) -> str:
         return verdict(plan)

@@ -69,12 +69,31 @@ def _has_sparse_operand(args: tuple[Any, ...]) -> bool:
     return any(isinstance(item, torch.layout) for item in items)
 
 
-def in_lower_precision(node: Node, lower: Container[int]) -> int | None:
-    """Bytes that ``node`` would need on the CPU if values of these ids were bfloat16; ``None``: no rule."""
+Known = dict[tuple[int, tuple[bool, ...]], int]
+"""What kernels need in lower precision: by the record's entry of their shapes, and which values are lower."""
+
+
+def has_rule(node: Node) -> bool:
+    """Whether the CPU's kernel of ``node`` is known to need scratch memory."""
+    return node.op._schema.name in _CPU_TABLE
+
+
+def in_lower_precision(node: Node, lower: Container[int], known: Known) -> int | None:
+    """Bytes that ``node`` would need on the CPU if values of these ids were bfloat16; ``None``: no rule.
+
+    ``known`` is of one record: layers that are alike are asked once.
+    """
     rule = _CPU_TABLE.get(node.op._schema.name)
     if rule is None:
         return None
-    return rule(_retyped(node, lower), torch.get_num_threads()).nbytes
+    entry = getattr(node, "entry", None)
+    if entry is None:
+        return rule(_retyped(node, lower), torch.get_num_threads()).nbytes
+    key = id(entry), tuple([value.id in lower for value in (*node.inputs, *node.outputs)])
+    found = known.get(key)
+    if found is None:
+        found = known[key] = rule(_retyped(node, lower), torch.get_num_threads()).nbytes
+    return found
 
 
 def _retyped(node: Node, lower: Container[int]) -> Node:
