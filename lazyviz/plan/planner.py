@@ -13,7 +13,17 @@ import torch
 from ..graph.ir import Graph, Node, Storage
 from ..process import gc_pause
 from .batch.placement import Shard
-from .batch.split import BATCH_NEEDED, SHOWN, Batch, SplitPlan, check_split, lay_out, scaled, sizes_of
+from .batch.split import (
+    BATCH_NEEDED,
+    SHOWN,
+    Batch,
+    SplitPlan,
+    check_split,
+    lay_out,
+    rescaled,
+    scaled,
+    sizes_of,
+)
 from .capacity_search import TimeIsUp, fewest_pieces, largest_fitting
 from .device_plan import (
     MARGIN,
@@ -166,7 +176,7 @@ class Planner:
         spans, everywhere, again = self.spans, self.everywhere, NOTHING_AGAIN
         own = self.recorded_plan
         if batch_size is not None and self.batch is not None and batch_size != self.batch.size:
-            spans, needs = scaled(self.spans, own.scratch, self.batch, batch_size)
+            spans, needs = self.scaled(batch_size)
             everywhere = {**everywhere, self.recorded: spans}
             own = self.planned(self.graph, spans, needs, self.of)
         pieces = 1
@@ -209,6 +219,13 @@ class Planner:
         assert self.batch is not None
         program = lay_out(self.graph, spans, self._needs, self.batch, sizes, total)
         return self.planned(program.graph, program.spans, program.needs)
+
+    def scaled(self, samples: int) -> tuple[list[Lifetime], dict[int, Need]]:
+        """Lifetimes and scratch memory with a batch of ``samples``; raises as :func:`.split.scaled` does."""
+        assert self.batch is not None
+        spans, needs = scaled(self.spans, self._needs, self.batch, samples)
+        kind = "cuda" if is_card(self.target) else self.recorded.type
+        return spans, needs | rescaled(self.graph, self.recorded, kind, self.batch, samples)
 
     def fewest(self, size: int, whole: DevicePlan) -> int:
         """The fewest pieces that fit with a margin; as many as there can be if none do."""
@@ -257,7 +274,7 @@ class Planner:
 
         def plan(blocks: int) -> tuple[bool, int]:
             samples = blocks * group
-            spans, needs = scaled(self.spans, self._needs, batch, samples)
+            spans, needs = self.scaled(samples)
             pieces = self.split if isinstance(self.split, int) else blocks if self.split == "auto" else 1
             if pieces > 1 and batch.schedule is not None:
                 made = self.in_pieces(spans, sizes_of(samples, pieces, group, SHOWN), samples)
