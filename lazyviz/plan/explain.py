@@ -68,6 +68,9 @@ def explain(plan: Plan) -> str:
             f"{', '.join(functions)}: planned as eager PyTorch runs it; compiled by torch.compile "
             "it would take other memory, mostly less, which no range above allows for."
         )
+    if plan._graph.torch_release is not None:
+        differences = "; ".join(plan._graph.release_differences) or "nothing is known to take other memory"
+        lines.append(f"As PyTorch {plan.torch_version} runs it: {differences}.")
     lines += [f"Assumed: {said}." for said in sorted(plan._graph.assumed)]
     if plan.borrowed:
         lines.append(

@@ -210,7 +210,13 @@ class Plan(Tabular):
 
     @property
     def torch_version(self) -> str:
-        """The PyTorch release whose kernels and optimizers were recorded; others take other memory."""
+        """The PyTorch release whose kernels and optimizers were recorded; others take other memory.
+
+        Of an older one (``lazyviz.lazy(torch_version=)``) what is known to differ was; the rest is the
+        installed release's.
+        """
+        if self._graph.torch_release is not None:
+            return ".".join(map(str, self._graph.torch_release))
         return torch.__version__.partition("+")[0]
 
     @property

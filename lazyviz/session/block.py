@@ -63,6 +63,7 @@ class Options:
     recompute: int | str | None = "off"
     mesh: Sequence[int] | int | None = None
     rank: int = 0
+    torch_version: str | None = None
 
     def checked(self) -> tuple[int | str, Recompute]:
         """The split and the recompute budget, once all of them fit each other.
@@ -125,7 +126,7 @@ class LazyBlock(Transaction, Generic[G]):
         split, recompute = options.checked()
         named = options.named_batch(frame)
         size = world_size(options.mesh, options.rank)
-        device, card = planned_device.resolved(options.device, size, options.rank)
+        device, card = planned_device.resolved(options.device, size, options.rank, options.torch_version)
         self.thread = threading.get_ident()
         self._refuse_others()
         tape.runs.refuse_nested()

@@ -26,7 +26,14 @@ from ..interception.attribute_patches import Patches
 from ..storage import TrackedNode
 from ..sync_points import AbsentDeviceError, needs_absent
 from ..unrecorded_ops import nodes_before_access
-from . import data_errors, flex_attention, memory_stats, tensor_placement, wrapper_subclasses
+from . import (
+    data_errors,
+    flex_attention,
+    memory_stats,
+    releases,
+    tensor_placement,
+    wrapper_subclasses,
+)
 from . import layers as fake_cuda_layers
 from .autocast import AutocastKernels
 from .card import Card as Card
@@ -109,6 +116,7 @@ class AbsentCards:
         self._autocast.install(self.patches)
         self._generation.install()
         flex_attention.install(self)
+        releases.install(self.patches, self.card.release)
 
     def remove(self) -> None:
         self._generation.remove()
