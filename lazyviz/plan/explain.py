@@ -142,6 +142,8 @@ def _unsure(plan: Plan) -> str:
         return ": some kernels' scratch memory and what cuDNN keeps for the backward pass are an estimate"
     if all(need.exact for need in plan.scratch.values()):
         return ""
+    if plan._graph.cudnn_benchmark and plan._reservation is not None:
+        return ": cudnn.benchmark tries algorithms that may take many times the operands"
     return ": some kernels' scratch memory is an estimate"
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import torch
+
 from ..execute import shutdown
 from ..execute.microbatch.clusters import is_cluster
 from ..execute.registry import find_backend
@@ -144,6 +146,7 @@ class LazyBlock(Transaction, Generic[G]):
         ir = graph.ir
         if named is not None:
             named.begin(tape, ir)
+        ir.cudnn_benchmark = torch.backends.cudnn.benchmark
         ir.whole, ir.independent_rng = tuple(options.whole), options.independent_rng
         ir.place, ir.is_cell = tape.scopes.sources.find(frame)[0], bool(options.code)
         world = planned_device.one_of_many(tape, size, options.rank, card, ir, device)
@@ -245,6 +248,7 @@ class LazyBlock(Transaction, Generic[G]):
             self._account_of(graph)
 
     def _account_of(self, graph: RecordedGraph) -> None:
+        graph.ir.cudnn_benchmark |= torch.backends.cudnn.benchmark
         own = graph.unfinished()
         if own != list(tape.pending) and (earlier := len(closure(own)) - len(own)):
             # The plan is of this cell's ops alone: say what else its evaluation will run.

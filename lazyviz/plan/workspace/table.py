@@ -24,6 +24,7 @@ from . import images as workspace_images
 from . import linalg as workspace_linalg
 from .convolution import backward_need, forward_need
 from .cuda import TABLE as CUDA_TABLE
+from .cuda import benchmarked
 from .linalg import transposing
 from .onednn import PAGE
 from .rules import Rule, argument, channels_last, contiguous, copied, exactly, in_order, meta_of, on
@@ -58,6 +59,8 @@ def scratch(
         if node.at_once and _has_sparse_operand(node.args):
             continue  # another kernel than the one the rule is of
         need = rule(node, threads)
+        if kind == "cuda" and graph.cudnn_benchmark:
+            need = benchmarked(node.op._schema.name, need)
         if need.high:
             found[node.index] = need
     return found
