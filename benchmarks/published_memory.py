@@ -47,7 +47,7 @@ CARDS = {
     "RTX-4070-Ti-SUPER": ("16 GiB", (8, 9)),
     "TITAN-RTX": ("24217 MiB", (7, 5)),
 }
-# Before this release cuBLAS had its workspace from CUDA and not from the caching allocator.
+# Before this release cuBLAS had its workspace from CUDA and not from the caching allocator (pytorch#83461).
 CUBLAS_WORKSPACE = (1, 13)
 
 Row = dict[str, str]
@@ -80,14 +80,12 @@ def card(name: str) -> Any:
     )
 
 
-def simulated(plan: Any, version: str) -> Any:
+def simulated(plan: Any, release: tuple[int, int]) -> Any:
     """The caching allocator's figures for the plan's run, as that PyTorch release would count them."""
-    import published_releases
-
     from lazyviz.plan.allocator.simulation import simulate
 
     calls = plan._reservation.calls
-    if published_releases.release(version) < CUBLAS_WORKSPACE:
+    if release < CUBLAS_WORKSPACE:
         calls = [call for call in calls if not isinstance(call[1], str)]
     return simulate([(key, nbytes) for _, key, nbytes in calls])
 
@@ -99,8 +97,10 @@ def record(row: Row) -> Result:
     import torch
 
     import lazyviz
+    from lazyviz.record.fake_cuda import releases
 
     torch.manual_seed(0)
+    release = releases.release(row["torch"])
     device = card(row["card"])
     arguments = ast.literal_eval(row["arguments"])
     program = published_programs.PROGRAMS[row["program"]]
@@ -108,12 +108,12 @@ def record(row: Row) -> Result:
         arguments["optimizer"] = row["optimizer"]
     start = time.perf_counter()
     with (
-        published_releases.of(row["torch"]),
-        lazyviz.lazy(device=device, assume=published_programs.ASSUMED) as graph,
+        published_releases.of(release),
+        lazyviz.lazy(device=device, assume=published_programs.ASSUMED, torch_version=row["torch"]) as graph,
     ):
         program(int(row["batch"]), **arguments)
     plan = graph.plan(device=device)
-    outcome = simulated(plan, row["torch"])
+    outcome = simulated(plan, release)
     driver = plan.eager_driver_range
     assert plan.verdict_of == "eager" and plan.reserved_bytes is not None and driver is not None
     by_kind = {
@@ -211,10 +211,10 @@ Made by `benchmarks/published_memory.py` from `benchmarks/data/published_memory.
 Each figure was measured on a GPU and published by somebody else. Its program was written down again
 (`benchmarks/published_programs.py`), recorded for that card, which is not in the machine, and planned;
 nothing ran. The projection is of plain eager PyTorch with the kernels of {torch}; where an older release
-is known to keep or take something else, the program has it (`benchmarks/published_releases.py`). Allocated
-memory is counted in the caching allocator's blocks, as PyTorch counts it. The range is the plan's. A hit is a
-published value, as exact as it is given, within the range. What a source leaves open and was inferred is in
-the note below its table.
+is known to keep or take something else, it is recorded so (`torch_version=`,
+`benchmarks/published_releases.py`). Allocated memory is counted in the caching allocator's blocks, as
+PyTorch counts it. The range is the plan's. A hit is a published value, as exact as it is given, within the
+range. What a source leaves open and was inferred is in the note below its table.
 
 """
 

@@ -101,3 +101,59 @@ def test_what_fails_is_a_row_that_says_why():
     assert {row.failure for row in found} == {"no such layer"}
     with pytest.raises(ValueError, match="devices"):
         lazyviz.advise(step, [])
+
+
+class Normed(nn.Module):
+    """A block of which a tensor-parallel plan leaves a part as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.block = nn.LayerNorm(512), Block(512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(self.norm(x))
+
+
+def test_parameters_that_stay_tensors_are_stepped_beside_dtensors():
+    found = lazyviz.advise(
+        step,
+        ["A100-40GB"],
+        model=lambda: nn.Sequential(*[Normed() for _ in range(3)]),
+        world_size=1,
+        tensor_parallel={"*.block.up": ColwiseParallel(), "*.block.down": RowwiseParallel()},
+        tensor_parallel_sizes=(2, 4),
+        recompute=False,
+        largest_batch=False,
+    )
+    rows = {row.strategy: row for row in found}
+    assert not [row.failure for row in found if row.failure]
+    two, four = rows["tensor parallel x 2"], rows["tensor parallel x 4"]
+    assert four.peak_bytes < two.peak_bytes < rows["one card"].peak_bytes
+
+
+def test_rows_with_an_8_bit_optimizer_have_less_state_and_no_seconds():
+    """Another library's optimizer stands in, whose state is a byte a number."""
+
+    class Small(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for parameter in self.param_groups[0]["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["m"], state["v"] = (
+                        torch.zeros_like(parameter, dtype=torch.uint8) for _ in range(2)
+                    )
+                parameter.sub_(parameter.grad, alpha=1e-3)
+
+    found = lazyviz.advise(
+        step, ["A100-40GB"], model=model, world_size=2, eight_bit=Small, recompute=False, largest_batch=False
+    )
+    rows = {row.strategy: row for row in found}
+    assert not [row.failure for row in found if row.failure]
+    for name in ("one card", "DDP x 2", "FSDP2 x 2"):
+        assert rows[f"{name}, 8-bit optimizer"].peak_bytes < rows[name].peak_bytes
+        assert rows[f"{name}, 8-bit optimizer"].seconds is None and rows[name].seconds
+    assert any("8-bit optimizers are planned as eager" in note for note in found.notes)

@@ -150,3 +150,10 @@ def test_the_order_of_attention_kernels_is_the_one_that_is_compared_with():
 def test_what_is_replaced_is_there(place):
     owner, name = place
     assert callable(getattr(owner, name))
+
+
+def test_optimizers_ask_in_their_own_module_which_form_to_take():
+    owners = {owner.__name__ for owner, _ in torch_cuda.foreach_choices()}
+    assert {"torch.optim.adam", "torch.optim.sgd", "torch.optim.rmsprop"} <= owners
+    module, name = torch_cuda.FOREACH_ADAM
+    assert callable(getattr(module, name))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -207,6 +207,58 @@ def two_dimensions(device: torch.device, ranks: int) -> Any:
     return _steps(model, tokens(device))
 
 
+def pipeline(name: str, stages: int = 1) -> Callable[[torch.device, int], Any]:
+    """A schedule of ``torch.distributed.pipelining`` by its name, ``stages`` of them on each rank."""
+
+    def run(device: torch.device, ranks: int) -> Any:
+        from torch.distributed.pipelining import PipelineStage, schedules
+
+        rank, count = torch.distributed.get_rank(), ranks * stages
+        indices = range(rank, count, ranks)
+        sent = torch.empty(4, 16, 64, device="meta", requires_grad=True)  # a micro-batch between stages
+        with torch.device(device):
+            blocks = [nn.Sequential(FeedForward(64), FeedForward(64)) for _ in indices]
+        here = [
+            PipelineStage(
+                block, index, count, device, input_args=sent if index else sent.detach(), output_args=sent
+            )
+            for block, index in zip(blocks, indices)
+        ]
+        schedule = getattr(schedules, name)(
+            here if stages > 1 else here[0], n_microbatches=8, loss_fn=nn.functional.mse_loss
+        )
+        optimizer = torch.optim.AdamW([each for block in blocks for each in block.parameters()])
+        for _ in range(2):
+            batch = torch.randn(32, 16, 64, device=device)
+            last = {"target": torch.zeros_like(batch), "losses": []} if indices[-1] == count - 1 else {}
+            schedule.step(*([] if rank else [batch]), **last)
+            optimizer.step()
+            optimizer.zero_grad()
+        return blocks, optimizer
+
+    return run
+
+
+def distributed_module(device: torch.device, ranks: int) -> Any:
+    """Parameters and inputs that rank 0 has, scattered to all as DTensors."""
+    mesh = init_device_mesh(device.type, (ranks,))
+
+    def part(name: str, module: nn.Module, mesh: Any) -> None:
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            module.register_parameter(key, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
+
+    with torch.device(device):
+        model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+        batch = torch.randn(16, 64)
+    distribute_module(model, mesh, part)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(distribute_tensor(batch, mesh, [Replicate()])).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
 _BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 PROGRAMS: dict[str, Program] = {
@@ -220,4 +272,9 @@ PROGRAMS: dict[str, Program] = {
     "tensor parallel": Program(tensor_parallel),
     "sequence and loss parallel": Program(sequence_parallel),
     "FSDP2 and tensor parallel": Program(two_dimensions, (4,)),
+    "distribute_module": Program(distributed_module),
+    "pipeline, GPipe": Program(pipeline("ScheduleGPipe")),
+    "pipeline, 1F1B": Program(pipeline("Schedule1F1B")),
+    "pipeline, interleaved 1F1B": Program(pipeline("ScheduleInterleaved1F1B", 2)),
+    "pipeline, zero bubble": Program(pipeline("ScheduleInterleavedZeroBubble", 2)),
 }

@@ -446,6 +446,9 @@ class Graph:
         # By index of a node: (root, path) of the module calls whose first node it is.
         self.calls: dict[int, tuple[tuple[str, str], ...]] = {}
         self.card = ""  # the name of the absent card that it was recorded for
+        self.torch_release: tuple[int, int] | None = None  # that is planned there; None: the installed one
+        self.cudnn_benchmark = False  # torch.backends.cudnn.benchmark was on at its start or its end
+        self.release_differences: tuple[str, ...] = ()  # what it was recorded with of that release, in words
         self.batch: dict[Value, int] = {}  # the values named as batch: the dimension that has the samples
         self.whole: tuple[str, ...] = ()  # operators that may run on the whole batch in a split run
         self.independent_rng = False  # pieces may draw for themselves inside fused kernels

@@ -17,6 +17,13 @@ LARGEST = 5  # allocations listed
 REMEDIES = 3  # named
 LINES = 5  # source lines listed
 MODULES = 8
+PYTORCHS = frozenset({
+    "aten", "prim", "prims", "rngprims", "debugprims", "c10d", "_c10d_functional",
+    "_c10d_functional_autograd", "_dtensor", "fsdp", "symm_mem", "quantized", "quantized_decomposed",
+    "_quantized", "mkldnn", "mkl", "onednn", "inductor", "profiler", "sparse", "streams", "higher_order",
+    "lazyviz",
+})  # fmt: skip
+"""Namespaces of operators that come with PyTorch, or are ours."""
 
 
 def explain(plan: Plan) -> str:
@@ -46,6 +53,11 @@ def explain(plan: Plan) -> str:
             f"Ran at once, at a sync point: {inside}. What they made is counted; "
             "what they took while they ran is not known, and no range above allows for it."
         )
+    if operators := _of_others(plan):
+        lines.append(
+            f"Operators of other libraries: {operators}. What they return is counted; what their kernels "
+            "take while they run is not known, and no range above allows for it."
+        )
     if layers := sorted(plan._graph.in_parts):
         lines.append(
             f"{', '.join(layers)}: recorded cell by cell with the CPU's operators, since cuDNN does not take "
@@ -56,6 +68,9 @@ def explain(plan: Plan) -> str:
             f"{', '.join(functions)}: planned as eager PyTorch runs it; compiled by torch.compile "
             "it would take other memory, mostly less, which no range above allows for."
         )
+    if plan._graph.torch_release is not None:
+        differences = "; ".join(plan._graph.release_differences) or "nothing is known to take other memory"
+        lines.append(f"As PyTorch {plan.torch_version} runs it: {differences}.")
     lines += [f"Assumed: {said}." for said in sorted(plan._graph.assumed)]
     if plan.borrowed:
         lines.append(
@@ -127,6 +142,8 @@ def _unsure(plan: Plan) -> str:
         return ": some kernels' scratch memory and what cuDNN keeps for the backward pass are an estimate"
     if all(need.exact for need in plan.scratch.values()):
         return ""
+    if plan._graph.cudnn_benchmark and plan._reservation is not None:
+        return ": cudnn.benchmark tries algorithms that may take many times the operands"
     return ": some kernels' scratch memory is an estimate"
 
 
@@ -141,13 +158,26 @@ def _not_known(plan: Plan) -> str:
     return ", ".join(list(places)[:LINES]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def _of_others(plan: Plan) -> str:
+    """Operators that are not PyTorch's, whose kernels nobody here knows."""
+    names = {
+        f"{namespace}.{name}": None
+        for node in plan._nodes
+        if not node.at_once
+        for namespace, _, name in (node.op._schema.name.partition("::"),)
+        if namespace not in PYTORCHS
+    }
+    rest = len(names) - LINES
+    return ", ".join(list(names)[:LINES]) + (f" and {rest} more" if rest > 0 else "")
+
+
 def _recomputed(plan: Plan) -> list[str]:
     again = plan.recompute
     return [f"Recomputing: {again.explain()}"] if again.nodes or again.reason else []
 
 
 def _remedies(plan: Plan) -> list[str]:
-    remedies = cheapest(plan.remedies, REMEDIES)
+    remedies = cheapest(plan.cheapest_remedies(REMEDIES), REMEDIES)
     if not remedies:
         return []
     return [

@@ -53,11 +53,11 @@ class Answers(Protocol):
     @property
     def by_origin(self) -> Mapping[Storage, Sequence[Lifetime]]: ...
     @property
-    def allocations(self) -> Sequence[tuple[int, int, Allocation]]: ...
+    def spans(self) -> Sequence[Lifetime]: ...
     def reserved(self, *, eager: bool) -> tuple[int, int, int] | None: ...
     def largest_within(self, seconds: float, split: int | str | None) -> tuple[int | None, bool]: ...
     def replan(self, batch_size: int | None, split: int | str | None, device: DeviceLike | None) -> Plan: ...
-    def remedies(self, plan: Plan) -> Sequence[Remedy]: ...
+    def remedies(self, plan: Plan, kinds: int | None = None) -> Sequence[Remedy]: ...
     @property
     def time(self) -> Projection | None: ...
     def time_of(self, nodes: Sequence[Node]) -> Projection | None: ...
@@ -210,7 +210,13 @@ class Plan(Tabular):
 
     @property
     def torch_version(self) -> str:
-        """The PyTorch release whose kernels and optimizers were recorded; others take other memory."""
+        """The PyTorch release whose kernels and optimizers were recorded; others take other memory.
+
+        Of an older one (``lazyviz.lazy(torch_version=)``) what is known to differ was; the rest is the
+        installed release's.
+        """
+        if self._graph.torch_release is not None:
+            return ".".join(map(str, self._graph.torch_release))
         return torch.__version__.partition("+")[0]
 
     @property
@@ -279,7 +285,7 @@ class Plan(Tabular):
         """
         if not 0 <= position < len(self._nodes):
             raise IndexError(f"there is no node {position}: the graph has {len(self._nodes):,}")
-        return moment(position, self._nodes[position], self._answers.allocations)
+        return moment(position, self._nodes[position], self._answers.spans)
 
     def made(self, start: int, stop: int) -> list[Allocation]:
         """What our run allocates from position ``start`` to before ``stop``, largest first."""
@@ -399,6 +405,10 @@ class Plan(Tabular):
         None beside recomputation: what they would bring is known of the run without it.
         """
         return self._answers.remedies(self)
+
+    def cheapest_remedies(self, kinds: int) -> Sequence[Remedy]:
+        """Of ``kinds`` kinds of remedies, the cheapest that bring something: found sooner than all are."""
+        return self._answers.remedies(self, kinds)
 
     @property
     def time(self) -> Projection | None:

@@ -13,7 +13,17 @@ import torch
 from ..graph.ir import Graph, Node, Storage
 from ..process import gc_pause
 from .batch.placement import Shard
-from .batch.split import BATCH_NEEDED, SHOWN, Batch, SplitPlan, check_split, lay_out, scaled, sizes_of
+from .batch.split import (
+    BATCH_NEEDED,
+    SHOWN,
+    Batch,
+    SplitPlan,
+    check_split,
+    lay_out,
+    rescaled,
+    scaled,
+    sizes_of,
+)
 from .capacity_search import TimeIsUp, fewest_pieces, largest_fitting
 from .device_plan import (
     MARGIN,
@@ -29,7 +39,7 @@ from .device_plan import (
 from .devices.devices import Device, DeviceLike, DeviceProfile, is_absent, planned
 from .explain import explain, verdict
 from .liveness.lifetimes import Lifetime, Run, allocated, by_device, by_origin, lifetimes, with_most
-from .liveness.live_set import CATEGORIES, Allocation, Category, categorize, largest_first, moment
+from .liveness.live_set import CATEGORIES, Category, categorize, moment
 from .plan import Plan
 from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
 from .remedies.remedies import remedies
@@ -166,7 +176,7 @@ class Planner:
         spans, everywhere, again = self.spans, self.everywhere, NOTHING_AGAIN
         own = self.recorded_plan
         if batch_size is not None and self.batch is not None and batch_size != self.batch.size:
-            spans, needs = scaled(self.spans, own.scratch, self.batch, batch_size)
+            spans, needs = self.scaled(batch_size)
             everywhere = {**everywhere, self.recorded: spans}
             own = self.planned(self.graph, spans, needs, self.of)
         pieces = 1
@@ -209,6 +219,13 @@ class Planner:
         assert self.batch is not None
         program = lay_out(self.graph, spans, self._needs, self.batch, sizes, total)
         return self.planned(program.graph, program.spans, program.needs)
+
+    def scaled(self, samples: int) -> tuple[list[Lifetime], dict[int, Need]]:
+        """Lifetimes and scratch memory with a batch of ``samples``; raises as :func:`.split.scaled` does."""
+        assert self.batch is not None
+        spans, needs = scaled(self.spans, self._needs, self.batch, samples)
+        kind = "cuda" if is_card(self.target) else self.recorded.type
+        return spans, needs | rescaled(self.graph, self.recorded, kind, self.batch, samples)
 
     def fewest(self, size: int, whole: DevicePlan) -> int:
         """The fewest pieces that fit with a margin; as many as there can be if none do."""
@@ -257,7 +274,7 @@ class Planner:
 
         def plan(blocks: int) -> tuple[bool, int]:
             samples = blocks * group
-            spans, needs = scaled(self.spans, self._needs, batch, samples)
+            spans, needs = self.scaled(samples)
             pieces = self.split if isinstance(self.split, int) else blocks if self.split == "auto" else 1
             if pieces > 1 and batch.schedule is not None:
                 made = self.in_pieces(spans, sizes_of(samples, pieces, group, SHOWN), samples)
@@ -285,7 +302,7 @@ class Planner:
             by_purpose[categorize(span)].append(span)
         at, node = own.peak_at, own.peak_node
         there = [span for span in own.spans if span.alive(at)]
-        at_peak = moment(at, node, largest_first(there)) if node is not None else None
+        at_peak = moment(at, node, there) if node is not None else None
         return Plan(
             device=self.target.name,
             recorded_device=self.recorded,
@@ -332,7 +349,7 @@ class LateAnswers:
     ) -> None:
         self._planner, self._eager, self._own, self._by_lazyviz = planner, eager, own, by_lazyviz
         self._reserved: dict[bool, tuple[int, int, int] | None] = {}
-        self._remedies: Sequence[Remedy] | None = None
+        self._remedies: dict[int | None, Sequence[Remedy]] = {}  # by how many kinds were asked for
 
     @property
     def target(self) -> Device | DeviceProfile:
@@ -351,9 +368,9 @@ class LateAnswers:
     def by_origin(self) -> dict[Storage, list[Lifetime]]:
         return by_origin(self._own.spans)
 
-    @cached_property
-    def allocations(self) -> list[tuple[int, int, Allocation]]:
-        return largest_first(self._own.spans)
+    @property
+    def spans(self) -> Sequence[Lifetime]:
+        return self._own.spans
 
     def reserved(self, *, eager: bool) -> tuple[int, int, int] | None:
         """Bytes that the allocator would hold, and their range, of eager PyTorch's run or of ours."""
@@ -375,10 +392,13 @@ class LateAnswers:
         planner = self._planner if device is None else self._planner.on(device)
         return planner.cut(split).plan(batch_size)
 
-    def remedies(self, plan: Plan) -> Sequence[Remedy]:
-        if self._remedies is None:
-            self._remedies = Remedies(() if plan.recompute.nodes else remedies(plan))
-        return self._remedies
+    def remedies(self, plan: Plan, kinds: int | None = None) -> Sequence[Remedy]:
+        found = self._remedies.get(None) or self._remedies.get(kinds)
+        if found is None:
+            with gc_pause.paused():
+                found = Remedies(() if plan.recompute.nodes else remedies(plan, kinds))
+            self._remedies[kinds] = found
+        return found
 
     @cached_property
     def time(self) -> Projection | None:
@@ -388,7 +408,8 @@ class LateAnswers:
         return project_on(nodes, self.target)
 
     def explain(self, plan: Plan) -> str:
-        return explain(plan)
+        with gc_pause.paused():
+            return explain(plan)
 
     def verdict(self, plan: Plan) -> str:
         return verdict(plan)

@@ -134,6 +134,11 @@ class PendingRuns:
                     f" To go on, say what is read there: %%lazy --assume {line.line}=VALUE, or "
                     f"lazyviz.lazy(assume={{{line.line}: VALUE}})."
                 )
+            if "sparse" in cause:
+                text += (
+                    " How many entries a sparse tensor has depends on data: plan nn.Embedding and "
+                    "nn.EmbeddingBag with sparse=False, whose gradients are dense, each as large as its weight."
+                )
             raise AbsentDeviceError(text)
         noted = recording.graph is not None and not (
             cause in _ADDRESSES and all(map(_computes_nothing, nodes))

@@ -18,6 +18,8 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import torch
+
 from ..execute import shutdown
 from ..execute.microbatch.clusters import is_cluster
 from ..execute.registry import find_backend
@@ -64,6 +66,7 @@ class Options:
     recompute: int | str | None = "off"
     mesh: Sequence[int] | int | None = None
     rank: int = 0
+    torch_version: str | None = None
 
     def checked(self) -> tuple[int | str, Recompute]:
         """The split and the recompute budget, once all of them fit each other.
@@ -128,7 +131,7 @@ class LazyBlock(Transaction, Generic[G]):
         split, recompute = options.checked()
         named = options.named_batch(frame)
         size = world_size(options.mesh, options.rank)
-        device, card = planned_device.resolved(options.device, size, options.rank)
+        device, card = planned_device.resolved(options.device, size, options.rank, options.torch_version)
         self.thread = threading.get_ident()
         self._refuse_others()
         tape.runs.refuse_nested()
@@ -147,6 +150,7 @@ class LazyBlock(Transaction, Generic[G]):
         ir = graph.ir
         if named is not None:
             named.begin(tape, ir)
+        ir.cudnn_benchmark = torch.backends.cudnn.benchmark
         ir.whole, ir.independent_rng = tuple(options.whole), options.independent_rng
         ir.place, ir.is_cell = tape.scopes.sources.find(frame)[0], bool(options.code)
         world = planned_device.one_of_many(tape, size, options.rank, card, ir, device)
@@ -282,6 +286,7 @@ class LazyBlock(Transaction, Generic[G]):
             self._account_of(graph)
 
     def _account_of(self, graph: RecordedGraph) -> None:
+        graph.ir.cudnn_benchmark |= torch.backends.cudnn.benchmark
         own = graph.unfinished()
         if own != list(tape.pending) and (earlier := len(closure(own)) - len(own)):
             # The plan is of this cell's ops alone: say what else its evaluation will run.

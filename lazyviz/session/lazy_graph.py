@@ -488,6 +488,7 @@ def lazy(
     recompute: int | str | None = "off",
     mesh: Sequence[int] | int | None = None,
     rank: int = 0,
+    torch_version: str | None = None,
 ) -> LazyBlock[LazyGraph]:
     """Record the PyTorch ops of a block instead of running them.
 
@@ -513,6 +514,8 @@ def lazy(
             ``(2, 4)``.  Inside the block ``torch.distributed`` is initialized as one of them, which can then
             only be planned: the others are not there.
         rank: which of them it is.
+        torch_version: the PyTorch release that is to run on a card that is absent, such as ``"1.13"``; what
+            is known to take other memory there (:mod:`lazyviz.record.fake_cuda.releases`) is recorded so.
         assume: what a read at each of these lines returns that an absent device would have to compute; a line
             is its number, in whatever file, ``"train.py:12"``, or ``"*"`` for all others; an iterator gives
             one value a read.  ``"until max_new_tokens"`` says what holds anyway: generation by transformers
@@ -538,6 +541,7 @@ def lazy(
             assume=assumptions(assume),
             mesh=mesh,
             rank=rank,
+            torch_version=torch_version,
             held_bytes_limit=held_bytes_limit,
             code=code,
             names=names,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ..process.transaction import Transaction
 from ..record import partial_writes
 from ..record.dependencies import closure
 from ..record.distributed.world import OneOfMany, local_world_size
+from ..record.fake_cuda import releases
 from ..record.fake_cuda.device import AbsentCards, Card
 from ..record.fake_cuda.host_values import give_back
 from ..record.storage import TrackedNode
@@ -27,14 +29,30 @@ ASSUMED_CAPABILITY = (8, 0)
 """Of a card whose compute capability is not known: kernels are chosen as for an A100."""
 
 
-def resolved(device: Any, size: int = 1, rank: int = 0) -> tuple[Any, Card | None]:
+def resolved(
+    device: Any, size: int = 1, rank: int = 0, torch_version: str | None = None
+) -> tuple[Any, Card | None]:
     """What a block for ``device`` is planned for, and the card it sees if this process has no CUDA.
 
-    Of ``size`` ranks, each with a card, it is the one of ``rank``.
+    Of ``size`` ranks, each with a card, it is the one of ``rank``.  ``torch_version`` is the PyTorch
+    release that is to run there.
 
     Raises:
-        ValueError: an unknown device.
+        ValueError: an unknown device or release; a release for what is not only planned.
     """
+    target, card = _resolved(device, size, rank)
+    if torch_version is not None:
+        release = releases.release(torch_version)
+        if card is None:
+            raise ValueError(
+                "torch_version is for a card that is not in this machine: what is here runs with the PyTorch "
+                "that is installed"
+            )
+        card = replace(card, release=release)
+    return target, card
+
+
+def _resolved(device: Any, size: int, rank: int) -> tuple[Any, Card | None]:
     if device is None:
         return None, None
     try:
@@ -124,6 +142,11 @@ class _Cards(Transaction):
             return held[0] if held is not None else 0
 
         graph.card = card.planned
+        if card.release is not None:
+            graph.torch_release = card.release
+            graph.release_differences = tuple(
+                each.words for each in releases.DIFFERENCES if each.holds(card.release)
+            )
         self._tape = tape
         self._cards = AbsentCards(tape, card, memory, reserved, assume or {})
 

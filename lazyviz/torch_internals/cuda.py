@@ -22,6 +22,7 @@ from torch._C import (
     DispatchKeySet,
     _ExcludeDispatchKeyGuard,
 )
+from torch.optim import adam
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils import _device, _foreach_utils
 
@@ -194,6 +195,17 @@ def cuda_guards() -> Iterator[None]:
 
 # Of torch.optim, and of what clips gradients.
 _FOREACH_TYPES: tuple[list[Any], ...] = (_foreach_supported_types, _foreach_utils._foreach_supported_types)
+
+
+# The foreach form of Adam and AdamW, of which one older release held more.
+FOREACH_ADAM: tuple[Any, str] = (adam, "_multi_tensor_adam")
+
+
+def foreach_choices() -> list[tuple[Any, str]]:
+    """Where each optimizer's module has the function that chooses its form; older releases chose another."""
+    name = "_default_to_fused_or_foreach"
+    modules = [module for key, module in list(sys.modules.items()) if key.startswith("torch.optim.")]
+    return [(module, name) for module in modules if hasattr(module, name)]
 
 
 def support_foreach(cls: type[torch.Tensor]) -> None:

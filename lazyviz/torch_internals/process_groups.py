@@ -12,6 +12,8 @@ Private:
 - ``_create_work_from_future``: a ``Work`` whose future has the tensors of the call, which the reducer of
   ``DistributedDataParallel`` takes them from; that of ``FakeWork`` has none.
 - ``_clear_sharding_prop_cache`` and its like: what DTensor has worked out for the meshes of another rank.
+- ``pipelining.schedules._PipelineSchedule._warmup_p2p``, ``pipelining.stage.PipelineStage._recv_meta``: where
+  a stage of a pipeline asks the other ranks whether shapes are given, and for shapes.
 - ``_random._rng_tracker``: DTensor's draws follow a tracker that refers to a mesh of the groups.
 """
 
@@ -28,6 +30,10 @@ import torch.distributed as dist
 is_available: Callable[[], bool] = dist.is_available
 """Whether this PyTorch has ``torch.distributed``; nothing else here may be called where it does not."""
 FAKE = "fake"
+PIPELINE_SCHEDULES = "torch.distributed.pipelining.schedules"
+PIPELINE_STAGES = "torch.distributed.pipelining.stage"
+PIPELINE_SCHEDULE = "_PipelineSchedule"
+"""The class of all schedules, in the first of these modules."""
 
 _TABLES = (
     "_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_tags_to_pg", "_pg_to_tag",

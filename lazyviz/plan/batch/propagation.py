@@ -170,7 +170,11 @@ class _Pass:
                 return self.run_whole(node)
             return self.block(node, f"there is no rule for {node.op._schema.name}")
         if (reason := self.draws_within(node, call)) is not None:
-            return self.block(node, reason)
+            try:
+                grown = rule(call)  # that much is known: how the results grow
+            except Coupled as coupled:
+                grown = coupled.outputs
+            return self.block(node, reason, grown)
         try:
             outputs = rule(call)
         except Coupled as coupled:

@@ -15,10 +15,12 @@ from typing import NamedTuple
 
 import torch
 
-from ...graph.ir import Graph, Node, Storage, Value
+from ...graph.ir import Graph, Node, Storage, TensorMeta, Value
 from ..formatting import line_text
 from ..liveness.lifetimes import Lifetime
 from ..workspace.size import NOTHING, Need
+from ..workspace.table import has_rule, scratch, with_metadata
+from .analysis import BatchAnalysis
 from .placement import Partial, Shard
 from .propagation import Blocker, analyze, is_view, separable
 from .rule import base_name
@@ -212,11 +214,35 @@ def scaled(
         else span
         for span in spans
     ]
-    spread = {node.index for node in analysis.calls} | {each.node.index for each in analysis.blocked}
+    spread = {node.index for node in _spread(analysis)}
     return result, {
         at: Need(*(size * samples // total for size in need)) if at in spread else need
         for at, need in needs.items()
     }
+
+
+def rescaled(graph: Graph, device: torch.device, kind: str, batch: Batch, samples: int) -> dict[int, Need]:
+    """The scratch memory of what works on the batch, with one of ``samples``, on a type of device.
+
+    Kernels are asked anew: what they need does not grow in proportion.
+    """
+    placements = batch.analysis.placements
+
+    def resized(value: Value) -> TensorMeta:
+        shard, meta = placements.get(value), value.meta
+        if not isinstance(shard, Shard):
+            return meta
+        shape, stride = tuple(shard.shape(meta.shape, samples)), tuple(shard.stride(meta, samples))
+        return TensorMeta(shape, stride, meta.offset, meta.dtype, meta.device, meta.flags)
+
+    nodes = [with_metadata(node, resized) for node in _spread(batch.analysis) if has_rule(node, kind)]
+    return scratch(graph, device, kind, nodes)
+
+
+def _spread(analysis: BatchAnalysis) -> list[Node]:
+    """The nodes that work on the batch."""
+    blocked = [each.node for each in analysis.blocked if each.node not in analysis.calls]
+    return [*analysis.calls, *dict.fromkeys(blocked)]
 
 
 def _copy(storage: Storage, nbytes: int) -> Storage:

@@ -214,18 +214,23 @@ def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
     dtypes: list[torch.dtype | None] = [None] * len(spans)
     steps = []
 
-    def find(storage: Storage) -> Key | None:
-        return keys.get(storage, keys.get(storage.origin))
-
+    find = keys.get
     for node in nodes:
         uses: dict[Key, None] = {}
-        for value in (*node.inputs, *node.outputs):
-            if (found := find(value.storage)) is not None:
+        for values in (node.inputs, node.outputs):
+            for value in values:
+                storage = value.storage
+                found = find(storage)
+                if found is None:
+                    found = find(storage.origin)
+                    if found is None:
+                        continue
                 uses[found] = None
                 if dtypes[found] is None:
                     dtypes[found] = value.dtype
         for storage in node.writes:
-            if (found := find(storage)) is not None:
+            found = find(storage, find(storage.origin))
+            if found is not None:
                 uses[found] = None
         steps.append(Step(node, tuple(uses), tuple(makes.get(node, ()))))
     kept = {key for key, span in enumerate(spans) if span.kept}

@@ -123,16 +123,12 @@ class Moment(Tabular):
         )
 
 
-def largest_first(spans: Iterable[Lifetime]) -> list[tuple[int, int, Allocation]]:
-    """The positions [start, stop) of everything that takes memory, and what it is."""
-    found = [(span.start, span.lazy_stop, allocation(span)) for span in spans if span.storage.nbytes]
-    found.sort(key=lambda each: -each[2].nbytes)
-    return found
-
-
-def moment(position: int, node: Node, allocations: Iterable[tuple[int, int, Allocation]]) -> Moment:
-    """The moment of ``node``, whose index is ``position``, of what :func:`largest_first` has found."""
-    alive = [what for start, stop, what in allocations if start <= position < stop]
+def moment(position: int, node: Node, spans: Iterable[Lifetime]) -> Moment:
+    """The moment of ``node``, whose index is ``position``, of what lives as long as ``spans`` say."""
+    alive = [
+        allocation(span) for span in spans if span.start <= position < span.lazy_stop and span.storage.nbytes
+    ]
+    alive.sort(key=lambda each: -each.nbytes)
     return Moment(position, node, sum(each.nbytes for each in alive), alive)
 
 

@@ -7,8 +7,9 @@ from collections.abc import Container, Iterator
 import torch
 
 from ...graph.ir import Node, Value
+from ...torch_internals.private_api import OpOverload
 from ..liveness.allocation_trace import Key, Program, Step
-from ..workspace.table import SCRATCH, in_lower_precision
+from ..workspace.table import SCRATCH, Known, has_rule, in_lower_precision
 from .program_edits import Changed
 
 _CUDNN_RNN = torch.ops.aten._cudnn_rnn.default
@@ -40,10 +41,13 @@ def bf16(program: Program, device_type: str) -> Iterator[Changed]:
         changed.sizes[key] = 0
     if device_type == "cpu":
         lower = set(halves)
+        known: Known = {}
         for at, step in enumerate(changed.steps):
+            if not has_rule(step.node):
+                continue
             values = (*step.node.inputs, *step.node.outputs)
             ids = {value.id for value in values if program.keys.get(value.storage) in lower}
-            changed.steps[at] = _with_scratch(changed, step, ids)
+            changed.steps[at] = _with_scratch(changed, step, ids, known)
     text = "model.bfloat16() (weights, gradients, optimizer state and activations; cast the inputs, too)"
     # In half precision another kernel may do attention (transformers/cuda/sdp_utils.cpp), which keeps other
     # things: then what it brings is about that, not at most.
@@ -51,18 +55,18 @@ def bf16(program: Program, device_type: str) -> Iterator[Changed]:
     yield Changed("bf16", text, changed, numerics=True, estimate=True, at_best=same_kernels)
 
 
-def _with_scratch(program: Program, step: Step, lower: Container[int]) -> Step:
+def _with_scratch(program: Program, step: Step, lower: Container[int], known: Known) -> Step:
     """The step with what its kernel needs on the CPU where values of these ids are bfloat16."""
-    need = in_lower_precision(step.node, lower)
+    need = in_lower_precision(step.node, lower, known)
     if need is None:
         return step
     count = len(program.storages)
-    known = next((key for key in step.makes if key < count and program.storages[key].name == SCRATCH), None)
-    if known is None and need and step.uses:
-        known = program.key(step.uses[0], 0)
-        step = step._replace(uses=(*step.uses, known), makes=(*step.makes, known))
-    if known is not None:
-        program.sizes[known] = need
+    found = next((key for key in step.makes if key < count and program.storages[key].name == SCRATCH), None)
+    if found is None and need and step.uses:
+        found = program.key(step.uses[0], 0)
+        step = step._replace(uses=(*step.uses, found), makes=(*step.makes, found))
+    if found is not None:
+        program.sizes[found] = need
     return step
 
 
@@ -139,6 +143,7 @@ class _Autocast:
         }
         self._full = _FULL_ANYWHERE | (_FULL_ON_CUDA if device_type == "cuda" else set())
         self._keys = program.keys
+        self._known: Known = {}
         self._low: set[int] = set()  # ids of values in the lower precision
         self._weights: dict[Key, Key] = {}  # a parameter's copy
         self._casts: dict[int, dict[Key, Key]] = {}  # by forward node: what it read instead
@@ -215,9 +220,9 @@ class _Autocast:
 
     def _sized(self, step: Step, *, every: bool) -> Step:
         """The step with its scratch memory; ``every`` operand in float32 is in the lower precision now."""
-        if not self._host:
-            return step
         node = step.node
+        if not self._host or not has_rule(node):
+            return step
         values = (*node.inputs, *node.outputs)
         if every:
             lower = {value.id for value in values}
@@ -225,7 +230,7 @@ class _Autocast:
             lower = set()
         else:
             lower = {value.id for value in values if value.id in self._low}
-        return _with_scratch(self.program, step, lower)
+        return _with_scratch(self.program, step, lower, self._known)
 
     def _backward(self, step: Step) -> Step:
         node, forward = step.node, step.node.forward
@@ -344,8 +349,16 @@ def _cross_entropies(steps: list[Step]) -> set[int]:
     return found
 
 
+_names: dict[
+    int, tuple[OpOverload, str]
+] = {}  # by the identity of what is kept: hashing operators takes longer
+
+
 def _name(node: Node) -> str:
-    return node.op._schema.name.rpartition("::")[2]
+    found = _names.get(id(node.op))
+    if found is None:
+        found = _names[id(node.op)] = node.op, node.op._schema.name.rpartition("::")[2]
+    return found[1]
 
 
 def _lower(node: Node) -> bool:

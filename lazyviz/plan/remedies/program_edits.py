@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 
 from ...graph.ir import Node, SourceLine, Value, works_by_element
 from ..formatting import family, line_text
 from ..liveness.allocation_trace import Hold, Key, Program, Step, formula_end
+from .local_names import Scope, Statements, chain, line_in, scope_of
 
 MAX_FAMILIES = 10  # of modules, tried for recomputation
+MAX_HELD = 50  # of what functions' variables keep, the largest, whose names are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +44,96 @@ class Changed:
 # --- the user's variables -------------------------------------------------------------
 
 
-def variables(program: Program) -> Iterator[Changed]:
-    """``del out``: what only the user's variables keep after its last use.
+def variables(program: Program, at: int) -> Iterator[Changed]:
+    """``del out``: what only the user's variables keep after its last use, in whichever function they are.
 
-    Expressions go by their first name, since deleting ``out`` frees ``out.logits`` too.  Exact.
+    Expressions go by their first name, since deleting ``out`` frees ``out.logits`` too.  Exact for variables
+    that are there at the end; of those that functions had while the step at ``at`` ran the source tells the
+    names, and an estimate is made.
     """
-    groups: dict[tuple[str, ...], list[Key]] = {}
     last: dict[Key, Node] = {}
     for step in program.steps:
         for key in step.uses:
-            last[key] = step.node
+            if step.node.phase != "backward" or key not in last:  # one deletes before the backward pass
+                last[key] = step.node
+    if not program.steps:
+        return
+    functions = _Functions(program, at)
+    groups: dict[_Variable, list[Key]] = {}
     for key in program.kept:
         storage = program.storages[key]
-        if program.makers[key] >= 0 and storage.role is None and storage.variables:
+        if program.makers[key] >= 0 and storage.role is None and storage.variables and key in last:
             roots = [name.partition(".")[0].partition("[")[0] for name in storage.variables]
-            groups.setdefault(tuple(dict.fromkeys(roots)), []).append(key)
-    for names, keys in groups.items():
+            variable = functions.of_kept(key, tuple(dict.fromkeys(roots)), last[key])
+            groups.setdefault(variable, []).append(key)
+    for key in _held_at(program, at):
+        held = functions.of_held(key, last[key], program.held[key].until) if key in last else None
+        if held is not None:
+            groups.setdefault(held, []).append(key)
+    for variable, keys in groups.items():
         changed = program.copy()
         changed.kept.difference_update(keys)
-        final = max((last[key] for key in keys if key in last), key=lambda node: node.index)
-        text = f"del {', '.join(names)}"
-        if final.source is not None:
-            text += f" after its last use at {line_text(final.source)}"
-        text += " (if no later cell needs it)"
-        yield Changed("variable", text, changed, final.source)
+        for key in keys:
+            changed.held.pop(key, None)
+        final = max((last[key] for key in keys), key=lambda node: node.index)
+        source, then = next(reversed(chain(final)), None), "if no later cell needs it"
+        text = f"del {', '.join(variable.names)}"
+        if variable.scope is not None:
+            source = line_in(final, variable.scope) or source
+            then = f"in {variable.scope.name}, which then cannot return it"
+            if not any(key in program.kept for key in keys):
+                then = f"in {variable.scope.name}"
+        if source is not None:
+            text += f" after its last use at {line_text(source)}"
+        yield Changed("variable", f"{text} ({then})", changed, source, estimate=variable.scope is not None)
+
+
+class _Variable(NamedTuple):
+    """Names, and the function whose they are; ``None``: those of the block, or of whoever opened it."""
+
+    names: tuple[str, ...]
+    scope: Scope | None
+
+
+class _Functions:
+    """The variables of functions at the step at ``at`` of a program that was recorded."""
+
+    def __init__(self, program: Program, at: int) -> None:
+        self._program, self._at = program, at
+        self._nodes = [step.node for step in program.steps]
+        self._statements = Statements(self._nodes)
+        self._running = {scope_of(line) for line in chain(self._nodes[at])}
+
+    def of_kept(self, key: Key, names: tuple[str, ...], final: Node) -> _Variable:
+        """The variable to delete of what is there at the end as ``names``: theirs, if they are bound then."""
+        own = _Variable(names, None)
+        if self._statements.own_end(self._nodes[self._program.makers[key]]) <= self._at:
+            return own
+        return self.of_held(key, final, len(self._nodes)) or own
+
+    def of_held(self, key: Key, final: Node, until: int) -> _Variable | None:
+        """The variable of a function that still runs, and refers ``until`` then to what it has used last."""
+        for binding in self._statements.bindings(self._nodes[self._program.makers[key]]):
+            if binding.scope in self._running and binding.stop < until and line_in(final, binding.scope):
+                return _Variable(binding.names, binding.scope) if len(binding.names) == 1 else None
+        return None
+
+
+def _held_at(program: Program, at: int) -> list[Key]:
+    """What code still refers to at ``at``, though no step uses it any more and autograd does not keep it."""
+    used_later = {key for step in program.steps[at:] for key in step.uses}
+    found = [
+        key
+        for key, hold in program.held.items()
+        if hold.last is None
+        and program.makers[key] >= 0
+        and program.makers[key] < at < hold.until
+        and key not in used_later
+        and key not in program.kept
+        and key < len(program.storages)
+        and program.storages[key].role is None
+    ]
+    return sorted(found, key=lambda key: -program.sizes[key])[:MAX_HELD]
 
 
 def no_grad(program: Program) -> Iterator[Changed]:

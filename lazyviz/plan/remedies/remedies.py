@@ -20,71 +20,90 @@ from .remedy import Remedy as Remedy
 WORTHWHILE = 0.005  # of the peak: what brings less is not listed
 
 
-def remedies(plan: Plan) -> tuple[Remedy, ...]:
-    """What would lower ``plan``'s peak, cheapest first.
+def remedies(plan: Plan, kinds: int | None = None) -> tuple[Remedy, ...]:
+    """What would lower ``plan``'s peak, cheapest first; ``kinds``: of so many kinds alone, the cheapest.
 
     Takes a replay of the whole record for each candidate.  None for a plan in pieces.
     """
     if not plan.peak_bytes or plan.split.pieces > 1:  # a run in pieces is another program than the record
         return ()
     program = program_of(plan._nodes, plan._lifetimes.values())
-    calls = plan._graph.calls
     peak, at = program.peak()
+    found: list[Remedy] = []
+    count = 0
+    for kind in KINDS:
+        of_kind = _of_kind(plan, kind, program, peak, at)
+        of_kind.sort(key=lambda each: (-each.saves_bytes, each.cost.ops))
+        found += of_kind
+        count += bool(of_kind)
+        if count == kinds:
+            break
+    return tuple(found)
+
+
+def _of_kind(plan: Plan, kind: str, program: Program, peak: int, at: int) -> list[Remedy]:
+    """The remedies of one kind that bring something."""
+    if kind in ("split", "batch"):
+        planned = _in_pieces(plan) if kind == "split" else _halved(plan)
+        return [remedy for remedy in planned if remedy.saves_bytes >= WORTHWHILE * peak]
     host = plan.device == "cpu"
-    candidates: list[Callable[[], Iterable[program_edits.Changed]]] = [
-        lambda: program_edits.variables(program),
-        lambda: program_edits.no_grad(program),
-        lambda: program_edits.in_place(program, at),
-        lambda: program_edits.foreach(program),
-        lambda: program_edits.recompute(program, at, calls),
-        lambda: () if host else program_edits.offload(program),
-        lambda: precision.autocast(program, "cpu" if host else "cuda"),
-        lambda: precision.bf16(program, "cpu" if host else "cuda"),
-    ]
+    device = "cpu" if host else "cuda"
+    candidates: dict[str, Callable[[], Iterable[program_edits.Changed]]] = {
+        "variable": lambda: program_edits.variables(program, at),
+        "no_grad": lambda: program_edits.no_grad(program),
+        "inplace": lambda: program_edits.in_place(program, at),
+        "foreach": lambda: program_edits.foreach(program),
+        "recompute": lambda: program_edits.recompute(program, at, plan._graph.calls),
+        "offload": lambda: () if host else program_edits.offload(program),
+        "autocast": lambda: precision.autocast(program, device),
+        "bf16": lambda: precision.bf16(program, device),
+    }
     found: list[tuple[Remedy, Program]] = []
-    for candidate in candidates:
-        for changed in candidate():
-            saves = peak - changed.program.peak()[0]
-            if saves >= WORTHWHILE * peak:
-                cost = Cost(changed.ops, changed.copied_bytes, changed.numerics)
-                remedy = Remedy(
-                    changed.kind,
-                    changed.text,
-                    saves,
-                    peak - saves,
-                    cost,
-                    changed.source,
-                    changed.estimate,
-                    changed.at_best,
-                )
-                found.append((remedy, changed.program))
-    kept = [
-        replace(remedy, fits=_fits(plan, program))
-        for remedy, program in found
+    for changed in candidates[kind]():
+        saves = peak - changed.program.peak()[0]
+        if saves < WORTHWHILE * peak:
+            continue
+        cost = Cost(changed.ops, changed.copied_bytes, changed.numerics)
+        remedy = Remedy(
+            kind,
+            changed.text,
+            saves,
+            peak - saves,
+            cost,
+            changed.source,
+            changed.estimate,
+            changed.at_best,
+        )
+        found.append((remedy, changed.program))
+    return [
+        replace(remedy, fits=_fits(plan, edited))
+        for remedy, edited in found
         if not any(_beats(other, remedy) for other, _ in found)
     ]
-    kept += [remedy for remedy in _of_the_batch(plan) if remedy.saves_bytes >= WORTHWHILE * peak]
-    kept.sort(key=lambda each: (KINDS.index(each.kind), -each.saves_bytes, each.cost.ops))
-    return tuple(kept)
 
 
-def _of_the_batch(plan: Plan) -> Iterator[Remedy]:
-    """The batch in pieces (as many as fit, else two), and half of it: plans of their own, not replays."""
+def _in_pieces(plan: Plan) -> Iterator[Remedy]:
+    """The batch in pieces, as many as fit, else two: a plan of its own, not a replay."""
     size = plan.batch_size
-    if size is None or size < 2:
+    if size is None or size < 2 or plan.split.blocked_by:
         return
-    if not plan.split.blocked_by:
-        cut = plan.replan(split="auto")
-        if cut.split.pieces == 1:
-            cut = plan.replan(split=2)
-        split = cut.split
-        if split.pieces > 1:
-            text = f"run the batch in {split.pieces} pieces: split={split.pieces} (--split {split.pieces})"
-            yield _planned("split", text, plan, cut, Cost(split.again * split.pieces))
-    if plan.max_batch_size is not None:
-        half = size // 2
-        text = f"a batch of {half} samples in place of {size}"
-        yield _planned("batch", text, plan, plan.replan(batch_size=half), Cost())
+    cut = plan.replan(split="auto")
+    if cut.split.pieces == 1:
+        cut = plan.replan(split=2)
+    split = cut.split
+    if split.pieces > 1:
+        text = f"run the batch in {split.pieces} pieces: split={split.pieces} (--split {split.pieces})"
+        yield _planned("split", text, plan, cut, Cost(split.again * split.pieces))
+
+
+def _halved(plan: Plan) -> Iterator[Remedy]:
+    """Half of the batch."""
+    size = plan.batch_size
+    if size is None or size < 2 or plan.max_batch_size is None:
+        return
+    half = size // 2
+    text = f"a batch of {half} samples in place of {size}"
+    yield _planned("batch", text, plan, plan.replan(batch_size=half), Cost())
 
 
 def _planned(kind: str, text: str, plan: Plan, other: Plan, cost: Cost) -> Remedy:

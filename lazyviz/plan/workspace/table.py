@@ -10,7 +10,7 @@ known; the few bytes of a Python number made a tensor are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +24,7 @@ from . import images as workspace_images
 from . import linalg as workspace_linalg
 from .convolution import backward_need, forward_need
 from .cuda import TABLE as CUDA_TABLE
+from .cuda import benchmarked
 from .linalg import transposing
 from .onednn import PAGE
 from .rules import Rule, argument, channels_last, contiguous, copied, exactly, in_order, meta_of, on
@@ -46,7 +47,7 @@ def scratch(
     ``nodes`` are some of the graph's, or ``None`` for all.  ``kind`` is the type of device whose kernels
     would run: ``"cuda"`` for a graph recorded on the CPU and planned for a card.
     """
-    table = CUDA_TABLE if kind == "cuda" else _CPU_TABLE if kind == "cpu" else {}
+    table = _table(kind)
     threads = torch.get_num_threads()
     found: dict[int, Need] = {}
     for node in graph.nodes if nodes is None else nodes:
@@ -58,9 +59,15 @@ def scratch(
         if node.at_once and _has_sparse_operand(node.args):
             continue  # another kernel than the one the rule is of
         need = rule(node, threads)
+        if kind == "cuda" and graph.cudnn_benchmark:
+            need = benchmarked(node.op._schema.name, need)
         if need.high:
             found[node.index] = need
     return found
+
+
+def _table(kind: str) -> Mapping[str, Rule]:
+    return CUDA_TABLE if kind == "cuda" else _CPU_TABLE if kind == "cpu" else {}
 
 
 def _has_sparse_operand(args: tuple[Any, ...]) -> bool:
@@ -69,34 +76,63 @@ def _has_sparse_operand(args: tuple[Any, ...]) -> bool:
     return any(isinstance(item, torch.layout) for item in items)
 
 
-def in_lower_precision(node: Node, lower: Container[int]) -> int | None:
-    """Bytes that ``node`` would need on the CPU if values of these ids were bfloat16; ``None``: no rule."""
+Known = dict[tuple[int, tuple[bool, ...]], int]
+"""What kernels need in lower precision: by the record's entry of their shapes, and which values are lower."""
+
+
+def has_rule(node: Node, kind: str = "cpu") -> bool:
+    """Whether the kernel of ``node`` for a type of device is known to need scratch memory."""
+    return node.op._schema.name in _table(kind)
+
+
+def in_lower_precision(node: Node, lower: Container[int], known: Known) -> int | None:
+    """Bytes that ``node`` would need on the CPU if values of these ids were bfloat16; ``None``: no rule.
+
+    ``known`` is of one record: layers that are alike are asked once.
+    """
     rule = _CPU_TABLE.get(node.op._schema.name)
     if rule is None:
         return None
-    return rule(_retyped(node, lower), torch.get_num_threads()).nbytes
+    entry = getattr(node, "entry", None)
+    if entry is None:
+        return rule(_retyped(node, lower), torch.get_num_threads()).nbytes
+    key = id(entry), tuple([value.id in lower for value in (*node.inputs, *node.outputs)])
+    found = known.get(key)
+    if found is None:
+        found = known[key] = rule(_retyped(node, lower), torch.get_num_threads()).nbytes
+    return found
 
 
 def _retyped(node: Node, lower: Container[int]) -> Node:
-    def retyped(item: Any) -> Any:
+    def retyped(value: Value) -> TensorMeta:
+        meta = value.meta
+        if value.id not in lower or meta.dtype is not torch.float32:
+            return meta
+        return TensorMeta(meta.shape, meta.stride, meta.offset, torch.bfloat16, meta.device, meta.flags)
+
+    return with_metadata(node, retyped)
+
+
+def with_metadata(node: Node, changed: Callable[[Value], TensorMeta]) -> Node:
+    """The node with other metadata of its tensors, to be asked for its scratch memory."""
+
+    def replaced(item: Any) -> Any:
         if isinstance(item, Value):
-            if item.id not in lower or item.dtype is not torch.float32:
-                return item
-            meta = item.meta
-            meta = TensorMeta(meta.shape, meta.stride, meta.offset, torch.bfloat16, meta.device, meta.flags)
-            return Value(meta, item.storage, item.node, item.index)
+            meta = changed(item)
+            return item if meta is item.meta else Value(meta, item.storage, item.node, item.index)
         if type(item) in (list, tuple):
-            return type(item)([retyped(entry) for entry in item])
+            return type(item)([replaced(entry) for entry in item])
         return item
 
-    changed = Node(
+    other = Node(
         node.index,
         node.op,
-        retyped(node.args),
-        {name: retyped(item) for name, item in node.kwargs.items()},
+        replaced(node.args),
+        {name: replaced(item) for name, item in node.kwargs.items()},
     )
-    changed.inputs, changed.outputs = retyped(list(node.inputs)), retyped(list(node.outputs))
-    return changed
+    other.inputs, other.outputs = replaced(list(node.inputs)), replaced(list(node.outputs))
+    other.at_once = node.at_once
+    return other
 
 
 def lifetime_of(at: int, node: Node, nbytes: int, device: torch.device) -> Lifetime:

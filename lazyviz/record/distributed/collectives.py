@@ -45,7 +45,8 @@ def record(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     written = [] if name in _READ_ONLY else list(tensors_in((args[0],)))
     with tape.runs.lock:
         _note(tape, op, args, written, sys._getframe(2))
-    work = process_groups.done(written)
+    # What is sent is kept until the work is done with: gloo's and NCCL's hold it, too.
+    work = process_groups.done(list(tensors_in((args[0],))) if name == "send" else written)
     kinds = [str(ret.type) for ret in op._schema.returns]
     results = [args[0] if "Tensor" in kind else work for kind in kinds]
     return tuple(results) if len(results) > 1 else results[0] if results else None

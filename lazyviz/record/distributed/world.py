@@ -19,7 +19,7 @@ from ...torch_internals import process_groups
 from ...torch_internals.process_groups import GroupTables
 from ..interception.attribute_patches import CodePatch, Patches
 from ..tape import Tape, tape
-from . import collectives, eager_checks, wrapper_subclasses
+from . import collectives, eager_checks, pipelines, wrapper_subclasses
 
 RANKS_OF_A_MACHINE = 8
 """How many cards a machine is taken to have, where the world has more ranks than that."""
@@ -101,6 +101,7 @@ class OneOfMany(Transaction):
             self._patches.set(owner, name, value)
         eager_checks.install(self._patches)
         wrapper_subclasses.install(self._patches, self._tape)
+        pipelines.install(self._patches, self._tape)
         assert _init is not None
         _init.set(_tolerant)
         if not self._users_own:
@@ -133,6 +134,7 @@ class OneOfMany(Transaction):
                 _kept[self._key] = after
         if _init is not None:
             _init.restore()
+        pipelines.remove()
         self._patches.restore()
         for name, value in self._environment.items():
             if value is None:

@@ -1,23 +1,20 @@
-"""DTensors and their like around tensors of a card that is not there.
+"""DTensors on a card that is not there: what they ask of shape rules and of generators.
 
-They are made with the device of the tensor inside, which C++ must not see: a planned tensor is on another one
-there (:mod:`lazyviz.torch_internals.cuda`).  Python is told the planned device, as of any planned tensor.
+Where they say to be is told by :mod:`lazyviz.record.fake_cuda.wrapper_subclasses`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ...torch_internals import cuda as torch_cuda
-from ...torch_internals import private_api, process_groups
+from ...torch_internals import process_groups
+from ..fake_cuda.wrapper_subclasses import tell_device
 from ..interception.attribute_patches import Patches
 from ..tape import Tape
-
-_device_below = private_api.TensorBase.device.__get__
 
 
 def install(patches: Patches, tape: Tape) -> None:
@@ -27,33 +24,8 @@ def install(patches: Patches, tape: Tape) -> None:
     _install_propagation(patches, tape)
     _install_draws(patches)
 
-    def device(tensor: torch.Tensor) -> torch.device:
-        return torch_cuda.stands_for(_device_below(tensor))
-
-    def of(answer: Callable[[torch.device], Any]) -> property:
-        return property(lambda tensor: answer(device(tensor)))
-
     for cls in process_groups.wrapper_classes():
-        patches.set(cls, "device", property(device))
-        patches.set(cls, "is_cuda", of(lambda found: found.type == "cuda"))
-        patches.set(cls, "is_meta", of(lambda found: found.type == "meta"))
-        patches.set(cls, "is_cpu", of(lambda found: found.type == "cpu"))
-        patches.set(
-            cls, "get_device", lambda tensor: -1 if (index := device(tensor).index) is None else index
-        )
-    original = private_api.make_wrapper_subclass
-
-    @functools.wraps(original)
-    def make_wrapper_subclass(*args: Any, **kwargs: Any) -> Any:
-        place = kwargs.get("device")
-        if place is not None:
-            place = torch.device(place)
-            if place.type == "cuda" and place.index is None:
-                place = torch.device("cuda", torch.cuda.current_device())
-            kwargs["device"] = torch_cuda.STAND_INS.get(place, place)
-        return original(*args, **kwargs)
-
-    patches.set(torch.Tensor, private_api.MAKE_WRAPPER_SUBCLASS, staticmethod(make_wrapper_subclass))
+        tell_device(patches, cls)
 
 
 def _install_propagation(patches: Patches, tape: Tape) -> None:

@@ -11,7 +11,8 @@ class Card:
 
     ``capability`` is its CUDA compute capability, ``count`` the number of such cards;
     ``total_bytes`` of one, ``None`` if unknown; ``planned`` is what a plan calls it; ``current`` is the
-    number of the one in use at first.  A cell may still use further ones by their number.
+    number of the one in use at first.  A cell may still use further ones by their number.  ``release``: the
+    PyTorch release that is planned, where it is not the installed one.
     """
 
     name: str
@@ -20,3 +21,4 @@ class Card:
     planned: str
     count: int = 1
     current: int = 0
+    release: tuple[int, int] | None = None

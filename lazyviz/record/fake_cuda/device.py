@@ -26,7 +26,14 @@ from ..interception.attribute_patches import Patches
 from ..storage import TrackedNode
 from ..sync_points import AbsentDeviceError, needs_absent
 from ..unrecorded_ops import nodes_before_access
-from . import data_errors, flex_attention, memory_stats, tensor_placement
+from . import (
+    data_errors,
+    flex_attention,
+    memory_stats,
+    releases,
+    tensor_placement,
+    wrapper_subclasses,
+)
 from . import layers as fake_cuda_layers
 from .autocast import AutocastKernels
 from .card import Card as Card
@@ -103,11 +110,13 @@ class AbsentCards:
         memory_stats.install(self)
         self._patch_randomness()
         tensor_placement.install(self)
+        wrapper_subclasses.install(self.patches)
         fake_cuda_layers.install(self)
         self._kernels.install()
         self._autocast.install(self.patches)
         self._generation.install()
         flex_attention.install(self)
+        releases.install(self.patches, self.card.release)
 
     def remove(self) -> None:
         self._generation.remove()

@@ -16,6 +16,7 @@ from ...process.transaction import take_back
 from ...torch_internals import composite_ops
 from ...torch_internals import cuda as torch_cuda
 from ..lazy_tensor import is_pending
+from . import releases
 from . import rnn as fake_cuda_rnn
 from .attention import MATH, Call, choose, fused
 from .cards import Cards
@@ -80,11 +81,15 @@ class CudaKernels:
 
     def _softmax(self, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A half is made a float in the kernel itself (ATen's SoftMax.cpp)."""
+        if tensor.is_cuda and releases.SOFTMAX_KEEPS_INPUT.holds(self._cards.card.release):
+            return releases.softmax(tensor, dim, dtype, log=False)
         if tensor.is_cuda and tensor.dtype == torch.float16 and dtype == torch.float32:
             return _aten._softmax.default(tensor, dim, True)
         return self._softmax_cpu(tensor, dim, dtype)
 
     def _log_softmax(self, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        if tensor.is_cuda and releases.SOFTMAX_KEEPS_INPUT.holds(self._cards.card.release):
+            return releases.softmax(tensor, dim, dtype, log=True)
         if tensor.is_cuda and tensor.dtype == torch.float16 and dtype == torch.float32:
             return _aten._log_softmax.default(tensor, dim, True)
         return self._log_softmax_cpu(tensor, dim, dtype)

@@ -28,6 +28,7 @@ from ..fake_cuda.host_values import host_copy
 from ..lazy_tensor import describe, is_pending, is_plain_memory, see_history, take_class
 from ..rng import READERS, rng_state
 from ..shapes import ctc_loss as ctc_shapes
+from ..sync_points import AbsentDeviceError
 from ..tape import Tape
 from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
 from . import checkpoint_saving
@@ -472,7 +473,7 @@ class SyncPatches:
         ) -> Any:
             lengths = [input_lengths, target_lengths]
             if self.tape.recording.graph is not None and isinstance(log_probs, torch.Tensor):
-                known = [self._length(each, log_probs.device) for each in lengths]
+                known = self._lengths(lengths, log_probs, targets)
                 blank = args[0] if args else kwargs.get("blank", 0)
                 given = {"log_probs": log_probs, "targets": targets, "blank": blank}
                 given |= dict(zip(ctc_shapes.LENGTHS, known))
@@ -482,6 +483,21 @@ class SyncPatches:
             return ctc_loss(log_probs, targets, *lengths, *args, **kwargs)
 
         return function
+
+    def _lengths(self, lengths: list[Any], log_probs: torch.Tensor, targets: Any) -> list[list[int] | None]:
+        """Both lengths of ``ctc_loss``; the longest that they may be where only a planned card could tell."""
+        known: list[list[int] | None] = []
+        for name, each in zip(ctc_shapes.LENGTHS, lengths):
+            try:
+                known.append(self._length(each, log_probs.device))
+            except AbsentDeviceError:
+                longest = ctc_shapes.longest(name, log_probs, targets, each)
+                graph = self.tape.recording.graph
+                if longest is None or graph is None:
+                    raise
+                known.append(longest[0])
+                graph.assumed.add(longest[1])
+        return known
 
     def _length(self, lengths: Any, device: torch.device) -> list[int] | None:
         """Lengths of sequences, read if they are not known; ``None``: they are none."""

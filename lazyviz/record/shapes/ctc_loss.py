@@ -39,6 +39,22 @@ def is_valid(arguments: Mapping[str, Any]) -> bool:
     )
 
 
+def longest(
+    name: str, scores: torch.Tensor, targets: Any, lengths: torch.Tensor
+) -> tuple[list[int], str] | None:
+    """Lengths that are not known, as they may be, and in words what was assumed; ``None``: nothing tells."""
+    count = lengths.numel()
+    if not isinstance(targets, torch.Tensor) or not count or targets.dim() not in (1, 2):
+        return None
+    if name == LENGTHS[0]:
+        return [scores.shape[0]] * count, "sequences of ctc_loss are as long as what they are padded to"
+    if targets.dim() == 2:
+        return [targets.shape[1]] * count, "targets of ctc_loss are as long as what they are padded to"
+    least, rest = divmod(targets.shape[0], count)
+    told = [least + (index < rest) for index in range(count)]
+    return told, "targets of ctc_loss, which follow each other in one row, are of the same length"
+
+
 def results(arguments: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """The losses, (batch,), and the forward variables, (batch, steps, 2 x the longest target + 1)."""
     scores: torch.Tensor = arguments["log_probs"]

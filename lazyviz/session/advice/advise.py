@@ -25,6 +25,7 @@ from .parallel_strategies import (
     Strategy,
     blocks_of,
     eight_bit_optimizer,
+    step_one_by_one_if_mixed,
     strategies_for,
     tensor_parallel_plan,
 )
@@ -82,7 +83,7 @@ class Advice(Tabular):
         timed = any(row.seconds is not None for row in self.rows)
         rows = []
         for row in self.rows:
-            name = f"{row.strategy} ({row.failure})" if row.failure else row.strategy
+            name = f"{row.strategy} ({shortened(row.failure)})" if row.failure else row.strategy
             cells = [
                 _bytes(row.peak_bytes),
                 _bytes(row.needed_bytes),
@@ -102,6 +103,11 @@ _YES = {True: "yes", False: "no", None: ""}
 
 def _bytes(size: int | None) -> str:
     return "" if size is None else format_bytes(size)
+
+
+def shortened(reason: str, most: int = 90) -> str:
+    """The beginning of a reason, for a table."""
+    return reason if len(reason) <= most else f"{reason[: most - 3].rstrip()}..."
 
 
 def _count(number: int | None) -> str:
@@ -154,8 +160,12 @@ def advise(
         strategies = [AS_WRITTEN]
     else:
         small = eight_bit or eight_bit_optimizer()
-        if small is None:
-            notes.append("No row has an 8-bit optimizer: torchao is not installed")
+        notes.append(
+            "No row has an 8-bit optimizer: torchao is not installed"
+            if small is None
+            else "8-bit optimizers are planned as eager PyTorch runs them, which takes more memory than "
+            "compiled, and without seconds"
+        )
         with torch.device("meta"):
             example = model()
         shared = tensor_parallel if tensor_parallel is not None else tensor_parallel_plan(example)
@@ -209,7 +219,7 @@ class _Recorder:
             plan.needed_bytes,
             plan.fits,
             best,
-            plan.seconds,
+            plan.seconds if strategy.optimizer is None else None,
         )
 
     def _plan(self, strategy: Strategy, device: DeviceLike, batch_size: int) -> Plan:
@@ -232,6 +242,7 @@ class _Recorder:
             made = self._model()
         made = strategy.applied(made.train())
         stepper = (strategy.optimizer or self._optimizer)(made.parameters())
+        step_one_by_one_if_mixed(stepper)
         for _ in range(2):  # in the second the optimizer's state is there from the start
             self._step(made, batch_size).backward()
             stepper.step()

@@ -127,3 +127,17 @@ def eight_bit_optimizer() -> Callable[[Any], torch.optim.Optimizer] | None:
         return None
     optimizer: Callable[[Any], torch.optim.Optimizer] = made
     return optimizer
+
+
+def step_one_by_one_if_mixed(optimizer: torch.optim.Optimizer) -> None:
+    """Have parameters stepped one by one where some are DTensors and some are not.
+
+    A plan for tensor parallelism leaves the rest of a model as it is, and PyTorch's foreach operators do not
+    take both together.
+    """
+    from torch.distributed.tensor import DTensor
+
+    for group in optimizer.param_groups:
+        kinds = {isinstance(parameter, DTensor) for parameter in group["params"]}
+        if len(kinds) > 1 and "foreach" in group:
+            group["foreach"] = False

@@ -214,6 +214,24 @@ def test_ctc_loss_is_planned_with_lengths_that_are_known(place):
     assert kept.shape == (3, 10, 9)
 
 
+@pytest.mark.parametrize(
+    ("targets", "states", "words"),
+    [((3, 4), 9, "as long as what they are padded to"), ((12,), 9, "of the same length")],
+)
+def test_ctc_loss_is_planned_with_the_longest_of_lengths_that_only_the_card_knows(targets, states, words):
+    with lazyviz.lazy(device="A100-40GB") as graph:
+        scores = torch.randn(10, 3, 5, device="cuda", requires_grad=True)
+        wanted = torch.ones(targets, dtype=torch.long, device="cuda")
+        lengths = torch.randint(1, 4, (3,), device="cuda")
+        nn.CTCLoss()(
+            scores.log_softmax(2), wanted, torch.randint(9, 10, (3,), device="cuda"), lengths
+        ).backward()
+    assert scores.grad.device == CUDA
+    kept = next(node for node in graph.nodes if node.name.startswith("_ctc_loss_")).outputs[1]
+    assert kept.shape == (3, 10, states)
+    assert words in graph.plan().explain()
+
+
 # --- which card ---------------------------------------------------------------------------------
 
 

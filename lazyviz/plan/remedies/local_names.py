@@ -1,0 +1,116 @@
+"""Local names: what a function calls the tensors that its lines make, from its source.
+
+When a function has returned, its variables are gone, and what it returned has another name.  The lines that
+led to an op say in which statement of which function its result was bound.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ...graph.ir import Node, SourceLine
+
+
+class Scope(NamedTuple):
+    """A function, by its file and its first line; two of the same name are two."""
+
+    file: str
+    line: int
+    name: str
+
+
+class _Function(NamedTuple):
+    scope: Scope
+    last_line: int
+
+
+class Binding(NamedTuple):
+    """``names`` of ``scope``, bound by a statement of which an op is a part; ``stop``: after its last op."""
+
+    names: tuple[str, ...]
+    scope: Scope
+    stop: int
+
+
+def chain(node: Node) -> tuple[SourceLine, ...]:
+    """The lines that led to a node, innermost first."""
+    return (node.source, *node.callers) if node.source is not None else node.callers
+
+
+def scope_of(line: SourceLine) -> Scope | None:
+    """The function that a line is in; ``None``: in none, or its source is not to be had."""
+    inside = [each for each in _parsed(line.file)[0] if each.scope.line <= line.line <= each.last_line]
+    return max(inside, key=lambda each: each.scope.line).scope if inside else None
+
+
+class Statements:
+    """Of a program's ``nodes``, the statements that their results were bound in."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._ends: list[int] | None = None
+
+    def own_end(self, node: Node) -> int:
+        """The position after the last op of the block's own statement that made ``node``."""
+        if self._ends is None:
+            ends = list(range(1, len(self._nodes) + 1))
+            outermost = [(chain(each) or (None,))[-1] for each in self._nodes]
+            for index in range(len(ends) - 2, -1, -1):
+                if outermost[index] == outermost[index + 1] is not None:
+                    ends[index] = ends[index + 1]
+            self._ends = ends
+        return self._ends[node.index]
+
+    def bindings(self, node: Node) -> Iterator[Binding]:
+        """The variables of functions that a node's result may have been bound to, innermost first."""
+        for line in chain(node):
+            scope = scope_of(line)
+            names = _parsed(line.file)[1].get(line.line, ())
+            if scope is None or not names:
+                continue
+            stop = node.index + 1
+            while stop < len(self._nodes) and line in chain(self._nodes[stop]):
+                stop += 1
+            yield Binding(names, scope, stop)
+
+
+def line_in(node: Node, scope: Scope) -> SourceLine | None:
+    """The line of a function that led to a node, if one did."""
+    return next((line for line in chain(node) if scope_of(line) == scope), None)
+
+
+@functools.lru_cache(maxsize=100)
+def _parsed_text(text: str, file: str) -> tuple[list[_Function], dict[int, tuple[str, ...]]]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):  # of a cell with magics, say
+        return [], {}
+    functions: list[_Function] = []
+    bound: dict[int, tuple[str, ...]] = {}
+    for item in ast.walk(tree):
+        if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            scope = Scope(file, item.lineno, item.name)
+            functions.append(_Function(scope, item.end_lineno or item.lineno))
+        elif isinstance(item, (ast.Assign, ast.AnnAssign)):
+            targets = item.targets if isinstance(item, ast.Assign) else [item.target]
+            found = tuple(
+                each.id
+                for target in targets
+                for each in ast.walk(target)
+                if isinstance(each, ast.Name) and _is_store(each)
+            )
+            for line in range(item.lineno, (item.end_lineno or item.lineno) + 1):
+                bound[line] = found
+    return functions, bound
+
+
+def _parsed(file: str) -> tuple[list[_Function], dict[int, tuple[str, ...]]]:
+    return _parsed_text("".join(linecache.getlines(file)), file)
+
+
+def _is_store(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)

@@ -1,0 +1,90 @@
+"""Stages of a pipeline ask the other ranks what they are: here they are taken to be like this rank's.
+
+Before its first step a schedule of ``torch.distributed.pipelining`` has all ranks vote whether the shapes
+that stages send each other are given (``PipelineStage(..., input_args=, output_args=)``).  Where they are
+not, each sends them to the next as objects: what the stage before this rank's would send, nobody knows here;
+what gradients the one after it sends follows from what they are of.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from ...torch_internals import process_groups
+from ..interception import late_imports
+from ..interception.attribute_patches import Patches
+from ..sync_points import AbsentDeviceError
+from ..tape import Tape
+
+_ALIKE = "all stages of the pipeline are told their shapes, or none, as this rank's are"
+_GRADIENTS = "gradients that stages of the pipeline send have the shapes and types of what they are of"
+
+
+def install(patches: Patches, tape: Tape) -> None:
+    def patch_schedules(module: ModuleType) -> None:
+        schedule = getattr(module, process_groups.PIPELINE_SCHEDULE, None)
+        if hasattr(schedule, "_warmup_p2p"):  # from PyTorch 2.13 on
+            _patch_votes(patches, tape, module, schedule)
+
+    def patch_stages(module: ModuleType) -> None:
+        stage = getattr(module, "PipelineStage", None)
+        if hasattr(stage, "_recv_meta"):
+            _patch_shapes(patches, tape, module, stage)
+
+    late_imports.when_imported(process_groups.PIPELINE_SCHEDULES, patch_schedules)
+    late_imports.when_imported(process_groups.PIPELINE_STAGES, patch_stages)
+
+
+def remove() -> None:
+    late_imports.forget(process_groups.PIPELINE_SCHEDULES)
+    late_imports.forget(process_groups.PIPELINE_STAGES)
+
+
+def _assume(tape: Tape, text: str) -> None:
+    if tape.recording.graph is not None:
+        tape.recording.graph.assumed.add(text)
+
+
+def _patch_votes(patches: Patches, tape: Tape, module: ModuleType, schedule: Any) -> None:
+    original = schedule._warmup_p2p
+    mode: Any = vars(module)["InferenceMode"]
+
+    @functools.wraps(original)
+    def warm_up(self: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
+        if not all(hasattr(stage, "_warmup_forward_vote") for stage in stages):
+            return original(self, stages, has_backward, p2p_done)
+        vote = None
+        for stage in stages:
+            vote = stage._warmup_forward_vote(has_backward, received_acc=vote)
+        for stage in reversed(stages):
+            vote = stage._warmup_backward_result(received_result=vote)
+        dynamic = any(mode.needs_dynamic(stage._user_meta, has_backward) for stage in stages)
+        for stage in stages:
+            stage._inference_mode = mode.DYNAMIC if dynamic else mode.STATIC
+        _assume(tape, _ALIKE)
+        return None
+
+    patches.set(schedule, "_warmup_p2p", warm_up)
+
+
+def _patch_shapes(patches: Patches, tape: Tape, module: ModuleType, stage: Any) -> None:
+    backward_shapes: Any = vars(module)["_StageBackwardMeta"]
+    original = stage._recv_meta
+
+    @functools.wraps(original)
+    def received(self: Any, source: int) -> Any:
+        outputs = self._stage_meta.outputs
+        if source < self.stage_index or outputs is None:
+            raise AbsentDeviceError(
+                f"Stage {self.stage_index} of the pipeline would be told by stage {source}, which is on a "
+                "rank that is only planned, what shapes it sends: give them, "
+                "PipelineStage(..., input_args=..., output_args=...)."
+            )
+        _assume(tape, _GRADIENTS)
+        return backward_shapes(
+            backward_metas=tuple([each if each.requires_grad else None for each in outputs])
+        )
+
+    patches.set(stage, "_recv_meta", received)

@@ -1,0 +1,68 @@
+"""Tensor subclasses around tensors of a card that is not there: DTensors, quantized weights.
+
+They are made with the device of the tensor inside, which C++ must not see: a planned tensor is on another one
+there (:mod:`lazyviz.torch_internals.cuda`).  Python is told the planned device, as of any planned tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from ...torch_internals import cuda as torch_cuda
+from ...torch_internals import private_api
+from ..interception.attribute_patches import Patches
+
+_device_below = private_api.TensorBase.device.__get__
+_seen: WeakSet[type] = WeakSet()  # in a later block there may be tensors of these already
+
+
+def install(patches: Patches) -> None:
+    original = private_api.make_wrapper_subclass
+    told: set[type] = set()
+
+    @functools.wraps(original)
+    def make_wrapper_subclass(*args: Any, **kwargs: Any) -> Any:
+        place = kwargs.get("device")
+        if place is not None:
+            place = torch.device(place)
+            if place.type == "cuda" and place.index is None:
+                place = torch.device("cuda", torch.cuda.current_device())
+            below = torch_cuda.STAND_INS.get(place)
+            if below is not None:
+                kwargs["device"] = below
+                if args[0] not in told:
+                    told.add(args[0])
+                    tell_device(patches, args[0])
+        return original(*args, **kwargs)
+
+    patches.set(torch.Tensor, private_api.MAKE_WRAPPER_SUBCLASS, staticmethod(make_wrapper_subclass))
+    for cls in list(_seen):
+        told.add(cls)
+        tell_device(patches, cls)
+
+
+def tell_device(patches: Patches, cls: type) -> None:
+    """Have tensors of a class say that they are on the planned card; the class's own words go first."""
+    _seen.add(cls)
+
+    def device(tensor: torch.Tensor) -> torch.device:
+        return torch_cuda.stands_for(_device_below(tensor))
+
+    def of(answer: Callable[[torch.device], Any]) -> property:
+        return property(lambda tensor: answer(device(tensor)))
+
+    answers: dict[str, Any] = {
+        "device": property(device),
+        "is_cuda": of(lambda found: found.type == "cuda"),
+        "is_meta": of(lambda found: found.type == "meta"),
+        "is_cpu": of(lambda found: found.type == "cpu"),
+        "get_device": lambda tensor: -1 if (index := device(tensor).index) is None else index,
+    }
+    for name, answer in answers.items():
+        if getattr(cls, name) is getattr(torch.Tensor, name):
+            patches.set(cls, name, answer)

@@ -1,0 +1,115 @@
+"""Remedies name the variable of the function that it is in, and the line there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lazyviz
+
+CARD = pytest.param(
+    "H100-80GB", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
+)
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(16, 64)
+        self.head = nn.Linear(64, 5000)
+
+    def forward(self, x):
+        hidden = self.body(x).tanh()
+        scores = self.head(hidden)
+        return scores * 1
+
+
+def loss_of(scores, labels):
+    return F.cross_entropy(scores, labels)
+
+
+def returns_both(model, x, labels):
+    logits = model(x)
+    loss = loss_of(logits, labels)
+    loss.backward()
+    return loss, logits
+
+
+def returns_loss(model, x, labels):
+    logits = model(x)
+    loss = loss_of(logits, labels)
+    loss.backward()
+    return loss
+
+
+def returns_loss_after_del(model, x, labels):
+    logits = model(x)
+    loss = loss_of(logits, labels)
+    del logits
+    loss.backward()
+    return loss
+
+
+def passes_it_on(model, x, labels):
+    loss = loss_of(model(x), labels)
+    loss.backward()
+    return loss
+
+
+def plan_of(step, device):
+    torch.manual_seed(0)
+    lazyviz.reset()
+    place = "cpu" if device == "cpu" else "cuda"
+    with lazyviz.lazy(device=None if device == "cpu" else device) as graph:
+        model = Classifier().to(place)
+        labels = torch.zeros(64, dtype=torch.long, device=place)
+        keep = step(model, torch.randn(64, 16, device=place), labels)
+    plan = graph.plan()
+    del keep
+    return plan
+
+
+def variables(plan):
+    return [each for each in plan.remedies if each.kind == "variable"]
+
+
+@pytest.mark.parametrize("device", ["cpu", CARD])
+def test_what_is_returned_is_named_as_the_function_calls_it(device):
+    (remedy,) = variables(plan_of(returns_both, device))
+    assert remedy.text.startswith("del logits after its last use at test_local_names.py:")
+    assert "in returns_both, which then cannot return it" in remedy.text
+    assert remedy.source.text == "loss = loss_of(logits, labels)" and remedy.estimate
+    lazyviz.reset()
+
+
+@pytest.mark.parametrize("device", [CARD])
+def test_a_variable_that_is_gone_when_its_function_returns_is_named(device):
+    plan = plan_of(returns_loss, device)
+    (remedy,) = variables(plan)
+    assert remedy.text.startswith("del logits") and remedy.text.endswith("(in returns_loss)")
+    assert remedy.source.text == "loss = loss_of(logits, labels)"
+    actual = plan_of(returns_loss_after_del, device)
+    assert remedy.peak_bytes == actual.peak_bytes
+    assert not variables(actual)
+    lazyviz.reset()
+
+
+@pytest.mark.parametrize("device", ["cpu", CARD])
+def test_what_no_variable_keeps_is_no_remedy(device):
+    assert not variables(plan_of(passes_it_on, device))
+    lazyviz.reset()
+
+
+def test_a_variable_of_the_block_keeps_its_name():
+    torch.manual_seed(0)
+    model = Classifier()
+    with lazyviz.lazy() as graph:
+        kept = model(torch.randn(64, 16))
+        loss = loss_of(kept, torch.zeros(64, dtype=torch.long))
+        loss.backward()
+    (remedy,) = variables(graph.plan())
+    assert remedy.text.startswith("del kept after its last use at test_local_names.py:")
+    assert "if no later cell needs it" in remedy.text and not remedy.estimate
+    lazyviz.reset()
