@@ -109,8 +109,12 @@ export class Body {
       selected: (id) => {
         this.#crumbs.show(id);
       },
+      numbers: (by) => {
+        this.#send("numbers", by);
+      },
     });
     const { memory } = this;
+    this.#graph.offer(this.#data.notes ?? []);
     if (memory) this.#graph.measure(memory.peak, memory.peakText, memory.peakChain);
     this.#chart = memory
       ? new MemoryChart(memory, {
@@ -278,6 +282,9 @@ export class Body {
         break;
       case "states":
         this.#showStates(message);
+        break;
+      case "numbers":
+        this.#graph.annotate(message.notes, message.boxes);
         break;
       case "file":
         this.save?.hear(message);

@@ -20,6 +20,7 @@ from ..execute.progress import Progress, Run
 from ..execute.replay import node_passes
 from ..execute.report import NonFinite
 from ..execute.report import Report as Report
+from ..graph.annotations import LONGEST_NAME, annotation
 from ..graph.ir import Graph, Node, SyncPoint
 from ..plan.devices.devices import DeviceLike
 from ..plan.devices.devices import devices as devices
@@ -406,6 +407,36 @@ class LazyGraph:
         """
         figure = {"title": title, "show": show, "legend": legend}
         self._pictures.save(self, path, format, eager=eager, paths=paths, figure=figure)
+
+    def annotate(self, name: str, values: Mapping[Any, Any] | None) -> None:
+        """Color and label boxes by numbers of your own: gradient norms, sensitivities, measured times.
+
+        Pictures and files made from now on show them instead of bytes, and widgets that are open do so at
+        once, where their menu has ``name`` beside the other choices.  A group of boxes without a number of
+        its own shows the least and the most inside.  Nothing is evaluated.
+
+        Args:
+            name: in the menu and after each number: ``"grad norm"``.  One that is there is replaced.
+            values: numbers by node of this graph, by module, or by a module's name (``"net.h.0"`` or
+                ``"h.0"``); ``None`` takes the annotation away.
+
+        Raises:
+            TypeError: something is neither a node nor a module nor a name, or no number, or a pending tensor.
+            ValueError: a node of another graph, a module that ran no op in this one, NaN or infinity, no
+                values, an empty name, or one of more than 60 characters.
+            RuntimeError: the block is still being recorded, so that modules have no names yet.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"an annotation's name is a string, not {name!r:.40}")
+        if not name.strip() or len(name) > LONGEST_NAME:
+            raise ValueError(f"an annotation's name has 1 to {LONGEST_NAME} characters")
+        if tape.recording.graph is self.ir:
+            raise RuntimeError("annotate the graph when its block has ended")
+        made = annotation(self.ir, name, values, is_pending) if values is not None else None
+        self.ir.annotations.pop(name, None)
+        if made is not None:
+            self.ir.annotations[name] = made
+        self.runs.notify()
 
     def show(self) -> Path:
         """Open the interactive page in the browser, from a script: a file of its own, whose path is returned.

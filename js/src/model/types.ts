@@ -9,6 +9,12 @@ export type ShapePart = [text: string, clashes: boolean];
 
 export type BoxState = "pending" | "running" | "done" | "failed" | "partly";
 
+/** The least and the most of a number in a box, and these in words. */
+export type Span = [least: number, most: number, text: string];
+
+/** An annotation of the user's: its name, and the least and the most of all its numbers. */
+export type Note = [name: string, least: number, most: number, leastText: string, mostText: string];
+
 export interface BoxData {
   id: string;
   kind: Kind;
@@ -35,6 +41,7 @@ export interface BoxData {
   held?: number; // of those, alive at the plan's peak
   dtype?: string;
   module?: string;
+  numbers?: Record<string, Span>; // FLOPs, projected seconds, annotations
   state?: BoxState; // pending, if it is left out
   seconds?: number | null;
   alarm?: "nan" | "inf" | null;
@@ -147,6 +154,7 @@ export interface SceneData {
   batch: Batch | null;
   devices: Devices | null;
   views: boolean;
+  notes?: Note[]; // the newest last
   code?: CodeMessage | null; // null: long, to be asked for
   syncs?: Syncs;
 }
@@ -363,6 +371,7 @@ export type FromPython =
   | { kind: "moment"; moment: Moment }
   | { kind: "reveal"; groups: GroupData[]; chain: string[] }
   | StatesMessage
+  | { kind: "numbers"; notes: Note[]; boxes: Record<string, Record<string, Span>> }
   | { kind: "refused"; note: string }
   | { kind: "second-part"; code: string }
   | FileMessage
@@ -393,7 +402,8 @@ export type Action =
   | "code"
   | "table"
   | "line"
-  | "views";
+  | "views"
+  | "numbers";
 
 /** Sends an action with the id it is about; never anything else. */
 export type Send = (action: Action, id?: string) => void;

@@ -29,6 +29,7 @@ from ..scene.plan_protocol import PlanLike
 from ..scene.scene import Scene, plural
 from ..scene.small_ops import is_small_ops
 from .figure import PARTS, Figure
+from .shown_numbers import ShownNumbers
 from .text import render_text
 
 WIDTH = 900.0
@@ -159,12 +160,6 @@ def render_svg(
     )
 
 
-def _scale(most: int, top: float) -> list[str]:
-    """What the boxes' bars mean."""
-    text = f"Bars: bytes held at the peak, by category; the full length is {format_bytes(most)}, linear"
-    return [_text(MARGIN, top, text, size=11, fill=_MUTED)]
-
-
 def _body(scene: Scene, top: float, figure: Figure) -> tuple[list[str], float]:
     """The lanes with the scale of their bars, and the memory chart; returns where they end."""
     parts: list[str] = []
@@ -175,10 +170,11 @@ def _body(scene: Scene, top: float, figure: Figure) -> tuple[list[str], float]:
         scale = min(1.0, (WIDTH - 2 * MARGIN) / picture.width)
         left = (WIDTH - picture.width * scale) / 2
         parts.append(f'<g transform="translate({left:.1f},{top:.1f}) scale({scale:.4f})">')
-        parts += [*_picture(picture, scene), "</g>"]
+        numbers = ShownNumbers(scene)
+        parts += [*_picture(picture, scene, numbers), "</g>"]
         top += picture.height * scale + 22
-        if figure.legend:
-            parts += _scale(scene.plan.peak_bytes, top - 4)
+        if figure.legend and (words := numbers.scale()):
+            parts.append(_text(MARGIN, top - 4, words, size=11, fill=_MUTED))
             top += 22
     if "memory" in figure.show:
         chart, top = _chart(memory_json(scene), top)
@@ -237,8 +233,8 @@ def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str
     return parts, top + 4
 
 
-def _picture(picture: Arrangement, scene: Scene) -> list[str]:
-    parts = [_frame(frame, scene) for frame in picture.frames if frame.open]
+def _picture(picture: Arrangement, scene: Scene, numbers: ShownNumbers) -> list[str]:
+    parts = [_frame(frame, scene, numbers) for frame in picture.frames if frame.open]
     for line in picture.lines:
         x, y = line.points[-1]
         before = line.points[-2][1]
@@ -256,11 +252,11 @@ def _picture(picture: Arrangement, scene: Scene) -> list[str]:
             halo = f' paint-order="stroke" stroke="{_CARD}" stroke-width="4" stroke-linejoin="round"'
             parts.append(_text(*line.at, size=11, fill=_MUTED, anchor="middle", extra=halo))
     frames = {frame.box: frame for frame in picture.frames}
-    parts += [_closed(frame, scene, frames) for frame in picture.frames if not frame.open]
+    parts += [_closed(frame, scene, frames, numbers) for frame in picture.frames if not frame.open]
     return parts
 
 
-def _frame(frame: Frame, scene: Scene) -> str:
+def _frame(frame: Frame, scene: Scene, numbers: ShownNumbers) -> str:
     box = frame.box
     color = PHASE_COLORS[box.phase]
     lane = box.kind == "lane"
@@ -287,12 +283,16 @@ def _frame(frame: Frame, scene: Scene) -> str:
         label = shorten(name, frame.width - 24, 12.5, bold=True)
         facts = module_facts(box)
         room = frame.width - 30 - len(label) * char_width(12.5, bold=True)
-        kind = facts.kind if facts is not None and room > len(facts.kind) * char_width(12.5) else ""
-        parts.append(_text(frame.x + 14, frame.y + 23, label, size=12.5, weight=600, fill=color, beside=kind))
+        beside = facts.kind if facts is not None and room > len(facts.kind) * char_width(12.5) else ""
+        told = numbers.text(box) if numbers.is_note else ""
+        if told and room > (len(beside) + len(told) + 3) * char_width(12.5):
+            beside = " · ".join(part for part in (beside, told) if part)
+        at = frame.x + 14, frame.y + 23
+        parts.append(_text(*at, label, size=12.5, weight=600, fill=color, beside=beside))
     return "".join(parts)
 
 
-def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame]) -> str:
+def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame], numbers: ShownNumbers) -> str:
     box, x, y, w, h = frame.box, frame.x, frame.y, frame.width, frame.height
     subtitle = scene.subtitle(box)
     parts = []
@@ -320,13 +320,14 @@ def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame]) -> str:
         return "".join([*parts, *_one_row(box, x + 28, y, w - 42, h, subtitle)])
     if box.kind == "op":
         parts.append(_rect(x, y, w, h, fill=_CARD, stroke="#b9c3cd"))
-        parts += _one_row(box, x + 11, y, w - 21, h - 4, subtitle.rpartition(" · ")[2])
-        return "".join([*parts, *_bar(scene, box, x + 10, y + h - 5, w - 22, 3)])
+        aside = (numbers.by != "peak" and numbers.short(box)) or subtitle.rpartition(" · ")[2]
+        parts += _one_row(box, x + 11, y, w - 21, h - 4, aside)
+        return "".join([*parts, *_bar(numbers, box, x + 10, y + h - 5, w - 22, 3)])
     if is_small_ops(box):
         return "".join(
             [_rect(x, y, w, h, fill=_CARD, stroke="#b9c3cd"), *_one_row(box, x + 11, y, w - 21, h, "")]
         )
-    return "".join([*parts, *_module_card(scene, box, x, y, w, h)])
+    return "".join([*parts, *_module_card(scene, box, x, y, w, h, numbers)])
 
 
 def _one_row(box: Box, x: float, y: float, room: float, h: float, aside: str) -> list[str]:
@@ -342,7 +343,9 @@ def _one_row(box: Box, x: float, y: float, room: float, h: float, aside: str) ->
     ]
 
 
-def _module_card(scene: Scene, box: Box, x: float, y: float, w: float, h: float) -> list[str]:
+def _module_card(
+    scene: Scene, box: Box, x: float, y: float, w: float, h: float, numbers: ShownNumbers
+) -> list[str]:
     """A tinted edge for the layer's kind; name and class, shapes, parameters and bytes, a bar of these."""
     told = scene.card(box)
     edge = 24.0 if h < 40 else 32.0
@@ -350,7 +353,8 @@ def _module_card(scene: Scene, box: Box, x: float, y: float, w: float, h: float)
     wide = len(badge) * 6.6 + 14 if badge else 0.0
     parts = [_rect(x + by, y + by, w, h, fill=_CARD, stroke="#cfd6df") for by in (6, 3) if box.repeats > 1]
     parts.append(_rect(x, y, w, h, fill=_CARD, stroke="#cfd6df"))
-    parts.append(_rect(x + 0.5, y + 0.5, edge, h - 1, fill=LAYER_TINTS[told["layer"]], radius=5.5))
+    tint = numbers.tint(box) or LAYER_TINTS[told["layer"]]
+    parts.append(_rect(x + 0.5, y + 0.5, edge, h - 1, fill=tint, radius=5.5))
     left, room = x + edge + 8, w - edge - 18 - (wide + 4 if badge else 0)
     base = y + (h / 2 + 4.5 if h < 40 else h / 2 - 2 if h < 60 else 20)
     name = shorten(box.label, room, 13, bold=True)
@@ -362,24 +366,28 @@ def _module_card(scene: Scene, box: Box, x: float, y: float, w: float, h: float)
         parts.append(_rect(x + w - 10 - wide, base - 13, wide, 17, fill="#e8f0fc", radius=8.5))
         middle = x + w - 10 - wide / 2
         parts.append(_text(middle, base - 1, badge, size=11, weight=600, fill="#1b5fcc", anchor="middle"))
-    held = f"{format_bytes(sum(scene.held().get(box, {}).values()))} at peak"
+    number = numbers.text(box)
     through = told.get("through", "")
     ops = told.get("params") or scene.subtitle(box).partition(" · ")[0]
-    rows = [f"{through} · {held}" if through else held] if h < 60 else [through, f"{ops} · {held}"]
-    for number, words in enumerate(rows if h >= 40 else ()):
+    short = [through, number] if numbers.by == "peak" else [number, through]
+    rows = [short] if h < 60 else [[through], [ops, number]]
+    for at, row in enumerate(rows if h >= 40 else ()):
+        words = " · ".join(filter(None, row))
+        if row is short and number and numbers.by != "peak" and len(words) * char_width(11) > w - edge - 16:
+            words = number  # which was chosen
         words = shorten(words, w - edge - 16, 11)
-        parts.append(_text(left, base + 15 + 14 * number, words, size=11, fill=_MUTED))
-    return parts + (_bar(scene, box, left, y + h - 9, w - edge - 20, 4) if h > 60 else [])
+        parts.append(_text(left, base + 15 + 14 * at, words, size=11, fill=_MUTED))
+    return parts + (_bar(numbers, box, left, y + h - 9, w - edge - 20, 4) if h > 60 else [])
 
 
-def _bar(scene: Scene, box: Box, x: float, y: float, width: float, height: float) -> list[str]:
-    """What is held at the peak, by category; as long as the whole peak."""
+def _bar(numbers: ShownNumbers, box: Box, x: float, y: float, width: float, height: float) -> list[str]:
+    """How large the box's number is, of bytes by category."""
     parts = [_rect(x, y, width, height, fill=_FAINT, radius=height / 2)]
     at = x
-    for category, size in scene.held().get(box, {}).items():
-        part = min(size / max(scene.plan.peak_bytes, 1) * width, x + width - at)
+    for kind, share in numbers.bar(box):
+        part = min(share * width, x + width - at)
         if part > 0.05:
-            parts.append(_rect(at, y, part, height, fill=CATEGORY_COLORS[category], radius=0))
+            parts.append(_rect(at, y, part, height, fill=CATEGORY_COLORS.get(kind, kind), radius=0))
             at += part
     return parts
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from ...graph.ir import Graph, Node, SourceLine
 from ...graph.sync_points import sites
+from ...plan.runtime.projection import duration
 from ...plan.units import format_bytes
 from ..scene.boxes import Box, named
-from ..scene.details import seconds_text
 from ..scene.plan_protocol import PlanLike
 from ..scene.scene import Scene, plural
 
@@ -174,7 +174,7 @@ class Code:
             facts.append(["its gradients", of])
         times = [node.seconds for node in nodes if node.seconds is not None]
         if times:
-            facts.append(["time", seconds_text(sum(times))])
+            facts.append(["time", duration(sum(times))])
         if syncs := self._syncs.get(key):
             facts.append(["sync point", "; ".join(dict.fromkeys(syncs))])
         links: list[dict[str, Any]] = []

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from ...graph.ir import Node
 from ...plan.formatting import line_text
+from ...plan.runtime.projection import duration
 from ...plan.units import format_bytes
 from ..scene.boxes import Box, module_path, op_name
-from ..scene.details import seconds_text
 from ..scene.scene import Scene, dtype_text, shape_of, shape_text
 from .search import Index
 from .source_view import Code
@@ -266,7 +266,7 @@ class Table:
         if column == "state":
             return _state(nodes)
         times = [each.seconds for each in nodes if each.seconds is not None]
-        return seconds_text(sum(times)) if times else ""
+        return duration(sum(times)) if times else ""
 
 
 def _phases(nodes: Sequence[Node]) -> list[str]:

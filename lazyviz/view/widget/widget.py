@@ -176,7 +176,7 @@ class LazyWidget(anywidget.AnyWidget):
             self.progress = None
             for name, value in run_traits(self._controller, answers.scene).items():
                 setattr(self, name, value)
-        answers.follow()
+        answers.follow(self.scene)
 
     def run_goes_on(self, ended: Sequence[Node], at_hand: Node | None) -> None:
         """``ended`` have run since the last time."""
