@@ -535,9 +535,9 @@ export class Body {
 
   /** Boxes have run, or have begun to. */
   #showStates({ boxes }: StatesMessage): void {
-    for (const [id, [state, seconds, alarm]] of Object.entries(boxes)) {
+    for (const [id, [state, seconds, alarm, share]] of Object.entries(boxes)) {
       const box = this.#scene.boxes.get(id);
-      if (box) Object.assign(box, { state, seconds, alarm });
+      if (box) Object.assign(box, { state, seconds, alarm, share });
     }
     this.#graph.tell(Object.keys(boxes));
     this.#table?.states(boxes);
@@ -578,9 +578,9 @@ export class Body {
       });
     }
     this.#toolbar.showError(failed ? failure : null);
-    this.#drawer.offer("error", failed);
-    if (failure?.recording) this.#drawer.show("error"); // and not over the op that failed
-    else if (failed) this.#drawer.raise("error");
+    this.#chart?.fail(failed ? failure : null);
+    this.#drawer.offer("error", failed, failed && !failure.recording);
+    if (failed) this.#drawer.show("error"); // in a narrow widget not over the op that failed
   }
 
   /** What the second part has: the table, the save menu, the list of sync points. */

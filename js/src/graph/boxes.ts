@@ -74,6 +74,7 @@ export class BoxDrawing {
   readonly #third: SVGTextElement | null = null; // of a module's card
   readonly #bar: SVGGElement | null = null;
   readonly #badge: SVGGElement | null = null;
+  readonly #done: SVGRectElement | null = null; // as wide as its ops have run
   #number = ""; // in words, with the bar
   #chosen = false; // another number than is usual, which comes first where there is little room
   readonly #alarm = svg("g", { class: "lz-alarm" });
@@ -115,6 +116,10 @@ export class BoxDrawing {
     } else {
       if (box.repeats) this.element.append(outline(box, width, height, 6), outline(box, width, height, 3));
       this.element.append(outline(box, width, height, 0));
+      if (box.kind !== "input" && box.kind !== "output" && box.kind !== "error") {
+        this.#done = svg("rect", { class: "lz-done", width: 0, height, rx: 6 });
+        this.element.append(this.#done);
+      }
       if (box.layer) {
         const edge = height < 40 ? 24 : EDGE;
         this.element.append(
@@ -165,6 +170,7 @@ export class BoxDrawing {
     this.#title.textContent = box.kind === "lane" ? words : `${box.kind} ${words}`;
     if (box.kind === "lane") return;
     this.element.dataset["state"] = box.state ?? "pending";
+    this.#done?.setAttribute("width", String(this.#frame.width * (box.state === "done" ? 1 : (box.share ?? 0))));
     const mark = box.alarm ?? (box.state === "failed" ? "failed" : "");
     this.element.classList.toggle("lz-alarmed", Boolean(box.alarm));
     const text = { nan: "NaN", inf: "∞", failed: "!", "": "" }[mark];

@@ -45,6 +45,7 @@ export interface BoxData {
   state?: BoxState; // pending, if it is left out
   seconds?: number | null;
   alarm?: "nan" | "inf" | null;
+  share?: number; // of its ops that have run
 }
 
 /** `width` by the bytes, `values` the ids of the tensors. */
@@ -257,7 +258,7 @@ export interface Finding {
 
 export interface StatesMessage {
   kind: "states";
-  boxes: Record<string, [state: BoxState, seconds: number | null, alarm: "nan" | "inf" | null]>;
+  boxes: Record<string, [state: BoxState, seconds: number | null, alarm: "nan" | "inf" | null, share: number]>;
 }
 
 export interface Failure {
@@ -265,6 +266,8 @@ export interface Failure {
   recording?: boolean; // it ended the recording
   source: Source | null;
   chain: string[];
+  at?: number; // position of the op that failed; after the last one: while recording
+  words?: string; // for the chart
 }
 
 /** A part of the run: its points, and what is made there. */

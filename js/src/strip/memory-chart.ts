@@ -6,7 +6,7 @@
 import { ChartCursor } from "./chart-cursor";
 import { area, edge, HEIGHT, Plot, pointAt, steps, totals } from "./chart-geometry";
 import { charWidth, grouped, html, plainButton, shorten, svg } from "../page/dom";
-import type { Memory, Points, Range } from "../model/types";
+import type { Failure, Memory, Points, Range } from "../model/types";
 
 const NEAR = 2; // how many times the peak a line may be high to be drawn
 
@@ -29,6 +29,7 @@ export class MemoryChart {
   private width = 0;
   private height = HEIGHT;
   #lifetime: [number, number][] = [];
+  #failure: Failure | null = null;
   #views: Points[] = []; // parts of the run looked at, each within the one before
   readonly #alone = new Set<string>(); // categories that are shown alone
   readonly #legend = html("ul", { class: "lz-legend" });
@@ -162,6 +163,13 @@ export class MemoryChart {
     this.#cursor.forget();
   }
 
+  /** Says where the op is that failed. */
+  fail(failure: Failure | null): void {
+    if (failure === this.#failure) return;
+    this.#failure = failure;
+    this.#redraw();
+  }
+
   /** Marks the positions during which something is alive. */
   mark(lifetime: [number, number][]): void {
     this.#lifetime = lifetime;
@@ -217,7 +225,8 @@ export class MemoryChart {
     const parts = memory.categories.filter((each) => each.peak).map((each) => `${each.name} ${each.peakText}`);
     const room = memory.capacity === null ? "" : ` Memory of ${memory.device}: ${memory.capacityText}.`;
     const measured = memory.measured ? ` ${memory.measured}.` : "";
-    return `Projected memory over the run of ${grouped(memory.count)} ops: peak ${memory.peakText}${at}, of that ${parts.join(", ")}.${room}${measured}`;
+    const failed = this.#failure?.words ? ` ${this.#failure.words}.` : "";
+    return `Projected memory over the run of ${grouped(memory.count)} ops: peak ${memory.peakText}${at}, of that ${parts.join(", ")}.${room}${measured}${failed}`;
   }
 
   #tellLegend(): void {
@@ -310,6 +319,11 @@ export class MemoryChart {
         ),
       );
     }
+    const { at, words } = this.#failure ?? {};
+    if (at !== undefined && words && at >= start && at <= stop) {
+      const x = Math.min(plot.x(at), right - 1);
+      parts.push(svg("g", { class: "lz-failed-at" }, svg("path", { d: `M${x},${top}V${bottom}` }), ...label(plot, x, top + 2, words)));
+    }
     this.svg.replaceChildren(...parts, this.#cursor.marks);
     this.#cursor.draw();
   }
@@ -372,6 +386,14 @@ function flag(plot: Plot, x: number, memory: Memory): SVGElement[] {
     svg("text", { class: "lz-flag-text", x: left + 6, y: 15 }, bytes),
     svg("text", { class: "lz-flag-text lz-flag-op", x: left + wide - 6, y: 15 }, name),
   ];
+}
+
+/** One line of words on a flag, within the plot. */
+function label(plot: Plot, x: number, y: number, text: string): SVGElement[] {
+  const words = shorten(text, plot.right - plot.left - 12, 11, "bold");
+  const wide = words.length * charWidth(11, "bold") + 12;
+  const left = Math.max(plot.left, Math.min(x, plot.right - wide));
+  return [svg("rect", { class: "lz-flag", x: left, y, width: wide, height: 16, rx: 4 }), svg("text", { class: "lz-flag-text", x: left + 6, y: y + 12 }, words)];
 }
 
 function line(plot: Plot, name: string, bytes: number, text: string, atStart = false): SVGElement[] {

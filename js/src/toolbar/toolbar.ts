@@ -77,8 +77,8 @@ export class Toolbar {
       run,
       html("span", { class: "lz-state-cell" }, this.#state, progress),
       ...(memory ? [this.#chip] : []),
-      this.#badge.element,
       html("span", { class: "lz-gap" }),
+      this.#badge.element,
       ...plan,
       search,
       html(

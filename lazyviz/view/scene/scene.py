@@ -243,12 +243,14 @@ class Scene:
         return width, height
 
     def progress(self, box: Box) -> dict[str, Any]:
-        """How far a run is in ``box``: ``state`` unless it is pending, ``seconds`` if known, ``alarm``."""
+        """How far a run is in ``box``: ``state`` unless it is pending; ``share``, ``seconds``, ``alarm``."""
         told = self.states.of(box)
         if told is None:
             return {}
         state, seconds, alarm = told
         result: dict[str, Any] = {"state": state} if state != "pending" else {}
+        if state == "partly":
+            result["share"] = round(self.states.share(box), 3)
         if seconds is not None:
             result["seconds"] = seconds
         if alarm is not None:

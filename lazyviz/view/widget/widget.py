@@ -194,7 +194,7 @@ class LazyWidget(anywidget.AnyWidget):
             for group in self.scene["groups"]:
                 for box in group["boxes"]:
                     if box["id"] in boxes:
-                        box.update(zip(("state", "seconds", "alarm"), boxes[box["id"]]))
+                        box.update(zip(("state", "seconds", "alarm", "share"), boxes[box["id"]]))
 
     def close(self) -> None:
         with _lock:
