@@ -53,6 +53,7 @@ export class Body {
   #moment: number | null = null; // the position that was asked for
   #expanding = false;
   #stopped = false;
+  #telling: ReturnType<typeof setTimeout> | undefined;
   readonly #listeners: [string, Callback][] = [];
 
   readonly #model: Model;
@@ -108,6 +109,9 @@ export class Body {
       },
       selected: (id) => {
         this.#crumbs.show(id);
+      },
+      drawn: () => {
+        this.#tellDrawing();
       },
       numbers: (by) => {
         this.#send("numbers", by);
@@ -634,6 +638,15 @@ export class Body {
         }),
       );
     });
+  }
+
+  /** Python saves files of the drawing as it stands. */
+  #tellDrawing(): void {
+    clearTimeout(this.#telling);
+    this.#telling = setTimeout(() => {
+      const words = [this.#graph.by, ...this.#scene.open].join("\n");
+      if (!this.#stopped) this.#send("drawing", words.length > 9900 ? words.slice(0, words.lastIndexOf("\n", 9900)) : words);
+    }, 100);
   }
 
   /** The second part cannot be had: why. */

@@ -11,6 +11,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
     from ..plan.plan import Plan
     from ..view.comparison.comparison import Comparison
+    from ..view.render.figure import Drawing
     from ..view.scene.scene import Scene
     from ..view.widget.plan_choice import Plans
 
@@ -86,6 +88,7 @@ class LazyGraph:
         self.code = code
         self.title = "lazyviz"
         self.shown_plans: Plans | None = None
+        self.drawing: Drawing | None = None  # as the page that was used last shows it
         self._pictures = Pictures()
         self._waits = 0  # the node that was found not to have run
         self._owned = Owned(graph)  # the last: attributes go in this order
@@ -386,6 +389,8 @@ class LazyGraph:
         title: str | None = None,
         show: str | Sequence[str] | None = None,
         legend: bool | None = None,
+        direction: str | None = None,
+        theme: str | None = None,
     ) -> None:
         """Write a picture or the timeline of the graph; the suffix of ``path`` says which kind.
 
@@ -399,13 +404,18 @@ class LazyGraph:
             title: above a ``.svg``, ``.pdf`` or ``.png`` that is a figure: without state, verdict and device.
             show: a figure's parts: ``"forward"``, ``"backward"``, ``"optimizer"``, ``"other"``, ``"memory"``.
             legend: False leaves the scale of a figure's bars out.
+            direction: of a figure's forward pass: ``"TB"`` (down) or ``"LR"`` (to the right, lanes one below
+                the other, without words at edges).
+            theme: of a figure: ``"light"`` or ``"dark"``.
+
+        Pictures show what the widget shows, where one is open: the same boxes open, the same numbers.
 
         Raises:
             OSError: the file cannot be written.
             ValueError: an unknown format, or part in ``show``; a figure as another kind of file.
             RuntimeError: nothing is installed that makes a ``.pdf`` or ``.png``, or it failed.
         """
-        figure = {"title": title, "show": show, "legend": legend}
+        figure = {"title": title, "show": show, "legend": legend, "direction": direction, "theme": theme}
         self._pictures.save(self, path, format, eager=eager, paths=paths, figure=figure)
 
     def annotate(self, name: str, values: Mapping[Any, Any] | None) -> None:
@@ -436,6 +446,8 @@ class LazyGraph:
         self.ir.annotations.pop(name, None)
         if made is not None:
             self.ir.annotations[name] = made
+        if self.drawing is not None:
+            self.drawing = replace(self.drawing, by="")
         self.runs.notify()
 
     def show(self) -> Path:

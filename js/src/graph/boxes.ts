@@ -241,7 +241,7 @@ export class BoxDrawing {
       this.#put(this.#sub, cut(aside, Math.max(end - left - used, 0), small), end, lead, small);
       this.#sub?.setAttribute("text-anchor", "end");
     } else {
-      const second = box.given ? (box.through ?? "") : box.layer ? (rows === 2 && height < 60 ? (this.#chosen ? [this.#number, box.through] : [box.through, this.#number]).filter(Boolean).join(" · ") : (box.through ?? box.sub)) : box.sub;
+      const second = box.given ? (box.through ?? "") : box.layer ? (rows === 2 && height < 60 ? this.#short(width - 8 - left, small) : (box.through ?? box.sub)) : box.sub;
       this.#put(this.#sub, rows >= 2 ? cut(second, width - 8 - left, small, "bold") : "", left, lead + 15 * grow, small);
       this.#sub?.removeAttribute("text-anchor");
     }
@@ -260,6 +260,14 @@ export class BoxDrawing {
           ]
         : []),
     );
+  }
+
+  /** The second line of a small card: shapes and number, or one of them where there is no room for both. */
+  #short(room: number, size: number): string {
+    const { through } = this.#frame.box;
+    const both = (this.#chosen ? [this.#number, through] : [through, this.#number]).filter(Boolean);
+    const words = both.join(" · ");
+    return words.length * charWidth(size, "bold") > room ? (both[0] ?? "") : words;
   }
 
   #writeTitle(box: BoxData, width: number, { grow, lines, titles }: Band): void {

@@ -24,6 +24,8 @@ export interface GraphEvents {
   close(id: string): void;
   /** The empty background was clicked. */
   clear(): void;
+  /** Other groups are open, or other numbers are shown. */
+  drawn(): void;
   /** Numbers that boxes have not told are to be shown. */
   numbers(by: Colouring): void;
   /** Another box is the selected one now. */
@@ -141,6 +143,7 @@ export class GraphView {
     const view = camera.view;
     const before = anchor !== undefined ? frames.get(anchor) : undefined;
     const arrangement = this.#scene.arrange(Infinity);
+    if (this.#arrangement) this.#events.drawn();
     this.#arrangement = arrangement;
     this.#frames = new Map(arrangement.frames.map((frame) => [frame.box.id, frame]));
     camera.picture = arrangement;
@@ -208,7 +211,12 @@ export class GraphView {
     this.repaint();
   }
 
+  get by(): Colouring {
+    return this.#colours.by;
+  }
+
   private repaint(): void {
+    this.#events.drawn();
     this.#recolour();
     this.#scale = 0;
     this.#rewrite();

@@ -406,7 +406,8 @@ export type Action =
   | "table"
   | "line"
   | "views"
-  | "numbers";
+  | "numbers"
+  | "drawing";
 
 /** Sends an action with the id it is about; never anything else. */
 export type Send = (action: Action, id?: string) => void;

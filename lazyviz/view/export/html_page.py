@@ -58,6 +58,7 @@ NEEDS_PYTHON = {
     "split": "as are pieces of the batch",
     "device": "and devices",
     "shown": "the plan that is shown never changes",
+    "drawing": "nothing is saved from here",
     "export": "other files are written in Python",
     "table": "later",
     "range": "the chart zooms into the points that it has",

@@ -17,7 +17,6 @@ CHOICES = {
     "module": "module",
 }
 ABOVE, BELOW, AMOUNT = "#1769c2", "#c2571a", "#1976d2"
-WHITE = 255
 
 Part = tuple[str, float]  # a category or a color, and its share of a bar's length
 
@@ -77,13 +76,10 @@ class ShownNumbers:
             return [told] if told is not None else []
         return [(AMOUNT, self._amount(box) / self._longest())]
 
-    def tint(self, box: Box) -> str | None:
-        """The color of a box's edge, by how large its number is; ``None``: that of its layer."""
+    def tint(self, box: Box) -> Part | None:
+        """Color and opacity of a box's edge, by how large its number is; ``None``: as its layer's."""
         told = self._noted(box) if self.note is not None else None
-        if told is None:
-            return None
-        parts = (int(told[0][at : at + 2], 16) for at in (1, 3, 5))
-        return "#" + "".join(f"{round(WHITE + (part - WHITE) * told[1] * 0.8):02x}" for part in parts)
+        return (told[0], told[1] * 0.8) if told is not None else None
 
     def scale(self) -> str:
         """What the bars mean, in a sentence; "" where there are none."""

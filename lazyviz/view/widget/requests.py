@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from ...graph.ir import Annotation, Graph
 from ...graph.sync_points import MOST_LISTED, listed, sites
+from ..render.figure import Drawing
 from ..scene.batch_text import batch_json
 from ..scene.boxes import Box, chain
 from ..scene.details import describe, describe_moment
@@ -30,6 +31,8 @@ EXPANDED_BOXES = 2000  # boxes that "Expand all" opens at most
 
 class Pictured(Planned, Protocol):
     """A recorded graph as far as its picture goes."""
+
+    drawing: Drawing | None
 
     @property
     def graph(self) -> Graph: ...
@@ -232,6 +235,12 @@ class Answers:
         if id in self._targets:
             self._plans.choose(id, self._targets[id])
 
+    def _draw(self, id: str) -> None:
+        """How the page shows the graph: a choice of number, and the groups that are open, one a line."""
+        by, *opened = id.split("\n")
+        known = self.scene.hierarchy.boxes
+        self._pictured.drawing = Drawing(frozenset(each for each in opened if each in known), by, self._views)
+
     def _largest(self, _: str) -> None:
         """The largest batch that fits, as far as it is known: the page asks until it is."""
         if self._plans.own.batch_size is not None:
@@ -289,6 +298,7 @@ class Answers:
         "reveal": _reveal,
         "views": _toggle_views,
         "numbers": _numbers,
+        "drawing": _draw,
     }
 
 

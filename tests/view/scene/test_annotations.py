@@ -221,7 +221,9 @@ def test_saved_pictures_show_the_newest_annotation(step, tmp_path):
         boxes = text.partition("Bars:")[0]
         assert "-0.5 norm &lt;&amp;&gt;" in boxes and " B at peak" not in boxes
         assert "Bars: norm &lt;&amp;&gt;; the full length is 2, linear; orange is below zero" in text
-        assert "#f3ddd1" in text, "the tint of a quarter of the scale, below zero"
+        assert 'fill="#c2571a" stroke="none" fill-opacity="0.20"' in text, (
+            "a quarter of the scale, below zero"
+        )
     graph.annotate("norm <&>", None)
     assert "9 older" in save(graph, tmp_path / "b.svg")
     graph.annotate("older", None)
