@@ -92,7 +92,7 @@ export interface Points {
 export interface Memory {
   count: number;
   points: Points;
-  categories: { name: string; peak: number; peakText: string; most: number; mostText: string }[];
+  categories: { name: string; label: string; peak: number; peakText: string; most: number; mostText: string }[];
   peak: number;
   peakText: string;
   peakAt: number | null;

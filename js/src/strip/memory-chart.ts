@@ -115,7 +115,7 @@ export class MemoryChart {
   /** The bytes of a point by category, as a sentence. */
   describe(point: number): string {
     const { memory, points, shown } = this;
-    const sizes = memory.categories.map((category, n) => ({ name: category.name, bytes: points.bytes[n]?.[point] ?? 0 }));
+    const sizes = memory.categories.map((category, n) => ({ name: category.label, bytes: points.bytes[n]?.[point] ?? 0 }));
     const all = sizes.reduce((sum, each) => sum + each.bytes, 0);
     const named = sizes.filter((each, n) => shown[n] && each.bytes > 0).map((each) => `${each.name} ${bytesText(each.bytes)}`);
     const held = points.held?.[point];
@@ -222,7 +222,7 @@ export class MemoryChart {
   /** The chart in words, for those who do not see it. */
   #summary(at: string): string {
     const { memory } = this;
-    const parts = memory.categories.filter((each) => each.peak).map((each) => `${each.name} ${each.peakText}`);
+    const parts = memory.categories.filter((each) => each.peak).map((each) => `${each.label} ${each.peakText}`);
     const room = memory.capacity === null ? "" : ` Memory of ${memory.device}: ${memory.capacityText}.`;
     const measured = memory.measured ? ` ${memory.measured}.` : "";
     const failed = this.#failure?.words ? ` ${this.#failure.words}.` : "";
@@ -238,10 +238,10 @@ export class MemoryChart {
       const entry = plainButton({ class: "lz-legend-entry",
           "data-category": category.name,
           "aria-pressed": String(this.#alone.has(category.name)),
-          title: `Show ${category.name} alone: at most ${category.mostText}, ${category.peakText} at the peak`,
+          title: `Show ${category.label} alone: at most ${category.mostText}, ${category.peakText} at the peak`,
         },
         html("span", { class: `lz-swatch lz-cat-${category.name}`, "aria-hidden": "true" }),
-        html("span", { class: "lz-legend-name" }, `${category.name} `),
+        html("span", { class: "lz-legend-name" }, `${category.label} `),
         html("b", {}, size),
       );
       entry.addEventListener("click", () => {

@@ -529,7 +529,7 @@ def _legend(memory: dict[str, Any], left: float, right: float, bottom: float) ->
     parts: list[str] = []
     x = left
     for category in memory["categories"]:
-        label = f"{category['name']} {format_bytes(category['peak'])}"
+        label = f"{category['label']} {format_bytes(category['peak'])}"
         wide = 16 + len(label) * char_width(11) + 16
         if x + wide > right:
             x, bottom = left, bottom + 18

@@ -13,6 +13,7 @@ from ...plan.explain import keeper
 from ...plan.formatting import line_text
 from ...plan.runtime.projection import duration
 from ...plan.units import format_bytes, format_flops
+from ..printable_text import as_written
 from .boxes import Box, Hierarchy, chain, module_facts, module_path, named, op_name, place_name, refused_of
 from .memory_chart import alive_json
 from .numbers import span_text
@@ -33,7 +34,7 @@ def source_json(source: SourceLine | None) -> dict[str, Any] | None:
         file = f"cell [{source.cell}]"
     elif source.in_cell:
         file = "this notebook"
-    return {"file": file, "line": source.line, "text": source.text.strip()}
+    return {"file": file, "line": source.line, "text": as_written(source.text.strip())}
 
 
 def describe(scene: Scene, box: Box) -> dict[str, Any]:
