@@ -18,6 +18,7 @@ import type { SaveMenu } from "./toolbar/save-menu";
 import { RunControls } from "./toolbar/run-controls";
 import { Scene } from "./model/scene";
 import { Search } from "./toolbar/search";
+import type { ComparisonPanel } from "./table/comparison-panel";
 import type { TableView } from "./table/table-view";
 import { Toolbar, type ToolbarAction } from "./toolbar/toolbar";
 import type { Alive, Batch, Choices, Details, Failure, Finding, FromPython, Memory, Moment, PlanMessage, Progress, SceneData, Send, State, StatesMessage } from "./model/types";
@@ -45,6 +46,8 @@ export class Body {
   private readonly search: Search;
   readonly #code: CodePanel;
   #table: TableView | null = null;
+  #comparison: ComparisonPanel | null = null;
+  readonly #compare = html("span", { "data-python": true });
   readonly #errors = html("div", { class: "lz-errors", "data-panel": "error" });
   readonly #announcer = new Announcer();
   readonly #observer: ResizeObserver;
@@ -170,7 +173,7 @@ export class Body {
         search: search.element,
         table: tableButton,
         save: html("span", { class: "lz-save" }, saveButton),
-        settings: [["Backend", run.menu], ["Bar shows", this.#graph.legend.menu], ["Note", run.values], ...(this.#controls?.settings ?? [])],
+        settings: [["Backend", run.menu], ["Bar shows", this.#graph.legend.menu], ["Note", run.values], ["Compare", this.#compare], ...(this.#controls?.settings ?? [])],
         findings: [run.note, run.findings, ...(this.#controls?.findings ?? []), syncs],
       },
       (action) => {
@@ -286,6 +289,12 @@ export class Body {
         break;
       case "states":
         this.#showStates(message);
+        break;
+      case "graphs":
+        this.#comparison?.offer(message.token, message.graphs);
+        break;
+      case "comparison":
+        this.#comparison?.show(message);
         break;
       case "numbers":
         this.#graph.annotate(message.notes, message.boxes);
@@ -605,7 +614,7 @@ export class Body {
       event.stopPropagation();
       saveButton.click();
     });
-    whenHere(({ TableView, SaveMenu, syncList, svgText, MARGIN }) => {
+    whenHere(({ TableView, SaveMenu, ComparisonPanel, syncList, svgText, MARGIN }) => {
       if (this.#stopped) return;
       this.#table = new TableView(tableButton, {
         ask: this.#send,
@@ -622,7 +631,8 @@ export class Body {
       });
       this.#table.search(this.search.query);
       this.#table.select(this.#selected);
-      canvas.append(this.#table.element);
+      this.#comparison = new ComparisonPanel(this.#root, this.#toolbar.chip, this.#compare, this.#send);
+      canvas.append(this.#table.element, this.#comparison.element);
       const picture = (): [svg: string, width: number, height: number] => {
         const { width, height } = this.#graph.size;
         const background = getComputedStyle(this.#root).backgroundColor;

@@ -362,6 +362,16 @@ export interface FileMessage {
   error: string;
 }
 
+/** Two plans beside one another: points of both curves up to `top` bytes, and rows of both, the change and what it is of. */
+export interface Compared {
+  names: [string, string];
+  peaks: [number, number];
+  top: number;
+  curves: [number[], number[]];
+  rows: string[][];
+  lines: string[][];
+}
+
 export type FromPython =
   | PlanMessage
   | LargestMessage
@@ -374,6 +384,8 @@ export type FromPython =
   | { kind: "moment"; moment: Moment }
   | { kind: "reveal"; groups: GroupData[]; chain: string[] }
   | StatesMessage
+  | { kind: "graphs"; token: string; graphs: [token: string, name: string][] }
+  | ({ kind: "comparison" } & Compared)
   | { kind: "numbers"; notes: Note[]; boxes: Record<string, Record<string, Span>> }
   | { kind: "refused"; note: string }
   | { kind: "second-part"; code: string }
@@ -407,7 +419,9 @@ export type Action =
   | "line"
   | "views"
   | "numbers"
-  | "drawing";
+  | "drawing"
+  | "graphs"
+  | "compare";
 
 /** Sends an action with the id it is about; never anything else. */
 export type Send = (action: Action, id?: string) => void;

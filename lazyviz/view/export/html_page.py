@@ -58,6 +58,8 @@ NEEDS_PYTHON = {
     "split": "as are pieces of the batch",
     "device": "and devices",
     "shown": "the plan that is shown never changes",
+    "graphs": "other graphs are in the notebook",
+    "compare": "likewise",
     "drawing": "nothing is saved from here",
     "export": "other files are written in Python",
     "table": "later",

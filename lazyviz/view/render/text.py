@@ -114,9 +114,8 @@ def _memory(plan: PlanLike, width: int) -> list[str]:
         name = alive_name(allocation) or "(outside of a module)"
         made = f", {allocation.node.name}" if allocation.node is not None else ""
         line = f", {line_text(allocation.source)}" if allocation.source is not None else ""
-        lines.append(
-            f"  {format_bytes(allocation.nbytes):>10}  {category_text(allocation.category)}: {name}{made}{line}"
-        )
+        what = f"{category_text(allocation.category)}: {name}{made}{line}"
+        lines.append(f"  {format_bytes(allocation.nbytes):>10}  {what}")
     lines += batch_lines(plan)
     if parts := needed_for(plan):
         lines.append(f"Needed: {parts}")

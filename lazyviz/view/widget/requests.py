@@ -19,6 +19,7 @@ from ..scene.details import describe, describe_moment
 from ..scene.largest_layers import largest_layers
 from ..scene.memory_chart import memory_json, range_json
 from ..scene.numbers import COUNTED
+from ..scene.plan_protocol import PlanLike
 from ..scene.scene import Scene, plural
 from .lookups import Lookups
 from .plan_choice import Planned, Targets, plans_of
@@ -156,6 +157,11 @@ class Answers:
         told = {"kind": "numbers", "notes": scene.numbers.notes_json(), "boxes": boxes}
         self._send(told)
         return told
+
+    @property
+    def plans(self) -> tuple[PlanLike, PlanLike]:
+        """The plan of what was recorded, and the one that is shown."""
+        return self._plans.own, self._plans.shown
 
     def _batch(self) -> dict[str, Any] | None:
         return batch_json(self.scene, self._plans.own.batch_size or 0, self._pictured.split)
