@@ -18,6 +18,7 @@ import type { SaveMenu } from "./toolbar/save-menu";
 import { RunControls } from "./toolbar/run-controls";
 import { Scene } from "./model/scene";
 import { Search } from "./toolbar/search";
+import type { ComparisonPanel } from "./table/comparison-panel";
 import type { TableView } from "./table/table-view";
 import { Toolbar, type ToolbarAction } from "./toolbar/toolbar";
 import type { Alive, Batch, Choices, Details, Failure, Finding, FromPython, Memory, Moment, PlanMessage, Progress, SceneData, Send, State, StatesMessage } from "./model/types";
@@ -45,6 +46,8 @@ export class Body {
   private readonly search: Search;
   readonly #code: CodePanel;
   #table: TableView | null = null;
+  #comparison: ComparisonPanel | null = null;
+  readonly #compare = html("span", { "data-python": true });
   readonly #errors = html("div", { class: "lz-errors", "data-panel": "error" });
   readonly #announcer = new Announcer();
   readonly #observer: ResizeObserver;
@@ -53,6 +56,7 @@ export class Body {
   #moment: number | null = null; // the position that was asked for
   #expanding = false;
   #stopped = false;
+  #telling: ReturnType<typeof setTimeout> | undefined;
   readonly #listeners: [string, Callback][] = [];
 
   readonly #model: Model;
@@ -109,8 +113,15 @@ export class Body {
       selected: (id) => {
         this.#crumbs.show(id);
       },
+      drawn: () => {
+        this.#tellDrawing();
+      },
+      numbers: (by) => {
+        this.#send("numbers", by);
+      },
     });
     const { memory } = this;
+    this.#graph.offer(this.#data.notes ?? []);
     if (memory) this.#graph.measure(memory.peak, memory.peakText, memory.peakChain);
     this.#chart = memory
       ? new MemoryChart(memory, {
@@ -162,7 +173,7 @@ export class Body {
         search: search.element,
         table: tableButton,
         save: html("span", { class: "lz-save" }, saveButton),
-        settings: [["Backend", run.menu], ["Bar shows", this.#graph.legend.menu], ["Note", run.values], ...(this.#controls?.settings ?? [])],
+        settings: [["Backend", run.menu], ["Bar shows", this.#graph.legend.menu], ["Note", run.values], ["Compare", this.#compare], ...(this.#controls?.settings ?? [])],
         findings: [run.note, run.findings, ...(this.#controls?.findings ?? []), syncs],
       },
       (action) => {
@@ -278,6 +289,15 @@ export class Body {
         break;
       case "states":
         this.#showStates(message);
+        break;
+      case "graphs":
+        this.#comparison?.offer(message.token, message.graphs);
+        break;
+      case "comparison":
+        this.#comparison?.show(message);
+        break;
+      case "numbers":
+        this.#graph.annotate(message.notes, message.boxes);
         break;
       case "file":
         this.save?.hear(message);
@@ -528,9 +548,9 @@ export class Body {
 
   /** Boxes have run, or have begun to. */
   #showStates({ boxes }: StatesMessage): void {
-    for (const [id, [state, seconds, alarm]] of Object.entries(boxes)) {
+    for (const [id, [state, seconds, alarm, share]] of Object.entries(boxes)) {
       const box = this.#scene.boxes.get(id);
-      if (box) Object.assign(box, { state, seconds, alarm });
+      if (box) Object.assign(box, { state, seconds, alarm, share });
     }
     this.#graph.tell(Object.keys(boxes));
     this.#table?.states(boxes);
@@ -571,9 +591,9 @@ export class Body {
       });
     }
     this.#toolbar.showError(failed ? failure : null);
-    this.#drawer.offer("error", failed);
-    if (failure?.recording) this.#drawer.show("error"); // and not over the op that failed
-    else if (failed) this.#drawer.raise("error");
+    this.#chart?.fail(failed ? failure : null);
+    this.#drawer.offer("error", failed, failed && !failure.recording);
+    if (failed) this.#drawer.show("error"); // in a narrow widget not over the op that failed
   }
 
   /** What the second part has: the table, the save menu, the list of sync points. */
@@ -594,7 +614,7 @@ export class Body {
       event.stopPropagation();
       saveButton.click();
     });
-    whenHere(({ TableView, SaveMenu, syncList, svgText, MARGIN }) => {
+    whenHere(({ TableView, SaveMenu, ComparisonPanel, syncList, svgText, MARGIN }) => {
       if (this.#stopped) return;
       this.#table = new TableView(tableButton, {
         ask: this.#send,
@@ -611,7 +631,8 @@ export class Body {
       });
       this.#table.search(this.search.query);
       this.#table.select(this.#selected);
-      canvas.append(this.#table.element);
+      this.#comparison = new ComparisonPanel(this.#root, this.#toolbar.chip, this.#compare, this.#send);
+      canvas.append(this.#table.element, this.#comparison.element);
       const picture = (): [svg: string, width: number, height: number] => {
         const { width, height } = this.#graph.size;
         const background = getComputedStyle(this.#root).backgroundColor;
@@ -627,6 +648,15 @@ export class Body {
         }),
       );
     });
+  }
+
+  /** Python saves files of the drawing as it stands. */
+  #tellDrawing(): void {
+    clearTimeout(this.#telling);
+    this.#telling = setTimeout(() => {
+      const words = [this.#graph.by, ...this.#scene.open].join("\n");
+      if (!this.#stopped) this.#send("drawing", words.length > 9900 ? words.slice(0, words.lastIndexOf("\n", 9900)) : words);
+    }, 100);
   }
 
   /** The second part cannot be had: why. */

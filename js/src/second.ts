@@ -2,6 +2,7 @@
 
 export { failureBlock, Writer } from "./drawer/details";
 export { relationLines } from "./graph/relations";
+export { ComparisonPanel } from "./table/comparison-panel";
 export { TableView } from "./table/table-view";
 export { SaveMenu } from "./toolbar/save-menu";
 export { MARGIN, svgText } from "./toolbar/save-svg";

@@ -22,7 +22,7 @@ export function render({ model, el }: { model: Model; el: HTMLElement }): () => 
       body.refuse(why);
     });
   };
-  for (const name of ["pointerenter", "focusin"] as const) root.addEventListener(name, fetch, { once: true });
+  for (const name of ["pointerenter", "focusin", "dragenter"] as const) root.addEventListener(name, fetch, { once: true });
   let body = new Body(model, root, fetch);
   const rebuild = (): void => {
     keepingFocus(root, () => {

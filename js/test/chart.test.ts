@@ -14,8 +14,8 @@ const memory = {
   count: 1000,
   points: points(0, 1000),
   categories: [
-    { name: "parameters", peak: 1099, peakText: "1.07 KiB", most: 1099, mostText: "1.07 KiB" },
-    { name: "activations", peak: 50, peakText: "50 B", most: 50, mostText: "50 B" },
+    { name: "parameters", label: "parameters", peak: 1099, peakText: "1.07 KiB", most: 1099, mostText: "1.07 KiB" },
+    { name: "activations", label: "activations", peak: 50, peakText: "50 B", most: 50, mostText: "50 B" },
   ],
   peak: 1149,
   peakText: "1.12 KiB",

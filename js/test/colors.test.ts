@@ -31,7 +31,7 @@ describe("Colours", () => {
     colours.learn(boxes, boxes);
     expect(boxes.map((each) => colours.bar(each)[0]?.[1])).toEqual([1, 0.25, 0]);
     expect(boxes.map((each) => colours.number(each))).toEqual(["1.00 s", "250 ms", "not run"]);
-    expect(colours.legend().high).toBe("1.00 s");
+    expect(colours.legend().ticks).toEqual(["0", "500 ms", "1.00 s"]);
   });
 
   it("show what is held at the peak by category, on a linear scale that is as long as the peak", () => {
@@ -43,7 +43,32 @@ describe("Colours", () => {
     expect(boxes.map((each) => colours.number(each))).toEqual(["3.00 KiB at peak", "0 B at peak"]);
     colours.by = "memory";
     colours.learn(boxes, boxes);
-    expect(boxes.map((each) => colours.number(each))).toEqual(["9.76 KiB made", "10 B made"]);
+    expect(boxes.map((each) => colours.number(each))).toEqual(["9.76 KiB allocated", "10 B allocated"]);
+  });
+
+  it("show projected times and FLOPs until there are measured ones", () => {
+    const colours = new Colours();
+    const boxes = [box("a", { numbers: { time: [0.5, 0.5, ""], flops: [2e9, 2e9, "2 GFLOP"] } }), box("b", { seconds: 0.25, state: "done", numbers: { time: [9, 9, ""] } })];
+    colours.by = "time";
+    colours.learn(boxes, boxes);
+    expect(boxes.map((each) => colours.number(each))).toEqual(["500 ms projected", "250 ms"]);
+    expect(boxes.map((each) => colours.bar(each)[0]?.[1])).toEqual([1, 0.5]);
+    colours.by = "flops";
+    colours.learn(boxes, boxes);
+    expect(boxes.map((each) => colours.number(each))).toEqual(["2 GFLOP", ""]);
+    expect(colours.legend().ticks).toEqual(["0", "1 GFLOP", "2 GFLOP"]);
+  });
+
+  it("show the user's own numbers, those below zero in another hue, measured by the largest of all", () => {
+    const colours = new Colours();
+    colours.notes = [["norm", -4, 2, "-4", "2"]];
+    colours.by = "note:norm";
+    const boxes = [box("a", { numbers: { "note:norm": [-4, -4, "-4"] } }), box("b", { numbers: { "note:norm": [1, 2, "1 to 2"] } }), box("c")];
+    colours.learn(boxes, boxes);
+    expect(boxes.map((each) => colours.number(each))).toEqual(["-4 norm", "1 to 2 norm", ""]);
+    expect(boxes.map((each) => colours.bar(each)[0] ?? [])).toEqual([["below", 1], ["note", 0.5], []]);
+    expect(boxes.map((each) => Boolean(colours.style(each)))).toEqual([true, true, false]);
+    expect(colours.legend().ticks).toEqual(["-4", "0", "4"]);
   });
 
   it("keep a module's colour while other modules come and go", () => {

@@ -18,7 +18,7 @@ const picture = JSON.parse(
 const memory: Memory = {
   count: 3,
   points: { range: [0, 3], at: [0, 1, 2], bytes: [[10, 20, 5]], ops: ["h.0: mm · line 1", "h.0: relu · line 1", "h.0: mm · line 2"] },
-  categories: [{ name: "activations", peak: 20, peakText: "20 B", most: 20, mostText: "20 B" }],
+  categories: [{ name: "activations", label: "activations", peak: 20, peakText: "20 B", most: 20, mostText: "20 B" }],
   peak: 20,
   peakText: "20 B",
   peakAt: 1,
@@ -319,7 +319,7 @@ describe("the widget", () => {
       ...memory,
       count: 6,
       points: { range: [0, 6], at: [0, 1, 2, 3, 4, 5], bytes: [[10, 40, 5, 10, 20, 5]], ops: ["a", "b", "c", "d", "e", "f"] },
-      categories: [{ name: "activations", peak: 40, peakText: "40 B", most: 40, mostText: "40 B" }],
+      categories: [{ name: "activations", label: "activations", peak: 40, peakText: "40 B", most: 40, mostText: "40 B" }],
       peak: 40,
       peakText: "40 B",
       peakAt: 1,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -429,6 +429,27 @@ class RaisedError:
     refused: RefusedOp | None
 
 
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """The numbers under one name: by index of a node, and by the full name of a module (``"net.h.0"``)."""
+
+    name: str
+    nodes: Mapping[int, float]
+    modules: Mapping[str, float]
+
+    @property
+    def least(self) -> float:
+        return min(self._numbers())
+
+    @property
+    def most(self) -> float:
+        return max(self._numbers())
+
+    def _numbers(self) -> Iterable[float]:
+        yield from self.nodes.values()
+        yield from self.modules.values()
+
+
 class Graph:
     """Nodes in program order, with the storages and outside inputs they touch."""
 
@@ -464,6 +485,7 @@ class Graph:
         self.raised: RaisedError | None = None  # what ended the block
         self.world_size = 1  # ranks of which it was recorded for one
         self.rank = 0
+        self.annotations: dict[str, Annotation] = {}  # numbers of the user's own by name, the newest last
 
     @property
     def where(self) -> str:

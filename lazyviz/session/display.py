@@ -13,6 +13,7 @@ from ..process.gc_pause import paused
 
 if TYPE_CHECKING:
     from ..plan.plan import Plan
+    from ..view.render.figure import Drawing
     from ..view.scene.boxes import Hierarchy
     from ..view.scene.scene import Scene
 
@@ -22,6 +23,7 @@ class ShownGraph(Protocol):
 
     ir: Graph
     title: str
+    drawing: Drawing | None
 
     @property
     def state(self) -> str: ...
@@ -71,6 +73,7 @@ class Pictures:
         from ..view.render.figure import figure_of
 
         shown: dict[str, Any] = {"title": graph.title, "state": graph.state, "figure": figure_of(**figure)}
+        shown["drawing"] = graph.drawing
         if paths:
             shown |= {"drawn": self._drawn, "pictured": graph}
             save(graph.ir, graph.plan(), path, format, eager=eager, **shown)
@@ -84,7 +87,7 @@ class Pictures:
     def show(self, graph: ShownGraph) -> Path:
         """Write the page and open it; see :meth:`lazyviz.session.lazy_graph.LazyGraph.show`."""
         path = Path(tempfile.mkdtemp(prefix="lazyviz-")) / "graph.html"
-        whole = {"title": None, "show": None, "legend": None}
+        whole = dict.fromkeys(("title", "show", "legend", "direction", "theme"))
         self.save(graph, path, None, eager=False, paths=True, figure=whole)
         webbrowser.open(path.as_uri())
         return path

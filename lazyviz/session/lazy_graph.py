@@ -11,6 +11,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
@@ -20,6 +21,7 @@ from ..execute.progress import Progress, Run
 from ..execute.replay import node_passes
 from ..execute.report import NonFinite
 from ..execute.report import Report as Report
+from ..graph.annotations import LONGEST_NAME, annotation
 from ..graph.ir import Graph, Node, SyncPoint
 from ..plan.devices.devices import DeviceLike
 from ..plan.devices.devices import devices as devices
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 
     from ..plan.plan import Plan
     from ..view.comparison.comparison import Comparison
+    from ..view.render.figure import Drawing
     from ..view.scene.scene import Scene
     from ..view.widget.plan_choice import Plans
 
@@ -86,6 +89,7 @@ class LazyGraph:
         self.code = code
         self.title = "lazyviz"
         self.shown_plans: Plans | None = None
+        self.drawing: Drawing | None = None  # as the page that was used last shows it
         self._pictures = Pictures()
         self._waits = 0  # the node that was found not to have run
         self._owned = Owned(graph)  # the last: attributes go in this order
@@ -424,6 +428,8 @@ class LazyGraph:
         title: str | None = None,
         show: str | Sequence[str] | None = None,
         legend: bool | None = None,
+        direction: str | None = None,
+        theme: str | None = None,
     ) -> None:
         """Write a picture or the timeline of the graph; the suffix of ``path`` says which kind.
 
@@ -437,14 +443,51 @@ class LazyGraph:
             title: above a ``.svg``, ``.pdf`` or ``.png`` that is a figure: without state, verdict and device.
             show: a figure's parts: ``"forward"``, ``"backward"``, ``"optimizer"``, ``"other"``, ``"memory"``.
             legend: False leaves the scale of a figure's bars out.
+            direction: of a figure's forward pass: ``"TB"`` (down) or ``"LR"`` (to the right, lanes one below
+                the other, without words at edges).
+            theme: of a figure: ``"light"`` or ``"dark"``.
+
+        Pictures show what the widget shows, where one is open: the same boxes open, the same numbers.
 
         Raises:
             OSError: the file cannot be written.
             ValueError: an unknown format, or part in ``show``; a figure as another kind of file.
             RuntimeError: nothing is installed that makes a ``.pdf`` or ``.png``, or it failed.
         """
-        figure = {"title": title, "show": show, "legend": legend}
+        figure = {"title": title, "show": show, "legend": legend, "direction": direction, "theme": theme}
         self._pictures.save(self, path, format, eager=eager, paths=paths, figure=figure)
+
+    def annotate(self, name: str, values: Mapping[Any, Any] | None) -> None:
+        """Color and label boxes by numbers of your own: gradient norms, sensitivities, measured times.
+
+        Pictures and files made from now on show them instead of bytes, and widgets that are open do so at
+        once, where their menu has ``name`` beside the other choices.  A group of boxes without a number of
+        its own shows the least and the most inside.  Nothing is evaluated.
+
+        Args:
+            name: in the menu and after each number: ``"grad norm"``.  One that is there is replaced.
+            values: numbers by node of this graph, by module, or by a module's name (``"net.h.0"`` or
+                ``"h.0"``); ``None`` takes the annotation away.
+
+        Raises:
+            TypeError: something is neither a node nor a module nor a name, or no number, or a pending tensor.
+            ValueError: a node of another graph, a module that ran no op in this one, NaN or infinity, no
+                values, an empty name, or one of more than 60 characters.
+            RuntimeError: the block is still being recorded, so that modules have no names yet.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"an annotation's name is a string, not {name!r:.40}")
+        if not name.strip() or len(name) > LONGEST_NAME:
+            raise ValueError(f"an annotation's name has 1 to {LONGEST_NAME} characters")
+        if tape.recording.graph is self.ir:
+            raise RuntimeError("annotate the graph when its block has ended")
+        made = annotation(self.ir, name, values, is_pending) if values is not None else None
+        self.ir.annotations.pop(name, None)
+        if made is not None:
+            self.ir.annotations[name] = made
+        if self.drawing is not None:
+            self.drawing = replace(self.drawing, by="")
+        self.runs.notify()
 
     def show(self) -> Path:
         """Open the interactive page in the browser, from a script: a file of its own, whose path is returned.

@@ -6,6 +6,7 @@ and marks that turn the direction of writing around.  They are written as Python
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
@@ -38,3 +39,23 @@ def visible_in(value: Any) -> Any:
         items = [visible_in(item) for item in value]
         return value if all(a is b for a, b in zip(value, items)) else items
     return value
+
+
+_CALL = re.compile(r"get_ipython\(\)\.(run_line_magic|run_cell_magic|system|getoutput)(\(.*\))")
+
+
+def as_written(line: str) -> str:
+    """A line of a cell as the user wrote it: ``"%time f()"``, where IPython made a call of a magic of it."""
+    found = _CALL.search(line)
+    if found is None:
+        return line
+    try:
+        given = ast.literal_eval(found[2])
+    except (ValueError, SyntaxError):  # not what IPython writes
+        return line
+    words = [given] if isinstance(given, str) else list(given)
+    if found[1] in ("system", "getoutput"):
+        told = f"!{words[0]}"
+    else:
+        told = f"{'%' if found[1] == 'run_line_magic' else '%%'}{' '.join(map(str, words[:2]))}".rstrip()
+    return line[: found.start()] + told + line[found.end() :]

@@ -65,10 +65,11 @@ def test_axe_finds_nothing_wrong_at_any_moment_of_use(page, dark):
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("by", ["memory", "time", "dtype", "module"])
+@pytest.mark.parametrize("by", ["memory", "time", "flops", "dtype", "module", "note:norm"])
 def test_axe_finds_nothing_wrong_in_any_colours(page, dark, by):
     graph, keep = training(4)
     graph.evaluate()
+    graph.annotate("norm", {"net.0": 1.5, "net.2": -3})
     with Stage(page, graph, dark=dark) as stage:
         page.locator(".lazyviz select").first.wait_for()
         menu = page.locator(f'.lazyviz select:has(option[value="{by}"])').first

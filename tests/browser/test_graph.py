@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -146,7 +147,7 @@ def test_one_legend_says_what_the_chosen_colours_mean(page, show, screenshots):
     by_layer = page.evaluate(fill)
     assert page.locator(number).text_content().endswith("at peak")
     menu.select_option("memory")
-    assert page.locator(number).text_content().endswith("made"), "the number is what was chosen"
+    assert page.locator(number).text_content().endswith("allocated"), "the number is what was chosen"
     menu.select_option("dtype")
     assert "float32" in legend.inner_text() and page.evaluate(fill) != by_layer
     menu.select_option("module")
@@ -157,9 +158,45 @@ def test_one_legend_says_what_the_chosen_colours_mean(page, show, screenshots):
           .map((box) => getComputedStyle(box.querySelector('.lz-tint')).fill)"""
     )
     assert len(same) >= 2 and len(set(same)) == 1, "a module has one colour in every lane"
+    menu.select_option("flops")
+    stage.settle()
+    assert legend.inner_text().split("\n")[-2:] == ["606 kFLOP", "linear"], "2 x 32 x (64 x 128 + 128 x 10)"
     menu.select_option("time")
-    assert "when the graph runs" in legend.inner_text()
+    stage.settle()
+    assert re.search(r"when the graph runs|\d [µm]s", legend.inner_text()), (
+        "measured, or projected where rates are known"
+    )
     stage.page.locator(".lazyviz").screenshot(path=screenshots / "graph-colours.png")
+
+
+def test_an_annotation_colours_and_labels_boxes_at_once_and_can_be_chosen_and_taken_away(page, show):
+    graph, (model, *keep) = pictures.mlp()
+    stage = show("mlp", graph)
+    card = page.locator('[data-name="model.hidden"][data-phase="forward"]')
+    number, legend = card.locator(".lz-sub").last, page.locator(".lz-colour-key")
+    fill = "(css) => getComputedStyle(document.querySelector(css)).fill"
+    tint = '[data-name="model.hidden"] .lz-tint'
+    by_layer = page.evaluate(fill, tint)
+    graph.annotate("<i>norm</i>", {model.hidden: 0.75, "model.head": -0.25})
+    stage.settle()
+    assert number.text_content().endswith("0.75 <i>norm</i>"), "shown at once, and as text"
+    assert legend.inner_text().split() == ["<i>norm</i>", "-0.75", "0", "0.75", "linear"]
+    assert page.evaluate(fill, tint) != by_layer
+    menu = shown(page.locator('select[data-action="colour"]'))
+    assert menu.input_value() == "note:<i>norm</i>"
+    assert menu.locator("optgroup option").all_inner_texts() == ["<i>norm</i>"]
+    menu.focus()
+    page.keyboard.press("ArrowUp")
+    assert menu.input_value() == "module", "chosen by keys"
+    menu.select_option("peak")
+    assert number.text_content().endswith("at peak") and page.evaluate(fill, tint) == by_layer
+    menu.select_option("note:<i>norm</i>")
+    assert number.text_content().endswith("norm</i>")
+    graph.annotate("<i>norm</i>", None)
+    stage.settle()
+    assert number.text_content().endswith("at peak") and page.evaluate(fill, tint) == by_layer
+    assert menu.input_value() == "peak" and not menu.locator("optgroup").count()
+    del keep
 
 
 def test_after_a_run_boxes_are_coloured_by_time(page):
@@ -168,7 +205,7 @@ def test_after_a_run_boxes_are_coloured_by_time(page):
         shown(page.locator('select[data-action="colour"]')).select_option("time")
         stage.click('button[data-action="evaluate"]')
         assert "s" in page.locator(".lz-colour-key").inner_text()
-        assert page.locator(".lz-colour-key .lz-scale").count() == 1
+        assert page.locator(".lz-colour-key .lz-ticks").count() == 1
         assert page.locator('[data-kind="op"][data-state="done"]').count() > 0
     del keep
 

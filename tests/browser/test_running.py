@@ -316,3 +316,86 @@ def test_the_focus_is_never_lost_to_a_button_that_goes(page):
         page.keyboard.press("Enter")
         stage.settle()
         assert page.evaluate("document.activeElement.closest('.lazyviz') !== null")
+
+
+# Where everything is that can be seen, by what it is; words and what is inside of the chart may change.
+PLACES = """() => {
+  const found = {};
+  const parts = '[data-part], button, select, input, .lz-verdict, [role="tab"], th, tr[data-line],'
+    + '[data-node] > :is(.lz-card, .lz-frame), .lz-lane, .lz-edge,'
+    + '.lz-legend-entry, .lz-memory-head, .lz-plot-box, .lz-layers li, .lz-colour-key';
+  document.querySelectorAll(parts).forEach((element) => {
+    const { x, y } = element.getBoundingClientRect();
+    const seen = element.checkVisibility({ visibilityProperty: true });
+    const { action, tab } = element.dataset;
+    const node = element.closest("[data-node]")?.dataset.node;
+    const name = `${element.tagName} ${node ?? action ?? tab ?? element.textContent}`.slice(0, 90);
+    if (seen) found[name] ??= [x, y].map(Math.round);
+  });
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("width", [1484, 884])
+@pytest.mark.parametrize("ending", ["done", "failed", "interrupted"])
+def test_nothing_moves_when_a_run_starts_goes_on_and_ends(page, width, ending):
+    labels = torch.zeros(32, dtype=torch.long)
+    if ending == "failed":
+        labels[5] = 99
+    graph, keep = long_graph() if ending == "interrupted" else step(labels, batch=True)
+    page.set_viewport_size({"width": width + 16, "height": 1000})
+    with Stage(page, graph, width=width) as stage:
+        before = page.evaluate(PLACES)
+        page.locator(EVALUATE).click()
+        page.wait_for_timeout(30)
+        during = [page.evaluate(PLACES)]
+        if ending == "interrupted":
+            end = time.monotonic() + 20
+            while "of 800" not in page.locator(".lz-progress-text").inner_text():
+                assert time.monotonic() < end
+                page.wait_for_timeout(20)
+                stage.pump()
+            during.append(page.evaluate(PLACES))
+            page.locator(CANCEL).click()
+        stage.settle(seconds=30)
+        page.locator(f'.lazyviz[data-state="{ending}"]').wait_for()
+        for after in (*during, page.evaluate(PLACES)):
+            moved = {
+                name: (at, after[name]) for name, at in before.items() if name in after and after[name] != at
+            }
+            assert not moved
+            assert len(before.keys() & after.keys()) > 20, "most of it stays"
+        strip = page.locator(".lz-failed-at text")
+        assert strip.all_text_contents() == [
+            f"op {node.index + 1} failed: nll_loss_forward" for node in graph.nodes if node.state == "failed"
+        ]
+    del keep
+
+
+def test_boxes_fill_as_they_finish_and_pending_ones_recede(page):
+    graph, (x, y) = long_graph()
+    filled = """() => [...document.querySelectorAll('[data-node] > .lz-done')].map((fill) => {
+      const card = fill.parentElement.querySelector('.lz-card');
+      return [fill.parentElement.dataset.state, fill.getBBox().width / card.getBBox().width,
+              Number(getComputedStyle(fill).fillOpacity), Number(getComputedStyle(card).opacity)];
+    })"""
+    with Stage(page, graph) as stage:
+        assert {(state, share, fill) for state, share, fill, _ in page.evaluate(filled)} == {
+            ("pending", 0, 0)
+        }
+        page.locator(EVALUATE).click()
+        end = time.monotonic() + 20
+        now = page.evaluate(filled)
+        while not any(0 < share < 1 for _, share, _, _ in now):
+            assert time.monotonic() < end
+            page.wait_for_timeout(20)
+            stage.pump()
+            now = page.evaluate(filled)
+        for state, share, fill, card in now:
+            assert fill > 0 and 0 <= share <= 1
+            assert (card < 1) == (state == "pending"), "what is pending recedes"
+        page.locator(CANCEL).click()
+        stage.settle()
+        partly = [share for state, share, _, _ in page.evaluate(filled) if state == "partly"]
+        assert partly and all(0 < share < 1 for share in partly)
+    del x, y

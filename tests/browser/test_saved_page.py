@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+
 import pytest
 import torch
 from torch import nn
@@ -161,3 +163,30 @@ def test_without_scripts_the_page_shows_the_static_picture(browser, tmp_path):
     page.goto((tmp_path / "graph.html").as_uri())
     assert page.locator("img.lazyviz-static").is_visible()
     context.close()
+
+
+def test_the_page_lives_in_a_frame_of_another_page_and_in_what_nbconvert_writes(browser, tmp_path):
+    """As Panel, Gradio and other hosts of HTML put it into theirs."""
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    graph, keep = step()
+    graph.save(tmp_path / "graph.html")
+    page_text = (tmp_path / "graph.html").read_text(encoding="utf-8")
+    frame = f'<iframe srcdoc="{html.escape(page_text)}" width="100%" height="700"></iframe>'
+    output = nbformat.v4.new_output("display_data", {"text/html": frame})
+    cell = nbformat.v4.new_code_cell("HTML(frame)", outputs=[output])
+    exported, _ = HTMLExporter().from_notebook_node(nbformat.v4.new_notebook(cells=[cell]))
+    for name, text in (("host", f"<!doctype html><title>host</title>{frame}"), ("exported", exported)):
+        path = tmp_path / f"{name}.html"
+        path.write_text(text, encoding="utf-8")
+        page = browser.new_page(viewport={"width": 1300, "height": 900})
+        page.context.set_offline(True)
+        page.goto(path.as_uri(), wait_until="domcontentloaded")
+        inside = page.frame_locator("iframe")
+        inside.locator(".lazyviz [data-node]").first.wait_for()
+        inside.locator('[data-node][data-kind="module"]').first.click()
+        inside.locator('[data-panel="details"] h3').wait_for()
+        assert inside.locator("img.lazyviz-static:visible").count() == 0
+        page.context.close()
+    del keep

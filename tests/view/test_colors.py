@@ -10,7 +10,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.planner import make_plan
-from lazyviz.view.colors import LAYER_TINTS
+from lazyviz.view.colors import DARK, LAYER_ICONS, LAYER_INKS, LAYER_TINTS
 from lazyviz.view.scene.scene import Scene
 
 
@@ -27,6 +27,16 @@ def test_tints_are_quiet_and_those_of_the_style_sheet(tint):
     styles = Path(__file__).parents[2] / "js" / "src" / "styles" / "layers.css"
     assert f"--lz-kind-tint: {tint};" in styles.read_text(encoding="utf-8")
     assert luminance(tint) > 0.8
+
+
+def test_icons_and_inks_are_those_of_the_widget():
+    sources = Path(__file__).parents[2] / "js" / "src"
+    icons = (sources / "page" / "icons.ts").read_text(encoding="utf-8")
+    styles = (sources / "styles" / "layers.css").read_text(encoding="utf-8")
+    for kind, tint in LAYER_TINTS.items():
+        assert f'{kind}: "{LAYER_ICONS[kind]}",' in icons
+        for name, color in (("ink", LAYER_INKS[kind]), ("tint", tint)):
+            assert f"--lz-kind-{name}: {color};" in styles and f"--lz-kind-{name}: {DARK[color]};" in styles
 
 
 def test_a_box_says_its_bytes_its_share_of_the_peak_its_dtype_and_its_module(step, plan):

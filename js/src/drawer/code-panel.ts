@@ -145,13 +145,11 @@ export class CodePanel {
   }
 
   #fill({ lines, peak, elsewhere }: CodeFacts): void {
-    let timed = false;
     const most = Math.max(1, ...Object.values(lines).map((fact) => (fact.held ?? 0) + (fact.gradientHeld ?? 0)));
     for (const [id, { row, cells, button }] of this.#rows) {
       const fact = lines[id] ?? {};
       const share = (bytes = 0): string => percent(peak ? bytes / peak : 0);
       const length = (bytes = 0): string => `width:${((bytes / most) * 100).toFixed(1)}%`;
-      timed ||= fact.seconds !== undefined;
       cells[2]?.replaceChildren(fact.bytes ? bytesText(fact.bytes) : "");
       cells[3]?.replaceChildren(
         html("span", {}, fact.held ? share(fact.held) : ""),
@@ -165,7 +163,6 @@ export class CodePanel {
       button.setAttribute("aria-description", told);
       cells[0]?.setAttribute("data-mark", fact.failed ? "✗" : fact.sync ? "‖" : "");
     }
-    this.#table.classList.toggle("lz-timed", timed);
     const rest = elsewhere > 0 && peak ? `${percent(elsewhere / peak)} of the peak (${bytesText(elsewhere)}) was there before, or is made elsewhere` : "";
     this.#foot.textContent = rest;
   }

@@ -28,7 +28,7 @@ export class Writer {
       html(
         "li",
         {},
-        html("span", { class: `lz-swatch lz-cat-${alive.category}`, title: alive.category }),
+        html("span", { class: `lz-swatch lz-cat-${alive.category}`, title: alive.category.replace("kv_cache", "KV cache") }),
         this.#link({ label: alive.label, chain: alive.chain }),
         html("span", { class: "lz-number" }, alive.bytes),
       ),
@@ -49,7 +49,7 @@ export class Writer {
       const item = html(
         "li",
         {},
-        html("span", { class: `lz-swatch lz-cat-${alive.category}`, title: alive.category }),
+        html("span", { class: `lz-swatch lz-cat-${alive.category}`, title: alive.category.replace("kv_cache", "KV cache") }),
         this.#link({ label: alive.label, chain: alive.chain }),
         html("span", { class: "lz-number" }, alive.bytes),
       );
@@ -57,7 +57,7 @@ export class Writer {
       return why ? [item, html("li", { class: "lz-muted lz-why" }, why)] : [item];
     });
     const categories = html("dl", {});
-    for (const [name, bytes] of moment.categories) categories.append(html("dt", {}, name), html("dd", {}, bytes));
+    for (const [name, bytes] of moment.categories) categories.append(html("dt", {}, name.replace("kv_cache", "KV cache")), html("dd", {}, bytes));
     const more = moment.aliveCount - rows.length;
     this.element.replaceChildren(
       html("h3", {}, `Alive at op ${grouped(moment.position + 1)}`),
@@ -77,7 +77,7 @@ export class Writer {
       html(
         "li",
         {},
-        html("span", { class: `lz-swatch lz-cat-${made.category}`, title: made.category }),
+        html("span", { class: `lz-swatch lz-cat-${made.category}`, title: made.category.replace("kv_cache", "KV cache") }),
         this.#link({ label: made.label, chain: made.chain }),
         html("span", { class: "lz-number" }, `${made.bytes} · ${(100 * made.share).toFixed(made.share < 0.1 ? 1 : 0)} %`),
       ),

@@ -18,7 +18,7 @@ export class Drawer {
     const list = html("div", { class: "lz-tabs", role: "tablist", "aria-label": "About the graph" });
     this.element = html("aside", { class: "lz-drawer", "data-part": "drawer", "aria-label": "Code and details" }, list);
     for (const [name, panel] of Object.entries(panels) as [Tab, HTMLElement][]) {
-      const tab = plainButton({ role: "tab", class: "lz-tab", "data-tab": name }, TITLES[name]);
+      const tab = plainButton({ role: "tab", class: "lz-tab", "data-tab": name, "data-words": TITLES[name] }, TITLES[name]);
       tab.addEventListener("click", () => {
         const same = this.#current === name && this.element.classList.contains("lz-raised");
         this.show(name);
@@ -33,7 +33,7 @@ export class Drawer {
     list.addEventListener("keydown", (event) => {
       const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (by === undefined) return;
-      const shown = [...this.#tabs].filter(([, tab]) => !tab.hidden);
+      const shown = [...this.#tabs].filter(([, tab]) => !tab.hidden).sort(([, a], [, b]) => (a.compareDocumentPosition(b) & 4 ? -1 : 1));
       const at = shown.findIndex(([name]) => name === this.#current);
       const to = shown[(at + by + shown.length) % shown.length];
       if (!to) return;
@@ -62,16 +62,19 @@ export class Drawer {
     this.element.classList.add("lz-raised");
   }
 
-  /** Whether there is such a panel at all. */
-  offer(name: Tab, there: boolean): void {
+  /** Whether there is such a panel at all; a tab that comes `last` moves no other. */
+  offer(name: Tab, there: boolean, last = false): void {
     const tab = this.#tabs.get(name);
     if (tab) tab.hidden = !there;
+    if (tab && last) tab.parentElement?.append(tab);
     if (!there && this.#current === name) this.show("code");
   }
 
   /** What is alive is of another moment than the peak. */
   titleAlive(words: string): void {
     const tab = this.#tabs.get("alive");
-    if (tab) tab.textContent = words;
+    if (!tab) return;
+    tab.textContent = words;
+    tab.dataset["words"] = words;
   }
 }

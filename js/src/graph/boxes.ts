@@ -74,7 +74,9 @@ export class BoxDrawing {
   readonly #third: SVGTextElement | null = null; // of a module's card
   readonly #bar: SVGGElement | null = null;
   readonly #badge: SVGGElement | null = null;
+  readonly #done: SVGRectElement | null = null; // as wide as its ops have run
   #number = ""; // in words, with the bar
+  #chosen = false; // another number than is usual, which comes first where there is little room
   readonly #alarm = svg("g", { class: "lz-alarm" });
   #band: Band | null = null;
 
@@ -114,6 +116,10 @@ export class BoxDrawing {
     } else {
       if (box.repeats) this.element.append(outline(box, width, height, 6), outline(box, width, height, 3));
       this.element.append(outline(box, width, height, 0));
+      if (box.kind !== "input" && box.kind !== "output" && box.kind !== "error") {
+        this.#done = svg("rect", { class: "lz-done", width: 0, height, rx: 6 });
+        this.element.append(this.#done);
+      }
       if (box.layer) {
         const edge = height < 40 ? 24 : EDGE;
         this.element.append(
@@ -164,6 +170,7 @@ export class BoxDrawing {
     this.#title.textContent = box.kind === "lane" ? words : `${box.kind} ${words}`;
     if (box.kind === "lane") return;
     this.element.dataset["state"] = box.state ?? "pending";
+    this.#done?.setAttribute("width", String(this.#frame.width * (box.state === "done" ? 1 : (box.share ?? 0))));
     const mark = box.alarm ?? (box.state === "failed" ? "failed" : "");
     this.element.classList.toggle("lz-alarmed", Boolean(box.alarm));
     const text = { nan: "NaN", inf: "∞", failed: "!", "": "" }[mark];
@@ -182,13 +189,15 @@ export class BoxDrawing {
   /** Its tint, number and bar. */
   paint(colours: Colours): void {
     const { box, width, height, open } = this.#frame;
-    if (open || ["sync", "input", "output", "error"].includes(box.kind)) return;
-    this.element.setAttribute("style", colours.style(box));
-    const number = colours.number(box);
+    if (["sync", "input", "output", "error", "lane"].includes(box.kind)) return;
+    const number = open && !colours.note ? "" : colours.number(box);
+    this.element.setAttribute("style", open ? "" : colours.style(box));
+    this.#chosen = colours.by !== "peak";
     if (number !== this.#number) {
       this.#number = number;
       this.#band = null;
     }
+    if (open) return;
     const left = box.layer ? EDGE + 8 : 10;
     const tall = box.layer ? 4 : 3;
     this.#bar?.replaceChildren(...bar(left, height - (box.layer ? 9 : 5), width - left - 12, tall, colours.bar(box)));
@@ -219,7 +228,7 @@ export class BoxDrawing {
     // In one row what else there is to say stands at its end.
     const style = box.kind === "op" ? "mono" : "bold";
     const name = lines === 1 ? nameOf(box) : box.label;
-    const aside = rows !== 1 || lines < 2 ? "" : box.kind === "op" ? (this.#number.startsWith("0 B") ? (box.sub.split(" · ").at(-1) ?? "") : this.#number.replace(/ (at peak|made)$/, "")) : pill ? box.sub : "";
+    const aside = rows !== 1 || lines < 2 ? "" : box.kind === "op" ? (this.#number.startsWith("0 B") ? (box.sub.split(" · ").at(-1) ?? "") : this.#number.replace(/ (at peak|allocated|projected)$/, "")) : pill ? box.sub : "";
     const taken = aside ? aside.length * charWidth(small) + 8 : 0;
     const fitted = lines ? cut(box.given ? `${name} failed` : name, Math.max(room - taken, room * 0.6), size, style) : "";
     this.#put(this.#label, fitted, left, lead, size);
@@ -232,7 +241,7 @@ export class BoxDrawing {
       this.#put(this.#sub, cut(aside, Math.max(end - left - used, 0), small), end, lead, small);
       this.#sub?.setAttribute("text-anchor", "end");
     } else {
-      const second = box.given ? (box.through ?? "") : box.layer ? (rows === 2 && height < 60 ? [box.through, this.#number].filter(Boolean).join(" · ") : (box.through ?? box.sub)) : box.sub;
+      const second = box.given ? (box.through ?? "") : box.layer ? (rows === 2 && height < 60 ? this.#short(width - 8 - left, small) : (box.through ?? box.sub)) : box.sub;
       this.#put(this.#sub, rows >= 2 ? cut(second, width - 8 - left, small, "bold") : "", left, lead + 15 * grow, small);
       this.#sub?.removeAttribute("text-anchor");
     }
@@ -251,6 +260,14 @@ export class BoxDrawing {
           ]
         : []),
     );
+  }
+
+  /** The second line of a small card: shapes and number, or one of them where there is no room for both. */
+  #short(room: number, size: number): string {
+    const { through } = this.#frame.box;
+    const both = (this.#chosen ? [this.#number, through] : [through, this.#number]).filter(Boolean);
+    const words = both.join(" · ");
+    return words.length * charWidth(size, "bold") > room ? (both[0] ?? "") : words;
   }
 
   #writeTitle(box: BoxData, width: number, { grow, lines, titles }: Band): void {
@@ -272,7 +289,11 @@ export class BoxDrawing {
       this.#label.append(svg("tspan", { class: "lz-sync-count", dx: 10 }, syncs));
       room -= charWidth(size) * syncs.length + 12;
     }
-    if (title && box.cls && room > charWidth(size) * box.cls.length) this.#label.append(svg("tspan", { class: "lz-class", dx: 6 }, box.cls));
+    for (const words of title ? [box.cls, this.#number] : []) {
+      const wide = charWidth(size) * (words ?? "").length + 6;
+      if (words && room > wide) this.#label.append(svg("tspan", { class: "lz-class", dx: 6 }, words));
+      room -= wide;
+    }
   }
 
   /** Text without words is not there at all: every text is laid out anew at every step of a zoom. */

@@ -2,18 +2,23 @@
 
 import { bytesText } from "../strip/memory-chart";
 import { seconds } from "../page/dom";
-import type { BoxData } from "../model/types";
+import type { BoxData, Note, Span } from "../model/types";
 
 const HUES = 8;
+const NOTE = "note:";
 
-export const COLOURINGS = {
+export const COLOURINGS: Record<string, string> = {
   peak: "held at the peak",
-  memory: "memory made",
+  memory: "allocated",
   time: "time",
+  flops: "FLOPs",
   dtype: "dtype",
   module: "module",
-} as const;
-export type Colouring = keyof typeof COLOURINGS;
+};
+/** One of these, or "note:" and the name of an annotation. */
+export type Colouring = string;
+
+export const noteKey = (name: string): Colouring => NOTE + name;
 
 export interface Entry {
   fill: string; // a CSS value
@@ -29,14 +34,16 @@ const plain = (path: string): string => path.replace(/(^|\.)\d+(?=\.|$)/g, "$1*"
 export class Colours {
   by: Colouring = "peak";
   peak = 0; // bytes, the length of a bar of what is held
+  notes: readonly Note[] = [];
   #most = 0;
   #slots = new Map<string, number>(); // of dtypes or modules, in order of first appearance
   #general = false; // modules by their place in the repeated part: h.* for h.0, h.1
 
   /** Takes notice of what is known of all boxes and which of them are drawn. */
   learn(known: Iterable<BoxData>, drawn: readonly BoxData[]): void {
-    this.#most = this.by === "peak" ? this.peak : 0;
-    if (this.by !== "peak") for (const box of known) if (box.kind !== "lane") this.#most = Math.max(this.#most, this.#amount(box) ?? 0);
+    const { note } = this;
+    this.#most = this.by === "peak" ? this.peak : note ? Math.max(Math.abs(note[1]), Math.abs(note[2])) : 0;
+    if (this.by !== "peak" && !note) for (const box of known) if (box.kind !== "lane") this.#most = Math.max(this.#most, this.#amount(box) ?? 0);
     if (this.by !== "dtype" && this.by !== "module") return;
     const sizes = new Map<string, number>();
     const paths = new Set(drawn.map((box) => box.module ?? ""));
@@ -53,8 +60,24 @@ export class Colours {
     this.#slots = kept;
   }
 
-  /** The style of one box: a custom property for its tint, where that is not its layer's. */
+  /** The annotation that is shown, if one is. */
+  get note(): Note | undefined {
+    return this.notes.find(([name]) => noteKey(name) === this.by);
+  }
+
+  /** What the choice is called. */
+  get name(): string {
+    return this.note?.[0] ?? COLOURINGS[this.by] ?? "";
+  }
+
+  /** The style of one box: custom properties for its tint, where that is not its layer's. */
   style(box: BoxData): string {
+    const span = this.note && this.#span(box);
+    if (span) {
+      const [kind, share] = this.#noted(span);
+      const mixed = (most: number): string => `color-mix(in srgb,var(--lz-${kind}) ${Math.round(share * most)}%,var(--lz-card))`;
+      return `--lz-tint:${mixed(80)};--lz-fill:${mixed(20)}`;
+    }
     if (this.by !== "dtype" && this.by !== "module") return "";
     const slot = this.#slots.get(this.#key(box));
     return slot === undefined ? "" : `--lz-tint:var(--lz-hue-${slot})`;
@@ -62,17 +85,20 @@ export class Colours {
 
   /** The number of a box in words, as its bar shows it. */
   number(box: BoxData): string {
+    const span = this.#span(box);
     switch (this.by) {
       case "dtype":
         return box.dtype ?? "";
       case "module":
         return box.module ?? "";
       case "time":
-        return typeof box.seconds === "number" ? seconds(box.seconds) : "not run";
+        return this.#measured(box) ? seconds(box.seconds ?? 0) : span ? `${seconds(span[1])} projected` : "not run";
       case "memory":
-        return `${bytesText(box.bytes ?? 0)} made`;
+        return `${bytesText(box.bytes ?? 0)} allocated`;
       case "peak":
         return `${bytesText(box.held ?? 0)} at peak`;
+      default:
+        return span ? [span[2], this.note?.[0]].filter(Boolean).join(" ") : "";
     }
   }
 
@@ -81,21 +107,45 @@ export class Colours {
     const amount = this.#amount(box) ?? 0;
     if (!this.#most || this.by === "dtype" || this.by === "module") return [];
     if (this.by === "peak" && box.by) return box.by.map(([category, bytes]) => [category, Math.min(bytes / this.#most, 1)]);
+    const span = this.#span(box);
+    if (this.note) return span ? [this.#noted(span)] : [];
     return [[this.by === "time" ? "time" : "made", Math.min(amount / this.#most, 1)]];
   }
 
-  /** What bars or tints mean, to be read from left to right. */
-  legend(): { entries: Entry[]; scale: boolean; high: string } {
+  /** What bars or tints mean, to be read from left to right: the names of hues, or the ends and middle of a scale. */
+  legend(): { entries: Entry[]; ticks: string[] } {
     if (this.by === "dtype" || this.by === "module") {
-      const entries = [...this.#slots].map(([text, slot]) => ({ fill: `var(--lz-hue-${slot})`, text }));
-      return { entries, scale: false, high: "" };
+      return { entries: [...this.#slots].map(([text, slot]) => ({ fill: `var(--lz-hue-${slot})`, text })), ticks: [] };
     }
-    const high = this.#most > 0 ? (this.by === "time" ? seconds(this.#most) : bytesText(this.#most)) : "";
-    return { entries: [], scale: true, high };
+    const { note } = this;
+    const most = this.#most;
+    if (most <= 0) return { entries: [], ticks: note ? ["0"] : [] };
+    if (note) {
+      const [, least, highest, leastText, mostText] = note;
+      const end = Math.abs(least) > Math.abs(highest) ? leastText.replace(/^-/, "") : mostText;
+      return { entries: [], ticks: least < 0 ? (highest > 0 ? [`-${end}`, "0", end] : ["0", "", `-${end}`]) : ["0", "", end] };
+    }
+    const text = (amount: number): string => (this.by === "time" ? seconds(amount) : this.by === "flops" ? flopsText(amount) : bytesText(amount));
+    return { entries: [], ticks: ["0", text(most / 2), text(most)] };
+  }
+
+  /** A number of which a bar tells how large it is, and a hue whether it is below zero. */
+  #noted([least, most]: Span): Part {
+    const below = -least > most;
+    return [below ? "below" : "note", this.#most ? Math.abs(below ? least : most) / this.#most : 0];
+  }
+
+  #span(box: BoxData): Span | undefined {
+    return box.numbers?.[this.by];
+  }
+
+  #measured(box: BoxData): boolean {
+    return typeof box.seconds === "number" && (box.state === "done" || !this.#span(box));
   }
 
   #amount(box: BoxData): number | undefined {
-    return this.by === "time" ? (box.seconds ?? undefined) : this.by === "peak" ? (box.held ?? 0) : box.bytes;
+    if (this.by === "time" && this.#measured(box)) return box.seconds ?? undefined;
+    return this.by === "peak" ? (box.held ?? 0) : this.by === "memory" ? box.bytes : this.#span(box)?.[1];
   }
 
   #key(box: BoxData): string {
@@ -103,4 +153,10 @@ export class Colours {
     const path = box.module ?? "";
     return this.#general ? plain(path) : path;
   }
+}
+
+/** `1.5e9` -> `"1.5 GFLOP"`; the rule of lazyviz/plan/units.py. */
+function flopsText(flops: number): string {
+  const [size, unit] = ([[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]] as const).find(([each]) => flops >= each) ?? [1, ""];
+  return `${Number((flops / size).toPrecision(3))} ${unit}FLOP`;
 }

@@ -4,7 +4,7 @@
 
 import { bandOf, BoxDrawing, nameOf, SILENT } from "./boxes";
 import { Camera } from "./camera";
-import { Colours, type Colouring } from "./colors";
+import { Colours, noteKey, type Colouring } from "./colors";
 import { html, plainButton, svg } from "../page/dom";
 import { Edges } from "./edges";
 import { neighbor, type Arrow } from "./keyboard";
@@ -13,7 +13,7 @@ import { Minimap } from "./minimap";
 import { animate } from "./motion";
 import { secondPart, whenHere } from "../page/second-part";
 import type { Arrangement, Frame, Scene } from "../model/scene";
-import type { Relation } from "../model/types";
+import type { Note, Relation, Span } from "../model/types";
 
 const FAR = 0.25; // below this scale what is small in a box is left out
 
@@ -24,6 +24,10 @@ export interface GraphEvents {
   close(id: string): void;
   /** The empty background was clicked. */
   clear(): void;
+  /** Other groups are open, or other numbers are shown. */
+  drawn(): void;
+  /** Numbers that boxes have not told are to be shown. */
+  numbers(by: Colouring): void;
   /** Another box is the selected one now. */
   selected(id: string | null): void;
 }
@@ -139,6 +143,7 @@ export class GraphView {
     const view = camera.view;
     const before = anchor !== undefined ? frames.get(anchor) : undefined;
     const arrangement = this.#scene.arrange(Infinity);
+    if (this.#arrangement) this.#events.drawn();
     this.#arrangement = arrangement;
     this.#frames = new Map(arrangement.frames.map((frame) => [frame.box.id, frame]));
     camera.picture = arrangement;
@@ -182,6 +187,36 @@ export class GraphView {
 
   colourBy(by: Colouring): void {
     this.#colours.by = by;
+    if (by === "time" || by === "flops") this.#events.numbers(by);
+    this.repaint();
+  }
+
+  /** The user's annotations; one that has come is shown at once, and one that was shown and is gone no longer. */
+  offer(notes: readonly Note[]): void {
+    const colours = this.#colours;
+    const known = new Map(colours.notes.map((note) => [note[0], String(note)]));
+    const shown = colours.note;
+    colours.notes = notes;
+    this.legend.offer(notes);
+    const [latest] = notes.at(-1) ?? [];
+    if (latest !== undefined && known.get(latest) !== String(notes.at(-1))) colours.by = noteKey(latest);
+    else if (shown && !colours.note) colours.by = "peak";
+  }
+
+  /** All numbers of the boxes have come anew. */
+  annotate(notes: readonly Note[], boxes: Record<string, Record<string, Span>>): void {
+    for (const box of this.#scene.boxes.values()) delete box.numbers;
+    for (const [id, numbers] of Object.entries(boxes)) Object.assign(this.#scene.boxes.get(id) ?? {}, { numbers });
+    this.offer(notes);
+    this.repaint();
+  }
+
+  get by(): Colouring {
+    return this.#colours.by;
+  }
+
+  private repaint(): void {
+    this.#events.drawn();
     this.#recolour();
     this.#scale = 0;
     this.#rewrite();
@@ -190,10 +225,7 @@ export class GraphView {
   /** States, times or alarms of these boxes have changed. */
   tell(ids: Iterable<string>): void {
     for (const id of ids) this.#drawings.get(id)?.tell();
-    if (this.#colours.by !== "time") return;
-    this.#recolour();
-    this.#scale = 0;
-    this.#rewrite();
+    if (this.#colours.by === "time") this.repaint();
   }
 
   select(id: string | null): void {

@@ -1,39 +1,53 @@
 // The one legend of the graph, and the menu that says what its colours mean.
 
-import { COLOURINGS, type Colouring, type Colours } from "./colors";
+import { COLOURINGS, noteKey, type Colouring, type Colours } from "./colors";
 import { html } from "../page/dom";
+import type { Note } from "../model/types";
 
-const EMPTY: Partial<Record<Colouring, string>> = {
+const EMPTY: Record<string, string> = {
   time: "no times yet: they are measured when the graph runs",
+  flops: "no op here computes products",
   module: "no op here belongs to a module",
 };
 
 export class Legend {
   readonly element = html("div", { class: "lz-colour-key", role: "group", "aria-label": "Legend" });
   readonly menu: HTMLElement;
+  readonly #select = html("select", { "data-action": "colour", "aria-label": "Colour by" });
+  readonly #own = html("optgroup", { label: "your numbers" });
   readonly #colour = html("span", { class: "lz-colour-key-part" });
   readonly #note = html("span", { class: "lz-colour-key-part lz-muted" });
   readonly #relations = html("span", { class: "lz-colour-key-part" });
 
   constructor(choose: (by: Colouring) => void) {
-    const select = html("select", { "data-action": "colour", "aria-label": "Colour by" });
+    const select = this.#select;
     for (const [name, text] of Object.entries(COLOURINGS)) select.append(html("option", { value: name }, text));
     select.addEventListener("change", () => {
-      choose(select.value as Colouring);
+      choose(select.value);
     });
     this.menu = html("label", { class: "lz-colour-menu" }, select);
     this.element.append(this.#colour, this.#relations, this.#note);
   }
 
+  /** The annotations that there are to choose. */
+  offer(notes: readonly Note[]): void {
+    this.#own.replaceChildren(...notes.map(([name]) => html("option", { value: noteKey(name) }, name)));
+    if (notes.length) this.#select.append(this.#own);
+    else this.#own.remove();
+  }
+
   showColours(colours: Colours): void {
-    const { entries, scale, high } = colours.legend();
+    const { entries, ticks } = colours.legend();
+    this.#select.value = colours.by;
     const swatch = (fill: string, title = ""): HTMLElement =>
       html("span", { class: "lz-swatch", style: `background:${fill}`, title });
-    const parts: (Node | string)[] = [html("b", {}, COLOURINGS[colours.by])];
-    if (scale && high) {
-      const half = html("span", { class: "lz-scale", title: "A linear scale" }, html("i", {}), html("i", {}));
-      parts.push("0", half, high, html("span", { class: "lz-muted" }, "linear"));
-    } else if (!entries.length) parts.push(html("span", { class: "lz-muted" }, EMPTY[colours.by] ?? ""));
+    const parts: (Node | string)[] = [html("b", {}, colours.name)];
+    if (ticks.length > 1) {
+      const [low = "", middle = "", high = ""] = ticks;
+      const half = (): HTMLElement => html("span", { class: "lz-scale" }, html("i", {}), html("i", {}));
+      const scale = middle ? [half(), middle, half()] : [half()];
+      parts.push(html("span", { class: "lz-ticks", title: "A linear scale" }, low, ...scale, high), html("span", { class: "lz-muted" }, "linear"));
+    } else if (!entries.length) parts.push(html("span", { class: "lz-muted" }, ticks.length ? "all are 0" : (EMPTY[colours.by] ?? "")));
     else {
       for (const { fill, text } of entries) parts.push(html("span", { class: "lz-entry" }, swatch(fill), html("bdi", {}, text)));
     }

@@ -9,6 +9,12 @@ export type ShapePart = [text: string, clashes: boolean];
 
 export type BoxState = "pending" | "running" | "done" | "failed" | "partly";
 
+/** The least and the most of a number in a box, and these in words. */
+export type Span = [least: number, most: number, text: string];
+
+/** An annotation of the user's: its name, and the least and the most of all its numbers. */
+export type Note = [name: string, least: number, most: number, leastText: string, mostText: string];
+
 export interface BoxData {
   id: string;
   kind: Kind;
@@ -35,9 +41,11 @@ export interface BoxData {
   held?: number; // of those, alive at the plan's peak
   dtype?: string;
   module?: string;
+  numbers?: Record<string, Span>; // FLOPs, projected seconds, annotations
   state?: BoxState; // pending, if it is left out
   seconds?: number | null;
   alarm?: "nan" | "inf" | null;
+  share?: number; // of its ops that have run
 }
 
 /** `width` by the bytes, `values` the ids of the tensors. */
@@ -84,7 +92,7 @@ export interface Points {
 export interface Memory {
   count: number;
   points: Points;
-  categories: { name: string; peak: number; peakText: string; most: number; mostText: string }[];
+  categories: { name: string; label: string; peak: number; peakText: string; most: number; mostText: string }[];
   peak: number;
   peakText: string;
   peakAt: number | null;
@@ -147,6 +155,7 @@ export interface SceneData {
   batch: Batch | null;
   devices: Devices | null;
   views: boolean;
+  notes?: Note[]; // the newest last
   code?: CodeMessage | null; // null: long, to be asked for
   syncs?: Syncs;
 }
@@ -249,7 +258,7 @@ export interface Finding {
 
 export interface StatesMessage {
   kind: "states";
-  boxes: Record<string, [state: BoxState, seconds: number | null, alarm: "nan" | "inf" | null]>;
+  boxes: Record<string, [state: BoxState, seconds: number | null, alarm: "nan" | "inf" | null, share: number]>;
 }
 
 export interface Failure {
@@ -257,6 +266,8 @@ export interface Failure {
   recording?: boolean; // it ended the recording
   source: Source | null;
   chain: string[];
+  at?: number; // position of the op that failed; after the last one: while recording
+  words?: string; // for the chart
 }
 
 /** A part of the run: its points, and what is made there. */
@@ -351,6 +362,16 @@ export interface FileMessage {
   error: string;
 }
 
+/** Two plans beside one another: points of both curves up to `top` bytes, and rows of both, the change and what it is of. */
+export interface Compared {
+  names: [string, string];
+  peaks: [number, number];
+  top: number;
+  curves: [number[], number[]];
+  rows: string[][];
+  lines: string[][];
+}
+
 export type FromPython =
   | PlanMessage
   | LargestMessage
@@ -363,6 +384,9 @@ export type FromPython =
   | { kind: "moment"; moment: Moment }
   | { kind: "reveal"; groups: GroupData[]; chain: string[] }
   | StatesMessage
+  | { kind: "graphs"; token: string; graphs: [token: string, name: string][] }
+  | ({ kind: "comparison" } & Compared)
+  | { kind: "numbers"; notes: Note[]; boxes: Record<string, Record<string, Span>> }
   | { kind: "refused"; note: string }
   | { kind: "second-part"; code: string }
   | FileMessage
@@ -393,7 +417,11 @@ export type Action =
   | "code"
   | "table"
   | "line"
-  | "views";
+  | "views"
+  | "numbers"
+  | "drawing"
+  | "graphs"
+  | "compare";
 
 /** Sends an action with the id it is about; never anything else. */
 export type Send = (action: Action, id?: string) => void;

@@ -6,7 +6,7 @@
 import { ChartCursor } from "./chart-cursor";
 import { area, edge, HEIGHT, Plot, pointAt, steps, totals } from "./chart-geometry";
 import { charWidth, grouped, html, plainButton, shorten, svg } from "../page/dom";
-import type { Memory, Points, Range } from "../model/types";
+import type { Failure, Memory, Points, Range } from "../model/types";
 
 const NEAR = 2; // how many times the peak a line may be high to be drawn
 
@@ -29,6 +29,7 @@ export class MemoryChart {
   private width = 0;
   private height = HEIGHT;
   #lifetime: [number, number][] = [];
+  #failure: Failure | null = null;
   #views: Points[] = []; // parts of the run looked at, each within the one before
   readonly #alone = new Set<string>(); // categories that are shown alone
   readonly #legend = html("ul", { class: "lz-legend" });
@@ -114,7 +115,7 @@ export class MemoryChart {
   /** The bytes of a point by category, as a sentence. */
   describe(point: number): string {
     const { memory, points, shown } = this;
-    const sizes = memory.categories.map((category, n) => ({ name: category.name, bytes: points.bytes[n]?.[point] ?? 0 }));
+    const sizes = memory.categories.map((category, n) => ({ name: category.label, bytes: points.bytes[n]?.[point] ?? 0 }));
     const all = sizes.reduce((sum, each) => sum + each.bytes, 0);
     const named = sizes.filter((each, n) => shown[n] && each.bytes > 0).map((each) => `${each.name} ${bytesText(each.bytes)}`);
     const held = points.held?.[point];
@@ -160,6 +161,13 @@ export class MemoryChart {
   /** Takes the mark of the chosen point away. */
   forget(): void {
     this.#cursor.forget();
+  }
+
+  /** Says where the op is that failed. */
+  fail(failure: Failure | null): void {
+    if (failure === this.#failure) return;
+    this.#failure = failure;
+    this.#redraw();
   }
 
   /** Marks the positions during which something is alive. */
@@ -214,10 +222,11 @@ export class MemoryChart {
   /** The chart in words, for those who do not see it. */
   #summary(at: string): string {
     const { memory } = this;
-    const parts = memory.categories.filter((each) => each.peak).map((each) => `${each.name} ${each.peakText}`);
+    const parts = memory.categories.filter((each) => each.peak).map((each) => `${each.label} ${each.peakText}`);
     const room = memory.capacity === null ? "" : ` Memory of ${memory.device}: ${memory.capacityText}.`;
     const measured = memory.measured ? ` ${memory.measured}.` : "";
-    return `Projected memory over the run of ${grouped(memory.count)} ops: peak ${memory.peakText}${at}, of that ${parts.join(", ")}.${room}${measured}`;
+    const failed = this.#failure?.words ? ` ${this.#failure.words}.` : "";
+    return `Projected memory over the run of ${grouped(memory.count)} ops: peak ${memory.peakText}${at}, of that ${parts.join(", ")}.${room}${measured}${failed}`;
   }
 
   #tellLegend(): void {
@@ -229,10 +238,10 @@ export class MemoryChart {
       const entry = plainButton({ class: "lz-legend-entry",
           "data-category": category.name,
           "aria-pressed": String(this.#alone.has(category.name)),
-          title: `Show ${category.name} alone: at most ${category.mostText}, ${category.peakText} at the peak`,
+          title: `Show ${category.label} alone: at most ${category.mostText}, ${category.peakText} at the peak`,
         },
         html("span", { class: `lz-swatch lz-cat-${category.name}`, "aria-hidden": "true" }),
-        html("span", { class: "lz-legend-name" }, `${category.name} `),
+        html("span", { class: "lz-legend-name" }, `${category.label} `),
         html("b", {}, size),
       );
       entry.addEventListener("click", () => {
@@ -310,6 +319,11 @@ export class MemoryChart {
         ),
       );
     }
+    const { at, words } = this.#failure ?? {};
+    if (at !== undefined && words && at >= start && at <= stop) {
+      const x = Math.min(plot.x(at), right - 1);
+      parts.push(svg("g", { class: "lz-failed-at" }, svg("path", { d: `M${x},${top}V${bottom}` }), ...label(plot, x, top + 2, words)));
+    }
     this.svg.replaceChildren(...parts, this.#cursor.marks);
     this.#cursor.draw();
   }
@@ -372,6 +386,14 @@ function flag(plot: Plot, x: number, memory: Memory): SVGElement[] {
     svg("text", { class: "lz-flag-text", x: left + 6, y: 15 }, bytes),
     svg("text", { class: "lz-flag-text lz-flag-op", x: left + wide - 6, y: 15 }, name),
   ];
+}
+
+/** One line of words on a flag, within the plot. */
+function label(plot: Plot, x: number, y: number, text: string): SVGElement[] {
+  const words = shorten(text, plot.right - plot.left - 12, 11, "bold");
+  const wide = words.length * charWidth(11, "bold") + 12;
+  const left = Math.max(plot.left, Math.min(x, plot.right - wide));
+  return [svg("rect", { class: "lz-flag", x: left, y, width: wide, height: 16, rx: 4 }), svg("text", { class: "lz-flag-text", x: left + 6, y: y + 12 }, words)];
 }
 
 function line(plot: Plot, name: string, bytes: number, text: string, atStart = false): SVGElement[] {

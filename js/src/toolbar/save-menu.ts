@@ -8,7 +8,7 @@ type Format = [id: string, label: string, python?: boolean];
 const FORMATS: Format[] = [
   ["svg", "SVG, as drawn"],
   ["png", "PNG, as drawn"],
-  ["pdf", "PDF of the first picture", true],
+  ["pdf", "PDF, as drawn", true],
   ["dot", "DOT, every op", true],
   ["html", "HTML, interactive", true],
 ];

@@ -32,7 +32,7 @@ export class Toolbar {
   readonly #state = html("span", { class: "lz-state" });
   readonly #summary = html("p", { class: "lz-muted lz-summary" });
   readonly #buttons = new Map<ToolbarAction, HTMLButtonElement>();
-  readonly #chip = html("span", { class: "lz-verdict" });
+  readonly chip = html("span", { class: "lz-verdict" });
   readonly #count = html("b", {});
   readonly #badge: Popover;
   readonly #title: string;
@@ -76,9 +76,9 @@ export class Toolbar {
       html("h2", { class: "lz-said", title }, title),
       run,
       html("span", { class: "lz-state-cell" }, this.#state, progress),
-      ...(memory ? [this.#chip] : []),
-      this.#badge.element,
+      ...(memory ? [this.chip] : []),
       html("span", { class: "lz-gap" }),
+      this.#badge.element,
       ...plan,
       search,
       html(
@@ -111,10 +111,10 @@ export class Toolbar {
 
   /** Whether it fits; of another batch than Evaluate runs, of which. */
   showVerdict(memory: Memory, batch: Batch | null): void {
-    this.#chip.dataset["verdict"] = memory.verdict;
-    const other = batch && batch.size !== batch.recorded ? ` · for ${grouped(batch.size)} samples` : "";
+    this.chip.dataset["verdict"] = memory.verdict;
+    const other = batch && batch.size !== batch.recorded ? ` · for ${grouped(batch.size)} sample${batch.size === 1 ? "" : "s"}` : "";
     this.#verdict = memory.verdictShort + other;
-    this.#chip.title = memory.verdictTitle ? `${memory.verdictText}. ${memory.verdictTitle}` : memory.verdictText;
+    this.chip.title = memory.verdictTitle ? `${memory.verdictText}. ${memory.verdictTitle}` : memory.verdictText;
     this.#tell();
   }
 
@@ -127,10 +127,10 @@ export class Toolbar {
 
   #tell(): void {
     const { failure } = this;
-    this.#chip.classList.toggle("lz-failure", failure !== null);
+    this.chip.classList.toggle("lz-failure", failure !== null);
     const words = failure ? (failure.message.trim().split("\n").at(0) ?? "") : this.#verdict;
-    if (failure) this.#chip.title = words;
-    this.#chip.replaceChildren(html("span", { class: "lz-dot", "aria-hidden": "true" }), html("span", { class: "lz-chip-words" }, words));
+    if (failure) this.chip.title = words;
+    this.chip.replaceChildren(html("span", { class: "lz-dot", "aria-hidden": "true" }), html("span", { class: "lz-chip-words" }, words));
   }
 
   countFindings(count: number, open = false): void {

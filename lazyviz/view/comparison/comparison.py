@@ -125,12 +125,22 @@ def chart(comparison: Comparison) -> str:
     )
 
 
-def _curve(plan: Plan, top: int, color: str, dashed: bool) -> str:
+def chart_points(comparison: Comparison) -> tuple[int, list[list[int]]]:
+    """The most bytes of both runs, and the points of their curves."""
+    curves = [_highest(plan) for plan in (comparison.before, comparison.after)]
+    return max((size for curve in curves for size in curve), default=0) or 1, curves
+
+
+def _highest(plan: Plan) -> list[int]:
+    """The most of each stretch that is drawn as one point, so that no peak is lost."""
     sizes = [size for _, size in plan.timeline]
     step = max(len(sizes) / POINTS, 1.0)
-    # The most of each stretch that is drawn as one point, so that no peak is lost.
     starts = [int(at * step) for at in range(int(len(sizes) / step))]
-    highest = [max(sizes[start : int(start + step) + 1], default=0) for start in starts]
+    return [max(sizes[start : int(start + step) + 1], default=0) for start in starts]
+
+
+def _curve(plan: Plan, top: int, color: str, dashed: bool) -> str:
+    highest = _highest(plan)
     wide, high = WIDTH - LEFT, HEIGHT - TOP - BOTTOM
     points = " ".join(
         f"{LEFT + wide * at / max(len(highest) - 1, 1):.1f},{TOP + high * (1 - size / top):.1f}"

@@ -42,6 +42,7 @@ def file_messages(controller: Any, scene: Scene, kind: str) -> Iterator[dict[str
                 state=controller.state,
                 pictured=controller,
                 drawn=scene.hierarchy,
+                drawing=controller.drawing,
             )
             text = base64.b64encode(path.read_bytes()).decode()
     except Exception as error:  # whatever it is, the page waits for an answer

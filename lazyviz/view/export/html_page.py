@@ -19,6 +19,7 @@ from ...process.gc_pause import paused
 from ..printable_text import visible, visible_in
 from ..render.svg import static_bundle
 from ..scene.boxes import Box
+from ..scene.numbers import COUNTED
 from ..scene.scene import Scene
 from ..widget.page_state import Controller, bundle, first_traits
 from ..widget.requests import Answers
@@ -41,6 +42,7 @@ OFFLINE = {
     "line": "every line with ops",
     "search": "from the index",
     "search-on": "from the index",
+    "numbers": "with every box",
 }
 # Those that are not, and why; what asks them is hidden (`HIDDEN`).
 NEEDS_PYTHON = {
@@ -56,6 +58,9 @@ NEEDS_PYTHON = {
     "split": "as are pieces of the batch",
     "device": "and devices",
     "shown": "the plan that is shown never changes",
+    "graphs": "other graphs are in the notebook",
+    "compare": "likewise",
+    "drawing": "nothing is saved from here",
     "export": "other files are written in Python",
     "table": "later",
     "range": "the chart zooms into the points that it has",
@@ -94,6 +99,7 @@ def interactive_page(controller: Controller, scene: Scene) -> str:
     messages: list[dict[str, Any]] = []
     answers = Answers(controller, messages.append, lambda: None, scene)
     shown = answers.scene
+    shown.numbers.asked |= set(COUNTED)  # boxes tell them from the start
 
     def ask(action: str, id: str = "") -> list[dict[str, Any]]:
         messages.clear()

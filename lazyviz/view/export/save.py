@@ -8,12 +8,13 @@ import pickle
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from ...graph.ir import Graph
 from ...plan.plan import Plan
 from ..printable_text import visible, visible_in
 from ..render.dot import to_dot
-from ..render.figure import Figure
+from ..render.figure import Drawing, Figure
 from ..render.rasterize import REMEDY, convert
 from ..render.svg import render_svg, static_bundle
 from ..render.text import render_text
@@ -44,6 +45,7 @@ def save(
     pictured: Controller | None = None,
     drawn: Hierarchy | None = None,
     figure: Figure | None = None,
+    drawing: Drawing | None = None,
 ) -> None:
     """Write ``graph`` to ``path`` as ``format``; by default the suffix of ``path`` says which.
 
@@ -51,7 +53,7 @@ def save(
     ``pictured`` shows but running (without it: the static picture and the text); ``dot`` is
     Graphviz's language.  ``pdf`` and ``png`` are the static picture, made by CairoSVG or an installed
     browser; where there is neither, Graphviz's ``dot`` program lays out all ops within ``dot_seconds``
-    seconds.  ``perfetto`` and ``chrome`` (and ``json``) are
+    seconds.  Pictures show the graph as ``drawing`` says.  ``perfetto`` and ``chrome`` (and ``json``) are
     trace events, ``model-explorer`` is that tool's JSON, ``pickle`` PyTorch's memory snapshot, with
     ``eager`` of eager PyTorch's timeline instead of our run's.  ``drawn``: boxes made earlier.  A ``figure``
     is a picture of a part, for a paper: as ``svg``, ``pdf`` or ``png``.
@@ -67,9 +69,12 @@ def save(
     kind = (format or path.suffix.removeprefix(".")).lower()
     made: str | bytes
     if figure is not None and kind not in ("svg", "pdf", "png"):
-        raise ValueError(f"title, show and legend are of pictures, .svg, .pdf and .png, not of {kind!r}")
+        what = "title, show, legend, direction and theme are of pictures"
+        raise ValueError(f"{what}, .svg, .pdf and .png, not of {kind!r}")
+    views = drawing is not None and drawing.views
+    shown: dict[str, Any] = {"title": title, "state": state, "figure": figure, "drawing": drawing}
     if kind == "svg":
-        made = render_svg(graph, plan, title=title, state=state, figure=figure)
+        made = render_svg(graph, plan, scene=Scene(graph, plan, views=views, drawn=drawn), **shown)
     elif kind == "html" and pictured is not None:
         made = interactive_page(pictured, Scene(graph, plan, drawn=drawn))
     elif kind == "html":
@@ -77,8 +82,7 @@ def save(
     elif kind == "dot":
         made = to_dot(graph).source
     elif kind in ("pdf", "png"):
-        scene = Scene(graph, plan, drawn=drawn)
-        svg = render_svg(graph, plan, title=title, state=state, scene=scene, figure=figure)
+        svg = render_svg(graph, plan, scene=Scene(graph, plan, views=views, drawn=drawn), **shown)
         made = convert(svg, kind) or _laid_out(graph, kind, dot_seconds)
     elif kind in ("json", "perfetto", "chrome"):
         made = json.dumps(visible_in(trace_events(graph.nodes, plan, title=title)))

@@ -50,6 +50,7 @@ class Arrangement:
     lines: list[Line]
     width: float
     height: float
+    across: bool = False  # data flows to the right, and back in the backward pass
 
 
 def padding(box: Box) -> tuple[float, float, float]:
@@ -96,13 +97,23 @@ def lane_rows(sizes: Sequence[tuple[float, float]], room: float) -> tuple[Placed
 
 
 def arrange(
-    scene: Scene, opened: set[str], *, room: float = math.inf, lanes: Collection[str] | None = None
+    scene: Scene,
+    opened: set[str],
+    *,
+    room: float = math.inf,
+    lanes: Collection[str] | None = None,
+    across: bool = False,
 ) -> Arrangement:
     """Coordinates of the picture with the groups of ``opened`` (ids) open.
 
     ``room`` is the width in pixels that the lanes of a step should keep to; with ``lanes`` only those of
-    these phases are drawn, if a step has any of them.
+    these phases are drawn, if a step has any of them.  ``across``: data flows to the right instead of down;
+    then lanes are below one another, as wide as they are, and edges have no words.
     """
+
+    def size_of(box: Box) -> tuple[float, float]:
+        width, height = scene.size(box)
+        return (height, width) if across else (width, height)
 
     def drawn_in(box: Box) -> list[Box]:
         shown = [child for child in box.children if lanes is None or child.phase in lanes]
@@ -114,41 +125,58 @@ def arrange(
     size: dict[str, tuple[float, float]] = {}
     placed: dict[str, Placed] = {}
     for box in reversed(order):
-        side, above, below = padding(box)
-        sizes = [size.get(child.id) or scene.size(child) for child in drawn_in(box)]
+        left, right, above, below = _pads(box, across)
+        sizes = [size.get(child.id) or size_of(child) for child in drawn_in(box)]
         if is_row(box):
-            result, stretched = lane_rows(sizes, room)
+            result, stretched = lane_rows(sizes, math.inf if across else room)
             size.update((child.id, each) for child, each in zip(drawn_in(box), stretched, strict=True))
         else:
             result = place(scene.layers(box), sizes, flip=box.phase == "backward")
         placed[box.id] = result
-        least = LANE_MIN_WIDTH if box.kind == "lane" else LEAST_WIDTH + 2 * side
-        width = max(result.width + 2 * side, least) if side else result.width
-        size[box.id] = (width, result.height + above + below)
+        least = LANE_MIN_WIDTH if box.kind == "lane" else LEAST_WIDTH + 2 * GROUP_PADDING[0]
+        wide, tall = result.width + left + right, result.height + above + below
+        if box.kind != "root":
+            wide, tall = (wide, max(tall, least)) if across else (max(wide, least), tall)
+        size[box.id] = wide, tall
     root = scene.hierarchy.root
     frames: list[Frame] = []
     drawn: list[tuple[Box, list[Line]]] = []
     origin: dict[str, tuple[float, float]] = {root.id: (0.0, 0.0)}
     for box in order:
         left, top = origin[box.id]
-        above = padding(box)[1]
-        width = size[box.id][0]
+        before, after, above, _ = _pads(box, across)
         result = placed[box.id]
-        left += (width - result.width) / 2
+        left += before + (size[box.id][0] - before - after - result.width) / 2
         top += above
         rects: list[tuple[float, float, float, float]] = []
         for position, child in enumerate(drawn_in(box)):
-            w, h = size.get(child.id) or scene.size(child)
+            w, h = size.get(child.id) or size_of(child)
             x, y = left + result.x[position], top + result.y[position]
             rects.append((x, y, w, h))
             origin[child.id] = (x, y)
             frames.append(Frame(child, x, y, w, h, child.id in opened))
         if not is_row(box):
-            drawn.append((box, _lines(scene, box, result, rects, left, top)))
+            drawn.append((box, _lines(scene, box, result, rects, left, top, words=not across)))
     width, height = size[root.id]
     at = {frame.box: frame for frame in frames}
     reaching = [line for box, lines in drawn for line in _reaching(box, lines, at)]
-    return Arrangement(frames, reaching, width, height)
+    made = Arrangement(frames, reaching, width, height)
+    return _turned(made) if across else made
+
+
+def _pads(box: Box, across: bool) -> tuple[float, float, float, float]:
+    """Room at the left, the right, above and below; across, the title is at the left, until all is turned."""
+    side, above, below = padding(box)
+    return (above, below, side, side) if across else (side, side, above, below)
+
+
+def _turned(made: Arrangement) -> Arrangement:
+    """Across, all is laid out with widths for heights, and turned at the end."""
+    frames = [Frame(each.box, each.y, each.x, each.height, each.width, each.open) for each in made.frames]
+    lines = [
+        Line([(y, x) for x, y in each.points], each.label, None, each.width, each.tip) for each in made.lines
+    ]
+    return Arrangement(frames, lines, made.height, made.width, across=True)
 
 
 def _lines(
@@ -158,6 +186,8 @@ def _lines(
     rects: list[tuple[float, float, float, float]],
     left: float,
     top: float,
+    *,
+    words: bool,
 ) -> list[Line]:
     """Edges of one group: out of the boxes' flow side, straight through the layers they pass."""
     layers = scene.layers(box)
@@ -180,6 +210,11 @@ def _lines(
                 points += [(x, end) for end in (reversed(ends) if flip else ends)]
         drawn.append(points)
     side = padding(box)[0]
+    widths = [edge_width(values) for values in box.edges.values()]
+    if not words:
+        return [
+            Line(points, text, None, wide) for points, text, wide in zip(drawn, texts, widths, strict=True)
+        ]
     labels = place_labels(
         drawn,
         texts,
@@ -190,7 +225,6 @@ def _lines(
         (left - side + 3.0, left + placed.width + side - 3.0),
         flip=flip,
     )
-    widths = [edge_width(values) for values in box.edges.values()]
     return [Line(*line) for line in zip(drawn, texts, labels, widths, strict=True)]
 
 
@@ -227,15 +261,22 @@ def _ends(box: Box, ids: set[int], frames: dict[Box, Frame], *, leaving: bool) -
     return [frames[each] for each in level[:MOST_ENDS]]
 
 
-def curve(points: list[tuple[float, float]]) -> str:
-    """An SVG path through ``points``: vertical at both ends of each segment."""
+def curve(points: Sequence[tuple[float, float]], *, across: bool = False) -> str:
+    """An SVG path through ``points``: vertical at both ends of each segment.
+
+    ``across``: turned, with x and y exchanged.
+    """
+
+    def told(x: float, y: float) -> str:
+        return f"{y:.1f},{x:.1f}" if across else f"{x:.1f},{y:.1f}"
+
     x, y = points[0]
-    parts = [f"M{x:.1f},{y:.1f}"]
+    parts = [f"M{told(x, y)}"]
     for nx, ny in points[1:]:
         middle = (y + ny) / 2
         if abs(nx - x) < 0.5:
-            parts.append(f"L{nx:.1f},{ny:.1f}")
+            parts.append(f"L{told(nx, ny)}")
         else:
-            parts.append(f"C{x:.1f},{middle:.1f} {nx:.1f},{middle:.1f} {nx:.1f},{ny:.1f}")
+            parts.append(f"C{told(x, middle)} {told(nx, middle)} {told(nx, ny)}")
         x, y = nx, ny
     return "".join(parts)

@@ -6,21 +6,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PARTS = ("forward", "backward", "optimizer", "other", "memory")
+DIRECTIONS = ("TB", "LR")
+THEMES = ("light", "dark")
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What a figure shows: a ``title`` ("": none), parts of the picture, and whether scales are explained."""
+    """What a figure shows: a ``title`` ("": none), parts of the picture, and whether scales are explained.
+
+    ``direction`` is where the forward pass goes, down or to the right.
+    """
 
     title: str
     show: tuple[str, ...]
     legend: bool
+    direction: str = "TB"
+    theme: str = "light"
 
     def __post_init__(self) -> None:
         unknown = [part for part in self.show if part not in PARTS]
         if unknown or not self.show:
             what = f"unknown part {unknown[0]!r} in show" if unknown else "show is empty"
             raise ValueError(f"{what}; these parts can be shown: {', '.join(PARTS)}")
+        for name, given, known in (
+            ("direction", self.direction, DIRECTIONS),
+            ("theme", self.theme, THEMES),
+        ):
+            if given not in known:
+                raise ValueError(f"unknown {name} {given!r}; it is one of {', '.join(known)}")
 
     @property
     def lanes(self) -> frozenset[str]:
@@ -28,13 +41,28 @@ class Figure:
         return frozenset(self.show) - {"memory"}
 
 
-def figure_of(title: str | None, show: str | Sequence[str] | None, legend: bool | None) -> Figure | None:
+def figure_of(
+    title: str | None,
+    show: str | Sequence[str] | None,
+    legend: bool | None,
+    direction: str | None,
+    theme: str | None,
+) -> Figure | None:
     """The figure that is asked for; ``None`` where nothing is, and the picture shows all there is.
 
     Raises:
-        ValueError: ``show`` has a part that there is not.
+        ValueError: ``show`` has a part that there is not, or there is no such direction or theme.
     """
-    if title is None and show is None and legend is None:
+    if all(each is None for each in (title, show, legend, direction, theme)):
         return None
     parts = PARTS if show is None else (show,) if isinstance(show, str) else tuple(show)
-    return Figure(title or "", parts, legend is not False)
+    return Figure(title or "", parts, legend is not False, direction or "TB", theme or "light")
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A graph as a page shows it: ids of open groups, the choice of number, whether views are drawn."""
+
+    opened: frozenset[str]
+    by: str
+    views: bool

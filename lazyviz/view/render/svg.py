@@ -17,8 +17,8 @@ from typing import Any
 from ...graph.ir import Graph
 from ...graph.sync_points import sites
 from ...plan.units import format_bytes
-from ..colors import LAYER_TINTS
-from ..layout.coordinates import Arrangement, Frame, arrange, curve
+from ..colors import LAYER_ICONS, LAYER_INKS, LAYER_TINTS, darkened
+from ..layout.coordinates import Arrangement, Frame, Line, arrange, curve
 from ..layout.text_width import shortened
 from ..printable_text import visible
 from ..scene.batch_text import batch_lines
@@ -28,7 +28,8 @@ from ..scene.memory_chart import memory_json
 from ..scene.plan_protocol import PlanLike
 from ..scene.scene import Scene, plural
 from ..scene.small_ops import is_small_ops
-from .figure import PARTS, Figure
+from .figure import PARTS, Drawing, Figure
+from .shown_numbers import ShownNumbers
 from .text import render_text
 
 WIDTH = 900.0
@@ -128,10 +129,12 @@ def render_svg(
     report: Any = None,
     scene: Scene | None = None,
     figure: Figure | None = None,
+    drawing: Drawing | None = None,
 ) -> str:
     """The picture of ``graph``: lanes of modules, memory, verdict and legend, as SVG text.
 
-    A ``figure`` has its own title, and neither state nor verdict.
+    A ``figure`` has its own title, and neither state nor verdict.  ``drawing``: what is open, and
+    which number boxes show.
 
     ``state`` is one of pending, running, done, failed, interrupted; ``report``, once there
     is one, has ``ops_run``, ``seconds`` and ``peak_bytes``.  ``scene``: that of ``graph`` and
@@ -139,8 +142,9 @@ def render_svg(
     """
     scene = scene or Scene(graph, plan)
     parts, top = _header(scene, title, state, report) if figure is None else _figure_title(figure)
+    wide = WIDTH
     if graph.nodes:
-        body, top = _body(scene, top, figure or Figure(title, PARTS, legend=True))
+        body, top, wide = _body(scene, top, figure, drawing)
         parts += body
     else:
         parts.append(
@@ -149,41 +153,49 @@ def render_svg(
         top += 30
     height = top + 12
     described = _escape(f"{title}: {scene.summary()}" if figure is None else figure.title or title)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {height:.0f}" width="{WIDTH:g}" '
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} {height:.0f}" width="{wide:g}" '
         f'height="{height:.0f}" role="img" aria-label="{described}" font-family="{_escape(FONT)}">'
         f"<title>{described}</title>"
-        + _rect(0.5, 0.5, WIDTH - 1, height - 1, fill=_CARD, stroke="#cfd6de", radius=10)
+        + _rect(0.5, 0.5, wide - 1, height - 1, fill=_CARD, stroke="#cfd6de", radius=10)
         + "".join(parts)
         + "</svg>"
     )
+    return darkened(svg) if figure is not None and figure.theme == "dark" else svg
 
 
-def _scale(most: int, top: float) -> list[str]:
-    """What the boxes' bars mean."""
-    text = f"Bars: bytes held at the peak, by category; the full length is {format_bytes(most)}, linear"
-    return [_text(MARGIN, top, text, size=11, fill=_MUTED)]
-
-
-def _body(scene: Scene, top: float, figure: Figure) -> tuple[list[str], float]:
-    """The lanes with the scale of their bars, and the memory chart; returns where they end."""
+def _body(
+    scene: Scene, top: float, asked: Figure | None, drawing: Drawing | None
+) -> tuple[list[str], float, float]:
+    """The lanes with the scale of their bars, and the memory chart; returns where they end, and the width."""
     parts: list[str] = []
+    figure = asked or Figure("", PARTS, legend=True)
+    wide = WIDTH
     if figure.lanes:
         opened = {box.id for box in scene.opened()}
+        if drawing is not None and drawing.opened <= scene.hierarchy.boxes.keys():
+            opened = {*drawing.opened, *(lane.id for lane in scene.hierarchy.lanes())}
         lanes = None if figure.lanes >= set(PARTS) - {"memory"} else figure.lanes
-        picture = arrange(scene, opened, room=WIDTH / MIN_SCALE, lanes=lanes)
-        scale = min(1.0, (WIDTH - 2 * MARGIN) / picture.width)
-        left = (WIDTH - picture.width * scale) / 2
+        across = figure.direction == "LR"
+        picture = arrange(scene, opened, room=WIDTH / MIN_SCALE, lanes=lanes, across=across)
+        if across:  # as wide as it is long
+            wide = max(WIDTH, round(picture.width + 2 * MARGIN))
+        scale = min(1.0, (wide - 2 * MARGIN) / picture.width)
+        left = (wide - picture.width * scale) / 2
         parts.append(f'<g transform="translate({left:.1f},{top:.1f}) scale({scale:.4f})">')
-        parts += [*_picture(picture, scene), "</g>"]
+        numbers = ShownNumbers(scene, drawing.by if drawing is not None else "")
+        parts += [*_picture(picture, scene, numbers), "</g>"]
         top += picture.height * scale + 22
-        if figure.legend:
-            parts += _scale(scene.plan.peak_bytes, top - 4)
+        if figure.legend and (words := numbers.scale()):
+            parts.append(_text(MARGIN, top - 4, words, size=11, fill=_MUTED))
             top += 22
     if "memory" in figure.show:
-        chart, top = _chart(memory_json(scene), top)
+        memory = memory_json(scene)
+        if asked is not None:
+            memory["capacity"] = None  # of this machine
+        chart, top = _chart(memory, top, wide)
         parts += chart
-    return parts, top
+    return parts, top, wide
 
 
 def _figure_title(figure: Figure) -> tuple[list[str], float]:
@@ -237,30 +249,39 @@ def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str
     return parts, top + 4
 
 
-def _picture(picture: Arrangement, scene: Scene) -> list[str]:
-    parts = [_frame(frame, scene) for frame in picture.frames if frame.open]
+def _picture(picture: Arrangement, scene: Scene, numbers: ShownNumbers) -> list[str]:
+    parts = [_frame(frame, scene, numbers, picture.across) for frame in picture.frames if frame.open]
     for line in picture.lines:
-        x, y = line.points[-1]
-        before = line.points[-2][1]
-        tip = 5.0 if before < y else -5.0
-        end = (x, y - tip) if line.tip else (x, y)
-        path = curve([*line.points[:-1], end])
-        parts.append(f'<path d="{path}" fill="none" stroke="{_LINE}" stroke-width="{line.width:g}"/>')
-        if line.tip:
-            size = 3.4 + 0.6 * line.width
-            back = y - tip * 0.35 * size
-            corners = f"M{x - size:.1f},{back:.1f}L{x:.1f},{y:.1f}L{x + size:.1f},{back:.1f}Z"
-            parts.append(f'<path d="{corners}" fill="{_LINE}"/>')
+        parts += _line(line, picture.across)
     for line in picture.lines:
         if line.at is not None:
             halo = f' paint-order="stroke" stroke="{_CARD}" stroke-width="4" stroke-linejoin="round"'
             parts.append(_text(*line.at, size=11, fill=_MUTED, anchor="middle", extra=halo))
     frames = {frame.box: frame for frame in picture.frames}
-    parts += [_closed(frame, scene, frames) for frame in picture.frames if not frame.open]
+    parts += [_closed(frame, scene, frames, numbers) for frame in picture.frames if not frame.open]
     return parts
 
 
-def _frame(frame: Frame, scene: Scene) -> str:
+def _line(line: Line, across: bool) -> list[str]:
+    """An edge and its tip, drawn as if the data went up or down; ``across``: then turned."""
+
+    def turned(x: float, y: float) -> str:
+        return f"{y:.1f},{x:.1f}" if across else f"{x:.1f},{y:.1f}"
+
+    points = [(y, x) for x, y in line.points] if across else line.points
+    x, y = points[-1]
+    tip = 5.0 if points[-2][1] < y else -5.0
+    path = curve([*points[:-1], (x, y - tip) if line.tip else (x, y)], across=across)
+    parts = [f'<path d="{path}" fill="none" stroke="{_LINE}" stroke-width="{line.width:g}"/>']
+    if line.tip:
+        size = 3.4 + 0.6 * line.width
+        back = y - tip * 0.35 * size
+        corners = f"M{turned(x - size, back)}L{turned(x, y)}L{turned(x + size, back)}Z"
+        parts.append(f'<path d="{corners}" fill="{_LINE}"/>')
+    return parts
+
+
+def _frame(frame: Frame, scene: Scene, numbers: ShownNumbers, across: bool) -> str:
     box = frame.box
     color = PHASE_COLORS[box.phase]
     lane = box.kind == "lane"
@@ -277,7 +298,7 @@ def _frame(frame: Frame, scene: Scene) -> str:
         )
     ]
     if lane:
-        arrow = {"forward": " ↓", "backward": " ↑"}.get(box.phase, "")
+        arrow = {"forward": " →" if across else " ↓", "backward": " ←" if across else " ↑"}.get(box.phase, "")
         title = box.label.capitalize() + arrow
         parts.append(_text(frame.x + 16, frame.y + 25, title, size=14, weight=650, fill=color))
         subtitle = shorten(scene.subtitle(box), frame.width - 24, 11.5)
@@ -287,12 +308,16 @@ def _frame(frame: Frame, scene: Scene) -> str:
         label = shorten(name, frame.width - 24, 12.5, bold=True)
         facts = module_facts(box)
         room = frame.width - 30 - len(label) * char_width(12.5, bold=True)
-        kind = facts.kind if facts is not None and room > len(facts.kind) * char_width(12.5) else ""
-        parts.append(_text(frame.x + 14, frame.y + 23, label, size=12.5, weight=600, fill=color, beside=kind))
+        beside = facts.kind if facts is not None and room > len(facts.kind) * char_width(12.5) else ""
+        told = numbers.text(box) if numbers.is_note else ""
+        if told and room > (len(beside) + len(told) + 3) * char_width(12.5):
+            beside = " · ".join(part for part in (beside, told) if part)
+        at = frame.x + 14, frame.y + 23
+        parts.append(_text(*at, label, size=12.5, weight=600, fill=color, beside=beside))
     return "".join(parts)
 
 
-def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame]) -> str:
+def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame], numbers: ShownNumbers) -> str:
     box, x, y, w, h = frame.box, frame.x, frame.y, frame.width, frame.height
     subtitle = scene.subtitle(box)
     parts = []
@@ -320,13 +345,14 @@ def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame]) -> str:
         return "".join([*parts, *_one_row(box, x + 28, y, w - 42, h, subtitle)])
     if box.kind == "op":
         parts.append(_rect(x, y, w, h, fill=_CARD, stroke="#b9c3cd"))
-        parts += _one_row(box, x + 11, y, w - 21, h - 4, subtitle.rpartition(" · ")[2])
-        return "".join([*parts, *_bar(scene, box, x + 10, y + h - 5, w - 22, 3)])
+        aside = (numbers.by != "peak" and numbers.short(box)) or subtitle.rpartition(" · ")[2]
+        parts += _one_row(box, x + 11, y, w - 21, h - 4, aside)
+        return "".join([*parts, *_bar(numbers, box, x + 10, y + h - 5, w - 22, 3)])
     if is_small_ops(box):
         return "".join(
             [_rect(x, y, w, h, fill=_CARD, stroke="#b9c3cd"), *_one_row(box, x + 11, y, w - 21, h, "")]
         )
-    return "".join([*parts, *_module_card(scene, box, x, y, w, h)])
+    return "".join([*parts, *_module_card(scene, box, x, y, w, h, numbers)])
 
 
 def _one_row(box: Box, x: float, y: float, room: float, h: float, aside: str) -> list[str]:
@@ -342,7 +368,9 @@ def _one_row(box: Box, x: float, y: float, room: float, h: float, aside: str) ->
     ]
 
 
-def _module_card(scene: Scene, box: Box, x: float, y: float, w: float, h: float) -> list[str]:
+def _module_card(
+    scene: Scene, box: Box, x: float, y: float, w: float, h: float, numbers: ShownNumbers
+) -> list[str]:
     """A tinted edge for the layer's kind; name and class, shapes, parameters and bytes, a bar of these."""
     told = scene.card(box)
     edge = 24.0 if h < 40 else 32.0
@@ -350,7 +378,17 @@ def _module_card(scene: Scene, box: Box, x: float, y: float, w: float, h: float)
     wide = len(badge) * 6.6 + 14 if badge else 0.0
     parts = [_rect(x + by, y + by, w, h, fill=_CARD, stroke="#cfd6df") for by in (6, 3) if box.repeats > 1]
     parts.append(_rect(x, y, w, h, fill=_CARD, stroke="#cfd6df"))
-    parts.append(_rect(x + 0.5, y + 0.5, edge, h - 1, fill=LAYER_TINTS[told["layer"]], radius=5.5))
+    noted = numbers.tint(box)
+    tint, opacity = LAYER_TINTS[told["layer"]], ""
+    if noted is not None:
+        tint, opacity = noted[0], f' fill-opacity="{noted[1]:.2f}"'
+    parts.append(_rect(x + 0.5, y + 0.5, edge, h - 1, fill=tint, radius=5.5, extra=opacity))
+    icon_at = f"translate({x + edge / 2 - 8:.1f},{y + (h / 2 - 8 if h < 40 else 12):.1f})"
+    ink = LAYER_INKS[told["layer"]]
+    parts.append(
+        f'<path transform="{icon_at}" d="{LAYER_ICONS[told["layer"]]}" fill="none" stroke="{ink}" '
+        'stroke-width="1.4" stroke-linecap="round" stroke-linejoin="round"/>'
+    )
     left, room = x + edge + 8, w - edge - 18 - (wide + 4 if badge else 0)
     base = y + (h / 2 + 4.5 if h < 40 else h / 2 - 2 if h < 60 else 20)
     name = shorten(box.label, room, 13, bold=True)
@@ -362,24 +400,28 @@ def _module_card(scene: Scene, box: Box, x: float, y: float, w: float, h: float)
         parts.append(_rect(x + w - 10 - wide, base - 13, wide, 17, fill="#e8f0fc", radius=8.5))
         middle = x + w - 10 - wide / 2
         parts.append(_text(middle, base - 1, badge, size=11, weight=600, fill="#1b5fcc", anchor="middle"))
-    held = f"{format_bytes(sum(scene.held().get(box, {}).values()))} at peak"
+    number = numbers.text(box)
     through = told.get("through", "")
     ops = told.get("params") or scene.subtitle(box).partition(" · ")[0]
-    rows = [f"{through} · {held}" if through else held] if h < 60 else [through, f"{ops} · {held}"]
-    for number, words in enumerate(rows if h >= 40 else ()):
+    short = [through, number] if numbers.by == "peak" else [number, through]
+    rows = [short] if h < 60 else [[through], [ops, number]]
+    for at, row in enumerate(rows if h >= 40 else ()):
+        words = " · ".join(filter(None, row))
+        if row is short and row[0] and len(words) * char_width(11) > w - edge - 16:
+            words = row[0]  # the number only where it was chosen: on a small card it is a small one
         words = shorten(words, w - edge - 16, 11)
-        parts.append(_text(left, base + 15 + 14 * number, words, size=11, fill=_MUTED))
-    return parts + (_bar(scene, box, left, y + h - 9, w - edge - 20, 4) if h > 60 else [])
+        parts.append(_text(left, base + 15 + 14 * at, words, size=11, fill=_MUTED))
+    return parts + (_bar(numbers, box, left, y + h - 9, w - edge - 20, 4) if h > 60 else [])
 
 
-def _bar(scene: Scene, box: Box, x: float, y: float, width: float, height: float) -> list[str]:
-    """What is held at the peak, by category; as long as the whole peak."""
+def _bar(numbers: ShownNumbers, box: Box, x: float, y: float, width: float, height: float) -> list[str]:
+    """How large the box's number is, of bytes by category."""
     parts = [_rect(x, y, width, height, fill=_FAINT, radius=height / 2)]
     at = x
-    for category, size in scene.held().get(box, {}).items():
-        part = min(size / max(scene.plan.peak_bytes, 1) * width, x + width - at)
+    for kind, share in numbers.bar(box):
+        part = min(share * width, x + width - at)
         if part > 0.05:
-            parts.append(_rect(at, y, part, height, fill=CATEGORY_COLORS[category], radius=0))
+            parts.append(_rect(at, y, part, height, fill=CATEGORY_COLORS.get(kind, kind), radius=0))
             at += part
     return parts
 
@@ -404,14 +446,14 @@ def _tensor_card(box: Box, x: float, y: float, w: float, h: float) -> str:
     return f'{card}<path transform="translate({x:.1f},{y:.1f})" d="{shape}" {ink}/>'
 
 
-def _chart(memory: dict[str, Any], top: float) -> tuple[list[str], float]:
+def _chart(memory: dict[str, Any], top: float, wide: float) -> tuple[list[str], float]:
     """The memory chart and its legend; returns where the next thing may start."""
-    left, right, tall = MARGIN + 66, WIDTH - MARGIN, 130.0
+    left, right, tall = MARGIN + 66, wide - MARGIN, 130.0
     parts = [_text(MARGIN, top + 4, "Projected memory", size=13, weight=650)]
     note = f"peak {memory['peakText']} at {memory['peakName']}" if memory["peakName"] else ""
     note += f" · plain eager PyTorch: {memory['eagerText']}"
     parts.append(
-        _text(MARGIN + 160, top + 4, shorten(note, WIDTH - 2 * MARGIN - 160, 11.5), size=11.5, fill=_MUTED)
+        _text(MARGIN + 160, top + 4, shorten(note, wide - 2 * MARGIN - 160, 11.5), size=11.5, fill=_MUTED)
     )
     top += 18 if not memory["pieces"] else 32
     bottom = top + tall
@@ -487,7 +529,7 @@ def _legend(memory: dict[str, Any], left: float, right: float, bottom: float) ->
     parts: list[str] = []
     x = left
     for category in memory["categories"]:
-        label = f"{category['name']} {format_bytes(category['peak'])}"
+        label = f"{category['label']} {format_bytes(category['peak'])}"
         wide = 16 + len(label) * char_width(11) + 16
         if x + wide > right:
             x, bottom = left, bottom + 18

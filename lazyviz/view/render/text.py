@@ -11,6 +11,7 @@ from ...graph.ir import Graph
 from ...graph.sync_points import listed
 from ...plan.formatting import line_text, line_with_text
 from ...plan.units import format_bytes
+from ..colors import category_text
 from ..layout.text_width import letters
 from ..printable_text import visible
 from ..scene.batch_text import batch_lines
@@ -104,7 +105,7 @@ def _memory(plan: PlanLike, width: int) -> list[str]:
         lines.append(f"  peak at {peak.name} ({place_name(peak)}){source}")
     lines.append(f"  {other_run(plan)}")
     lines.append("Alive at the peak:")
-    shown = [(str(name), size) for name, size in plan.by_category.items() if size]
+    shown = [(category_text(name), size) for name, size in plan.by_category.items() if size]
     for name, size in sorted(shown, key=lambda item: -item[1]):
         lines.append(f"  {format_bytes(size):>10}  {name}")
     if plan.alive_at_peak:
@@ -113,7 +114,8 @@ def _memory(plan: PlanLike, width: int) -> list[str]:
         name = alive_name(allocation) or "(outside of a module)"
         made = f", {allocation.node.name}" if allocation.node is not None else ""
         line = f", {line_text(allocation.source)}" if allocation.source is not None else ""
-        lines.append(f"  {format_bytes(allocation.nbytes):>10}  {allocation.category}: {name}{made}{line}")
+        what = f"{category_text(allocation.category)}: {name}{made}{line}"
+        lines.append(f"  {format_bytes(allocation.nbytes):>10}  {what}")
     lines += batch_lines(plan)
     if parts := needed_for(plan):
         lines.append(f"Needed: {parts}")

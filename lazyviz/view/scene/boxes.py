@@ -176,7 +176,7 @@ def around(boxes: Iterable[Box], limit: int) -> list[str]:
     return list(ids)
 
 
-def module_path(node: Node) -> str:
+def module_path(node: Node | RefusedOp) -> str:
     """``"net.transformer.h.0.attn"``, as the user's variables call the model; "" outside of modules."""
     return ".".join(part for part in (root_name(node.root), node.module) if part)
 

@@ -11,9 +11,12 @@ from ...graph.ir import Node, SourceLine, Storage, Value
 from ...graph.modules import full_name
 from ...plan.explain import keeper
 from ...plan.formatting import line_text
+from ...plan.runtime.projection import duration
 from ...plan.units import format_bytes, format_flops
+from ..printable_text import as_written
 from .boxes import Box, Hierarchy, chain, module_facts, module_path, named, op_name, place_name, refused_of
 from .memory_chart import alive_json
+from .numbers import span_text
 from .relations import relations
 from .scene import Scene, dtype_text, plural, shape_of, shape_text
 from .value_stats import values_of
@@ -31,7 +34,7 @@ def source_json(source: SourceLine | None) -> dict[str, Any] | None:
         file = f"cell [{source.cell}]"
     elif source.in_cell:
         file = "this notebook"
-    return {"file": file, "line": source.line, "text": source.text.strip()}
+    return {"file": file, "line": source.line, "text": as_written(source.text.strip())}
 
 
 def describe(scene: Scene, box: Box) -> dict[str, Any]:
@@ -71,6 +74,8 @@ def describe(scene: Scene, box: Box) -> dict[str, Any]:
         result |= _of_tensors(scene, box)
     else:
         result |= _of_group(scene, box)
+    for name, span in scene.numbers.notes_of(box).items():
+        result["facts"].append([name, span_text(span)])
     return result
 
 
@@ -120,7 +125,7 @@ def _of_op(scene: Scene, box: Box, node: Node) -> dict[str, Any]:
         ["state", node.state],
     ]
     if node.seconds is not None:
-        facts.append(["time", seconds_text(node.seconds)])
+        facts.append(["time", duration(node.seconds)])
     constants = _constants(node)
     if constants:
         facts.append(["arguments", constants])
@@ -227,7 +232,7 @@ def _of_group(scene: Scene, box: Box) -> dict[str, Any]:
         facts.append(["done", f"{done:,} of {len(nodes):,}"])
     seconds = [node.seconds for node in nodes if node.seconds is not None]
     if seconds:
-        facts.append(["time", seconds_text(sum(seconds))])
+        facts.append(["time", duration(sum(seconds))])
     if common:
         facts.append(
             ["mostly", ", ".join(f"{name} × {count}" if count > 1 else name for name, count in common)]
@@ -341,10 +346,6 @@ def _common_path(nodes: Sequence[Node]) -> str:
             same += 1
         common = common[:same]
     return ".".join(common)
-
-
-def seconds_text(seconds: float) -> str:
-    return f"{seconds * 1e6:.3g} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
 
 
 def _constants(node: Node) -> str:

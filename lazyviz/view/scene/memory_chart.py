@@ -14,6 +14,7 @@ from ...graph.modules import full_name
 from ...plan.batch.split import SHOWN, SplitPlan
 from ...plan.formatting import line_text
 from ...plan.units import format_bytes, format_range
+from ..colors import category_text
 from .boxes import chain, known_path, op_name, place_name
 from .plan_protocol import AllocationLike, PlanLike
 from .scene import Scene
@@ -111,6 +112,7 @@ def memory_json(scene: Scene, measured: Sequence[tuple[int, int]] = ()) -> dict[
     categories = [
         {
             "name": str(name),
+            "label": category_text(name),
             "peak": (size := plan.by_category.get(name, 0)),
             "peakText": format_bytes(size),
             "most": (most := max(series)),

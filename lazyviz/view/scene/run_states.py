@@ -41,6 +41,14 @@ class States:
         self._running: Node | None = None
         self._touched: set[Box] = set()  # groups and ops, since they were last told
 
+    def share(self, box: Box) -> float:
+        """The share of a box's ops that have run."""
+        self._begin()
+        if box.node is not None:
+            return float(self._codes[box.node.index] == DONE)
+        count = self._counts.get(box)
+        return count.ops[DONE] / max(sum(count.ops), 1) if count is not None else 0.0
+
     def of(self, box: Box) -> tuple[str, float | None, str | None] | None:
         """State, seconds if known, and alarm of a box; ``None`` of one that nothing runs in."""
         self._begin()
@@ -85,7 +93,10 @@ class States:
                 self._note(node, code)
 
     def changes(self, groups: Collection[str]) -> dict[str, list[Any]]:
-        """What has changed since the last time, of boxes that are in one of ``groups``: by id."""
+        """What has changed since the last time, of boxes that are in one of ``groups``: by id.
+
+        State, seconds, alarm, and the share of the ops inside that have run.
+        """
         touched, self._touched = self._touched, set()
         result: dict[str, list[Any]] = {}
         for box in touched:
@@ -93,7 +104,8 @@ class States:
                 told = self.of(box)
                 if told is not None:
                     state, seconds, alarm = told
-                    result[box.id] = [state, None if seconds is None else float(f"{seconds:.3g}"), alarm]
+                    rounded = None if seconds is None else float(f"{seconds:.3g}")
+                    result[box.id] = [state, rounded, alarm, round(self.share(box), 3)]
         return result
 
     def _begin(self) -> None:

@@ -21,6 +21,7 @@ from .boxes import Box, Hierarchy, module_facts, op_name
 from .dataflow import hidden_views
 from .errors import error_json
 from .hierarchy import build_hierarchy
+from .numbers import Numbers
 from .plan_protocol import PlanLike
 from .run_states import States
 
@@ -98,6 +99,7 @@ class Scene:
         self._number_of: dict[int, int] = {}
         self._cards: dict[Box, dict[str, Any]] = {}
         self.states = States(self.hierarchy)
+        self.numbers = Numbers(self.hierarchy)
 
     def places(self) -> Mapping[int, Sequence[int]]:
         """The positions of every node in the plan's timeline: in pieces, several."""
@@ -203,6 +205,8 @@ class Scene:
             result["dtype"] = dtype
         if module := self._facts.module(box):
             result["module"] = module
+        if numbers := self.numbers.of(box, self.plan):
+            result["numbers"] = numbers
         return result
 
     def held(self) -> dict[Box, dict[str, int]]:
@@ -239,12 +243,14 @@ class Scene:
         return width, height
 
     def progress(self, box: Box) -> dict[str, Any]:
-        """How far a run is in ``box``: ``state`` unless it is pending, ``seconds`` if known, ``alarm``."""
+        """How far a run is in ``box``: ``state`` unless it is pending; ``share``, ``seconds``, ``alarm``."""
         told = self.states.of(box)
         if told is None:
             return {}
         state, seconds, alarm = told
         result: dict[str, Any] = {"state": state} if state != "pending" else {}
+        if state == "partly":
+            result["share"] = round(self.states.share(box), 3)
         if seconds is not None:
             result["seconds"] = seconds
         if alarm is not None:

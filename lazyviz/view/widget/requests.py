@@ -10,13 +10,16 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ...graph.ir import Graph
+from ...graph.ir import Annotation, Graph
 from ...graph.sync_points import MOST_LISTED, listed, sites
+from ..render.figure import Drawing
 from ..scene.batch_text import batch_json
 from ..scene.boxes import Box, chain
 from ..scene.details import describe, describe_moment
 from ..scene.largest_layers import largest_layers
 from ..scene.memory_chart import memory_json, range_json
+from ..scene.numbers import COUNTED
+from ..scene.plan_protocol import PlanLike
 from ..scene.scene import Scene, plural
 from .lookups import Lookups
 from .plan_choice import Planned, Targets, plans_of
@@ -29,6 +32,8 @@ EXPANDED_BOXES = 2000  # boxes that "Expand all" opens at most
 
 class Pictured(Planned, Protocol):
     """A recorded graph as far as its picture goes."""
+
+    drawing: Drawing | None
 
     @property
     def graph(self) -> Graph: ...
@@ -66,6 +71,7 @@ class Answers:
         self._views = False
         self._lookups = Lookups(pictured.graph, getattr(pictured, "code", ""), lambda: self.scene, send)
         self.given: set[str] = set()  # the groups that the page has
+        self._noted = self._annotations
         self._send = send
         self._redraw = redraw
 
@@ -101,6 +107,7 @@ class Answers:
             "batch": self._batch() if scene.graph.nodes else None,
             "devices": self._devices() if scene.graph.nodes else None,
             "views": self._views,
+            "notes": scene.numbers.notes_json(),
             "code": self._lookups.first_code(),
             "syncs": {
                 "title": plural(len(scene.graph.sync_points), "sync point"),
@@ -114,9 +121,47 @@ class Answers:
         self.given.add(box.id)
         return self.scene.group(box)
 
-    def follow(self) -> None:
-        """A choice may have been made in another widget of this graph."""
+    def follow(self, first: dict[str, Any]) -> None:
+        """A choice may have been made in another widget of this graph, or an annotation.
+
+        ``first``: the first picture as the page was given it, which learns of new numbers, too.
+        """
         self._plans.follow()
+        if self._noted != self._annotations:
+            self._noted = self._annotations
+            told = self._tell_numbers()
+            first["notes"] = told["notes"]
+            for group in first["groups"]:
+                for box in group["boxes"]:
+                    box.pop("numbers", None)
+                    if box["id"] in told["boxes"]:
+                        box["numbers"] = told["boxes"][box["id"]]
+
+    @property
+    def _annotations(self) -> list[Annotation]:
+        return list(self._pictured.graph.annotations.values())
+
+    def _numbers(self, id: str) -> None:
+        """Numbers that no box has told so far: FLOPs, or projected time."""
+        if id in COUNTED:
+            self.scene.numbers.asked.add(id)
+            self._tell_numbers()
+
+    def _tell_numbers(self) -> dict[str, Any]:
+        """All numbers of the boxes that the page has."""
+        scene, boxes = self.scene, {}
+        for box in scene.hierarchy.boxes.values():
+            there = box.parent is not None and box.parent.id in self.given
+            if there and (found := scene.numbers.of(box, scene.plan)):
+                boxes[box.id] = found
+        told = {"kind": "numbers", "notes": scene.numbers.notes_json(), "boxes": boxes}
+        self._send(told)
+        return told
+
+    @property
+    def plans(self) -> tuple[PlanLike, PlanLike]:
+        """The plan of what was recorded, and the one that is shown."""
+        return self._plans.own, self._plans.shown
 
     def _batch(self) -> dict[str, Any] | None:
         return batch_json(self.scene, self._plans.own.batch_size or 0, self._pictured.split)
@@ -196,6 +241,12 @@ class Answers:
         if id in self._targets:
             self._plans.choose(id, self._targets[id])
 
+    def _draw(self, id: str) -> None:
+        """How the page shows the graph: a choice of number, and the groups that are open, one a line."""
+        by, *opened = id.split("\n")
+        known = self.scene.hierarchy.boxes
+        self._pictured.drawing = Drawing(frozenset(each for each in opened if each in known), by, self._views)
+
     def _largest(self, _: str) -> None:
         """The largest batch that fits, as far as it is known: the page asks until it is."""
         if self._plans.own.batch_size is not None:
@@ -217,6 +268,8 @@ class Answers:
         plan = {"memory": self._memory(), "batch": self._batch(), "device": self._plans.device}
         plan["version"] = self._version
         self._send({"kind": "plan", **plan, "note": note})
+        if "time" in self.scene.numbers.asked:
+            self._tell_numbers()
 
     def _memory(self) -> dict[str, Any]:
         return {**memory_json(self.scene, self._pictured.measured), "layers": largest_layers(self.scene)}
@@ -231,7 +284,9 @@ class Answers:
 
     def _toggle_views(self, _: str) -> None:
         self._views = not self._views
+        asked = self.scene.numbers.asked
         self.scene = Scene(self._pictured.graph, self.scene.plan, views=self._views)
+        self.scene.numbers.asked |= asked
         self._redraw()
 
     _handlers = {  # noqa: RUF012 (constant)
@@ -248,6 +303,8 @@ class Answers:
         "split": _cut,
         "reveal": _reveal,
         "views": _toggle_views,
+        "numbers": _numbers,
+        "drawing": _draw,
     }
 
 

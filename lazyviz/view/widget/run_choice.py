@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ...graph.ir import Graph, Node
 from ...plan.units import format_bytes
-from ..scene.boxes import chain
+from ..scene.boxes import chain, module_path, op_name
 from ..scene.details import source_json
 from ..scene.scene import Scene, plural
 from .runner import Runnable, Running
@@ -110,7 +110,14 @@ def failure_json(running: Running, scene: Scene) -> dict[str, Any] | None:
         "message": "\n".join([f"{type(error).__name__}: {error}".rstrip(": "), *notes]),
         "source": source_json(node.source) if node is not None else None,
         "chain": chain(box) if box is not None else [],
+        **(_where(scene, scene.places()[node.index][0], op_name(node), module_path(node)) if node else {}),
     }
+
+
+def _where(scene: Scene, position: int, op: str, module: str) -> dict[str, Any]:
+    """Where the chart is to say so, and in which words."""
+    place = f" in {module}" if module else ""
+    return {"at": position, "words": f"op {position + 1:,} failed: {op}{place}"}
 
 
 def _raised_json(scene: Scene) -> dict[str, Any] | None:
@@ -124,6 +131,11 @@ def _raised_json(scene: Scene) -> dict[str, Any] | None:
         "source": source_json(raised.source),
         "chain": chain(box) if box is not None else [],
         "recording": True,
+        **(
+            _where(scene, len(scene.plan.timeline), refused.name, module_path(refused))
+            if (refused := raised.refused) is not None
+            else {}
+        ),
     }
 
 

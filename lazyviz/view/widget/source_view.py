@@ -17,9 +17,10 @@ from typing import Any
 
 from ...graph.ir import Graph, Node, SourceLine
 from ...graph.sync_points import sites
+from ...plan.runtime.projection import duration
 from ...plan.units import format_bytes
+from ..printable_text import as_written
 from ..scene.boxes import Box, named
-from ..scene.details import seconds_text
 from ..scene.plan_protocol import PlanLike
 from ..scene.scene import Scene, plural
 
@@ -106,7 +107,13 @@ class Code:
         return sum(len(text) + 8 for section in self.sections for _, text in section.lines)
 
     def text_json(self) -> list[dict[str, Any]]:
-        return [{"label": section.label, "lines": _dedented(section.lines)} for section in self.sections]
+        return [
+            {
+                "label": section.label,
+                "lines": _dedented([(line, as_written(text)) for line, text in section.lines]),
+            }
+            for section in self.sections
+        ]
 
     def facts_json(self, plan: PlanLike) -> dict[str, Any]:
         """What is known of each line, by its id: numbers of ops, bytes, seconds; 0 and "" left out."""
@@ -174,7 +181,7 @@ class Code:
             facts.append(["its gradients", of])
         times = [node.seconds for node in nodes if node.seconds is not None]
         if times:
-            facts.append(["time", seconds_text(sum(times))])
+            facts.append(["time", duration(sum(times))])
         if syncs := self._syncs.get(key):
             facts.append(["sync point", "; ".join(dict.fromkeys(syncs))])
         links: list[dict[str, Any]] = []

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from ...graph.ir import Node
 from ...plan.formatting import line_text
+from ...plan.runtime.projection import duration
 from ...plan.units import format_bytes
 from ..scene.boxes import Box, module_path, op_name
-from ..scene.details import seconds_text
 from ..scene.scene import Scene, dtype_text, shape_of, shape_text
 from .search import Index
 from .source_view import Code
@@ -37,21 +37,36 @@ _MODULE = Column("module", "Module")
 _PHASE = Column("phase", "Phase")
 _LINE = Column("line", "Line")
 _OPS = Column("ops", "Ops", True)
-_LAST = (Column("bytes", "Allocates", True), Column("held", "At peak", True), Column("state", "State"))
-_TIME = Column("seconds", "Time", True)
+_BYTES, _HELD = Column("bytes", "Allocates", True), Column("held", "At peak", True)
+_TIME, _STATE = Column("seconds", "Time", True), Column("state", "State")
+OWN = "own_"  # of a module, without the modules inside
+# What one looks for stands first, in sight however narrow the table is.
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "ops": (
         _OP,
+        _BYTES,
+        _HELD,
+        _TIME,
         _MODULE,
         _PHASE,
         _LINE,
         Column("shape", "Shape", True),
         Column("dtype", "Dtype"),
-        *_LAST,
-        _TIME,
+        _STATE,
     ),
-    "modules": (_MODULE, _PHASE, _OPS, *_LAST, _TIME),
-    "lines": (_LINE, Column("text", "Code"), _PHASE, _OPS, *_LAST, _TIME),
+    "modules": (
+        _MODULE,
+        _BYTES,
+        Column("own_bytes", "Own", True),
+        _HELD,
+        Column("own_held", "Own", True),
+        _TIME,
+        Column("own_seconds", "Own", True),
+        _OPS,
+        _PHASE,
+        _STATE,
+    ),
+    "lines": (_LINE, Column("text", "Code"), _BYTES, _HELD, _TIME, _OPS, _PHASE, _STATE),
 }
 
 
@@ -94,10 +109,15 @@ class Table:
         drawn = scene.hierarchy.box_of
         self._nodes = [node for node in scene.graph.nodes if drawn[node.index] is not None]
         self._rows: dict[str, list[tuple[Any, list[Node]]]] = {}
+        self._own: dict[str, list[Node]] = defaultdict(list)  # by module, without those inside
+        self._weights: tuple[Any, tuple[dict[str, int], dict[str, int]]] = (None, ({}, {}))  # of a plan
         self._keys: dict[tuple[str, str], list[Any]] = {}  # by mode and column, where no run changes them
 
     def rows(self, mode: str) -> list[tuple[Any, list[Node]]]:
-        """Every row's key (a box, a path, a line) and its ops, in the order of the program."""
+        """Every row's key (a box, a path, a line) and its ops, in the order of the program.
+
+        A module has those of the modules inside, too.
+        """
         known = self._rows.get(mode)
         if known is not None:
             return known
@@ -107,7 +127,11 @@ class Table:
             groups = {box_of[node.index]: [node] for node in self._nodes}
         elif mode == "modules":
             for node in self._nodes:
-                groups[module_path(node)].append(node)
+                path = module_path(node)
+                self._own[path].append(node)
+                for end in [at for at, letter in enumerate(path) if letter == "."]:
+                    groups[path[:end]].append(node)
+                groups[path].append(node)
         else:
             drawn = self._scene.hierarchy.box_of
             for key, nodes in self._code.ops.items():
@@ -176,18 +200,57 @@ class Table:
                 held[allocation.node.index] += allocation.nbytes
         return held
 
+    def _held_in(self, row: tuple[Any, list[Node]], held: dict[int, int], *, own: bool) -> int:
+        """Bytes at the peak that a row's ops made, and of a module those of its weights."""
+        key, nodes = row
+        size = sum(held.get(node.index, 0) for node in nodes)
+        if not isinstance(key, str) or not key:
+            return size
+        return size + self._weights_held()[0 if own else 1].get(key, 0)
+
+    def _weights_held(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Bytes of weights that are alive at the peak, by module: its own, and with those inside."""
+        plan = self._scene.plan
+        if self._weights[0] is not plan:
+            owner = {
+                value.storage.id: box.parent
+                for box in self._scene.hierarchy.boxes.values()
+                if box.kind == "input"
+                for value in box.values
+            }
+            sizes: dict[str, int] = defaultdict(int)
+            inside: dict[str, int] = defaultdict(int)
+            for allocation in plan.alive_at_peak:
+                storage = getattr(allocation, "storage", None)
+                box = owner.get(storage.id) if allocation.node is None and storage is not None else None
+                while box is not None and not (box.name and (box.repeats == 1 or box.calls > 1)):
+                    box = box.parent
+                if box is not None:
+                    sizes[box.name] += allocation.nbytes
+                    for end in [at for at, letter in enumerate(f"{box.name}.") if letter == "."]:
+                        inside[box.name[:end]] += allocation.nbytes
+            self._weights = plan, (sizes, inside)
+        return self._weights[1]
+
     def _sorted_by(self, mode: str, column: str, held: dict[int, int]) -> list[Any]:
         """What each row is sorted by; words by their rank, so that ``h.2`` stands before ``h.10``."""
         known = self._keys.get((mode, column))
         if known is not None:
             return known
         rows = self.rows(mode)
+        if column.startswith(OWN):
+            rows, column = [(key, self._own[key]) for key, _ in rows], column.removeprefix(OWN)
+            if column == "held":
+                return [self._held_in(row, held, own=True) for row in rows]
+            if column == "seconds":
+                return [_seconds(nodes) for _, nodes in rows]
+            return [self._code.allocated(nodes) for _, nodes in rows]
         if column == "ops":
             keys: list[Any] = [len(nodes) for _, nodes in rows]
         elif column == "bytes":
             keys = [self._code.allocated(nodes) for _, nodes in rows]
         elif column == "held":
-            return [sum(held.get(node.index, 0) for node in nodes) for _, nodes in rows]
+            return [self._held_in(row, held, own=mode != "modules") for row in rows]
         elif column == "seconds":
             return [
                 sum(-1.0 if node.seconds is None else node.seconds for node in nodes) for _, nodes in rows
@@ -240,6 +303,9 @@ class Table:
     def _cell(self, mode: str, column: str, row: tuple[Any, list[Node]], held: dict[int, int]) -> str:
         key, nodes = row
         node = nodes[0]
+        own = column.startswith(OWN)
+        if own:
+            nodes, column = self._own[key], column.removeprefix(OWN)
         if column == "op":
             return op_name(node)
         if column == "module":
@@ -261,12 +327,13 @@ class Table:
         if column == "bytes":
             return format_bytes(self._code.allocated(nodes))
         if column == "held":
-            share = sum(held.get(each.index, 0) for each in nodes) / max(self._scene.plan.peak_bytes, 1)
+            size = self._held_in((key, nodes), held, own=own or mode != "modules")
+            share = size / max(self._scene.plan.peak_bytes, 1)
             return f"{share:.1%}" if share else ""
         if column == "state":
             return _state(nodes)
         times = [each.seconds for each in nodes if each.seconds is not None]
-        return seconds_text(sum(times)) if times else ""
+        return duration(sum(times)) if times else ""
 
 
 def _phases(nodes: Sequence[Node]) -> list[str]:

@@ -22,6 +22,7 @@ from ...graph.ir import Node
 from ..export.downloads import send_file
 from ..printable_text import visible_in
 from ..scene.scene import Scene
+from .other_graphs import comparison_json, new_token, others_json
 from .page_state import Controller, bundle, first_traits, run_traits
 from .requests import Answers
 from .run_choice import choose, nodes_up_to
@@ -35,6 +36,11 @@ _open: dict[int, LazyWidget] = {}  # by id, the one used longest ago first
 _lock = threading.RLock()  # the collector may close a widget while another one takes it
 
 _log = logging.getLogger(__name__)
+
+
+def _shown() -> list[LazyWidget]:
+    with _lock:
+        return list(_open.values())
 
 
 class LazyWidget(anywidget.AnyWidget):
@@ -65,6 +71,7 @@ class LazyWidget(anywidget.AnyWidget):
         self._controller = controller
         self._answers = Answers(controller, lambda message: self.send(message), self._redraw, scene)
         self._running = running_of(controller)
+        self.token = new_token()
         super().__init__(
             _esm=bundle("widget.js"),
             _css=bundle("widget.css"),
@@ -74,6 +81,15 @@ class LazyWidget(anywidget.AnyWidget):
         self.on_msg(self._hear)
         self._running.follow(self)
         self._used()
+
+    @property
+    def pictured(self) -> Controller:
+        return self._controller
+
+    @property
+    def plans(self) -> tuple[Any, Any]:
+        """The plan of what was recorded, and the one that is shown."""
+        return self._answers.plans
 
     def _used(self) -> None:
         """This one is in use; where too many are open, those used longest ago are closed.
@@ -136,6 +152,10 @@ class LazyWidget(anywidget.AnyWidget):
                 self.send({"kind": "refused", "note": note})
         elif action == "second-part":
             self.send({"kind": "second-part", "code": bundle("second.js")})
+        elif action == "graphs":
+            self.send({**others_json(self, _shown()), "token": self.token})
+        elif action == "compare":
+            self.send(comparison_json(self, id, _shown()))
         elif action == "export":
             send_file(self._controller, self._answers.scene, id, lambda message: self.send(message))
         else:
@@ -176,7 +196,7 @@ class LazyWidget(anywidget.AnyWidget):
             self.progress = None
             for name, value in run_traits(self._controller, answers.scene).items():
                 setattr(self, name, value)
-        answers.follow()
+        answers.follow(self.scene)
 
     def run_goes_on(self, ended: Sequence[Node], at_hand: Node | None) -> None:
         """``ended`` have run since the last time."""
@@ -194,7 +214,7 @@ class LazyWidget(anywidget.AnyWidget):
             for group in self.scene["groups"]:
                 for box in group["boxes"]:
                     if box["id"] in boxes:
-                        box.update(zip(("state", "seconds", "alarm"), boxes[box["id"]]))
+                        box.update(zip(("state", "seconds", "alarm", "share"), boxes[box["id"]]))
 
     def close(self) -> None:
         with _lock:

@@ -12,6 +12,7 @@ from torch import nn
 import lazyviz
 from lazyviz.graph.ir import SourceLine, SyncPoint
 from lazyviz.plan.planner import make_plan
+from lazyviz.view.printable_text import as_written
 from lazyviz.view.scene.scene import Scene
 from lazyviz.view.widget.source_view import Code
 
@@ -162,3 +163,19 @@ def test_hundred_thousand_ops_cost_little(write):
     code = Code(program.graph)
     code.facts_json(plan)
     assert time.perf_counter() - begin < 4, "seconds; 0.5 where nothing else runs"
+
+
+@pytest.mark.parametrize(
+    ("made", "written"),
+    [
+        ("    get_ipython().run_line_magic('time', 'z = y.relu()')", "    %time z = y.relu()"),
+        ("get_ipython().run_line_magic('matplotlib', '')", "%matplotlib"),
+        ("files = get_ipython().getoutput('ls -l')", "files = !ls -l"),
+        ("get_ipython().system('true')", "!true"),
+        ("get_ipython().run_cell_magic('time', '', 'y = x\\n')", "%%time"),
+        ("shell = get_ipython()", "shell = get_ipython()"),
+        ("get_ipython().run_line_magic(name, '')", "get_ipython().run_line_magic(name, '')"),
+    ],
+)
+def test_lines_are_as_the_user_wrote_them_not_as_ipython_made_them(made, written):
+    assert as_written(made) == written

@@ -48,13 +48,39 @@ def test_every_drawn_op_is_a_row_in_the_programs_order(step, table):
 def test_modules_and_lines_add_up_what_their_ops_do(step, table):
     modules, lines = page(table, "modules  up 0 all "), page(table, "lines  up 0 all ")
     total = page(table, "ops  up 0 all ")["total"]
-    assert sum(int(ops) for ops in column(modules, "ops")) == total
+    outermost = [(path, int(ops)) for path, ops in zip(column(modules, "module"), column(modules, "ops"))]
+    assert sum(ops for path, ops in outermost if "." not in path) == total, "with the modules inside"
     assert sum(int(ops) for ops in column(lines, "ops")) == total
-    assert column(modules, "module")[:3] == ["Net.h.0", "Net.h.0.act", "Net.h.1"]
+    assert column(modules, "module")[:5] == ["Net", "Net.h", "Net.h.0", "Net.h.0.act", "Net.h.1"]
     assert column(lines, "text") == ["loss = net(x)", "loss = net(x)", "opt.step()"]
     boxes = table._scene.hierarchy.boxes
     assert all(row["id"] in boxes for row in modules["rows"])
     assert boxes[modules["rows"][0]["id"]].phase == "forward"
+
+
+def test_modules_tell_what_they_hold_with_and_without_the_modules_inside(step, table):
+    for node in step.nodes:
+        node.seconds, node.state = 0.5, "done"
+    found = page(table, "modules bytes down 0 all ")
+    rows = {
+        row["cells"][0]: dict(zip([each[0] for each in found["columns"]], row["cells"]))
+        for row in found["rows"]
+    }
+    layer, act = rows["Net.h.1"], rows["Net.h.1.act"]
+    assert (act["bytes"], act["own_bytes"]) == ("256 B", "256 B"), "forward and backward, 128 bytes each"
+    assert (layer["bytes"], layer["own_bytes"]) == ("768 B", "512 B")
+    assert (layer["seconds"], layer["own_seconds"]) == ("2.5 s", "1.5 s")
+    assert rows["Net"]["own_bytes"] == "0 B" and found["rows"][0]["cells"][0] in (
+        "Net",
+        "(outside of modules)",
+    )
+    peak = table._scene.plan.peak_bytes
+    weights = sum(each.nbytes for each in table._scene.plan.alive_at_peak if each.category == "parameters")
+    shares = {name: float(row["held"].rstrip("%") or 0) for name, row in rows.items()}
+    assert shares["Net"] >= round(100 * weights / peak, 1) > 0, "weights are held, too"
+    assert float(layer["held"].rstrip("%")) >= float(layer["own_held"].rstrip("%") or 0) > 0
+    by_own = column(page(table, "modules own_bytes down 0 all "), "own_bytes")
+    assert by_own[-1] == "0 B" and by_own[0] != "0 B"
 
 
 @pytest.mark.parametrize("mode", COLUMNS)
@@ -93,7 +119,8 @@ def test_rows_are_filtered_by_phase_and_query(step, table):
     assert set(column(page(table, "ops  up 0 optimizer "), "op")) == {"add_"}
     found = page(table, "ops  up 0 backward threshold")
     assert set(column(found, "op")) == {"threshold_backward"} and found["total"] == 3
-    assert page(table, "modules  up 0 all h.1.act")["total"] == 1
+    found = column(page(table, "modules  up 0 all h.1.act"), "module")
+    assert found == ["Net", "Net.h", "Net.h.1", "Net.h.1.act"], "it, and what it is a part of"
     nothing = page(table, "ops  up 5 all (.*")
     assert nothing["rows"] == [] and (nothing["page"], nothing["pages"]) == (0, 1)
 

@@ -1,0 +1,140 @@
+"""Shown numbers: what the static picture writes in boxes, as ``js/src/graph/colors.ts`` does."""
+
+from __future__ import annotations
+
+from ...plan.runtime.projection import duration
+from ...plan.units import format_bytes, format_flops
+from ..scene.boxes import Box
+from ..scene.numbers import COUNTED, NOTE, number_text, span_text
+from ..scene.scene import Scene
+
+CHOICES = {
+    "peak": "bytes held at the peak",
+    "memory": "bytes allocated",
+    "time": "time",
+    "flops": "FLOPs",
+    "dtype": "dtype",
+    "module": "module",
+}
+ABOVE, BELOW, AMOUNT = "#1769c2", "#c2571a", "#1976d2"
+
+Part = tuple[str, float]  # a category or a color, and its share of a bar's length
+
+
+class ShownNumbers:
+    """One choice of number for the boxes of a picture.
+
+    ``by`` is a key of :data:`CHOICES`, or ``"note:NAME"``; by default the newest annotation, if there is one.
+    """
+
+    def __init__(self, scene: Scene, by: str = "") -> None:
+        self._scene = scene
+        newest = scene.numbers.newest
+        known = by in CHOICES or by.removeprefix(NOTE) in scene.numbers.annotations
+        self.by = by if by and known else NOTE + newest if newest is not None else "peak"
+        self.note = scene.numbers.annotations.get(self.by.removeprefix(NOTE)) if self.is_note else None
+        self._most: float | None = None
+
+    @property
+    def is_note(self) -> bool:
+        return self.by.startswith(NOTE)
+
+    def text(self, box: Box) -> str:
+        """The number of ``box`` in words, with what it is."""
+        if self.note is not None:
+            span = self._scene.numbers.spans(self.note.name).get(box)
+            return f"{span_text(span)} {self.note.name}" if span is not None else ""
+        if self.by == "peak":
+            return f"{format_bytes(round(self._amount(box)))} at peak"
+        if self.by == "memory":
+            return f"{format_bytes(round(self._amount(box)))} allocated"
+        if self.by == "flops":
+            return format_flops(round(self._amount(box)))
+        if self.by == "time":
+            return self._time(box)
+        colouring = self._scene.colouring(box)
+        return str(colouring.get(self.by, ""))
+
+    def short(self, box: Box) -> str:
+        """The same without what it is, for an op's row; "" where it is nothing."""
+        if self.by in ("peak", "memory") and not self._amount(box):
+            return ""
+        text = self.text(box)
+        for end in (" at peak", " allocated", f" {self.note.name}" if self.note is not None else "\0"):
+            text = text.removesuffix(end)
+        return text
+
+    def bar(self, box: Box) -> list[Part]:
+        """The parts of the box's bar, on a linear scale."""
+        if self.by in ("dtype", "module"):
+            return []
+        if self.by == "peak":
+            most = max(self._scene.plan.peak_bytes, 1)
+            return [(name, size / most) for name, size in self._scene.held().get(box, {}).items()]
+        if self.note is not None:
+            told = self._noted(box)
+            return [told] if told is not None else []
+        return [(AMOUNT, self._amount(box) / self._longest())]
+
+    def tint(self, box: Box) -> Part | None:
+        """Color and opacity of a box's edge, by how large its number is; ``None``: as its layer's."""
+        told = self._noted(box) if self.note is not None else None
+        return (told[0], told[1] * 0.8) if told is not None else None
+
+    def scale(self) -> str:
+        """What the bars mean, in a sentence; "" where there are none."""
+        if self.by in ("dtype", "module"):
+            return ""
+        if self.note is not None:
+            end = number_text(max(abs(self.note.least), abs(self.note.most)))
+            below = "; orange is below zero" if self.note.least < 0 else ""
+            return f"Bars: {self.note.name}; the full length is {end}, linear{below}"
+        if self.by == "peak":
+            most = format_bytes(self._scene.plan.peak_bytes)
+            return f"Bars: bytes held at the peak, by category; the full length is {most}, linear"
+        longest = self._longest()
+        words = (
+            duration(longest)
+            if self.by == "time"
+            else format_flops(round(longest))
+            if self.by == "flops"
+            else format_bytes(round(longest))
+        )
+        return f"Bars: {CHOICES[self.by]}; the full length is {words}, linear"
+
+    def _noted(self, box: Box) -> Part | None:
+        assert self.note is not None
+        span = self._scene.numbers.spans(self.note.name).get(box)
+        if span is None:
+            return None
+        most = max(abs(self.note.least), abs(self.note.most))
+        below = -span[0] > span[1]
+        return BELOW if below else ABOVE, abs(span[0] if below else span[1]) / most if most else 0.0
+
+    def _time(self, box: Box) -> str:
+        measured = self._measured(box)
+        if measured is not None:
+            return duration(measured)
+        projected = self._scene.numbers.sums("time", self._scene.plan).get(box)
+        return f"{duration(projected)} projected" if projected is not None else "not run"
+
+    def _measured(self, box: Box) -> float | None:
+        """Seconds that a box took which has run as a whole."""
+        told = self._scene.states.of(box)
+        return told[1] if told is not None and told[0] == "done" else None
+
+    def _amount(self, box: Box) -> int | float:
+        scene = self._scene
+        if self.by == "peak":
+            return sum(scene.held().get(box, {}).values())
+        if self.by == "memory":
+            return box.nbytes or sum(value.nbytes for value in box.values)
+        if self.by == "time" and (measured := self._measured(box)) is not None:
+            return measured
+        return scene.numbers.sums(self.by, scene.plan).get(box, 0) if self.by in COUNTED else 0
+
+    def _longest(self) -> float:
+        if self._most is None:
+            boxes = self._scene.hierarchy.boxes.values()
+            self._most = max((self._amount(box) for box in boxes if box.kind in ("module", "op")), default=0)
+        return self._most or 1

@@ -1,0 +1,78 @@
+"""Other graphs to compare with: those that are displayed, by a name and a token that the page has of each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from ...plan.plan import Plan
+from ..comparison.comparison import Comparison, chart_points
+from .requests import Pictured
+
+OWN = "own"  # the token of the plan of the batch and device as recorded, while another one is shown
+_numbers = itertools.count(1)
+
+
+class Shown(Protocol):
+    """A widget, as far as its graph is compared."""
+
+    token: str
+
+    @property
+    def pictured(self) -> Pictured: ...
+    @property
+    def plans(self) -> tuple[Any, Any]:
+        """The plan as recorded, and the one that is shown."""
+
+
+def new_token() -> str:
+    """A token that no other widget of this process has."""
+    return f"w{next(_numbers)}"
+
+
+def named(widget: Shown) -> str:
+    """What its graph is called beside another one."""
+    pictured = widget.pictured
+    title = pictured.title.removeprefix("lazyviz").removeprefix(", ")
+    return title or pictured.graph.where
+
+
+def others_json(widget: Shown, shown: Iterable[Shown]) -> dict[str, Any]:
+    """What there is to compare ``widget``'s graph with; of one graph, the widget that was used last."""
+    found: dict[int, Shown] = {}
+    for each in shown:
+        if each.pictured.graph is not widget.pictured.graph:
+            found[id(each.pictured.graph)] = each
+    entries = [[each.token, named(each)] for each in found.values()]
+    own, now = widget.plans
+    return {
+        "kind": "graphs",
+        "graphs": [*([[OWN, "itself, as recorded"]] if own is not now else []), *entries],
+    }
+
+
+def comparison_json(widget: Shown, token: str, shown: Iterable[Shown]) -> dict[str, Any]:
+    """``widget``'s graph beside another one, or the reason why not."""
+    own, now = widget.plans
+    if token == OWN:
+        before, after, names = own, now, ("as recorded", "as shown")
+    else:
+        other = next((each for each in shown if each.token == token), None)
+        if other is None:
+            note = "This kernel does not display the other graph; lazyviz.compare(a, b) takes any two."
+            return {"kind": "refused", "note": note}
+        before, after, names = now, other.plans[1], (named(widget), named(other))
+    assert isinstance(before, Plan) and isinstance(after, Plan)
+    names = names if names[0] != names[1] else ("this graph", "the other one")
+    found = Comparison(before, after, names, (len(before.timeline), len(after.timeline)))
+    top, curves = chart_points(found)
+    return {
+        "kind": "comparison",
+        "names": names,
+        "peaks": [before.peak_bytes, after.peak_bytes],
+        "top": top,
+        "curves": curves,
+        "rows": [list(row) for row in found.table().rows],
+        "lines": [list(row) for row in found.lines().rows],
+    }
