@@ -12,13 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,6 +164,27 @@ def is_made(source: Path, torch: Torch | None) -> bool:
     return any(all(word.encode() in file.read_bytes() for word in words) for file in made)
 
 
+def _joined(reasons: Iterable[str]) -> list[str]:
+    """Sentences ``"SOURCE: REASON"``; sources that share a reason share a sentence."""
+    sources: dict[str, list[str]] = {}
+    for sentence in reasons:
+        source, _, reason = sentence.partition(": ")
+        sources.setdefault(reason, []).append(source)
+    return [f"{', '.join(names)}: {reason}" for reason, names in sources.items()]
+
+
+def missing_compiler() -> str | None:
+    """Why nothing can be compiled here; ``None`` where Python's compilers are found."""
+    if os.name == "nt":  # setuptools looks for Visual Studio by itself
+        return None
+    for variable in ("CC", "CXX"):
+        command = os.environ.get(variable) or sysconfig.get_config_var(variable) or ""
+        program = next(iter(shlex.split(command)), "")
+        if shutil.which(program) is None:
+            return f"there is no C and C++ compiler here ({program or variable} is not found)"
+    return None
+
+
 def build_all(
     more: Sequence[str] = (), anew: bool = True, report: Callable[[str], None] = lambda sentence: None
 ) -> tuple[list[Path], list[str]]:
@@ -190,10 +212,13 @@ def build_all(
         report(f"{source.name}: compiled in {time.monotonic() - begin:.0f} s")
         return made
 
-    wanted = SOURCES if torch is not None else (CYTHON,)
+    known = SOURCES if torch is not None else (CYTHON,)
+    wanted = [each for each in known if anew or not is_made(each, torch)]
+    if wanted and (lacking := missing_compiler()):
+        return [], [*reasons, lacking]
     with ThreadPoolExecutor() as pool:
-        made = list(pool.map(attempt, [each for each in wanted if anew or not is_made(each, torch)]))
-    reasons += [item for item in made if isinstance(item, str)]
+        made = list(pool.map(attempt, wanted))
+    reasons += _joined(item for item in made if isinstance(item, str))
     return [item for item in made if isinstance(item, Path)], reasons
 
 
