@@ -148,7 +148,7 @@ def build() -> list[Path]:
         old.unlink()
     for target in ("sdist", "wheel"):
         run(f"build the {target}", [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", FOLDER])
-    made = sorted(FOLDER.glob("lazyviz-*"))
+    made = sorted(FOLDER.glob("lazyviz-*"), reverse=True)  # the wheel last: what is compiled stays
     for path in made:
         say(f"   {path.name}: {path.stat().st_size / 1e6:.2f} MB")
     if not any(path.name.endswith("-py3-none-any.whl") for path in made):

@@ -118,12 +118,24 @@ def build(source: Path, torch: Torch | None = None, more: Sequence[str] = ()) ->
         except CannotBuild:
             raise
         except Exception as error:  # setuptools and Cython have exceptions of many kinds for this
+            if type(error).__name__ in ("CompileError", "LinkError") and "Command" in str(error):
+                raise CannotBuild("the compiler does not take it; what it says is above") from error
             raise CannotBuild(f"{type(error).__name__}: {error}") from error
         made = Path(command.get_ext_fullpath(name_of(source)))
         target = ROOT / source.parent / made.name
         target.unlink(missing_ok=True)  # a process may have the old one loaded
         shutil.move(made, target)
     return target
+
+
+# Cython compresses a module's strings: `is_made` looks for this one.
+_FOUND_IN_THE_FILE = '''
+cdef extern from *:
+    """
+    extern const char lazyviz_source[];
+    const char lazyviz_source[] = "{}";
+    """
+'''
 
 
 def _in_cython(source: Path, folder: str) -> list[Any]:
@@ -136,7 +148,8 @@ def _in_cython(source: Path, folder: str) -> list[Any]:
     copy = Path(folder) / source
     copy.parent.mkdir(parents=True)
     text = (ROOT / source).read_text(encoding="utf-8")
-    copy.write_text(text.replace('SOURCE = ""', f'SOURCE = "{digest(source)}"'), encoding="utf-8")
+    text = text.replace('SOURCE = ""', f'SOURCE = "{digest(source)}"')
+    copy.write_text(text + _FOUND_IN_THE_FILE.format(digest(source)), encoding="utf-8")
     made: list[Any] = cythonize([Extension(name_of(source), [str(copy)])], quiet=True, build_dir=folder)
     return made
 
@@ -160,7 +173,8 @@ def _in_cpp(source: Path, torch: Torch) -> Any:
 def is_made(source: Path, torch: Torch | None) -> bool:
     """Whether there is a compiled module of the source as it is, for that PyTorch."""
     made = (ROOT / source.parent).glob(f"{source.stem}.*.so")
-    words = [digest(source)] + ([torch.version] if torch is not None and source != CYTHON else [])
+    of_one_torch = torch is not None and "LAZYVIZ_TORCH" in (ROOT / source).read_text(encoding="utf-8")
+    words = [digest(source), torch.version] if torch is not None and of_one_torch else [digest(source)]
     return any(all(word.encode() in file.read_bytes() for word in words) for file in made)
 
 
