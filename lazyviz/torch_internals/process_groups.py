@@ -115,7 +115,7 @@ def patches() -> Iterable[tuple[Any, str, Any]]:
     def backends(config: Any) -> dict[str, str]:
         return dict.fromkeys(("cpu", "cuda"), FAKE)
 
-    # Each by its name: what has no plugin would be looked for and registered with its own type (PyTorch 2.14).
+    # Each by its name: PyTorch 2.14 looks for one without a plugin, and registers it with a type of its own.
     names = (*backend.backend_type_map, FAKE)
     plugins = {
         **dict.fromkeys((name.upper() for name in names), backend._BackendPlugin(_fake_group, True)),

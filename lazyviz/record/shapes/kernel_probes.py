@@ -401,13 +401,20 @@ def view_without_memory(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence
         args, kwargs = substitute(args, tensors), substitute(kwargs, tensors)
         # `Tensor.to`, whole as in inference mode, names a device, to which nothing can be copied from here.
         nowhere = torch.device("meta")
-        if op is torch.ops.aten.as_strided.default and any(stride < 0 for stride in args[2]):
-            # torch 2.11 takes it of a tensor without memory
-            raise RuntimeError(
-                f"as_strided: Negative strides are not supported at the moment, got strides: {list(args[2])}"
-            )
+        if op is torch.ops.aten.as_strided.default:
+            strides = list(strides_asked(args, kwargs))
+            if any(step < 0 for step in strides):  # torch 2.11 takes them of a tensor without memory
+                raise RuntimeError(
+                    f"as_strided: Negative strides are not supported at the moment, got strides: {strides}"
+                )
         args = [nowhere if isinstance(item, torch.device) else item for item in args]
         op(*args, **(kwargs | {"device": nowhere} if kwargs.get("device") is not None else kwargs))
+
+
+def strides_asked(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[int]:
+    """The strides that ``as_strided`` is given."""
+    found: Sequence[int] = args[2] if len(args) > 2 else kwargs["stride"]
+    return found
 
 
 def substitute(item: Any, tensors: dict[int, torch.Tensor]) -> Any:
