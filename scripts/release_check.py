@@ -66,7 +66,7 @@ done = subprocess.run([sys.executable, "-m", "lazyviz", "compile"], capture_outp
 assert done.returncode == 1 and "Traceback" not in done.stderr, done
 assert done.stderr.count("no C and C++ compiler") == 1 and "works without" in done.stderr, done.stderr
 """
-TEST_NEEDS = ("pytest>=8.2", "expecttest>=0.3", "hypothesis>=6.100", "numpy", "setuptools>=68")
+TEST_NEEDS = ("pytest>=8.2", "expecttest>=0.3", "hypothesis>=6.100", "setuptools>=68", "transformers>=4.50")
 
 
 @dataclass

@@ -90,6 +90,11 @@ class Strategy:
         return self.wanted.progress is not None or any(lazy.runs.has_listeners for lazy in self.touched)
 
     @property
+    def is_known(self) -> bool:
+        """Whether there is code for the nodes, from an earlier run of the same program."""
+        return self.found is not None or self.code is not None
+
+    @property
     def memory(self) -> Memory:
         return self.found.memory if self.found is not None else self.resident
 
@@ -269,7 +274,7 @@ class Strategy:
                 cancelled=cancelled,
                 verify=self.wanted.verify,
                 seen=self.seen,
-                compiles=self._compiles if on_progress is not None else None,
+                compiles=self._compiles,
                 subgraph=subgraph,
             )
         self.share = self.compiled.share
