@@ -2,8 +2,8 @@
 
 Python imports it as it starts where this folder is in PYTHONPATH: script and command stay as they are.
 The last line on stdout is then ``bits DIGEST``, of each parameter and each tensor of an optimizer's state;
-with ``LAZYVIZ_TEST_TIMES`` set it is ``steps N seconds S`` instead, a step's mean over the second half of the
-steps, of the optimizer that steps first.
+with ``LAZYVIZ_TEST_TIMES`` set it is ``steps N seconds S`` instead, a step's processor time, a mean over the
+second half of the steps, of the optimizer that steps first.
 """
 
 import atexit
@@ -23,7 +23,7 @@ def stepped(optimizer, args, kwargs):
     if not any(optimizer is known for known in optimizers):
         optimizers.append(optimizer)
     if optimizer is optimizers[0]:
-        ends.append(time.perf_counter())
+        ends.append(time.process_time())
 
 
 def tensors(optimizer):
