@@ -199,7 +199,7 @@ class Strategy:
         for index in self.cuda:
             torch_cuda.synchronize(index)
         for node, begin, end in self.marks or ():
-            node.seconds = begin.elapsed_time(end) / 1000
+            node.measured_seconds = begin.elapsed_time(end) / 1000
 
     @property
     def _timed(self) -> bool:
