@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .torch_internals import without_numpy as _without_numpy  # noqa: F401  # isort: skip
 from .execute.backend import Backend
 from .execute.eager import Interrupted
 from .execute.microbatch.clusters import NoWorkersError

@@ -1,10 +1,13 @@
 """Builds sdist and wheel, and proves in empty environments that each installs and works.
 
-.venv/bin/python scripts/release_check.py [--python 3.12 ...] [--torch 2.13.0 ...] [--no-compile]
+.venv/bin/python scripts/release_check.py [--python 3.12 ...] [--torch 2.13.0 ...] [--no-compile] [--keep]
+                                          [--tests tests/record ...]
 
-Each environment gets one PyTorch and one distribution, from where pip finds packages, and runs a small
-program outside of the checkout: in Python alone, then, where there is a compiler, with the native modules
-that ``lazyviz compile`` makes there.  Results go to out/release/report.json, and a line each to the terminal.
+Each environment gets one PyTorch and, one after the other, each distribution, from where pip finds packages,
+and runs a small program outside of the checkout: in Python alone; where no compiler is found, ``lazyviz
+compile`` has to say so; then, where there is one, with the native modules that it makes.  ``--tests`` are run
+there as well, on the installed wheel.  Results go to out/release/report.json, and a line each to the
+terminal.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import json
 import os
 import shutil
 import sys
-import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -56,25 +59,96 @@ print(lazyviz.__version__, torch.__version__, sum(compiled.values()), "native mo
 """
 
 
+# PATH has no compiler here; one sentence has to say so, and lazyviz goes on without.
+WITHOUT_COMPILER = """\
+import subprocess, sys
+done = subprocess.run([sys.executable, "-m", "lazyviz", "compile"], capture_output=True, text=True)
+assert done.returncode == 1 and "Traceback" not in done.stderr, done
+assert done.stderr.count("no C and C++ compiler") == 1 and "works without" in done.stderr, done.stderr
+"""
+TEST_NEEDS = ("pytest>=8.2", "expecttest>=0.3", "hypothesis>=6.100", "setuptools>=68", "transformers>=4.50")
+
+
 @dataclass
 class Tried:
-    """One distribution in one environment; times in seconds."""
+    """One distribution in one environment; times in seconds, sizes in megabytes.
+
+    ``install_seconds`` and ``installed_mb`` are of lazyviz and what it needs beside PyTorch.
+    """
 
     distribution: str
     python: str
     torch: str
     compiled: bool
+    distribution_mb: float
+    torch_seconds: float
+    torch_mb: float
     install_seconds: float
+    installed_mb: float
+    compile_seconds: float
     smoke_seconds: float
+
+
+@dataclass
+class Environment:
+    """An empty environment with one PyTorch."""
+
+    place: Path
+    version: str
+    torch: str
+    seconds: float = 0.0
+    size: float = 0.0
+
+    @property
+    def python(self) -> Path:
+        return self.place / "bin" / "python"
+
+    @property
+    def name(self) -> str:
+        return f"Python {self.version}, PyTorch {self.torch}"
+
+    @property
+    def work(self) -> Path:
+        """A folder outside of the checkout's packages to run things in."""
+        folder = self.place / "work"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def run(self, title: str, *words: str | Path, env: dict[str, str] | None = None) -> float:
+        """``python WORDS``; nothing of the checkout or of another environment is to be found."""
+        alone = dict.fromkeys(("PYTHONPATH", "VIRTUAL_ENV", "LAZYVIZ_PURE_PYTHON"), "")
+        return run(
+            f"{self.name}: {title}", [self.python, *words], env={**alone, **(env or {})}, cwd=self.work
+        )
+
+    def pip(self, title: str, *words: str | Path) -> float:
+        return self.run(title, "-m", "pip", "install", *QUIETLY, *words)
+
+    def make(self) -> None:
+        shutil.rmtree(self.place, ignore_errors=True)
+        run(f"{self.name}: environment", [interpreter(self.version), "-m", "venv", self.place])
+        before = megabytes(self.place)
+        self.seconds = self.pip("PyTorch", f"torch=={self.torch}")
+        self.size = megabytes(self.place) - before
+
+
+QUIETLY = ("--quiet", "--disable-pip-version-check", "--no-input")
+
+
+def megabytes(folder: Path) -> float:
+    """What the files of a folder take."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sum(path.stat().st_size for path in files) / 1e6
 
 
 def build() -> list[Path]:
     """The distributions of this checkout, made anew."""
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir(parents=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for old in FOLDER.glob("lazyviz-*"):
+        old.unlink()
     for target in ("sdist", "wheel"):
         run(f"build the {target}", [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", FOLDER])
-    made = sorted(FOLDER.glob("lazyviz-*"))
+    made = sorted(FOLDER.glob("lazyviz-*"), reverse=True)  # the wheel last: what is compiled stays
     for path in made:
         say(f"   {path.name}: {path.stat().st_size / 1e6:.2f} MB")
     if not any(path.name.endswith("-py3-none-any.whl") for path in made):
@@ -92,47 +166,60 @@ def interpreter(version: str) -> str:
     return found
 
 
-def attempt(distribution: Path, version: str, torch: str, compile_too: bool) -> list[Tried]:
-    """Install one distribution into an empty environment and try it."""
-    name = f"{distribution.name} on Python {version}, PyTorch {torch}"
-    place = FOLDER / "environment"
-    shutil.rmtree(place, ignore_errors=True)
-    run(f"{name}: environment", [interpreter(version), "-m", "venv", place])
-    python = place / "bin" / "python"
-    # Nothing of the checkout or of another environment is to be found.
-    env = dict.fromkeys(("PYTHONPATH", "VIRTUAL_ENV", "LAZYVIZ_PURE_PYTHON"), "")
-    pip: list[str | Path] = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-input",
-    ]
-    run(f"{name}: PyTorch", [*pip, f"torch=={torch}"], env=env)
-    begin = time.monotonic()
-    run(f"{name}: install", [*pip, distribution, "-c", ROOT / "constraints.txt"], env=env)
-    installed = time.monotonic() - begin
-    work = place / "work"
-    work.mkdir()
-    smoke = work / "smoke.py"
+def attempt(where: Environment, distribution: Path, compile_too: bool) -> list[Tried]:
+    """Install one distribution into an environment and try it."""
+    before = megabytes(where.place)
+    installed = where.pip(f"install {distribution.name}", distribution, "-c", ROOT / "constraints.txt")
+    size = megabytes(where.place) - before
+    smoke = where.work / "smoke.py"
     smoke.write_text(SMOKE)
     results = []
-    for kind in ("python", "compiled") if compile_too else ("python",):
-        if kind == "compiled":
-            run(f"{name}: what compiling takes", [*pip, "cython>=3.1", "setuptools>=68"], env=env)
-            run(f"{name}: lazyviz compile", [python, "-m", "lazyviz", "compile"], env=env, cwd=work)
-        begin = time.monotonic()
-        run(f"{name}: smoke test ({kind})", [python, smoke, kind], env=env, cwd=work)
-        seconds = time.monotonic() - begin
+
+    def tried(kind: str, compiled: float) -> None:
+        seconds = where.run(f"smoke test of {distribution.name}, {kind}", smoke, kind)
+        times = (round(each, 1) for each in (installed, size, compiled, seconds))
         results.append(
             Tried(
-                distribution.name, version, torch, kind == "compiled", round(installed, 1), round(seconds, 1)
+                distribution.name,
+                where.version,
+                where.torch,
+                kind == "compiled",
+                round(distribution.stat().st_size / 1e6, 2),
+                round(where.seconds, 1),
+                round(where.size),
+                *times,
             )
         )
-    shutil.rmtree(place)
+
+    tried("python", 0.0)
+    if distribution.suffix == ".whl":
+        where.run("lazyviz compile without a compiler", "-c", WITHOUT_COMPILER, env={"PATH": str(where.work)})
+    if compile_too and distribution.suffix == ".whl":
+        where.pip("what compiling takes", "cython>=3.1", "setuptools>=68")
+        tried("compiled", where.run("lazyviz compile", "-m", "lazyviz", "compile"))
     return results
+
+
+def run_tests(where: Environment, tests: Sequence[str]) -> None:
+    """Tests of the checkout on the lazyviz that is installed there."""
+    where.pip("what tests take", *TEST_NEEDS, "-c", ROOT / "constraints.txt")
+    copy = where.work / "tests"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(ROOT / "tests", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", where.work)
+    where.run("tests", "-m", "pytest", "-q", "-x", "--daily", "-p", "no:cacheprovider", *tests)
+
+
+def report(tried: Sequence[Tried]) -> None:
+    """Into out/release/report.json, and a line each."""
+    (FOLDER / "report.json").write_text(json.dumps([asdict(each) for each in tried], indent=2) + "\n")
+    for each in tried:
+        kind = f"compiled in {each.compile_seconds:.0f} s" if each.compiled else "Python alone"
+        what = f"{each.distribution} ({each.distribution_mb:.2f} MB), Python {each.python}"
+        say(
+            f"   {what}, PyTorch {each.torch} ({each.torch_mb:,.0f} MB), {kind}: works; installed in "
+            f"{each.install_seconds:.0f} s, smoke test {each.smoke_seconds:.0f} s"
+        )
 
 
 def main(args: list[str]) -> int:
@@ -142,24 +229,31 @@ def main(args: list[str]) -> int:
     parser.add_argument("--python", nargs="+", default=[here], help="versions of Python, each on PATH")
     parser.add_argument("--torch", nargs="+", default=[TORCH], help="versions of PyTorch")
     parser.add_argument("--no-compile", action="store_true", help="in Python alone")
+    parser.add_argument("--keep", action="store_true", help="leave the environments in out/release")
+    parser.add_argument("--tests", nargs="+", default=[], help="files and folders of tests to run there, too")
     options = parser.parse_args(args)
     compile_too = not options.no_compile and shutil.which("c++") is not None
+    tried: list[Tried] = []
     try:
         distributions = build()
-        tried = [
-            result
-            for version in options.python
-            for torch in options.torch
-            for distribution in distributions
-            for result in attempt(distribution, version, torch, compile_too and distribution.suffix == ".whl")
-        ]
+        for version in options.python:
+            for torch in options.torch:
+                where = Environment(FOLDER / f"python{version}-torch{torch}", version, torch)
+                where.make()
+                for distribution in distributions:
+                    tried += attempt(where, distribution, compile_too)
+                    if distribution is not distributions[-1]:
+                        where.run("uninstall", "-m", "pip", "uninstall", "--yes", *QUIETLY, "lazyviz")
+                if options.tests:
+                    run_tests(where, options.tests)
+                if not options.keep:
+                    shutil.rmtree(where.place)
     except StepFailed as error:
         say(f"make release-check: {error}")
         return 1
-    (FOLDER / "report.json").write_text(json.dumps([asdict(each) for each in tried], indent=2) + "\n")
-    for each in tried:
-        kind = "compiled" if each.compiled else "Python alone"
-        say(f"   {each.distribution}, Python {each.python}, PyTorch {each.torch}, {kind}: works")
+    finally:
+        if tried:
+            report(tried)
     return 0
 
 

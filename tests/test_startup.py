@@ -131,3 +131,17 @@ def test_an_import_takes_less_than_a_quarter_of_a_second_beside_torch(tmp_path: 
     imports, blocks = zip(*figures[1:])
     assert min(imports) < 0.25
     assert min(blocks) < 0.2
+
+
+def test_a_missing_numpy_is_not_warned_of(tmp_path):
+    """What ``pip install torch lazyviz`` brings has none; ``.numpy()`` says so where it is called."""
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\", name='numpy')")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    code = "import lazyviz, torch\nwith lazyviz.lazy():\n    x = torch.ones(3) + 1\nprint(x.tolist())"
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "[2.0, 2.0, 2.0]\n"), done.stderr

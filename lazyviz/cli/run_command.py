@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 from ..execute.report import Report
@@ -16,7 +15,7 @@ from ..session.block import LazyBlock
 from ..session.lazy_graph import LazyGraph, lazy
 from ..torch_internals.optimizer_steps import watched_steps
 from .plan_command import FAILED, INTERRUPTED, UsageError, is_silent, loaded
-from .recording import StepCount, user_frame
+from .recording import StepCount
 from .script import Script, exit_code, show
 
 _MOST_SITES = 5
@@ -82,14 +81,13 @@ class Blocks:
         self._block = lazy(**self._options)
         self._graph = self._block.__enter__()
 
-    def end(self, place: FrameType | Mapping[str, Any] | None, error: BaseException | None = None) -> None:
+    def end(self, error: BaseException | None = None) -> None:
         """Leave the block that is open and, unless the script has failed in it, evaluate it."""
         block, graph = self._block, self._graph
         self._block = self._graph = None
         if block is None or graph is None:
             return
-        block.ends_in = place
-        place = None
+        block.ends_in = {}  # nobody sees the graph, and to look for names takes as long as a step
         if error is None:
             block.__exit__(None, None, None)
         else:
@@ -98,7 +96,7 @@ class Blocks:
         self.account.add(graph, report)
 
     def stepped(self, count: int) -> None:
-        self.end(user_frame(sys._getframe()))
+        self.end()
         self.begin()
 
 
@@ -119,12 +117,12 @@ def run(script: Script, *, backend: str | None, recompute: str | None, quiet: bo
             try:
                 script.run()
             except SystemExit:
-                blocks.end(vars(script.main))
+                blocks.end()
                 raise
             except BaseException as error:
-                blocks.end(None, error)
+                blocks.end(error)
                 raise
-            blocks.end(vars(script.main))
+            blocks.end()
     except SystemExit as left:
         code = exit_code(left)
     except BaseException as error:

@@ -99,7 +99,7 @@ def run(
             begin = _cuda_event() if marks is not None else None
             run_node(node, memory, seen)
             if timed:
-                node.seconds = time.perf_counter() - spent_on(seen) - start
+                node.measured_seconds = time.perf_counter() - spent_on(seen) - start
             if marks is not None:
                 marks.append((node, begin, _cuda_event()))
             if around is not None:

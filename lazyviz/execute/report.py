@@ -12,7 +12,9 @@ from ..graph.summary import Summary, share_text
 from ..plan.formatting import line_text
 from ..plan.liveness.live_set import CATEGORIES
 from ..plan.projection import ByCategory, Peak
+from ..plan.runtime.compared import TimesCompared, compared
 from ..plan.runtime.cpu import known_rates, project_on_cpu
+from ..plan.runtime.projection import Projection
 from ..plan.tables import Table, Tabular
 from ..plan.units import format_bytes
 
@@ -133,6 +135,20 @@ class Report(Tabular):
         ``None`` without one (:func:`lazyviz.calibrate`), for runs on a card, by a compiling backend or in
         pieces, and once the graph is gone.
         """
+        projection = self._projection()
+        return projection.seconds if projection is not None else None
+
+    @property
+    def times(self) -> TimesCompared | None:
+        """Projected beside measured seconds, op by op; ``None`` where either is not known."""
+        projection = self._projection()
+        if projection is None:
+            return None
+        nodes = [each.node for each in projection.ops]
+        measured = {node: node.measured_seconds for node in nodes if node.measured_seconds is not None}
+        return compared(projection, measured) if measured else None
+
+    def _projection(self) -> Projection | None:
         graph = self._record() if self._record is not None else None
         if graph is None or self.backend != "eager" or self.pieces > 1 or self.recomputed:
             return None
@@ -142,7 +158,7 @@ class Report(Tabular):
         ):
             return None
         rates = known_rates()
-        return project_on_cpu(nodes, rates).seconds if rates is not None else None
+        return project_on_cpu(nodes, rates) if rates is not None else None
 
     @classmethod
     def brief(cls, **known: Any) -> Report:

@@ -31,8 +31,8 @@ def learn(nodes: Sequence[Node]) -> None:
     if len(_known) > MOST_KNOWN:
         _known.clear()
     for node in nodes:
-        if node.seconds is not None:
-            _known[_key(node)] = node.seconds
+        if node.measured_seconds is not None:
+            _known[_key(node)] = node.measured_seconds
 
 
 class Forecast:

@@ -28,6 +28,7 @@ from .summary import Summary
 Phase = Literal["forward", "backward", "optimizer", "other"]
 State = Literal["pending", "done", "failed"]
 Alarm = Literal["nan", "inf"]
+Bound = Literal["compute", "memory", "launch"]
 RAN_AT_ONCE = "lazyviz::ran_at_once"
 """The operator's name of a node for a subgraph of the program that is no operator: a compiled call, say."""
 Role = Literal["parameter", "gradient", "optimizer", "buffer", "input", "kv_cache"]
@@ -293,6 +294,15 @@ class Work(Protocol):
     def bytes_moved(self) -> int: ...
 
 
+class Timed(Protocol):
+    """What an op is projected to take, and what bounds it."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def bound(self) -> Bound: ...
+
+
 class Node:
     """One recorded operator call.
 
@@ -315,19 +325,21 @@ class Node:
         "index",
         "inputs",
         "kwargs",
+        "measured_seconds",
         "module",
         "op",
         "outputs",
         "phase",
         "root",
-        "seconds",
         "source",
         "state",
         "summaries",
         "writes",
     )
 
-    count_work: ClassVar[Callable[[Node], Work]]  # planning's, which :mod:`lazyviz.session.connect` puts here
+    # Planning's, which :mod:`lazyviz.session.connect` puts here.
+    count_work: ClassVar[Callable[[Node], Work]]
+    project_time: ClassVar[Callable[[Node], Timed | None]]
 
     def __init__(self, index: int, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.index = index  # position in its graph
@@ -347,7 +359,7 @@ class Node:
         self.state: State = "pending"
         self.error: str | None = None
         self.at_once = ""
-        self.seconds: float | None = None  # measured run time, once run with timing
+        self.measured_seconds: float | None = None  # its run time, once run with timing
         # Of each output, as it was when the node had run, where that was asked for; None: has no numbers.
         self.summaries: Sequence[Summary | None] = ()
         self.alarm: Alarm | None = None  # what is wrong with the outputs, as far as they were summarized
@@ -368,6 +380,27 @@ class Node:
     def bytes_moved(self) -> int:
         """Bytes that its kernel has to read and write, at least: a view moves none."""
         return type(self).count_work(self).bytes_moved
+
+    @property
+    def seconds(self) -> float | None:
+        """Measured, once it has run with timing; before, projected on the device that it is recorded for.
+
+        ``None``: neither is known.
+        """
+        if self.measured_seconds is not None:
+            return self.measured_seconds
+        found = type(self).project_time(self)
+        return found.seconds if found is not None else None
+
+    @seconds.setter
+    def seconds(self, measured: float | None) -> None:
+        self.measured_seconds = measured
+
+    @property
+    def bound(self) -> Bound | None:
+        """What is projected to bound its time: arithmetic, memory traffic, or the host that issues it."""
+        found = type(self).project_time(self)
+        return found.bound if found is not None else None
 
     @property
     def made(self) -> set[Storage]:

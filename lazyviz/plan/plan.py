@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -33,6 +33,7 @@ from .liveness.live_set import allocation, moment
 from .remat.selection import NOTHING_AGAIN
 from .remat.selection import RecomputePlan as RecomputePlan
 from .remedies.remedy import Remedy
+from .runtime.compared import TimesCompared, beside_profile
 from .runtime.projection import Projection
 from .runtime.work import total
 from .tables import Table, Tabular, sizes
@@ -421,6 +422,20 @@ class Plan(Tabular):
     def time_of(self, nodes: Sequence[Node]) -> Projection | None:
         """The projected time of some of the record's ops alone, such as of its second step."""
         return self._answers.time_of(nodes)
+
+    def compare_times(self, profile: Any) -> TimesCompared:
+        """The projected time of each op beside a profile that ``torch.profiler.profile`` took of the program.
+
+        Of the program as it was recorded, run by plain PyTorch or by lazyviz, on the plan's device.
+
+        Raises:
+            ValueError: nothing is known of the device's speed, or the profile has none of the record's ops.
+        """
+        if self.time is None:
+            raise ValueError(
+                f"no time is projected on {self.device}: lazyviz.calibrate() is for the CPU at hand"
+            )
+        return beside_profile(self.time, profile)
 
     @property
     def seconds(self) -> float | None:

@@ -6,10 +6,10 @@ import atexit
 import os
 
 from ..execute import shutdown
-from ..graph.ir import Node, Work
+from ..graph.ir import Node, Timed, Work
 from ..record import lazy_tensor
 from ..record.recorder import recorder
-from ..record.storage import Lost
+from ..record.storage import Lost, TrackedNode
 from ..record.tape import tape
 from . import block, evaluation
 from .sync_evaluation import run_for_sync
@@ -21,6 +21,7 @@ def connect() -> None:
     tape.runs.evaluator = run_for_sync
     tape.pending_ops.reachable = evaluation.reachable
     Node.count_work = staticmethod(_count_work)
+    Node.project_time = staticmethod(_project_time)
     Lost.look = tape.pending_ops.forget_lost
     evaluation.watch.rehearse()
     atexit.register(shutdown.stop_all)
@@ -33,3 +34,9 @@ def _count_work(node: Node) -> Work:
     from ..plan.runtime.work import work_of  # which imports PyTorch's own counter, when it is first asked
 
     return work_of(node)
+
+
+def _project_time(node: Node) -> Timed | None:
+    from ..plan.runtime.project import time_of_node  # as above
+
+    return time_of_node(node, node.graph) if isinstance(node, TrackedNode) else None

@@ -37,7 +37,7 @@ from ..record.sync_points import RunLock
 from ..record.tape import tape
 from ..record.unrecorded_ops import nodes_before_access
 from ..torch_internals import cuda as torch_cuda
-from . import planned_device
+from . import planned_device, progress_bar
 from .metrics import Metrics
 from .recorded_graph import RecordedGraph
 from .strategies import Projection, RunOptions, Strategy
@@ -220,6 +220,18 @@ class AsyncEvaluation:
                     strategy.wanted.graph.runs.report = self.report
 
 
+def _shows_bar(strategy: Strategy) -> bool:
+    """Whether a bar is drawn if it takes long: nobody else follows it, and it is not one of a fast loop."""
+    if strategy.is_followed or (
+        strategy.is_known
+        and last_run is not None
+        and last_run[1] == len(strategy.nodes)
+        and last_run[2] < progress_bar.AFTER / 2
+    ):
+        return False
+    return progress_bar.is_wanted()
+
+
 def _execute(strategy: Strategy, cause: str, context: under_way, arrived: Deferred) -> Report:
     """Run the nodes by the chosen ``strategy``; the graphs are notified however it ends."""
     reports: list[Report] = []
@@ -230,7 +242,8 @@ def _execute(strategy: Strategy, cause: str, context: under_way, arrived: Deferr
         for lazy in strategy.touched:
             lazy.runs.error, lazy.runs.live = None, strategy.live
             lazy.runs.changed("running")
-        strategy.execute()
+        with progress_bar.Bar(strategy.live, wanted=_shows_bar(strategy)):
+            strategy.execute()
     except BaseException as error:
         outcome = outcome_of(error, arrived)
         if outcome == "failed":

@@ -20,20 +20,24 @@ _SWITCHES = {
     "off": False,
     "no": False,
 }
-NAMES = ("device", "backend", "widget")
+_SWITCHED = ("widget", "progress")
+NAMES = ("device", "backend", "widget", "progress")
 
 
 class Options:
     """Defaults of this process, for ``lazyviz.lazy``, ``%%lazy`` and ``lazyviz plan``.
 
     They are set as attributes, for a while by ``with lazyviz.options(device="A100-40GB"):``, and before the
-    process begins by ``LAZYVIZ_DEVICE``, ``LAZYVIZ_BACKEND`` and ``LAZYVIZ_WIDGET`` in the environment.  What
-    is set wrongly is a ``ValueError`` where it is set, or when the variable is first asked for.
+    process begins by ``LAZYVIZ_DEVICE``, ``LAZYVIZ_BACKEND``, ``LAZYVIZ_WIDGET`` and ``LAZYVIZ_PROGRESS`` in
+    the environment.  What is set wrongly is a ``ValueError`` where it is set, or when the variable is
+    first asked for.
 
     Attributes:
         device: plan for this device: a device, a profile, or the name of either; ``None``: where it runs.
         backend: what evaluates.
         widget: whether cells show the widget beside the static picture.
+        progress: whether a run or a compilation that takes longer than a second shows a bar of tqdm;
+            ``None``: in notebooks and on terminals.
     """
 
     __slots__ = ("_environment", "_set")
@@ -68,6 +72,15 @@ class Options:
     def widget(self, widget: bool) -> None:
         self._change("widget", widget)
 
+    @property
+    def progress(self) -> bool | None:
+        found: bool | None = self._value("progress", None)
+        return found
+
+    @progress.setter
+    def progress(self, progress: bool | None) -> None:
+        self._change("progress", progress)
+
     def _value(self, name: str, default: Any) -> Any:
         if name in self._set:
             return self._set[name]
@@ -76,7 +89,7 @@ class Options:
         if not text:
             return default
         try:
-            return _checked(name, _SWITCHES.get(text.lower(), text) if name == "widget" else text)
+            return _checked(name, _SWITCHES.get(text.lower(), text) if name in _SWITCHED else text)
         except ValueError as error:
             raise ValueError(f"{variable}={text}: {error}") from None
 
@@ -111,6 +124,8 @@ def _checked(name: str, value: Any) -> Any:
         find_backend(value)
     elif name == "widget" and not isinstance(value, bool):
         raise ValueError(f"widget is True or False, not {value!r}")
+    elif name == "progress" and value is not None and not isinstance(value, bool):
+        raise ValueError(f"progress is True, False or None, not {value!r}")
     return value
 
 

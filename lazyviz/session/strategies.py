@@ -96,6 +96,11 @@ class Strategy:
         return started.times[-1] - started.times[0] if started is not None else None
 
     @property
+    def is_known(self) -> bool:
+        """Whether there is code for the nodes, from an earlier run of the same program."""
+        return self.found is not None or self.code is not None
+
+    @property
     def memory(self) -> Memory:
         return self.found.memory if self.found is not None else self.resident
 
@@ -208,7 +213,7 @@ class Strategy:
         for index in self.cuda:
             torch_cuda.synchronize(index)
         for node, begin, end in self.marks or ():
-            node.seconds = begin.elapsed_time(end) / 1000
+            node.measured_seconds = begin.elapsed_time(end) / 1000
 
     @property
     def _timed(self) -> bool:
@@ -283,7 +288,7 @@ class Strategy:
                 cancelled=cancelled,
                 verify=self.wanted.verify,
                 seen=self.seen,
-                compiles=self._compiles if on_progress is not None else None,
+                compiles=self._compiles,
                 subgraph=subgraph,
             )
         self.share = self.compiled.share

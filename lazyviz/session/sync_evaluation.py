@@ -25,7 +25,7 @@ from ..record.storage import TrackedNode
 from ..record.sync_points import SyncError, may_need_absent, needs_absent
 from ..record.tape import tape
 from ..torch_internals import cuda as torch_cuda
-from . import evaluation
+from . import evaluation, progress_bar
 from .evaluation import outcome_of, run, tell, under_way
 from .recorded_graph import RecordedGraph
 
@@ -151,7 +151,8 @@ def _run_for_values(
         if found is not None:
             found.run(tape, timed=True)
         elif resident is not None:
-            eager.run(tape, nodes, resident, timed=True)
+            with progress_bar.Bar(live, wanted=progress_bar.is_wanted()):
+                eager.run(tape, nodes, resident, timed=True)
     except BaseException as error:
         outcome = outcome_of(error, arrived)
         if outcome == "failed":

@@ -12,13 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,12 +118,24 @@ def build(source: Path, torch: Torch | None = None, more: Sequence[str] = ()) ->
         except CannotBuild:
             raise
         except Exception as error:  # setuptools and Cython have exceptions of many kinds for this
+            if type(error).__name__ in ("CompileError", "LinkError") and "Command" in str(error):
+                raise CannotBuild("the compiler does not take it; what it says is above") from error
             raise CannotBuild(f"{type(error).__name__}: {error}") from error
         made = Path(command.get_ext_fullpath(name_of(source)))
         target = ROOT / source.parent / made.name
         target.unlink(missing_ok=True)  # a process may have the old one loaded
         shutil.move(made, target)
     return target
+
+
+# Cython compresses a module's strings: `is_made` looks for this one.
+_FOUND_IN_THE_FILE = '''
+cdef extern from *:
+    """
+    extern const char lazyviz_source[];
+    const char lazyviz_source[] = "{}";
+    """
+'''
 
 
 def _in_cython(source: Path, folder: str) -> list[Any]:
@@ -135,7 +148,8 @@ def _in_cython(source: Path, folder: str) -> list[Any]:
     copy = Path(folder) / source
     copy.parent.mkdir(parents=True)
     text = (ROOT / source).read_text(encoding="utf-8")
-    copy.write_text(text.replace('SOURCE = ""', f'SOURCE = "{digest(source)}"'), encoding="utf-8")
+    text = text.replace('SOURCE = ""', f'SOURCE = "{digest(source)}"')
+    copy.write_text(text + _FOUND_IN_THE_FILE.format(digest(source)), encoding="utf-8")
     made: list[Any] = cythonize([Extension(name_of(source), [str(copy)])], quiet=True, build_dir=folder)
     return made
 
@@ -159,8 +173,30 @@ def _in_cpp(source: Path, torch: Torch) -> Any:
 def is_made(source: Path, torch: Torch | None) -> bool:
     """Whether there is a compiled module of the source as it is, for that PyTorch."""
     made = (ROOT / source.parent).glob(f"{source.stem}.*.so")
-    words = [digest(source)] + ([torch.version] if torch is not None and source != CYTHON else [])
+    of_one_torch = torch is not None and "LAZYVIZ_TORCH" in (ROOT / source).read_text(encoding="utf-8")
+    words = [digest(source), torch.version] if torch is not None and of_one_torch else [digest(source)]
     return any(all(word.encode() in file.read_bytes() for word in words) for file in made)
+
+
+def _joined(reasons: Iterable[str]) -> list[str]:
+    """Sentences ``"SOURCE: REASON"``; sources that share a reason share a sentence."""
+    sources: dict[str, list[str]] = {}
+    for sentence in reasons:
+        source, _, reason = sentence.partition(": ")
+        sources.setdefault(reason, []).append(source)
+    return [f"{', '.join(names)}: {reason}" for reason, names in sources.items()]
+
+
+def missing_compiler() -> str | None:
+    """Why nothing can be compiled here; ``None`` where Python's compilers are found."""
+    if os.name == "nt":  # setuptools looks for Visual Studio by itself
+        return None
+    for variable in ("CC", "CXX"):
+        command = os.environ.get(variable) or sysconfig.get_config_var(variable) or ""
+        program = next(iter(shlex.split(command)), "")
+        if shutil.which(program) is None:
+            return f"there is no C and C++ compiler here ({program or variable} is not found)"
+    return None
 
 
 def build_all(
@@ -190,10 +226,13 @@ def build_all(
         report(f"{source.name}: compiled in {time.monotonic() - begin:.0f} s")
         return made
 
-    wanted = SOURCES if torch is not None else (CYTHON,)
+    known = SOURCES if torch is not None else (CYTHON,)
+    wanted = [each for each in known if anew or not is_made(each, torch)]
+    if wanted and (lacking := missing_compiler()):
+        return [], [*reasons, lacking]
     with ThreadPoolExecutor() as pool:
-        made = list(pool.map(attempt, [each for each in wanted if anew or not is_made(each, torch)]))
-    reasons += [item for item in made if isinstance(item, str)]
+        made = list(pool.map(attempt, wanted))
+    reasons += _joined(item for item in made if isinstance(item, str))
     return [item for item in made if isinstance(item, Path)], reasons
 
 

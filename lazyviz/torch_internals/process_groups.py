@@ -121,10 +121,16 @@ def patches() -> Iterable[tuple[Any, str, Any]]:
     def backends(config: Any) -> dict[str, str]:
         return dict.fromkeys(("cpu", "cuda"), FAKE)
 
-    plugins = {**backend._plugins, FAKE.upper(): backend._BackendPlugin(_fake_group, True)}
+    # Each by its name: PyTorch 2.14 looks for one without a plugin, and registers it with a type of its own.
+    names = (*backend.backend_type_map, FAKE)
+    plugins = {
+        **dict.fromkeys((name.upper() for name in names), backend._BackendPlugin(_fake_group, True)),
+        **backend._plugins,
+        FAKE.upper(): backend._BackendPlugin(_fake_group, True),
+    }
     custom = module.ProcessGroup.BackendType.CUSTOM
     yield backend, "_plugins", plugins
-    yield backend, "backend_type_map", dict.fromkeys((*backend.backend_type_map, FAKE), custom)
+    yield backend, "backend_type_map", dict.fromkeys(names, custom)
     yield module.BackendConfig, "get_device_backend_map", backends
     yield module, "_use_torchcomms_enabled", lambda: False
     yield sys.modules["torch.distributed.c10d_logger"], "_get_msg_dict", _unlogged

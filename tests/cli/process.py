@@ -12,6 +12,7 @@ from subprocess import CompletedProcess
 import lazyviz
 
 SCRIPTS = Path(__file__).parent / "scripts"
+BITS = Path(__file__).parent / "bits"
 ROOT = Path(lazyviz.__file__).parent.parent
 _OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GITHUB_ACTIONS", "COLUMNS", "FORCE_COLOR")
 
@@ -25,11 +26,14 @@ def python(
 ) -> CompletedProcess[str]:
     """``python ARGUMENTS``."""
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_LAUNCHERS}
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = dict(env or {})
+    path = os.pathsep.join(
+        filter(None, [str(ROOT), env.pop("PYTHONPATH", None), os.environ.get("PYTHONPATH")])
+    )
     known = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
         [sys.executable, *arguments],
-        env={**inherited, **known, **(env or {})},
+        env={**inherited, **known, **env},
         cwd=cwd,
         input=stdin,
         capture_output=True,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .process import SCRIPTS, lazyviz_command, python
+from .process import BITS, SCRIPTS, lazyviz_command, python
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +33,7 @@ PROGRAMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gcn": (("torch_geometric",), ("--hidden_channels", "8")),
     "diffusion": (("diffusers", "accelerate"), ()),
     "lora": (("peft", "transformers"), ("--r", "2")),
+    "hydra_mlp": (("hydra",), ("lr=0.02", "model.width=16")),
 }
 DAILY = ("cnn_argparse", "nano_gpt", "gan")
 # What the projection may be off by: a loader's worker is ahead by as much as it has had time for.
@@ -71,23 +72,27 @@ def results(text: str) -> list[str]:
     return [line for line in text.splitlines() if "runtime" not in line]
 
 
-def test_a_script_prints_the_same_when_it_is_run_lazily(program):
+def test_a_script_prints_the_same_when_it_is_run_lazily(program, tmp_path):
     script, arguments, env = program
-    plain = python(script, *arguments, env=env)
-    lazily = lazyviz_command("run", script, "--", *arguments, env=env)
+    env = {**env, "PYTHONPATH": str(BITS)}
+    plain = python(script, *arguments, env=env, cwd=tmp_path)
+    lazily = lazyviz_command("run", script, "--", *arguments, env=env, cwd=tmp_path)
     assert plain.returncode == lazily.returncode == 0, plain.stderr + lazily.stderr
     assert any("loss" in line or line.startswith(("epoch", "[")) for line in results(plain.stdout))
     assert results(lazily.stdout) == results(plain.stdout)
+    assert plain.stdout.splitlines()[-1].startswith("bits ")  # of parameters and the optimizers' states
     assert "optimizer steps" in lazily.stderr.splitlines()[-1] or "read:" in lazily.stderr
 
 
 def test_the_plan_of_a_script_has_the_peak_that_is_measured(program, tmp_path):
     script, arguments, env = program
-    measured = python(str(Path(__file__).parent / "measure.py"), "2", script, *arguments, env=env)
+    measured = python(
+        str(Path(__file__).parent / "measure.py"), "2", script, *arguments, env=env, cwd=tmp_path
+    )
     assert measured.returncode == 0, measured.stderr
     peak = int(measured.stdout.splitlines()[-1])
     written = tmp_path / "plan.json"
-    done = lazyviz_command("plan", script, "--json", str(written), "--", *arguments, env=env)
+    done = lazyviz_command("plan", script, "--json", str(written), "--", *arguments, env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     plan = json.loads(written.read_text())
     assert (plan["end"], plan["steps"]) == ("stopped", 2)
@@ -96,3 +101,35 @@ def test_the_plan_of_a_script_has_the_peak_that_is_measured(program, tmp_path):
     assert low - close <= peak <= high + close
     assert abs(plan["eager_peak_bytes"] - peak) <= close or low != high
     assert "Peak of plain PyTorch" in done.stdout
+
+
+LAUNCHERS = {
+    "torchrun": (("-m", "torch.distributed.run", "--nproc-per-node=1"), "torchrun_ddp", ()),
+    "accelerate": (
+        ("-m", "accelerate.commands.launch", "--cpu", "--num_processes=1", "--num_machines=1",
+         "--mixed_precision=no", "--dynamo_backend=no"),
+        "diffusion",
+        ("accelerate", "diffusers"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_launcher_starts_the_command_as_it_starts_a_script(name, request, tmp_path):
+    launcher, script, needed = LAUNCHERS[name]
+    if request.config.getoption("--daily"):
+        pytest.skip("a few of them while one works")
+    for library in needed:
+        if find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
+    path = str(SCRIPTS / f"{script}.py")
+    env = {"PYTHONPATH": str(BITS)}
+    module = "--module" if name == "accelerate" else "-m"
+    plain = python(*launcher, path, env=env, cwd=tmp_path)
+    lazily = python(*launcher, module, "lazyviz", "run", path, env=env, cwd=tmp_path)
+    assert plain.returncode == lazily.returncode == 0, plain.stderr + lazily.stderr
+    assert results(lazily.stdout) == results(plain.stdout)
+    assert "bits " in plain.stdout and "optimizer steps" in lazily.stderr
+    planned = python(*launcher, module, "lazyviz", "plan", path, "--fail-above=1KiB", env=env, cwd=tmp_path)
+    assert "Peak of plain PyTorch" in planned.stdout
+    assert planned.returncode != 0 and "more than the 1.00 KiB of --fail-above" in planned.stderr

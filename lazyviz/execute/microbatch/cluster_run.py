@@ -289,7 +289,7 @@ class _PassElsewhere:
                     run.collect(value, parts[key].to(value.device), piece)
             node: TrackedNode = program.nodes[0]
             for node, seconds in zip(program.nodes, done.seconds):
-                node.seconds = (node.seconds or 0.0) + seconds
+                node.measured_seconds = (node.measured_seconds or 0.0) + seconds
             run.next_piece += 1
             run.report(node, len(program.nodes), piece=run.next_piece)
 

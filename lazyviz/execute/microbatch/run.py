@@ -158,7 +158,7 @@ class SplitRun:
                 spent, start = spent_on(self.seen), time.perf_counter()
                 run_node(node, self._memory, self.seen)
                 if self._timed:
-                    node.seconds = time.perf_counter() - start - spent_on(self.seen) + spent
+                    node.measured_seconds = time.perf_counter() - start - spent_on(self.seen) + spent
                 if node.draws is not None:
                     self.draws.end(node)
                 self.tape.pending_ops.finished(node)
@@ -386,7 +386,7 @@ class _PieceHere(PieceRun):
             raise
         if self._split._timed:
             own = time.perf_counter() - start - spent_on(seen) + spent
-            node.seconds = (node.seconds or 0.0) + own
+            node.measured_seconds = (node.measured_seconds or 0.0) + own
 
     def whole(self, key: int) -> torch.Tensor:
         return _real(self._values[key])

@@ -214,7 +214,7 @@ class InPython:
         for at, node in enumerate(nodes):
             node.state = "done"
             if times is not None:
-                node.seconds = times[at + 1] - times[at]
+                node.measured_seconds = times[at + 1] - times[at]
             if node.after:
                 node.after = ()
             if node.writes and not node.folded:

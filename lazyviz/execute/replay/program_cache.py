@@ -408,7 +408,7 @@ class _Watch:
         self._memory.reach(count)
         try:
             if self._progress is not None:
-                node.seconds = times[count] - times[count - 1]
+                node.measured_seconds = times[count] - times[count - 1]
                 tell(self._arrived, self._progress, count, len(nodes), node)
             if count < len(nodes):
                 check_interrupts(self._arrived, self._cancelled, f"after {count} of {len(nodes)} ops")

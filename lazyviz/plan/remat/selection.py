@@ -361,7 +361,7 @@ class Recomputation:
     def _choice(self, again: Again, budget: int, reason: str) -> Choice:
         nodes = [self.trace.nodes[position] for position in again.repeated]
         peak = self.trace.peak(again)
-        seconds = [node.seconds for node in nodes]
+        seconds = [node.measured_seconds for node in nodes]
         plan = RecomputePlan(
             nodes=nodes,
             saves_bytes=self.whole - peak,

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import torch
 
-from ...graph.ir import Node
-from .kernels import Bound
+from ...graph.ir import Bound, Node
 from .op_classes import OpClass, short_name
 from .projection import OpTime, Projection
 from .work import operator_class, work_of

@@ -13,16 +13,15 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from ...graph.ir import Node
+from ...graph.ir import Bound, Node
 from ..devices.rates import Rates, Unit
 from .op_classes import OpClass, short_name
 from .work import compute_dtype, operator_class, signature, work_of
 
-Bound = Literal["compute", "memory", "launch"]
 CALIBRATED: dict[str, Any] = json.loads(Path(__file__).with_name("calibration.json").read_text())
 # Kernels of which the calibration has no measurement: shares of what elementwise kernels reach of the
 # bandwidth, as those that read scattered rows or meet in a few places do less well.

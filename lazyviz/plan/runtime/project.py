@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 
-from ...graph.ir import Node
-from ..devices.devices import Device, DeviceProfile
+from ...graph.ir import Graph, Node
+from ..devices.devices import Device, DeviceProfile, planned
 from ..devices.profiles import PROFILES
 from .cpu import known_rates, project_on_cpu
 from .kernels import Card
-from .projection import Projection, project
+from .projection import OpTime, Projection, project
 
 
 def project_on(nodes: Sequence[Node], target: Device | DeviceProfile) -> Projection | None:
@@ -21,6 +22,34 @@ def project_on(nodes: Sequence[Node], target: Device | DeviceProfile) -> Project
         return project_on_cpu(nodes, rates) if rates is not None else None
     card = card_of(target)
     return project(nodes, card) if card is not None else None
+
+
+_projected: WeakKeyDictionary[Graph, tuple[int, Projection | None]] = WeakKeyDictionary()
+
+
+def time_of_node(node: Node, graph: Graph) -> OpTime | None:
+    """The projected time of one op of ``graph``, among the others, on the device that it is recorded for.
+
+    The record is projected once, and again when it has grown or the host has been calibrated meanwhile.
+    """
+    known = _projected.get(graph)
+    if known is None or known[0] != len(graph.nodes) or known[1] is None:
+        try:
+            target = planned(graph.card or _device_of(graph))
+        except ValueError:  # a profile of the user's own, whose name says nothing
+            return None
+        known = _projected[graph] = len(graph.nodes), project_on(graph.nodes, target)
+    return known[1].op(node) if known[1] is not None else None
+
+
+def _device_of(graph: Graph) -> str:
+    """The device of most of what the record makes."""
+    counts: dict[str, int] = {}
+    for node in graph.nodes:
+        for value in node.outputs:
+            name = str(value.device)
+            counts[name] = counts.get(name, 0) + 1
+    return max(counts, key=lambda name: counts[name], default="cpu")
 
 
 def card_of(target: Device | DeviceProfile) -> Card | None:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ...graph.ir import Node, SourceLine
+from ...graph.ir import Bound, Node, SourceLine
 from ..devices.rates import Known
 from ..tables import Table, Tabular
-from .kernels import CALIBRATED, Bound, Card, Kernel, kernel_time
+from .kernels import CALIBRATED, Card, Kernel, kernel_time
 from .work import NOTHING, Work, is_view, total, work_of
 
 RANGE: dict[Known, float] = {"measured": 0.10, "rule": 0.20, "power-limited": 0.35, "calibrated": 0.30}

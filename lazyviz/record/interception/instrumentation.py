@@ -202,7 +202,9 @@ class Watch:
 
         def get_dynamic_layer_stack_depth() -> int:
             frame = sys._getframe(1)
-            if dynamo.calls_unguarded(frame):
+            if dynamo.calls_unguarded(frame) and self._is_planned():
+                self._run_as_eager(frame)
+            elif dynamo.calls_unguarded(frame):
                 region = self._suspended("torch.compile")
                 region.__enter__()
                 entry = region, sys.exc_info()[1]

@@ -342,8 +342,19 @@ def nowhere(inputs: Sequence[Any], kwargs: Any) -> bool:
 
 
 def as_of_kernel(error: Exception) -> Exception:
-    """What a shape rule raised, without the classes that only shape rules have."""
+    """What a shape rule raised, without the classes and words that only shape rules have."""
+    refused = error.__context__
+    if isinstance(refused, NotImplementedError) and not isinstance(error, NotImplementedError):
+        error = refused  # by the rule; then FakeTensor has tried the kernel of a device that is not here
+    if found := _TWO_DEVICES.search(str(error)):  # torch 2.11's
+        return RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{found[1]} and {found[2]}!"
+        )
     return error if type(error).__module__ == "builtins" else RuntimeError(str(error))
+
+
+_TWO_DEVICES = re.compile(r"Unhandled FakeTensor Device Propagation .* two different devices (\S+), (\S+)$")
 
 
 def _cpu_for(item: Any) -> Any:
@@ -390,8 +401,20 @@ def view_without_memory(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence
         args, kwargs = substitute(args, tensors), substitute(kwargs, tensors)
         # `Tensor.to`, whole as in inference mode, names a device, to which nothing can be copied from here.
         nowhere = torch.device("meta")
+        if op is torch.ops.aten.as_strided.default:
+            strides = list(strides_asked(args, kwargs))
+            if any(step < 0 for step in strides):  # torch 2.11 takes them of a tensor without memory
+                raise RuntimeError(
+                    f"as_strided: Negative strides are not supported at the moment, got strides: {strides}"
+                )
         args = [nowhere if isinstance(item, torch.device) else item for item in args]
         op(*args, **(kwargs | {"device": nowhere} if kwargs.get("device") is not None else kwargs))
+
+
+def strides_asked(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[int]:
+    """The strides that ``as_strided`` is given."""
+    found: Sequence[int] = args[2] if len(args) > 2 else kwargs["stride"]
+    return found
 
 
 def substitute(item: Any, tensors: dict[int, torch.Tensor]) -> Any:

@@ -352,11 +352,22 @@ Kernel* detach = nullptr;
 PyObject* before_access = nullptr;
 thread_local bool at_access = false;
 
+// Whether a profiler is on; up to PyTorch 2.13 one function asks for that of the thread and that of all threads.
+template <typename State>
+auto is_profiling(int) -> decltype(State::getTLS() != nullptr) {
+  return State::getTLS() != nullptr || State::getGlobal() != nullptr;
+}
+
+template <typename State>
+bool is_profiling(long) {
+  return State::get() != nullptr;
+}
+
 // Whether a profiler asks, from the place in the code where an answer goes to: it notes which memory ops are given,
 // amid the call of an op, and touches none.
 bool is_profiler(const void* place) {
 #if defined(__GNUC__) && !defined(_WIN32)
-  if (torch::profiler::impl::ProfilerStateBase::get() == nullptr) return false;
+  if (!is_profiling<torch::profiler::impl::ProfilerStateBase>(0)) return false;
   thread_local std::unordered_map<const void*, bool> known;
   const auto [found, is_new] = known.emplace(place, false);
   Dl_info where{};

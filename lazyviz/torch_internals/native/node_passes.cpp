@@ -75,7 +75,7 @@ struct Slot {
 
 Slot is_rematerialized{"is_rematerialized"}, error{"error"}, inference_mode{"inference_mode"}, entry{"entry"}, phase{"phase"}, graph{"graph"},
     given_args{"args"}, given_kwargs{"kwargs"}, outputs{"outputs"}, inputs{"inputs"}, state{"state"},
-    seconds{"seconds"}, after{"after"}, writes{"writes"}, folded{"folded"};
+    seconds{"measured_seconds"}, after{"after"}, writes{"writes"}, folded{"folded"};
 Slot maker{"node"}, tensor{"tensor"}, storage{"storage"}, uses_of_value{"uses"}, meta{"meta"}, real{"real"};
 Slot live{"live"}, role{"role"}, dropped{"dropped"}, external{"external"}, uses_of_storage{"uses"},
     continues{"continues"}, shadow{"shadow"}, nbytes_of_storage{"nbytes"};

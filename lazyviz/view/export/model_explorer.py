@@ -101,8 +101,8 @@ def _about(node: Node, timeline: Mapping[int, int]) -> dict[str, str]:
         about["code"] = node.source.text.strip()
     if node.forward is not None:
         about["backward of"] = node.forward.name
-    if node.seconds is not None:
-        about["seconds"] = f"{node.seconds:.3g}"
+    if node.measured_seconds is not None:
+        about["seconds"] = f"{node.measured_seconds:.3g}"
     return about
 
 

@@ -63,7 +63,7 @@ def trace_events(nodes: Sequence[Node], plan: PlanLike, *, title: str) -> dict[s
 
 def _clock(order: Sequence[Node], *, pieces: int) -> tuple[list[float], bool]:
     """When each node starts, and when the last ends, in microseconds; whether that was measured."""
-    seconds = [node.seconds for node in order if node.seconds is not None]
+    seconds = [node.measured_seconds for node in order if node.measured_seconds is not None]
     if not order or len(seconds) < len(order) or pieces > 1:
         return [float(position) for position in range(len(order) + 1)], False
     starts = [0.0]

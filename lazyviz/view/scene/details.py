@@ -124,8 +124,8 @@ def _of_op(scene: Scene, box: Box, node: Node) -> dict[str, Any]:
         ["phase", node.phase],
         ["state", node.state],
     ]
-    if node.seconds is not None:
-        facts.append(["time", duration(node.seconds)])
+    if node.measured_seconds is not None:
+        facts.append(["time", duration(node.measured_seconds)])
     constants = _constants(node)
     if constants:
         facts.append(["arguments", constants])
@@ -230,7 +230,7 @@ def _of_group(scene: Scene, box: Box) -> dict[str, Any]:
     done = sum(node.state == "done" for node in nodes)
     if done:
         facts.append(["done", f"{done:,} of {len(nodes):,}"])
-    seconds = [node.seconds for node in nodes if node.seconds is not None]
+    seconds = [node.measured_seconds for node in nodes if node.measured_seconds is not None]
     if seconds:
         facts.append(["time", duration(sum(seconds))])
     if common:

@@ -89,7 +89,7 @@ class States:
         for node in self._nodes:
             index = node.index
             code = _CODES[node.state]
-            if codes[index] != code or (node.seconds or 0.0) != seconds[index] or node.summaries:
+            if codes[index] != code or (node.measured_seconds or 0.0) != seconds[index] or node.summaries:
                 self._note(node, code)
 
     def changes(self, groups: Collection[str]) -> dict[str, list[Any]]:
@@ -132,7 +132,7 @@ class States:
         index = node.index
         box = self._hierarchy.box_of[index]
         before, self._codes[index] = self._codes[index], code
-        seconds = node.seconds or 0.0
+        seconds = node.measured_seconds or 0.0
         more, self._seconds[index] = seconds - self._seconds[index], seconds
         alarm, known = node.alarm or "", self._alarms[index]
         self._alarms[index] = alarm

@@ -124,7 +124,7 @@ class Code:
         facts: dict[str, dict[str, Any]] = {}
         for key in {**self.ops, **self.gradients, **self._syncs, **self._raised}:
             nodes, backward = self.ops.get(key, ()), self.gradients.get(key, ())
-            times = [node.seconds for node in nodes if node.seconds is not None]
+            times = [node.measured_seconds for node in nodes if node.measured_seconds is not None]
             failed = next((node.error or "failed" for node in nodes if node.state == "failed"), "")
             failed = failed or self._raised.get(key, "")
             fact = {
@@ -179,7 +179,7 @@ class Code:
         if backward:
             of = f"{plural(len(backward), 'op')}, {format_bytes(self.allocated(backward))}"
             facts.append(["its gradients", of])
-        times = [node.seconds for node in nodes if node.seconds is not None]
+        times = [node.measured_seconds for node in nodes if node.measured_seconds is not None]
         if times:
             facts.append(["time", duration(sum(times))])
         if syncs := self._syncs.get(key):

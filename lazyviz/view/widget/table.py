@@ -253,7 +253,8 @@ class Table:
             return [self._held_in(row, held, own=mode != "modules") for row in rows]
         elif column == "seconds":
             return [
-                sum(-1.0 if node.seconds is None else node.seconds for node in nodes) for _, nodes in rows
+                sum(-1.0 if node.measured_seconds is None else node.measured_seconds for node in nodes)
+                for _, nodes in rows
             ]
         elif column == "state":
             return [STATES.index(_state(nodes)) for _, nodes in rows]
@@ -332,7 +333,7 @@ class Table:
             return f"{share:.1%}" if share else ""
         if column == "state":
             return _state(nodes)
-        times = [each.seconds for each in nodes if each.seconds is not None]
+        times = [each.measured_seconds for each in nodes if each.measured_seconds is not None]
         return duration(sum(times)) if times else ""
 
 
@@ -347,7 +348,7 @@ def _state(nodes: Sequence[Node]) -> str:
 
 def _seconds(nodes: Sequence[Node]) -> float:
     """What these took together; what has not run comes after what took no time."""
-    times = [node.seconds for node in nodes if node.seconds is not None]
+    times = [node.measured_seconds for node in nodes if node.measured_seconds is not None]
     return sum(times) if times else -1.0
 
 

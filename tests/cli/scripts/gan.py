@@ -1,10 +1,15 @@
 """A GAN: two optimizers that take turns, losses of both printed."""
 
+import argparse
+
 import torch
 from torch import nn
 
 
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--niter", type=int, default=5)
+    args = parser.parse_args()
     torch.manual_seed(7)
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     nz, batch = 8, 16
@@ -21,7 +26,7 @@ def main():
     criterion = nn.BCELoss()
     optimizerD = torch.optim.Adam(netD.parameters(), lr=2e-4, betas=(0.5, 0.999))
     optimizerG = torch.optim.Adam(netG.parameters(), lr=2e-4, betas=(0.5, 0.999))
-    for i in range(5):
+    for i in range(args.niter):
         netD.zero_grad()
         real = torch.randn(batch, 1, 8, 8).to(device)
         label = torch.full((batch,), 1.0, device=device)
@@ -38,7 +43,7 @@ def main():
         errG = criterion(netD(fake).view(-1), label)
         errG.backward()
         optimizerG.step()
-        print(f"[{i}/5] Loss_D: {errD.item():.6f} Loss_G: {errG.item():.6f}")
+        print(f"[{i}/{args.niter}] Loss_D: {errD.item():.6f} Loss_G: {errG.item():.6f}")
 
 
 if __name__ == "__main__":

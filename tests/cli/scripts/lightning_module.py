@@ -1,6 +1,7 @@
 """A LightningModule and its Trainer."""
 
 import logging
+import sys
 import warnings
 
 import lightning as L
@@ -38,7 +39,8 @@ if __name__ == "__main__":
     L.seed_everything(11, verbose=False)
     loader = DataLoader(TensorDataset(torch.randn(48, 28)), batch_size=16, shuffle=True)
     trainer = L.Trainer(
-        max_epochs=2, accelerator="auto", devices=1, logger=False, enable_checkpointing=False,
+        max_epochs=int(sys.argv[1]) if len(sys.argv) > 1 else 2,
+        accelerator="auto", devices=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(AutoEncoder(), loader)

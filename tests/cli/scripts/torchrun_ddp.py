@@ -23,7 +23,7 @@ def main():
         dataset = TensorDataset(torch.randn(64, 20), torch.randn(64, 1))
         sampler = DistributedSampler(dataset)
         loader = DataLoader(dataset, batch_size=16, sampler=sampler)
-        for epoch in range(2):
+        for epoch in range(int(os.environ.get("EPOCHS", "2"))):
             sampler.set_epoch(epoch)
             for x, y in loader:
                 loss = nn.functional.mse_loss(model(x.to(device)), y.to(device))

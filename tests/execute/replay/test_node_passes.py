@@ -138,7 +138,7 @@ def test_both_leave_the_same():
             [
                 (
                     node.state,
-                    node.seconds,
+                    node.measured_seconds,
                     node.after,
                     [(value.uses, value.tensor) for value in (*node.outputs, *node.inputs)],
                     storage.uses,
@@ -148,9 +148,9 @@ def test_both_leave_the_same():
             ]
         )
         for node in nodes:
-            node.seconds = None
+            node.measured_seconds = None
         sweep.note_done(nodes, None)
-        assert {node.seconds for node in nodes} == {None}
+        assert {node.measured_seconds for node in nodes} == {None}
         tape.pending_ops.forget_all()
         del kept
     assert left[0] == left[1]

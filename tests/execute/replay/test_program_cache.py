@@ -116,7 +116,7 @@ def test_nodes_are_left_as_running_op_by_op_leaves_them(monkeypatch):
                 node.state,
                 node.error,
                 node.after,
-                node.seconds is not None,
+                node.measured_seconds is not None,
                 [(value.uses, value.real is None, value.storage.uses) for value in node.outputs],
                 [(value.uses, value.real is None, value.storage.uses) for value in node.inputs],
             )

@@ -28,7 +28,10 @@ def nothing_is_left():
     plugins = dict(dist.Backend._plugins)
     yield
     assert {name: os.environ.get(name) for name in VARIABLES} == before
-    assert dist.Backend._plugins == plugins
+    now = dict(dist.Backend._plugins)
+    now.pop("GLOO", None)  # since torch 2.14 registered with the first real group
+    plugins.pop("GLOO", None)
+    assert now == plugins
     assert not dist.is_initialized()
     lazyviz.reset()
 

@@ -93,7 +93,7 @@ def test_very_long_lines_and_cells_are_cut(write):
 
 
 def test_syncs_times_and_failures_are_at_their_lines(step, plan):
-    step.nodes[0].seconds, step.nodes[1].seconds = 0.25, 0.5
+    step.nodes[0].measured_seconds, step.nodes[1].measured_seconds = 0.25, 0.5
     step.nodes[-1].state, step.nodes[-1].error = "failed", "boom"
     source = SourceLine("cell.py", 7, "print(loss.item())")
     step.sync_points.append(SyncPoint("item", source, 3, 0.25, 4, 5))

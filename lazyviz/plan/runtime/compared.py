@@ -1,0 +1,157 @@
+"""Projected seconds beside measured ones, op by op: a run's own, or those of a profile of PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from ...graph.ir import Node, SourceLine
+from ..tables import Table, Tabular
+from .op_classes import short_name
+from .projection import Projection, duration
+
+DEAREST = 10
+ALIKE = 0.9
+LOOK_AHEAD = 400
+"""Events of a profile among which the next op of the record is looked for."""
+
+
+class Pair(NamedTuple):
+    """Seconds of some ops: as projected, and as measured."""
+
+    projected: float
+    measured: float
+
+
+@dataclass(frozen=True)
+class TimesCompared(Tabular):
+    """Projected and measured seconds of the same ops.
+
+    Attributes:
+        device: that it was projected for.
+        ops: each op's pair, in program order; those alone of which both are known.
+        left_out: seconds measured of ops without a projection, or projected of ops that were not measured.
+    """
+
+    device: str
+    ops: Mapping[Node, Pair] = field(repr=False)
+    left_out: float = 0.0
+
+    @property
+    def projected(self) -> float:
+        return sum(pair.projected for pair in self.ops.values())
+
+    @property
+    def measured(self) -> float:
+        return sum(pair.measured for pair in self.ops.values())
+
+    @property
+    def error(self) -> float | None:
+        """By how much the projection is above the measurement, as a share; ``None`` of nothing."""
+        return self.projected / self.measured - 1 if self.measured else None
+
+    @property
+    def by_op(self) -> dict[str, Pair]:
+        """By operator, dearest measured first."""
+        return self._grouped(lambda node: short_name(node.op))
+
+    @property
+    def by_module(self) -> dict[str, Pair]:
+        """By innermost module, backward pass included; ``""``: outside of one."""
+        return self._grouped(lambda node: (node.forward or node).module)
+
+    @property
+    def by_line(self) -> dict[SourceLine | None, Pair]:
+        """By line of the user's code, backward pass included."""
+        return self._grouped(lambda node: (node.forward or node).source)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of the pairs among the ten dearest modules how many are in the order projected, and of how many.
+
+        Pairs whose measured times differ by less than a tenth have no order.
+        """
+        dearest = list(self.by_module.values())[:DEAREST]
+        pairs = [(a, b) for a, b in combinations(dearest, 2) if b.measured < ALIKE * a.measured]
+        return sum(a.projected > b.projected for a, b in pairs), len(pairs)
+
+    def _grouped(self, key: Callable[[Node], Any]) -> dict[Any, Pair]:
+        found: dict[Any, Pair] = {}
+        for node, pair in self.ops.items():
+            before = found.get(group := key(node), Pair(0.0, 0.0))
+            found[group] = Pair(before.projected + pair.projected, before.measured + pair.measured)
+        return dict(sorted(found.items(), key=lambda item: -item[1].measured))
+
+    def table(self) -> Table:
+        """The dearest operators."""
+        error = f" ({self.error:+.0%})" if self.error is not None else ""
+        title = f"Projected on {self.device}: {duration(self.projected)}, measured "
+        title += f"{duration(self.measured)}{error}, {len(self.ops):,} ops"
+        rows = [
+            (
+                duration(pair.projected),
+                duration(pair.measured),
+                f"{pair.projected / pair.measured - 1:+.0%}" if pair.measured else "",
+                name,
+            )
+            for name, pair in list(self.by_op.items())[:DEAREST]
+        ]
+        return Table(title, ("projected", "measured", "off", "operator"), rows, 3)
+
+    def __str__(self) -> str:
+        return self.table().text()
+
+
+def compared(projection: Projection, measured: Mapping[Node, float]) -> TimesCompared:
+    """``projection`` beside what some of its ops were ``measured`` to take, in seconds."""
+    pairs = {
+        each.node: Pair(each.seconds, measured[each.node]) for each in projection.ops if each.node in measured
+    }
+    missing = sum(each.seconds for each in projection.ops if each.node not in pairs)
+    extra = sum(seconds for node, seconds in measured.items() if node not in pairs)
+    return TimesCompared(projection.device, pairs, missing + extra)
+
+
+def beside_profile(projection: Projection, profile: Any) -> TimesCompared:
+    """``projection`` beside a profile that :class:`torch.profiler.profile` took of the same program.
+
+    Events are matched in order by the operator's name, from the program run eagerly or by lazyviz; what an
+    event calls in turn is its own.  On a card the kernels' time counts.
+
+    Raises:
+        ValueError: none of the ops is in the profile, or it is still being taken.
+    """
+    try:
+        events = sorted(profile.events() or (), key=lambda event: event.time_range.start)
+    except (AssertionError, RuntimeError, AttributeError):
+        raise ValueError(
+            "the profile has no events: it is to be complete, of torch.profiler.profile"
+        ) from None
+    on_card = projection.device != "cpu" and any(_device_time(event) for event in events)
+    measured = _matched([each.node for each in projection.ops], events, on_card)
+    if not measured:
+        raise ValueError("the profile has none of the record's ops: is it of the same program?")
+    return compared(projection, measured)
+
+
+def _matched(nodes: Iterable[Node], events: Sequence[Any], on_card: bool) -> dict[Node, float]:
+    found: dict[Node, float] = {}
+    at = 0
+    for node in nodes:
+        name = node.op._schema.name
+        for ahead in range(at, min(at + LOOK_AHEAD, len(events))):
+            event = events[ahead]
+            if event.name != name:
+                continue
+            found[node] = (_device_time(event) if on_card else event.cpu_time_total) / 1e6
+            at = ahead + 1
+            while at < len(events) and events[at].time_range.start < event.time_range.end:
+                at += 1
+            break
+    return found
+
+
+def _device_time(event: Any) -> float:
+    return float(getattr(event, "device_time_total", 0.0) or 0.0)

@@ -1,0 +1,102 @@
+"""A bar of tqdm for runs and compilations that take longer than a second, where somebody looks on.
+
+That is in a notebook, or where stderr is a terminal; ``lazyviz.options.progress`` says otherwise.  A run
+itself pays nothing for it: a thread looks from time to time at how far it is, and programs that took less
+than a second before are not looked at.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..execute.progress import Run
+from ..record.storage import TrackedNode
+from .options import options
+
+AFTER = 1.0
+EVERY = 0.2
+_THREAD = "lazyviz-progress"
+
+
+def is_wanted() -> bool:
+    """Whether there is somebody to see a bar, and tqdm to draw one."""
+    chosen = options.progress
+    if chosen is None:
+        chosen = _in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
+    return chosen and _tqdm() is not None
+
+
+def _in_notebook() -> bool:
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def _tqdm() -> Any:
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return None
+    return tqdm
+
+
+class Bar:
+    """Context of a run: a thread follows it, and draws a bar once it has taken a second.
+
+    ``wanted`` false: it does nothing.  The bar is gone when the run is over; a report says what it took.
+    """
+
+    def __init__(self, live: Run, *, wanted: bool, draw: Callable[..., Any] | None = None) -> None:
+        self._live, self._wanted, self._draw = live, wanted, draw
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Bar:
+        if self._wanted:
+            self._thread = threading.Thread(target=self._follow, name=_THREAD, daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # no thread can be had, as at the interpreter's end
+                self._thread = None
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+
+    def _follow(self) -> None:
+        if self._over.wait(AFTER):
+            return
+        draw = self._draw or _tqdm()
+        if draw is None:
+            return
+        nodes = self._live.nodes
+        bar = draw(total=len(nodes), desc="evaluating", unit="op", leave=False, dynamic_ncols=True)
+        bar.start_t = time.time() - self._live.now().seconds  # the run's, not the bar's
+        try:
+            done = 0
+            while True:
+                done = _done(nodes, done)
+                now = self._live.now()
+                bar.set_description_str(now.label if now.compiling else "evaluating", refresh=False)
+                bar.n = max(done, now.done)
+                bar.refresh()
+                if self._over.wait(EVERY):
+                    return
+        finally:
+            bar.close()
+
+
+def _done(nodes: Sequence[TrackedNode], known: int) -> int:
+    """How many nodes have run: they do in order, in pieces of a batch each counts with its last piece."""
+    until = time.perf_counter() + 0.02  # of a million nodes, the rest is counted the next time
+    while known < len(nodes) and nodes[known].state == "done":
+        known += 1
+        if known % 1024 == 0 and time.perf_counter() > until:
+            break
+    return known

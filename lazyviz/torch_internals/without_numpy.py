@@ -1,0 +1,14 @@
+"""Imports what PyTorch warns in where NumPy is missing, without that warning.
+
+``pip install torch`` brings no NumPy.  The first of PyTorch's modules that makes a tensor as it is imported
+says so, which has nothing to do with what its user does; whoever calls ``.numpy()`` is told by an error.
+``lazyviz`` imports this first.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
+    import torch._subclasses.functional_tensor  # noqa: F401
