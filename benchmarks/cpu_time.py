@@ -123,14 +123,14 @@ def main() -> None:
         start = time.perf_counter()
         lazyviz.calibrate()
         print(f"calibrated in {time.perf_counter() - start:.2f} s")
-        errors, kept, of = [], 0, 0
+        errors, in_order, of = [], 0, 0
         for name, make in models():
             for training in (False, True):
                 if options.only not in name:
                     continue
                 torch.manual_seed(0)
                 projected, taken, right, pairs = measured(*make(), training, options.rounds)
-                kept, of = kept + right, of + pairs
+                in_order, of = in_order + right, of + pairs
                 errors.append(abs(projected / taken - 1))
                 print(
                     f"{name:<34} {'training' if training else 'inference':<9} {taken * 1e3:8.2f} ms, "
@@ -139,7 +139,7 @@ def main() -> None:
                     flush=True,
                 )
         middle = statistics.median(errors)
-        print(f"{len(errors)} runs: median error {middle:.1%}, {kept} of {of} pairs of modules in order")
+        print(f"{len(errors)} runs: median error {middle:.1%}, {in_order} of {of} pairs of modules in order")
 
 
 if __name__ == "__main__":

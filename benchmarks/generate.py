@@ -26,7 +26,7 @@ import lazyviz
 RESULTS = Path(__file__).parent / "results" / "generate.json"
 CARD = "RTX-4090"
 PROMPT = 16
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
 }  # fmt: skip

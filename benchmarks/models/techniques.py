@@ -84,7 +84,9 @@ def small_batch(device: str) -> Any:
 
 def optimizer_in_backward(device: str) -> Any:
     model, x, y = perceptron(device, 512, 64)
-    optimizers = {each: torch.optim.Adam([each]) for each in model.parameters()}
+    optimizers: dict[torch.Tensor, torch.optim.Optimizer] = {
+        each: torch.optim.Adam([each]) for each in model.parameters()
+    }
 
     def step(parameter: torch.Tensor) -> None:
         optimizers[parameter].step()

@@ -137,7 +137,8 @@ class PendingRuns:
             if "sparse" in cause:
                 text += (
                     " How many entries a sparse tensor has depends on data: plan nn.Embedding and "
-                    "nn.EmbeddingBag with sparse=False, whose gradients are dense, each as large as its weight."
+                    "nn.EmbeddingBag with sparse=False, whose gradients are dense, each as large as its "
+                    "weight."
                 )
             raise AbsentDeviceError(text)
         noted = recording.graph is not None and not (
