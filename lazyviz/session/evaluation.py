@@ -149,23 +149,15 @@ def start(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> AsyncEval
     try:
         with context as arrived:
             strategy = None if begun else _chosen(nodes, wanted, None)
-            if strategy is None or not strategy.nodes:
-                reason: str | None = (
-                    "nothing was pending" if strategy else "an interrupted run in pieces goes on"
-                )
-            else:
-                reason = strategy.start()
-            if strategy is not None and reason is None:
-                started = AsyncEvaluation(strategy, cause)
-                tape.runs.background = started
-                for lazy in strategy.touched:
-                    lazy.runs.error, lazy.runs.live = None, strategy.live
-                    lazy.runs.changed("running")
-                return started
             if strategy is not None:
-                return AsyncEvaluation(strategy, cause, reason, _execute(strategy, cause, context, arrived))
+                evaluation = AsyncEvaluation(strategy, cause)
+                if evaluation.begin():
+                    return evaluation
+                reason, report = evaluation.reason, _execute(strategy, cause, context, arrived)
+                return AsyncEvaluation(strategy, cause, reason, report)
     finally:
         context.__exit__()
+    reason = "an interrupted run in pieces goes on"
     return AsyncEvaluation(None, cause, reason, run(nodes, cause, **options))
 
 
@@ -184,10 +176,29 @@ class AsyncEvaluation:
         self.error: BaseException | None = None
         self.nodes = frozenset(strategy.nodes if strategy is not None and report is None else ())
 
+    def begin(self) -> bool:
+        """Have its kernels run; False, with the ``reason``, where they cannot run on another thread."""
+        strategy = self._strategy
+        assert strategy is not None
+        try:
+            tape.runs.background = self  # before they begin: whatever comes then, they are waited for
+            self.reason = strategy.start() if strategy.nodes else "nothing was pending"
+        finally:
+            if self.started is None:
+                tape.runs.background = None
+        if self.reason is not None:
+            return False
+        for lazy in strategy.touched:
+            lazy.runs.error, lazy.runs.live = None, strategy.live
+            lazy.runs.changed("running")
+        return True
+
     @property
     def started(self) -> AsyncRun | None:
         """The kernels, until it is finished."""
-        return self._strategy.found.started if self._strategy is not None and self._strategy.found else None
+        found = self._strategy.found if self._strategy is not None else None
+        started = found.started if found is not None else None
+        return started if started is not None and started.has_begun else None
 
     def cancel(self) -> None:
         """Have it end between two nodes, which finishing it raises ``Interrupted`` for."""

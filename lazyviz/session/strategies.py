@@ -93,7 +93,7 @@ class Strategy:
     def seconds(self) -> float | None:
         """That its kernels took on another thread."""
         started = self.found.started if self.found is not None else None
-        return started.times[-1] - started.times[0] if started is not None else None
+        return started.times[-1] - started.times[0] if started is not None and started.has_begun else None
 
     @property
     def is_known(self) -> bool:

@@ -174,6 +174,8 @@ WAYS = {
         Way("op by op"),
         Way("replay, C++", repeats=True, together=1),
         Way("replay, Python", repeats=True, compiled=False, together=1),
+        # Of its kernels, which another thread runs, none is one of ours: faults come between, here.
+        Way("asynchronous", evaluate={"wait": False}, repeats=True, together=1),
         Way("op by op, Python", compiled=False),
         Way("split", block={"split": 3}, exact=False, batch=True, together=5),
         Way("recompute", evaluate={"recompute": 1}, together=2),
@@ -273,6 +275,10 @@ class Trial:
         return self.step.left(*self._begun, loss)
 
     def _evaluate(self, graph: Any, options: dict[str, Any] | None = None) -> None:
+        if self.way.name == "asynchronous":
+            with self._armed():
+                graph.evaluate(**self.way.evaluate).result()
+            return
         with self._armed(), self.kernels.active():
             graph.evaluate(**(self.way.evaluate if options is None else options))
 
@@ -321,7 +327,8 @@ class Trial:
                     came += 1
                     if came > len(faults) + 3:
                         raise Result("lost", "the fault comes again and again") from None
-                    if graph.state not in ("failed", "interrupted", "pending", "done"):
+                    runs = graph.state == "running" and tape.runs.background is not None
+                    if not runs and graph.state not in ("failed", "interrupted", "pending", "done"):
                         raise Result("left behind", f"the state is {graph.state!r}") from None
                     if found := _differences(before if not graph.pending else pending):
                         raise Result("left behind", found) from None

@@ -30,10 +30,18 @@ class AsyncRun:
     those that it draws from, in place of the program's.
     """
 
-    compiled: Any
+    handle: list[Any]  # what stands for it in C++, as soon as it has begun
     times: array[float]
     generators: list[tuple[DrawSequence, torch.Generator]]
     later: list[TrackedValue] | None = None  # the subgraph's, when it began
+
+    @property
+    def compiled(self) -> Any:
+        return self.handle[0]
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.handle) and self.handle[0] is not None
 
     @property
     def is_over(self) -> bool:
@@ -94,12 +102,12 @@ def why_not_now(subgraph: Subgraph) -> str | None:
     return None
 
 
-def start(subgraph: Subgraph, code: Code) -> AsyncRun | None:
-    """Begin to run the subgraph by its ``code``; ``None``: it cannot run so here."""
+def prepared(subgraph: Subgraph, code: Code) -> tuple[AsyncRun, partial[Any]]:
+    """The run of ``subgraph`` by its ``code``, and the call that begins it, whose result is its handle."""
     times = array("d", [perf_counter()])
     tensors = [value.real for value in subgraph.outside]
     if any(tensor is None for tensor in tensors):
-        return None
+        raise RuntimeError("internal error: an input was freed before its last use")
     generators: dict[DrawSequence, torch.Generator] = {}
     draws = []
     for at in subgraph.draws:
@@ -109,5 +117,5 @@ def start(subgraph: Subgraph, code: Code) -> AsyncRun | None:
             generators[sequence] = torch.Generator(sequence.generator.device)
             generators[sequence].set_state(sequence.state)
         draws.append(generators[sequence])
-    run = code.start(tensors, subgraph.scalars, draws, times)  # type: ignore[attr-defined]
-    return AsyncRun(run, times, list(generators.items())) if run is not None else None
+    begin = partial(code.start, tensors, subgraph.scalars, draws, times)  # type: ignore[attr-defined]
+    return AsyncRun([], times, list(generators.items())), begin

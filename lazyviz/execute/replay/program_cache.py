@@ -265,8 +265,10 @@ class Replay:
             known.not_async = async_run.why_not(self.subgraph, self.code)
         reason = known.not_async or async_run.why_not_now(self.subgraph)
         if reason is None:
-            self.started = async_run.start(self.subgraph, self.code)
-            reason = None if self.started is not None else "modes of PyTorch's own are active"
+            self.started, begin = async_run.prepared(self.subgraph, self.code)
+            self.started.handle[:] = map(partial.__call__, (begin,))  # begun and noted by C alone
+            if not self.started.has_begun:
+                self.started, reason = None, "modes of PyTorch's own are active"
         return reason
 
     def learn(self, projection: Projection | None) -> None:
