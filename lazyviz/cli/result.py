@@ -11,7 +11,7 @@ import torch
 from ..graph.ir import SourceLine
 from ..graph.nested import flattened
 from ..graph.sync_points import listed
-from ..plan.explain import keeper, what
+from ..plan.explain import keeper, time_of_a_step, what
 from ..plan.formatting import where
 from ..plan.plan import Plan
 from ..plan.planner import make_plan
@@ -74,8 +74,25 @@ def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
             }
             for each in plan.remedies[:MOST_REMEDIES]
         ],
+        "time": _time(plan),
         "sync_points": listed(graph.sync_points),
         "not_recorded": sorted(graph.ir.elsewhere),
+    }
+
+
+def _time(plan: Plan) -> Data | None:
+    """Of the last training step: seconds, what bounds them, and what would change them in words."""
+    found = time_of_a_step(plan)
+    if found is None:
+        return None
+    time, sentences = found
+    return {
+        "seconds": time.seconds,
+        "range": list(time.seconds_range),
+        "by_bound": time.by_bound,
+        "flops": time.flops,
+        "mfu": time.mfu,
+        "text": sentences,
     }
 
 

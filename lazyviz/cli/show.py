@@ -78,6 +78,11 @@ def show_plan(data: Data, to: Console) -> None:
         for each in cheapest_of_kinds(data["remedies"])
     ]
     _print(to, table("What would lower the peak", ("less", "peak then", "change", "costs"), rows, 2))
+    if data.get("time"):
+        to.print()
+        to.print(Text("A step's time", style="bold"))
+        for sentence in data["time"]["text"]:
+            to.print(Text(sentence))
     for sentence in data["sync_points"]:
         to.print(sentence[:1].upper() + sentence[1:])
     if data["not_recorded"]:

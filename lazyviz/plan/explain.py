@@ -11,6 +11,8 @@ from .liveness.live_set import CATEGORIES, Allocation, Moment
 from .plan import Plan
 from .remedies.remedy import Remedy, cheapest
 from .runtime.limits import limits
+from .runtime.projection import Projection
+from .runtime.steps import last_step
 from .units import format_bytes, format_range
 
 LARGEST = 5  # allocations listed
@@ -24,6 +26,15 @@ PYTORCHS = frozenset({
     "lazyviz",
 })  # fmt: skip
 """Namespaces of operators that come with PyTorch, or are ours."""
+
+
+def time_of_a_step(plan: Plan) -> tuple[Projection, list[str]] | None:
+    """The projected time of the last training step, and what limits it in words; ``None``: not known."""
+    nodes = last_step(plan._nodes)
+    time = plan.time_of(nodes)
+    if time is None or not time.ops:
+        return None
+    return time, limits(time, nodes, plan._answers.target)
 
 
 def explain(plan: Plan) -> str:

@@ -391,3 +391,15 @@ def test_output_that_nobody_reads_is_no_error(write, tmp_path):
     )
     done = python("-c", program, cwd=tmp_path)
     assert done.stdout.strip() == "", done.stdout
+
+
+def test_a_plan_for_a_card_tells_the_time_of_a_step_and_what_limits_it(write, tmp_path):
+    arguments = ("--device", "A100-80GB", "--assume", "*=0.5", "--json", "plan.json")
+    done = lazyviz_command("plan", write(TRAINING), *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "A step's time" in done.stdout
+    assert "What limits this step: launch" in " ".join(done.stdout.split())
+    time = json.loads((tmp_path / "plan.json").read_text())["time"]
+    assert time["range"][0] < time["seconds"] < time["range"][1]
+    assert sum(time["by_bound"].values()) == pytest.approx(time["seconds"])
+    assert time["flops"] == 2 * 32 * (2 * 64 * 256 + 3 * 256 * 10)  # the input has no gradient

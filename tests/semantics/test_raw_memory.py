@@ -659,7 +659,7 @@ def test_a_profiler_that_notes_shapes_reads_no_memory(memory):
     layer = torch.nn.LSTM(3, 4)
 
     def program(x):
-        with torch.profiler.profile(record_shapes=True, profile_memory=memory):
+        with torch.profiler.profile(record_shapes=True, profile_memory=memory, acc_events=True):
             p = torch.nn.Parameter(x * 2)
             y = layer(p.unsqueeze(1))[0].sum()
             y.backward()
@@ -729,7 +729,7 @@ def test_torchscripts_files_hold_values(program):
     both(program, lambda: torch.arange(3.0), syncs=None, versions=False)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_loading_a_script_evaluates_nothing():
     buffer = io.BytesIO()
     torch.jit.save(torch.jit.script(torch.nn.Linear(3, 3)), buffer)

@@ -342,6 +342,7 @@ def test_a_subclass_that_takes_no_other_class_trains(optimizer):
     both(program, grid, syncs=None, versions=False)
 
 
+@pytest.mark.skipif(not hasattr(torch.overrides, "redispatch_function"), reason="new in torch 2.13")
 def test_a_subclass_that_calls_functions_again():
     def program(x, y):
         Again.calls.clear()
