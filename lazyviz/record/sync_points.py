@@ -126,7 +126,7 @@ class PendingRuns:
             if "sparse" in cause:
                 text += (
                     " How many entries a sparse tensor has depends on data: plan nn.Embedding and "
-                    "nn.EmbeddingBag with sparse=False, whose gradients are dense, each as large as its weight."
+                    "nn.EmbeddingBag with sparse=False, whose gradients are as large as their weights."
                 )
             raise AbsentDeviceError(text)
         noted = recording.graph is not None and not (
