@@ -52,14 +52,19 @@ def release_unreferenced() -> None:
     global _held
     if not _held:
         return
-    pending = {id(node.graph) for node in list(tape.pending)}
     held, _held = _held, []
     for reference in held:
         holder = [graph for graph in [reference()] if graph is not None]
-        if holder and id(holder[0]) in pending:
-            _held.append(reference)
-        elif holder:
-            _release(holder)
+        if not holder:
+            continue
+        is_pending = _is_pending(holder[0])
+        if is_pending or not (_release(holder) or tape.runs.background is None):
+            _held.append(reference)  # what runs on another thread may be all that refers to it
+
+
+def _is_pending(graph: Graph) -> bool:
+    """Whether its last node is pending; of others that are, the look at who refers to them would tell."""
+    return bool(graph.nodes) and graph.nodes[-1] in tape.pending
 
 
 _module = native_modules.load("graph_release.cpp") if os.environ.get("LAZYVIZ_GRAPH_RELEASE") != "0" else None

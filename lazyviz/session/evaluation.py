@@ -22,7 +22,7 @@ import torch
 from ..execute import eager, shutdown
 from ..execute.memory_tracker import Memory, Timelines
 from ..execute.microbatch.run import SplitRun
-from ..execute.replay import node_passes
+from ..execute.replay import async_run, node_passes
 from ..execute.replay.async_run import AsyncRun
 from ..execute.report import Report, difference
 from ..execute.time_estimate import learn
@@ -218,6 +218,8 @@ class AsyncEvaluation:
             try:
                 with context as arrived:
                     self.report = _execute(strategy, self.cause, context, arrived)
+                if strategy.subgraph is not None:
+                    async_run.forget_readers(strategy.subgraph)
             except BaseException as error:
                 self.error = error
                 raise

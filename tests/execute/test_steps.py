@@ -189,3 +189,25 @@ def test_a_planned_card_is_refused() -> None:
     with pytest.raises(ValueError, match="not on this machine"):
         for _ in lazyviz.steps(range(3), device="H100-80GB"):
             pass
+
+
+@compiled
+def test_records_of_rounds_are_freed_without_the_garbage_collector() -> None:
+    layer, x = nn.Linear(8, 8), torch.rand(4, 8)
+    updates = torch.optim.AdamW(layer.parameters())
+    seen: list[weakref.ref[Any]] = []
+    gc.collect()
+    gc.disable()
+    try:
+        loop = lazyviz.steps(range(20))
+        for _ in loop:
+            updates.zero_grad()
+            layer(x).sum().backward()
+            updates.step()
+            if loop.graph is not None:
+                seen.append(weakref.ref(loop.graph.ir))
+        alive = [number for number, reference in enumerate(seen) if reference() is not None]
+    finally:
+        gc.enable()
+    assert loop.waited is None
+    assert len([number for number in alive if number > 5]) <= 4, alive

@@ -74,6 +74,17 @@ class AsyncRun:
         return partial(self.compiled.join, self.generators, subgraph.users, later, arrived, self.times)
 
 
+def forget_readers(subgraph: Subgraph) -> None:
+    """Its nodes have run: memory from outside, which those of the next step touch as well, lets go of them.
+
+    Else it would keep their graph from being freed with its owner.
+    """
+    for value in subgraph.outside:
+        storage = value.storage
+        if storage.readers:
+            storage.readers = [node for node in storage.readers if node.state != "done"]
+
+
 def why_not(subgraph: Subgraph, code: Code) -> str | None:
     """Why ``code`` cannot run on another thread, for any subgraph like this one; ``None``: it can."""
     assert subgraph.key is not None
