@@ -31,6 +31,8 @@ TESTS = (
     "tests/execute/replay",
     "tests/execute/test_evaluation.py",
     "tests/execute/test_reads.py",
+    "tests/execute/test_async_evaluation.py",
+    "tests/execute/test_steps.py",
 )
 # Exceptions are thrown by the C++ library, which Python itself does not have loaded when they are looked up.
 LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so")
