@@ -45,7 +45,7 @@ class LateImports(MetaPathFinder):
         self._mode = mode
 
     def install(self) -> None:
-        if (AFTER or KEEPS_WHAT_IT_FINDS not in sys.modules) and not self.installed:
+        if not self.installed:  # whatever is known now: more may be waited for in the midst of a block
             sys.meta_path.insert(0, self)
 
     def remove(self) -> None:

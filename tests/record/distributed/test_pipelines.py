@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +16,7 @@ from lazyviz.graph.collectives import collective_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
 CARD = "H100-80GB"
+ROOT = Path(__file__).parents[3]
 WIDTH, RANKS, PIECES = 32, 4, 8
 SENT = PIECES * 4 * WIDTH * 4  # bytes of all micro-batches between two stages
 
@@ -72,6 +78,24 @@ def test_schedules_of_several_stages_a_rank_are_recorded(name):
     assert sent(graph) == pytest.approx(4 * SENT, abs=64)
     phases = [node.phase for node in graph.nodes]
     assert "backward" in phases
+
+
+def test_a_pipeline_that_is_imported_in_a_later_block_is_recorded():
+    """Where nothing else was waited for when the block was opened: Dynamo and transformers are there."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "benchmarks")!r})
+import torch, torch._dynamo, transformers.cache_utils
+import lazyviz
+from models.several_cards import PROGRAMS
+assert "torch.distributed.pipelining.schedules" not in sys.modules
+with lazyviz.lazy(device="cpu", mesh=(2,)) as graph:
+    kept = PROGRAMS["pipeline, GPipe"].run(torch.device("cpu"), 2)
+print(len(graph.nodes) > 100)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip().endswith("True"), done.stderr[-2000:]
 
 
 def test_1f1b_takes_less_memory_than_gpipe():
