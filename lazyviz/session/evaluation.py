@@ -22,7 +22,7 @@ import torch
 from ..execute import eager, shutdown
 from ..execute.memory_tracker import Memory, Timelines
 from ..execute.microbatch.run import SplitRun
-from ..execute.replay import async_run, node_passes
+from ..execute.replay import async_run, codegen, node_passes
 from ..execute.replay.async_run import AsyncRun
 from ..execute.report import Report, difference
 from ..execute.time_estimate import learn
@@ -439,7 +439,9 @@ def stop_background() -> None:
     background = tape.runs.background
     if isinstance(background, AsyncEvaluation) and (started := background.started) is not None:
         started.stop(eager.Interrupted("the process ends"))
-        started.wait(shutdown.SECONDS)
+        if not started.wait(shutdown.SECONDS):
+            return
+    codegen.end_worker()
 
 
 def end_abandoned() -> None:

@@ -98,6 +98,12 @@ def store_result(value: TrackedValue, real: torch.Tensor) -> bool:
     return bool(_store_result(value, real)) if active else False
 
 
+def end_worker() -> None:
+    """Have the thread of asynchronous runs end; the next run begins another one."""
+    if _module is not None:
+        _module.end_worker()
+
+
 def use(compiled: bool) -> bool:
     """Let C++ run what is generated from now on, or Python; returns what came of it."""
     global active

@@ -1112,9 +1112,20 @@ PyObject* run_in_one_go(PyObject* self, PyObject* args) {
 class Worker {
  public:
   static Worker& get() {
-    static Worker* worker = nullptr;  // never destroyed: the process may end while it waits
     if (worker == nullptr || worker->process != getpid()) worker = new Worker();  // a fork takes no threads along
     return *worker;
+  }
+
+  // Has the thread end, once what it runs is over; the next run begins another one.
+  static void end() {
+    if (worker == nullptr || worker->process != getpid()) return;
+    {
+      std::lock_guard lock(worker->mutex);
+      worker->ends = true;
+    }
+    worker->arrives.notify_one();
+    worker->thread.join();
+    delete std::exchange(worker, nullptr);
   }
 
   template <typename Job>
@@ -1127,27 +1138,35 @@ class Worker {
   }
 
  private:
-  Worker() {
-    std::thread([this] { serve(); }).detach();
-  }
-
-  [[noreturn]] void serve() {
+  void serve() {
     while (true) {
       std::function<void()> work;
       {
         std::unique_lock lock(mutex);
-        arrives.wait(lock, [this] { return job != nullptr; });
+        arrives.wait(lock, [this] { return ends || job != nullptr; });
+        if (job == nullptr) return;
         work = std::exchange(job, nullptr);
       }
       work();
     }
   }
 
+  static inline Worker* worker = nullptr;
   pid_t process = getpid();
   std::mutex mutex;
   std::condition_variable arrives;
   std::function<void()> job;
+  bool ends = false;
+  std::thread thread{[this] { serve(); }};  // the last: it uses the others
 };
+
+PyObject* end_worker(PyObject*, PyObject*) {
+  Interpreter interpreter;
+  interpreter.leave();
+  Worker::end();
+  interpreter.take();
+  Py_RETURN_NONE;
+}
 
 // Warnings of kernels, for the thread that takes the results.
 class Warnings : public c10::WarningHandler {
@@ -1428,6 +1447,7 @@ PyType_Spec level_spec = {
 
 PyMethodDef functions[] = {
     {"store_result", store_one, METH_VARARGS, "See codegen.store_result."},
+    {"end_worker", end_worker, METH_NOARGS, "Ends the thread of asynchronous runs, once none is under way."},
     {"connect", connect, METH_VARARGS, "The classes of tensors, the stand-ins of planned cards, and dispatch keys."},
     {nullptr, nullptr, 0, nullptr},
 };
