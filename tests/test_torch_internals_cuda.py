@@ -4,6 +4,8 @@ does.
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -157,3 +159,14 @@ def test_optimizers_ask_in_their_own_module_which_form_to_take():
     assert {"torch.optim.adam", "torch.optim.sgd", "torch.optim.rmsprop"} <= owners
     module, name = torch_cuda.FOREACH_ADAM
     assert callable(getattr(module, name))
+
+
+def test_adam_adds_epsilon_to_lists_in_place():
+    ones = [torch.ones(2), torch.ones(3)]
+    added = torch_cuda.foreach_add(ones, 1.5)
+    getattr(torch, torch_cuda.FOREACH_ADD_IN_PLACE)(ones, 1.5)
+    assert [each.tolist() for each in added] == [each.tolist() for each in ones] == [[2.5] * 2, [2.5] * 3]
+    module, name = torch_cuda.FOREACH_ADAM
+    assert f"torch.{torch_cuda.FOREACH_ADD_IN_PLACE}(exp_avg_sq_sqrt, eps)" in inspect.getsource(
+        getattr(module, name)
+    )

@@ -12,7 +12,7 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -199,6 +199,10 @@ _FOREACH_TYPES: tuple[list[Any], ...] = (_foreach_supported_types, _foreach_util
 
 # The foreach form of Adam and AdamW, of which one older release held more.
 FOREACH_ADAM: tuple[Any, str] = (adam, "_multi_tensor_adam")
+
+# What it adds epsilon by, in place, and what that older release added it by: PyTorch has no public names.
+FOREACH_ADD_IN_PLACE = "_foreach_add_"
+foreach_add: Callable[..., Sequence[torch.Tensor]] = torch._foreach_add
 
 
 def foreach_choices() -> list[tuple[Any, str]]:

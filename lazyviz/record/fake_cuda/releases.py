@@ -110,8 +110,7 @@ def _hold_two_lists(patches: Patches) -> None:
     """The foreach form of Adam adds epsilon to a copy of its square roots, and holds both to its end."""
     module, name = torch_cuda.FOREACH_ADAM
     step = getattr(module, name)
-    add: Callable[..., None] = torch._foreach_add_
-    added: Callable[..., Sequence[torch.Tensor]] = torch._foreach_add
+    add: Callable[..., None] = getattr(torch, torch_cuda.FOREACH_ADD_IN_PLACE)
     held: list[Sequence[torch.Tensor]] = []
     inside = False
 
@@ -129,12 +128,14 @@ def _hold_two_lists(patches: Patches) -> None:
     def foreach_add_(tensors: Sequence[torch.Tensor], other: Any, *args: Any, **kwargs: Any) -> Any:
         # Epsilon is a number; steps, which are counted by it too, are on the host.
         if inside and isinstance(other, float) and tensors[0].is_cuda:
-            held.append(added(tensors, other, *args, **kwargs))  # nothing of it will have values
+            held.append(
+                torch_cuda.foreach_add(tensors, other, *args, **kwargs)
+            )  # nothing of it will have values
             return None
         return add(tensors, other, *args, **kwargs)
 
     patches.set(module, name, adam)
-    patches.set(torch, "_foreach_add_", foreach_add_)
+    patches.set(torch, torch_cuda.FOREACH_ADD_IN_PLACE, foreach_add_)
 
 
 class _Softmax(torch.autograd.Function):
