@@ -24,12 +24,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 import torch.multiprocessing as mp
-from torch.profiler import ProfilerActivity, profile
 
 import lazyviz
 
 sys.path.insert(0, str(Path(__file__).parent))
 from models.several_cards import PROGRAMS
+from speed.memory import peak_of
 
 PATIENCE = 0.03  # seconds
 COLLECTIVES = (
@@ -40,15 +40,7 @@ RESULTS = Path(__file__).parent / "results" / "several_cards.json"
 
 
 def _allocated(name: str, ranks: int) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-        kept = PROGRAMS[name].run(torch.device("cpu"), ranks)
-    now = peak = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            peak = max(peak, now)
-    del kept
-    return peak
+    return peak_of(lambda: PROGRAMS[name].run(torch.device("cpu"), ranks), "cpu")
 
 
 def _patiently() -> None:

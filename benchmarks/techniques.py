@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 import lazyviz
 
 sys.path.insert(0, str(Path(__file__).parent))
 from models.techniques import NOT_DEFERRED, PROGRAMS, names
+from speed.memory import peak_of
 
 RESULTS = Path(__file__).parent / "results" / "techniques.json"
 CARD = "H100-80GB"
@@ -35,15 +35,7 @@ def measured(name: str) -> int:
     """Bytes that eager PyTorch allocates at most on the CPU."""
     torch.manual_seed(0)
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-        kept = PROGRAMS[name]("cpu")
-    found = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    now = peak = 0
-    for event in sorted(found, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        peak = max(peak, now)
-    del kept
-    return peak
+    return peak_of(lambda: PROGRAMS[name]("cpu"), "cpu")
 
 
 def planned(name: str, device: str) -> Any:

@@ -46,7 +46,7 @@ def peak_of(run: Callable[[], Any], device: str) -> int:
         peak = torch.cuda.max_memory_allocated() - before
         del kept
         return peak
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         kept = run()
     found = profiler.profiler
     assert found is not None
