@@ -126,7 +126,7 @@ class LazyBlock(Transaction, Generic[G]):
         def __enter__(self) -> G: ...
 
     def begin(self) -> G:
-        frame = self.begins_in or sys._getframe(2)
+        frame, self.begins_in = self.begins_in or sys._getframe(2), None
         options = self.options
         split, recompute = options.checked()
         named = options.named_batch(frame)

@@ -191,6 +191,14 @@ class Strategy:
         """Have the kernels run on another thread until the nodes are executed; why they cannot, in words."""
         if self.is_followed or self.wanted.cancel is not None:
             return "somebody follows its progress"
+        if self.compiler is not None or self.cluster is not None:
+            return f"the backend {self.wanted.backend!r} runs it"
+        if self.split_run is not None:
+            return "it runs in pieces of the batch"
+        if self.choice is not None:
+            return "it computes activations again"
+        if self.seen is not None:
+            return "its results are summarized as they come"
         if self.found is None:
             return self.new or "these ops run for the first time"
         return self.found.start()

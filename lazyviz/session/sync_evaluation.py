@@ -213,6 +213,8 @@ def run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
     counters = evaluation.metrics.counters
     counters["syncs"] += 1
     counters[f"syncs by {cause.partition(' at ')[0]}"] += 1
+    if not nodes:  # all of it has run on another thread
+        return
     current = evaluation.graphs.get(id(tape.recording.graph)) if tape.recording.graph is not None else None
     if current is None:
         owners = {id(node.graph): evaluation.graphs.get(id(node.graph)) for node in nodes}

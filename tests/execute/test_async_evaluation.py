@@ -316,6 +316,16 @@ def test_what_cannot_run_so_says_why() -> None:
     assert "generator only" in str(run.waited)
     assert not lazyviz.is_lazy(y)
     assert graph.evaluate(wait=False).waited == "nothing was pending"
+    for options, why in (
+        ({"summaries": True}, "summarized"),
+        ({"split": 2}, "pieces"),
+        ({"backend": "inductor"}, "inductor"),
+    ):
+        x = torch.rand(4, 3)
+        with lazyviz.lazy(batch=[x]) as graph:
+            y = x * 2 + 1
+        assert why in str(graph.evaluate(wait=False, **options).waited)
+        assert torch.equal(y, x * 2 + 1)
 
 
 DRAWS: dict[str, Callable[[], torch.Tensor]] = {

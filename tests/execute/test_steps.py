@@ -118,6 +118,21 @@ def test_a_loop_held_in_a_variable_ends_too() -> None:
     assert list(loop) == list(range(9))
 
 
+def test_an_iterator_that_is_left_ends_without_the_garbage_collector() -> None:
+    def one() -> torch.Tensor:
+        iterator = iter(lazyviz.steps(range(9)))
+        return torch.ones(2) + next(iterator)
+
+    gc.collect()
+    gc.disable()
+    try:
+        x = one()
+        assert tape.recording.graph is None
+    finally:
+        gc.enable()
+    assert x.tolist() == [1, 1]
+
+
 def test_errors_of_kernels_come_where_the_next_item_is_asked_for() -> None:
     table, at, rounds = torch.rand(5, 3), torch.tensor([1, 4]), 0
     with pytest.raises(IndexError, match="out of bounds"):

@@ -68,7 +68,7 @@ class Known:
     found: bool = False  # by its fingerprint, since it was last about to be dropped
     seconds: float | None = None  # that its code took the last time it ran to its end
     in_one_go: bool | None = None  # whether its code may run so, once that was asked
-    not_async: str | None = "?"  # why its kernels cannot run on another thread, once that was asked
+    not_async: str | None = None  # why its kernels cannot run on another thread, "": they can; once asked
 
     def learn(self, subgraph: Subgraph, memory: Memory, projection: Projection | None) -> None:
         """What was projected of it, if that depends on nothing else."""
@@ -261,8 +261,8 @@ class Replay:
     def start(self) -> str | None:
         """Have the kernels run on another thread from now on, until it is run; why they cannot, in words."""
         known = self.known
-        if known.not_async == "?":
-            known.not_async = async_run.why_not(self.subgraph, self.code)
+        if known.not_async is None:
+            known.not_async = async_run.why_not(self.subgraph, self.code) or ""
         reason = known.not_async or async_run.why_not_now(self.subgraph)
         if reason is None:
             self.started, begin = async_run.prepared(self.subgraph, self.code)

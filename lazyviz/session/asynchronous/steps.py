@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sized
-from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from ...record.tape import tape
@@ -62,16 +61,16 @@ class steps(Generic[T]):
         items = iter(self._iterable)
         if tape.recording.is_on_this_thread():
             return _unrecorded(items)
-        return self._recorded(items, sys._getframe(1))
+        return self._recorded(items)
 
-    def _recorded(self, items: Iterator[T], frame: FrameType) -> Iterator[T]:
+    def _recorded(self, items: Iterator[T]) -> Iterator[T]:
         block = lazy(device=self._device, backend=self._backend)
         if resolved(block.options.device)[1] is not None:
             raise ValueError(
                 "lazyviz.steps: no round of the loop can run on a GPU that is not on this machine; "
                 "record one round in a block of lazyviz.lazy(device=...) to plan it"
             )
-        block.begins_in = block.ends_in = frame
+        block.begins_in = sys._getframe(1)  # the loop; it is not kept, since it may keep this generator
         with block as graph:
             del graph  # others are to come
             for item in _unrecorded(items):
@@ -79,7 +78,7 @@ class steps(Generic[T]):
                     block.renew(self._evaluate)
                 yield item
                 self.rounds += 1
-            last = block.graph
+            last, block.ends_in = block.graph, sys._getframe(1)
         if last is not None and last.nodes:
             self._evaluate(last)
             if self._run is not None:

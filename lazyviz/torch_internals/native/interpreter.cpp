@@ -1401,7 +1401,7 @@ PyObject* takes_generators(PyObject* self, PyObject*) {
 
 PyMethodDef methods_of_program[] = {
     {"takes_generators", takes_generators, METH_NOARGS, "Whether each draw can have a generator that it is given."},
-    {"in_one_go", run_in_one_go, METH_VARARGS, "See briefly.py."},
+    {"in_one_go", run_in_one_go, METH_VARARGS, "See execute/replay/native_run.py."},
     {"start", start_async, METH_VARARGS, "See execute/replay/async_run.py."},
     {nullptr, nullptr, 0, nullptr},
 };
