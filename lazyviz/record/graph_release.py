@@ -20,6 +20,8 @@ from . import native_recorder
 from .storage import DrawSequence, Shadow, TensorRef, TrackedNode, TrackedStorage, TrackedValue
 from .tape import tape
 
+_TRIED_AGAIN = 4  # of those that something refers to: each try looks at all of the record
+
 _held: list[weakref.ref[Graph]] = []  # without an owner, but somebody had some of them when it went
 
 
@@ -53,13 +55,17 @@ def release_unreferenced() -> None:
     if not _held:
         return
     held, _held = _held, []
+    tried: list[weakref.ref[Graph]] = []
     for reference in held:
         holder = [graph for graph in [reference()] if graph is not None]
         if not holder:
             continue
-        is_pending = _is_pending(holder[0])
-        if is_pending or not (_release(holder) or tape.runs.background is None):
-            _held.append(reference)  # what runs on another thread may be all that refers to it
+        if _is_pending(holder[0]):
+            _held.append(reference)
+        elif not _release(holder):
+            tried.append(reference)
+    if tape.runs.background is not None:  # which may be all that refers to them
+        _held += tried[-_TRIED_AGAIN:]
 
 
 def _is_pending(graph: Graph) -> bool:

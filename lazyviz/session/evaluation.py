@@ -219,7 +219,7 @@ class AsyncEvaluation:
                 with context as arrived:
                     self.report = _execute(strategy, self.cause, context, arrived)
                 if strategy.subgraph is not None:
-                    async_run.forget_readers(strategy.subgraph)
+                    async_run.part(strategy.subgraph)
             except BaseException as error:
                 self.error = error
                 raise

@@ -207,8 +207,9 @@ def test_a_planned_card_is_refused() -> None:
 
 
 @compiled
-def test_records_of_rounds_are_freed_without_the_garbage_collector() -> None:
-    layer, x = nn.Linear(8, 8), torch.rand(4, 8)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_records_of_rounds_are_freed_without_the_garbage_collector(dropout: float) -> None:
+    layer, x = nn.Sequential(nn.Linear(8, 8), nn.Dropout(dropout)), torch.rand(4, 8)
     updates = torch.optim.AdamW(layer.parameters())
     seen: list[weakref.ref[Any]] = []
     gc.collect()

@@ -74,15 +74,26 @@ class AsyncRun:
         return partial(self.compiled.join, self.generators, subgraph.users, later, arrived, self.times)
 
 
-def forget_readers(subgraph: Subgraph) -> None:
-    """Its nodes have run: memory from outside, which those of the next step touch as well, lets go of them.
+def part(subgraph: Subgraph) -> None:
+    """Its nodes have run: part them from those of the next step, which was recorded meanwhile.
 
-    Else it would keep their graph from being freed with its owner.
+    Memory from outside that both touch, and the draws that both take part in, would keep the record from being
+    freed with its owner.
     """
     for value in subgraph.outside:
         storage = value.storage
         if storage.readers:
             storage.readers = [node for node in storage.readers if node.state != "done"]
+    parted: dict[DrawSequence, DrawSequence] = {}
+    for at in subgraph.draws:
+        node = subgraph.nodes[at]
+        sequence = node.draws
+        if sequence is None or sequence.last is None or sequence.last.state == "done":
+            continue  # nobody goes on with it
+        if sequence not in parted:
+            parted[sequence] = DrawSequence(sequence.generator, sequence.state)
+        node.draws = parted[sequence]
+        parted[sequence].last = node
 
 
 def why_not(subgraph: Subgraph, code: Code) -> str | None:
