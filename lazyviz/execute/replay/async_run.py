@@ -77,8 +77,8 @@ class AsyncRun:
 def part(subgraph: Subgraph) -> None:
     """Its nodes have run: part them from those of the next step, which was recorded meanwhile.
 
-    Memory from outside that both touch, and the draws that both take part in, would keep the record from being
-    freed with its owner.
+    Memory from outside that both touch, and the draws that both take part in, would keep the record from
+    being freed with its owner.
     """
     for value in subgraph.outside:
         storage = value.storage
