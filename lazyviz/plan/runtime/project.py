@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 
-from ...graph.ir import Graph, Node
+from ...graph.ir import Bound, Graph, Node
 from ..devices.devices import Device, DeviceProfile, planned
 from ..devices.profiles import PROFILES
 from .cpu import known_rates, project_on_cpu
 from .kernels import Card
-from .projection import OpTime, Projection, project
+from .projection import Projection, project
 
 
 def project_on(nodes: Sequence[Node], target: Device | DeviceProfile) -> Projection | None:
@@ -24,22 +25,32 @@ def project_on(nodes: Sequence[Node], target: Device | DeviceProfile) -> Project
     return project(nodes, card) if card is not None else None
 
 
-_projected: WeakKeyDictionary[Graph, tuple[int, Projection | None]] = WeakKeyDictionary()
+class NodeTime(NamedTuple):
+    """Of one op of a record: the projected seconds, and what bounds it."""
+
+    seconds: float
+    bound: Bound
 
 
-def time_of_node(node: Node, graph: Graph) -> OpTime | None:
+# By graph the number of its nodes then, and the times by position: a projection would keep the graph.
+_projected: WeakKeyDictionary[Graph, tuple[int, Mapping[int, NodeTime]]] = WeakKeyDictionary()
+
+
+def time_of_node(node: Node, graph: Graph) -> NodeTime | None:
     """The projected time of one op of ``graph``, among the others, on the device that it is recorded for.
 
     The record is projected once, and again when it has grown or the host has been calibrated meanwhile.
     """
     known = _projected.get(graph)
-    if known is None or known[0] != len(graph.nodes) or known[1] is None:
+    if known is None or known[0] != len(graph.nodes) or not known[1]:
         try:
             target = planned(graph.card or _device_of(graph))
         except ValueError:  # a profile of the user's own, whose name says nothing
             return None
-        known = _projected[graph] = len(graph.nodes), project_on(graph.nodes, target)
-    return known[1].op(node) if known[1] is not None else None
+        found = project_on(graph.nodes, target)
+        times = {each.node.index: NodeTime(each.seconds, each.bound) for each in found.ops} if found else {}
+        known = _projected[graph] = len(graph.nodes), times
+    return known[1].get(node.index)
 
 
 def _device_of(graph: Graph) -> str:

@@ -121,10 +121,6 @@ class Projection(Tabular):
     def _by_node(self) -> dict[Node, OpTime]:
         return {each.node: each for each in self.ops}
 
-    def op(self, node: Node) -> OpTime | None:
-        """The projected time of one op; ``None`` where nothing is known of it."""
-        return self._by_node.get(node)
-
     def _grouped(self, key: Callable[[Node], Hashable]) -> dict[Hashable, tuple[float, Work]]:
         found: dict[Hashable, tuple[float, Work]] = {}
         for each in self.ops:

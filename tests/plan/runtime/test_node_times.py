@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -26,6 +29,19 @@ def test_on_a_planned_card_each_op_has_its_time_and_its_bound(step):
     assert times[large] > 3 * times[relu]
     assert {node.bound for node in step.nodes} == {"compute", "memory", "launch"}
     assert {node.measured_seconds for node in step.nodes} == {None}
+
+
+def test_asking_for_a_time_keeps_no_record():
+    records = []
+    for _ in range(3):  # the latest block's card is asked for its memory until the next one
+        with lazyviz.lazy(device="A100-40GB") as graph:
+            x = torch.randn(64, 64, device="cuda") * 2
+        assert graph.nodes[-1].seconds > 0
+        records.append(weakref.ref(graph.ir))
+        lazyviz.reset()
+        del graph, x
+    gc.collect()
+    assert [record() is not None for record in records[:2]] == [False, False]
 
 
 def test_a_record_that_grows_is_projected_again():
