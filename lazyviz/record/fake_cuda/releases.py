@@ -128,9 +128,8 @@ def _hold_two_lists(patches: Patches) -> None:
     def foreach_add_(tensors: Sequence[torch.Tensor], other: Any, *args: Any, **kwargs: Any) -> Any:
         # Epsilon is a number; steps, which are counted by it too, are on the host.
         if inside and isinstance(other, float) and tensors[0].is_cuda:
-            held.append(
-                torch_cuda.foreach_add(tensors, other, *args, **kwargs)
-            )  # nothing of it will have values
+            # Nothing of it will have values.
+            held.append(torch_cuda.foreach_add(tensors, other, *args, **kwargs))
             return None
         return add(tensors, other, *args, **kwargs)
 
