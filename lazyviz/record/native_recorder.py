@@ -42,6 +42,9 @@ IN_PYTHON = (
     TensorTable.made_real,
     constant_folding.Search.is_unknown,
     source_lines.SourceFinder.find,
+    source_lines.SourceFinder.read_at,
+    source_lines.SourceFinder.enter,
+    source_lines.SourceFinder.leave,
 )
 _ways: tuple[Any, ...] | None = None
 
@@ -124,6 +127,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         goes_on_without=dependencies.goes_on_without,
         MISSING=attribute_patches.MISSING,
         MOST_FRAMES=source_lines.MOST_FRAMES,
+        is_reader=source_lines.is_reader,
         NO_SEQUENCE=module_scopes.NO_SEQUENCE,
     )
     return (
@@ -136,6 +140,9 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         accelerator.made_real,
         accelerator.is_unknown,
         accelerator.find_line,
+        accelerator.read_at,
+        accelerator.enter,
+        accelerator.leave,
     )
 
 
@@ -179,7 +186,7 @@ def use(compiled: bool) -> bool:
     """Record by the compiled module, or in Python, from the next block on; returns what came of it."""
     global active
     ways = _ways if compiled and _ways is not None else IN_PYTHON
-    dispatch, module_call_of, content_of, exchange, closure, release_after, made_real, is_unknown, find = ways
+    dispatch, module_call_of, content_of, exchange, closure, release_after, made_real, is_unknown, *finds = ways
     RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
     module_scopes.ScopePatches.module_call_of = staticmethod(module_call_of)
     module_scopes.Root.content_of = staticmethod(content_of)
@@ -188,7 +195,8 @@ def use(compiled: bool) -> bool:
     TensorTable.release_after = release_after  # type: ignore[method-assign]
     TensorTable.made_real = made_real  # type: ignore[method-assign]
     constant_folding.Search.is_unknown = staticmethod(is_unknown)
-    source_lines.SourceFinder.find = find  # type: ignore[method-assign]
+    for name, find in zip(("find", "read_at", "enter", "leave"), finds, strict=True):
+        setattr(source_lines.SourceFinder, name, find)
     active = compiled and _ways is not None
     make_wrapper = tensor_memory.make_wrapper
     if _dispatcher is not None:

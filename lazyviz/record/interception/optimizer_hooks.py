@@ -68,10 +68,14 @@ class OptimizerSteps:
                     del hooks[key]
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.scopes.learn_state(optimizer, self._find)
-        self._named = _contents(optimizer)
-        if any(other is optimizer for other in self.scopes.steps):  # its last step has failed
-            self._end()
+        self._named = []
+        if optimizer.state:
+            self.scopes.learn_state(optimizer, self._find)
+            self._named = _contents(optimizer)
+        for other in self.scopes.steps:
+            if other is optimizer:  # its last step has failed
+                self._end()
+                break
         self._phases.append(self.scopes.phase)
         self.scopes.phase = "optimizer"
         self.scopes.steps.append(optimizer)
@@ -82,7 +86,7 @@ class OptimizerSteps:
             self.scopes.steps.pop()
             if not self.scopes.steps:
                 self.scopes.stepped(optimizer)
-        if self._named != _contents(optimizer):  # as in the first step
+        if optimizer.state and self._named != _contents(optimizer):  # as in the first step
             self.scopes.learn_state(optimizer, self._find)
 
     def _end(self) -> None:

@@ -50,6 +50,9 @@ if private_api.CUMPROD_ASKS_ALWAYS:
     GRADIENTS |= {"CumprodBackward0"}
 # Only of complex tensors: eager looks whether the loss depends on the phase of a vector.
 COMPLEX_GRADIENTS = frozenset({"LinalgEighBackward0", "LinalgSvdBackward0"})
+# By whether gradients are to be differentiated again: those of any tensor, and all that are looked for.
+_ALWAYS = GRADIENTS, GRADIENTS | GRADIENTS_WITH_GRAPH
+_LOOKED_FOR = tuple(names | COMPLEX_GRADIENTS for names in _ALWAYS)
 
 
 class FormulaPatches:
@@ -76,27 +79,29 @@ class FormulaPatches:
     def _run_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """The autograd engine, with the nodes of ``GRADIENTS`` at once."""
         tape, mode = self._tape, self._mode
+        note = functools.partial(_after, tape)
 
         @functools.wraps(original)
         def run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
             if not private_api.has_mode(mode):  # between blocks and while paused it is there too
                 return original(outputs, *args, **kwargs)
-            plain = PlainTensors(tape, mode)
-            create_graph = args[2]
-            always = GRADIENTS | GRADIENTS_WITH_GRAPH if create_graph else GRADIENTS
+            plain: PlainTensors | None = None
+            create_graph = bool(args[2])
             handles: list[Any] = []
             tape.scopes.sources.enter(sys._getframe())
-            asking, sums = backward_nodes.below(outputs, always | COMPLEX_GRADIENTS)
+            asking, sums = backward_nodes.below(outputs, _LOOKED_FOR[create_graph])
             try:
                 for node in asking:
-                    if _asks(node, always):
+                    if _asks(node, _ALWAYS[create_graph]):
+                        plain = plain or PlainTensors(tape, mode)
                         handles.append(node.register_prehook(functools.partial(_before, plain, tape, node)))
                         handles.append(node.register_hook(plain.end_of_node))
-                sums.watch(functools.partial(_after, tape))
+                sums.watch(note)
                 return original(outputs, *args, **kwargs)
             finally:
                 tape.scopes.sources.leave(sys._getframe())
-                plain.end()  # where a node failed
+                if plain is not None:
+                    plain.end()  # where a node failed
                 tape.recording.summing = None
                 sums.release()
                 for handle in handles:

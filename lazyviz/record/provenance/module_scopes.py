@@ -32,8 +32,8 @@ class Scopes:
 
     # Of these the compiled recorder asks at every op or call of a module.
     __slots__ = (
-        "__dict__", "__weakref__", "_callers", "_entered", "_parameters", "_paths", "_roots", "by_sequence",
-        "module", "phase", "root",
+        "__dict__", "__weakref__", "_callers", "_entered", "_learnt", "_parameters", "_paths", "_roots",
+        "by_sequence", "met", "module", "phase", "root", "roots",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -171,10 +171,13 @@ class Scopes:
             _, name = self.role_of(parameter)
             for key, tensor in state.items() if isinstance(state, dict) else ():
                 if isinstance(tensor, torch.Tensor):
-                    full = name + f".{key}" if name else key  # an OwnedName stays one
                     known = self._parameters.get(id(tensor))
-                    if known is not None and known[3] == full and known[0]() is tensor:
-                        continue  # as in every step but the first: it was met under that name
+                    if known is not None and known[0]() is tensor:
+                        full = known[3]
+                        if len(full) == (len(name) + 1 if name else 0) + len(key):
+                            if full.startswith(name) and full.endswith(key):
+                                continue  # as in every step but the first: it was met under that name
+                    full = name + f".{key}" if name else key  # an OwnedName stays one
                     value = find(tensor)
                     if value is not None:
                         value.storage.role, value.storage.name = "optimizer", full

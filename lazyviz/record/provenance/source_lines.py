@@ -47,7 +47,7 @@ def is_user_file(filename: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1000)
-def _is_reader(filename: str) -> bool:
+def is_reader(filename: str) -> bool:
     """Whether it is a library's file, and worth naming where a value is read."""
     if filename.startswith(("<", PACKAGE, *_ON_THE_WAY)):
         return False
@@ -70,6 +70,8 @@ class Place(NamedTuple):
 
 class SourceFinder:
     """Finds the innermost frame of the user's code; remembers what it learns by code object."""
+
+    __slots__ = ("__dict__", "__weakref__", "block")  # the compiled recorder reads this one
 
     def __init__(self) -> None:
         # Per code object: the user's (True), a library's (False), a library's of a known phase, or ours
@@ -117,7 +119,7 @@ class SourceFinder:
                 return self._line(frame, code), reader
             if kind is ENTRY and (place := self._above.get(id(frame))) is not None:
                 return place.line, reader
-            if reader is None and _is_reader(code.co_filename):
+            if reader is None and is_reader(code.co_filename):
                 reader = self._line(frame, code)
             frame = frame.f_back
         return None, reader

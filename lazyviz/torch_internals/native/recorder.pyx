@@ -240,7 +240,7 @@ cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
 cdef object ENTRY, MISSING, ref_cls, goes_on_without, nowhere, known_number, evaluate_number, number_in
-cdef object gradient_check, is_made_of_others, shape_only
+cdef object gradient_check, is_made_of_others, shape_only, is_reader
 cdef int MOST_FRAMES
 cdef uint64_t NO_SEQUENCE
 cdef uint64_t snapshot_key, autocast_keys
@@ -261,6 +261,7 @@ cdef Py_ssize_t I_container, I_outputs, I_on_meta, I_special, I_to_cpu, I_restru
 cdef Py_ssize_t L_line, R_value, G_nodes, G_storages, G_inputs, G_calls, G_lost, RS_held_bytes_limit
 cdef Py_ssize_t RS_graph, RS_pauses, RS_absent, RS_viewed, RS_owner, RS_summing, RS_batch, PR_under_way, T_outside, T_storages, T_computed, T_exported
 cdef Py_ssize_t C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
+cdef Py_ssize_t C_known_roots, C_learnt, C_met, F_block
 cdef object OutputSpec
 
 
@@ -276,7 +277,7 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
-    global goes_on_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only
+    global goes_on_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder
     global learn, info_of, TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
@@ -284,7 +285,7 @@ def connect(**parts):
     slow, Unexamined = parts["slow"], parts["Unexamined"]
     goes_on_without, nowhere = parts["goes_on_without"], parts["NOWHERE"]
     known_number, gradient_check = parts["known_number"], parts["gradient_check"]
-    shape_only = parts["shape_only"]
+    shape_only, is_reader = parts["shape_only"], parts["is_reader"]
     evaluate_number, number_in = parts["evaluate_number"], parts["number_in"]
     LazyTensor, Tensor, Parameter = parts["LazyTensor"], parts["Tensor"], parts["Parameter"]
     OpOverload, OutputSpec = parts["OpOverload"], parts["OutputSpec"]
@@ -347,6 +348,7 @@ def _find_slots(parts):
     global I_to_cpu, I_restructured, I_dtype, G_nodes, G_storages, G_inputs, G_calls, G_lost, RS_held_bytes_limit
     global RS_graph, RS_pauses, RS_absent, RS_viewed, RS_owner, RS_summing, RS_batch, PR_under_way, T_outside, T_storages, T_computed, T_exported
     global C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
+    global C_known_roots, C_learnt, C_met, F_block
     node = type(parts["node"])
     N_index, N_op, N_args = offset(node, "index"), offset(node, "op"), offset(node, "args")
     N_kwargs, N_graph, N_sequence = offset(node, "kwargs"), offset(node, "graph"), offset(node, "sequence")
@@ -398,6 +400,8 @@ def _find_slots(parts):
     C_entered, C_by_sequence = offset(scope, "_entered"), offset(scope, "by_sequence")
     C_phase, C_parameters = offset(scope, "phase"), offset(scope, "_parameters")
     C_roots, C_paths = offset(scope, "_roots"), offset(scope, "_paths")
+    C_known_roots, C_learnt, C_met = offset(scope, "roots"), offset(scope, "_learnt"), offset(scope, "met")
+    F_block = offset(type(sources), "block")
 
 
 # --- dispatch -----------------------------------------------------------------------
@@ -1465,12 +1469,32 @@ cdef object locate_sum(object node, object engine):
         return
     _, name = role_of(parameter)
     put(node, N_root, (<dict> get(scopes, C_roots)).get(<size_t> <void *> parameter, "") if name else "")
-    put(node, N_module, (<str> name).rpartition(".")[0])
+    _, module, gradient = gradient_names_of(name)
+    put(node, N_module, module)
     for value in <list> get(node, N_inputs):
         storage = get(value, V_storage)
         if get(storage, S_role) is None:
             put(storage, S_role, "gradient")
-            put(storage, S_name, name + ".grad" if name else "grad")
+            put(storage, S_name, gradient)
+
+
+cdef enum:
+    MOST_NAMES = 20_000
+
+
+cdef dict gradient_names = {}  # by id of a parameter's name: that, its module's path and its gradient's name
+
+
+cdef tuple gradient_names_of(object name):
+    """What follows from a parameter's name, the same objects in every step."""
+    cdef PyObject *found = PyDict_GetItem(gradient_names, <size_t> <void *> name)
+    if found is not NULL:
+        return <tuple> found
+    if len(gradient_names) >= MOST_NAMES:
+        gradient_names.clear()
+    known = name, (<str> name).rpartition(".")[0], name + ".grad" if name else "grad"
+    gradient_names[<size_t> <void *> name] = known
+    return known
 
 
 # Of an instruction of a code object, which is kept for it: the user's line, or the phase that a library's code
@@ -1480,10 +1504,11 @@ cdef struct Spot:
     int instruction
     PyObject *line
     PyObject *phase
+    PyObject *reader  # the line, where it is a library's that may be said to read a value; NULL: nobody has asked
     bint outermost
 
 
-cdef Spot[1024] spots
+cdef Spot[4096] spots
 
 
 cdef Spot *spot_of(object frame) except NULL:
@@ -1491,7 +1516,8 @@ cdef Spot *spot_of(object frame) except NULL:
     code = <object> raw
     Py_XDECREF(<PyObject *> raw)  # Cython has its own reference
     cdef int instruction = instruction_of(<PyFrameObject *> frame)
-    cdef Spot *spot = &spots[((<size_t> raw >> 4) ^ <size_t> instruction * 7) & 1023]
+    cdef size_t hashed = ((<size_t> raw >> 4) + <size_t> instruction) * <size_t> 0x9E3779B97F4A7C15
+    cdef Spot *spot = &spots[hashed >> 52]
     if spot.code == <PyObject *> raw and spot.instruction == instruction:
         return spot
     kind = sources._kinds.get(id(code))
@@ -1504,7 +1530,8 @@ cdef Spot *spot_of(object frame) except NULL:
     Py_XDECREF(spot.code)
     Py_XDECREF(spot.line)
     Py_XDECREF(spot.phase)
-    spot.code, spot.instruction = <PyObject *> code, instruction
+    Py_XDECREF(spot.reader)
+    spot.code, spot.instruction, spot.reader = <PyObject *> code, instruction, NULL
     spot.line, spot.phase = <PyObject *> line, <PyObject *> phase
     spot.outermost = kind is True and code.co_name == "<module>"  # not a library's that is being imported
     return spot
@@ -1553,7 +1580,7 @@ cdef tuple place_of(PyFrameObject *raw, bint with_callers):
     cdef int count = 0, at
     cdef list callers = None
     line, phase = None, None
-    block = sources.block if with_callers else None
+    block = get(sources, F_block) if with_callers else None
     while raw is not NULL:
         frame = <object> raw
         Py_XDECREF(<PyObject *> raw)  # Cython has its own reference
@@ -1591,6 +1618,46 @@ cdef tuple place_of(PyFrameObject *raw, bint with_callers):
             break
         raw = PyFrame_GetBack(<PyFrameObject *> frame)
     return line, phase, () if callers is None else shared(callers)
+
+
+def enter(_, frame):
+    """``lazyviz.record.provenance.source_lines.SourceFinder.enter``."""
+    place = place_of(PyFrame_GetBack(<PyFrameObject *> frame), True)
+    (<dict> above)[<size_t> <void *> frame] = place
+    return place
+
+
+def leave(_, frame):
+    """``lazyviz.record.provenance.source_lines.SourceFinder.leave``."""
+    (<dict> above).pop(<size_t> <void *> frame, None)
+
+
+cdef object reader_at(object frame, Spot *spot):
+    """The line of a library's code, if it may be said to read a value there."""
+    if spot.reader is NULL:
+        code = frame.f_code
+        line = sources._line(frame, code) if is_reader(code.co_filename) else None
+        Py_INCREF(line)
+        spot.reader = <PyObject *> line
+    return <object> spot.reader
+
+
+def read_at(_, frame):
+    """``lazyviz.record.provenance.source_lines.SourceFinder.read_at``."""
+    cdef Spot *spot
+    cdef PyObject *entered
+    reader = None
+    while frame is not None:
+        entered = PyDict_GetItem(above, <size_t> <void *> frame) if above else NULL
+        if entered is not NULL:
+            return (<tuple> entered)[0], reader
+        spot = spot_of(frame)
+        if <object> spot.line is not None:
+            return <object> spot.line, reader
+        if reader is None:
+            reader = reader_at(frame, spot)
+        frame = frame.f_back
+    return None, reader
 
 
 def find_line(_, frame):
@@ -1698,6 +1765,52 @@ def exchange(tuple changes, bint back):
     return True
 
 
+cdef bint holds_still(object known, object module) except -1:
+    """``Root.holds``, without a list of what is there."""
+    cdef list references = known._modules, content = known._content
+    cdef Py_ssize_t at = 0, count = len(content)
+    if references[0]() is not module:
+        return False
+    for reference in references:
+        part = reference()
+        attributes = None if part is None else part.__dict__
+        if type(attributes) is not dict:
+            return known.holds(module)
+        for name in ("_modules", "_parameters", "_buffers"):
+            held = (<dict> attributes).get(name)
+            if type(held) is not dict:
+                return known.holds(module)
+            if at == count or content[at] != len(<dict> held) or at + 2 * len(<dict> held) >= count:
+                return False
+            at += 1
+            for key in <dict> held:
+                if content[at] is not key and content[at] != key:
+                    return False
+                at += 1
+            for item in (<dict> held).values():
+                if <size_t> content[at] != <size_t> <void *> item:
+                    return False
+                at += 1
+    return at == count
+
+
+cdef bint enter_known_root(object scopes, object module, tuple led) except -1:
+    """``Scopes.enter_root`` for a module that was the outermost in this block before, and is as it was then."""
+    cdef PyObject *found = PyDict_GetItem(get(scopes, C_known_roots), <size_t> <void *> module)
+    if found is NULL:
+        return False
+    root = <object> found
+    reference, known = root.module, get(scopes, C_learnt)
+    if reference is None or reference() is not module or known is None or not holds_still(known, module):
+        return False
+    if <size_t> <void *> module not in <set> get(scopes, C_met):
+        return False
+    put(scopes, C_root, root)
+    put(scopes, C_paths, known.paths)
+    put(scopes, C_callers, led)
+    return True
+
+
 def module_call_of(scopes, original):
     """``nn.Module.__call__`` that announces its module, as ``ScopePatches`` does."""
 
@@ -1709,7 +1822,7 @@ def module_call_of(scopes, original):
         try:
             line, hint, led = place = place_of(raw, not root) if raw is not NULL else (None, None, ())
             begin_call(caller, place)
-            if not root:
+            if not root and not enter_known_root(scopes, module, led):
                 scopes.enter_root(module, led)
             if line is not None and not is_among(line, get(scopes, C_callers)):
                 put(scopes, C_callers, (line, *get(scopes, C_callers)))
