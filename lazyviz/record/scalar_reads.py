@@ -22,10 +22,12 @@ _read = torch.ops.aten._local_scalar_dense.default
 @shortened
 def evaluate_number(tape: Tape, value: TrackedValue) -> None:
     """Evaluate what reading the number in ``value`` needs, which only running tells."""
-    last = value.node, value.storage.writer
-    needed = [node for node in last if node is not None and node.state != "done"]
+    made_by, writer = value.node, value.storage.writer
+    needed = [made_by] if made_by is not None and made_by.state != "done" else []
+    if writer is not None and writer.state != "done":
+        needed.append(writer)
     if needed:
-        tape.runs.sync("item", needed, value.nbytes, a_number=True)
+        tape.runs.sync("item", needed, value.meta.nbytes, a_number=True)
 
 
 def number_in(tensor: torch.Tensor) -> float | int | bool | complex:

@@ -11,9 +11,9 @@ from collections.abc import Set as AbstractSet
 from typing import ClassVar, Protocol
 
 from ..graph.collectives import NAMESPACES
-from ..graph.ir import SyncPoint, at
+from ..graph.ir import SourceLine, SyncPoint, at
 from ..torch_internals import cuda as torch_cuda
-from .dependencies import closure
+from .dependencies import Search
 from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
 from .storage import TrackedNode
@@ -51,6 +51,7 @@ class RunLock(type(threading.RLock())):  # type: ignore[misc]
             pass
 
 
+_MOST_CAUSES = 10_000  # whose text is kept
 # Reads of where memory lies, not of what it holds: nothing is waited for where it is there already.
 _ADDRESSES = frozenset({"data_ptr", "storage access", "set_"})
 
@@ -95,10 +96,12 @@ class PendingRuns:
     Slots, since the compiled recorder reads one at every op.
     """
 
-    __slots__ = ("_recording", "_scopes", "background", "evaluator", "lock", "running", "under_way")
+    __slots__ = ("_causes", "_recording", "_scopes", "background", "evaluator", "lock", "running", "under_way")
 
     def __init__(self, recording: RecordingState, scopes: Scopes) -> None:
         self._recording, self._scopes = recording, scopes
+        # By cause and identity of the lines, which it keeps: "item at train.py:4".
+        self._causes: dict[tuple[str, int, int], tuple[str, SourceLine | None, SourceLine | None]] = {}
         self.evaluator: Evaluator | None = None
         self.lock = RunLock()
         self.background: Background | None = None  # with the lock in hand
@@ -116,45 +119,65 @@ class PendingRuns:
             SyncError: syncs are forbidden here.
             AbsentDeviceError: only a GPU that is not here could compute it.
         """
-        with self.lock:  # what another thread runs must not be chosen to be run once more
-            self._sync(needed, cause, nbytes, a_number)
-
-    def _sync(self, needed: Iterable[TrackedNode], cause: str, nbytes: int, a_number: bool) -> None:
         recording = self._recording
-        nodes = closure(needed)
-        line, reader = self._scopes.sources.read_at(sys._getframe(2))
-        if may_need_absent() and needs_absent(nodes):
-            where = at(line, reader) + (f": {line.text}" if line else "")
-            text = f"{cause}{where} needs a value that {_who(nodes)}"
-            if recording.absent is not None or recording.world is not None:
-                text += "; the plan is of what comes before"
-            text += "."
-            if recording.absent is not None and a_number and line is not None:
-                text += (
-                    f" To go on, say what is read there: %%lazy --assume {line.line}=VALUE, or "
-                    f"lazyviz.lazy(assume={{{line.line}: VALUE}})."
+        with self.lock:  # what another thread runs must not be chosen to be run once more
+            nodes = Search.closure(needed)
+            line, reader = self._scopes.sources.read_at(sys._getframe(1))
+            if (torch_cuda.STAND_INS or Elsewhere.ranks) and needs_absent(nodes):
+                raise AbsentDeviceError(self._needs_absent(nodes, cause, line, reader, a_number))
+            noted = recording.graph is not None and not (
+                cause in _ADDRESSES and all(map(_computes_nothing, nodes))
+            )
+            if noted and not recording.allow_sync:
+                where = at(line, reader) + (f": {line.text}" if line else "")
+                raise SyncError(
+                    f"{cause} needs {len(nodes)} pending ops to run{where}; syncs are forbidden here"
                 )
-            if "sparse" in cause:
-                text += (
-                    " How many entries a sparse tensor has depends on data: plan nn.Embedding and "
-                    "nn.EmbeddingBag with sparse=False, whose gradients are dense, each as large as its "
-                    "weight."
-                )
-            raise AbsentDeviceError(text)
-        noted = recording.graph is not None and not (
-            cause in _ADDRESSES and all(map(_computes_nothing, nodes))
-        )
-        if noted and not recording.allow_sync:
-            where = at(line, reader) + (f": {line.text}" if line else "")
-            raise SyncError(f"{cause} needs {len(nodes)} pending ops to run{where}; syncs are forbidden here")
-        start = time.perf_counter()
-        if nodes:
-            assert self.evaluator is not None, "lazyviz.session.connect gives it one"
-            self.evaluator(nodes, cause + at(line, reader))
-        if noted and recording.graph is not None:
-            seconds, index = time.perf_counter() - start, len(recording.graph.nodes)
-            point = SyncPoint(cause, line, len(nodes), seconds, nbytes, index, reader)
-            recording.graph.sync_points.append(point)
+            start = time.perf_counter()
+            if nodes:
+                assert self.evaluator is not None, "lazyviz.session.connect gives it one"
+                known = self._causes.get((cause, id(line), id(reader)))
+                self.evaluator(nodes, known[0] if known is not None else self._located(cause, line, reader))
+            if noted and recording.graph is not None:
+                seconds, index = time.perf_counter() - start, len(recording.graph.nodes)
+                point = SyncPoint(cause, line, len(nodes), seconds, nbytes, index, reader)
+                recording.graph.sync_points.append(point)
+
+    def _located(self, cause: str, line: SourceLine | None, reader: SourceLine | None) -> str:
+        """The cause with where it is, kept for the next time."""
+        if len(self._causes) >= _MOST_CAUSES:
+            self._causes.clear()
+        text = cause + at(line, reader)
+        self._causes[cause, id(line), id(reader)] = text, line, reader
+        return text
+
+    def _needs_absent(
+        self,
+        nodes: Sequence[TrackedNode],
+        cause: str,
+        line: SourceLine | None,
+        reader: SourceLine | None,
+        a_number: bool,
+    ) -> str:
+        """Why ``nodes`` cannot run, and what the user can do."""
+        recording = self._recording
+        where = at(line, reader) + (f": {line.text}" if line else "")
+        text = f"{cause}{where} needs a value that {_who(nodes)}"
+        if recording.absent is not None or recording.world is not None:
+            text += "; the plan is of what comes before"
+        text += "."
+        if recording.absent is not None and a_number and line is not None:
+            text += (
+                f" To go on, say what is read there: %%lazy --assume {line.line}=VALUE, or "
+                f"lazyviz.lazy(assume={{{line.line}: VALUE}})."
+            )
+        if "sparse" in cause:
+            text += (
+                " How many entries a sparse tensor has depends on data: plan nn.Embedding and "
+                "nn.EmbeddingBag with sparse=False, whose gradients are dense, each as large as its "
+                "weight."
+            )
+        return text
 
     def finish_background(self, nodes: Iterable[TrackedNode] | None = None) -> bool:
         """Finish the run on another thread, if one is under way and any of ``nodes`` is one of its nodes.

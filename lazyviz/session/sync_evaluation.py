@@ -208,7 +208,7 @@ def run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
     """Run ``nodes``, which what is read needs, in the way that their graph is to be run."""
     if evaluation.forbidden.get():
         raise SyncError(f"{cause} needs {len(nodes)} pending ops to run, inside forbid_sync()")
-    if tape.runs.finish_background(nodes):
+    if tape.runs.background is not None and tape.runs.finish_background(nodes):
         nodes = node_passes.unfinished(nodes)
     counters = evaluation.metrics.counters
     counters["syncs"] += 1

@@ -275,8 +275,14 @@ class Kernel final : public c10::OperatorKernel {
     }
   }
 
+  // `isinstance`, which asks the metaclass first.
+  static bool is_tensor(PyObject* object) {
+    auto* cls = reinterpret_cast<PyTypeObject*>(THPVariableClass);
+    return Py_TYPE(object) == cls || PyType_IsSubtype(Py_TYPE(object), cls);
+  }
+
   void push(Stack* stack, PyObject* result, size_t at) {
-    if (THPVariable_Check(result)) {
+    if (is_tensor(result)) {
       stack->emplace_back(THPVariable_Unpack(result));
     } else {
       stack->push_back(torch::jit::toIValue(result, types_[at]));

@@ -549,6 +549,31 @@ cdef dict no_kwargs = {}  # of all nodes that have none: nobody writes into a no
 cdef dict ops = {}  # by id of the operator, which its OpInfo keeps alive
 
 
+cdef struct Met:
+    PyObject *func
+    PyObject *op  # which `ops` has
+
+
+cdef Met[256] met_ops  # those met last, by address
+
+
+cdef Op op_of(object func):
+    cdef Op op
+    cdef Met *met = &met_ops[(<size_t> <void *> func >> 4) * <size_t> 0x9E3779B97F4A7C15 >> 56]
+    if met.func == <PyObject *> func:
+        return <Op> met.op
+    cdef PyObject *found = PyDict_GetItem(ops, <size_t> <void *> func)
+    if found is NULL:
+        info = infos.get(<size_t> <void *> func) or info_of(func)
+        op = ops[<size_t> <void *> func] = Op(info)
+        if take is not None and (op.ordinary or op.reads_number):
+            take(func)
+    else:
+        op = <Op> found
+    met.func, met.op = <PyObject *> func, <PyObject *> op
+    return op
+
+
 # --- what the shape cache answered --------------------------------------------------
 
 
@@ -752,7 +777,6 @@ cdef object view_is_made():
 
 cdef object record(object func, tuple args, object kwargs):
     cdef Op op
-    cdef PyObject *found
     cdef list values, tensors
     cdef Words words
     cdef tuple new_args
@@ -761,14 +785,7 @@ cdef object record(object func, tuple args, object kwargs):
     cdef bint in_engine, grad_mode
     cdef uint64_t sequence = 0
     graph = get(recording_state, RS_graph)
-    found = PyDict_GetItem(ops, <size_t> <void *> func)
-    if found is NULL:
-        info = infos.get(<size_t> <void *> func) or info_of(func)
-        op = ops[<size_t> <void *> func] = Op(info)
-        if take is not None and (op.ordinary or op.reads_number):
-            take(func)
-    else:
-        op = <Op> found
+    op = op_of(func)
     if not op.ordinary:
         return number_of(args[0]) if op.reads_number and len(args) == 1 and not kwargs else MISS
     if get(recording_state, RS_absent) is not None and is_of_cards(func, op, kwargs):
