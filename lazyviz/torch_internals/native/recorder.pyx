@@ -119,7 +119,7 @@ cdef inline object get(object item, Py_ssize_t at):
     return <object> (<PyObject **> (<char *> <void *> item + at))[0]
 
 
-cdef inline void put(object item, Py_ssize_t at, object content):
+cdef inline void put(object item, Py_ssize_t at, object content) noexcept:
     cdef PyObject **place = <PyObject **> (<char *> <void *> item + at)
     cdef PyObject *before = place[0]
     Py_INCREF(content)
@@ -150,7 +150,7 @@ cdef inline object hidden(object item):
     return item
 
 
-cdef inline void show_one(object item):
+cdef inline void show_one(object item) noexcept:
     if not PyObject_GC_IsTracked(<PyObject *> item):
         PyObject_GC_Track(<void *> item)
 
@@ -235,7 +235,7 @@ cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, shari
 cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active
 cdef object learn, info_of, engine_is_sole_owner, slow_record, take, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
 cdef object recording_state, table, runs, external
-cdef dict infos, entries, above, pending_nodes
+cdef dict infos, entries, above, pending_nodes, held
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
@@ -281,7 +281,7 @@ def connect(**parts):
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder
     global learn, info_of, TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
-    global node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, autocast_keys, key_set_offset, OutputSpec
+    global held, node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, autocast_keys, key_set_offset, OutputSpec
     slow, Unexamined = parts["slow"], parts["Unexamined"]
     goes_on_without, nowhere = parts["goes_on_without"], parts["NOWHERE"]
     known_number, gradient_check = parts["known_number"], parts["gradient_check"]
@@ -332,7 +332,7 @@ def connect(**parts):
     _find_slots(parts)
     nodes, values_, storages_ = Maker(parts["node"]), Maker(parts["value"]), Maker(parts["storage"])
     node_numbers, value_numbers = type(parts["node"])._sequence, type(parts["value"])._ids
-    storage_numbers = TrackedStorage._ids
+    storage_numbers, held = TrackedStorage._ids, TrackedStorage.held
     return dispatch
 
 
@@ -762,7 +762,7 @@ cdef object record_call(object func, object args, object kwargs):
     return record(func, args, kwargs)
 
 
-cdef void show_as_wrapper(object tensor, bint on):
+cdef void show_as_wrapper(object tensor, bint on) noexcept:
     cdef uint64_t *keys = <uint64_t *> (quick.implementation(<PyObject *> tensor) + key_set_offset)
     keys[0] = keys[0] | snapshot_key if on else keys[0] & ~snapshot_key
 
@@ -896,7 +896,7 @@ cdef object record(object func, tuple args, object kwargs):
         tensor = tensors[0]
         show_as_wrapper(tensor, False)
         put(recording_state, RS_viewed, get(tensor._lazyviz, V_tensor))
-    if TrackedStorage.held_bytes > get(recording_state, RS_held_bytes_limit):
+    if held and TrackedStorage.held_bytes > get(recording_state, RS_held_bytes_limit):
         runs.sync("dropped inputs kept by the graph exceed the byte budget", list(pending_nodes))
     return result
 
@@ -1376,12 +1376,17 @@ def closure(targets):
         PyMem_Free(numbered)
 
 
+cdef str DONE = "done", PENDING = "pending"
+
+
 cdef bint needs(object node, object other) except -1:
     """Whether ``other``, which comes before ``node``, has to run first."""
     state = get(other, N_state)
-    if state == "done":
+    if state is DONE:  # the literals of all modules are one object
         return False
-    return state != "failed" or not goes_on_without(other, node)
+    if state is PENDING:
+        return True
+    return state != "done" and (state != "failed" or not goes_on_without(other, node))
 
 
 def made_real(_, values):
@@ -1399,7 +1404,6 @@ def release_after(_, ran):
     cdef dict outside_ = get(table, T_outside)
     cdef dict known = get(table, T_storages)
     cdef PyObject *found
-    held = TrackedStorage.held
     recording = get(recording_state, RS_graph) is not None
     for node in ran:
         for values in (get(node, N_inputs), get(node, N_outputs)):
