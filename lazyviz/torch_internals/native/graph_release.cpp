@@ -85,6 +85,7 @@ const Kind* kind_of(PyObject* object) {
 }
 
 constexpr size_t AHEAD = 8;  // members
+constexpr size_t LARGEST = 256, CACHE_LINE = 64;  // bytes, about: of a member, and of what is fetched at once
 constexpr int DEEPEST = 50;  // container in a container, such as a list among an operator's arguments
 
 PyObject* const MET = reinterpret_cast<PyObject*>(&nodes);  // the mark: no object of Python's
@@ -100,8 +101,8 @@ class Record {
   Record(const Record&) = delete;
   Record& operator=(const Record&) = delete;
 
-  // Whether the references from outside are those of `holders`, and no weak ones.  No code of Python's runs while
-  // members are marked.
+  // Whether the references from outside are those of `holders`, and no weak ones.  Its members are marked from then
+  // on, until it is taken apart or spared; no code of Python's may run meanwhile.
   bool has_no_other_references(Py_ssize_t holders) {
     Py_TYPE(graph_)->tp_traverse(graph_, visit, this);
     for (size_t number = 0; number < members_.size() && is_free_; number++) {
@@ -112,28 +113,32 @@ class Record {
         if (object != nullptr && visit(object, this) != 0) break;
       }
     }
-    for (const Member& member : members_) at(member.object, kind_of(member.object)->mark) = member.unmarked;
     return is_free_ && from_outside_ == holders;
   }
 
-  // Cuts the circles, so that all of it goes; `holder` is the list that has the graph.
+  void spare() {
+    for (const Member& member : members_) at(member.object, kind_of(member.object)->mark) = member.unmarked;
+  }
+
+  // Cuts the circles, so that all of it goes; `holder` is the list that has the graph.  Each pass over the members
+  // waits for memory, so there are few.
   void take_apart(PyObject* holder) {
     for (size_t number = 0; number < members_.size(); number++) {
       ask_ahead(number);
       PyObject* member = Py_NewRef(members_[number].object);
-      for (Py_ssize_t slot : kind_of(member)->early_cuts) cut(member, slot);
+      const Kind* kind = kind_of(member);
+      at(member, kind->mark) = members_[number].unmarked;
+      for (Py_ssize_t slot : kind->early_cuts) cut(member, slot);
     }
     // From here on code of the user's may run, such as a weak reference's callback.  The graph alone can have weak
     // references: with it goes the last way to the rest.
     PyList_SetSlice(holder, 0, PyList_GET_SIZE(holder), nullptr);
+    // Members that come later are still kept here: what goes with one of them is never a long chain.
     for (size_t number = 0; number < members_.size(); number++) {
       ask_ahead(number);
       PyObject* member = members_[number].object;
       for (Py_ssize_t slot : kind_of(member)->cuts) cut(member, slot);
-    }
-    for (size_t number = 0; number < members_.size(); number++) {
-      ask_ahead(number);
-      Py_DECREF(members_[number].object);
+      Py_DECREF(member);
     }
   }
 
@@ -149,7 +154,9 @@ class Record {
   // Has the memory of a member that is to come fetched: most of what looking at one takes is waiting for it.
   void ask_ahead([[maybe_unused]] size_t number) const {
 #if defined(__GNUC__)
-    if (number + AHEAD < members_.size()) __builtin_prefetch(members_[number + AHEAD].object);
+    if (number + AHEAD >= members_.size()) return;
+    const char* object = reinterpret_cast<const char*>(members_[number + AHEAD].object);
+    for (size_t line = 0; line < LARGEST; line += CACHE_LINE) __builtin_prefetch(object + line);
 #endif
   }
 
@@ -231,7 +238,10 @@ PyObject* release(PyObject*, PyObject* holder) {
     return nullptr;
   }
   Record record(PyList_GET_ITEM(holder, 0));
-  if (!record.has_no_other_references(1)) Py_RETURN_FALSE;
+  if (!record.has_no_other_references(1)) {
+    record.spare();
+    Py_RETURN_FALSE;
+  }
   record.take_apart(holder);
   Py_RETURN_TRUE;
 }

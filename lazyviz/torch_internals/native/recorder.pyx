@@ -1401,31 +1401,39 @@ def made_real(_, values):
 
 def release_after(_, ran):
     """``lazyviz.record.tensor_table.TensorTable.release_after``."""
-    cdef dict outside_ = get(table, T_outside)
+    cdef bint recording = get(recording_state, RS_graph) is not None
+    for node in ran:
+        for value in <list> get(node, N_inputs):
+            release_value(value, recording)
+        for value in <list> get(node, N_outputs):
+            release_value(value, recording)
+
+
+cdef object UNMET = 0  # the address of a storage that was never real; Python has one such object
+
+
+cdef object release_value(object value, bint recording):
     cdef dict known = get(table, T_storages)
     cdef PyObject *found
-    recording = get(recording_state, RS_graph) is not None
-    for node in ran:
-        for values in (get(node, N_inputs), get(node, N_outputs)):
-            for value in values:
-                storage = get(value, V_storage)
-                real = get(value, V_real)
-                if real is not None:
-                    if get(value, V_uses) and get(storage, S_foreign) is False:
-                        address = quick.storage_address(<PyObject *> real)
-                        if known.setdefault(address, storage) is storage:
-                            put(storage, S_address, address)
-                elif get(value, V_node) is None:
-                    ref = get(value, V_tensor)
-                    tensor = None if ref is None else ref()
-                    if tensor is not None:
-                        found = PyDict_GetItem(outside_, <size_t> <void *> tensor)
-                        if found == <PyObject *> value:
-                            del outside_[<size_t> <void *> tensor]
-                if not get(storage, S_uses):
-                    drop_storage(storage, known, recording)
-                if get(storage, S_external) is True and (held or not get(storage, S_live)):
-                    storage.count_held()
+    storage = get(value, V_storage)
+    real = get(value, V_real)
+    if real is not None:
+        if get(value, V_uses) and get(storage, S_foreign) is False:
+            address = quick.storage_address(<PyObject *> real)
+            if known.setdefault(address, storage) is storage:
+                put(storage, S_address, address)
+    elif get(value, V_node) is None:
+        ref = get(value, V_tensor)
+        tensor = None if ref is None else ref()
+        if tensor is not None:
+            found = PyDict_GetItem(get(table, T_outside), <size_t> <void *> tensor)
+            if found == <PyObject *> value:
+                del (<dict> get(table, T_outside))[<size_t> <void *> tensor]
+    address = get(storage, S_address)
+    if address is not UNMET and address is not nowhere and not get(storage, S_uses):
+        drop_storage(storage, known, recording)
+    if get(storage, S_external) is True and (held or not get(storage, S_live)):
+        storage.count_held()
 
 
 cdef object drop_storage(object storage, dict known, bint recording):
