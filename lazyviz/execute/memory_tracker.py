@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -202,11 +203,14 @@ class Levels:
         return Levels(places, nbytes, ends, marks, after, max([after[0], *marks]))
 
 
+_index_of = operator.attrgetter("index")
+
+
 def timeline_of(nodes: Sequence[TrackedNode], held: Sequence[int]) -> Timeline:
     """The timeline of ``nodes`` of one graph, in program order, with what is ``held`` while each runs."""
     first, count = nodes[0].index, len(nodes)
     in_a_row = nodes[-1].index - first == count - 1
-    return Timeline(range(first, first + count) if in_a_row else [node.index for node in nodes], held)
+    return Timeline(range(first, first + count) if in_a_row else list(map(_index_of, nodes)), held)
 
 
 class KnownMemory:

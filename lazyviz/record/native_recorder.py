@@ -130,6 +130,11 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         is_reader=source_lines.is_reader,
         NO_SEQUENCE=module_scopes.NO_SEQUENCE,
     )
+    return _replacements(accelerator, dispatch)
+
+
+def _replacements(accelerator: Any, dispatch: Any) -> tuple[Any, ...]:
+    """The compiled functions, in the order of ``IN_PYTHON``."""
     return (
         dispatch,
         accelerator.module_call_of,
@@ -186,7 +191,9 @@ def use(compiled: bool) -> bool:
     """Record by the compiled module, or in Python, from the next block on; returns what came of it."""
     global active
     ways = _ways if compiled and _ways is not None else IN_PYTHON
-    dispatch, module_call_of, content_of, exchange, closure, release_after, made_real, is_unknown, *finds = ways
+    dispatch, module_call_of, content_of, exchange, closure, release_after, made_real, is_unknown, *finds = (
+        ways
+    )
     RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
     module_scopes.ScopePatches.module_call_of = staticmethod(module_call_of)
     module_scopes.Root.content_of = staticmethod(content_of)

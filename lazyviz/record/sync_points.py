@@ -96,7 +96,16 @@ class PendingRuns:
     Slots, since the compiled recorder reads one at every op.
     """
 
-    __slots__ = ("_causes", "_recording", "_scopes", "background", "evaluator", "lock", "running", "under_way")
+    __slots__ = (
+        "_causes",
+        "_recording",
+        "_scopes",
+        "background",
+        "evaluator",
+        "lock",
+        "running",
+        "under_way",
+    )
 
     def __init__(self, recording: RecordingState, scopes: Scopes) -> None:
         self._recording, self._scopes = recording, scopes

@@ -22,7 +22,7 @@ from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception import warning_routing
 from ..record.storage import TrackedNode
-from ..record.sync_points import SyncError, may_need_absent, needs_absent
+from ..record.sync_points import SyncError, needs_absent
 from ..record.tape import tape
 from ..torch_internals import cuda as torch_cuda
 from . import evaluation, progress_bar
@@ -33,7 +33,7 @@ from .recorded_graph import RecordedGraph
 def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
     """The graphs of ``nodes``, if there is nothing to it but to run them."""
     errors, irs = node_passes.begin(nodes)
-    if not nodes or errors or torch_cuda.may_have_cuda() or (may_need_absent() and needs_absent(nodes)):
+    if not nodes or errors or torch_cuda.may_have_cuda() or needs_absent(nodes):
         return None
     touched = []
     for reference in evaluation.graphs.valuerefs():  # `values` guards its iteration, for as long again

@@ -174,9 +174,9 @@ class Scopes:
                     known = self._parameters.get(id(tensor))
                     if known is not None and known[0]() is tensor:
                         full = known[3]
-                        if len(full) == (len(name) + 1 if name else 0) + len(key):
-                            if full.startswith(name) and full.endswith(key):
-                                continue  # as in every step but the first: it was met under that name
+                        same_length = len(full) == (len(name) + 1 if name else 0) + len(key)
+                        if same_length and full.startswith(name) and full.endswith(key):
+                            continue  # as in every step but the first: it was met under that name
                     full = name + f".{key}" if name else key  # an OwnedName stays one
                     value = find(tensor)
                     if value is not None:
