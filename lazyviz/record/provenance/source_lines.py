@@ -81,7 +81,8 @@ class SourceFinder:
         self._lines: dict[tuple[int, int], SourceLine] = {}
         self._codes: list[CodeType] = []
         # By id of a running frame: the place above it, so that no op below looks for it again.
-        self._above: dict[int, Place] = {}
+        # A plain tuple, if the compiled recorder has found it.
+        self._above: dict[int, tuple[SourceLine | None, Phase | None, tuple[SourceLine, ...]]] = {}
         self.cell: CellText | None = None  # the one that runs, if it is known
         self.parts: dict[str, CellText] = {}  # by name of the code, what magics ran as cells of their own
         self._of_magics: dict[int, CellText] = {}  # by id of code that a magic in a cell runs
@@ -102,7 +103,7 @@ class SourceFinder:
                 if kind is not ENTRY:
                     phase = kind
                 elif (place := self._above.get(id(frame))) is not None:
-                    return place.line, place.phase or phase
+                    return place[0], place[1] or phase
             frame = frame.f_back
         return None, phase
 
@@ -118,7 +119,7 @@ class SourceFinder:
             if kind is True:
                 return self._line(frame, code), reader
             if kind is ENTRY and (place := self._above.get(id(frame))) is not None:
-                return place.line, reader
+                return place[0], reader
             if reader is None and is_reader(code.co_filename):
                 reader = self._line(frame, code)
             frame = frame.f_back
@@ -143,9 +144,10 @@ class SourceFinder:
                 elif found is not None and found is not line and found not in callers:
                     callers.append(found)  # of a function that calls itself once
             elif kind is ENTRY and (place := self._above.get(id(frame))) is not None:
+                entered_at, phase_there, led = place
                 if line is None:
-                    return Place(place.line, place.phase or phase, place.callers)
-                above = (place.line, *place.callers) if place.line is not None else place.callers
+                    return Place(entered_at, phase_there or phase, led)
+                above = (entered_at, *led) if entered_at is not None else led
                 callers += [found for found in above if found is not line and found not in callers]
                 break
             elif kind and line is None and kind is not ENTRY:
