@@ -130,6 +130,137 @@ def test_an_error_of_an_async_cell_comes_where_it_is_read(run):
     run("%lazy reset")
 
 
+TRAINING = """
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 3))
+optimizer = torch.optim.AdamW(model.parameters())
+losses = []
+for epoch in range(2):
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    epochs = epoch + 1
+"""
+TRAINING_DATA = """
+import torch
+torch.manual_seed(0)
+data = [(torch.randn(5, 6), torch.randint(3, (5,))) for _ in range(4)]
+"""
+
+
+def test_a_cell_can_run_each_round_of_its_loop_while_it_records_the_next(run):
+    run(TRAINING_DATA)
+    run("torch.manual_seed(1)" + TRAINING)
+    expected = [*run["losses"], *(item.detach().clone() for item in run["model"].parameters())]
+    state = torch.get_rng_state()
+    run("torch.manual_seed(1)")
+    assert run("%%lazy --loop --as step" + TRAINING).success
+    step = run["step"]
+    assert step.state == "done" and not tape.pending and tape.runs.background is None
+    assert {node.phase for node in step.nodes} == {"forward", "backward", "optimizer"}  # one round, no setup
+    assert sum(node.op.name() == "aten::nll_loss_forward" for node in step.nodes) == 1
+    found = [*run["losses"], *(item.detach() for item in run["model"].parameters())]
+    assert all(type(item) is torch.Tensor for item in found)
+    assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert run["epochs"] == 2 and "_lazyviz_rounds" not in run.shell.user_ns
+    lines = {node.source.line for node in step.nodes if node.source is not None}
+    assert lines <= set(range(8, 13))  # of the inner loop, as the user counts them
+
+
+@pytest.mark.parametrize(
+    ("cell", "nodes"),
+    [
+        ("for x in xs:\n    y = x * 2", 1),  # no step: the outermost
+        ("for x in xs:\n    for _ in range(3):\n        y = x * 2", 3),
+        ("y = 0\nfor x in xs:\n    y = y + x\nz = y * 2", 1),  # what follows is evaluated, too
+        ("if True:\n    with torch.no_grad():\n        for x in xs:\n            y = x * 2", 1),
+        ("for x in xs:\n    y = x * 2\n    if x is xs[1]:\n        break", 1),
+        ("y = xs[0]\nfor x in []:\n    y = x * 2\ny = y + 1", 1),  # without a round: all the cell records
+    ],
+)
+def test_rounds_of_a_cell_are_those_of_its_loop(run, cell, nodes):
+    run("import torch\nxs = [torch.full((3,), float(at)) for at in range(3)]")
+    run(cell)
+    names = [name for name in "yz" if name in run.shell.user_ns]
+    expected = {name: run[name].clone() for name in names}
+    assert run("%%lazy --loop --as step\n" + cell).success
+    assert len(run["step"].nodes) == nodes and run["step"].state == "done"
+    assert not tape.pending
+    for name in names:
+        assert torch.equal(run[name], expected[name])
+
+
+def test_a_micro_batch_is_no_round_and_a_read_is_a_sync_point(run):
+    run(TRAINING_DATA)
+    cell = """
+model = torch.nn.Linear(6, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+seen = []
+for step in range(3):
+    for x, y in data[:2]:
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    seen.append(model.weight.sum().item())
+"""
+    run("torch.manual_seed(1)" + cell)
+    expected = run["seen"]
+    run("torch.manual_seed(1)")
+    assert run("%%lazy --loop --as step" + cell).success
+    assert run["seen"] == expected
+    assert sum(node.op.name() == "aten::nll_loss_forward" for node in run["step"].nodes) == 2
+    assert [point.cause for point in run["step"].sync_points] == ["item"]
+
+
+def test_an_error_in_a_round_shows_that_round(run):
+    run("import torch\nxs = [torch.ones(2), torch.ones(3)]")
+    result = run("%%lazy --loop --as step\nfor x in xs:\n    y = x * 2 + torch.ones(2)")
+    assert isinstance(result.error_in_exec, RuntimeError)
+    assert len(run["step"].nodes) == 2  # `x * 2` and `ones` of the second round
+    assert "_lazyviz_rounds" not in run.shell.user_ns
+    run("%lazy reset")
+
+
+def test_an_error_of_a_kernel_in_a_round_ends_the_loop(run):
+    run("import torch\ntable = torch.rand(5)\nats = [torch.tensor([at]) for at in (1, 2, 9, 3)]")
+    result = run("%%lazy --loop\nfor at in ats:\n    y = table[at] * 2")
+    assert isinstance(result.error_in_exec, IndexError)
+    run("%lazy reset")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ("--now", "without --now"),
+        ("--async", "without --async"),
+        ("--batch x", "without --batch"),
+        ("--recompute auto", "without --recompute"),
+        ("--device A100-40GB", "not on this machine"),
+    ],
+)
+def test_a_loop_says_what_it_cannot_be_done_with(run, options, text):
+    run("import torch\nx = torch.ones(2)")
+    run(f"%%lazy --loop {options}\nfor _ in range(2):\n    y = x * 2")
+    assert text in run.output
+
+
+def test_a_loop_in_a_function_is_no_loop_of_the_cell(run):
+    run("%%lazy --loop\ndef train():\n    for _ in range(2):\n        pass\ntrain()")
+    assert "lazyviz.steps" in run.output
+
+
+def test_a_loop_in_what_records_already_is_a_part_of_it(run):
+    run("import torch, lazyviz")
+    inner = "for at in range(3):\\n    y = torch.ones(2) * at"
+    cell = f"get_ipython().run_cell_magic('lazy', '--loop --as inner', '{inner}')"
+    run(f"with lazyviz.lazy() as outer:\n    {cell}")
+    assert len(run["inner"].nodes) == 6
+    run("%lazy reset")
+
+
 def test_shell_escapes_and_line_magics_work_inside(run):
     assert run("%%lazy\n!echo from the shell\n%time y = torch.ones(2)\ny").success
     assert "from the shell" in run.output

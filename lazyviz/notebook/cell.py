@@ -16,6 +16,7 @@ from IPython.core.error import UsageError
 from ..process.tracebacks import frames, without_ours
 from ..record.provenance.notebook_cells import CellText, cell_number
 from ..record.tape import tape
+from .training_loops import pass_rounds_through
 
 _NO_AWAIT = (
     "%%lazy does not record top-level `await` (line {line} of the cell): "
@@ -26,17 +27,20 @@ _NO_AWAIT = (
 _OURS = (__file__, os.path.join(os.path.dirname(__file__), "magic.py"))
 
 
-def compile_cell(shell: Any, raw_cell: str, line: str, cell: str) -> tuple[CodeType, CodeType | None]:
+def compile_cell(
+    shell: Any, raw_cell: str, line: str, cell: str, rounds: str | None = None
+) -> tuple[CodeType, CodeType | None]:
     """The code of a ``%%lazy`` cell, and that of its last expression if it ends in one.
 
     Args:
         raw_cell: the whole cell as typed, empty when the magic was called from code.
         line: what follows ``%%lazy``.
         cell: the lines below it.
+        rounds: the name of a function that what its training loops go over is passed through.
 
     Raises:
         SyntaxError: at the cell's own line.
-        UsageError: the cell needs an event loop at its top level.
+        UsageError: the cell needs an event loop at its top level; with ``rounds``, it has no loop.
     """
     raw = raw_cell.rstrip()
     text = cell.rstrip()
@@ -58,6 +62,8 @@ def compile_cell(shell: Any, raw_cell: str, line: str, cell: str) -> tuple[CodeT
     # Parsed and compiled by the shell's own compiler: `from __future__` of earlier cells holds.
     tree = shell.transform_ast(shell.compile.ast_parse(code, filename))
     _refuse_await(tree, filename)
+    if rounds is not None:
+        pass_rounds_through(rounds, tree)
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         last = ast.Expression(tree.body.pop().value)

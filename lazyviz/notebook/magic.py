@@ -44,6 +44,7 @@ from ..record.provenance.notebook_cells import CellText
 from ..record.sync_points import AbsentDeviceError
 from ..record.tape import tape
 from ..session import lazy_graph, planned_device
+from ..session.asynchronous.steps import Rounds
 from ..session.diagnostics import status_of, status_of_all, unmet_options
 from ..session.evaluate_all import REFUSED, evaluate_graphs, run_all
 from ..session.raised import note_raised
@@ -52,6 +53,8 @@ from .magic_options import OPTIONS as OPTIONS
 from .magic_options import VERBS, assumed, check, check_batch, option_choices, split_option, unquoted
 
 _LATEST = "_lazy"
+_ROUNDS = "_lazyviz_rounds"  # while a cell runs: what its loops go over is passed through it
+_AT_THE_END = {"now": "--now", "no_wait": "--async", "loop": "--loop"}
 _NO_GRAPH = "There is no lazy graph yet: run a %%lazy cell first."
 
 
@@ -110,6 +113,11 @@ class LazyMagics(Magics):
         help="evaluate at the end of the cell without waiting: what has run before runs while the next cell "
         "is recorded",
     )
+    @argument(
+        "--loop",
+        action="store_true",
+        help="evaluate each round of the cell's training loop while the next is recorded; show the last",
+    )
     @argument("--no-sync", action="store_true", help="make a sync point in this cell an error at its line")
     @argument(
         "--assume",
@@ -138,7 +146,8 @@ class LazyMagics(Magics):
         check(options)
         assume = assumed(options.assume)
         try:
-            body, last = compile_cell(self.shell, self._raw_cell_of(cell), line, cell)
+            rounds = _ROUNDS if options.loop else None
+            body, last = compile_cell(self.shell, self._raw_cell_of(cell), line, cell, rounds)
         except SyntaxError:
             self._show_syntax_error_alone()
             raise
@@ -146,25 +155,31 @@ class LazyMagics(Magics):
         graph: lazy_graph.LazyGraph | None = None
         result: Any = None
         raised: BaseException | None = None
+        ended: Rounds | None = None
+        block = lazy_graph.lazy(
+            device=options.device,
+            batch=options.batch,
+            split=split_option(options.split),
+            recompute=unquoted(options.recompute),
+            backend=options.backend,
+            allow_sync=not options.no_sync,
+            assume=assume,
+            mesh=options.world,
+            rank=options.rank,
+            code=cell,
+            names=self.shell.user_ns,
+        )
+        if options.loop and not tape.recording.is_on_this_thread():
+            ended = Rounds(block, wait=False)
         try:
-            with lazy_graph.lazy(
-                device=options.device,
-                batch=options.batch,
-                split=split_option(options.split),
-                recompute=unquoted(options.recompute),
-                backend=options.backend,
-                allow_sync=not options.no_sync,
-                assume=assume,
-                mesh=options.world,
-                rank=options.rank,
-                code=cell,
-                names=self.shell.user_ns,
-            ) as graph:
+            with block as graph:
                 try:
-                    result = self._run(body, last)
+                    result = self._run_in_rounds(body, last, ended) if rounds else self._run(body, last)
                 except BaseException as error:
                     raised = error
-                    note_raised(graph.ir, error)
+                graph = block.graph or graph  # of the last round
+                if raised is not None:
+                    note_raised(graph.ir, raised)
         except (ValueError, RuntimeError) as error:
             if graph is not None:
                 raise
@@ -176,21 +191,29 @@ class LazyMagics(Magics):
                 raise raised
             finally:
                 del raised  # this frame is in its traceback
-        self._bind(graph, options.name)
+        shown = graph if ended is None or ended.graph is None else ended.graph
+        self._bind(shown, options.name)
         try:
-            if (options.now or options.no_wait) and graph.pending:
-                how = "--async" if options.no_wait else "--now"
-                with self._errors_at_the_cell(), _refusals_as_sentences(f"%%lazy {how}"):
-                    if options.no_wait:
-                        graph.evaluate(backend=options.backend, wait=False).follow()
-                    else:
-                        graph.evaluate(backend=options.backend)
+            self._evaluate_at_the_end(graph, options, ended)
         finally:
             # Also after a failed evaluation: the picture says what is done and what is not.
-            self._show(graph, options.no_widget)
-        for sentence in unmet_options(graph, options.batch):
+            self._show(shown, options.no_widget)
+        for sentence in unmet_options(shown, options.batch):
             print(sentence)
         return result
+
+    def _evaluate_at_the_end(self, graph: lazy_graph.LazyGraph, options: Any, ended: Rounds | None) -> None:
+        """Evaluate what the cell has left pending, if its options say so."""
+        how = next((name for name in ("now", "no_wait", "loop") if getattr(options, name)), None)
+        if how is None:
+            return
+        with self._errors_at_the_cell(), _refusals_as_sentences(f"%%lazy {_AT_THE_END[how]}"):
+            if graph.pending and how == "no_wait":
+                graph.evaluate(backend=options.backend, wait=False).follow()
+            elif graph.pending:
+                graph.evaluate(backend=options.backend)
+            if ended is not None:
+                ended.finish()
 
     def _show_what_was_recorded(
         self, graph: lazy_graph.LazyGraph, options: Any, error: BaseException
@@ -211,6 +234,14 @@ class LazyMagics(Magics):
         namespace = self.shell.user_ns
         exec(body, namespace)
         return None if last is None else eval(last, namespace)
+
+    def _run_in_rounds(self, body: CodeType, last: CodeType | None, ended: Rounds | None) -> Any:
+        """Run a cell whose training loops end rounds; without them it is a part of what records already."""
+        self.shell.user_ns[_ROUNDS] = iter if ended is None else ended.of
+        try:
+            return self._run(body, last)
+        finally:
+            self.shell.user_ns.pop(_ROUNDS, None)
 
     def _begin_traceback_in_cell(self, error: BaseException) -> None:
         """Have IPython show ``error`` as it would without us: the user's lines, and libraries'.

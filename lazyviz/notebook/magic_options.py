@@ -25,6 +25,7 @@ OPTIONS = (
     "--backend",
     "--batch",
     "--device",
+    "--loop",
     "--no-sync",
     "--no-widget",
     "--now",
@@ -50,8 +51,10 @@ def check(options: Any) -> None:
         options.no_widget = options.no_widget or not defaults.widget
         recompute_option(unquoted(options.recompute))
         _check_rank(options)
-        planned_device.resolved(options.device)
+        _, card = planned_device.resolved(options.device)
         find_backend(options.backend)
+        if options.loop:
+            _check_loop(options, is_absent=card is not None)
     except ValueError as error:
         raise UsageError(f"%%lazy: {error}") from None
 
@@ -65,6 +68,29 @@ def _check_rank(options: Any) -> None:
         raise UsageError(f"%%lazy: --world takes the number of ranks, got {world}.")
     if world is not None and not 0 <= rank < world:
         raise UsageError(f"%%lazy: --rank is from 0 to {world - 1} with --world {world}, got {rank}.")
+
+
+def _check_loop(options: Any, *, is_absent: bool) -> None:
+    """``UsageError`` for what cannot be done with the rounds of a loop."""
+    others = {
+        "--now": options.now,
+        "--async": options.no_wait,
+        "--batch": options.batch is not None,
+        "--split": options.split != "off",
+        "--recompute": unquoted(options.recompute) != "off",
+        "--world": options.world is not None,
+        "--assume": bool(options.assume),
+    }
+    if not_with := [name for name, given in others.items() if given]:
+        raise UsageError(
+            f"%%lazy: --loop records and evaluates each round by itself, without {not_with[0]}: "
+            "leave out one of the two."
+        )
+    if is_absent:
+        raise UsageError(
+            f"%%lazy: --loop evaluates each round, which {options.device} cannot, since it is not on this "
+            "machine: leave out --loop to plan the cell."
+        )
 
 
 def check_batch(given: str | None, variables: Mapping[str, Any], code: CodeType) -> None:

@@ -7,11 +7,52 @@ from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Generic, TypeVar
 
 from ...record.tape import tape
+from ..block import LazyBlock
 from ..lazy_graph import LazyGraph, lazy
 from ..planned_device import resolved
 from .run_handle import Run
 
 T = TypeVar("T")
+
+
+class Rounds:
+    """The rounds of loops in a block that is open, each in a graph of its own.
+
+    Attributes:
+        graph: of the latest round that has ended.
+        waited: why that was waited for although ``wait`` is False, if it was.
+    """
+
+    def __init__(self, block: LazyBlock[LazyGraph], wait: bool) -> None:
+        self._block, self._wait = block, wait
+        self.graph: LazyGraph | None = None
+        self.waited: str | None = None
+        self._run: Run | None = None
+
+    def end(self) -> None:
+        """What has been recorded since the last one was a round: it runs while the next is recorded."""
+        if self._block.graph is not None and self._block.graph.nodes:
+            self._block.renew(self.evaluate)
+
+    def evaluate(self, graph: LazyGraph) -> None:
+        self.graph, self._run = graph, None
+        if self._wait:
+            graph.evaluate()
+        else:
+            self._run = graph.evaluate(wait=False)
+            self.waited = self._run.waited
+
+    def finish(self) -> None:
+        """Wait for the latest; raises what has stopped it."""
+        if self._run is not None:
+            self._run.result()
+
+    def of(self, iterable: Iterable[T]) -> Iterator[T]:
+        """The items of ``iterable``, for a loop in the block: each round ends where the next begins."""
+        self.end()
+        for item in unrecorded(iter(iterable)):
+            yield item
+            self.end()
 
 
 class steps(Generic[T]):
@@ -47,10 +88,16 @@ class steps(Generic[T]):
         self, iterable: Iterable[T], *, backend: str | None = None, device: Any = None, wait: bool = False
     ) -> None:
         self._iterable, self._backend, self._device, self._wait = iterable, backend, device, wait
-        self.graph: LazyGraph | None = None
-        self._run: Run | None = None
+        self._ended: Rounds | None = None
         self.rounds = 0
-        self.waited: str | None = None
+
+    @property
+    def graph(self) -> LazyGraph | None:
+        return None if self._ended is None else self._ended.graph
+
+    @property
+    def waited(self) -> str | None:
+        return None if self._ended is None else self._ended.waited
 
     def __len__(self) -> int:
         if not isinstance(self._iterable, Sized):
@@ -60,7 +107,7 @@ class steps(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         items = iter(self._iterable)
         if tape.recording.is_on_this_thread():
-            return _unrecorded(items)
+            return unrecorded(items)
         return self._recorded(items)
 
     def _recorded(self, items: Iterator[T]) -> Iterator[T]:
@@ -71,32 +118,23 @@ class steps(Generic[T]):
                 "record one round in a block of lazyviz.lazy(device=...) to plan it"
             )
         block.begins_in = sys._getframe(1)  # the loop; it is not kept, since it may keep this generator
+        ended = self._ended = Rounds(block, self._wait)
         with block as graph:
             del graph  # others are to come
-            for item in _unrecorded(items):
-                if block.graph is not None and block.graph.nodes:
-                    block.renew(self._evaluate)
+            for item in unrecorded(items):
+                ended.end()
                 yield item
                 self.rounds += 1
             last, block.ends_in = block.graph, sys._getframe(1)
         if last is not None and last.nodes:
-            self._evaluate(last)
-            if self._run is not None:
-                self._run.result()
-
-    def _evaluate(self, graph: LazyGraph) -> None:
-        self.graph, self._run = graph, None
-        if self._wait:
-            graph.evaluate()
-        else:
-            self._run = graph.evaluate(wait=False)
-            self.waited = self._run.waited
+            ended.evaluate(last)
+            ended.finish()
 
     def __repr__(self) -> str:
         return f"<lazyviz.steps: {self.rounds:,} rounds, {self.graph!r}>"
 
 
-def _unrecorded(items: Iterator[T]) -> Iterator[T]:
+def unrecorded(items: Iterator[T]) -> Iterator[T]:
     """``items``, whose own work is not recorded."""
     while True:
         with tape.recording.paused():

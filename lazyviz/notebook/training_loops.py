@@ -1,0 +1,63 @@
+"""The training loops of a cell, for ``%%lazy --loop``: which they are, and the hook in each round."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from IPython.core.error import UsageError
+
+_NO_LOOP = (
+    "%%lazy --loop: the cell itself has no `for` loop. In a function, write "
+    "`for batch in lazyviz.steps(loader):` and leave out --loop."
+)
+_OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_ROUND_ENDS = ("step", "backward")  # methods that a round of a training loop calls, the likeliest first
+
+
+def pass_rounds_through(function: str, tree: ast.Module) -> None:
+    """Pass what the training loops of ``tree`` go over through a function of that name.
+
+    Raises:
+        UsageError: the cell has no ``for`` loop outside of functions.
+    """
+    loops = training_loops(tree)
+    if not loops:
+        raise UsageError(_NO_LOOP)
+    for loop in loops:
+        name = ast.copy_location(ast.Name(function, ast.Load()), loop.iter)
+        loop.iter = ast.copy_location(ast.Call(name, [loop.iter], []), loop.iter)
+
+
+def training_loops(tree: ast.Module) -> list[ast.For]:
+    """The innermost ``for`` loops that take a step, or else that go backward, or else the outermost.
+
+    So epochs around them are no rounds, nor are micro-batches whose gradients one step accumulates.
+    """
+    loops = [node for node in _in_scope(tree) if isinstance(node, ast.For)]
+    for method in _ROUND_ENDS:
+        calling = [loop for loop in loops if _calls(loop, method)]
+        if calling:
+            return [loop for loop in calling if not any(other in calling for other in _inside(loop))]
+    inside = {id(other) for loop in loops for other in _inside(loop)}
+    return [loop for loop in loops if id(loop) not in inside]
+
+
+def _inside(loop: ast.For) -> list[ast.For]:
+    return [node for node in _in_scope(loop) if isinstance(node, ast.For)]
+
+
+def _calls(loop: ast.For, method: str) -> bool:
+    """Whether the loop itself calls a method of that name, of whatever object."""
+    return any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method
+        for node in _in_scope(loop)
+    )
+
+
+def _in_scope(tree: ast.AST) -> Iterator[ast.AST]:
+    """What is below ``tree``, in the order of the text, functions and classes left out."""
+    for child in ast.iter_child_nodes(tree):
+        if not isinstance(child, _OWN_SCOPE):
+            yield child
+            yield from _in_scope(child)
