@@ -10,6 +10,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import torch
@@ -174,7 +175,9 @@ def on_tensor_death(ref: TensorRef, is_ending: Callable[[], bool] = sys.is_final
         if storage.external and storage.uses:
             storage.count_held()
         if storage.graph.lost and Lost.look is not None:
-            Lost.look()
+            # Nothing can leave a weak reference's callback; the thread of a process that ends is told again.
+            with suppress(SystemExit):
+                Lost.look()
 
 
 def note_drop(storage: TrackedStorage) -> None:

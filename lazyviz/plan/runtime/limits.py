@@ -61,6 +61,11 @@ def limits(time: Projection, nodes: Sequence[Node], target: Target) -> list[str]
     lines.append(f"What limits this step: {', '.join(shares)}; {work}.")
     if time.by_bound["launch"] > 0.5 * time.seconds:
         lines.append("  The device waits for Python: fewer and larger ops, or more samples, cost it nothing.")
+    if time.exposed or time.hidden:
+        lines.append(
+            f"  Collectives take {duration(time.exposed + time.hidden)} on the links; kernels wait for "
+            f"{duration(time.exposed)} of it."
+        )
     lines.append("Dearest lines, each with its backward pass:")
     for line, (seconds, _) in list(time.by_line.items())[:LINES]:
         text = line_with_text(line) if line is not None else "(no line)"

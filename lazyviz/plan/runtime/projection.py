@@ -1,7 +1,8 @@
 """Projected seconds of a record: kernels one after another on the device, issued by one thread of Python.
 
-A kernel starts when the one before it is done and the host has issued it; where the device waits for the
-host, that time is the op's, and its bound is ``"launch"``.
+A kernel starts when the one before it is done, the host has issued it and what it takes has come over the
+links; where the device waits for the host, that time is the op's, and its bound is ``"launch"``; where it
+waits for a collective, it is the collective's.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from ...graph.collectives import kind_of
 from ...graph.ir import Bound, Node, SourceLine
 from ..devices.rates import Known
 from ..tables import Table, Tabular
 from .kernels import CALIBRATED, Card, Kernel, kernel_time
+from .streams import Sent, Streams, beside_kernels
 from .work import NOTHING, Work, is_view, total, work_of
 
 RANGE: dict[Known, float] = {"measured": 0.10, "rule": 0.20, "power-limited": 0.35, "calibrated": 0.30}
@@ -24,13 +27,17 @@ UNCOVERED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class OpTime:
-    """Projected time of one op: ``seconds`` with ``waiting`` of them for the host to issue it."""
+    """Projected time of one op: ``seconds`` with ``waiting`` of them for the host to issue it.
+
+    Of a collective ``seconds`` are those that kernels wait for it; ``hidden`` ones pass while kernels run.
+    """
 
     node: Node
     seconds: float
     waiting: float
     bound: Bound
     work: Work
+    hidden: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,16 @@ class Projection(Tabular):
         if not self.peak_flops or not self.seconds:
             return None
         return self.flops / self.seconds / self.peak_flops
+
+    @property
+    def hidden(self) -> float:
+        """Seconds of collectives that pass while kernels run; not in ``seconds``."""
+        return sum(each.hidden for each in self.ops)
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of ``seconds`` during which kernels wait for collectives."""
+        return sum(each.seconds for each in self.ops if kind_of(each.node) is not None)
 
     @cached_property
     def by_bound(self) -> dict[Bound, float]:
@@ -164,9 +181,11 @@ def project(nodes: Sequence[Node], card: Card) -> Projection | None:
     issue = CALIBRATED["issue_seconds"]
     if any(value.device.type == "cuda" for node in nodes for value in node.outputs):
         card = replace(card, host_apart=True)
-    issued = ready = covered = 0.0
+    issued = covered = 0.0
+    streams, beside = Streams(), beside_kernels(nodes)
     unknown: list[Node] = []
     ops: list[OpTime] = []
+    sent: dict[int, Sent] = {}  # by position in `ops`
     by_unit: dict[Known, float] = {}
     for node in nodes:
         kernel = kernel_time(node, card)
@@ -174,20 +193,25 @@ def project(nodes: Sequence[Node], card: Card) -> Projection | None:
         if kernel is None:
             unknown.append(node)
             continue
-        start = max(ready, issued) if kernel.seconds else ready
-        waiting = start - ready
-        ready = start + kernel.seconds
+        if node in beside and kernel.seconds:
+            sent[len(ops)] = streams.send(node, kernel.seconds, issued, beside[node])
+            ops.append(OpTime(node, 0.0, 0.0, kernel.bound, work_of(node)))
+            continue
+        waiting = streams.run(node, kernel.seconds, issued)
         covered += kernel.seconds if kernel.covered else 0.0
         _note(by_unit, kernel, card)
         bound: Bound = "launch" if waiting > kernel.seconds else kernel.bound
         ops.append(OpTime(node, kernel.seconds + waiting, waiting, bound, work_of(node)))
+    seconds = streams.finish()
+    for at, each in sent.items():
+        ops[at] = replace(ops[at], seconds=each.exposed, hidden=each.hidden)
     work = sum(each.work.flops for each in ops)
     if not ops or sum(work_of(node).flops for node in unknown) > work / 10 or (unknown and not work):
         return None
     busy = sum(each.seconds - each.waiting for each in ops)
     known = max(by_unit, key=lambda each: by_unit[each], default=card.rates.known("float32"))
     return Projection(
-        card.name, ready, ops, known, covered / busy if busy else 1.0, unknown, _peak(nodes, card)
+        card.name, seconds, ops, known, covered / busy if busy else 1.0, unknown, _peak(nodes, card)
     )
 
 

@@ -1,0 +1,137 @@
+"""Streams of a card: kernels run one after another, collectives beside them, those of a group in turn.
+
+As NCCL and ``torch.distributed`` do it: a collective has a stream of its group's communicator.  It begins
+once Python has issued it, the group's one before it is over and what it sends is there; kernels go on
+meanwhile, up to the first that takes what it brings.  That both take from the same bandwidth and
+multiprocessors is left out.  FSDP2 copies a layer's shards into the buffer that is gathered on a stream
+beside the kernels', too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ...graph.collectives import collective_of, kind_of
+from ...graph.ir import Node, Storage, Value
+from .work import is_view
+
+
+@dataclass(slots=True)
+class Sent:
+    """A collective: on the links for ``seconds``, until it ``ends``.
+
+    ``exposed`` are the seconds that kernels wait for it, ``hidden`` those of its own in which kernels run.
+    """
+
+    group: str
+    seconds: float
+    ends: float
+    exposed: float = 0.0
+    hidden: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.hidden = self.seconds
+
+
+@dataclass(slots=True)
+class Streams:
+    """Where each stream is, in seconds from the record's begin."""
+
+    kernels: float = 0.0
+    _groups: dict[str, float] = field(default_factory=dict)
+    _there: dict[Storage, float] = field(default_factory=dict)  # when what was last written there is complete
+    _brought: dict[Storage, Sent] = field(default_factory=dict)  # storages that a collective wrote last
+    _sent: list[Sent] = field(default_factory=list)
+
+    def run(self, node: Node, seconds: float, issued: float) -> float:
+        """A kernel of ``seconds``, issued by then; returns how long the card waits for Python."""
+        ready = self.kernels
+        begin = max(ready, issued) if seconds else ready
+        late = self._latest(node.inputs)
+        self.kernels = begin
+        if late is not None and seconds:
+            self._wait(late)
+        self.kernels += seconds
+        if seconds:
+            self._write(node, self.kernels, None)
+        elif late is not None:  # a view of what is on its way, or waiting for it, which no kernel does
+            for storage in _storages(node.outputs):
+                if storage not in self._there:
+                    self._there[storage], self._brought[storage] = late.ends, late
+        return begin - ready
+
+    def send(self, node: Node, seconds: float, issued: float, group: str) -> Sent:
+        """A collective of the group that takes ``seconds`` on the links, or a copy into what it gathers."""
+        inputs = max((self._there.get(each, 0.0) for each in _storages(node.inputs)), default=0.0)
+        begin = max(issued, self._groups.get(group, 0.0), inputs)
+        sent = Sent(group, seconds, begin + seconds)
+        self._groups[group] = sent.ends
+        self._sent.append(sent)
+        self._write(node, sent.ends, sent)
+        return sent
+
+    def finish(self) -> float:
+        """When all of it is over."""
+        last = max(self._sent, key=lambda each: each.ends, default=None)
+        if last is not None:
+            self._wait(last)
+        return self.kernels
+
+    def _wait(self, late: Sent) -> None:
+        """Kernels go on when ``late`` ends; until then they wait for what runs of its group, one by one."""
+        left = late.ends
+        for each in reversed(self._sent):
+            if left <= self.kernels:
+                break
+            if each.group == late.group and each.ends <= left:
+                ended = max(each.ends, self.kernels)
+                late.exposed += left - ended  # until it was issued, or what it sends was there
+                waited = ended - max(each.ends - each.seconds, self.kernels)
+                each.exposed += waited
+                each.hidden = max(each.hidden - waited, 0.0)
+                left = ended - waited
+        late.exposed += max(left - self.kernels, 0.0)
+        self.kernels = max(self.kernels, late.ends)
+
+    def _latest(self, values: Iterable[Value]) -> Sent | None:
+        """Of the collectives that bring ``values`` the last to end."""
+        if not self._sent:
+            return None
+        found = [self._brought[each] for each in _storages(values) if each in self._brought]
+        return max(found, key=lambda each: each.ends, default=None)
+
+    def _write(self, node: Node, time: float, sent: Sent | None) -> None:
+        for storage in {*_storages(node.outputs), *node.writes}:
+            self._there[storage] = time
+            if sent is not None:
+                self._brought[storage] = sent
+            elif self._brought:
+                self._brought.pop(storage, None)
+
+
+def beside_kernels(nodes: Sequence[Node]) -> dict[Node, str]:
+    """The collectives among ``nodes``, and FSDP2's copies into what one gathers, each with its group."""
+    found: dict[Node, str] = {}
+    following: dict[Storage, Node] = {}  # by storage: what touches it next
+    for node in reversed(nodes):
+        collective = collective_of(node)
+        if collective is not None:
+            found[node] = collective.group.name
+        elif kind_of(node) is not None:
+            found[node] = ""
+        elif node.op._schema.name == "aten::_foreach_copy_":
+            gathering = {following.get(storage) for storage in node.writes}
+            if (
+                len(gathering) == 1
+                and (last := gathering.pop()) is not None
+                and kind_of(last) == "all_gather"
+            ):
+                found[node] = found[last]
+        if not is_view(node):
+            following.update(dict.fromkeys({*_storages(node.inputs), *_storages(node.outputs)}, node))
+    return found
+
+
+def _storages(values: Iterable[Value]) -> set[Storage]:
+    return {value.storage for value in values}
