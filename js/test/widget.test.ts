@@ -268,7 +268,11 @@ describe("the widget", () => {
     const chart = root.querySelector('[data-chart="memory"]');
     const width = 1000 - 74 - 14; // of the plot: three points
     chart?.dispatchEvent(new MouseEvent("click", { bubbles: true, clientX: 74 + width * 0.9 }));
-    expect(model.sent).toEqual([{ action: "moment", id: "2" }]);
+    expect(model.sent).toEqual([
+      { action: "track", id: "" },
+      { action: "alive", id: "2" },
+      { action: "moment", id: "2" },
+    ]);
     expect(root.querySelector(".lz-cursor")).not.toBeNull();
     const moment = {
       position: 2,
@@ -313,6 +317,7 @@ describe("the widget", () => {
     expect(model.sent).toEqual([
       { action: "shown", id: "0.0" },
       { action: "largest", id: "" },
+      { action: "track", id: "" },
     ]);
     expect(root.querySelector('input[data-action="batch-size"]')).not.toBeNull();
     const larger: Memory = {

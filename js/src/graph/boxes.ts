@@ -200,7 +200,7 @@ export class BoxDrawing {
     if (open) return;
     const left = box.layer ? EDGE + 8 : 10;
     const tall = box.layer ? 4 : 3;
-    this.#bar?.replaceChildren(...bar(left, height - (box.layer ? 9 : 5), width - left - 12, tall, colours.bar(box)));
+    this.#bar?.replaceChildren(...bar(left, height - (box.layer ? 9 : 5), width - left - 12, tall, colours.bar(box), colours.barNow(box)));
   }
 
   /** Writes its words as there is room for them. */
@@ -228,12 +228,12 @@ export class BoxDrawing {
     // In one row what else there is to say stands at its end.
     const style = box.kind === "op" ? "mono" : "bold";
     const name = lines === 1 ? nameOf(box) : box.label;
-    const aside = rows !== 1 || lines < 2 ? "" : box.kind === "op" ? (this.#number.startsWith("0 B") ? (box.sub.split(" · ").at(-1) ?? "") : this.#number.replace(/ (at peak|allocated|projected)$/, "")) : pill ? box.sub : "";
+    const aside = rows !== 1 || lines < 2 ? "" : box.kind === "op" ? (this.#number.startsWith("0 B") ? (box.sub.split(" · ").at(-1) ?? "") : this.#number.replace(/ (at peak|now|allocated|projected)$/, "")) : pill ? box.sub : "";
     const taken = aside ? aside.length * charWidth(small) + 8 : 0;
     const fitted = lines ? cut(box.given ? `${name} failed` : name, Math.max(room - taken, room * 0.6), size, style) : "";
     this.#put(this.#label, fitted, left, lead, size);
     const used = charWidth(size, style) * fitted.length + 6;
-    if (fitted && box.cls && lines === 2 && room - used > charWidth(size) * box.cls.length) {
+    if (fitted && box.cls && lines === 2 && room - used > charWidth(size, "bold") * box.cls.length) {
       this.#label.append(svg("tspan", { class: "lz-class", dx: 6 }, box.cls));
     }
     const end = width - right;
@@ -276,7 +276,7 @@ export class BoxDrawing {
       const size = Math.min(14 * grow, 50);
       const title = titles ? shorten(box.label + arrow, width - 36, size, "bold") : "";
       this.#put(this.#label, title, 18, lines === 2 ? 13 + size : 10 + size * 0.95, size);
-      const sub = lines === 2 ? shorten(box.sub, width - 28, SUB * grow) : "";
+      const sub = lines === 2 ? cut(box.sub, width - 28, SUB * grow) : "";
       this.#put(this.#sub, sub, 18, 13 + size + SUB * grow * 1.45, SUB * grow);
       return;
     }
@@ -306,18 +306,18 @@ export class BoxDrawing {
   }
 }
 
-/** A bar on its track, its parts side by side. */
-function bar(x: number, y: number, width: number, height: number, parts: readonly Part[]): SVGElement[] {
-  let at = x;
-  return [
-    svg("rect", { class: "lz-track", x, y, width, height, rx: height / 2 }),
-    ...parts.map(([category, share]) => {
+/** A bar on its track, its parts side by side; pale below those of `now`, if there are. */
+function bar(x: number, y: number, width: number, height: number, parts: readonly Part[], now: readonly Part[] | null): SVGElement[] {
+  const row = (of: readonly Part[], style: string): SVGElement[] => {
+    let at = x;
+    return of.map(([category, share]) => {
       const wide = Math.min(share * width, x + width - at);
-      const part = svg("rect", { class: `lz-part lz-cat-${category}`, x: at, y, width: Math.max(wide, 0), height });
+      const part = svg("rect", { class: `lz-part lz-cat-${category}${style}`, x: at, y, width: Math.max(wide, 0), height });
       at += wide;
       return part;
-    }),
-  ];
+    });
+  };
+  return [svg("rect", { class: "lz-track", x, y, width, height, rx: height / 2 }), ...row(parts, now ? " lz-pale" : ""), ...row(now ?? [], "")];
 }
 
 /** A shape with the sizes that do not fit set off. */

@@ -40,24 +40,24 @@ MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 STATIC_CLASS = "lazyviz-static"
 
 CATEGORY_COLORS = {
-    "parameters": "#1f5fe6",
-    "gradients": "#e8124e",
-    "optimizer": "#551a7c",
-    "activations": "#109b5f",
-    "kv_cache": "#0e7490",
-    "inputs": "#195264",
-    "buffers": "#d46207",
-    "temporaries": "#6a5a22",
-    "held": "#80838c",
+    "parameters": "#2f63e0",
+    "gradients": "#d62957",
+    "optimizer": "#4d2187",
+    "activations": "#14a07a",
+    "kv_cache": "#b46cc0",
+    "inputs": "#184c62",
+    "buffers": "#605400",
+    "temporaries": "#d67c05",
+    "held": "#787890",
 }
-PHASE_COLORS = {"forward": "#2f6fb3", "backward": "#b8561c", "optimizer": "#7d4f9e", "other": "#5f6b7a"}
+PHASE_COLORS = {"forward": "#2466ab", "backward": "#a84f12", "optimizer": "#7048a8", "other": "#5f6b7a"}
 ROLE_COLORS = {
-    "parameter": "#1f5fe6",
-    "gradient": "#e8124e",
-    "optimizer": "#551a7c",
-    "buffer": "#d46207",
-    "input": "#195264",
-    "kv_cache": "#0e7490",
+    "parameter": "#2f63e0",
+    "gradient": "#d62957",
+    "optimizer": "#4d2187",
+    "buffer": "#605400",
+    "input": "#184c62",
+    "kv_cache": "#b46cc0",
 }
 _VERDICT_COLORS = {"fits": "#1a7f4b", "too-big": "#c0352b", "unknown": "#5f6b7a"}
 _INK, _MUTED, _FAINT, _CARD, _LINE = "#1d2733", "#5c6874", "#e3e8ee", "#ffffff", "#98a4b1"
