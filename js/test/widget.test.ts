@@ -1,7 +1,7 @@
 import { readFileSync } from "node:fs";
 import { resolve } from "node:path";
 import { beforeEach, describe, expect, it, vi } from "vitest";
-import { shorten } from "../src/page/dom";
+import { cut } from "../src/page/dom";
 import { bytesText } from "../src/strip/memory-chart";
 import type { Batch, GroupData, Memory, SceneData, Syncs } from "../src/model/types";
 import type { Model } from "../src/model/model";
@@ -380,9 +380,9 @@ describe("the widget", () => {
 });
 
 describe("words", () => {
-  it("are shortened in the middle", () => {
-    expect(shorten("transformer.h.0.attn.c_attn", 80, 12)).toMatch(/^tra.*…*c_attn$/);
-    expect(shorten("relu", 80, 12)).toBe("relu");
+  it("are cut at their end", () => {
+    expect(cut("transformer.h.0.attn.c_attn", 80, 12)).toMatch(/^transf.*…$/);
+    expect(cut("relu", 80, 12)).toBe("relu");
   });
 
   it.each([

@@ -73,12 +73,15 @@ export function place(
     right = Math.max(right, at(center, i) + at(width, i) / 2);
   }
   const y = new Array<number>(count).fill(0);
+  // In its layer a result is near its maker, and a tensor from outside near its reader.
+  const [makers, readers] = [new Set(paths.map((path) => path[0])), new Set(paths.map((path) => path.at(-1)))];
+  const share = (i: number): number => (makers.has(i) === readers.has(i) ? 0.5 : Number(makers.has(i) !== flip));
   const tops: number[] = [];
   const bottoms: number[] = [];
   let top = 0;
   for (const layer of flip ? [...layers].reverse() : layers) {
     const tall = layer.reduce((most, i) => Math.max(most, at(height, i)), 0);
-    for (const i of layer) y[i] = top + (tall - at(height, i)) / 2;
+    for (const i of layer) y[i] = top + (tall - at(height, i)) * share(i);
     tops.push(top);
     bottoms.push(top + tall);
     top += tall + LAYER_GAP;

@@ -65,7 +65,7 @@ def layers_of(
 
     ``edges`` and ``order`` are pairs (before, after) with ``before < after``; those of
     ``order`` are not drawn.  A layer holds at most ``widest`` boxes.  The boxes in ``close``
-    (tensors from outside) move down to just above what reads them.
+    (tensors from outside, and what is made of nothing) move down to just above what reads them.
     """
     layer = _assign(count, edges, order, widest, set(close))
     layers: list[list[int]] = [[] for _ in range(max(layer, default=-1) + 1)]
@@ -134,9 +134,13 @@ def _assign(
         after[start].append(end)
     layer = [0] * count
     room: dict[int, int] = {}
+    moved = {box for box in close if not before[box] and after[box]}
+    results = {
+        box for box in range(count) if before[box] and not after[box] and moved.issuperset(before[box])
+    }
     for box in range(count):
-        if box in close and not before[box] and after[box]:
-            continue  # placed once its reader is
+        if box in moved or box in results:
+            continue  # placed once its readers are, or what it is the result of
         at = max((layer[b] + 1 for b in before[box] if b not in close or before[b]), default=0)
         if any(b in close and not before[b] for b in before[box]):
             at = max(at, 1)
@@ -144,9 +148,10 @@ def _assign(
             at += 1
         layer[box] = at
         room[at] = room.get(at, 0) + 1
-    for box in reversed(range(count)):
-        if box in close and not before[box] and after[box]:
-            layer[box] = max(min(layer[a] for a in after[box]) - 1, 0)
+    for box in moved:
+        layer[box] = max(min((layer[a] for a in after[box] if a not in results), default=0) - 1, 0)
+    for box in results:
+        layer[box] = max(layer[b] for b in before[box]) + 1
     return _spread(count, layer, before, widest)
 
 
@@ -246,17 +251,28 @@ def place(layers: Layers, sizes: Sequence[tuple[float, float]], *, flip: bool = 
     left = min((center[i] - width[i] / 2 for i in range(count)), default=0.0)
     right = max((center[i] + width[i] / 2 for i in range(count)), default=0.0)
     y = [0.0] * count
+    share = _shares(layers, count, flip=flip)
     tops, bottoms = [], []
     top = 0.0
     for layer in reversed(layers.layers) if flip else layers.layers:
         tall = max((height[i] for i in layer), default=0.0)
         for i in layer:
-            y[i] = top + (tall - height[i]) / 2
+            y[i] = top + (tall - height[i]) * share[i]
         tops.append(top)
         bottoms.append(top + tall)
         top += tall + LAYER_GAP
     x = [center[i] - width[i] / 2 - left for i in range(count)]
     return Placed(x, y, right - left, max(top - LAYER_GAP, 0.0), tops, bottoms)
+
+
+def _shares(layers: Layers, count: int, *, flip: bool) -> list[float]:
+    """How far down in its layer each box is: results near their maker, tensors near their reader."""
+    makers = {path[0] for path in layers.paths}
+    readers = {path[-1] for path in layers.paths}
+    share = [0.5] * count
+    for box in makers ^ readers:
+        share[box] = float((box in makers) != flip)
+    return share
 
 
 def _settle(

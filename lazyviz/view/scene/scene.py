@@ -118,12 +118,13 @@ class Scene:
         known = self._layers.get(box.id)
         if known is None:
             at = {child: position for position, child in enumerate(box.children)}
+            made = {end for _, end in box.edges}  # of other boxes
             known = self._layers[box.id] = layers_of(
                 len(box.children),
                 [(at[start], at[end]) for start, end in box.edges],
                 [(at[start], at[end]) for start, end in box.order],
                 widest=_widest(box, box.id in self.hierarchy.opened),
-                close=[at[child] for child in box.children if child.kind == "input"],
+                close=[at[child] for child in box.children if child.kind == "input" or child not in made],
             )
         return known
 
